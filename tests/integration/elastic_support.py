@@ -29,6 +29,14 @@ def expect_the_same(folder, name, what, output):
     expect(model_of(folder, name) == model_of(folder, "calm"), f"another model: {what}", output[-20000:])
 
 
+def has_rank(folder, surroundings):
+    """Whether a process of a run has a rank; what waited in reserve has one when it is in a round."""
+    if b"\0LOCKSTEP_WORKER=" in surroundings:
+        return True
+    threads = [(thread / "comm").read_text() for thread in (folder / "task").iterdir()]
+    return "round watch\n" in threads
+
+
 def workers_of(process, reserve=False):
     """The processes that a launcher has started and that have a rank; or those that wait for one."""
     found = []
@@ -37,8 +45,11 @@ def workers_of(process, reserve=False):
             stat = (folder / "stat").read_text()
             if int(stat[stat.rindex(") ") + 2:].split()[1]) != process.pid:
                 continue
-            is_started = b"\0LOCKSTEP_AGENT=" in (folder / "environ").read_bytes()
-            if is_started and ((folder / "comm").read_text() == "reserve\n") == reserve:
+            surroundings = (folder / "environ").read_bytes()
+            if b"\0LOCKSTEP_AGENT=" not in surroundings:
+                continue
+            waits = (folder / "comm").read_text() == "reserve\n"
+            if waits if reserve else has_rank(folder, surroundings) and not waits:
                 found.append(int(folder.name))
         except (OSError, ValueError):
             continue  # it has just ended

@@ -45,6 +45,16 @@ void wait_for_reserve(const fs::path& folder) {
       if (text_of("/proc/" + entry.path().filename().string() + "/comm") == "reserve\n") return;
 }
 
+// Until that many have been there, and the agent has seen the end of each.
+void wait_for_ended(const fs::path& folder, int count) {
+  for (;; std::this_thread::sleep_for(2ms)) {
+    int ended = 0;
+    for (const auto& entry : fs::directory_iterator(folder))
+      ended += fs::exists("/proc/" + entry.path().filename().string()) ? 0 : 1;
+    if (ended >= count) return;
+  }
+}
+
 // FOLDER gets a file named as each process in reserve. Rank 1 of the first round ends when one
 // waits.
 TEST(ReserveProgram, DISABLED_Waits) {
@@ -72,9 +82,7 @@ TEST(ReserveProgram, DISABLED_Waits) {
   if (round == "1") std::_Exit(::testing::Test::HasFailure() ? 9 : 0);
   if (info.rank == 1) {
     if (value_of("MODE") == "waits") wait_for_reserve(folder);
-    if (value_of("MODE") == "fails")
-      while (std::distance(fs::directory_iterator(folder), {}) < 3)
-        std::this_thread::sleep_for(2ms);
+    if (value_of("MODE") == "fails") wait_for_ended(folder, 3);
     ::kill(::getpid(), SIGKILL);
   }
   for (;;) std::this_thread::sleep_for(1s);

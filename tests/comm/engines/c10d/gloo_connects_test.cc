@@ -70,9 +70,8 @@ void wait_until(const std::atomic<bool>& what) {
   while (!what) std::this_thread::sleep_for(1ms);
 }
 
-// Rank 1 has put its address into the store, and does not connect.
-TEST(GlooConnects, NoLongerThanTheRoundLasts) {
-  if (!has_gloo()) GTEST_SKIP() << "no Gloo in this build";
+// Rank 1 has put its address into the store, and does not connect until rank 0 has left.
+void lose_a_rank() {
   const auto below = std::make_shared<MemoryStore>();
   std::atomic<bool> is_stuck = false, may_go_on = false;
   const auto of_0 = std::make_shared<StoreOfRound>(below, [] {});
@@ -83,15 +82,26 @@ TEST(GlooConnects, NoLongerThanTheRoundLasts) {
   const auto connect = [](const std::shared_ptr<Store>& store, int rank) {
     static_cast<void>(make_gloo(store, "world", rank, 2, {}));
   };
-  std::thread lost([&] { EXPECT_THROW(connect(of_1, 1), PeerLost); });
+  std::thread lost([&] {
+    try {
+      connect(of_1, 1);
+    } catch (const Error&) {
+      // It comes late: to a connection that rank 0 has left behind, or to none.
+    }
+  });
   std::thread left([&] { EXPECT_THROW(connect(of_0, 0), PeerLost); });
   wait_until(is_stuck);
   of_0->end();
   left.join();
-  // What rank 0 has left connecting ends, too.
   may_go_on = true;
   of_1->end();
   lost.join();
+}
+
+// Which of two ranks calls the other follows from their addresses: one that calls need not wait.
+TEST(GlooConnects, NoLongerThanTheRoundLasts) {
+  if (!has_gloo()) GTEST_SKIP() << "no Gloo in this build";
+  for (int turn = 0; turn < 5; ++turn) lose_a_rank();
 }
 
 }  // namespace
