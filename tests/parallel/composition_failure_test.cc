@@ -72,7 +72,11 @@ void expect_composed_rank_named(const std::vector<Victim>& victims,
         ADD_FAILURE() << "no error";
       } catch (const Error& error) {
         EXPECT_NE(rank, victim.rank) << error.what();
-        expect_contains(error.what(), "rank ");
+        // "ranks 2, 3 never called": one that waits for the victim elsewhere is named with it.
+        const std::string text = error.what();
+        EXPECT_TRUE(text.find("rank ") != std::string::npos ||
+                    text.find("ranks ") != std::string::npos)
+            << text;
       } catch (const std::runtime_error& error) {
         EXPECT_EQ(rank, victim.rank) << error.what();
       }
