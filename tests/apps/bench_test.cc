@@ -34,6 +34,8 @@ TEST_F(BenchStep, EveryModeIsARowThatTrainsAlike) {
     EXPECT_EQ(row.at("ranks"), 2);
     EXPECT_GT(row.at("min_s"), 0);
     EXPECT_GE(row.at("p50_s"), row.at("min_s"));
+    for (const char* part : {"cpu_forward_s", "cpu_backward_s", "cpu_update_s"})
+      EXPECT_GT(row.at(part), 0) << part;
     EXPECT_GE(row.at("bytes").get<double>(), bytes.at(mode) * parameters);
     // tensor adds its sums in another order.
     EXPECT_NEAR(row.at("losses").at(0), rows.front().at("losses").at(0), 1e-6);

@@ -24,11 +24,19 @@ struct MeasuredMode {
   std::unique_ptr<StepWork> work;
   std::vector<double> seconds = {};
   std::int64_t bytes = 0;
+  // Of this rank, a step each.
+  std::vector<double> forward = {}, backward = {}, update = {};
 };
 
 void take_turn(const Group& world, MeasuredMode& mode, int steps) {
   std::vector<double> own(static_cast<std::size_t>(steps));
-  for (double& seconds : own) seconds = mode.work->step();
+  for (double& seconds : own) {
+    seconds = mode.work->step();
+    const StepParts& parts = mode.work->training().parts();
+    mode.forward.push_back(parts.forward);
+    mode.backward.push_back(parts.backward);
+    mode.update.push_back(parts.update);
+  }
   auto slowest = largest_of_ranks(world, own);
   mode.seconds.insert(mode.seconds.end(), slowest.begin(), slowest.end());
 }
@@ -50,7 +58,7 @@ std::vector<MeasuredMode> modes_of(const StepOptions& options, bool fused, const
 void run_rounds(std::vector<MeasuredMode>& modes, const StepOptions& options, const Group& world) {
   for (MeasuredMode& mode : modes) {
     take_turn(world, mode, 1);  // the first one after the others were made is not like the rest
-    mode.seconds.clear();
+    for (auto* kept : {&mode.seconds, &mode.forward, &mode.backward, &mode.update}) kept->clear();
   }
   for (std::size_t round = 0; round < static_cast<std::size_t>(options.rounds); ++round)
     for (std::size_t i = 0; i < modes.size(); ++i)
@@ -90,6 +98,9 @@ void print_json(const StepOptions& options, const std::string& optimizer, int ra
                              {"p50_s", seconds.p50}, {"p75_s", seconds.p75},
                              {"max_s", seconds.max}, {"steps", mode.seconds.size()},
                              {"bytes", mode.bytes},  {"losses", mode.work->losses()}};
+  row["cpu_forward_s"] = spread_of(mode.forward).p50;
+  row["cpu_backward_s"] = spread_of(mode.backward).p50;
+  row["cpu_update_s"] = spread_of(mode.update).p50;
   print_to(stdout, "{}\n", row.dump());
 }
 
@@ -110,6 +121,11 @@ void print_table(const StepOptions& options, const std::string& optimizer, int r
     print_to(stdout, "{:>12}   {:.6f} {:.6f}\n", format_bytes(mode.bytes),
              mode.work->losses().at(0), mode.work->losses().at(1));
   }
+  print_to(stdout, "{:<18}{:>10}{:>10}{:>10}\n", "cpu of rank 0, p50", "forward", "backward",
+           "update");
+  for (const MeasuredMode& mode : modes)
+    print_to(stdout, "{:<18}{:>10.4f}{:>10.4f}{:>10.4f}\n", mode.name, spread_of(mode.forward).p50,
+             spread_of(mode.backward).p50, spread_of(mode.update).p50);
   print_to(stdout, "\n");
 }
 

@@ -10,6 +10,8 @@
 
 #include <torch/optim/adamw.h>
 
+#include <ctime>
+
 #include <array>
 #include <utility>
 
@@ -30,6 +32,12 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(
 
 constexpr std::array<std::string_view, 8> modes{
     "none", "ddp", "optimizer", "gradients", "full", "full-node-shared", "tensor", "ddp-undivided"};
+
+double thread_seconds() {
+  timespec time{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+}
 
 bool is_ddp(std::string_view mode) { return mode == "ddp" || mode == "ddp-undivided"; }
 
@@ -98,10 +106,18 @@ void Training::zero_grad() {
 }
 
 double Training::step() {
+  double begin = thread_seconds();
+  auto lap = [&] {
+    double now = thread_seconds();
+    return now - std::exchange(begin, now);
+  };
   zero_grad();
   at::Tensor loss = model_.loss(batches_);
+  parts_.forward = lap();
   loss.backward();
+  parts_.backward = lap();
   optimizer_->step();
+  parts_.update = lap();
   return loss.item<double>();
 }
 

@@ -41,6 +41,12 @@ namespace lockstep::apps {
 [[nodiscard]] double expected_bytes(std::string_view mode, int element_bytes, int ranks,
                                     std::int64_t parameters);
 
+// Processor seconds of the thread that makes the step, of one step: what other programs do on the
+// machine counts little there. Reducing gradients is in backward, and so is looking for peers.
+struct StepParts {
+  double forward = 0, backward = 0, update = 0;
+};
+
 class Training {
  public:
   // Collective unless `mode` is none. `fused`: lockstep::optim::AdamW, else torch::optim::AdamW.
@@ -50,6 +56,8 @@ class Training {
 
   // Returns the loss. Gradients are there until the next step().
   double step();
+  // Of the last step.
+  [[nodiscard]] const StepParts& parts() const { return parts_; }
   void zero_grad();
 
   // Parameters, gradients and optimizer state of this rank, by counters: those of the handle, and
@@ -67,6 +75,7 @@ class Training {
 
   BenchModel model_;
   at::Generator batches_;
+  StepParts parts_;
   std::optional<DistributedDataParallel> ddp_;
   std::optional<ShardedModule> sharded_;
   std::optional<TensorParallel> tensor_;
