@@ -149,5 +149,23 @@ TEST_F(SavedCheckpoints, DifferInWhatIsSaid) {
   expect("diff mine mine/model.safetensors", 1, {"expected two checkpoints or two files"});
 }
 
+// All ranks fail together: one says why, and none looks as if it had been lost.
+TEST(FailedSaves, AreOneLineOfAllRanks) {
+  if (!std::filesystem::exists(program("lockstep-train")))
+    GTEST_SKIP() << "lockstep-train was not built";
+  for (const char* how : {"", "--async-save"}) {
+    test::TemporaryFolder folder;
+    std::filesystem::create_directories(folder / "mine" / ".saving.lock");  // cannot be locked
+    const ShellResult run =
+        shell("cd " + folder.path().string() + " && " + LOCKSTEP_PROGRAM_DIR +
+              "/lockstep train mlp --out mine --steps 6 --save-every 2 --eval-every 0 --layers 2 "
+              "--width 8 --threads 1 --ranks 2 " +
+              how + " 2>&1 | grep -v ^step");
+    EXPECT_EQ(test::count_lines(run.output), 1) << how << "\n" << run.output;
+    EXPECT_NE(run.output.find("mine/.saving.lock: Is a directory"), std::string::npos)
+        << run.output;
+  }
+}
+
 }  // namespace
 }  // namespace lockstep
