@@ -40,6 +40,10 @@
 
 #pragma GCC visibility push(default)
 
+namespace torch::nn {
+class Module;
+}
+
 namespace lockstep {
 
 class SlotGradients {
