@@ -154,8 +154,10 @@ INSTANTIATE_TEST_SUITE_P(Engines, LibraryThreads, testing::ValuesIn(engines_of_f
 TEST(ShmLifecycle, MemoryThatARankNeverCameForIsFreeAgain) {
   auto store = std::make_shared<MemoryStore>();
   auto join = [&](int rank) {
-    return Group(shm::make(store, rank, 2, {.timeout = 20s, .arena_bytes = 256 << 20}), "world",
-                 20s);
+    // No tensors there: children that other tests fork could then have none in theirs.
+    return Group(
+        shm::make(store, rank, 2, {.timeout = 20s, .arena_bytes = 256 << 20, .has_tensors = false}),
+        "world", 20s);
   };
   std::thread rank_1([&] {
     auto world = join(1);

@@ -287,7 +287,8 @@ std::shared_ptr<Backend> make(std::shared_ptr<Store> store, int rank, int size,
   // In the arena a sanitizer would not see that a tensor is used after it has gone.
   bool has_tensors = options.has_tensors.value_or(
       environment::flag("LOCKSTEP_ARENA_TENSORS").value_or(!sys::malloc_is_watched));
-  std::size_t for_tensors = has_tensors ? bytes_for_tensors(bytes, size) : 0;
+  std::size_t for_tensors =
+      has_tensors && ArenaTensors::are_possible() ? bytes_for_tensors(bytes, size) : 0;
   auto ends = std::make_shared<Ends>(std::move(store), rank, size,
                                      EndpointOptions{.timeout = options.timeout,
                                                      .join_timeout = options.join_timeout,

@@ -69,6 +69,8 @@ class TensorAllocator final : public c10::Allocator {
     default_copy_data(to, from, bytes);
   }
 
+  [[nodiscard]] bool serves_here() const { return !process_.is_copy_of_parent(); }
+
   // False: another arena serves.
   bool begin(std::shared_ptr<Arena> arena, std::size_t most, ArenaTensors::Pages pages) {
     // No arena serves there, and a thread of the parent may have had the mutex when it forked.
@@ -220,6 +222,8 @@ ArenaTensors::ArenaTensors(const std::shared_ptr<Arena>& arena, std::size_t most
     : serves_(TensorAllocator::of_process().begin(arena, most_bytes, pages)) {
   if (serves_) arena->keep_from_children();
 }
+
+bool ArenaTensors::are_possible() { return TensorAllocator::of_process().serves_here(); }
 
 ArenaTensors::~ArenaTensors() {
   if (serves_) TensorAllocator::of_process().end();

@@ -38,6 +38,8 @@ class ArenaTensors {
   ArenaTensors(const std::shared_ptr<Arena>& arena, std::size_t most_bytes,
                Pages pages = Pages::when_touched);
   ~ArenaTensors();
+  // Whether this process can have any: not a forked child of one that has had some.
+  [[nodiscard]] static bool are_possible();
   ArenaTensors(const ArenaTensors&) = delete;
   ArenaTensors& operator=(const ArenaTensors&) = delete;
 
