@@ -31,7 +31,8 @@
 namespace lockstep::optim {
 
 // Memory that all ranks map. The group's first rank alone writes what is there at the beginning.
-// Who writes there past the optimizer does so once for each rank, so that is found out.
+// A write there by other code than the optimizer would be applied once for each rank: is_written()
+// detects it.
 class SharedState final : public StateMemory {
  public:
   explicit SharedState(Group group) : group_(std::move(group)) {}

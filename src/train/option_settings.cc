@@ -127,8 +127,7 @@ void declare_looks(Settings& settings, Options& o, bool makes_samples) {
                o.sample_every);
 }
 
-void declare_division(Settings& settings, Options& o) {
-  const std::vector<std::string> dtypes{"fp32", "bf16", "fp16"};
+void declare_mesh(Settings& settings, Options& o) {
   settings.add({.name = "shard",
                 .help = "what ranks divide between them: none, optimizer, gradients (and "
                         "optimizer) or full",
@@ -161,6 +160,10 @@ void declare_division(Settings& settings, Options& o) {
                 .help = "activations of every nth block are computed again in backward; 0: none",
                 .most = 10'000},
                o.checkpoint_every);
+}
+
+void declare_division(Settings& settings, Options& o) {
+  const std::vector<std::string> dtypes{"fp32", "bf16", "fp16"};
   settings.add({.name = "precision",
                 .help = "with --shard: what is computed with, beside parameters in fp32: fp32, "
                         "bf16 or fp16 (with a loss scale)",
@@ -322,6 +325,7 @@ void declare_options(Settings& settings, Options& options, const Task& task) {
   declare_looks(settings, options, task.makes_samples());
   declare_strategy(settings, options);
   declare_communication(settings, options);
+  declare_mesh(settings, options);
   declare_division(settings, options);
   declare_elastic(settings, options);
   declare_processes(settings, options);

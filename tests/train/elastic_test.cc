@@ -115,6 +115,21 @@ void wait_for_rows(const RunSetup& options, std::int64_t rows) {
     std::this_thread::sleep_for(2ms);
 }
 
+// Of four ranks one is killed and replaced; when metrics.jsonl has `second` rows two are killed, and
+// two ranks train until it has `last`.
+void kill_and_shrink(SmallAgent& agent, const RunSetup& run, std::int64_t second,
+                     std::int64_t last) {
+  agent.begin_round(4);
+  wait_for_rows(run, 5);
+  agent.kill(1);
+  agent.begin_round(4);
+  wait_for_rows(run, second);
+  agent.kill(0);
+  agent.kill(3);
+  agent.begin_round(2);
+  wait_for_rows(run, last);
+}
+
 TEST(ElasticRun, ThatIsKilledShrunkAndGrownEndsWithTheBytesOfAnUndisturbedOne) {
   const test::TemporaryFolder folder;
   RunSetup options = tiny_gpt(folder);
@@ -127,15 +142,7 @@ TEST(ElasticRun, ThatIsKilledShrunkAndGrownEndsWithTheBytesOfAnUndisturbedOne) {
   run(4, undisturbed);
   const RunSetup disturbed = elastic_setup(options, "disturbed");
   SmallAgent agent([&] { return train_worker(disturbed); });
-  agent.begin_round(4);
-  wait_for_rows(disturbed, 5);
-  agent.kill(1);
-  agent.begin_round(4);
-  wait_for_rows(disturbed, 15);
-  agent.kill(0);
-  agent.kill(3);
-  agent.begin_round(2);
-  wait_for_rows(disturbed, 30);
+  kill_and_shrink(agent, disturbed, 15, 30);
   agent.begin_round(5, "nodes join");
   wait_for_rows(disturbed, 45);
   agent.kill(2);
@@ -161,15 +168,7 @@ TEST(ElasticShards, ThatAreKilledShrunkAndGrownEndWithTheBytesOfAnUndisturbedRun
   options.shard = "full";
   const RunSetup disturbed = elastic_setup(options, "disturbed");
   SmallAgent agent([&] { return train_worker(disturbed); });
-  agent.begin_round(4);
-  wait_for_rows(disturbed, 5);
-  agent.kill(1);
-  agent.begin_round(4);
-  wait_for_rows(disturbed, 12);
-  agent.kill(0);
-  agent.kill(3);
-  agent.begin_round(2);
-  wait_for_rows(disturbed, 20);
+  kill_and_shrink(agent, disturbed, 12, 20);
   agent.begin_round(3, "nodes join");
   EXPECT_EQ(agent.wait(), (std::vector<int>{0, 0, 0}));
   expect_same_run(undisturbed, disturbed);

@@ -19,7 +19,7 @@ using Hold = std::shared_ptr<const void>;
 
 void let_go(void* hold) { const std::unique_ptr<Hold> last(static_cast<Hold*>(hold)); }
 
-// Gets memory of its own before somebody may write to it. Not as the last one that has it, either:
+// Copies to memory of its own before the first write, even when it holds the last reference:
 // it is a peer's.
 class BorrowedStorage final : public c10::StorageImpl {
  public:

@@ -76,7 +76,7 @@ class Loans {
   // Of a handle that the borrower was never told.
   void give_up(std::uint64_t handle);
 
-  // Gives back what is over.
+  // Frees the memory of loans that are over.
   void sweep();
   // How many are not over, as far as is known.
   [[nodiscard]] std::size_t count();
