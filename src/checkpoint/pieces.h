@@ -12,9 +12,9 @@ namespace lockstep::checkpoint {
 [[nodiscard]] std::size_t piece_workers();
 
 // Calls work(worker, begin, end) for pieces of 0 to `bytes`, each of `most` bytes or, the last one,
-// fewer. A thread that has finished a piece takes the next one; `worker`, below piece_workers(), is never in
-// two calls at once. Blocks until all is done, or throws what a call throws, when no other call is
-// under way any more.
+// fewer. A thread that has finished a piece takes the next one; `worker`, below piece_workers(), is
+// never in two calls at once. Blocks until all is done, or throws what a call throws, when no other
+// call is under way any more.
 void for_each_piece(
     std::uint64_t bytes, std::uint64_t most,
     const std::function<void(std::size_t worker, std::uint64_t begin, std::uint64_t end)>& work);

@@ -115,8 +115,8 @@ void wait_for_rows(const RunSetup& options, std::int64_t rows) {
     std::this_thread::sleep_for(2ms);
 }
 
-// Of four ranks one is killed and replaced; when metrics.jsonl has `second` rows two are killed, and
-// two ranks train until it has `last`.
+// Of four ranks one is killed and replaced; when metrics.jsonl has `second` rows two are killed,
+// and two ranks train until it has `last`.
 void kill_and_shrink(SmallAgent& agent, const RunSetup& run, std::int64_t second,
                      std::int64_t last) {
   agent.begin_round(4);

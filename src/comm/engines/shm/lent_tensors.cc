@@ -19,8 +19,8 @@ using Hold = std::shared_ptr<const void>;
 
 void let_go(void* hold) { const std::unique_ptr<Hold> last(static_cast<Hold*>(hold)); }
 
-// Copies to memory of its own before the first write, even when it holds the last reference:
-// it is a peer's.
+// Copies to memory of its own before the first write, even when it holds the last reference: the
+// memory belongs to a peer.
 class BorrowedStorage final : public c10::StorageImpl {
  public:
   BorrowedStorage(std::size_t bytes, c10::DataPtr data)
