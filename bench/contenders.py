@@ -174,6 +174,14 @@ def in_turn(contenders, rounds):
             yield contenders[(i + turn) % len(contenders)]
 
 
+def products_of(contenders):
+    """Which library multiplies in ours; PyTorch's has MKL, as its users have."""
+    for one in contenders:
+        if "products" in one.ready[0]:
+            return f"; products of ours by {one.ready[0]['products']}"
+    return ""
+
+
 class Steps:
     """Ranks that make as many steps as they are told and say how long each took: a step counts as long as the rank
     that took longest for it."""

@@ -32,6 +32,23 @@ WAYS = {
     "diloco-int8": "--ranks {ranks} --diloco 20 --diloco-int8 --diloco-fragments 2",
     "sync-batch-norm": "--ranks {ranks} --sync-batch-norm",
 }
+NAMES = {
+    "one": "one rank, all rows of a batch",
+    "ddp": "`DistributedDataParallel`",
+    "dp": "`DataParallel`",
+    "ps-synchronous": "parameter server, synchronous",
+    "ps-stale": "stale-synchronous, bound 4",
+    "ps-asynchronous": "asynchronous",
+    "bf16": "hook `bf16`",
+    "fp16": "hook `fp16`",
+    "powersgd": "hook `powersgd:2`",
+    "bf16-powersgd": "hook `bf16+powersgd:2`",
+    "local-sgd": "local SGD, every 8 steps",
+    "post-local-sgd": "the same after a third of the steps",
+    "diloco": "DiLoCo, every 20 steps",
+    "diloco-int8": "DiLoCo, int8, 2 fragments",
+    "sync-batch-norm": "DDP with SyncBatchNorm",
+}
 ONLY_CIFAR = {"sync-batch-norm"}
 # As many times as many updates, and the learning rate divided by that.
 UPDATE_FOR_EACH_GRADIENT = {"ps-stale", "ps-asynchronous"}
@@ -85,6 +102,20 @@ def table_of(task, rows, options):
     return "\n".join(lines)
 
 
+# As docs/data_parallel.md has it, to be put in its place.
+def markdown_of(task, rows, options):
+    ddp = next((row for row in rows if row["way"] == "ddp"), None)
+    lines = ["| `--ways` | | accuracy | val_loss | bytes / ddp | time / ddp |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        share = f"{row['bytes'] / ddp['bytes']:.3g}" if ddp and row["bytes"] else ""
+        time = f"{row['seconds'] / ddp['seconds']:.2f}" if ddp else ""
+        cells = [row["way"], NAMES[row["way"]], f"{row['accuracy']:.4f}", f"{row['val_loss']:.3f}", share, time]
+        lines.append("| " + " | ".join(cells) + " |")
+    if ddp:
+        lines.append(f"\n`ddp` of {task}: {ddp['bytes']:,} bytes a rank, {ddp['seconds']:.1f} s.")
+    return "\n".join(lines)
+
+
 def compare(options, judgements):
     tasks = [task for task in TASKS if getattr(options, task)]
     if not tasks:
@@ -100,12 +131,13 @@ def compare(options, judgements):
                     row = {"bench": "family", "task": task, "ranks": options.ranks, **rows[-1]}
                     print(json.dumps(row), flush=True)
             if not options.json:
-                print(table_of(task, rows, options), flush=True)
+                print((markdown_of if options.markdown else table_of)(task, rows, options), flush=True)
 
 
 def add_options(parser):
     parser.add_argument("--mnist", type=pathlib.Path, metavar="FOLDER", help="the four IDX files")
     parser.add_argument("--cifar", type=pathlib.Path, metavar="FOLDER", help="CIFAR-10's binary files")
     parser.add_argument("--ranks", type=number(1, 16), default=2, help="2 when not given")
+    parser.add_argument("--markdown", action="store_true", help="the table as docs/data_parallel.md has it")
     parser.add_argument("--steps", type=number(1, 10**6), help="1000 of mnist, 3 epochs of cifar when not given")
     parser.add_argument("--ways", type=words(list(WAYS)), default=list(WAYS), help="some of: " + ",".join(WAYS))

@@ -6,7 +6,7 @@ simulated` is the time from a rank's first action to its last, of the rank where
 
 import json
 
-from contenders import Failed, Ranks, Steps, our_malloc
+from contenders import Failed, Ranks, Steps, our_malloc, products_of
 from figures import quotients, spread_of
 from option_types import number, words
 from peers_found import find_python, peer_command
@@ -98,6 +98,7 @@ def print_json(options, contenders):
         row |= {size: getattr(options, size) for size in USUAL_SIZES}
         row |= {"min_s": seconds.min, "p50_s": seconds.p50, "max_s": seconds.max, "losses": one.losses}
         row |= {"round_means_s": one.by_round, "real_of_simulated": one.real_of_simulated}
+        row |= {"products": one.ready[0].get("products")}
         print(json.dumps(row), flush=True)
 
 
@@ -105,7 +106,7 @@ def print_table(options, contenders):
     print(
         f"pipeline: {options.depth} layers of {options.width} x {options.width} on {options.ranks} ranks, "
         f"{options.micro_batches} micro-batches of {options.rows} rows, SGD, threads={options.threads}, "
-        f"rounds={options.rounds} of {options.steps} steps each"
+        f"rounds={options.rounds} of {options.steps} steps each{products_of(contenders)}"
     )
     print(f"{'seconds':<20}{'min':>10}{'p50':>10}{'max':>10}   real / simulated")
     for one in contenders:

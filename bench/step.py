@@ -3,7 +3,7 @@
 import dataclasses
 import json
 
-from contenders import Failed, Ranks, Steps, our_malloc
+from contenders import Failed, Ranks, Steps, our_malloc, products_of
 from figures import as_bytes, quotients, spread_of
 from option_types import model_size, number, words
 from peers_found import find_python, peer_command
@@ -105,7 +105,8 @@ def print_table(options, optimizer, contenders):
     width, depth = size_of(options, options.model)
     print(
         f"step: model={options.model} {width}x{depth} ranks={options.ranks} threads={options.threads} "
-        f"rounds={options.rounds} of {options.steps} steps each\nAdamW, {optimizer}: {OPTIMIZERS[optimizer]}"
+        f"rounds={options.rounds} of {options.steps} steps each{products_of(contenders)}\n"
+        f"AdamW, {optimizer}: {OPTIMIZERS[optimizer]}"
     )
     print(f"{'seconds':<32}{'min':>10}{'p25':>10}{'p50':>10}{'p75':>10}{'max':>10}{'bytes':>12}   first losses")
     for contender in contenders:
@@ -151,6 +152,7 @@ def print_json(options, optimizer, contenders):
                     "steps": len(contender.seconds),
                     "round_means_s": contender.by_round,
                     "losses": contender.losses,
+                    "products": contender.ready[0].get("products"),
                     "width": width,
                     "depth": depth,
                 }

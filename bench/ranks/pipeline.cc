@@ -6,6 +6,7 @@
 #include "serve.h"
 
 #include "apps/program.h"
+#include "matmul/matmul.h"
 
 #include <lockstep/comm/init.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
@@ -121,13 +122,14 @@ int serve_pipelines(const Words& words) {
   Group world = init();
   at::set_num_threads(threads);
   PipelineWork work(sizes, world);
-  serve(std::cin, std::cout, {{"ready", true}}, [&](const std::string& line) {
-    auto found = seconds_of_steps(line, [&] { return work.seconds(); });
-    found["losses"] = {work.loss()};
-    found["measured"] = work.measured();
-    found["promised"] = work.promised();
-    return found;
-  });
+  serve(std::cin, std::cout, {{"ready", true}, {"products", matmul::library()}},
+        [&](const std::string& line) {
+          auto found = seconds_of_steps(line, [&] { return work.seconds(); });
+          found["losses"] = {work.loss()};
+          found["measured"] = work.measured();
+          found["promised"] = work.promised();
+          return found;
+        });
   return 0;
 }
 

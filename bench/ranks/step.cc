@@ -4,6 +4,7 @@
 
 #include "apps/bench/step/work.h"
 #include "apps/program.h"
+#include "matmul/matmul.h"
 
 #include <lockstep/comm/init.h>
 
@@ -27,7 +28,8 @@ int serve_steps(const Words& words) {
   Group world = init();
   at::set_num_threads(threads);
   apps::StepWork work(told, world);
-  serve(std::cin, std::cout, {{"ready", true}, {"fused", work.training().is_fused()}},
+  serve(std::cin, std::cout,
+        {{"ready", true}, {"fused", work.training().is_fused()}, {"products", matmul::library()}},
         [&](const std::string& line) {
           auto found = seconds_of_steps(line, [&] { return work.step(); });
           found["losses"] = work.losses();

@@ -77,7 +77,7 @@ struct AsyncSaver::State {
     if (wanted <= room) return;
     snapshot.reset();
     room = 0;
-    snapshot = sys::private_pages(wanted);
+    snapshot = sys::private_pages(wanted, sys::PageSize::huge);
     room = wanted;
   }
 

@@ -8,10 +8,22 @@
 
 namespace lockstep::checkpoint {
 
-std::uint32_t crc32_of(std::span<const std::byte> bytes, std::uint32_t before) {
+namespace {
+
+const Crc32Kernel& fastest_kernel() {
   static const Crc32Kernel& fastest = *std::ranges::find_if(
       crc32_kernels(), [](const auto& kernel) { return kernel.is_available(); });
-  return crc32_by(fastest, bytes, before);
+  return fastest;
+}
+
+}  // namespace
+
+std::uint32_t crc32_of(std::span<const std::byte> bytes, std::uint32_t before) {
+  return crc32_by(fastest_kernel(), bytes, before);
+}
+
+std::uint32_t crc32_of_copied(std::span<std::byte> to, std::span<const std::byte> from) {
+  return crc32_copied_by(fastest_kernel(), to, from, 0);
 }
 
 // crc(a + b) = shift(crc(a), length of b) ^ crc(b), and shift(c, n) is what zlib calls combining

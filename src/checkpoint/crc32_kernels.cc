@@ -1,5 +1,7 @@
 #include "checkpoint/crc32_kernels.h"
 
+#include "sys/streaming_copy.h"
+
 #include <zlib.h>
 
 #ifdef __x86_64__
@@ -7,6 +9,7 @@
 #endif
 
 #include <array>
+#include <cstring>
 
 namespace lockstep::checkpoint {
 namespace {
@@ -95,35 +98,51 @@ constexpr std::size_t sixteen_lanes = 16 * lane_bytes;
 
 LOCKSTEP_WIDE __m512i lanes_at(const std::byte* place) { return _mm512_loadu_si512(place); }
 
-LOCKSTEP_WIDE __m512i moved_onto(__m512i lanes, __m512i by, const std::byte* place) {
+LOCKSTEP_WIDE __m512i moved_onto(__m512i lanes, __m512i by, __m512i next) {
   constexpr int exclusive_or_of_three = 0x96;
   return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(lanes, by, 0x00),
-                                   _mm512_clmulepi64_epi128(lanes, by, 0x11), lanes_at(place),
+                                   _mm512_clmulepi64_epi128(lanes, by, 0x11), next,
                                    exclusive_or_of_three);
 }
 
-LOCKSTEP_WIDE std::uint32_t by_sixteen_lanes(std::span<const std::byte> bytes,
-                                             std::uint32_t before) {
+// What stands at `place`; copied to a line of its own where it is to be.
+template <bool copies>
+LOCKSTEP_WIDE __m512i taken(const std::byte* place, std::byte* to) {
+  const __m512i lanes = lanes_at(place);
+  if constexpr (copies) _mm512_stream_si512(reinterpret_cast<__m512i*>(to), lanes);
+  return lanes;
+}
+
+template <bool copies>
+LOCKSTEP_WIDE std::uint32_t sum_wide(std::span<const std::byte> bytes, std::uint32_t before,
+                                     std::byte* to) {
   constexpr auto by_round = moving_by(8 * sixteen_lanes);
   const auto low = static_cast<long long>(by_round[0]), high = static_cast<long long>(by_round[1]);
   const __m512i round = _mm512_set4_epi64(high, low, high, low);
-  const std::byte* place = bytes.data();
-  const std::byte* const end = place + bytes.size();
-  __m512i a = _mm512_xor_si512(
-      lanes_at(place), _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(~before))));
-  __m512i b = lanes_at(place + 64), c = lanes_at(place + 128), d = lanes_at(place + 192);
-  for (place += sixteen_lanes; place != end; place += sixteen_lanes) {
-    a = moved_onto(a, round, place);
-    b = moved_onto(b, round, place + 64);
-    c = moved_onto(c, round, place + 128);
-    d = moved_onto(d, round, place + 192);
+  const std::byte* const from = bytes.data();
+  const auto at = [&](std::size_t place) LOCKSTEP_WIDE {
+    return taken<copies>(from + place, copies ? to + place : nullptr);
+  };
+  __m512i a =
+      _mm512_xor_si512(at(0), _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(~before))));
+  __m512i b = at(64), c = at(128), d = at(192);
+  for (std::size_t place = sixteen_lanes; place != bytes.size(); place += sixteen_lanes) {
+    a = moved_onto(a, round, at(place));
+    b = moved_onto(b, round, at(place + 64));
+    c = moved_onto(c, round, at(place + 128));
+    d = moved_onto(d, round, at(place + 192));
   }
+  if constexpr (copies) _mm_sfence();  // such writes come in no order with others
   std::array<std::byte, sixteen_lanes> lanes{};
   _mm512_storeu_si512(lanes.data(), a);
   _mm512_storeu_si512(lanes.data() + 64, b);
   _mm512_storeu_si512(lanes.data() + 128, c);
   _mm512_storeu_si512(lanes.data() + 192, d);
   return of_lanes(lanes.data(), 16);
+}
+
+std::uint32_t by_sixteen_lanes(std::span<const std::byte> bytes, std::uint32_t before) {
+  return sum_wide</*copies=*/false>(bytes, before, nullptr);
 }
 
 bool has_wide_lanes() {
@@ -139,7 +158,8 @@ bool always() { return true; }
 
 constexpr std::array kernels{
 #ifdef __x86_64__
-    Crc32Kernel{"sixteen lanes (VPCLMULQDQ)", has_wide_lanes, sixteen_lanes, by_sixteen_lanes},
+    Crc32Kernel{"sixteen lanes (VPCLMULQDQ)", has_wide_lanes, sixteen_lanes, by_sixteen_lanes,
+                sum_wide</*copies=*/true>},
     Crc32Kernel{"four lanes (PCLMULQDQ)", has_lanes, four_lanes, by_four_lanes},
 #endif
     Crc32Kernel{"tables (zlib)", always, 1, by_zlib}};
@@ -155,6 +175,21 @@ std::uint32_t crc32_by(const Crc32Kernel& kernel, std::span<const std::byte> byt
   const std::size_t whole = bytes.size() / kernel.round_bytes * kernel.round_bytes;
   if (whole != 0) before = kernel.of(bytes.first(whole), before);
   return whole == bytes.size() ? before : by_zlib(bytes.subspan(whole), before);
+}
+
+std::uint32_t crc32_copied_by(const Crc32Kernel& kernel, std::span<std::byte> to,
+                              std::span<const std::byte> from, std::uint32_t before) {
+  constexpr std::size_t line_bytes = 64;
+  const bool begins_line = reinterpret_cast<std::uintptr_t>(to.data()) % line_bytes == 0;
+  if (kernel.of_copied == nullptr || !begins_line || from.size() < kernel.round_bytes) {
+    sys::streaming_copy(to, from);
+    return crc32_by(kernel, from, before);
+  }
+  const std::size_t whole = from.size() / kernel.round_bytes * kernel.round_bytes;
+  before = kernel.of_copied(from.first(whole), before, to.data());
+  if (whole == from.size()) return before;
+  std::memcpy(to.data() + whole, from.data() + whole, from.size() - whole);
+  return by_zlib(from.subspan(whole), before);
 }
 
 }  // namespace lockstep::checkpoint

@@ -16,6 +16,10 @@ struct Crc32Kernel {
   std::size_t round_bytes;
   // Of `bytes` behind others whose checksum was `before`.
   std::uint32_t (*of)(std::span<const std::byte> bytes, std::uint32_t before);
+  // The same, and copies them past the caches to the beginning of a line of 64 bytes; null where
+  // this is not one loop.
+  std::uint32_t (*of_copied)(std::span<const std::byte> bytes, std::uint32_t before,
+                             std::byte* to) = nullptr;
 };
 
 // The last is zlib's, which works by tables and on every processor.
@@ -24,5 +28,8 @@ struct Crc32Kernel {
 // Of bytes of any length.
 [[nodiscard]] std::uint32_t crc32_by(const Crc32Kernel& kernel, std::span<const std::byte> bytes,
                                      std::uint32_t before);
+// Of bytes of any length, which it copies to any place.
+std::uint32_t crc32_copied_by(const Crc32Kernel& kernel, std::span<std::byte> to,
+                              std::span<const std::byte> from, std::uint32_t before);
 
 }  // namespace lockstep::checkpoint

@@ -28,6 +28,7 @@ struct PartDescription {
 struct FilePart {
   PartDescription what;
   std::function<at::Tensor()> values;
+  bool goes_with_the_next = false;  // the values are used before those of another part are asked
 };
 
 // One that is to be read into such a tensor.

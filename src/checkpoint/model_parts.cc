@@ -5,6 +5,7 @@
 #include "checkpoint/own_tensors.h"
 #include "checkpoint/part_exchange.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
@@ -41,6 +42,11 @@ void check_entry(const NamedPart& part, const std::string& name, const TensorEnt
               listed(part.slice.sizes, ", "), listed(entry.shape, ", "));
   check_input(entry.dtype == part.tensor.scalar_type(), "{}: expected dtype {}, found {}",
               visible(name), c10::toString(part.tensor.scalar_type()), c10::toString(entry.dtype));
+  check_input(
+      at::has_internal_overlap(part.tensor) != at::MemOverlap::Yes,
+      "loading a model: {}: expected a tensor whose elements have places of their own, found "
+      "an expanded one: make it with clone()",
+      visible(name));
 }
 
 // The names that the file has for a part, at least one.

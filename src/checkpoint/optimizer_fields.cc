@@ -6,6 +6,8 @@
 
 #include "checkpoint/optimizer_state.h"
 
+#include <lockstep/optim/gradient_transform.h>
+
 #include <ATen/ops/scalar_tensor.h>
 #include <c10/util/Type.h>
 
@@ -126,8 +128,11 @@ const OptimizerOptions* GroupOptions::find(const at::Tensor& parameter) const {
   return found == options_.end() ? nullptr : found->second;
 }
 
-StateFields fields_of(const OptimizerParamState& state) {
-  if (auto* ours = dynamic_cast<const optim::ExtraState*>(&state)) return ours->plain_fields();
+StateFields fields_of(const Optimizer& optimizer, const OptimizerParamState& state) {
+  // A state of ours may be LibTorch's optimizer's, too: make_state() makes no others.
+  const bool is_ours = dynamic_cast<const optim::TransformsGradients*>(&optimizer) != nullptr;
+  if (auto* ours = dynamic_cast<const optim::ExtraState*>(&state); ours != nullptr && is_ours)
+    return ours->plain_fields();
   StateFields fields;
   // The tensors are only looked at.
   for (const optim::StateField& field : optim::fields_of(const_cast<OptimizerParamState&>(state)))

@@ -30,9 +30,11 @@ class GroupOptions {
   std::unordered_map<const void*, const torch::optim::OptimizerOptions*> options_;
 };
 
-// In the plain form: float32, or the parameter's dtype. Shares memory with the state where that is
-// plain already.
-[[nodiscard]] StateFields fields_of(const torch::optim::OptimizerParamState& state);
+// Of lockstep::optim's optimizers in the plain form: float32, or the parameter's dtype. Of
+// LibTorch's as they are: what these keep in 16 bits they go on with. Shares memory with the state
+// where that has this form already.
+[[nodiscard]] StateFields fields_of(const torch::optim::Optimizer& optimizer,
+                                    const torch::optim::OptimizerParamState& state);
 
 // What the checkpoint says of a field, before its values are read.
 struct FieldShape {

@@ -5,6 +5,7 @@
 #include "checkpoint/optimizer_fields.h"
 #include "checkpoint/optimizer_state.h"
 #include "checkpoint/part_exchange.h"
+#include "optim/state_tensors.h"
 #include "sys/topology.h"
 
 #include <lockstep/comm/together.h>
@@ -47,7 +48,7 @@ class LatestFields {
     fields_.clear();
     key_ = key;
     auto state = optimizer_.state().find(key);
-    if (state != optimizer_.state().end()) fields_ = fields_of(*state->second);
+    if (state != optimizer_.state().end()) fields_ = fields_of(optimizer_, *state->second);
     return fields_;
   }
 
@@ -88,12 +89,13 @@ std::vector<FilePart> optimizer_parts(const torch::optim::Optimizer& optimizer,
   std::vector<FilePart> parts;
   for (const NamedPart& parameter : parameters)
     for (const auto& [field, value] : latest->of(parameter.tensor))
-      parts.push_back({.what = {.name = optimizer_key(parameter.name, field),
-                                .dtype = value.scalar_type(),
-                                .slice = slice_of(field, parameter)},
-                       .values = [latest, tensor = parameter.tensor, name = field] {
-                         return dispatch::values_of(latest->of(tensor).at(name));
-                       }});
+      parts.push_back(
+          {.what = {.name = optimizer_key(parameter.name, field),
+                    .dtype = value.scalar_type(),
+                    .slice = slice_of(field, parameter)},
+           .values = [latest, tensor = parameter.tensor,
+                      name = field] { return dispatch::values_of(latest->of(tensor).at(name)); },
+           .goes_with_the_next = handle.state_memory() != nullptr});
   return parts;
 }
 
@@ -113,7 +115,9 @@ struct OptimizerReading::Kept {
     at::Tensor like = dispatch::values_of(parameter.tensor).detach();
     if (memory != nullptr && like.is_cpu() && like.is_contiguous())
       return memory->zeros(like.numel(), dtype).view(like.sizes());
-    return at::empty_like(like, like.options().dtype(dtype).requires_grad(false));
+    at::Tensor field = at::empty_like(like, like.options().dtype(dtype).requires_grad(false));
+    if (field.is_cpu()) optim::advise_huge_pages(field);
+    return field;
   }
 };
 
@@ -215,9 +219,8 @@ void OptimizerReading::read(bool verify) {
         if (field != step_field)
           one.add(field, one.empty_field(entry->dtype, memory.get()), to_fill);
   });
-  const auto after_each = [&](const PartToFill& part) {
-    if (memory) memory->has_used(part.tensor);
-  };
+  PartsReader::AfterEach after_each;
+  if (memory) after_each = [&](const PartToFill& part) { memory->has_used(part.tensor); };
   if (reads_once) {
     file_.read_and_verify(to_fill, after_each);
   } else {

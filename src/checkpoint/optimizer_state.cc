@@ -64,7 +64,7 @@ NamedTensors optimizer_state(const torch::optim::Optimizer& optimizer,
   for (const auto& [parameter, tensor] : parameters) {
     auto found = optimizer.state().find(tensor.unsafeGetTensorImpl());
     if (found == optimizer.state().end()) continue;
-    for (auto& [field, value] : fields_of(*found->second))
+    for (auto& [field, value] : fields_of(optimizer, *found->second))
       state[optimizer_key(parameter, field)] = value;
   }
   return state;
@@ -94,7 +94,7 @@ std::int64_t optimizer_state_bytes(const torch::optim::Optimizer& optimizer, con
   for (const NamedPart& part : handle.named_parameters()) {
     auto found = optimizer.state().find(part.tensor.unsafeGetTensorImpl());
     if (found == optimizer.state().end()) continue;
-    for (const auto& [name, value] : fields_of(*found->second))
+    for (const auto& [name, value] : fields_of(optimizer, *found->second))
       bytes += static_cast<std::int64_t>(value.nbytes());
   }
   return bytes;

@@ -1,11 +1,13 @@
 #include "checkpoint/parts_reader.h"
 
 #include "base/check.h"
+#include "base/scope_exit.h"
 #include "base/visible.h"
 #include "checkpoint/checksum.h"
 #include "checkpoint/header_checksums.h"
 #include "checkpoint/part_exchange.h"
 #include "checkpoint/pieces.h"
+#include "checkpoint/tensor_bytes.h"
 #include "layout/runs.h"
 
 #include <lockstep/comm/together.h>
@@ -29,9 +31,6 @@ namespace fs = std::filesystem;
 std::span<std::byte> writable_bytes_of(const at::Tensor& dense) {
   return {static_cast<std::byte*>(dense.data_ptr()), dense.nbytes()};
 }
-
-// Whether bytes can be read into it as they stand in the file.
-bool takes_bytes(const at::Tensor& view) { return view.is_cpu() && view.is_contiguous(); }
 
 at::Tensor host_tensor(const layout::Box& run, c10::ScalarType dtype) {
   return at::empty(run.sizes, at::TensorOptions(dtype));
@@ -106,42 +105,66 @@ at::Tensor PartsReader::read_whole(const TensorEntry& entry) {
 
 void PartsReader::read_bytes(const TensorEntry& entry, std::uint64_t offset,
                              std::span<std::byte> bytes) {
-  read_summed(entry, offset, bytes, nullptr);
+  const Stretch all{.entry = &entry, .offset = offset, .bytes = bytes};
+  read_stretches(std::span(&all, 1));
 }
 
-// What is summed up is still in the cache of the core that has read it.
-void PartsReader::read_summed(const TensorEntry& entry, std::uint64_t offset,
-                              std::span<std::byte> bytes, std::uint32_t* share) {
-  std::atomic<std::uint32_t> shares{0};
-  const std::uint64_t behind = entry.end - entry.begin - offset;
-  const std::uint64_t at_once = share != nullptr ? read_at_once : 4 * read_at_once;
-  for_each_piece(bytes.size(), at_once, [&](std::size_t, std::uint64_t from, std::uint64_t to) {
-    const std::span<std::byte> piece = bytes.subspan(from, to - from);
-    read_at(entry, offset + from, piece);
-    if (share != nullptr) shares ^= crc32_share(crc32_of(piece), behind - to);
+std::span<std::byte> PartsReader::staging_of(std::size_t worker) {
+  return std::span(staging_).subspan(worker * read_at_once, read_at_once);
+}
+
+// What is summed up is still in the cache of the core that has read it, and goes on to its place
+// past the caches: that is faster than to read it there, through them.
+void PartsReader::read_stretches(std::span<const Stretch> stretches) {
+  staging_.resize(piece_workers() * read_at_once);
+  std::vector<std::uint64_t> lengths;
+  for (const Stretch& stretch : stretches) lengths.push_back(stretch.bytes.size());
+  for_each_piece(lengths, read_at_once, [&](std::size_t worker, const Piece& piece) {
+    const Stretch& of = stretches[piece.stretch];
+    const std::span<std::byte> to = of.bytes.subspan(piece.begin, piece.end - piece.begin);
+    const bool is_staged = of.share != nullptr && !of.is_read_again;
+    const std::span<std::byte> bytes = is_staged ? staging_of(worker).first(to.size()) : to;
+    read_at(*of.entry, of.offset + piece.begin, bytes);
+    if (of.share == nullptr) return;
+    const std::uint64_t behind = of.entry->end - of.entry->begin - of.offset - piece.end;
+    std::atomic_ref(*of.share) ^=
+        crc32_share(is_staged ? crc32_of_copied(to, bytes) : crc32_of(bytes), behind);
   });
-  if (share != nullptr) *share ^= shares;
-  bytes_read_ += bytes.size();
+  for (const std::uint64_t bytes : lengths) bytes_read_ += bytes;
 }
 
-void PartsReader::read_run(const TensorEntry& entry, const layout::Box& run,
-                           const at::Tensor& dense, std::uint32_t* share) {
+void PartsReader::read_waiting() {
+  const std::vector<Stretch> stretches = std::exchange(waiting_, {});
+  read_stretches(stretches);
+}
+
+PartsReader::Stretch PartsReader::stretch_of(const TensorEntry& entry, const layout::Box& run,
+                                             const at::Tensor& dense, std::uint32_t* share) {
   const auto element = static_cast<std::uint64_t>(layout::first_element(run, entry.shape));
-  read_summed(entry, element * c10::elementSize(entry.dtype), writable_bytes_of(dense), share);
+  return {.entry = &entry,
+          .offset = element * c10::elementSize(entry.dtype),
+          .bytes = writable_bytes_of(dense),
+          .share = share};
 }
 
+// What takes bytes as they stand in the file waits, to be read together with others.
 void PartsReader::fill_own(const PartToFill& part, std::uint32_t* share) {
+  constexpr std::size_t most_waiting = 4096;  // of parts in many small runs
   const TensorEntry& entry = *find(part.name);
   const auto copy = [&](const layout::Box& run) {
     const at::Tensor dense = host_tensor(run, entry.dtype);
-    read_run(entry, run, dense, share);
+    Stretch stretch = stretch_of(entry, run, dense, share);
+    stretch.is_read_again = true;
+    read_stretches(std::span(&stretch, 1));
     view_of(part.tensor, part.slice, run).copy_(dense);
   };
   for (const layout::Box& box : layout::boxes_of(part.slice))
     layout::for_each_run(box, entry.shape, of_any_length, [&](const layout::Box& run) {
       const at::Tensor view = view_of(part.tensor, part.slice, run);
-      if (takes_bytes(view)) return read_run(entry, run, view, share);
-      layout::for_each_run(run, entry.shape, elements_at_once(entry.dtype), copy);
+      if (!lies_as_in_file(view))
+        return layout::for_each_run(run, entry.shape, elements_at_once(entry.dtype), copy);
+      waiting_.push_back(stretch_of(entry, run, view, share));
+      if (waiting_.size() == most_waiting) read_waiting();
     });
 }
 
@@ -153,7 +176,8 @@ void PartsReader::serve(int rank, const PartDescription& part, std::exception_pt
         box, entry.shape, elements_at_once(entry.dtype), [&](const layout::Box& run) {
           at::Tensor dense = host_tensor(run, entry.dtype);
           try {
-            if (!error) read_run(entry, run, dense);
+            const Stretch stretch = stretch_of(entry, run, dense);
+            if (!error) read_stretches(std::span(&stretch, 1));
           } catch (const std::exception&) {
             error = std::current_exception();
           }
@@ -193,12 +217,14 @@ void PartsReader::read_parts(const std::vector<PartToFill>& parts, const AfterEa
                              const std::vector<std::vector<PartDescription>>& wanted,
                              SummedParts* summed) {
   at::NoGradGuard no_grad;
+  const ScopeExit forget([&] { waiting_.clear(); });
   std::exception_ptr error;
   for (std::size_t i = 0; i < parts.size(); ++i) {
     const bool counts = summed != nullptr && summed->own[i];
     try {
       if (sees() && !error)
         fill_own(parts[i], counts ? &summed->shares[by_name_.at(parts[i].name)] : nullptr);
+      if (after_each || i + 1 == parts.size()) read_waiting();
     } catch (const std::exception&) {
       error = std::current_exception();
     }

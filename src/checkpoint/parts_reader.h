@@ -115,10 +115,19 @@ class PartsReader {
   [[nodiscard]] const Shard& shard_of(const TensorEntry& entry) const;
   void in_shard(const TensorEntry& entry, const std::function<void()>& check) const;
   void read_at(const TensorEntry& entry, std::uint64_t offset, std::span<std::byte> bytes) const;
-  void read_summed(const TensorEntry& entry, std::uint64_t offset, std::span<std::byte> bytes,
-                   std::uint32_t* share);
-  void read_run(const TensorEntry& entry, const layout::Box& run, const at::Tensor& dense,
-                std::uint32_t* share = nullptr);
+  // Bytes of a tensor as they stand in its file, which are read to `bytes`.
+  struct Stretch {
+    const TensorEntry* entry = nullptr;
+    std::uint64_t offset = 0;
+    std::span<std::byte> bytes;
+    std::uint32_t* share = nullptr;  // what they add to the tensor's checksum, where that is wanted
+    bool is_read_again = false;      // soon, so they are to stay in the cache
+  };
+  void read_stretches(std::span<const Stretch> stretches);
+  void read_waiting();
+  [[nodiscard]] std::span<std::byte> staging_of(std::size_t worker);
+  [[nodiscard]] static Stretch stretch_of(const TensorEntry& entry, const layout::Box& run,
+                                          const at::Tensor& dense, std::uint32_t* share = nullptr);
   void fill_own(const PartToFill& part, std::uint32_t* share);
   void serve(int rank, const PartDescription& part, std::exception_ptr& error);
   void receive(const PartToFill& part);
@@ -130,8 +139,6 @@ class PartsReader {
   // Of tensors' checksums, by entry: this rank's.
   using Shares = std::vector<std::uint32_t>;
   [[nodiscard]] Shares own_shares(const std::vector<bool>& are_passed_over);
-  [[nodiscard]] std::uint32_t share_of(const TensorEntry& entry, std::uint64_t begin,
-                                       std::uint64_t end);
   void compare_all(const Shares& own);
   [[nodiscard]] SummedParts to_sum(const std::vector<std::vector<PartDescription>>& wanted) const;
 
@@ -145,6 +152,7 @@ class PartsReader {
   std::vector<TensorEntry> entries_;
   std::vector<std::size_t> shard_of_entry_;
   std::map<std::string, std::size_t> by_name_;
+  std::vector<Stretch> waiting_;  // to be read together
   std::vector<std::byte> staging_;
   std::uint64_t bytes_read_ = 0, bytes_verified_ = 0;
 };

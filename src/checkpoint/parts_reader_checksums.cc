@@ -75,20 +75,6 @@ PartsReader::SummedParts PartsReader::to_sum(
   return found;
 }
 
-std::uint32_t PartsReader::share_of(const TensorEntry& entry, std::uint64_t begin,
-                                    std::uint64_t end) {
-  staging_.resize(piece_workers() * read_at_once);
-  std::atomic<std::uint32_t> shares{0};
-  for_each_piece(
-      end - begin, read_at_once, [&](std::size_t worker, std::uint64_t from, std::uint64_t to) {
-        const std::span bytes = std::span(staging_).subspan(worker * read_at_once, to - from);
-        read_at(entry, begin + from, bytes);
-        shares ^= crc32_share(crc32_of(bytes), entry.end - entry.begin - begin - to);
-      });
-  bytes_verified_ += end - begin;
-  return shares;
-}
-
 // Ranks that read one copy of the files divide their bytes between them.
 PartsReader::Shares PartsReader::own_shares(const std::vector<bool>& are_passed_over) {
   const std::int64_t own = copies_[static_cast<std::size_t>(group_.rank())];
@@ -102,14 +88,29 @@ PartsReader::Shares PartsReader::own_shares(const std::vector<bool>& are_passed_
   auto number = static_cast<std::uint64_t>(std::ranges::count(before, own));
   const std::uint64_t begin = total / readers * number;
   const std::uint64_t end = number + 1 == readers ? total : total / readers * (number + 1);
-  Shares shares(entries_.size());
-  for (std::size_t i = 0; sees() && i < shares.size(); ++i) {
+  std::vector<std::size_t> numbers;
+  std::vector<std::uint64_t> offsets, lengths;
+  for (std::size_t i = 0; sees() && i < entries_.size(); ++i) {
     const std::uint64_t size = bytes_of(i);
     const std::uint64_t from = std::max(begin, place), to = std::min(end, place + size);
-    if (from < to && has_checksum(entries_[i]))
-      shares[i] = share_of(entries_[i], from - place, to - place);
+    if (from < to && has_checksum(entries_[i])) {
+      numbers.push_back(i);
+      offsets.push_back(from - place);
+      lengths.push_back(to - from);
+    }
     place += size;
   }
+  Shares shares(entries_.size());
+  staging_.resize(piece_workers() * read_at_once);
+  for_each_piece(lengths, read_at_once, [&](std::size_t worker, const Piece& piece) {
+    const TensorEntry& entry = entries_[numbers[piece.stretch]];
+    const std::uint64_t offset = offsets[piece.stretch];
+    const std::span bytes = staging_of(worker).first(piece.end - piece.begin);
+    read_at(entry, offset + piece.begin, bytes);
+    std::atomic_ref(shares[numbers[piece.stretch]]) ^=
+        crc32_share(crc32_of(bytes), entry.end - entry.begin - offset - piece.end);
+  });
+  for (const std::uint64_t bytes : lengths) bytes_verified_ += bytes;
   return shares;
 }
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <vector>
 
 namespace lockstep::checkpoint {
 
@@ -18,7 +19,23 @@ std::size_t piece_workers() {
 void for_each_piece(
     std::uint64_t bytes, std::uint64_t most,
     const std::function<void(std::size_t worker, std::uint64_t begin, std::uint64_t end)>& work) {
-  const std::uint64_t count = (bytes + most - 1) / most;
+  for_each_piece(std::span(&bytes, 1), most, [&](std::size_t worker, const Piece& piece) {
+    work(worker, piece.begin, piece.end);
+  });
+}
+
+void for_each_piece(std::span<const std::uint64_t> stretches, std::uint64_t most,
+                    const std::function<void(std::size_t worker, const Piece& piece)>& work) {
+  std::vector<std::uint64_t> ends;  // by stretch, how many pieces it and those before it have
+  for (const std::uint64_t bytes : stretches)
+    ends.push_back((ends.empty() ? 0 : ends.back()) + (bytes + most - 1) / most);
+  const std::uint64_t count = ends.empty() ? 0 : ends.back();
+  const auto piece_of = [&](std::uint64_t number) {
+    const auto stretch =
+        static_cast<std::size_t>(std::ranges::upper_bound(ends, number) - ends.begin());
+    const std::uint64_t begin = (number - (stretch == 0 ? 0 : ends[stretch - 1])) * most;
+    return Piece{stretch, begin, std::min(stretches[stretch], begin + most)};
+  };
   const auto workers = static_cast<std::size_t>(std::min<std::uint64_t>(count, piece_workers()));
   // By `ended` this thread sees what the others wrote. The barrier of LibTorch's threads does that
   // too, but not for the eyes of ThreadSanitizer.
@@ -28,7 +45,7 @@ void for_each_piece(
     const ScopeExit end([&] { ++ended; });
     for (std::uint64_t i = next++; i < count; i = next++) {
       try {
-        work(worker, i * most, std::min(bytes, (i + 1) * most));
+        work(worker, piece_of(i));
       } catch (...) {
         next = count;
         throw;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <span>
 
 namespace lockstep::checkpoint {
 
@@ -18,5 +19,14 @@ namespace lockstep::checkpoint {
 void for_each_piece(
     std::uint64_t bytes, std::uint64_t most,
     const std::function<void(std::size_t worker, std::uint64_t begin, std::uint64_t end)>& work);
+
+// The same of several stretches, given by their bytes: a thread that finds no more pieces of one
+// goes on with the next, so that threads wait for each other only once.
+struct Piece {
+  std::size_t stretch = 0;
+  std::uint64_t begin = 0, end = 0;  // in the stretch
+};
+void for_each_piece(std::span<const std::uint64_t> stretches, std::uint64_t most,
+                    const std::function<void(std::size_t worker, const Piece& piece)>& work);
 
 }  // namespace lockstep::checkpoint

@@ -2,6 +2,7 @@
 
 #include "checkpoint/part_exchange.h"
 #include "checkpoint/pieces.h"
+#include "checkpoint/tensor_bytes.h"
 #include "layout/runs.h"
 #include "sys/streaming_copy.h"
 
@@ -42,21 +43,37 @@ layout::Box within(const layout::Box& run, const layout::Box& box) {
   return inner;
 }
 
-bool lies_dense(const at::Tensor& values, at::ScalarType dtype) {
-  return values.is_cpu() && values.is_contiguous() && !values.is_conj() && !values.is_neg() &&
-         values.scalar_type() == dtype;
-}
+// Copies of dense tensors, which the training waits for: several threads take them, many tensors
+// at a time, and nothing of it stays in the caches that the next step needs.
+class DenseCopies {
+ public:
+  // `values` stays until it is copied.
+  void add(std::byte* to, at::Tensor values) {
+    constexpr std::uint64_t held_at_once = std::uint64_t{64} << 20;  // it may be in memory for this
+    lengths_.push_back(values.nbytes());
+    bytes_ += values.nbytes();
+    copies_.emplace_back(to, std::move(values));
+    if (bytes_ >= held_at_once) finish();
+  }
 
-// The training waits for this: several threads copy, and nothing of it stays in the caches that the
-// next step needs.
-void copy_dense(std::byte* to, const at::Tensor& values) {
-  constexpr std::uint64_t copied_at_once = std::uint64_t{256} << 10;
-  const auto* from = static_cast<const std::byte*>(values.const_data_ptr());
-  for_each_piece(values.nbytes(), copied_at_once,
-                 [&](std::size_t, std::uint64_t begin, std::uint64_t end) {
-                   sys::streaming_copy({to + begin, end - begin}, {from + begin, end - begin});
-                 });
-}
+  void finish() {
+    constexpr std::uint64_t copied_at_once = std::uint64_t{256} << 10;
+    for_each_piece(lengths_, copied_at_once, [&](std::size_t, const Piece& piece) {
+      const auto& [to, values] = copies_[piece.stretch];
+      const auto* from = static_cast<const std::byte*>(values.const_data_ptr());
+      const std::size_t size = piece.end - piece.begin;
+      sys::streaming_copy({to + piece.begin, size}, {from + piece.begin, size});
+    });
+    lengths_.clear();
+    copies_.clear();
+    bytes_ = 0;
+  }
+
+ private:
+  std::vector<std::uint64_t> lengths_;
+  std::vector<std::pair<std::byte*, at::Tensor>> copies_;
+  std::uint64_t bytes_ = 0;
+};
 
 }  // namespace
 
@@ -105,17 +122,22 @@ const at::Tensor& PlannedTensors::values_of(const FilePart& part) {
 
 void PlannedTensors::take_snapshot(std::span<std::byte> bytes) {
   at::NoGradGuard no_grad;
+  DenseCopies copies;
+  const FilePart* last = nullptr;
   for (std::size_t i = 0; i < plan_.boxes.size(); ++i) {
     const PlannedBox& box = plan_.boxes[i];
     const FilePart& part = part_with(plan_.entry(box).name, box.box);
+    if (last != nullptr && last != &part && last->goes_with_the_next) copies.finish();
+    last = &part;
     const at::Tensor values = view_of(values_of(part), part.what.slice, box.box);
     std::byte* to = bytes.data() + places_[i];
-    if (lies_dense(values, part.what.dtype)) {
-      copy_dense(to, values);
+    if (lies_as_in_file(values) && values.scalar_type() == part.what.dtype) {
+      copies.add(to, values);
     } else {
       at::from_blob(to, box.box.sizes, part.what.dtype).copy_(values);
     }
   }
+  copies.finish();
   snapshot_ = bytes;
   values_ = at::Tensor();
   values_of_ = nullptr;
@@ -131,7 +153,7 @@ at::Tensor PlannedTensors::elements(std::size_t own, const layout::Box& run) {
     return modules::box_in_whole(copied, within(run, box.box)).contiguous();
   }
   const FilePart& part = part_with(entry.name, run);
-  return view_of(values_of(part), part.what.slice, run).cpu().contiguous();
+  return as_in_file(view_of(values_of(part), part.what.slice, run));
 }
 
 }  // namespace lockstep::checkpoint

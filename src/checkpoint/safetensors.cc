@@ -7,6 +7,7 @@
 #include "checkpoint/header_checksums.h"
 #include "checkpoint/safetensors_header.h"
 #include "checkpoint/shards.h"
+#include "checkpoint/tensor_bytes.h"
 #include "checkpoint/tensor_source.h"
 #include "sys/files.h"
 #include "sys/plain_file.h"
@@ -147,7 +148,7 @@ void write_tensors(sys::AtomicFile& file, const TensorSources& tensors, const Me
   file.write(std::as_bytes(std::span(&length, 1)));
   file.write(std::as_bytes(std::span(text)));
   for (std::size_t i = 0; i < order.size(); ++i) {
-    at::Tensor dense = order[i]->second.values().detach().cpu().contiguous();
+    at::Tensor dense = as_in_file(order[i]->second.values());
     file.write(bytes_in(dense));
     if (how.checksums) checksums[i] = crc32_of(bytes_in(dense));
   }

@@ -252,7 +252,7 @@ c10::IValue torch_optimizer(const Optimizer& optimizer) {
       const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
       if (found != optimizer.state().end()) {
         Dict state = empty_dict();
-        for (const auto& [name, tensor] : fields_of(*found->second))
+        for (const auto& [name, tensor] : fields_of(optimizer, *found->second))
           state.insert(name, name == "step" ? tensor.to(at::kFloat) : tensor);
         states.insert(number, state);
       }

@@ -109,6 +109,8 @@ ElasticState::ElasticState(ElasticOptions options)
   check(given.save_every >= 0 && given.keep >= 0,
         "ElasticOptions: expected save_every and keep from 0, found {} and {}", given.save_every,
         given.keep);
+  check(given.ranks_of_a_model > 0, "ElasticOptions: expected ranks_of_a_model from 1, found {}",
+        given.ranks_of_a_model);
   check(given.save_every == 0 || !given.out.empty(),
         "ElasticOptions: save_every {} needs `out`, the folder of checkpoints", given.save_every);
 }
@@ -126,10 +128,12 @@ void ElasticState::attach(Handle& handle, torch::optim::Optimizer& optimizer, El
   check(handle.group().size() == group.size() && handle.group().rank() == group.rank(),
         "ElasticState::attach: expected a handle on the group of the round");
   state.handle = &handle;
+  state.in_round().ends(handle);
   state.optimizer = &optimizer;
   state.parts = std::move(parts);
   if (const fs::path folder = state.newest(); !folder.empty()) state.take_up(folder);
   state.goodput.begin_round(state.values.numbers);
+  state.in_round().note_restored();
 }
 
 std::string ElasticState::loader_place() const {
@@ -164,9 +168,11 @@ void ElasticState::commit() {
 
 bool elastic(ElasticState& state, const std::function<void(ElasticState&)>& train) {
   ElasticState::State& inner = *state.state_;
+  const int of_a_model = inner.options.ranks_of_a_model;
   return run_rounds({.init = inner.options.init,
                      .rejoin_timeout = inner.options.rejoin_timeout,
-                     .reserve = inner.options.reserve},
+                     .reserve = inner.options.reserve,
+                     .ranks_wanted = [&](int there) { return there / of_a_model * of_a_model; }},
                     [&](Round& round) {
                       inner.round = &round;
                       inner.values = {};

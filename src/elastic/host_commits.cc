@@ -1,6 +1,5 @@
 #include "elastic/host_commits.h"
 
-#include "base/environment.h"
 #include "base/fingerprint.h"
 #include "base/format.h"
 #include "base/log.h"
@@ -107,7 +106,7 @@ fs::path transferred(Group& group, int holder, const fs::path& from, const fs::p
 }  // namespace
 
 HostCommits host_commits(Group& group, const fs::path& of_run) {
-  const std::string name = environment::text("LOCKSTEP_HOST").value_or(sys::host_identity());
+  const std::string name = sys::host_of_rank();
   const std::uint64_t host = fingerprint(name);
   const std::array<std::int64_t, 2> own{static_cast<std::int64_t>(host), !of_run.empty()};
   const auto all = words_of_all(group, own);

@@ -46,7 +46,9 @@ void RoundFence::take() {
   if (found && found->run == own_.run && found->round > own_.round)
     throw PeerLost(formatted("{}: round {} of this run writes here; this is round {}",
                              file_.parent_path().string(), found->round, own_.round));
-  sys::AtomicFile::write(file_, text_of(own_));
+  const bool is_own = found && found->run == own_.run && found->round == own_.round;
+  // Only processes of this run read it, and a run does not outlive a crash of its machines.
+  if (!is_own) sys::AtomicFile::write_for_now(file_, text_of(own_));
   is_taken_ = true;
 }
 

@@ -1,24 +1,33 @@
 #include "elastic/round_loop.h"
 
+#include "base/check.h"
 #include "base/environment.h"
 #include "base/format.h"
 #include "base/log.h"
+#include "base/scope_exit.h"
 #include "comm/init/place.h"
 #include "elastic/agent_process.h"
 #include "elastic/warm_up.h"
 #include "launch/commit_folder.h"
+#include "launch/detection/agent_watch.h"
+#include "launch/detection/beat.h"
 #include "launch/detection/reserve.h"
 #include "launch/environment.h"
+#include "parallel/handle_state.h"
 
 #include <lockstep/comm/together.h>
 
+#include <chrono>
 #include <filesystem>
+#include <thread>
 #include <utility>
 
 namespace lockstep {
 namespace {
 
 constexpr const char* done_mark = "done";
+constexpr const char* over_mark = "over";  // the number of the round whose body has returned
+constexpr auto between_asks = std::chrono::milliseconds(50);
 
 std::string run_id() { return environment::text(launch::variable::run_id).value_or("run"); }
 
@@ -47,7 +56,10 @@ void leave(Group& group, const std::string& why) noexcept {
 void finish(Round& round) {
   constexpr CallOptions at_the_end{.tag = "end of training"};
   round.group().barrier(at_the_end).wait();
-  if (round.group().is_root() && !round.is_unfinished()) round.mark(done_mark, "1");
+  if (round.group().is_root()) {
+    if (!round.is_unfinished()) round.mark(done_mark, "1");
+    round.mark(over_mark, formatted("{}", round.number()));
+  }
   round.group().barrier(at_the_end).wait();
   round.commits().remove();
 }
@@ -79,23 +91,69 @@ void run_body(Round& round, const std::function<void(Round&)>& body) {
   }
 }
 
-Group join(const InitOptions& options, const Rounds& rounds, const RoundPlace* place) {
-  const launch::RankInfo info =
-      place != nullptr ? rank_info(*place, rounds.number()) : launch::detect_rank();
+launch::RankInfo place_of(const Rounds& rounds, const RoundPlace* place) {
+  return place != nullptr ? rank_info(*place, rounds.number()) : launch::detect_rank();
+}
+
+Group join(const launch::RankInfo& info, const InitOptions& options, const Rounds& rounds) {
   return init_at(info, options,
                  [&](std::shared_ptr<Store> store) { return rounds.filtered(std::move(store)); });
+}
+
+// Of a rank that the round's group is made without. It meets nobody there, so that nobody waits for
+// it; what it learns is in the store.
+void wait_beside(const LoopOptions& options, const Rounds& rounds, const RoundWatch& watch) {
+  const std::shared_ptr<void> meanwhile = options.while_waiting ? options.while_waiting() : nullptr;
+  launch::watch_agent();
+  launch::start_beating();
+  const std::string number = formatted("{}", rounds.number());
+  while (rounds.marked(over_mark) != number) {
+    if (watch.has_ended()) throw RoundEnded(watch.end());
+    std::this_thread::sleep_for(between_asks);
+  }
+}
+
+// Until more nodes come; BadInput of one rank, which ends the run, where none can.
+void wait_for_more(const Rounds& rounds, const RoundWatch& watch, const launch::RankInfo& place) {
+  const std::string there = formatted("{} {}", place.size, place.size == 1 ? "rank" : "ranks");
+  check_input(place.rank > 0 || !rounds.are_nodes_fixed(),
+              "{} cannot make one copy of the model: expected more ranks, or --nnodes MIN:MAX, by "
+              "which more nodes may come",
+              there);
+  if (place.rank == 0)
+    log::warning("round {}: {} cannot make one copy of the model: waiting for more nodes",
+                 rounds.number(), there);
+  launch::watch_agent();
+  launch::start_beating();
+  while (!watch.has_ended()) std::this_thread::sleep_for(between_asks);
+  throw RoundEnded(watch.end());
 }
 
 // One round. What made it end, if it was not `body`.
 std::optional<std::string> run_round(const LoopOptions& options, const Rounds& rounds,
                                      const RoundPlace* place,
-                                     const std::function<void(Round&)>& body) {
+                                     const std::function<void(Round&)>& body, RoundTimes& times,
+                                     bool& has_part) {
   try {
     rounds.keep();
     RoundWatch watch([rounds] { return rounds.ended(); });
-    Group group = join(options.init, rounds, place);
+    launch::RankInfo info = place_of(rounds, place);
+    const int wanted = options.ranks_wanted ? options.ranks_wanted(info.size) : info.size;
+    has_part = info.rank < wanted;
+    if (!has_part) {
+      if (wanted == 0) wait_for_more(rounds, watch, info);
+      log::info("round {}: {} of {} ranks make whole copies of the model; this one waits",
+                rounds.number(), wanted, info.size);
+      wait_beside(options, rounds, watch);
+      return std::nullopt;
+    }
+    info.size = wanted;
+    if (wanted == 1) info.rendezvous.reset();
+    Group group = join(info, options.init, rounds);
     watch.watch(group);
-    Round round(group, &rounds, &watch);
+    times.joined();
+    Round round(group, &rounds, &watch, std::exchange(times, {}));
+    ScopeExit body_ended([&] { times.lost(); });
     run_body(round, body);
     return std::nullopt;
   } catch (const RoundEnded& end) {
@@ -114,17 +172,25 @@ std::optional<std::string> run_round(const LoopOptions& options, const Rounds& r
 
 }  // namespace
 
-Round::Round(Group group, const Rounds* rounds, const RoundWatch* watch)
+Round::Round(Group group, const Rounds* rounds, RoundWatch* watch, RoundTimes times)
     : group_(std::move(group)),
       rounds_(rounds),
       watch_(watch),
-      commits_(group_, folder_of_commits(rounds), number()) {}
+      commits_(group_, folder_of_commits(rounds), number()),
+      times_(times) {}
+
+void Round::ends(const Handle& handle) {
+  if (watch_ != nullptr) watch_->watch(HandleState::abort_of(handle));
+}
 
 RoundOfRun Round::of_run() const { return {run_id(), number()}; }
 
 void Round::commit(const CommitContent& content) {
   if (!has_agent()) return;
-  if (commits_.commit(content, watch_->has_ended()))
+  const bool leaves = commits_.commit(content, watch_->has_ended());
+  if (!std::exchange(has_committed_, true) && number() > 0 && group_.is_root())
+    log::info("round {}: its first step is committed: {}", number(), times_.text());
+  if (leaves)
     throw RoundEnded(formatted("round {} ends: {}", number(),
                                watch_->has_ended() ? watch_->end() : "another rank has said so"));
 }
@@ -149,20 +215,30 @@ bool run_rounds(const LoopOptions& options, const std::function<void(Round&)>& b
   }
   std::optional<Rounds> rounds = Rounds::of_environment(options.init.join_timeout);
   if (!rounds) {
-    Round round(init(options.init), nullptr, nullptr);
+    Group group = init(options.init);
+    const int wanted = options.ranks_wanted ? options.ranks_wanted(group.size()) : group.size();
+    check_input(wanted == group.size(),
+                "expected a number of ranks that make whole copies of the model, found {}",
+                group.size());
+    Round round(std::move(group), nullptr, nullptr);
     body(round);
     return true;
   }
   if (options.reserve) rounds->offer_reserve();
   std::optional<RoundPlace> place;  // of the first round: in the environment
+  RoundTimes times;
+  times.placed();
   for (;;) {
     if (rounds->marked(done_mark)) return true;
+    bool has_part = true;
     const std::optional<std::string> end =
-        run_round(options, *rounds, place ? &*place : nullptr, body);
-    if (!end) return true;
+        run_round(options, *rounds, place ? &*place : nullptr, body, times, has_part);
+    if (!end) return has_part;
     log::info("round {} is over for this worker: {}", rounds->number(), *end);
+    times.left();
     place = rounds->next(options.rejoin_timeout);
     if (!place) return false;
+    times.placed();
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include "elastic/commits.h"
 #include "elastic/round_fence.h"
+#include "elastic/round_times.h"
 #include "elastic/round_watch.h"
 #include "elastic/rounds.h"
 
@@ -10,6 +11,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/comm/group.h>
 #include <lockstep/comm/init.h>
+#include <lockstep/parallel/handle.h>
 
 #include <chrono>
 #include <cstdint>
@@ -30,7 +32,7 @@ class Round {
  public:
   // Collective. `rounds` and `watch` are null where no agent makes rounds: then this is the only
   // one, and nothing is kept in memory.
-  Round(Group group, const Rounds* rounds, const RoundWatch* watch);
+  Round(Group group, const Rounds* rounds, RoundWatch* watch, RoundTimes times = {});
 
   [[nodiscard]] Group& group() { return group_; }
   [[nodiscard]] Commits& commits() { return commits_; }
@@ -39,6 +41,10 @@ class Round {
   // As a folder's fence names it (round_fence.h).
   [[nodiscard]] RoundOfRun of_run() const;
 
+  // Local: the groups that the handle's strategy computes with end with the round, too.
+  void ends(const Handle& handle);
+  // Local: the body has its state, and begins with steps.
+  void note_restored() { times_.restored(); }
   // Collective: Commits::commit(). RoundEnded where the ranks are to meet again in another round.
   void commit(const CommitContent& content);
 
@@ -55,9 +61,11 @@ class Round {
  private:
   Group group_;
   const Rounds* rounds_;
-  const RoundWatch* watch_;
+  RoundWatch* watch_;
   Commits commits_;
   bool is_unfinished_ = false;
+  RoundTimes times_;
+  bool has_committed_ = false;
 };
 
 struct LoopOptions {
@@ -66,12 +74,19 @@ struct LoopOptions {
   // Whether processes of this program may be started in reserve (launch/detection/reserve.h). Until
   // run_rounds() such a one has no rank.
   bool reserve = false;
-  // What such a one does before it waits, besides what LibTorch does at its first use.
+  // How many of so many ranks a round is made of, the first ones; 0: they are too few for one. The
+  // others wait until it ends: they are not in its group. Without an agent that makes rounds all of
+  // them must be wanted. Empty: all.
+  std::function<int(int there)> ranks_wanted = {};
+  // What lives while a rank waits beside a round of others; empty: nothing.
+  std::function<std::shared_ptr<void>()> while_waiting = {};
+  // What a process in reserve does before it waits, besides what LibTorch does at its first use.
   std::function<void()> prepare = {};
 };
 
 // Calls `body` with the group of the first round, and again in each later one that this process has
-// a place in. Ends when `body` returns (true), or when this process has no place any more (false).
+// a place in. Ends when `body` returns (true), or when this process has no place any more (false),
+// or had none in the group of the last round (false).
 //
 // PeerLost, Timeout and Aborted end a round, and so does RoundEnded; without an agent that makes
 // rounds they are thrown. Every other exception of `body` is thrown in any case.

@@ -27,12 +27,12 @@ void RoundStore::wait_in_parts(Deadline deadline, const std::function<void(Deadl
 
 std::string RoundStore::get(std::string_view key, Deadline deadline) {
   std::string value;
-  wait_in_parts(deadline, [&](Deadline part) { value = below_->get(key, part); });
+  wait_in_parts(deadline, [&](Deadline part) { value = below().get(key, part); });
   return value;
 }
 
 void RoundStore::wait(std::span<const std::string> keys, Deadline deadline) {
-  wait_in_parts(deadline, [&](Deadline part) { below_->wait(keys, part); });
+  wait_in_parts(deadline, [&](Deadline part) { below().wait(keys, part); });
 }
 
 }  // namespace lockstep

@@ -33,6 +33,11 @@ void RoundWatch::watch(const Group& group) {
   group_ = group;
 }
 
+void RoundWatch::watch(std::function<void(std::string_view)> abort) {
+  Lock lock(mutex_);
+  abort_ = std::move(abort);
+}
+
 std::string RoundWatch::end() const {
   Lock lock(mutex_);
   return end_;
@@ -56,19 +61,23 @@ void RoundWatch::look_until_stopped() {
     }
     if (!end) continue;
     std::optional<Group> group;
+    std::function<void(std::string_view)> abort;
     {
       Lock lock(mutex_);
       end_ = *end;
       group = group_;
+      abort = abort_;
     }
     has_ended_.store(true, std::memory_order_release);
     if (is_orderly(*end)) return;
     if (!group) continue;  // not made yet: look again
+    const std::string reason = formatted("the round has ended: {}", *end);
     try {
-      group->abort(formatted("the round has ended: {}", *end));
+      group->abort(reason);
     } catch (const Error&) {
       // It is dead already.
     }
+    if (abort) abort(reason);
     return;
   }
 }

@@ -14,6 +14,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace lockstep {
 
@@ -28,6 +29,9 @@ class RoundWatch {
 
   // The group that is to be ended.
   void watch(const Group& group);
+  // What ends the groups that ranks of it train with, given the reason: a rank whose peers there
+  // are alive may wait for them while they wait for the one that was lost. Of the watch's thread.
+  void watch(std::function<void(std::string_view)> abort);
   // The sentence of the round's end; empty while it goes on.
   [[nodiscard]] std::string end() const;
   [[nodiscard]] bool has_ended() const { return has_ended_.load(std::memory_order_acquire); }
@@ -40,6 +44,7 @@ class RoundWatch {
   std::condition_variable changed_;
   bool is_stopped_ LOCKSTEP_GUARDED_BY(mutex_) = false;
   std::optional<Group> group_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::function<void(std::string_view)> abort_ LOCKSTEP_GUARDED_BY(mutex_);
   std::string end_ LOCKSTEP_GUARDED_BY(mutex_);
   std::atomic<bool> has_ended_{false};
   sys::Thread thread_;

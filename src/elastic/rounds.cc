@@ -78,6 +78,15 @@ void Rounds::say_final(const std::string& why) const {
   store_->set(key::final_failure(number_of(round_)), why);
 }
 
+bool Rounds::are_nodes_fixed() const {
+  // "--nnodes MIN:MAX --max-restarts N"
+  std::istringstream words(store_->try_get(key::terms).value_or(""));
+  std::string option, nodes;
+  words >> option >> nodes;
+  const std::size_t colon = nodes.find(':');
+  return colon != std::string::npos && nodes.substr(0, colon) == nodes.substr(colon + 1);
+}
+
 std::optional<RoundPlace> Rounds::next(Duration timeout) {
   store_->set(key::of_waiting(number_of(round_)) + worker_, "1");
   const Deadline deadline = Deadline::after(timeout);

@@ -63,6 +63,8 @@ class Rounds {
   [[nodiscard]] std::optional<std::string> ended() const;
   // Tells the agent, before this process ends with an error, that no restart can help.
   void say_final(const std::string& why) const;
+  // Whether each round has all nodes, as --nnodes N says: no more ranks can come.
+  [[nodiscard]] bool are_nodes_fixed() const;
   // Says that this worker has left, and blocks until there is a newer round. Its place there, or
   // nothing where the worker has none any more. Timeout when none has come.
   [[nodiscard]] std::optional<RoundPlace> next(Duration timeout);

@@ -77,9 +77,8 @@ std::vector<at::Tensor> parameters_of(const torch::nn::Module& module,
   const std::vector<NamedParameter> all = unique_parameters(module);
   for (const NamedPart& part : parts) {
     const auto found = std::ranges::find(all, part.name, &NamedParameter::name);
-    check(found != all.end() && found->tensor.sizes() == at::IntArrayRef(part.slice.sizes) &&
-              part.slice.box == layout::whole_slice(part.slice.sizes).box,
-          "SlotGradients: expected parts of the module's parameters, found {}", part.name);
+    check(found != all.end() && found->tensor.numel() == layout::numel_of(part.slice.box),
+          "SlotGradients: expected ranges of the module's parameters, found {}", part.name);
     parameters.push_back(found->tensor);
   }
   return parameters;
@@ -87,7 +86,7 @@ std::vector<at::Tensor> parameters_of(const torch::nn::Module& module,
 
 // Its elements in the order in which ranges of them are counted.
 at::Tensor in_order(const at::Tensor& gradient, const std::vector<int>& dim_order) {
-  if (dim_order.empty()) return gradient.reshape({-1});
+  if (dim_order.empty() || gradient.dim() == 1) return gradient.reshape({-1});
   return gradient.permute(std::vector<std::int64_t>(dim_order.begin(), dim_order.end()))
       .reshape({-1});
 }

@@ -20,6 +20,7 @@ constexpr int no_label = -2;
 struct Candidate {
   RuleChoice choice;
   int label = no_label;
+  double deferred = 0;  // cost of reducing results later instead of operands now
 };
 
 std::int64_t up(std::int64_t length, std::int64_t ranks) { return (length + ranks - 1) / ranks; }
@@ -114,8 +115,8 @@ class Chooser {
   }
 
   [[nodiscard]] bool is_sequence(std::size_t operand, Placement placement) const {
-    return wishes_.sequence_dim >= 0 && call_.dim(operand) == 3 &&
-           placement.is_shard_of(wishes_.sequence_dim);
+    return wishes_.sequence_dim >= 0 && wishes_.sequence_axis == static_cast<int>(axis_) &&
+           call_.dim(operand) == 3 && placement.is_shard_of(wishes_.sequence_dim);
   }
 
   // Rows for a product of matrices: gathered here, where autograd sees it, so that forward and
@@ -216,8 +217,27 @@ class Chooser {
       Candidate candidate{replicated()};
       for (int each : set) candidate.choice.operands[static_cast<std::size_t>(each)] = partial;
       for (Placement& result : candidate.choice.results) result = partial;
+      if (!rule_.moves) candidate.deferred = cost_of_deferring(set, partial);
       candidates_.push_back(std::move(candidate));
     }
+  }
+
+  // Addends are reduced at some time: it pays to wait where results are no larger. A product may be
+  // much larger, such as the gradient of a weight from that of few rows.
+  [[nodiscard]] double cost_of_deferring(const std::vector<int>& set, Placement partial) const {
+    double now_bytes = 0, later_bytes = 0;
+    double element = 0;
+    for (int each : set) {
+      const auto i = static_cast<std::size_t>(each);
+      const RuleOperand& operand = call_.operands()[i];
+      element = static_cast<double>(c10::elementSize(operand.dtype));
+      if (now(i).is_partial())
+        now_bytes += static_cast<double>(layout::numel_of(operand.sizes)) * element;
+    }
+    for (const Rule::Result& result : rule_.results)
+      later_bytes += static_cast<double>(layout::numel_of(result.sizes)) * element;
+    const double more = std::max(0.0, later_bytes - now_bytes);
+    return cost_of(partial, Replicate(), place_[axis_].size, more);
   }
 
   // Of one operand along this axis; negative when it cannot be.
@@ -260,7 +280,7 @@ class Chooser {
     double least = std::numeric_limits<double>::infinity();
     std::size_t fewest = 0;
     for (const Candidate& candidate : candidates_) {
-      double cost = cost_of_result(candidate.choice);
+      double cost = cost_of_result(candidate.choice) + candidate.deferred;
       std::size_t conversions = 0;
       for (std::size_t i = 0; i < call_.size() && cost >= 0; ++i) {
         double one = cost_of_operand(i, candidate.choice);

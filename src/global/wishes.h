@@ -10,9 +10,10 @@
 namespace lockstep::global {
 
 struct Wishes {
-  // Of activations of three dims, the one along which they are cut where that costs no more than to
-  // have them whole (sequence parallelism); -1: none.
+  // Of activations of three dims, the one along which they are cut on this axis where that costs no
+  // more than to have them whole (sequence parallelism); -1: none.
   int sequence_dim = -1;
+  int sequence_axis = 0;
 
   // Attention of tensors that are cut along the sequence on this axis cuts heads meanwhile, by an
   // all_to_all before and after it (head_attention.h); -1: keys go round (ring_attention.h).

@@ -36,7 +36,6 @@ void Agent::Run::supervise() {
   watch_signals(poller);
   watch_sinks(poller);
   watch_nodes(poller);
-  watch_rounds(poller);
   watch_for_hangs(poller);
   for (const auto& worker : workers_) watch_streams(poller, *worker);
   // Only to wake up: which of several ended first is decided when all of them have been looked at.
@@ -44,6 +43,7 @@ void Agent::Run::supervise() {
     if (sys::Process* process = worker->process()) poller.watch(process->pidfd(), POLLIN, [] {});
   for (const auto& worker : reserve_)
     if (sys::Process* process = worker->process()) poller.watch(process->pidfd(), POLLIN, [] {});
+  watch_rounds(poller);  // behind what workers have said: a round that begins has others
   poller.wait(next_wake(Clock::now()));
 
   take_ended();

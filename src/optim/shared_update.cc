@@ -3,8 +3,11 @@
 #include "base/check.h"
 #include "base/fingerprint.h"
 #include "base/format.h"
+#include "base/log.h"
+#include "base/text.h"
 #include "optim/state_tensors.h"
 
+#include <lockstep/base/error.h>
 #include <lockstep/layout/shard_range.h>
 
 #include <ATen/ops/empty.h>
@@ -34,8 +37,29 @@ template <class Use>
 void for_each_state(const UpdateEntry& entry, const Use& use) {
   if (entry.master->defined()) use(*entry.master);
   for (const StateTensor& state : entry.state)
-    for (const at::Tensor* tensor : {state.values, state.scales})
+    for (at::Tensor* tensor : {state.values, state.scales})
       if (tensor != nullptr && tensor->defined()) use(*tensor);
+}
+
+// At most, of the state of `entries` that is not there yet.
+std::int64_t bytes_to_share(const std::vector<UpdateEntry>& entries, StateFormat format,
+                            const SharedState& shared) {
+  constexpr std::int64_t padding = 512;  // an alignment of values, and one of scales
+  std::int64_t bytes = 0;
+  const auto add = [&](const at::Tensor& tensor, std::int64_t wanted) {
+    if (!tensor.defined() || !shared.holds(tensor)) bytes += wanted + padding;
+  };
+  for (const UpdateEntry& entry : entries) {
+    const std::int64_t count = entry.dense.numel();
+    if (entry.has_16_bits()) add(*entry.master, 4 * count);
+    for (const StateTensor& state : entry.state) {
+      if (state.values == nullptr) continue;
+      const auto element = static_cast<std::int64_t>(at::elementSize(dtype_of(format)));
+      const bool is_small = state.scales != nullptr && format != StateFormat::float32;
+      add(*state.values, is_small ? element * count + 4 * scales_of(format, count) : 4 * count);
+    }
+  }
+  return bytes;
 }
 
 std::uint64_t fingerprint_of_entries(const std::vector<UpdateEntry>& entries) {
@@ -94,8 +118,22 @@ bool SharedUpdate::divides(const UpdateEntry& entry) const {
          known_.contains(entry.parameter.unsafeGetTensorImpl());
 }
 
-void SharedUpdate::prepare(std::vector<UpdateEntry>& entries, const GroupStep& step) {
-  if (entries.empty()) return;
+bool SharedUpdate::has_room(const std::vector<UpdateEntry>& entries, StateFormat format) {
+  const std::int64_t bytes = bytes_to_share(entries, format, *state_);
+  if (bytes == 0) return true;
+  try {
+    (void)group_.empty_node_shared({bytes}, at::kByte);
+    return true;
+  } catch (const BadInput& error) {
+    if (group_.is_root())
+      log::warning("every rank keeps all of the optimizer's state, {}, and not the host once: {}",
+                   format_bytes(bytes), error.what());
+    return false;
+  }
+}
+
+bool SharedUpdate::prepare(std::vector<UpdateEntry>& entries, const GroupStep& step) {
+  if (entries.empty()) return true;
   check_gradients_();
   for (UpdateEntry& entry : entries) {
     for_each_state(entry, [&](const at::Tensor& tensor) {
@@ -106,9 +144,22 @@ void SharedUpdate::prepare(std::vector<UpdateEntry>& entries, const GroupStep& s
             step.optimizer, entry.number, step.group);
     });
   }
+  if (!has_room(entries, step.update.state)) {
+    for (const UpdateEntry& entry : entries) give_up(entry);
+    return false;
+  }
   prepare_state(entries, step.update.state, state_.get());
   for (const UpdateEntry& entry : entries)
     for_each_state(entry, [&](const at::Tensor& tensor) { state_->accept_writes(tensor); });
+  return true;
+}
+
+// What lies in shared memory already becomes each rank's own.
+void SharedUpdate::give_up(const UpdateEntry& entry) {
+  known_.erase(entry.parameter.unsafeGetTensorImpl());
+  for_each_state(entry, [&](at::Tensor& tensor) {
+    if (state_->holds(tensor)) tensor = tensor.clone();
+  });
 }
 
 void SharedUpdate::meet(const std::vector<UpdateEntry>& entries, const GroupStep& step,

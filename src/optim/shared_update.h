@@ -9,7 +9,8 @@
 //   parts        parameter by parameter: update the own one, post the all_gather
 //   wait         then every rank has done all of its parts, and has all of the others'
 //
-// Only what is large is divided: below `least_bytes` a call costs more than the update.
+// Only what is large is divided: below `least_bytes` a call costs more than the update. Nor is what
+// the shared memory has no room for, which all ranks learn together: each rank updates all of it.
 //
 // Not thread-safe, as step() is not.
 #pragma once
@@ -73,8 +74,9 @@ class SharedUpdate {
 
   // Local. Whether ranks divide it.
   [[nodiscard]] bool divides(const UpdateEntry& entry) const;
-  // Collective: brings the state of entries that ranks divide to where it is shared.
-  void prepare(std::vector<UpdateEntry>& entries, const GroupStep& step);
+  // Collective: brings the state of entries that ranks divide to where it is shared. False where
+  // that has no room for it: then nothing was changed, and ranks do not divide these any more.
+  [[nodiscard]] bool prepare(std::vector<UpdateEntry>& entries, const GroupStep& step);
 
   // Collective, of the same entries. `rule` is what ranks must agree on beside them; `update` is
   // called for some of them at a time.
@@ -83,13 +85,15 @@ class SharedUpdate {
            const Update& update);
 
  private:
+  void give_up(const UpdateEntry& entry);
+  [[nodiscard]] bool has_room(const std::vector<UpdateEntry>& entries, StateFormat format);
   void meet(const std::vector<UpdateEntry>& entries, const GroupStep& step,
             const std::string& rule);
   [[nodiscard]] Work publish(const UpdateEntry& entry);
 
   Group group_;
   std::vector<at::Tensor> parameters_;
-  std::unordered_set<const c10::TensorImpl*> known_;
+  std::unordered_set<const c10::TensorImpl*> known_;  // those that ranks divide
   std::function<void()> check_gradients_;
   std::shared_ptr<SharedState> state_;
 };

@@ -52,12 +52,6 @@ Compressed compressed(const at::Tensor& plain, StateFormat format, Codes codes) 
 
 // Storage.
 
-namespace {
-
-constexpr std::int64_t aligned_elements = 64;  // a cache line at least, in every format
-
-// Large states are walked through from end to end: fewer pages are fewer misses of the page table's
-// cache. Only advice, and only before the first touch.
 void advise_huge_pages(const at::Tensor& tensor) {
   constexpr std::uintptr_t page = 2 << 20;
   auto begin = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr());
@@ -65,6 +59,10 @@ void advise_huge_pages(const at::Tensor& tensor) {
   begin = (begin + page - 1) / page * page;
   if (begin < end) (void)::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 }
+
+namespace {
+
+constexpr std::int64_t aligned_elements = 64;  // a cache line at least, in every format
 
 at::Tensor zeros_in(StateMemory* memory, std::int64_t count, at::ScalarType dtype,
                     c10::Device device) {

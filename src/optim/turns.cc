@@ -4,6 +4,8 @@
 #include "optim/shared_update.h"
 #include "optim/state_tensors.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace lockstep::optim {
@@ -15,7 +17,11 @@ Turns prepared_turns(std::vector<UpdateEntry> entries, const GroupStep& step) {
     bool is_divided = step.update.shared && step.update.shared->divides(entry);
     (is_divided ? turns.divided : turns.whole).push_back(std::move(entry));
   }
-  if (step.update.shared) step.update.shared->prepare(turns.divided, step);
+  if (step.update.shared && !step.update.shared->prepare(turns.divided, step)) {
+    std::ranges::move(turns.divided, std::back_inserter(turns.whole));
+    std::ranges::sort(turns.whole, {}, &UpdateEntry::number);
+    turns.divided.clear();
+  }
   if (!turns.whole.empty()) prepare_state(turns.whole, step.update.state, step.update.memory.get());
   return turns;
 }

@@ -110,11 +110,19 @@ void HandleState::abort(std::string_view reason) noexcept {
   if (const std::optional<Mesh> axes = mesh()) abort_mesh(*axes, reason);
 }
 
-void HandleState::abort_handle(const Handle& handle, std::string_view reason) noexcept {
+std::function<void(std::string_view)> HandleState::abort_of(const Handle& handle) {
   struct Opened : Handle {
-    static HandleState& state_of(const Handle& handle) { return *(handle.*&Opened::state)(); }
+    static std::weak_ptr<HandleState> state_of(const Handle& handle) {
+      return (handle.*&Opened::state)();
+    }
   };
-  if (handle.is_attached()) Opened::state_of(handle).abort(reason);
+  return [weak = Opened::state_of(handle)](std::string_view reason) {
+    if (const auto state = weak.lock()) state->abort(reason);
+  };
+}
+
+void HandleState::abort_handle(const Handle& handle, std::string_view reason) noexcept {
+  if (handle.is_attached()) abort_of(handle)(reason);
 }
 
 void HandleState::abort_group(Group group, std::string_view reason) noexcept {

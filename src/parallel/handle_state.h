@@ -42,6 +42,8 @@ class HandleState {
   // Local: ends every group that the strategy computes with, on every rank that can be reached. Of
   // a strategy that has others than group() and those of mesh(): these too.
   virtual void abort(std::string_view reason) noexcept;
+  // abort() of a handle's strategy, for as long as that is there. To be called by any thread.
+  [[nodiscard]] static std::function<void(std::string_view)> abort_of(const Handle& handle);
   // InvalidArgument where the strategy has none.
   [[nodiscard]] virtual Joinable& joinable();
   [[nodiscard]] virtual const Group& group() const = 0;

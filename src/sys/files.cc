@@ -147,4 +147,15 @@ void AtomicFile::write(const fs::path& path, std::string_view text) {
   file.commit();
 }
 
+// Closed before it gets its name: a file server shows others what was written then.
+void AtomicFile::write_for_now(const fs::path& path, std::string_view text) {
+  AtomicFile file(path);
+  file.write(text);
+  const int copy = ::fcntl(file.file_.get(), F_DUPFD_CLOEXEC, 0);
+  if (copy < 0 || ::close(copy) != 0) throw SystemError("closing " + path.string(), errno);
+  if (::rename(file.temporary_.c_str(), path.c_str()) != 0)
+    throw SystemError("renaming to " + path.string(), errno);
+  file.file_.reset();
+}
+
 }  // namespace lockstep::sys

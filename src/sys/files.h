@@ -53,6 +53,9 @@ class AtomicFile {
 
   // All in one.
   static void write(const std::filesystem::path& path, std::string_view text);
+  // The same without waiting for the disk: whole for all who look, and also when this process is
+  // killed, but not through a power cut.
+  static void write_for_now(const std::filesystem::path& path, std::string_view text);
 
  private:
   std::filesystem::path path_;

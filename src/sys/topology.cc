@@ -1,5 +1,6 @@
 #include "sys/topology.h"
 
+#include "base/environment.h"
 #include "base/text.h"
 #include "sys/affinity.h"
 #include "sys/cgroup.h"
@@ -129,5 +130,7 @@ std::string host_identity() {
   return first_line("/proc/sys/kernel/random/boot_id") + " " + host_name() + " " +
          namespace_id("net") + " " + namespace_id("ipc");
 }
+
+std::string host_of_rank() { return environment::text("LOCKSTEP_HOST").value_or(host_identity()); }
 
 }  // namespace lockstep::sys

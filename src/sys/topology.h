@@ -35,6 +35,8 @@ struct CacheSizes {
 // host name, same network and ipc namespaces (two containers of one machine cannot see each other's
 // sockets, and so are two hosts).
 [[nodiscard]] std::string host_identity();
+// The host as ranks go by it: LOCKSTEP_HOST, by which tests pretend several, else the identity.
+[[nodiscard]] std::string host_of_rank();
 [[nodiscard]] std::string host_name();
 
 }  // namespace lockstep::sys

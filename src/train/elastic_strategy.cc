@@ -1,9 +1,9 @@
 #include "train/elastic_strategy.h"
 
-#include "parallel/whole_parameters.h"
+#include "train/axes.h"
 #include "train/micro_batches.h"
-#include "train/parts_handle.h"
 #include "train/random_streams.h"
+#include "train/strategy.h"
 
 #include <ATen/core/grad_mode.h>
 #include <torch/utils.h>
@@ -33,22 +33,38 @@ bool are_equal(const std::vector<Batch>& parts, std::int64_t slots) {
          });
 }
 
+Mesh mesh_of(const Options& options, const Group& world) {
+  std::vector<MeshAxis> axes = division_of(options, world.size()).axes;
+  const bool is_divided = options.shard != "none";
+  if (axes.empty()) axes = {{std::string(is_divided ? shards_axis : copies_axis), world.size()}};
+  return {world, std::move(axes)};
+}
+
 }  // namespace
 
+ElasticStrategy::ElasticStrategy(const Options& options, Task& task, Group world)
+    : LocalStrategy(options, task, std::move(world)),
+      mesh_(mesh_of(options, world_)),
+      learners_(learners_of(mesh_)->group()) {}
+
+// What goes over the groups of axes is not counted.
+std::vector<std::pair<std::string, std::string>> ElasticStrategy::results() {
+  if (!options_.mesh.empty()) return {};
+  return LocalStrategy::results();
+}
+
 void ElasticStrategy::make_handle(std::shared_ptr<torch::nn::Module> module) {
-  if (is_divided()) {
-    buffers_ = module->buffers();
-    LocalStrategy::make_handle(module);
-    slots_.emplace(options_.slots, *module, handle());
-    return;
-  }
-  std::vector<NamedPart> trained = trained_parts(*module);
-  std::vector<at::Tensor> parameters;
-  for (const NamedPart& part : trained) parameters.push_back(part.tensor);
-  buffers_ = module->buffers();
-  slots_.emplace(world_, options_.slots, std::move(parameters));
-  handle_ = PartsHandle(std::make_shared<PartsState>(world_, std::move(trained),
-                                                     parallel::whole_state_parts(*module)));
+  handle_ = make_handle_on(options_, task_,
+                           {.model = *module,
+                            .stage = module,
+                            .divided =
+                                [&](const auto& parts, const Handle& of_parts) {
+                                  slots_.emplace(options_.slots, *parts, of_parts);
+                                }},
+                           mesh_);
+  if (!is_divided()) slots_.emplace(learners_, options_.slots, handle_.parameters());
+  for (const NamedPart& part : handle_.state_parts())
+    if (part.kind == PartKind::buffer) buffers_.push_back(part.tensor);
 }
 
 // Each slot begins with the buffers of the step's begin, and those that slot 0 leaves count for the
@@ -60,8 +76,9 @@ void ElasticStrategy::begin_buffers() {
 
 void ElasticStrategy::end_buffers() {
   if (buffers_.empty()) return;
-  if (world_.is_root()) copy_into(buffers_, after_);
-  for (const at::Tensor& buffer : buffers_) world_.broadcast(buffer, 0, {.tag = "buffers"}).wait();
+  if (learners_.is_root()) copy_into(buffers_, after_);
+  for (const at::Tensor& buffer : buffers_)
+    learners_.broadcast(buffer, 0, {.tag = "buffers"}).wait();
 }
 
 double ElasticStrategy::backward_slot(const Batch& rows, double share, std::int64_t step,

@@ -2,7 +2,9 @@
 
 #include "base/check.h"
 #include "checkpoint/optimizer_state.h"
+#include "parallel/whole_parameters.h"
 #include "train/axes.h"
+#include "train/parts_handle.h"
 
 #include <lockstep/mesh/mesh.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
@@ -78,12 +80,8 @@ PartOfRun parts_of(const PartOfRun& part, torch::nn::Module& parts) {
   return all;
 }
 
-TensorPlan plan_for(const Options& options, const Task& task, const PartOfRun& part) {
-  const TensorPlan plan = task.tensor_plan();
-  check_input(!plan.empty(),
-              "--mesh {}: the task {} has no plan for tensor parallelism (Task::tensor_plan())",
-              options.mesh, task.name());
-  return stage_plan(plan, part.model, *part.stage);
+TensorPlan plan_for(const Task& task, const PartOfRun& part) {
+  return stage_plan(task.tensor_plan(), part.model, *part.stage);
 }
 
 // All axes but the last one, fsdp, have copies.
@@ -98,11 +96,17 @@ Mesh copies_and_shards(const Mesh& ranks) {
 Handle outer_handle(const Options& options, const Task& task, const PartOfRun& part,
                     const Mesh& learners,
                     const std::shared_ptr<CommunicationHook>& hook = nullptr) {
+  // Gradients of slots are added up by SlotGradients.
+  if (options.shard == "none" && options.elastic)
+    return PartsHandle(std::make_shared<PartsState>(learners.group(), trained_parts(*part.stage),
+                                                    parallel::whole_state_parts(*part.stage)));
   if (options.shard == "none") return DistributedDataParallel(part.stage, learners, {.hook = hook});
   ShardOptions how = shard_options(options, task);
   how.units.insert(how.units.end(), part.tied.begin(), part.tied.end());
   how.units = stage_units(how.units, part.model, *part.stage);
-  return fully_shard(part.stage, copies_and_shards(learners), how);
+  Handle handle = fully_shard(part.stage, copies_and_shards(learners), how);
+  if (part.divided) part.divided(part.stage, handle);
+  return handle;
 }
 
 }  // namespace
@@ -120,7 +124,7 @@ Handle make_handle_on(const Options& options, const Task& task, const PartOfRun&
     if (learners) return outer_handle(options, task, part, *learners, hook);
     return DistributedDataParallel(part.stage, Group());
   }
-  const TensorPlan plan = plan_for(options, task, part);
+  const TensorPlan plan = plan_for(task, part);
   TensorParallelOptions how{.sequence_parallel = options.sequence_parallel};
   if (learners) {
     how.strategy = [&options, &task, part, learners, hook](torch::nn::Module& parts) {
@@ -141,8 +145,8 @@ ExpertParallel make_expert_handle(const Options& options, const Task& task, cons
       .sequence_parallel = options.sequence_parallel,
       .method = context_method(options),
       .is_stage = part.is_stage,
-      .tensors = context_tensors_of(mesh)};
-  if (has_axis(mesh, tensor_axis)) how.plan = plan_for(options, task, part);
+      .tensors = context_tensors_of(mesh, options)};
+  if (has_axis(mesh, tensor_axis)) how.plan = plan_for(task, part);
   return expert_parallel(
       part.stage,
       *part_of(mesh, {copies_axis, experts_axis, context_axis, shards_axis, tensor_axis}),
@@ -152,17 +156,20 @@ ExpertParallel make_expert_handle(const Options& options, const Task& task, cons
 // The strategy adds gradients up over the ranks of cp, too: one call for all of them.
 ContextParallel make_context_handle(const Options& options, const Task& task, const PartOfRun& part,
                                     const Mesh& mesh) {
-  ContextParallelOptions how{.method = context_method(options), .mesh = without_stages(mesh)};
-  if (has_axis(mesh, tensor_axis)) how.plan = plan_for(options, task, part);
+  ContextParallelOptions how{.method = context_method(options),
+                             .sequence_parallel = options.sequence_parallel,
+                             .mesh = without_stages(mesh)};
+  if (has_axis(mesh, tensor_axis)) how.plan = plan_for(task, part);
   const Mesh ranks = *part_of(mesh, {copies_axis, context_axis, shards_axis});
   how.strategy = [&options, &task, part, ranks](torch::nn::Module& parts) {
     return outer_handle(options, task, parts_of(part, parts), ranks);
   };
-  return context_parallel(part.stage, *context_tensors_of(mesh), how);
+  return context_parallel(part.stage, *context_tensors_of(mesh, options), how);
 }
 
-std::optional<Mesh> context_tensors_of(const Mesh& mesh) {
+std::optional<Mesh> context_tensors_of(const Mesh& mesh, const Options& options) {
   if (!has_axis(mesh, context_axis)) return std::nullopt;
+  if (options.sequence_parallel) return part_of(mesh, {context_axis, tensor_axis});
   return part_of(mesh, {tensor_axis, context_axis});
 }
 

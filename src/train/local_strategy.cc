@@ -31,7 +31,12 @@ void LocalStrategy::attach(std::shared_ptr<torch::nn::Module> module, const Sche
     checkpoint_activations(*module, task_.units().front(),
                            {.every = static_cast<int>(options_.checkpoint_every)});
   make_handle(std::move(module));
-  optimizer_ = make_optimizer(options_, handle().named_parameters(), handle().state_memory());
+  // Copies that differ are each rank's own to update.
+  std::shared_ptr<optim::SharedUpdate> shared;
+  if (!has_own_copies(options_)) shared = handle().shared_update();
+  divides_update_ = shared != nullptr;
+  optimizer_ = make_optimizer(options_, handle().named_parameters(), handle().state_memory(),
+                              std::move(shared));
 }
 
 void LocalStrategy::make_handle(std::shared_ptr<torch::nn::Module> module) {
@@ -72,7 +77,13 @@ void LocalStrategy::join(const std::function<void()>& backward) {
 void LocalStrategy::update(double lr, const optim::GradientTransform& transform,
                            optim::GradScaler& scaler) {
   set_learning_rate(*optimizer_, lr);
-  count_bytes([&] { scaler.step(*optimizer_, transform); });
+  const auto step = [&] { scaler.step(*optimizer_, transform); };
+  // What the ranks of a host give each other of one update goes over no network.
+  if (divides_update_) {
+    step();
+  } else {
+    count_bytes(step);
+  }
   scaler.update();
   if (options_.reduce_in_step) handle().zero_grad();  // or an evaluation computes averages for all
 }

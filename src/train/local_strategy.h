@@ -45,6 +45,7 @@ class LocalStrategy : public RunStrategy {
   int processes() const override { return world_.size(); }
   const Group& learners() const override { return world_; }
   Totals measure(const Batch& batch) override { return task_.measure(cut(batch)); }
+  std::string sample(std::int64_t length) override { return task_.sample(length); }
   std::int64_t bytes_held() override { return train::bytes_held(handle(), *optimizer_); }
   std::vector<std::pair<std::string, std::string>> results() override;
 
@@ -69,6 +70,7 @@ class LocalStrategy : public RunStrategy {
  private:
   std::shared_ptr<CommunicationHook> hook_;  // null: none
   std::optional<SyncBatchNorm> sync_;        // of --sync-batch-norm
+  bool divides_update_ = false;              // among the ranks of a host
   std::int64_t sent_bytes_ = 0;              // by this rank, since the program began
 };
 

@@ -5,6 +5,8 @@
 #include "train/local_strategy.h"
 #include "train/micro_batches.h"
 
+#include <lockstep/global/tensor.h>
+#include <lockstep/models/generate.h>
 #include <lockstep/parallel/pipeline/language_models.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
 #include <lockstep/parallel/pipeline/sequences.h>
@@ -12,6 +14,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <map>
@@ -52,7 +55,7 @@ class MeshStrategy : public LocalStrategy {
     const PartOfRun whole{.model = *module, .stage = module};
     if (std::ranges::find(mesh_.axes(), experts_axis, &MeshAxis::name) != mesh_.axes().end()) {
       experts_ = make_expert_handle(options_, task_, whole, mesh_);
-    } else if (context_tensors_of(mesh_)) {
+    } else if (context_tensors_of(mesh_, options_)) {
       context_ = make_context_handle(options_, task_, whole, mesh_);
     } else {
       handle_ = make_handle_on(options_, task_, whole, mesh_);
@@ -87,10 +90,8 @@ class PipelineStrategy final : public MeshStrategy {
   // Of outputs, whose rows need not be those of micro-batches.
   Totals measure(const Batch& batch) override {
     at::NoGradGuard no_grad;
-    const std::int64_t rows = batch.data.size(0), least = options_.accumulate;
-    at::Tensor inputs = batch.data;
-    while (inputs.size(0) < least) inputs = at::cat({inputs, inputs});
-    const Tensors outputs = pipeline_.forward({inputs});
+    const std::int64_t rows = batch.data.size(0);
+    const Tensors outputs = pipeline_.forward({enough_rows(batch.data)});
     const double weight = task_.weight_of(batch);
     double loss = 0;
     if (!outputs.empty()) {
@@ -103,7 +104,42 @@ class PipelineStrategy final : public MeshStrategy {
     return {.loss = sum.item<double>() * weight, .targets = weight};
   }
 
+  std::string sample(std::int64_t length) override {
+    return task_.sample_by(length, [this](const at::Tensor& ids, std::int64_t count,
+                                          const models::GenerateOptions& how) {
+      return models::generate_tokens(*module_, ids, count, ids.size(1), how,
+                                     [this](const at::Tensor& seen) { return next_logits(seen); });
+    });
+  }
+
  private:
+  // At least one for each micro-batch; the first ones are the given ones.
+  [[nodiscard]] at::Tensor enough_rows(at::Tensor rows) const {
+    while (rows.size(0) < options_.accumulate) rows = at::cat({rows, rows});
+    return rows;
+  }
+
+  // Of the token behind one row, from the last stage to all ranks.
+  [[nodiscard]] at::Tensor next_logits(const at::Tensor& ids) {
+    const Tensors outputs = pipeline_.forward({enough_rows(ids)});
+    const PipelineLoss last_row = [](const Tensors& all, const Tensors&) {
+      const at::Tensor logits = is_global(all[0]) ? full_tensor(all[0]) : all[0];
+      return logits.narrow(0, 0, 1).select(1, -1).to(at::kDouble);
+    };
+    std::int64_t tokens = 0;
+    at::Tensor logits;
+    if (!outputs.empty()) {
+      logits = (sequences_ ? sequences_->loss(last_row) : last_row)(outputs, {}).contiguous();
+      tokens = logits.size(1);
+    }
+    at::Tensor size = at::tensor({tokens}, at::kLong);
+    Group stages = mesh_["pp"];
+    stages.all_reduce(size, Op::sum, {.tag = "tokens of a sample"}).wait();
+    if (!logits.defined()) logits = at::zeros({1, size.item<std::int64_t>()}, at::kDouble);
+    stages.all_reduce(logits, Op::sum, {.tag = "logits of a sample"}).wait();
+    return logits;
+  }
+
   void make_handle(std::shared_ptr<torch::nn::Module> module) override {
     module_ = std::move(module);
     const std::vector<ModelPiece> pieces = task_.pieces();
@@ -121,7 +157,7 @@ class PipelineStrategy final : public MeshStrategy {
                 "--mesh {}: {} stages of --pipeline {} need as many blocks, found {}",
                 options_.mesh, count, options_.pipeline, blocks);
     std::vector<Stage> stages = split(*module_, pieces, even_points(pieces, count));
-    if (const auto tensors = context_tensors_of(mesh_)) sequences_.emplace(*tensors);
+    if (const auto tensors = context_tensors_of(mesh_, options_)) sequences_.emplace(*tensors);
     if (sequences_) stages = sequences_->stages(std::move(stages));
     const plan::Schedule schedule = schedule_of(count);
     PipelineOptions how{.all_ranks = mesh_.group()};

@@ -14,6 +14,7 @@
 #include <cerrno>
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <sstream>
 #include <string_view>
 
@@ -40,20 +41,31 @@ std::string rows_until(const std::filesystem::path& path, std::int64_t step) {
   return kept;
 }
 
-// Whether the last row is one of those that stay, so that all before it are, too. A long run that
-// is often killed must not read all of its rows each time.
-bool ends_by(const std::filesystem::path& path, std::int64_t step) {
-  constexpr std::int64_t most_of_a_row = 64 << 10;
+// Where the last row until that step ends, if it is not far from the end: all before it are rows
+// until that step, too. A long run that is often killed must not read all of its rows each time.
+std::optional<off_t> end_of_rows(const std::filesystem::path& path, std::int64_t step) {
+  constexpr std::int64_t most_of_the_end = 64 << 10;
   std::ifstream file(path, std::ios::binary | std::ios::ate);
-  if (!file || !std::filesystem::is_regular_file(path)) return false;
+  if (!file || !std::filesystem::is_regular_file(path)) return std::nullopt;
   const std::int64_t bytes = file.tellg();
-  file.seekg(std::max<std::int64_t>(0, bytes - most_of_a_row));
+  const std::int64_t begin = std::max<std::int64_t>(0, bytes - most_of_the_end);
+  file.seekg(begin);
   const std::string end(std::istreambuf_iterator<char>(file), {});
-  if (!end.ends_with('\n')) return false;
-  const std::string_view lines(end.data(), end.size() - 1);
-  const std::size_t before = lines.rfind('\n');
-  if (before == std::string_view::npos) return false;
-  return is_row_until(std::string(lines.substr(before + 1)), step);
+  std::string_view rows(end);
+  for (;;) {
+    const std::size_t last = rows.rfind('\n');
+    if (last == std::string_view::npos) return std::nullopt;
+    rows = rows.substr(0, last);
+    const std::size_t before = rows.rfind('\n');
+    if (before == std::string_view::npos) return std::nullopt;
+    if (is_row_until(std::string(rows.substr(before + 1)), step))
+      return begin + static_cast<off_t>(last) + 1;
+  }
+}
+
+bool cut_behind(const std::filesystem::path& path, std::int64_t step) {
+  const std::optional<off_t> end = end_of_rows(path, step);
+  return end && ::truncate(path.c_str(), *end) == 0;
 }
 
 }  // namespace
@@ -80,7 +92,7 @@ std::string metrics_line(const MetricsRow& row) {
 
 MetricsFile::MetricsFile(std::filesystem::path path, std::int64_t resumed_at)
     : path_(std::move(path)) {
-  if (resumed_at > 0 && ends_by(path_, resumed_at)) return;
+  if (resumed_at > 0 && cut_behind(path_, resumed_at)) return;
   sys::AtomicFile::write(path_, resumed_at > 0 ? rows_until(path_, resumed_at) : "");
 }
 

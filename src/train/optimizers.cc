@@ -22,8 +22,8 @@ std::unique_ptr<torch::optim::Optimizer> make(const std::vector<NamedPart>& para
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(
     const Options& options, const std::vector<NamedPart>& parameters,
-    std::shared_ptr<optim::StateMemory> memory) {
-  optim::UpdateOptions update{.memory = std::move(memory)};
+    std::shared_ptr<optim::StateMemory> memory, std::shared_ptr<optim::SharedUpdate> shared) {
+  optim::UpdateOptions update{.memory = std::move(memory), .shared = std::move(shared)};
   if (options.optimizer == "sgd")
     return make<optim::SGD>(parameters,
                             torch::optim::SGDOptions(options.lr).momentum(options.momentum),

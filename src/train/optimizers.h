@@ -16,7 +16,8 @@ namespace lockstep::train {
 // (nanoGPT's rule).
 [[nodiscard]] std::unique_ptr<torch::optim::Optimizer> make_optimizer(
     const Options& options, const std::vector<NamedPart>& parameters,
-    std::shared_ptr<optim::StateMemory> memory = nullptr);
+    std::shared_ptr<optim::StateMemory> memory = nullptr,
+    std::shared_ptr<optim::SharedUpdate> shared = nullptr);
 
 void set_learning_rate(torch::optim::Optimizer& optimizer, double lr);
 

@@ -1,8 +1,9 @@
 #include <lockstep/train/program.h>
 
-#include "base/format.h"
+#include "base/check.h"
 #include "sys/program.h"
 #include "train/command_line.h"
+#include "train/elastic_options.h"
 #include "train/option_settings.h"
 #include "train/ranks.h"
 #include "train/resume_command.h"
@@ -21,6 +22,17 @@ namespace {
 
 // 128 + N, as a shell says it.
 constexpr int by_signal = 128;
+
+// An elastic run begins with as many of its ranks as make whole copies of the model.
+void check_start(const Options& options, const Task& task, int ranks) {
+  if (options.elastic) {
+    const int of_a_model = ranks_of_a_model(options);
+    check_input(ranks >= of_a_model, "--mesh {}: expected at least {} ranks for one copy, found {}",
+                options.mesh, of_a_model, ranks);
+    ranks = ranks / of_a_model * of_a_model;
+  }
+  check_run(options, task, ranks);
+}
 
 int be_a_rank(Task& task, const Options& options, Group world) {
   int signal = train(task, options, std::move(world)).signal;
@@ -51,7 +63,7 @@ int run_program(const std::string& name, const std::string& shell_name,
          .ranks = options.ranks,
          .usual_ranks = usual_ranks(options),
          .flight_folder = options.out,
-         .check = [&](int ranks) { check_run(options, *line.task, ranks); },
+         .check = [&](int ranks) { check_start(options, *line.task, ranks); },
          .body = [&](Group world) { return be_a_rank(*line.task, options, std::move(world)); },
          .is_elastic = options.elastic,
          .elastic_body =

@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "base/format.h"
 #include "base/log.h"
+#include "base/scope_exit.h"
 #include "base/text.h"
 #include "base/visible.h"
 #include "train/checkpoint_fit.h"
@@ -19,12 +20,15 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/record_function.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <exception>
 #include <numeric>
 #include <span>
 
@@ -76,7 +80,9 @@ Run::Run(Task& task, const Options& options, Group world, RunStrategy& strategy,
   else if (state)
     say_resumed(*state);
   say_notices();
+  count_lost_steps();
   goodput_.begin_round(numbers_);
+  if (has_round()) in_.round->note_restored();
   pace_.start(seconds_before_);
 }
 
@@ -96,7 +102,7 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
   steps_per_epoch_ = task_.steps_per_epoch();
   steps_ = options_.steps > 0 ? options_.steps : options_.epochs * steps_per_epoch_;
   schedule_ = schedule_of(options_, steps_, steps_per_epoch_);
-  strategy_.attach(module_, schedule_, steps_per_epoch_);
+  attach();
   torch::manual_seed(stream_seed(options_.seed, seed_stream_of_rank(strategy_.draws())));
   stopping_.patience = options_.patience;
   if (options_.async_save) saver_.emplace(world_);
@@ -104,8 +110,9 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
       task_, module_, strategy_.learners(),
       Evaluator::Options{.batches = options_.eval_batches,
                          .in_step = options_.shard != "none" ||
-                                    strategy_.learners().size() < world_.size() ||
-                                    division_of(options_, world_.size()).is_model_parallel(),
+                                    (!options_.elastic &&
+                                     (strategy_.learners().size() < world_.size() ||
+                                      division_of(options_, world_.size()).is_model_parallel())),
                          .parts = options_.elastic ? options_.slots : 0,
                          .compute_dtype = compute_dtype(options_),
                          .tell =
@@ -115,6 +122,36 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
                                                              step_, steps_, 100 * share));
                              },
                          .measure = [&](const Batch& batch) { return strategy_.measure(batch); }});
+}
+
+// What does not fit into the ranks' parts is found by each of them alike, and one speaks for all.
+void Run::attach() {
+  try {
+    strategy_.attach(module_, schedule_, steps_per_epoch_);
+  } catch (const CommonFailure&) {
+    throw;
+  } catch (const BadInput&) {
+    throw_of_all(std::current_exception());
+  } catch (const InvalidArgument&) {
+    throw_of_all(std::current_exception());
+  }
+  if (has_round()) in_.round->ends(strategy_.handle());
+}
+
+// A rank that has thrown alone does not wait for long: the others are somewhere else.
+void Run::throw_of_all(const std::exception_ptr& error) {
+  constexpr std::chrono::seconds longest_wait{10};
+  const Duration before = world_.timeout();
+  ScopeExit as_before([&] { world_.set_timeout(before); });
+  world_.set_timeout(std::min<Duration>(before, longest_wait));
+  try {
+    together(world_, [&] { std::rethrow_exception(error); });
+  } catch (const CommonFailure&) {
+    throw;
+  } catch (const Error&) {
+    // This rank's own says more.
+  }
+  std::rethrow_exception(error);
 }
 
 void Run::restore(const checkpoint::TrainingState& state) {
@@ -133,6 +170,15 @@ void Run::restore(const checkpoint::TrainingState& state) {
   restore_best(state);
 }
 
+// Those that were begun and are not in the state which the round goes on with.
+void Run::count_lost_steps() {
+  if (!has_round() || !in_.round->has_agent()) return;
+  std::int64_t begun = *in_.begun;
+  world_.all_reduce(at::from_blob(&begun, {1}, at::kLong), Op::max, {.tag = "steps begun"}).wait();
+  numbers_[lost_steps] += static_cast<double>(std::max<std::int64_t>(0, begun - step_));
+  *in_.begun = step_;
+}
+
 void Run::step() {
   trace_.begin_step();
   make_step();
@@ -141,6 +187,7 @@ void Run::step() {
 
 void Run::make_step() {
   strategy_.begin_step();
+  if (has_round()) *in_.begun = step_ + 1;
   lr_ = learning_rate(schedule_, step_);
   Batch batch;
   {
@@ -168,7 +215,7 @@ void Run::make_step() {
   // Rows that count for this rank's loss: one rank speaks for all where all have the same one.
   const bool is_loss_of_all = strategy_.computes_slots();
   const std::int64_t own_rows = is_loss_of_all && !world_.is_root() ? 0 : rows_in(batch);
-  std::int64_t rows = rows_in(batch) * strategy_.learners().size();
+  std::int64_t rows = rows_in(batch) * (is_loss_of_all ? 1 : strategy_.learners().size());
   loss_ = loss;  // this rank's, until they meet
   if (strategy_.waits_each_step() || is_meeting()) rows = agree(loss, own_rows);
   if (is_meeting()) strategy_.meet(needs_model());
@@ -244,7 +291,8 @@ std::int64_t Run::agree(double loss, std::int64_t rows) {
       at::tensor({loss * weight, weight, interrupt_.signal() != 0 ? 1.0 : 0.0}, at::kDouble);
   world_.all_reduce(sums, Op::sum, {.tag = "loss"}).wait();
   const double* values = sums.const_data_ptr<double>();
-  loss_ = values[0] / values[1];
+  const double weight_of_all = values[1];
+  loss_ = values[0] / weight_of_all;
   if (values[2] > 0) {
     at::Tensor signal = at::tensor({interrupt_.signal()}, at::kInt);
     world_.all_reduce(signal, Op::max, {.tag = "signal"}).wait();
@@ -253,7 +301,8 @@ std::int64_t Run::agree(double loss, std::int64_t rows) {
   if (!std::isfinite(loss_))
     throw CommonFailure(
         formatted("step {}: expected a finite loss, found {} (lr {})", step_, loss_, lr_), 0);
-  return std::llround(values[1] * strategy_.learners().size() / world_.size());
+  if (strategy_.computes_slots()) return std::llround(weight_of_all);
+  return std::llround(weight_of_all * strategy_.learners().size() / world_.size());
 }
 
 bool Run::is_due(std::int64_t every) const {

@@ -23,6 +23,7 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <exception>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -33,10 +34,14 @@
 
 namespace lockstep::train {
 
+// In the numbers that an elastic run commits.
+inline constexpr const char* lost_steps = "elastic.lost_steps";
+
 // A round of an elastic run, as Run sees it.
 struct RunRound {
   Round* round = nullptr;    // null: there are no rounds
   bool* has_data = nullptr;  // whether this process has read the task's data in an earlier round
+  std::int64_t* begun = nullptr;  // steps that this process has begun, in whichever round
 };
 
 // Every method is called by all ranks in the same order. What the ranks must agree on (whether to
@@ -84,6 +89,9 @@ class Run {
   // run.cc
   void make_step();
   void begin(const std::optional<checkpoint::TrainingState>& state);
+  void attach();
+  void count_lost_steps();
+  [[noreturn]] void throw_of_all(const std::exception_ptr& error);
   void restore(const checkpoint::TrainingState& state);
   [[nodiscard]] double backward(const Batch& batch, const std::vector<std::int64_t>& rows_of_all);
   [[nodiscard]] double backward_parts(const Batch& batch, double of_rank);

@@ -66,7 +66,7 @@ void Run::export_model(const std::string& name, const std::optional<Evaluation>&
 void Run::sample() {
   auto began = Pace::Clock::now();
   // On all ranks: they may have the model in parts.
-  sample_ = task_.sample(options_.sample > 0 ? options_.sample : usual_sample);
+  sample_ = strategy_.sample(options_.sample > 0 ? options_.sample : usual_sample);
   sampled_step_ = step_;
   pace_.leave_out(began);
 }

@@ -96,7 +96,7 @@ void Run::finish_well() {
   export_model("model", evaluation_, evaluation_is_partial_);
   if (options_.sample == 0 || sampled_step_ == step_) return;
   std::string text =
-      task_.sample(options_.sample);  // on all ranks: they may have the model in parts
+      strategy_.sample(options_.sample);  // on all ranks: they may have the model in parts
   if (world_.is_root()) progress_.say(text);
 }
 
@@ -109,7 +109,9 @@ std::string Run::last_line() const {
   for (const auto& [name, value] : strategy_.results()) line += formatted(" {}={}", name, value);
   if (options_.epochs > 0) line += formatted(" epochs={}", epoch());
   line += formatted(" steps={} seconds={:.1f}", step_, pace_.seconds());
-  if (has_round() && in_.round->has_agent()) line += formatted(" goodput={:.3f}", goodput_.share());
+  if (has_round() && in_.round->has_agent())
+    line +=
+        formatted(" goodput={:.3f} lost_steps={:.0f}", goodput_.share(), numbers_.at(lost_steps));
   if (best_.step < 0) return line;
   return line + formatted(" best_val_loss={:.3f} best_step={} best={}", best_.val_loss, best_.step,
                           folder_.best_file().string());

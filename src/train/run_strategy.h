@@ -47,6 +47,8 @@ class RunStrategy {
   [[nodiscard]] virtual bool cuts_batches() const { return false; }
   // Task::measure() of a model that ranks compute together.
   [[nodiscard]] virtual Totals measure(const Batch& batch) = 0;
+  // Task::sample() of such a model.
+  [[nodiscard]] virtual std::string sample(std::int64_t length) = 0;
 
   // Forward and backward of a micro-batch. Returns its loss times `share`, by which it counts.
   [[nodiscard]] virtual double backward(const Batch& part, double share,

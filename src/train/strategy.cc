@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "base/visible.h"
 #include "train/axes.h"
+#include "train/elastic_options.h"
 
 #include <lockstep/mesh/mesh.h>
 
@@ -25,6 +26,7 @@ std::vector<MeshAxis> axes_of(const Options& options, int ranks) {
     for (const MeshAxis& axis : axes)
       check_input(std::ranges::count(known, axis.name) > 0, "unknown axis '{}'; known: {}",
                   axis.name, listed(known, ", "));
+    if (options.elastic) axes = axes_of_round(std::move(axes), ranks);
     return MeshLayout(std::move(axes), ranks).axes();
   } catch (const Error& error) {
     auto place = options.places.find("mesh");
@@ -142,11 +144,6 @@ void check_context(const Options& options, const Task& task, const Division& div
   check_input(heads > 0,
               "--mesh {}: the task {} has no sequences to cut over cp (Task::sequence_heads())",
               options.mesh, task.name());
-  check_input(
-      !options.sequence_parallel,
-      "--sequence-parallel: cp cuts activations along the sequence already: expected --mesh "
-      "without cp, found --mesh {}",
-      options.mesh);
   const int ranks = division.context * division.tensor;
   check_input(options.context_method == "ring" || heads % ranks == 0,
               "--context-method ulysses on --mesh {}: expected heads of keys that {} ranks divide, "
@@ -163,9 +160,6 @@ void check_experts(const Options& options, const Task& task, const Division& div
   check_input(!has_axis || experts % division.experts == 0,
               "--mesh {}: expected experts that {} ranks divide, found {}", options.mesh,
               division.experts, experts);
-  check_input(experts == 0 || !options.deferred || !is_among(division.axes, tensor_axis),
-              "--deferred: the task {} has experts: expected --mesh without tp, found --mesh {}",
-              task.name(), options.mesh);
 }
 
 }  // namespace
@@ -186,6 +180,14 @@ void check_axes(const Options& options, const Task& task, const Division& divisi
   needs(options.pipeline != Options().pipeline, "--pipeline", stages_axis);
   needs(options.sequence_parallel, "--sequence-parallel", tensor_axis);
   needs(options.context_method != Options().context_method, "--context-method", context_axis);
+  check_input(!is_among(division.axes, tensor_axis) || !task.tensor_plan().empty(),
+              "--mesh {}: the task {} has no plan for tensor parallelism (Task::tensor_plan()): "
+              "expected --mesh without tp",
+              options.mesh, task.name());
+  check_input(!options.elastic || !division.is_model_parallel() || task.experts() == 0,
+              "--elastic: the task {} has experts, whose copies count tokens together: expected "
+              "--mesh without tp, found --mesh {}",
+              task.name(), options.mesh);
   check_context(options, task, division);
   check_experts(options, task, division);
   for (const auto& [is_given, name] : {std::pair(options.hook != "none", "--hook"),
@@ -201,10 +203,6 @@ void check_axes(const Options& options, const Task& task, const Division& divisi
   check_input(options.checkpoint_every == 0 || options.strategy == "ddp",
               "--checkpoint-every {} needs --strategy ddp, found --strategy {}",
               options.checkpoint_every, options.strategy);
-  check_input(division.stages == 1 || (options.sample == 0 && options.sample_every == 0),
-              "--sample: no rank of a pipeline has the whole model: expected --mesh without pp, "
-              "found --mesh {}",
-              options.mesh);
 }
 
 }  // namespace lockstep::train

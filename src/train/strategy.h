@@ -16,6 +16,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -75,6 +76,10 @@ struct PartOfRun {
   std::shared_ptr<torch::nn::Module> stage;  // or the model
   bool is_stage = false;
   std::vector<std::string> tied = {};
+  // Told of what --shard divides over copies and shards of the model, and its handle: with tensor
+  // parallelism a module of the parts that a rank has, which lives in the whole handle.
+  std::function<void(const std::shared_ptr<torch::nn::Module>& module, const Handle& handle)>
+      divided = {};
 };
 [[nodiscard]] Handle make_handle_on(const Options& options, const Task& task, const PartOfRun& part,
                                     const Mesh& mesh,
@@ -85,7 +90,7 @@ struct PartOfRun {
 [[nodiscard]] ExpertParallel make_expert_handle(const Options& options, const Task& task,
                                                 const PartOfRun& part, const Mesh& mesh);
 // The axes tp and cp of it, of whose ranks its tensors are; absent without cp.
-[[nodiscard]] std::optional<Mesh> context_tensors_of(const Mesh& mesh);
+[[nodiscard]] std::optional<Mesh> context_tensors_of(const Mesh& mesh, const Options& options);
 // The axes dp, ep and fsdp of it, in this order; absent where it has none of them.
 [[nodiscard]] std::optional<Mesh> learners_of(const Mesh& mesh);
 

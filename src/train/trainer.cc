@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "elastic/round_loop.h"
 #include "train/elastic_options.h"
+#include "train/interrupt.h"
 #include "train/option_settings.h"
 #include "train/run.h"
 #include "train/served_run.h"
@@ -12,6 +13,7 @@
 #include <ATen/Parallel.h>
 
 #include <exception>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -73,6 +75,7 @@ std::optional<Report> train_elastically(Task& task, const Options& given,
   check(given.elastic, "train_elastically: expected Options::elastic");
   std::optional<Report> report;
   bool has_data = false;
+  std::int64_t begun = 0;
   const auto prepare = [&] {
     const Options options = elastic_options(given);
     if (options.threads > 0) at::set_num_threads(static_cast<int>(options.threads));
@@ -83,11 +86,18 @@ std::optional<Report> train_elastically(Task& task, const Options& given,
       // The round meets it again, and says it.
     }
   };
-  const bool is_done = run_rounds({.reserve = true, .prepare = prepare}, [&](Round& round) {
+  const int of_a_model = ranks_of_a_model(given);
+  const LoopOptions loop{.reserve = true,
+                         .ranks_wanted = [&](int there) { return there / of_a_model * of_a_model; },
+                         // It was asked to end with the others, which save first.
+                         .while_waiting = [] { return std::make_shared<Interrupt>(); },
+                         .prepare = prepare};
+  const bool is_done = run_rounds(loop, [&](Round& round) {
     begins(round.group());
     together(round.group(), [&] { check_run(given, task, round.group().size()); });
     const Options options = elastic_options(given);
-    report = train_locally(task, options, round.group(), {.round = &round, .has_data = &has_data});
+    report = train_locally(task, options, round.group(),
+                           {.round = &round, .has_data = &has_data, .begun = &begun});
     if (report->signal != 0) round.leave_unfinished();
   });
   return is_done ? report : std::nullopt;

@@ -42,6 +42,7 @@ class WorkerStrategy : public RunStrategy {
   int processes() const override { return all_.size(); }
   const Group& learners() const override { return workers_; }
   Totals measure(const Batch& batch) override { return task_.measure(batch); }
+  std::string sample(std::int64_t length) override { return task_.sample(length); }
   std::int64_t bytes_held() override { return handle_.memory().kept(); }
   std::vector<std::pair<std::string, std::string>> results() override;
 

@@ -49,6 +49,17 @@ class SavedRun : public testing::Test {
     return in_folder("lockstep-eval " + words + " 2>&1");
   }
 
+  static void expect_same_text_of_two_ranks(const std::string& words) {
+    const ShellResult one = generate(words);
+    ASSERT_EQ(one.exit_code, 0) << one.output;
+    const ShellResult two =
+        in_folder("lockstep run -n 2 " LOCKSTEP_PROGRAM_DIR "/lockstep generate --mesh tp=2 " +
+                  words + " 2>&1");
+    EXPECT_EQ(two.exit_code, 0) << two.output;
+    EXPECT_NE(two.output.find(one.output.substr(0, one.output.find('\n'))), std::string::npos)
+        << two.output;
+  }
+
   static double loss_in(const std::string& line) {
     return std::stod(line.substr(line.find("val_loss=") + 9));
   }
@@ -78,17 +89,20 @@ TEST_F(GenerateProgram, TheSameSeedGivesTheSameText) {
 // Two ranks compute every layer together, and rank 0 writes.
 TEST_F(GenerateProgram, RanksOfTensorParallelismWriteTheSameText) {
   const std::string words = "runs/mine --prompt abac --tokens 40 --greedy";
-  const ShellResult one = generate(words);
-  ASSERT_EQ(one.exit_code, 0) << one.output;
-  const ShellResult two =
-      in_folder("lockstep run -n 2 " LOCKSTEP_PROGRAM_DIR "/lockstep generate --mesh tp=2 " +
-                words + " 2>&1");
-  EXPECT_EQ(two.exit_code, 0) << two.output;
-  EXPECT_NE(two.output.find(one.output.substr(0, one.output.find('\n'))), std::string::npos)
-      << two.output;
+  expect_same_text_of_two_ranks(words);
   const ShellResult alone = generate("--mesh tp=2 " + words);
   EXPECT_NE(alone.output.find("--mesh tp=2: expected 2 ranks, found 1"), std::string::npos)
       << alone.output;
+}
+
+// A model with mixtures: each rank has all experts, and half of all else.
+TEST_F(GenerateProgram, RanksOfTensorParallelismComputeMixturesToo) {
+  const ShellResult trained = in_folder(
+      "lockstep-train moe --data text.txt --out runs/moe --layers 2 --heads 2 --width 16 "
+      "--block 12 --experts 4 --steps 40 --lr 0.01 --threads 1");
+  ASSERT_EQ(trained.exit_code, 0) << trained.output;
+  const std::string words = "runs/moe --prompt abac --tokens 24 --greedy";
+  expect_same_text_of_two_ranks(words);
 }
 
 TEST_F(GenerateProgram, ReadsThePromptFromStandardInput) {

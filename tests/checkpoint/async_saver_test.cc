@@ -39,20 +39,14 @@ namespace {
 
 namespace fs = std::filesystem;
 using test::Engine;
+using test::expect_same_files;
 using test::names_in;
 using test::TemporaryFolder;
-using test::text_of;
 using test::Training;
 
 fs::path save_by(AsyncSaver& saver, const fs::path& out, const Training& training,
                  const SaveOptions& options = {}) {
   return saver.save(out, training.handle, *training.optimizer, {.step = training.steps}, options);
-}
-
-void expect_same_files(const fs::path& found, const fs::path& expected) {
-  ASSERT_EQ(names_in(found), names_in(expected));
-  for (const std::string& name : names_in(expected))
-    EXPECT_TRUE(text_of(found / name) == text_of(expected / name)) << name;
 }
 
 class EveryStrategyAsync : public testing::TestWithParam<int> {};

@@ -13,10 +13,14 @@
 #include <torch/types.h>
 #include <zlib.h>
 
+#include <algorithm>
+#include <array>
 #include <fstream>
 #include <iterator>
 #include <random>
+#include <span>
 #include <string>
+#include <vector>
 
 namespace lockstep::checkpoint {
 namespace {
@@ -46,6 +50,47 @@ TEST(Checksum, EveryKernelIsThatOfZlib) {
             << kernel.name << ", " << size << " bytes from " << from;
       }
   }
+}
+
+// The same of what is copied on the way, from and to every place of a cache line; and nothing
+// beside the copy is written.
+TEST(Checksum, EveryKernelCopiesWhatItSumsUp) {
+  test::Random random(8);
+  const std::string text = test::random_bytes(random, 64 + 600);
+  for (const Crc32Kernel& kernel : crc32_kernels()) {
+    if (!kernel.is_available()) continue;
+    for (std::size_t place = 0; place < 64; ++place)
+      for (std::size_t size = 0; size <= 600; size += size < 300 ? 1 : 37) {
+        const std::size_t from = random() % 64;
+        alignas(64) std::array<std::byte, 64 + 600 + 64> memory;
+        memory.fill(std::byte{0xa5});
+        const auto bytes = bytes_of_text(text).subspan(from, size);
+        const auto before = static_cast<std::uint32_t>(random());
+        ASSERT_EQ(crc32_copied_by(kernel, std::span(memory).subspan(place, size), bytes, before),
+                  crc32_by(crc32_kernels().back(), bytes, before))
+            << kernel.name << ", " << size << " bytes from " << from << " to " << place;
+        ASSERT_TRUE(std::ranges::equal(std::span(memory).subspan(place, size), bytes));
+        ASSERT_EQ(std::ranges::count(memory, std::byte{0xa5}) -
+                      std::ranges::count(bytes, std::byte{0xa5}),
+                  std::ssize(memory) - std::ssize(bytes));
+      }
+  }
+}
+
+TEST(Checksum, EveryKernelCopiesLargeTexts) {
+  test::Random random(9);
+  const std::string text = test::random_bytes(random, (std::size_t{3} << 20) + 77);
+  const auto bytes = bytes_of_text(text);
+  std::vector<std::byte> copy(text.size() + 1);
+  for (const Crc32Kernel& kernel : crc32_kernels())
+    for (const std::size_t place : {0, 1}) {
+      if (!kernel.is_available()) continue;
+      const auto to = std::span(copy).subspan(place, text.size());
+      std::ranges::fill(copy, std::byte{0});
+      EXPECT_EQ(crc32_copied_by(kernel, to, bytes, 5), crc32_by(crc32_kernels().back(), bytes, 5));
+      EXPECT_TRUE(std::ranges::equal(to, bytes)) << kernel.name;
+      EXPECT_EQ(crc32_of_copied(to, bytes), crc32_of(bytes));
+    }
 }
 
 // From any place on, of any length and behind any other text.

@@ -57,6 +57,41 @@ TEST(OptimizerState, CarriesOver) {
   expect_carried_over<torch::optim::SGD>(torch::optim::SGDOptions(0.1));
 }
 
+// What LibTorch's optimizers keep of 16-bit parameters has 16 bits however often it is loaded.
+template <class Optimizer, class OptimizerOptions>
+void expect_loaded_twice(OptimizerOptions options) {
+  NamedParameters first{
+      {"a", at::linspace(-1, 1, 300).to(at::kBFloat16).detach().requires_grad_()}};
+  Optimizer before(tensors_of(first), options);
+  for (double gradient : {0.5, -0.25}) step(before, first, gradient);
+  const NamedTensors state = optimizer_state(before, first);
+  NamedTensors loaded = state;
+  NamedParameters last;
+  std::unique_ptr<Optimizer> after;
+  for (int time = 0; time < 2; ++time) {
+    last = {{"a", first[0].second.detach().clone().requires_grad_()}};
+    after = std::make_unique<Optimizer>(tensors_of(last), options);
+    load_optimizer_state(*after, last, loaded);
+    loaded = optimizer_state(*after, last);
+  }
+  EXPECT_EQ(loaded.size(), state.size());
+  for (const auto& [name, tensor] : state) {
+    EXPECT_EQ(loaded.at(name).scalar_type(), tensor.scalar_type()) << name;
+    EXPECT_TRUE(at::equal(loaded.at(name), tensor)) << name;
+  }
+  for (double gradient : {2.0, 1e-3, 0.3}) {
+    step(before, first, gradient);
+    step(*after, last, gradient);
+  }
+  EXPECT_TRUE(at::equal(first[0].second, last[0].second));
+}
+
+TEST(OptimizerState, Of16BitsIsLoadedTwice) {
+  expect_loaded_twice<torch::optim::SGD>(torch::optim::SGDOptions(0.1).momentum(0.9));
+  expect_loaded_twice<torch::optim::AdamW>(torch::optim::AdamWOptions(0.1));
+  expect_loaded_twice<torch::optim::Adam>(torch::optim::AdamOptions(0.1).amsgrad(true));
+}
+
 // Ours keep more than torch's: masters of 16-bit parameters, and states in fewer bits.
 template <class Optimizer, class OptimizerOptions>
 void expect_ours_carried_over(OptimizerOptions options, optim::UpdateOptions update) {

@@ -28,9 +28,9 @@ using NamedOwn = std::map<std::string, at::Tensor>;
 NamedOwn own_of(int rank) {
   if (rank == 1) return {};
   NamedOwn own{{"error", at::arange(6).view({2, 3}).t() * (rank + 1)},
-                 {"step", at::full({1}, rank, at::kLong)},
-                 {"half", at::ones({4}).to(at::kHalf) * rank},
-                 {"nothing", at::empty({0, 3})}};
+               {"step", at::full({1}, rank, at::kLong)},
+               {"half", at::ones({4}).to(at::kHalf) * rank},
+               {"nothing", at::empty({0, 3})}};
   if (rank == 2) own.emplace("more", at::zeros({}));
   return own;
 }
@@ -142,8 +142,12 @@ TEST(OwnTensorsOf, WhatIsNotDenseIsNamed) {
 TEST(OwnTensorsOf, AHookGoesOnToTheBit) {
   TemporaryFolder folder;
   auto run = [](Group group, int steps, const fs::path& from, const fs::path& to) {
-    torch::manual_seed(3);
     torch::nn::Linear model(12, 10);
+    {
+      at::NoGradGuard no_grad;  // not by a generator, from which all ranks of a process draw
+      for (at::Tensor& parameter : model->parameters())
+        parameter.copy_(at::arange(parameter.numel()).mul(0.3).sin().view_as(parameter));
+    }
     auto hook = power_sgd({.rank = 1, .start_step = 0, .min_compression_rate = 1});
     DistributedDataParallel ddp(model, group, {.hook = hook});
     torch::optim::SGD sgd(ddp.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));

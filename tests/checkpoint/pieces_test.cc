@@ -51,6 +51,26 @@ TEST(Pieces, CoverEachByteOnceAndNoWorkerHasTwo) {
     });
 }
 
+// Stretches of any length, some of them empty: each byte once, and no piece goes over an end.
+TEST(Pieces, OfSeveralStretchesCoverEachByteOnce) {
+  for (int threads : {1, 2, 5})
+    with_threads(threads, [&] {
+      for (const std::vector<std::uint64_t>& stretches : std::vector<std::vector<std::uint64_t>>{
+               {}, {0}, {0, 0, 5}, {8, 0, 16, 7}, {1, 1, 1, 0}, {0, 1000, 3, 0, 24, 1}}) {
+        std::vector<std::vector<std::atomic<int>>> visits;
+        for (const std::uint64_t bytes : stretches) visits.emplace_back(bytes);
+        for_each_piece(stretches, 8, [&](std::size_t worker, const Piece& piece) {
+          EXPECT_LT(worker, piece_workers());
+          EXPECT_EQ(piece.begin % 8, 0u);
+          EXPECT_TRUE(piece.end - piece.begin == 8 || piece.end == stretches[piece.stretch]);
+          for (std::uint64_t i = piece.begin; i < piece.end; ++i) ++visits.at(piece.stretch).at(i);
+        });
+        for (const auto& stretch : visits)
+          for (const auto& count : stretch) EXPECT_EQ(count, 1);
+      }
+    });
+}
+
 TEST(Pieces, BringBackWhatIsThrown) {
   for (int threads : {1, 3})
     with_threads(threads, [] {

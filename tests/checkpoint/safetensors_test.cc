@@ -31,7 +31,8 @@ NamedTensors one_of_each_dtype() {
 
 bool same(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.is_contiguous() &&
-         std::memcmp(a.const_data_ptr(), b.contiguous().const_data_ptr(), a.nbytes()) == 0;
+         std::memcmp(a.const_data_ptr(),
+                     b.contiguous().resolve_conj().resolve_neg().const_data_ptr(), a.nbytes()) == 0;
 }
 
 TEST(Safetensors, ReadsBackEveryDtype) {
@@ -46,10 +47,14 @@ TEST(Safetensors, ReadsBackEveryDtype) {
 
 TEST(Safetensors, KeepsShapesStridesNamesAndMetadata) {
   test::TemporaryFolder folder;
-  NamedTensors written{{"scalar", torch::tensor(3.5)},
-                       {"empty", torch::empty({0, 4})},
-                       {"transposed", torch::arange(6).view({2, 3}).t()},
-                       {"quotes \"and\" ü", torch::ones(1)}};
+  NamedTensors written{
+      {"scalar", torch::tensor(3.5)},
+      {"empty", torch::empty({0, 4})},
+      {"transposed", torch::arange(6).view({2, 3}).t()},
+      {"expanded", torch::arange(3).expand({2, 3})},
+      {"conjugate", torch::complex(torch::ones(2), torch::ones(2)).conj()},
+      {"negative", torch::imag(torch::complex(torch::ones(2), torch::ones(2)).conj())},
+      {"quotes \"and\" ü", torch::ones(1)}};
   Metadata metadata{{"format", "pt"}, {"line\nbreak", "tab\t"}};
   write_safetensors(folder / "a.safetensors", written, metadata);
   Safetensors read = read_safetensors(folder / "a.safetensors");

@@ -204,6 +204,14 @@ inline void expect_same_checkpoint(const std::filesystem::path& found,
     expect_same_tensors(found / name, expected / name);
 }
 
+// All files of two folders are the same bytes.
+inline void expect_same_files(const std::filesystem::path& found,
+                              const std::filesystem::path& expected) {
+  ASSERT_EQ(names_in(found), names_in(expected));
+  for (const std::string& name : names_in(expected))
+    EXPECT_TRUE(text_of(found / name) == text_of(expected / name)) << name;
+}
+
 // The error of all ranks, which must be one and the same line.
 inline std::string refusal(int ranks, const std::function<void(Group)>& action) {
   std::vector<std::string> lines(static_cast<std::size_t>(ranks));

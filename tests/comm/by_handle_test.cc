@@ -1,4 +1,5 @@
 // Tensors by handle: what each side has after the other has changed, freed or left.
+#include "comm/child_result.h"
 #include "support/messages.h"
 #include "support/processes.h"
 #include "support/torch/engine_test.h"
@@ -306,18 +307,14 @@ TEST(ByHandleOnShm, AForkedChildHasNotWhatWasReceived) {
     auto tensor = pass(group, numbers(many), {many});
     if (group.rank() == 1 && group.passes_handles(0, 4 * many)) {
       ::signal(SIGSEGV, SIG_DFL);
-      const pid_t child = ::fork();
-      if (child == 0) ::_exit(tensor[5].item<float>() > 0 ? 0 : 1);
-      int status = 0;
-      ASSERT_EQ(::waitpid(child, &status, 0), child);
-      EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV) << status;
-      const pid_t other = ::fork();
-      if (other == 0) {
+      const ChildResult child = in_child([&] { return tensor[5].item<float>() > 0 ? 0 : 1; });
+      EXPECT_TRUE(WIFSIGNALED(child.status) && WTERMSIG(child.status) == SIGSEGV) << child.status;
+      expect_words(child.text, {"a forked child touched a tensor of its parent"});
+      const ChildResult other = in_child([&] {
         tensor = at::Tensor();  // its copy goes, and changes nothing
-        ::_exit(0);
-      }
-      ASSERT_EQ(::waitpid(other, &status, 0), other);
-      EXPECT_EQ(status, 0);
+        return 0;
+      });
+      EXPECT_EQ(other.status, 0);
     }
     group.barrier().wait();
     EXPECT_TRUE(tensor.equal(numbers(many)));

@@ -3,6 +3,7 @@
 
 #include "dispatch/lazy_storage.h"
 
+#include "support/messages.h"
 #include "support/torch/allocations.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -21,15 +22,6 @@ namespace {
 constexpr std::int64_t smallest = 64;  // bytes
 
 at::Tensor generator_state() { return at::detail::getDefaultCPUGenerator().get_state(); }
-
-std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
-}
 
 // What `make` gives ordinarily, and deferred.
 struct Twice {
@@ -172,7 +164,8 @@ TEST(Deferral, ComputesWhatTheProgramAsksForInside) {
   Deferral deferral(smallest);
   at::Tensor made = at::ones({10, 10});
   EXPECT_EQ(made.sum().item<float>(), 100);
-  EXPECT_NE(error_of([&] { made.add_(at::ones({3})); }).find("must match"), std::string::npos);
+  EXPECT_NE(test::message_of<std::exception>([&] { made.add_(at::ones({3})); }).find("must match"),
+            std::string::npos);
   EXPECT_TRUE(made.equal(at::ones({10, 10})));
 }
 
@@ -182,11 +175,14 @@ TEST(Deferral, ReadingPastTheDispatcherIsAnErrorThatSaysWhatToDo) {
   for (const auto& read : std::vector<std::function<void()>>{
            [&] { (void)made.data_ptr(); }, [&] { (void)made.accessor<float, 2>(); },
            [&] { (void)made.const_data_ptr<float>(); }}) {
-    std::string error = error_of(read);
+    std::string error = test::message_of<std::exception>(read);
     EXPECT_NE(error.find("deferred()"), std::string::npos) << error;
     EXPECT_NE(error.find("make_values()"), std::string::npos) << error;
   }
-  EXPECT_NE(error_of([&] { made.resize_({100, 100}); }).find("not resizable"), std::string::npos);
+  EXPECT_NE(test::message_of<std::exception>([&] {
+              made.resize_({100, 100});
+            }).find("not resizable"),
+            std::string::npos);
 }
 
 TEST(Deferral, TheFirstUseOutsideGivesMemoryForGood) {

@@ -6,9 +6,9 @@
 #include <lockstep/optim/adamw.h>
 #include <lockstep/optim/scheduler.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
-#include <lockstep/parallel/sharded/fully_shard.h>
 
 #include "elastic/commit_files.h"
+#include "elastic/copies_or_shards.h"
 #include "elastic/small_agent.h"
 #include "support/messages.h"
 
@@ -112,11 +112,7 @@ struct Values {
 // All ranks learn from the same rows, so that neither 1, 2 nor 4 ranks change a bit of the mean.
 void train_steps(ElasticState& state, const Training& how, Values& values) {
   models::Mlp model = made_model();
-  Handle handle;
-  if (how.is_sharded)
-    handle = fully_shard(model, state.group(), {.units = {"layers.*"}});
-  else
-    handle = DistributedDataParallel(model, state.group());
+  Handle handle = test::copies_or_shards(*model, state.group(), how.is_sharded);
   optim::AdamW adamw(handle.parameters(), torch::optim::AdamWOptions(0.01));
   optim::Scheduler scheduler(adamw, optim::cosine({.steps = 100}));
   at::Tensor own = at::zeros({5}, at::kDouble);

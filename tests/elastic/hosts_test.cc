@@ -1,11 +1,13 @@
 // A training on several hosts loses one of them, with all of its ranks and its memory. Hosts are
 // what LOCKSTEP_HOST says, each with a folder of commits of its own.
 #include <lockstep/elastic/elastic.h>
+#include <lockstep/mesh/mesh.h>
 #include <lockstep/models/mlp.h>
 #include <lockstep/optim/adamw.h>
-#include <lockstep/parallel/data/distributed_data_parallel.h>
-#include <lockstep/parallel/sharded/fully_shard.h>
+#include <lockstep/parallel/tensor/parallelize.h>
+#include <lockstep/parallel/tensor/plan.h>
 
+#include "elastic/copies_or_shards.h"
 #include "elastic/small_agent.h"
 
 #include <ATen/ops/full.h>
@@ -37,6 +39,7 @@ constexpr std::int64_t steps = 120;
 
 struct HostsTraining {
   bool is_sharded = false;
+  bool has_parts = false;            // copies of the model, each of two ranks
   bool keeps_random_numbers = true;  // as many ranks in all rounds
   fs::path out = {};                 // checkpoints, every 5 steps
 };
@@ -45,16 +48,24 @@ struct HostsResult {
   std::vector<float> parameters;
   std::vector<double> drawn;             // the sum of random numbers
   std::vector<std::int64_t> begun = {};  // the step that each round began with
+  bool has_trained = false;              // in the last round
 };
+
+// Of ranks that are neighbours, and so on one host.
+Handle parts_of_copies(models::Mlp& model, const Group& group) {
+  const Mesh mesh(group, {{"dp", -1}, {"tp", 2}});
+  return parallelize(model.ptr(), mesh["tp"], {{"layers.0", Colwise()}, {"layers.1", Rowwise()}},
+                     {.strategy = [mesh](torch::nn::Module& parts) -> Handle {
+                        return DistributedDataParallel(parts, mesh["dp"]);
+                      },
+                      .mesh = mesh});
+}
 
 void train_round(ElasticState& state, const HostsTraining& how, HostsResult& result) {
   torch::manual_seed(1);
   models::Mlp model(models::MlpOptions{.sizes = {6, 40, 3}});
-  Handle handle;
-  if (how.is_sharded)
-    handle = fully_shard(model, state.group(), {.units = {"layers.*"}});
-  else
-    handle = DistributedDataParallel(model, state.group());
+  Handle handle = how.has_parts ? parts_of_copies(model, state.group())
+                                : test::copies_or_shards(*model, state.group(), how.is_sharded);
   optim::AdamW adamw(handle.parameters(), torch::optim::AdamWOptions(0.01));
   at::Tensor drawn = at::zeros({3}, at::kDouble);
   state.attach(handle, adamw, {.tensors = {{"drawn", drawn}}});
@@ -77,8 +88,10 @@ void train_round(ElasticState& state, const HostsTraining& how, HostsResult& res
 
 HostsResult trained(const HostsTraining& how) {
   HostsResult result;
-  ElasticState state({.out = how.out, .save_every = how.out.empty() ? 0 : 5});
-  (void)elastic(state, [&](ElasticState& inner) {
+  ElasticState state({.out = how.out,
+                      .save_every = how.out.empty() ? 0 : 5,
+                      .ranks_of_a_model = how.has_parts ? 2 : 1});
+  result.has_trained = elastic(state, [&](ElasticState& inner) {
     result.parameters.clear();
     result.drawn.clear();
     train_round(inner, how, result);
@@ -135,12 +148,24 @@ class Hosts {
     ::setenv("LOCKSTEP_COMMITS", memory(host).c_str(), 1);
     fs::create_directories(memory(host));
     const HostsResult result = trained(how_);
-    EXPECT_EQ(result.parameters, undisturbed_.parameters);
+    EXPECT_TRUE(result.has_trained);
+    expect_undisturbed(result.parameters);
     EXPECT_EQ(result.drawn, undisturbed_.drawn);
     EXPECT_EQ(result.begun.size(), host == "c" ? 1U : 2U);
     if (!how_.out.empty()) EXPECT_EQ(result.begun.back() % 5, 0) << "from a checkpoint";
     EXPECT_GT(result.begun.back(), 0) << "nothing was taken up";
     return 0;
+  }
+
+  // Sums inside of a layer are of parts, where each rank has one.
+  void expect_undisturbed(const std::vector<float>& parameters) const {
+    if (!how_.has_parts) {
+      EXPECT_EQ(parameters, undisturbed_.parameters);
+      return;
+    }
+    ASSERT_EQ(parameters.size(), undisturbed_.parameters.size());
+    for (std::size_t i = 0; i < parameters.size(); ++i)
+      EXPECT_NEAR(parameters[i], undisturbed_.parameters[i], 1e-3) << i;
   }
 
   const HostsTraining how_;
@@ -150,6 +175,11 @@ class Hosts {
 
 TEST(LostHost, TheOthersGoOnFromTheirOwnMemory) {
   Hosts({.keeps_random_numbers = false}).lose_a_host(2);
+}
+
+// Each host had a copy of the model in parts.
+TEST(LostHost, ACopyInPartsGoesOnFromItsHostsMemory) {
+  Hosts({.has_parts = true, .keeps_random_numbers = false}).lose_a_host(2);
 }
 
 // Rank 0 is on a host that has nothing: what the others have is sent there. As many ranks as before

@@ -1,7 +1,9 @@
 // Ranks whose generators are in other states draw other numbers, which is an error on all of them.
+#include <lockstep/base/error.h>
 #include <lockstep/global/redistribute.h>
 #include <lockstep/global/tensor.h>
 
+#include "support/messages.h"
 #include "support/torch/ranks.h"
 
 #include <ATen/ops/bernoulli.h>
@@ -25,15 +27,6 @@ at::Tensor global_ones(const Mesh& mesh) {
   return distribute(at::ones({6, 4}), mesh, Placements(mesh.axes().size(), Shard(0)));
 }
 
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
 void expect_told(const std::string& what) {
   EXPECT_NE(what.find("expected generators in the same state on all ranks that compute one model "
                       "together, found another on rank 1 than on rank 0"),
@@ -46,13 +39,13 @@ TEST(Generators, OthersOnSomeRankAreAMismatchOnAll) {
     const Mesh mesh(world, {{"tp", 3}});
     const at::Tensor x = global_ones(mesh);
     torch::manual_seed(5 + (world.rank() == 1 ? 1 : 0));
-    expect_told(error_of([&] { (void)at::dropout(x, 0.5, true); }));
+    expect_told(test::message_of<Error>([&] { (void)at::dropout(x, 0.5, true); }));
   });
   run_as_processes(4, [](Group world) {
     const Mesh mesh(world, {{"tp", 2}, {"cp", 2}});
     const at::Tensor x = distribute(at::ones({6, 4}), mesh, {Replicate(), Replicate()});
     torch::manual_seed(5 + world.rank() % 2);
-    expect_told(error_of([&] { (void)at::bernoulli(x * 0.5); }));
+    expect_told(test::message_of<Error>([&] { (void)at::bernoulli(x * 0.5); }));
   });
 }
 
@@ -63,7 +56,7 @@ TEST(Generators, TheyAreComparedAgainWhenTheyAreSeeded) {
     torch::manual_seed(1);
     for (int draw = 0; draw < 3; ++draw) (void)at::dropout(x, 0.5, true);
     torch::manual_seed(2 + world.rank());
-    expect_told(error_of([&] { (void)at::dropout(x, 0.5, true); }));
+    expect_told(test::message_of<Error>([&] { (void)at::dropout(x, 0.5, true); }));
   });
 }
 
@@ -75,7 +68,8 @@ TEST(Generators, ARankThatSeedsAloneIsAnErrorToo) {
     torch::manual_seed(1);
     for (int draw = 0; draw < 3; ++draw) (void)at::dropout(x, 0.5, true);
     if (world.is_root()) torch::manual_seed(2);
-    const std::string what = error_of([&] { (void)full_tensor(at::dropout(x, 0.5, true)); });
+    const std::string what =
+        test::message_of<Error>([&] { (void)full_tensor(at::dropout(x, 0.5, true)); });
     EXPECT_NE(what.find("states of generators"), std::string::npos) << what;
   });
 }

@@ -29,6 +29,47 @@ def goodput_in(output):
     return float(found[-1])
 
 
+def time_of_day():
+    """As the lines of the log have it."""
+    now = time.time()
+    return time.localtime(now).tm_hour * 3600 + time.localtime(now).tm_min * 60 + now % 60
+
+
+def after(time_at, kill):
+    """Seconds between two times of day, of which the first may be of the next day."""
+    return (time_at - kill) % 86400
+
+
+def line_times(output, words):
+    return [int(hour) * 3600 + int(minute) * 60 + float(second) for hour, minute, second in
+            re.findall(r"(\d\d):(\d\d):(\d\d\.\d+) [^\n]*" + words, output)]
+
+
+def first_after(times, kill, most=60):
+    later = [after(at, kill) for at in times if after(at, kill) < most]
+    return min(later, default=None)
+
+
+def show_phases(output, kills, knows_the_time):
+    """What a kill costs until a step of the next round is committed, and where that time goes."""
+    phases = {}
+    output = "\n".join(line for line in output.splitlines() if not line.startswith("lockstep run:   |"))  # once more
+    for words in re.findall(r"its first step is committed: ([a-z0-9= ]+)", output):
+        for name, took in re.findall(r"(\w+)=(\d+)ms", words):
+            phases.setdefault(name, []).append(int(took) / 1000)
+    expect(phases, "no line says when the first step of a round is committed", output[-5000:])
+    if knows_the_time:
+        for name, words in (("until a rank knows", "is over for this worker"),
+                            ("until a step is committed", "its first step is committed")):
+            times = line_times(output, words)
+            phases[name] = [took for kill in kills if (took := first_after(times, kill)) is not None]
+    for name, all_of_it in phases.items():
+        ordered = sorted(all_of_it)
+        if ordered:
+            median, p95 = ordered[len(ordered) // 2], ordered[len(ordered) * 95 // 100]
+            print(f"  {name}: median {median:.3f} s, p95 {p95:.3f} s, {len(ordered)} times", flush=True)
+
+
 def undisturbed(folder, steps):
     code, output, seconds = run([lockstep(), "train", *training(folder, "calm", steps, "--ranks", "3")], seconds=3600)
     expect(code == 0, f"lockstep train --elastic ended with {code}", output)
@@ -56,10 +97,13 @@ def killed(folder, steps):
     surroundings = {} if IS_SOAK else set_clock(folder)
     run_of = Process([lockstep(), "run", "-n", "3", "--max-restarts", "100000", train_program(),
                       *training(folder, "killed", steps)], env=environment(**surroundings))
-    kills = 0
+    kills, times = 0, []
     while kills < KILLS and run_of.process.poll() is None:
         time.sleep(PAUSE)
-        kills += kill_one(run_of.process)
+        at = time_of_day()
+        if kill_one(run_of.process):
+            kills += 1
+            times.append(at)
         if not IS_SOAK and kills % 3 == 0:
             kill_one(run_of.process, reserve=True)
     code, output, _ = run_of.finish(3600)
@@ -69,7 +113,12 @@ def killed(folder, steps):
     expect(kills >= min(KILLS, 2), f"only {kills} kills before the run was done", output[-5000:])
     expect(0 < goodput_in(output) <= 1, "a goodput that is no share", output[-5000:])
     taken = "with the clock of the day set" if surroundings else f"one each {PAUSE} s"
-    shown(f"{kills} kills, {taken}: the same bytes, goodput {goodput_in(output):.3f}", time.monotonic() - began)
+    lost = re.findall(r"lost_steps=(\d+)", output)
+    rounds = len(re.findall("round [0-9]+ begins", output))
+    expect(lost and int(lost[-1]) <= 2 * rounds, f"lost steps of {rounds} rounds: {lost}", output[-5000:])
+    shown(f"{kills} kills, {taken}: the same bytes, goodput {goodput_in(output):.3f}, {lost[-1]} lost steps",
+          time.monotonic() - began)
+    show_phases(output, times, not surroundings)
 
 
 def stopped(folder, steps):

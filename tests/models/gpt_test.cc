@@ -2,6 +2,8 @@
 
 #include <lockstep/base/error.h>
 
+#include "support/messages.h"
+
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
 #include <torch/optim/adamw.h>
@@ -17,15 +19,6 @@ constexpr GptOptions small{.layers = 2, .heads = 2, .width = 16, .block = 8, .vo
 
 at::Tensor ids(std::initializer_list<std::int64_t> sizes) {
   return at::randint(small.vocabulary, sizes, at::kLong);
-}
-
-std::string refusal(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "nothing was refused";
 }
 
 TEST(Gpt, ListsEachParameterOnce) {
@@ -157,19 +150,20 @@ TEST(GptGenerate, TakesAModelInNoSharedPointer) {
 
 TEST(Gpt, RefusesWhatMakesNoSense) {
   Gpt model(small);
-  EXPECT_EQ(refusal([&] {
+  EXPECT_EQ(test::message_of<InvalidArgument>([&] {
               (void)model->forward(ids({2, 9}));
             }),
             "Gpt::forward: expected ids of [rows, at most 8 tokens (the block)], found [2, 9]");
-  EXPECT_EQ(refusal([&] {
+  EXPECT_EQ(test::message_of<InvalidArgument>([&] {
               (void)model->generate(ids({2, 0}), 1);
             }),
             "generate: expected ids of [rows, one token or more], found [2, 0]");
-  EXPECT_EQ(refusal([] { Gpt wrong(GptOptions{.heads = 3, .width = 16}); }),
-            "Gpt: expected a width that 3 heads divide, found 16");
-  EXPECT_EQ(refusal([] { Gpt wrong(GptOptions{.layers = 0}); }),
+  EXPECT_EQ(
+      test::message_of<InvalidArgument>([] { Gpt wrong(GptOptions{.heads = 3, .width = 16}); }),
+      "Gpt: expected a width that 3 heads divide, found 16");
+  EXPECT_EQ(test::message_of<InvalidArgument>([] { Gpt wrong(GptOptions{.layers = 0}); }),
             "Gpt: expected layers >= 1, found 0");
-  EXPECT_EQ(refusal([] { Gpt wrong(GptOptions{.dropout = 1.0}); }),
+  EXPECT_EQ(test::message_of<InvalidArgument>([] { Gpt wrong(GptOptions{.dropout = 1.0}); }),
             "Gpt: expected dropout in [0, 1), found 1");
 }
 

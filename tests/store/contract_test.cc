@@ -5,6 +5,7 @@
 #include <lockstep/store/store_server.h>
 #include <lockstep/store/tcp_store.h>
 
+#include "support/messages.h"
 #include "support/soon.h"
 #include "support/temporary_folder.h"
 
@@ -108,15 +109,6 @@ class StoreContract : public testing::TestWithParam<Kind> {
   std::unique_ptr<Place> place_ = GetParam().make();
 };
 
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
-
 TEST_P(StoreContract, WhatIsSetIsThereForAll) {
   auto store = open(), other = open();
   store->set("key", "value");
@@ -177,7 +169,7 @@ TEST_P(StoreContract, ATimeoutNamesTheMissingKeys) {
   std::vector<std::string> keys{"here", "gone", "lost"};
   EXPECT_THROW((void)store->get("gone", Deadline::after(20ms)), Timeout);
   EXPECT_THROW(store->wait(keys, Deadline::after(20ms)), Timeout);
-  auto text = message_of([&] { store->wait(keys, Deadline::after(20ms)); });
+  auto text = test::message_of<Error>([&] { store->wait(keys, Deadline::after(20ms)); });
   EXPECT_NE(text.find("gone'"), std::string::npos) << text;
   EXPECT_NE(text.find("lost'"), std::string::npos) << text;
   EXPECT_EQ(text.find("here"), std::string::npos) << text;
@@ -314,8 +306,7 @@ TEST_P(StoreContract, ThreadsShareAHandle) {
 
 INSTANTIATE_TEST_SUITE_P(AllStores, StoreContract,
                          testing::Values(kind<MemoryPlace>("memory"), kind<FilePlace>("file"),
-                                         kind<TcpPlace>("tcp"),
-                                         kind<LogPlace>("tcp_with_log"),
+                                         kind<TcpPlace>("tcp"), kind<LogPlace>("tcp_with_log"),
                                          kind<PrefixPlace<MemoryPlace>>("prefix_of_memory"),
                                          kind<PrefixPlace<TcpPlace>>("prefix_of_tcp")),
                          [](const auto& info) { return std::string(info.param.name); });

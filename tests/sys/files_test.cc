@@ -96,6 +96,17 @@ TEST(AtomicFile, LeavesTheOldFileWhenNotCommitted) {
   EXPECT_EQ(read_file(folder / "a"), "new");
 }
 
+TEST(AtomicFile, ForNowIsWholeToo) {
+  TemporaryFolder folder;
+  AtomicFile::write_for_now(folder / "a", "old");
+  AtomicFile::write_for_now(folder / "a", "new");
+  EXPECT_EQ(read_file(folder / "a"), "new");
+  EXPECT_THROW(AtomicFile::write_for_now(folder / "none/a", "new"), SystemError);
+  fs::create_directory(folder / "b");
+  EXPECT_THROW(AtomicFile::write_for_now(folder / "b", "new"), SystemError);
+  EXPECT_EQ(names_in(folder.path()), (std::set<std::string>{"a", "b"}));
+}
+
 TEST(AtomicFile, HasTheUsualMode) {
   TemporaryFolder folder;
   mode_t old = ::umask(027);

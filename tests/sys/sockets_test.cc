@@ -1,4 +1,5 @@
 #include "sys/sockets.h"
+#include "support/messages.h"
 
 #include "support/free_port.h"
 #include "support/soon.h"
@@ -34,15 +35,6 @@ std::string receive_text(int socket, std::size_t size) {
   std::string text(size, '\0');
   receive_exact(socket, std::as_writable_bytes(std::span(text)), soon());
   return text;
-}
-
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
 }
 
 TEST(Sockets, BytesGoBothWaysOverEachKind) {
@@ -97,7 +89,7 @@ TEST(Sockets, WithoutWaitingThereMayBeNothing) {
 TEST(Sockets, APortInUseIsSaidSo) {
   FileDescriptor listener = listen_on(SocketAddress::tcp("127.0.0.1", 0));
   SocketAddress taken = SocketAddress::local(listener.get());
-  EXPECT_EQ(message_of([&] { (void)listen_on(taken); }),
+  EXPECT_EQ(test::message_of<Error>([&] { (void)listen_on(taken); }),
             "listening on " + taken.text() + ": the port is in use by another process");
   EXPECT_THROW((void)listen_on(taken), BadInput);
 }
@@ -122,7 +114,7 @@ TEST(Sockets, ConnectWaitsForALateListener) {
 
 TEST(Sockets, ConnectSaysThatNobodyAnswered) {
   SocketAddress address = SocketAddress::tcp("127.0.0.1", test::free_port());
-  EXPECT_EQ(message_of([&] { (void)connect_to(address, Deadline::after(30ms)); }),
+  EXPECT_EQ(test::message_of<Error>([&] { (void)connect_to(address, Deadline::after(30ms)); }),
             "connecting to " + address.text() + ": no answer in time (Connection refused)");
 }
 

@@ -6,7 +6,7 @@
 #include "elastic/small_agent.h"
 #include "support/messages.h"
 #include "train/elastic_options.h"
-#include "train/runs.h"
+#include "train/elastic_runs.h"
 
 #include <gtest/gtest.h>
 
@@ -31,25 +31,6 @@ using test::SmallAgent;
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string bytes_of_file(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-RunSetup elastic_setup(RunSetup options, const std::string& name) {
-  options.elastic = true;
-  options.out += "-" + name;
-  return options;
-}
-
-void expect_same_run(const RunSetup& one, const RunSetup& other) {
-  EXPECT_FALSE(bytes_of_file(fs::path(one.out) / "model.safetensors").empty());
-  EXPECT_EQ(bytes_of_file(fs::path(one.out) / "model.safetensors"),
-            bytes_of_file(fs::path(other.out) / "model.safetensors"))
-      << other.out;
-  expect_same_rows(one, other);
-}
 
 using Setup = std::function<RunSetup(const test::TemporaryFolder&)>;
 
@@ -94,40 +75,6 @@ TEST(ElasticShards, HaveTheBytesOfOneProcess) {
     run(ranks, divided);
     expect_same_run(alone, divided);
   }
-}
-
-// A worker of the run; lines of progress go nowhere.
-int train_worker(const RunSetup& options) {
-  if (std::freopen("/dev/null", "w", stdout) == nullptr) return 2;
-  auto task = options.make();
-  const auto report = train_elastically(*task, options);
-  return !report || report->step == options.steps ? 0 : 3;
-}
-
-std::int64_t rows_in(const RunSetup& options) {
-  std::ifstream file(fs::path(options.out) / "metrics.jsonl");
-  return std::count(std::istreambuf_iterator<char>(file), {}, '\n');
-}
-
-void wait_for_rows(const RunSetup& options, std::int64_t rows) {
-  const auto end = std::chrono::steady_clock::now() + 30s;
-  while (rows_in(options) < rows && std::chrono::steady_clock::now() < end)
-    std::this_thread::sleep_for(2ms);
-}
-
-// Of four ranks one is killed and replaced; when metrics.jsonl has `second` rows two are killed,
-// and two ranks train until it has `last`.
-void kill_and_shrink(SmallAgent& agent, const RunSetup& run, std::int64_t second,
-                     std::int64_t last) {
-  agent.begin_round(4);
-  wait_for_rows(run, 5);
-  agent.kill(1);
-  agent.begin_round(4);
-  wait_for_rows(run, second);
-  agent.kill(0);
-  agent.kill(3);
-  agent.begin_round(2);
-  wait_for_rows(run, last);
 }
 
 TEST(ElasticRun, ThatIsKilledShrunkAndGrownEndsWithTheBytesOfAnUndisturbedOne) {
@@ -232,7 +179,7 @@ TEST(ElasticOptions, WhatDoesNotFitIsOneLine) {
       contains(refusal([](Options& o) { o.precision = "bf16"; }), "found --precision bf16"));
   fits.shard = "full";
   EXPECT_NO_THROW(check_elastic(fits));
-  EXPECT_TRUE(contains(refusal([](Options& o) { o.mesh = "dp=2"; }), "found --mesh dp=2"));
+  EXPECT_TRUE(contains(refusal([](Options& o) { o.mesh = "pp=2"; }), "found --mesh pp=2"));
   EXPECT_TRUE(contains(refusal([](Options& o) { o.accumulate = 2; }), "found --accumulate 2"));
   EXPECT_TRUE(
       contains(refusal([](Options& o) { o.elastic = false; }), "--slots 4 needs --elastic"));

@@ -1,11 +1,13 @@
 // `lockstep train` on meshes whose ranks compute one model together: the losses of one process, and
 // checkpoints that another mesh goes on from.
+#include <lockstep/comm/together.h>
 #include <lockstep/train/trainer.h>
 
+#include "support/messages.h"
 #include "support/small_bpe.h"
 #include "support/temporary_folder.h"
+#include "train/mesh_runs.h"
 #include "train/messages.h"
-#include "train/runs.h"
 
 #include <lockstep/train/generation.h>
 #include <lockstep/train/saved_model.h>
@@ -22,60 +24,6 @@ namespace lockstep::train {
 namespace {
 
 using test::TemporaryFolder;
-
-struct OnMesh {
-  std::string mesh;
-  int ranks = 1;
-  std::string task = "gpt";
-  std::string pipeline = "1f1b";
-};
-
-std::string name_of(const OnMesh& one) {
-  std::string name = one.task + "_" + one.mesh + "_" + one.pipeline;
-  for (char& letter : name)
-    if (std::isalnum(static_cast<unsigned char>(letter)) == 0) letter = '_';
-  return name;
-}
-
-RunSetup text_run(const TemporaryFolder& folder, const std::string& task) {
-  test::write_tiny_text(folder / "text.txt");
-  RunSetup options = tiny(task, folder);
-  options.data = folder / "text.txt";
-  options.steps = 6;
-  options.layers = 4;
-  options.heads = 4;
-  options.width = 16;
-  options.block = 8;
-  options.warmup = 2;
-  options.eval_every = 3;
-  options.save_every = 3;
-  options.batch = 16;
-  options.accumulate = 4;
-  // The losses that keep experts even are of micro-batches, which other ranks cut otherwise.
-  if (task == "moe") options.accumulate = 1;
-  return options;
-}
-
-RunSetup on_mesh(RunSetup options, const OnMesh& mesh) {
-  options.out += "-" + name_of(mesh);
-  options.mesh = mesh.mesh;
-  options.pipeline = mesh.pipeline;
-  if (mesh.mesh.find("fsdp") != std::string::npos) options.shard = "full";
-  return options;
-}
-
-void expect_near_rows(const RunSetup& one, const RunSetup& other) {
-  auto expected = metrics_of(one.out), found = metrics_of(other.out);
-  ASSERT_EQ(expected.size(), found.size()) << other.out;
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    const double loss = expected[i]["loss"].get<double>();
-    EXPECT_NEAR(loss, found[i]["loss"].get<double>(), 2e-5 * loss) << other.out << " " << i;
-    if (!expected[i].contains("val_loss")) continue;
-    const double validation = expected[i]["val_loss"].get<double>();
-    EXPECT_NEAR(validation, found[i]["val_loss"].get<double>(), 2e-5 * validation) << other.out;
-  }
-  EXPECT_LT(distance(one.out, other.out), 1e-4) << other.out;
-}
 
 class MeshTraining : public testing::TestWithParam<OnMesh> {};
 
@@ -154,10 +102,6 @@ TEST(MeshOptions, WhatDoesNotFitIsOneLine) {
   options.mesh = "tp=2,pp=2";
   EXPECT_NE(refusal(options, 2).find("the sizes multiply to 4, but the group has 2 ranks"),
             std::string::npos);
-  options.mesh = "pp=2";
-  options.sample = 5;
-  EXPECT_NE(refusal(options, 2).find("--sample: no rank of a pipeline has the whole model"),
-            std::string::npos);
 }
 
 TEST(MeshOptions, AxesThatATaskCannotHaveAreOneLine) {
@@ -183,13 +127,13 @@ TEST(MeshOptions, AxesThatATaskCannotHaveAreOneLine) {
   mlp.mesh = "cp=2";
   EXPECT_EQ(refusal(mlp, 2),
             "--mesh cp=2: the task mlp has no sequences to cut over cp (Task::sequence_heads())");
-  RunSetup moe = text_run(folder, "moe");
-  moe.mesh = "ep=1,tp=2,fsdp=1";
-  moe.shard = "full";
-  moe.deferred = true;
-  EXPECT_EQ(refusal(moe, 2),
-            "--deferred: the task moe has experts: expected --mesh without tp, found --mesh "
-            "ep=1,tp=2,fsdp=1");
+  for (const char* mesh : {"dp=1,tp=2", "tp=2"}) {
+    mlp.mesh = mesh;
+    EXPECT_EQ(refusal(mlp, 2),
+              "--mesh " + std::string(mesh) +
+                  ": the task mlp has no plan for tensor parallelism (Task::tensor_plan()): "
+                  "expected --mesh without tp");
+  }
   RunSetup options = text_run(folder, "llama");
   options.mesh = "cp=3";
   options.context_method = "ulysses";
@@ -198,13 +142,21 @@ TEST(MeshOptions, AxesThatATaskCannotHaveAreOneLine) {
             "found 4; ring takes any");
   options.mesh = "";
   EXPECT_EQ(refusal(options, 1), "--context-method needs an axis cp in --mesh, found no --mesh");
-  options.context_method = "ring";
-  options.mesh = "tp=2,cp=2";
-  options.sequence_parallel = true;
-  EXPECT_NE(refusal(options, 4)
-                .find("--sequence-parallel: cp cuts activations along the sequence "
-                      "already"),
-            std::string::npos);
+}
+
+// It is found while the model is divided; each rank has the same words, of which one is said.
+TEST(MeshOptions, AModelThatRanksCannotDivideIsAFailureOfAll) {
+  TemporaryFolder folder;
+  RunSetup options = text_run(folder, "gpt");
+  options.heads = 1;
+  options.mesh = "dp=1,tp=2";
+  test::run_group(test::Engine::shm, 2, [&](Group group) {
+    const std::string found = test::message_of<CommonFailure>([&] { (void)train(options, group); });
+    EXPECT_NE(found.find("parallelize: "), std::string::npos) << found;
+    EXPECT_EQ(found.find("another error"), std::string::npos) << found;
+    EXPECT_EQ(found.find("rank 0 on host"), std::string::npos) << found;
+    group.barrier().wait();  // it lives
+  });
 }
 
 TEST(MeshOptions, WhatNeedsTheWholeModelIsRefusedOnPartsOfIt) {
@@ -314,6 +266,36 @@ TEST(MeshTrainingOfExperts, SequenceParallelLayersAroundThemAreOneProcessToo) {
   divided.sequence_parallel = true;
   run(4, divided);
   expect_near_rows(options, divided);
+}
+
+// Of a model that gets its values a part at a time.
+TEST(MeshTrainingOfExperts, ADeferredModelHasTheValuesOfAnyOther) {
+  TemporaryFolder folder;
+  RunSetup options = text_run(folder, "moe");
+  options.width = 128;  // experts of 64 KiB and more
+  options.steps = 2;
+  const RunSetup made = on_mesh(options, {"ep=2,fsdp=2,tp=2", 8, "moe"});
+  run(8, made);
+  RunSetup deferred = made;
+  deferred.out += "-deferred";
+  deferred.deferred = true;
+  run(8, deferred);
+  EXPECT_EQ(distance(made.out, deferred.out), 0);
+}
+
+// Each rank's part of a sequence is cut once more.
+TEST(MeshTrainingOfSequences, SequenceParallelLayersOfPartsAreOneProcessToo) {
+  for (const OnMesh& mesh :
+       {OnMesh{"pp=2,cp=2,tp=2", 8, "llama"}, OnMesh{"ep=2,tp=2,cp=2", 8, "moe"}}) {
+    TemporaryFolder folder;
+    RunSetup options = text_run(folder, mesh.task);
+    options.steps = 3;
+    run(1, options);
+    RunSetup divided = on_mesh(options, mesh);
+    divided.sequence_parallel = true;
+    run(mesh.ranks, divided);
+    expect_near_rows(options, divided);
+  }
 }
 
 // What is offloaded has the same bits, on each axis beside the shards.

@@ -85,6 +85,25 @@ TEST(Metrics, AResumedRunHasNoStepTwiceAndNoTornLine) {
                                                 metrics_line(metrics_at(30)) + "\n");
 }
 
+// Of a long file the end alone is read and cut.
+TEST(Metrics, RowsAreCutBehindTheStepHoweverManyThereAre) {
+  test::TemporaryFolder folder;
+  std::string until_1000, all;
+  for (std::int64_t step = 1; step <= 1010; ++step) {
+    all += metrics_line(metrics_at(step)) + "\n";
+    if (step == 1000) until_1000 = all;
+  }
+  for (const char* torn : {"", "{\"step\":1011,\"lo"}) {
+    std::ofstream(folder / "m.jsonl") << all << torn;
+    MetricsFile file(folder / "m.jsonl", 1000);
+    EXPECT_EQ(content_of(folder / "m.jsonl"), until_1000);
+    MetricsFile again(folder / "m.jsonl", 1000);
+    EXPECT_EQ(content_of(folder / "m.jsonl"), until_1000);
+    MetricsFile far(folder / "m.jsonl", 1);  // further than the end that is read
+    EXPECT_EQ(content_of(folder / "m.jsonl"), metrics_line(metrics_at(1)) + "\n");
+  }
+}
+
 TEST(Metrics, AFolderThatIsGoneIsAnError) {
   test::TemporaryFolder folder;
   EXPECT_THROW(MetricsFile(folder / "no/m.jsonl", 0), SystemError);

@@ -25,7 +25,7 @@ struct RunSetup : Options {
   // Where they are not empty: the task's settings of these names.
   std::string data, vocabulary, bpe, token_dtype;
   std::optional<std::int64_t> layers, heads, width, block, vocabulary_size;
-  std::optional<double> dropout, capacity;
+  std::optional<double> dropout, capacity, balance;
 
   // The task with its settings.
   [[nodiscard]] std::unique_ptr<Task> make() const {
@@ -40,7 +40,8 @@ struct RunSetup : Options {
           std::pair("block", block), std::pair("vocabulary-size", vocabulary_size)})
       if (value) settings.set(name, formatted("{}", *value));
     for (const auto& [name, value] :
-         {std::pair("dropout", dropout), std::pair("capacity", capacity)})
+         {std::pair("dropout", dropout), std::pair("capacity", capacity),
+          std::pair("balance", balance)})
       if (value) settings.set(name, formatted("{}", *value));
     return made;
   }

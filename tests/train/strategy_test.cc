@@ -8,6 +8,7 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,13 @@ RunSetup on_servers(RunSetup options, const std::string& consistency, int server
   options.servers = servers;
   options.consistency = consistency;
   options.out += "-ps";
+  return options;
+}
+
+RunSetup without_servers(RunSetup options) {
+  options.strategy = "ddp";
+  options.servers = 0;
+  options.consistency = "auto";
   return options;
 }
 
@@ -48,6 +56,33 @@ TEST_P(OnServers, SynchronousTrainingIsThatOfAllRanks) {
   }
 }
 
+// Ranks of a host divide the update of large parameters; a server updates all of them. So both are
+// the same while gradients are accumulated and clipped, and after a resume from a checkpoint of
+// either.
+TEST(Strategies, AnUpdateThatRanksDivideIsThatOfAServer) {
+  TemporaryFolder folder;
+  RunSetup alone = tiny_gpt(folder);
+  alone.width = 128;
+  alone.batch = 8;
+  alone.accumulate = 2;
+  alone.clip = 0.1;
+  run(2, alone);
+  const RunSetup served = on_servers(alone, "synchronous");
+  run(3, served);
+  EXPECT_EQ(distance(alone.out, served.out), 0);
+  expect_same_rows(alone, served);
+  for (const bool saves_beside : {false, true}) {
+    RunSetup again = cut_at(alone, 4);
+    again.async_save = saves_beside;
+    run(2, again);
+    EXPECT_EQ(distance(alone.out, again.out), 0);
+    std::filesystem::remove_all(again.out);
+  }
+  const RunSetup without = without_servers(cut_at(served, 4));
+  run(2, without);
+  EXPECT_EQ(distance(alone.out, without.out), 0);
+}
+
 TEST_P(OnServers, ARunGoesOnToTheBit) {
   TemporaryFolder folder;
   RunSetup options = on_servers(tiny_mnist(folder), "synchronous", 2);
@@ -67,10 +102,7 @@ TEST(Strategies, ARunGoesOnByAnotherStrategy) {
   run(2, alone);
   RunSetup served = on_servers(alone, "synchronous", 2);
   run(4, served);
-  RunSetup without = cut_at(served, 4);
-  without.strategy = "ddp";
-  without.servers = 0;
-  without.consistency = "auto";
+  const RunSetup without = without_servers(cut_at(served, 4));
   run(2, without);
   EXPECT_EQ(distance(alone.out, without.out), 0);
   const RunSetup cut = cut_at(alone, 4);

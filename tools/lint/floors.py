@@ -15,6 +15,7 @@ FLOORS = [
     ["store"],
     ["launch"],
     ["layout", "plan"],
+    ["matmul"],
     ["comm/call"],
     ["comm/kernels"],
     ["comm/rendezvous"],

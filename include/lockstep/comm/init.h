@@ -43,6 +43,12 @@ struct InitOptions {
   // fork()s off has no such tensors: touching one ends it by SIGSEGV, with a line on standard
   // error; a child that must have copies of its parent's tensors needs `off`.
   std::optional<bool> arena_tensors = {};
+  // Whether oneDNN, which is inside of LibTorch, computes float32 products of large matrices on the
+  // CPU (at::mm, at::addmm, at::bmm, and so linear layers and their gradients) instead of MKL. Sums
+  // then run in another order: as exact, but not with the bits of a program without Lockstep.
+  // Unset: LOCKSTEP_ONEDNN_MATMUL (on or off), else where MKL is the slower one: on processors with
+  // AVX-512 that are not Intel's. Holds for the process until another init(). docs/performance.md.
+  std::optional<bool> onednn_matmul = {};
 };
 
 // Collective. Blocks until all ranks have arrived.
@@ -53,8 +59,9 @@ struct InitOptions {
 // does. For tests, ranks with different values of LOCKSTEP_HOST behave as on different hosts.
 //
 // What else it sets: the number of threads of this process, to its share of the cores, unless
-// OMP_NUM_THREADS is set; and malloc keeps freed blocks of many megabytes, which training steps
-// allocate again, unless MALLOC_* or GLIBC_TUNABLES are set.
+// OMP_NUM_THREADS is set; the library that multiplies matrices (onednn_matmul); and malloc keeps
+// freed blocks of many megabytes, which training steps allocate again, unless MALLOC_* or
+// GLIBC_TUNABLES are set.
 //
 // The group owns what it has opened. When its last handle is destroyed, this rank leaves in order:
 // it waits for peers that still need what it has posted, at most half a minute, and not at all

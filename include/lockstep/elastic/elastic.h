@@ -69,6 +69,12 @@ struct ElasticOptions {
   std::int64_t keep = 2;
   // How long a rank that has left a round waits for the next one.
   Duration rejoin_timeout = std::chrono::minutes(10);
+  // How many ranks compute one copy of the model together, such as those of tensor parallelism:
+  // group() has the largest multiple of it that is there, and a mesh on it, such as {{"dp", -1},
+  // {"tp", 2}}, has another number of copies in each round. The ranks beyond wait in elastic()
+  // until the round ends, and so do all, after a line, where fewer are there (BadInput where no
+  // more nodes can come).
+  int ranks_of_a_model = 1;
   // Whether the agent may start processes of this program before there is a rank for them
   // (`lockstep run --reserve`): they wait in elastic(), with LibTorch loaded and used once, and
   // take the place of a rank that is lost at once. Until then they have no RANK in their
@@ -89,7 +95,8 @@ struct ElasticParts {
 // order.
 class ElasticState {
  public:
-  // InvalidArgument for negative numbers, and for save_every without `out`.
+  // InvalidArgument for negative numbers, for save_every without `out`, and for ranks_of_a_model
+  // below 1.
   explicit ElasticState(ElasticOptions options = {});
   ~ElasticState();
   ElasticState(const ElasticState&) = delete;
@@ -141,11 +148,11 @@ class ElasticState {
   const std::unique_ptr<State> state_;
 };
 
-// Calls `train` once a round, on every rank, until it has returned on all. Returns true then, and
-// false where this process is not wanted any more, because fewer ranks go on: then end well, and
-// write no results. What `train` throws is thrown, but for the errors of the group's end under an
-// agent that makes rounds: PeerLost, Timeout and Aborted. BadInput and Timeout as init(); Timeout
-// when no round follows.
+// Calls `train` once a round, on every rank of its group, until it has returned on all. Returns
+// true then, and false where this process is not wanted any more, because fewer ranks go on or it
+// was beyond those of the last group: then end well, and write no results. What `train` throws is
+// thrown, but for the errors of the group's end under an agent that makes rounds: PeerLost, Timeout
+// and Aborted. BadInput and Timeout as init(); Timeout when no round follows.
 bool elastic(ElasticState& state, const std::function<void(ElasticState&)>& train);
 
 }  // namespace lockstep

@@ -30,6 +30,7 @@
 #include <lockstep/parallel/pipeline/stage.h>
 #include <lockstep/parallel/tensor/plan.h>
 #include <lockstep/train/evaluation.h>
+#include <lockstep/train/generation.h>
 #include <lockstep/train/options.h>
 #include <lockstep/train/settings.h>
 
@@ -164,6 +165,12 @@ class Task {
   [[nodiscard]] virtual bool makes_samples() const { return false; }
   // What the model makes up now, in UTF-8; `length` is in the task's units (tokens of a gpt).
   [[nodiscard]] virtual std::string sample(std::int64_t /*length*/) { return {}; }
+  // The same where ranks have stages of the model (--mesh pp): by `generate`, which gives tokens
+  // behind others, and which all ranks call together.
+  [[nodiscard]] virtual std::string sample_by(std::int64_t /*length*/,
+                                              const GenerateTokens& /*generate*/) {
+    return {};
+  }
 };
 
 }  // namespace lockstep::train

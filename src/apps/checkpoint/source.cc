@@ -97,7 +97,7 @@ Source of_torch_file(const fs::path& path, const SourceOptions& options) {
                 .training = {},
                 .config = {},
                 .has_more = false,
-                .value = [value]() -> c10::IValue { return value; }};
+                .value = [value] { return c10::IValue(value); }};
   divide(StateDicts(path, value), options, source);
   return source;
 }

@@ -7,7 +7,9 @@
 
 #include <lockstep/comm/init.h>
 #include <lockstep/hub/language_model.h>
-#include <lockstep/layout/mesh_layout.h>
+#include <lockstep/mesh/mesh.h>
+#include <lockstep/parallel/data/distributed_data_parallel.h>
+#include <lockstep/parallel/tensor/expert_parallel.h>
 #include <lockstep/parallel/tensor/parallelize.h>
 #include <lockstep/train/generation.h>
 #include <lockstep/train/saved_model.h>
@@ -75,6 +77,15 @@ class Ranks {
                                       const TensorPlan& plan) const {
     if (!is_parallel_) return {};
     return parallelize(std::move(model), group_, plan);
+  }
+  // The same of a model with mixtures: each rank has all experts, and part of all else.
+  [[nodiscard]] Handle divide(const train::SavedLanguageModel& model, bool has_experts) const {
+    if (!is_parallel_ || !has_experts) return divide(model.module, model.plan);
+    return expert_parallel(
+        model.module, Mesh(group_, {{"ep", 1}, {"tp", group_.size()}}),
+        {.strategy = [](torch::nn::Module& part,
+                        const Mesh& ranks) { return DistributedDataParallel(part, ranks); },
+         .plan = model.plan});
   }
   // On rank 0.
   void write(std::string_view text) const {
@@ -205,12 +216,8 @@ std::string standard_input() {
 int generate(const Given& given) {
   const Ranks ranks(given.mesh);
   train::SavedModel saved = train::read_model(given.run, given.bpe);
-  check_input(
-      given.mesh.empty() || saved.task->experts() == 0,
-      "--mesh {}: expected a gpt or llama, found a model of task {}, which one rank computes",
-      visible(given.mesh), saved.task->name());
   const train::SavedLanguageModel model = train::language_model_of(saved);
-  const TensorParallel parts = ranks.divide(model.module, model.plan);
+  const Handle parts = ranks.divide(model, saved.task->experts() > 0);
   train::GenerationOptions options{.tokens = given.tokens,
                                    .top_k = given.top_k.value_or(0),
                                    .seed = static_cast<std::uint64_t>(given.seed),

@@ -131,6 +131,7 @@ std::shared_ptr<Backend> BlockingBackend::subset(std::span<const int> ranks,
   auto place = static_cast<int>(std::ranges::find(ranks, rank()) - ranks.begin());
   auto size = static_cast<int>(ranks.size());
   std::string group(name);
+  if (auto other = engine_->backend_of(ranks, group)) return other;
   auto engine = engine_->subset(ranks, group, place, join_timeout_);
   return sys::make_shared_of_process<BlockingBackend>(std::move(engine), store_, std::move(group),
                                                       place, size, join_timeout_, watch_);

@@ -58,6 +58,11 @@ class BlockingEngine {
   [[nodiscard]] virtual std::shared_ptr<BlockingEngine> subset(std::span<const int> ranks,
                                                                const std::string& name, int rank,
                                                                Duration timeout) = 0;
+  // The same where another engine does all of such a group: its backend, else null.
+  [[nodiscard]] virtual std::shared_ptr<Backend> backend_of(std::span<const int> /*ranks*/,
+                                                            const std::string& /*name*/) {
+    return nullptr;
+  }
 };
 
 }  // namespace lockstep

@@ -138,7 +138,8 @@ std::string FlightRecorder::json() {
 std::string FlightRecorder::write_locked(const std::string& folder) const {
   sys::make_directories(folder);
   auto path = std::filesystem::path(folder) / formatted("flight-rank-{}.json", header_.rank);
-  sys::AtomicFile::write(path, json_locked());
+  // The others wait for what this rank says: not for its disk, too.
+  sys::AtomicFile::write_for_now(path, json_locked());
   return path.string();
 }
 

@@ -18,6 +18,7 @@
 #include "launch/detection/agent_watch.h"
 #include "launch/detection/beat.h"
 #include "launch/detection/rank_info.h"
+#include "matmul/matmul.h"
 #include "sys/heap.h"
 #include "sys/own_address.h"
 #include "sys/topology.h"
@@ -90,6 +91,7 @@ Group init_at(const launch::RankInfo& info, const InitOptions& options, const St
   sys::keep_freed_memory();
   launch::watch_agent();
   launch::start_beating();
+  matmul::choose(options.onednn_matmul);
   auto asked = asked_backend(options);
   if (info.size == 1) {
     share_cores(1);

@@ -4,7 +4,6 @@
 #include <lockstep/store/prefix_store.h>
 
 #include "base/check.h"
-#include "base/environment.h"
 #include "base/format.h"
 #include "comm/rendezvous/exchange.h"
 #include "sys/topology.h"
@@ -38,11 +37,6 @@ struct Hello {
   }
 };
 
-// LOCKSTEP_HOST pretends: ranks for which it differs are on different hosts.
-std::string host_of_this_rank() {
-  return environment::text("LOCKSTEP_HOST").value_or(sys::host_identity());
-}
-
 void compare(const std::string& mine, const std::string& other, int rank, int other_rank,
              std::string_view what) {
   auto shown = [](const std::string& value) {
@@ -73,7 +67,7 @@ WorldInfo handshake(const std::shared_ptr<Store>& store, const launch::RankInfo&
   WorldInfo world{.store = std::make_shared<PrefixStore>(formatted("{}{}/", attempt, round), store),
                   .hosts = {},
                   .local_size = 0};
-  Hello mine{std::to_string(info.size), version, std::string(engine), host_of_this_rank()};
+  Hello mine{std::to_string(info.size), version, std::string(engine), sys::host_of_rank()};
   auto check = [&](int rank, const std::string& text) {
     auto hello = Hello::read(text);
     try {

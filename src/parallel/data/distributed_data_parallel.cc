@@ -1,6 +1,7 @@
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 
 #include "base/check.h"
+#include "base/fingerprint.h"
 #include "base/format.h"
 #include "dispatch/lazy_storage.h"
 #include "module/rank_check.h"
@@ -12,13 +13,19 @@
 #include "parallel/state_broadcast.h"
 #include "parallel/step_joinable.h"
 #include "parallel/whole_parameters.h"
+#include "sys/topology.h"
 
 #include <lockstep/dispatch/deferral.h>
 #include <lockstep/module/state_dict.h>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
+#include <optional>
+#include <span>
 #include <utility>
 
 namespace lockstep {
@@ -188,6 +195,21 @@ bool share_memory(Group group) {
   }
 }
 
+// Collective. The ranks of the group that share memory with this one, where there are others.
+std::optional<Group> sharing_memory(Group group) {
+  if (group.size() == 1) return std::nullopt;
+  if (share_memory(group)) return group;
+  if (group.backend() != "hierarchical") return std::nullopt;
+  const auto own = static_cast<std::int64_t>(fingerprint(sys::host_of_rank()));
+  const at::Tensor all = at::empty({group.size()}, at::kLong);
+  group.all_gather(all, at::full({1}, own, at::kLong), {.tag = "hosts"}).wait();
+  const std::span<const std::int64_t> hosts(all.const_data_ptr<std::int64_t>(),
+                                            static_cast<std::size_t>(group.size()));
+  Group host = group.split(static_cast<int>(std::ranges::find(hosts, own) - hosts.begin()));
+  if (host.size() == 1 || !share_memory(host)) return std::nullopt;
+  return host;
+}
+
 }  // namespace
 
 std::shared_ptr<optim::SharedUpdate> DataParallelState::shared_update() {
@@ -195,9 +217,10 @@ std::shared_ptr<optim::SharedUpdate> DataParallelState::shared_update() {
         "shared_update(): the ranks' models may differ, since hook {} does not average gradients "
         "over all of them",
         hook_ ? hook_->describe() : "");
-  if (group_.size() == 1 || !share_memory(group_)) return nullptr;
+  const std::optional<Group> host = sharing_memory(group_);
+  if (!host) return nullptr;
   return std::make_shared<optim::SharedUpdate>(
-      group_, step_->hooked(), [step = std::weak_ptr(step_)] {
+      *host, step_->hooked(), [step = std::weak_ptr(step_)] {
         std::shared_ptr<BackwardStep> own = step.lock();
         check(own != nullptr,
               "DistributedDataParallel: the ranks divide this update, and the handle that averages "

@@ -34,6 +34,13 @@ Mesh checked(const Mesh& mesh, const ContextParallelOptions& options) {
   check(options.plan.empty() || has_axis(mesh, "tp"),
         "context_parallel: expected a mesh with an axis tp for a plan, found {}",
         mesh.layout().describe());
+  const auto place = [&](std::string_view name) {
+    return std::ranges::find(mesh.axes(), name, &MeshAxis::name);
+  };
+  check(!options.sequence_parallel || (has_axis(mesh, "tp") && place("cp") < place("tp")),
+        "context_parallel: sequence_parallel: expected a mesh of the axes cp and tp in this order, "
+        "found {}",
+        mesh.layout().describe());
   check(options.sequence_dim >= 0,
         "context_parallel: expected a sequence_dim of at least 0, found {}", options.sequence_dim);
   const bool is_ring = options.method == ContextMethod::ring;
@@ -53,7 +60,10 @@ class ContextParallelState final : public TensorParallelState {
   ContextParallelState(std::shared_ptr<torch::nn::Module> module, const Mesh& mesh,
                        const ContextParallelOptions& options)
       : TensorParallelState(std::move(module), checked(mesh, options), options.plan,
-                            {.strategy = options.strategy, .mesh = options.mesh}),
+                            {.sequence_parallel = options.sequence_parallel,
+                             .sequence_dim = options.sequence_dim,
+                             .strategy = options.strategy,
+                             .mesh = options.mesh}),
         axis_(mesh.layout().axis("cp")),
         cut_(Shard(options.sequence_dim).zigzag(options.balance == ContextBalance::zigzag)) {
     if (options.method == ContextMethod::ulysses) {

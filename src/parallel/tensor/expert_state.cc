@@ -7,7 +7,6 @@
 #include "parallel/state_memories.h"
 #include "parallel/tensor/module_of_parts.h"
 
-#include <lockstep/dispatch/deferral.h>
 #include <lockstep/global/tensor.h>
 
 #include <ATen/core/grad_mode.h>
@@ -97,7 +96,8 @@ ExpertParallelState::ExpertParallelState(std::shared_ptr<torch::nn::Module> modu
 
 // Of the global tensors around mixtures, with an axis cp.
 Mesh ExpertParallelState::tensor_mesh() const {
-  const Mesh own = mesh_.sub_mesh(names_in(mesh_, {"tp", "cp"}));
+  Mesh own = mesh_.sub_mesh(options_.sequence_parallel ? names_in(mesh_, {"cp", "tp"})
+                                                       : names_in(mesh_, {"tp", "cp"}));
   if (!options_.tensors) return own;
   check(options_.tensors->axes() == own.axes(),
         "expert_parallel: tensors: expected a mesh {}, found {}", own.layout().describe(),
@@ -115,6 +115,7 @@ void ExpertParallelState::train_rest() {
                                  .balance = options_.balance,
                                  .sequence_dim = options_.sequence_dim,
                                  .plan = options_.plan,
+                                 .sequence_parallel = options_.sequence_parallel,
                                  .strategy = strategy,
                                  .mesh = mesh_});
     tensors_ = context_.tensors();
@@ -140,15 +141,10 @@ void ExpertParallelState::check_plan() const {
   check(!has("tp") || !options_.plan.empty() || options_.is_stage,
         "expert_parallel: expected a plan for the axis tp of the mesh {}, found none",
         mesh_.layout().describe());
-  check(!options_.sequence_parallel || (has("tp") && !has("cp")),
-        "expert_parallel: sequence_parallel: expected a mesh with an axis tp and without cp, which "
-        "cuts sequences already, found {}",
+  check(!options_.sequence_parallel || has("tp"),
+        "expert_parallel: sequence_parallel: expected a mesh with an axis tp, found {}",
         mesh_.layout().describe());
   if (!has("tp")) return;
-  for (const at::Tensor& tensor : module_->parameters())
-    check(!dispatch::is_deferred(tensor),
-          "expert_parallel: expected a model with values on a mesh with an axis tp, found a "
-          "deferred one");
   (void)describe(options_.plan, *module_, mesh_.size("tp"));
 }
 
@@ -188,8 +184,6 @@ void ExpertParallelState::train_experts(const Tensors& experts) {
   for (const tensor_parallel::PartedTensor& one : experts) {
     plan.emplace_back(one.name, Vocabulary());
     bytes += static_cast<std::int64_t>(one.leaves.front().nbytes());
-    // Ranks of tp have the same experts, and nothing else gives them the same values.
-    if (has("tp")) mesh_["tp"].broadcast(one.leaves.front().detach(), 0, {.tag = one.name}).wait();
   }
   const int ranks = mesh_.size("ep");
   plan_ = formatted(
@@ -205,6 +199,11 @@ void ExpertParallelState::train_experts(const Tensors& experts) {
     options.mesh = rows_;
   }
   experts_ = parallelize(*experts_module_, mesh_["ep"], plan, std::move(options));
+  if (!has("tp")) return;
+  // Ranks of tp have the same experts, and nothing else gives them the same values.
+  experts_.load_state_parts([&](const NamedPart& part) {
+    mesh_["tp"].broadcast(part.tensor, 0, {.tag = part.name}).wait();
+  });
 }
 
 void ExpertParallelState::detach() {

@@ -26,12 +26,28 @@ torch::autograd::edge_list edges_to(const std::vector<at::Tensor>& leaves) {
   return edges;
 }
 
-// Nobody else holds the memory of a gradient, so that a leaf may keep it.
+std::size_t holders(const global::GlobalTensor& global) {
+  return c10::raw::intrusive_ptr::use_count(const_cast<global::GlobalTensor*>(&global));
+}
+
+// Nobody else holds the memory of a gradient, so that a leaf may keep it. A view may keep all of
+// its base: the gradient of a Linear's weight is the transposed result of a product, which only the
+// view and what LibTorch knows of it still hold.
 bool is_alone(const at::Tensor& gradient) {
-  const global::GlobalTensor& global = *global::global_of(gradient);
-  return gradient.use_count() == 1 &&
-         c10::raw::intrusive_ptr::use_count(const_cast<global::GlobalTensor*>(&global)) == 1 &&
-         global.local.use_count() == 1 && global.local.storage().use_count() == 1;
+  global::GlobalTensor& global = *global::global_of(gradient);
+  if (gradient.use_count() != 1 || holders(global) != 1 || global.local.use_count() != 1)
+    return false;
+  const c10::Storage& storage = global.local.storage();
+  const global::GlobalTensor& owner = global.owner();
+  if (&owner == &global) return storage.use_count() == 1;
+  std::size_t kept_by_view = 1;
+  auto* view = torch::autograd::impl::get_view_autograd_meta(gradient);
+  if (view != nullptr && view->has_bw_view()) {
+    if (view->get_backward_view().base_.use_count() != 1) return false;
+    ++kept_by_view;
+  }
+  return holders(owner) == kept_by_view && owner.local.use_count() == 1 &&
+         storage.use_count() == 2 && storage.nbytes() == global.local.nbytes();
 }
 
 // This rank's part of a gradient, in memory of its own, row-major.

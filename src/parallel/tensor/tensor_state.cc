@@ -14,6 +14,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 
+#include <algorithm>
 #include <mutex>
 #include <utility>
 
@@ -35,6 +36,12 @@ int context_ranks_of(const Mesh& mesh) {
   for (const MeshAxis& axis : mesh.axes())
     if (axis.name == "cp") return axis.size;
   return 0;
+}
+
+// The one of `tp`, or the only one.
+int tensor_axis_of(const Mesh& mesh) {
+  const auto found = std::ranges::find(mesh.axes(), "tp", &MeshAxis::name);
+  return found == mesh.axes().end() ? 0 : static_cast<int>(found - mesh.axes().begin());
 }
 
 }  // namespace
@@ -88,7 +95,10 @@ void TensorParallelState::part_all(const TensorPlan& plan) {
   plan_ = tensor_parallel::text_of(plan, planned, group_.size(), options_.sequence_parallel);
   set_global_options(*tensors_, {.replicate_plain = true});
   global::Wishes& wishes = global::Space::of(*tensors_).wishes;
-  if (options_.sequence_parallel) wishes.sequence_dim = options_.sequence_dim;
+  if (options_.sequence_parallel) {
+    wishes.sequence_dim = options_.sequence_dim;
+    wishes.sequence_axis = tensor_axis_of(*tensors_);
+  }
   for (const auto& [parameter, placement, pattern] : planned)
     if (placement.is_shard() && parameter.tensor.dim() == 2 &&
         plan[static_cast<std::size_t>(pattern)].second.kind() == TensorStyle::Kind::vocabulary)

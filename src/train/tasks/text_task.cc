@@ -306,10 +306,14 @@ std::vector<std::pair<std::string, std::string>> TextTask::results() const {
 }
 
 std::string TextTask::sample(std::int64_t length) {
+  return sample_by(
+      length, [this](const at::Tensor& ids, std::int64_t count,
+                     const models::GenerateOptions& how) { return generate(ids, count, how); });
+}
+
+std::string TextTask::sample_by(std::int64_t length, const GenerateTokens& generate) {
   std::string text;
-  generate_text([this](const at::Tensor& ids, std::int64_t count,
-                       const models::GenerateOptions& how) { return generate(ids, count, how); },
-                block_, *known_,
+  generate_text(generate, block_, *known_,
                 {.prompt = known_->decode(tokens_.train.narrow(0, 0, 1)),
                  .tokens = length,
                  .seed = static_cast<std::uint64_t>(options_.seed),

@@ -45,6 +45,7 @@ class TextTask : public Task {
   [[nodiscard]] std::vector<std::pair<std::string, std::string>> results() const override;
   [[nodiscard]] bool makes_samples() const override { return true; }
   [[nodiscard]] std::string sample(std::int64_t length) override;
+  [[nodiscard]] std::string sample_by(std::int64_t length, const GenerateTokens& generate) override;
 
   // Of the data that was read or the description that was restored. BadInput where the tables of
   // --bpe cannot be read, or are not those of the description.

@@ -51,6 +51,62 @@ TEST_P(Parallelize, AnMlpHasTheGradientsOfOneProcess) {
   });
 }
 
+// Two pairs of layers with few rows: one all_reduce of activations a pair in forward, one before
+// the first layer of the second pair in backward, and never a gradient of a weight. `between`
+// stands between the pairs.
+template <typename Between>
+void expect_activations_alone_are_reduced(Group group, const Between& between) {
+  constexpr std::int64_t width = 24, rows = 2;
+  auto make = [&] {
+    using torch::nn::Linear;
+    return torch::nn::Sequential(Linear(width, width), torch::nn::ReLU(), Linear(width, width),
+                                 between, Linear(width, width), torch::nn::ReLU(),
+                                 Linear(width, width));
+  };
+  auto plain = made_alike(make, at::kDouble), model = made_alike(make, at::kDouble);
+  auto tp = parallelize(*model, group,
+                        {{"0", Colwise()}, {"2", Rowwise()}, {"4", Colwise()}, {"6", Rowwise()}});
+  const at::Tensor x = values({rows, width}, 3).to(at::kDouble);
+  const std::int64_t n = group.size(), activation = rows * width * 8;
+  reset_traffic(tp.tensors());
+  at::Tensor loss = square_loss(model->forward(x));
+  EXPECT_EQ(traffic(tp.tensors()).all_reduces, traffic(tp.tensors()).calls());
+  EXPECT_EQ(traffic(tp.tensors()).bytes, 2 * (2 * activation * (n - 1) / n));
+  reset_traffic(tp.tensors());
+  loss.backward();
+  EXPECT_EQ(traffic(tp.tensors()).all_reduces, n > 1 ? 1 : 0);
+  EXPECT_EQ(traffic(tp.tensors()).calls(), n > 1 ? 1 : 0);
+  EXPECT_EQ(traffic(tp.tensors()).bytes, 2 * activation * (n - 1) / n);
+  square_loss(plain->forward(x)).backward();
+  expect_gradients_of(tp, gradients_by_name(*plain), 1e-13);
+}
+
+TEST_P(Parallelize, WideLayersWithFewRowsReduceActivationsAlone) {
+  run([&](Group group) {
+    expect_activations_alone_are_reduced(group, torch::nn::ReLU());
+    expect_activations_alone_are_reduced(group, torch::nn::GELU());
+  });
+}
+
+// The result of the product becomes the gradient: nothing of its size is made beside it.
+TEST_P(Parallelize, GradientsOfWeightsAreNotCopied) {
+  run([&](Group group) {
+    if (group.size() == 1) return;  // nothing is cut
+    constexpr std::int64_t width = 384;
+    auto make = [&] {
+      return torch::nn::Sequential(torch::nn::Linear(width, width), torch::nn::ReLU());
+    };
+    auto model = made_alike(make, at::kDouble);
+    auto tp = parallelize(*model, group, {{"0", Colwise()}});
+    at::Tensor loss = square_loss(model->forward(at::ones({1, width}, at::kDouble)));
+    Allocations allocations;
+    loss.backward();
+    const std::int64_t gradient = width * width * 8 / group.size();
+    EXPECT_GE(allocations.held(), gradient);
+    EXPECT_LT(allocations.peak(), gradient + gradient / 2);
+  });
+}
+
 TEST_P(Parallelize, ZeroingIsTheSameFromAllSides) {
   run([&](Group group) {
     auto plain = made_alike(wide_mlp, at::kDouble), model = made_alike(wide_mlp, at::kDouble);

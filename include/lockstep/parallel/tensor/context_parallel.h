@@ -15,7 +15,7 @@
 // Every rank passes the same batch to cut(), which sends nothing. A batch that is not cut gives the
 // same numbers, and every rank computes all of it.
 //
-// Attention is the one operation that mixes tokens:
+// Attention mixes tokens; of what a Gpt or a Llama does beside it, only the mean of the loss does:
 //
 //   ring      keys and values go from rank to rank while what has come is computed (Liu, Zaharia
 //             and Abbeel, arXiv:2310.01889): n - 1 messages in forward, 2n - 1 in backward
@@ -69,6 +69,9 @@ struct ContextParallelOptions {
   int sequence_dim = 1;  // of what cut() is given
   // With a mesh of `cp` and `tp`: how parameters are cut along `tp`.
   TensorPlan plan = {};
+  // With a plan: between layers a rank's part of a sequence is cut once more, along `tp`
+  // (parallelize.h). The mesh then has `cp` before `tp`, or each cut would move the other one.
+  bool sequence_parallel = false;
   // Trains this rank's parts, over ranks among which those of `cp` are:
   //   {.strategy = [&](torch::nn::Module& parts) {
   //      return lockstep::DistributedDataParallel(parts, mesh[{"dp", "cp"}]);

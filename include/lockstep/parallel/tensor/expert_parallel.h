@@ -85,7 +85,8 @@ struct ExpertParallelOptions {
   int sequence_dim = 1;
   // The module is a stage of a model: it may have no mixture of its own.
   bool is_stage = false;
-  // With `cp` in a Pipeline: the mesh that its CutSequences has.
+  // With `cp` in a Pipeline: the mesh that its CutSequences has, of `tp` and `cp`, or with
+  // sequence_parallel of `cp` and `tp`.
   std::optional<Mesh> tensors = std::nullopt;
 };
 
@@ -111,10 +112,10 @@ class [[nodiscard]] ExpertParallel : public Handle {
 // Collective, and blocks. `mesh`: the axis `ep`, and those along which the batch is divided
 // besides; `tp`, with a plan; and `cp`. The values are the mesh's first rank's. InvalidArgument,
 // before anything is changed: a mesh without `ep`, no strategy, `tp` without a plan or a plan
-// without `tp`, sequence_parallel without `tp` or with `cp`, tensors of other axes, a deferred
-// model on a mesh with `tp`, a model without mixtures that is no stage, experts that the ranks do
-// not divide, a mixture whose experts are elsewhere already. Mismatch when ranks have different
-// models. The module must outlive the handle; when the handle goes, experts stay where they are.
+// without `tp`, sequence_parallel without `tp`, tensors of other axes, a model without mixtures
+// that is no stage, experts that the ranks do not divide, a mixture whose experts are elsewhere
+// already. Mismatch when ranks have different models. The module must outlive the handle; when the
+// handle goes, experts stay where they are.
 [[nodiscard]] ExpertParallel expert_parallel(torch::nn::Module& module, const Mesh& mesh,
                                              ExpertParallelOptions options);
 // Shares ownership.

@@ -5,6 +5,7 @@
 #include "apps/bench/together.h"
 #include "base/check.h"
 #include "base/text.h"
+#include "matmul/matmul.h"
 
 #include <nlohmann/json.hpp>
 
@@ -98,6 +99,7 @@ void print_json(const StepOptions& options, const std::string& optimizer, int ra
                              {"p50_s", seconds.p50}, {"p75_s", seconds.p75},
                              {"max_s", seconds.max}, {"steps", mode.seconds.size()},
                              {"bytes", mode.bytes},  {"losses", mode.work->losses()}};
+  row["products"] = matmul::library();
   row["cpu_forward_s"] = spread_of(mode.forward).p50;
   row["cpu_backward_s"] = spread_of(mode.backward).p50;
   row["cpu_update_s"] = spread_of(mode.update).p50;
@@ -107,10 +109,12 @@ void print_json(const StepOptions& options, const std::string& optimizer, int ra
 void print_table(const StepOptions& options, const std::string& optimizer, int ranks,
                  const std::vector<MeasuredMode>& modes) {
   ModelSize size = options.size.value_or(usual_size(options.model));
-  print_to(stdout,
-           "step: model={} {}x{} ranks={} threads={} rounds={} of {} steps each; AdamW {}\n",
-           options.model, size.width, size.depth, ranks, options.threads, options.rounds,
-           options.steps, optimizer);
+  print_to(
+      stdout,
+      "step: model={} {}x{} ranks={} threads={} rounds={} of {} steps each; AdamW {}; products "
+      "by {}\n",
+      options.model, size.width, size.depth, ranks, options.threads, options.rounds, options.steps,
+      optimizer, matmul::library());
   print_to(stdout, "{:<18}{:>10}{:>10}{:>10}{:>10}{:>10}{:>12}   first losses\n", "seconds", "min",
            "p25", "p50", "p75", "max", "bytes");
   for (const MeasuredMode& mode : modes) {

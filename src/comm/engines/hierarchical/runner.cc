@@ -41,6 +41,9 @@ class HierarchicalRunner final : public BlockingEngine {
   [[nodiscard]] std::shared_ptr<BlockingEngine> subset(std::span<const int> ranks,
                                                        const std::string& name, int rank,
                                                        Duration timeout) override;
+  // Ranks of one host need nothing across.
+  [[nodiscard]] std::shared_ptr<Backend> backend_of(std::span<const int> ranks,
+                                                    const std::string& name) override;
 
  private:
   std::shared_ptr<Backend> inside_;  // null where this rank is alone on its host
@@ -81,6 +84,16 @@ void HierarchicalRunner::close(std::string_view reason) noexcept {
       // It is dead already, or its peers are out of reach.
     }
   }
+}
+
+std::shared_ptr<Backend> HierarchicalRunner::backend_of(std::span<const int> ranks,
+                                                        const std::string& name) {
+  std::vector<int> places;
+  for (const int rank : ranks) {
+    if (parts_.layout.host_of(rank) != parts_.layout.host) return nullptr;
+    places.push_back(parts_.layout.place_of(rank));
+  }
+  return inside_->subset(places, name);
 }
 
 std::shared_ptr<BlockingEngine> HierarchicalRunner::subset(std::span<const int> ranks,

@@ -1,5 +1,6 @@
 // The engine "hierarchical": shared memory inside each host, another engine across. Its groups are
-// made of groups of those two; an error in one of them ends the whole.
+// made of groups of those two; an error in one of them ends the whole. One of ranks of a single
+// host is a group of the engine inside.
 #pragma once
 
 #include <lockstep/comm/backend.h>

@@ -20,9 +20,9 @@
 namespace lockstep::shm {
 namespace {
 
-// Freed memory is kept for the next buffer, which then needs no page faults: as much as is in use,
-// and at least this. A user who lets malloc keep less (MALLOC_TRIM_THRESHOLD_) means this memory,
-// too.
+// Freed memory is kept for the next buffer, which then needs no page faults: as much as is in use
+// or is worth keeping, and at least this. A user who lets malloc keep less
+// (MALLOC_TRIM_THRESHOLD_) means this memory, too.
 constexpr std::size_t kept_at_least = 256 << 20;
 
 // The beginning of a held block, in the memory of all holders.
@@ -70,7 +70,9 @@ std::span<std::byte> Arena::try_allocate(std::size_t bytes) {
   free_released();
   auto offset = allocator_.allocate(bytes);
   if (!offset) return {};
-  return {memory_.data() + *offset, allocator_.bytes_at(*offset)};
+  const std::size_t length = allocator_.bytes_at(*offset);
+  reuse_.allocated(length);
+  return {memory_.data() + *offset, length};
 }
 
 std::byte* Arena::allocate_zeroed(std::size_t bytes) {
@@ -87,9 +89,15 @@ std::size_t Arena::free(std::byte* block) {
   std::lock_guard lock(mutex_);
   auto offset = static_cast<std::size_t>(block - memory_.data());
   auto bytes = allocator_.bytes_at(offset);
-  allocator_.free(offset);
-  give_back_pages_beyond(users_limit_.value_or(std::max(kept_at_least, allocator_.used())));
+  free_at(offset);
+  give_back_pages_beyond(
+      users_limit_.value_or(std::max({kept_at_least, allocator_.used(), reuse_.bytes()})));
   return bytes;
+}
+
+void Arena::free_at(std::size_t offset) {
+  reuse_.freed(allocator_.bytes_at(offset));
+  allocator_.free(offset);
 }
 
 std::byte* Arena::allocate_held(std::size_t bytes, int holders, int takers) {
@@ -151,7 +159,7 @@ void Arena::free_released() {
     auto& held = HeldBlock::of(block + Allocator::grain);
     if (held.to_come.load(std::memory_order_acquire) != 0) return false;
     if (held.holders.load(std::memory_order_acquire) != 0) return false;
-    allocator_.free(static_cast<std::size_t>(block - memory_.data()));
+    free_at(static_cast<std::size_t>(block - memory_.data()));
     return true;
   });
 }

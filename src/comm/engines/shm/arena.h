@@ -10,6 +10,7 @@
 
 #include "comm/engines/shm/allocator.h"
 #include "comm/engines/shm/control.h"
+#include "comm/engines/shm/reuse.h"
 #include "sys/own_process.h"
 #include "sys/shared_memory.h"
 
@@ -75,6 +76,7 @@ class Arena {
   }
 
  private:
+  void free_at(std::size_t offset);
   [[nodiscard]] std::byte* hold(std::byte* block, int holders, int takers);
   void give_back_pages_beyond(std::size_t kept);
   void free_released();
@@ -84,6 +86,7 @@ class Arena {
   sys::SharedMemory memory_;
   std::mutex mutex_;
   Allocator allocator_;
+  Reuse reuse_;
   std::vector<std::byte*> held_;  // blocks, each beginning with a HeldBlock
 };
 

@@ -6,6 +6,7 @@
 #include "base/text.h"
 #include "comm/backend/element_type.h"
 #include "comm/backend/node_shared.h"
+#include "comm/engines/shm/absent_in_children.h"
 #include "comm/engines/shm/endpoint.h"
 #include "comm/engines/shm/lent_tensors.h"
 #include "comm/engines/shm/loans.h"
@@ -98,13 +99,21 @@ ArenaTensors::Pages pages_of_tensors() {
                                    : ArenaTensors::Pages::at_once;
 }
 
+// Of a peer, as this process's tensors over it have it.
+struct BorrowedMemory {
+  explicit BorrowedMemory(sys::SharedMemory of) : memory(std::move(of)) {
+    memory.keep_from_children();
+  }
+  sys::SharedMemory memory;
+  AbsentInChildren absent{memory.data(), memory.bytes()};
+};
+
 std::shared_ptr<const sys::SharedMemory> map_to_read(int file, std::size_t bytes) {
   try {
     sys::FileDescriptor own(fcntl(file, F_DUPFD_CLOEXEC, 0));
-    auto memory =
-        std::make_shared<sys::SharedMemory>(sys::SharedMemory::open_to_read(std::move(own), bytes));
-    memory->keep_from_children();
-    return memory;
+    auto borrowed =
+        std::make_shared<BorrowedMemory>(sys::SharedMemory::open_to_read(std::move(own), bytes));
+    return {borrowed, &borrowed->memory};
   } catch (const Error&) {
     return nullptr;  // a limit of the address space
   }

@@ -8,7 +8,7 @@
 //
 // Borrowed memory is mapped a second time, for reading alone: a write ends the process instead of
 // changing a peer's values, and children that are forked do not have it, as they have not this
-// process's own tensors (tensor_allocator.h).
+// process's own tensors (absent_in_children.h).
 //
 // Any thread.
 #pragma once

@@ -9,10 +9,8 @@
 // most one arena, or it is the previous allocator's.
 //
 // Any thread. A forked child gets all its memory from the previous allocator, and the arena is not
-// mapped there: shared with the parent, the tensors of one would change under the other. Nothing
-// else is mapped at its addresses, so that touching a tensor of the parent's ends the child, as
-// touching memory that an RDMA device uses does (ibv_fork_init); it says why on standard error
-// unless the program handles SIGSEGV itself.
+// mapped there: shared with the parent, the tensors of one would change under the other
+// (absent_in_children.h).
 #pragma once
 
 #include "comm/engines/shm/arena.h"

@@ -1,6 +1,7 @@
 // Gloo's ranks connect; one of them is lost on the way.
 #include "comm/engines/c10d/gloo.h"
 #include "comm/engines/c10d/make.h"
+#include "store/forwarding_store.h"
 
 #include <lockstep/base/error.h>
 #include <lockstep/store/memory_store.h>
@@ -12,7 +13,6 @@
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -26,42 +26,30 @@ namespace {
 using namespace std::chrono_literals;
 
 // The store as a rank of a round sees it: what waits there throws once the round has ended.
-class StoreOfRound : public Store {
+class StoreOfRound : public ForwardingStore {
  public:
   StoreOfRound(std::shared_ptr<Store> below, std::function<void()> before_wait)
-      : below_(std::move(below)), before_wait_(std::move(before_wait)) {}
+      : ForwardingStore(std::move(below)), before_wait_(std::move(before_wait)) {}
 
   void end() { has_ended_ = true; }
-  void set(std::string_view key, std::string_view value) override { below_->set(key, value); }
-  std::optional<std::string> try_get(std::string_view key) override { return below_->try_get(key); }
   std::string get(std::string_view key, Deadline deadline) override {
     const std::array keys{std::string(key)};
     wait(keys, deadline);
-    return below_->get(key, deadline);
+    return ForwardingStore::get(key, deadline);
   }
   void wait(std::span<const std::string> keys, Deadline deadline) override {
     before_wait_();
     for (;;) {
       try {
-        return below_->wait(keys, deadline.or_sooner(Deadline::after(5ms)));
+        return ForwardingStore::wait(keys, deadline.or_sooner(Deadline::after(5ms)));
       } catch (const Timeout&) {
         if (has_ended_) throw PeerLost("the round has ended");
         if (deadline.passed()) throw;
       }
     }
   }
-  std::int64_t add(std::string_view key, std::int64_t delta) override {
-    return below_->add(key, delta);
-  }
-  std::string compare_set(std::string_view key, std::string_view expected,
-                          std::string_view desired) override {
-    return below_->compare_set(key, expected, desired);
-  }
-  bool erase(std::string_view key) override { return below_->erase(key); }
-  std::vector<std::string> keys(std::string_view prefix) override { return below_->keys(prefix); }
 
  private:
-  std::shared_ptr<Store> below_;
   std::function<void()> before_wait_;
   std::atomic<bool> has_ended_ = false;
 };

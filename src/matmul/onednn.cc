@@ -1,0 +1,141 @@
+#include "matmul/onednn.h"
+
+#include "matmul/fit.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/List.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/bmm_cpu_dispatch.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/mm_cpu_dispatch.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <exception>
+#include <string_view>
+
+namespace at::native {
+
+// Exported by libtorch_cpu.so without a header: result = alpha a b + beta result, also of batches.
+// Weak: a LibTorch without it is one with which nothing here is used.
+[[gnu::weak]] void mkldnn_matmul(const Tensor& a, const Tensor& b, const Tensor& result, float beta,
+                                 float alpha);
+
+}  // namespace at::native
+
+namespace lockstep::matmul::onednn {
+namespace {
+
+using Scalars = c10::List<std::optional<at::Scalar>>;
+using Linear = at::Tensor(const at::Tensor& input, const at::Tensor& weight,
+                          const std::optional<at::Tensor>& bias, std::string_view unary,
+                          Scalars scalars, std::optional<std::string_view> algorithm);
+
+constexpr const char* linear_name = "mkldnn::_linear_pointwise";
+
+// Rows times a transposed weight, and a bias in the same pass over the result.
+at::Tensor linear_product(const at::Tensor& a, const at::Tensor& b,
+                          const std::optional<at::Tensor>& bias) {
+  static const auto operation =
+      c10::Dispatcher::singleton().findSchemaOrThrow(linear_name, "").typed<Linear>();
+  static const Scalars none;
+  return operation.redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), a, b.t(), bias, "none",
+                              none, "");
+}
+
+void multiply_rows(const at::Tensor& a, const at::Tensor& b, at::Tensor& result) {
+  const std::int64_t rows = a.size(0);
+  for (std::int64_t begin = 0, size = 0; begin < rows; begin += size) {
+    // oneDNN adds in another order where there is one row: the last one comes with its neighbour.
+    if (rows - begin == 1) --begin;
+    size = next_piece(rows - begin);
+    at::Tensor piece = result.narrow(0, begin, size);
+    at::native::mkldnn_matmul(a.narrow(0, begin, size), b, piece, 0, 1);
+  }
+}
+
+// Adds the pieces here: oneDNN can add to what there is, but not safely, of some sizes it then
+// writes outside of the result.
+void multiply_columns(const at::Tensor& a, const at::Tensor& b, at::Tensor& result) {
+  const std::int64_t columns = a.size(1);
+  at::Tensor piece;
+  for (std::int64_t begin = 0, size = 0; begin < columns; begin += size) {
+    size = next_piece(columns - begin);
+    if (begin > 0 && !piece.defined()) piece = at::empty_like(result);
+    at::native::mkldnn_matmul(a.narrow(1, begin, size), b.narrow(0, begin, size),
+                              begin > 0 ? piece : result, 0, 1);
+    if (begin > 0) result.add_(piece);
+  }
+}
+
+at::Tensor empty_product(const at::Tensor& a, const at::Tensor& b) {
+  if (a.dim() == 2) return at::empty({a.size(0), b.size(1)}, a.options());
+  return at::empty({a.size(0), a.size(1), b.size(2)}, a.options());
+}
+
+// Small whole numbers, of which every order of additions has the same sum.
+at::Tensor numbers(at::IntArrayRef sizes) {
+  return at::arange(c10::multiply_integers(sizes)).remainder(7).sub(3).to(at::kFloat).view(sizes);
+}
+
+bool is_right(const at::Tensor& a, const at::Tensor& b) {
+  return at::equal(product(a, b), a.dim() == 2 ? at::cpu::mm(a, b) : at::cpu::bmm(a, b));
+}
+
+std::string try_products() {
+  if (!at::hasMKLDNN()) return "this LibTorch was built without oneDNN";
+  if (&at::native::mkldnn_matmul == nullptr) return "this LibTorch does not export mkldnn_matmul";
+  try {
+    const c10::InferenceMode off(false);
+    const at::NoGradGuard no_grad;
+    bool right = is_right(numbers({3, 19, 33}), numbers({3, 33, 21}));
+    for (const std::int64_t rows : {20, 33}) {  // one piece, and two
+      const at::Tensor a = numbers({rows, 33}), b = numbers({33, 21}), bias = numbers({21});
+      const at::Tensor by_columns = numbers({rows, 19}).t(), weight = numbers({21, 33}).t();
+      right = right && is_right(a, b) && is_right(a, weight) &&
+              is_right(by_columns, numbers({rows, 21})) &&
+              at::equal(product(a, weight, bias), at::cpu::mm(a, weight).add(bias));
+    }
+    return right ? "" : "oneDNN computed a wrong product";
+  } catch (const std::exception& error) {
+    const std::string_view text = error.what();
+    return std::string(text.substr(0, text.find('\n')));
+  }
+}
+
+}  // namespace
+
+const std::string& missing() {
+  static const std::string found = try_products();
+  return found;
+}
+
+std::int64_t next_piece(std::int64_t count) {
+  const int bits = std::bit_width(static_cast<std::uint64_t>(count));
+  const int dropped = std::max(bits - 5, 0);
+  return count >> dropped << dropped;
+}
+
+at::Tensor product(const at::Tensor& a, const at::Tensor& b,
+                   const std::optional<at::Tensor>& bias) {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  const bool is_batch = a.dim() == 3, by_rows = order_of(a) == Order::rows;
+  if (!is_batch && by_rows && next_piece(a.size(0)) == a.size(0)) return linear_product(a, b, bias);
+  at::Tensor result = empty_product(a, b);
+  if (is_batch)
+    at::native::mkldnn_matmul(a, b, result, 0, 1);
+  else if (by_rows)
+    multiply_rows(a, b, result);
+  else
+    multiply_columns(a, b, result);
+  if (bias) result.add_(*bias);
+  return result;
+}
+
+}  // namespace lockstep::matmul::onednn

@@ -1,0 +1,184 @@
+// Elastic runs on meshes: copies and shards of a model that several ranks compute together come and
+// go, and the bits are those of an undisturbed run whose tp has the same size.
+#include <lockstep/base/error.h>
+
+#include "elastic/small_agent.h"
+#include "support/messages.h"
+#include "train/elastic_options.h"
+#include "train/elastic_runs.h"
+#include "train/mesh_runs.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace lockstep::train {
+namespace {
+
+using test::contains;
+using test::message_of;
+using test::SmallAgent;
+
+RunSetup on_mesh(RunSetup options, const std::string& mesh, const std::string& shard = "none") {
+  options.mesh = mesh;
+  options.shard = shard;
+  return options;
+}
+
+std::string axes_text(const std::string& axes, int ranks) {
+  std::string text;
+  for (const MeshAxis& axis : axes_of_round(parse_axes(axes), ranks))
+    text += axis.name + "=" + std::to_string(axis.size) + " ";
+  return text;
+}
+
+TEST(ElasticMesh, CopiesAndShardsTakeWhatTheOtherAxesLeave) {
+  for (const auto& [axes, ranks, expected] :
+       {std::tuple("dp=2,tp=2", 4, "dp=2 tp=2 "), std::tuple("dp=2,tp=2", 2, "dp=1 tp=2 "),
+        std::tuple("dp=2,tp=2", 10, "dp=5 tp=2 "), std::tuple("tp=2,dp=-1", 6, "tp=2 dp=3 "),
+        std::tuple("tp=2", 6, "dp=3 tp=2 "), std::tuple("fsdp=4", 3, "fsdp=3 "),
+        std::tuple("dp=2,fsdp=2", 4, "dp=2 fsdp=2 "), std::tuple("dp=2,fsdp=2", 3, "dp=3 fsdp=1 "),
+        std::tuple("dp=2,fsdp=2", 2, "dp=1 fsdp=2 "), std::tuple("dp=1,fsdp=4", 6, "dp=2 fsdp=3 "),
+        std::tuple("dp=2,fsdp=-1", 6, "dp=2 fsdp=3 "),
+        std::tuple("dp=2,fsdp=-1", 5, "dp=1 fsdp=5 "),
+        std::tuple("dp=-1,fsdp=2,tp=3", 6, "dp=1 fsdp=2 tp=3 "),
+        // Not so many: MeshLayout says it.
+        std::tuple("dp=2,tp=2", 3, "dp=2 tp=2 ")})
+    EXPECT_EQ(axes_text(axes, ranks), expected) << axes << " " << ranks;
+  Options options;
+  EXPECT_EQ(ranks_of_a_model(options), 1);
+  options.mesh = "fsdp=2,dp=-1";
+  EXPECT_EQ(ranks_of_a_model(options), 1);
+  options.mesh = "dp=2,tp=3";
+  EXPECT_EQ(ranks_of_a_model(options), 3);
+}
+
+TEST(ElasticMesh, AxesThatCannotChangeAreOneLine) {
+  const test::TemporaryFolder folder;
+  const auto refusal = [](const RunSetup& options, int ranks) {
+    return message_of<BadInput>([&] { check_run(options, ranks); });
+  };
+  RunSetup options = elastic_setup(tiny_gpt(folder), "refused");
+  for (const char* mesh : {"pp=2,dp=2", "cp=2", "ep=2"}) {
+    const std::string found = refusal(on_mesh(options, mesh), 4);
+    EXPECT_TRUE(contains(found,
+                         "--elastic works with the axes dp, fsdp and tp of --mesh, found "
+                         "--mesh " +
+                             std::string(mesh)))
+        << found;
+    EXPECT_TRUE(contains(found, "--resume")) << found;
+  }
+  EXPECT_TRUE(contains(refusal(on_mesh(options, "dp=2,tp=-1"), 4), "tp keeps its size"));
+  EXPECT_TRUE(contains(refusal(on_mesh(options, "dp=2,tp=2"), 3), "the group has 3 ranks"));
+  EXPECT_TRUE(contains(refusal(on_mesh(options, "fsdp=2"), 2), "fsdp needs --shard"));
+  EXPECT_EQ(refusal(on_mesh(options, "dp=2,tp=2"), 4), "no error");
+  RunSetup moe = elastic_setup(tiny("moe", folder), "moe");
+  moe.data = options.data;
+  EXPECT_TRUE(
+      contains(refusal(on_mesh(moe, "dp=1,tp=2"), 2), "--elastic: the task moe has experts"));
+}
+
+TEST(ElasticMesh, TheBytesDoNotDependOnHowManyCopiesOrShardsThereAre) {
+  const test::TemporaryFolder folder;
+  RunSetup options = tiny_gpt(folder);
+  options.dropout = 0.1;
+  options.steps = 5;
+  options.slots = 6;
+  const RunSetup one = elastic_setup(on_mesh(options, "tp=2"), "1");
+  run(2, one);
+  for (const auto& [mesh, ranks, shard] :
+       {std::tuple("dp=2,tp=2", 4, "none"), std::tuple("tp=2,dp=3", 6, "none"),
+        std::tuple("fsdp=2,tp=2", 4, "full"), std::tuple("fsdp=2,tp=2", 2, "optimizer"),
+        std::tuple("dp=2,fsdp=2,tp=2", 8, "gradients")}) {
+    RunSetup other =
+        elastic_setup(on_mesh(options, mesh, shard), std::string(mesh) + std::to_string(ranks));
+    run(ranks, other);
+    expect_same_run(one, other);
+  }
+}
+
+// Without tp it is the run of one process; with it the sums inside of a layer are of parts.
+TEST(ElasticMesh, HasTheBytesOfOneProcessWithoutTpAndIsNearThemWithIt) {
+  const test::TemporaryFolder folder;
+  RunSetup options = tiny_gpt(folder);
+  options.slots = 6;
+  const RunSetup alone = elastic_setup(options, "alone");
+  run(1, alone);
+  const RunSetup hybrid = elastic_setup(on_mesh(options, "dp=2,fsdp=2", "full"), "hybrid");
+  run(4, hybrid);
+  expect_same_run(alone, hybrid);
+  RunSetup parts = elastic_setup(on_mesh(options, "dp=2,tp=2"), "parts");
+  parts.sequence_parallel = true;
+  run(4, parts);
+  EXPECT_LT(distance(alone.out, parts.out), 1e-4);
+}
+
+// Ranks are killed at each place of the mesh. Then the run shrinks to one copy, has a rank too
+// many, too few for a copy, and grows again.
+void disturb(SmallAgent& agent, const RunSetup& run) {
+  agent.begin_round(4);
+  std::int64_t rows = 3;
+  for (int place = 0; place < 4; ++place, rows += 3) {
+    wait_for_rows(run, rows);
+    agent.kill(place);
+    agent.begin_round(4);
+  }
+  wait_for_rows(run, rows);
+  agent.kill(1);
+  agent.kill(2);
+  agent.begin_round(2);
+  wait_for_rows(run, rows += 3);
+  agent.begin_round(3, "nodes join");
+  wait_for_rows(run, rows += 3);
+  agent.begin_round(1);
+  agent.begin_round(4, "nodes join");
+}
+
+class ElasticMeshRun : public testing::TestWithParam<std::tuple<std::string, std::string>> {};
+
+TEST_P(ElasticMeshRun, ThatIsKilledShrunkAndGrownEndsWithTheBytesOfAnUndisturbedOne) {
+  const test::TemporaryFolder folder;
+  RunSetup options = tiny_gpt(folder);
+  options.dropout = 0.1;
+  options.steps = 40;
+  options.eval_every = 10;
+  options.save_every = 15;
+  options.slots = 4;
+  const auto& [mesh, shard] = GetParam();
+  if (shard == "none") options.clip = 0.5;
+  const bool has_parts = mesh.find("tp") != std::string::npos;
+  const RunSetup calm = elastic_setup(has_parts ? on_mesh(options, "tp=2") : options, "calm");
+  run(has_parts ? 2 : 1, calm);
+  const RunSetup disturbed = elastic_setup(on_mesh(options, mesh, shard), "disturbed");
+  SmallAgent agent([&] { return train_worker(disturbed); });
+  disturb(agent, disturbed);
+  EXPECT_EQ(agent.wait(), (std::vector<int>{0, 0, 0, 0}));
+  expect_same_run(calm, disturbed);
+}
+
+INSTANTIATE_TEST_SUITE_P(Meshes, ElasticMeshRun,
+                         testing::Values(std::tuple("dp=2,tp=2", "none"),
+                                         std::tuple("dp=2,fsdp=2", "full"),
+                                         std::tuple("fsdp=2,tp=2", "full")),
+                         [](const auto& info) { return as_name(std::get<0>(info.param)); });
+
+// A rank beyond the copies ends with the others.
+TEST(ElasticMeshRun, ARankTooManyEndsWellWithTheTraining) {
+  const test::TemporaryFolder folder;
+  const RunSetup options = tiny_gpt(folder);
+  const RunSetup calm = elastic_setup(on_mesh(options, "tp=2"), "calm");
+  run(2, calm);
+  const RunSetup three = elastic_setup(on_mesh(options, "dp=1,tp=2"), "three");
+  SmallAgent agent([&] { return train_worker(three); });
+  agent.begin_round(3);
+  EXPECT_EQ(agent.wait(), (std::vector<int>{0, 0, 0}));
+  expect_same_run(calm, three);
+}
+
+}  // namespace
+}  // namespace lockstep::train

@@ -1,0 +1,73 @@
+// Runs of `lockstep train` on meshes, and the same of one process.
+#pragma once
+
+#include "support/temporary_folder.h"
+#include "train/runs.h"
+
+#include <cctype>
+#include <ostream>
+#include <string>
+
+namespace lockstep::train {
+
+struct OnMesh {
+  std::string mesh;
+  int ranks = 1;
+  std::string task = "gpt";
+  std::string pipeline = "1f1b";
+};
+
+// As the name of a test: letters, digits and '_'.
+inline std::string as_name(std::string text) {
+  for (char& letter : text)
+    if (std::isalnum(static_cast<unsigned char>(letter)) == 0) letter = '_';
+  return text;
+}
+
+inline std::string name_of(const OnMesh& one) {
+  return as_name(one.task + "_" + one.mesh + "_" + one.pipeline);
+}
+
+inline void PrintTo(const OnMesh& one, std::ostream* out) { *out << name_of(one); }
+
+inline RunSetup text_run(const test::TemporaryFolder& folder, const std::string& task) {
+  test::write_tiny_text(folder / "text.txt");
+  RunSetup options = tiny(task, folder);
+  options.data = folder / "text.txt";
+  options.steps = 6;
+  options.layers = 4;
+  options.heads = 4;
+  options.width = 16;
+  options.block = 8;
+  options.warmup = 2;
+  options.eval_every = 3;
+  options.save_every = 3;
+  options.batch = 16;
+  options.accumulate = 4;
+  // The losses that keep experts even are of micro-batches, which other ranks cut otherwise.
+  if (task == "moe") options.accumulate = 1;
+  return options;
+}
+
+inline RunSetup on_mesh(RunSetup options, const OnMesh& mesh) {
+  options.out += "-" + name_of(mesh);
+  options.mesh = mesh.mesh;
+  options.pipeline = mesh.pipeline;
+  if (mesh.mesh.find("fsdp") != std::string::npos) options.shard = "full";
+  return options;
+}
+
+inline void expect_near_rows(const RunSetup& one, const RunSetup& other) {
+  auto expected = metrics_of(one.out), found = metrics_of(other.out);
+  ASSERT_EQ(expected.size(), found.size()) << other.out;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    const double loss = expected[i]["loss"].get<double>();
+    EXPECT_NEAR(loss, found[i]["loss"].get<double>(), 2e-5 * loss) << other.out << " " << i;
+    if (!expected[i].contains("val_loss")) continue;
+    const double validation = expected[i]["val_loss"].get<double>();
+    EXPECT_NEAR(validation, found[i]["val_loss"].get<double>(), 2e-5 * validation) << other.out;
+  }
+  EXPECT_LT(distance(one.out, other.out), 1e-4) << other.out;
+}
+
+}  // namespace lockstep::train
