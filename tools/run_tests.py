@@ -14,12 +14,14 @@ import fnmatch
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import time
 import xml.etree.ElementTree as xml
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+OF_CTEST = re.compile(r"\s*(Start\s+\d+: |\d+/\d+ Test\s+#)|\d+% tests passed")   # not what a program printed
 
 
 @dataclasses.dataclass
@@ -107,8 +109,32 @@ def read_entries(preset, junit, files):
     return [entry_of(preset, test, files.get(test.get("name"))) for test in tests if test.get("status") != "disabled"]
 
 
+def lines_of_failures(text, most=120):
+    """What a GoogleTest program printed of the cases that did not end well; the end of what another one printed."""
+    shown, case = [], None
+    for line in text.splitlines():
+        if line.startswith("[ RUN      ]"):
+            shown += case or []    # nothing says that the one before has ended
+            case = [line]
+        elif case and line.startswith(("[       OK ]", "[  SKIPPED ]")):
+            case = None
+        elif case:
+            case.append(line)
+            if line.startswith("[  FAILED  ]"):
+                shown, case = shown + case, None
+    shown += case or []
+    return (shown or text.splitlines())[-most:]
+
+
+def print_failures(preset, junit):
+    for test in xml.parse(junit).iter("testcase"):
+        if test.get("status") == "fail":
+            print(f"--- {preset}: {test.get('name')} failed:",
+                  *lines_of_failures(test.findtext("system-out") or ""), sep="\n", flush=True)
+
+
 def run_ctest(preset, words, log_name="ctest.log", quiet=False):
-    """The entries that ctest ran; ctest's own text is in a log in build/PRESET/."""
+    """The entries that ctest ran; ctest's own text, with all that failing ones printed, is in a log in build/PRESET/."""
     folder = ROOT / "build" / preset
     junit = folder / "ctest.xml"
     junit.unlink(missing_ok=True)
@@ -118,9 +144,11 @@ def run_ctest(preset, words, log_name="ctest.log", quiet=False):
                                    errors="replace")
         for line in process.stdout:
             log.write(line)
-            if not quiet:
+            if not quiet and OF_CTEST.match(line):
                 print(line, end="", flush=True)
     process.wait()
+    if junit.exists() and not quiet:
+        print_failures(preset, junit)
     entries = read_entries(preset, junit, results_of(folder)) if junit.exists() else []
     if not entries:
         sys.exit(f"run_tests: ctest of {preset} ran no test; see {folder}/{log_name}")

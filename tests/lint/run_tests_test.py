@@ -89,6 +89,19 @@ expect(report_of(absent), 1, "failed: release: comm")
 for none in (results(), None):
     expect(report_of(entries_of(ctest(comm=("run", "")), {"comm": none})), 1, "comm (it ran no case)")
 
+# Of what a program printed, the failed cases are shown and one that never ended; of a program without cases, the end.
+printed = """[ RUN      ] A.one
+noise
+[       OK ] A.one (1 ms)
+[ RUN      ] A.two
+expected 1, found 2
+[  FAILED  ] A.two (1 ms)
+[ RUN      ] A.three
+it hangs"""
+assert run_tests.lines_of_failures(printed) == printed.splitlines()[3:]
+assert run_tests.lines_of_failures("no cases\nrefused") == ["no cases", "refused"]
+assert run_tests.lines_of_failures("\n".join(map(str, range(500))), most=2) == ["498", "499"]
+
 # Every line of the list is a pattern and a reason.
 marks = run_tests.read_marks(ROOT / "tests/about_time.txt")
 assert marks and all("." in pattern and reason for pattern, reason in marks.items())

@@ -48,3 +48,8 @@ inline at::Tensor random_matrix(std::vector<std::int64_t> sizes, bool by_columns
 // Where this LibTorch or this processor has no products of oneDNN's that we use.
 #define LOCKSTEP_NEEDS_ONEDNN() \
   if (!lockstep::matmul::onednn::missing().empty()) GTEST_SKIP() << matmul::onednn::missing()
+
+// What was seen of the kernels that are chosen there by default, and is promised of no others.
+#define LOCKSTEP_NEEDS_ONEDNN_BY_DEFAULT() \
+  LOCKSTEP_NEEDS_ONEDNN();                 \
+  if (!lockstep::matmul::mkl_takes_narrow_way()) GTEST_SKIP() << "MKL multiplies here by default"

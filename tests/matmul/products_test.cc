@@ -219,7 +219,7 @@ TEST(Products, AreCutInPiecesOfFiveBits) {
 // Rows do not know how many there are: a batch that is divided among ranks has the bits of the
 // whole one.
 TEST(Products, OfSomeRowsHaveTheBitsOfAll) {
-  LOCKSTEP_NEEDS_ONEDNN();
+  LOCKSTEP_NEEDS_ONEDNN_BY_DEFAULT();
   const Chosen chosen(true);
   for (const bool by_columns : {false, true}) {
     const at::Tensor a = at::randn({513, 384}), bias = at::randn({256});

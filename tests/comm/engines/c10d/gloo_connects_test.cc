@@ -61,11 +61,15 @@ void wait_until(const std::atomic<bool>& what) {
 // Rank 1 has put its address into the store, and does not connect until rank 0 has left.
 void lose_a_rank() {
   const auto below = std::make_shared<MemoryStore>();
-  std::atomic<bool> is_stuck = false, may_go_on = false;
+  // Of the thread in which rank 1 connects, too, which make_gloo leaves behind.
+  struct Flags {
+    std::atomic<bool> is_stuck = false, may_go_on = false;
+  };
+  const auto flags = std::make_shared<Flags>();
   const auto of_0 = std::make_shared<StoreOfRound>(below, [] {});
-  const auto of_1 = std::make_shared<StoreOfRound>(below, [&] {
-    is_stuck = true;
-    wait_until(may_go_on);
+  const auto of_1 = std::make_shared<StoreOfRound>(below, [flags] {
+    flags->is_stuck = true;
+    wait_until(flags->may_go_on);
   });
   const auto connect = [](const std::shared_ptr<Store>& store, int rank) {
     static_cast<void>(make_gloo(store, "world", rank, 2, {}));
@@ -78,10 +82,10 @@ void lose_a_rank() {
     }
   });
   std::thread left([&] { EXPECT_THROW(connect(of_0, 0), PeerLost); });
-  wait_until(is_stuck);
+  wait_until(flags->is_stuck);
   of_0->end();
   left.join();
-  may_go_on = true;
+  flags->may_go_on = true;
   of_1->end();
   lost.join();
 }
