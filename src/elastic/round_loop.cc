@@ -80,8 +80,8 @@ void say_final(const Rounds& rounds, const std::string& why) noexcept {
   }
 }
 
-// A failure of all ranks is returned, not thrown: none of them waits for another one, and groups end
-// as after success, and not as of a rank that an exception tears out of them.
+// A failure of all ranks is returned, not thrown: none of them waits for another one, and groups
+// end as after success, and not as of a rank that an exception tears out of them.
 std::exception_ptr run_body(Round& round, const std::function<void(Round&)>& body) {
   try {
     body(round);
