@@ -18,6 +18,7 @@
 #include <lockstep/comm/together.h>
 
 #include <chrono>
+#include <exception>
 #include <filesystem>
 #include <thread>
 #include <utility>
@@ -79,12 +80,17 @@ void say_final(const Rounds& rounds, const std::string& why) noexcept {
   }
 }
 
-void run_body(Round& round, const std::function<void(Round&)>& body) {
+// A failure of all ranks is returned, not thrown: none of them waits for another one, and groups
+// end as after success, and not as of a rank that an exception tears out of them.
+std::exception_ptr run_body(Round& round, const std::function<void(Round&)>& body) {
   try {
     body(round);
     finish(round);
+    return nullptr;
   } catch (const RoundEnded&) {
     throw;
+  } catch (const CommonFailure&) {
+    return std::current_exception();
   } catch (const std::exception& error) {
     leave(round.group(), error.what());
     throw;
@@ -129,32 +135,40 @@ void wait_for_more(const Rounds& rounds, const RoundWatch& watch, const launch::
   throw RoundEnded(watch.end());
 }
 
-// One round. What made it end, if it was not `body`.
+// One round, and the failure of all of its ranks, if that has ended it.
+std::exception_ptr be_in_round(const LoopOptions& options, const Rounds& rounds,
+                               const RoundPlace* place, const std::function<void(Round&)>& body,
+                               RoundTimes& times, bool& has_part) {
+  rounds.keep();
+  RoundWatch watch([rounds] { return rounds.ended(); });
+  launch::RankInfo info = place_of(rounds, place);
+  const int wanted = options.ranks_wanted ? options.ranks_wanted(info.size) : info.size;
+  has_part = info.rank < wanted;
+  if (!has_part) {
+    if (wanted == 0) wait_for_more(rounds, watch, info);
+    log::info("round {}: {} of {} ranks make whole copies of the model; this one waits",
+              rounds.number(), wanted, info.size);
+    wait_beside(options, rounds, watch);
+    return nullptr;
+  }
+  info.size = wanted;
+  if (wanted == 1) info.rendezvous.reset();
+  Group group = join(info, options.init, rounds);
+  watch.watch(group);
+  times.joined();
+  Round round(group, &rounds, &watch, std::exchange(times, {}));
+  ScopeExit body_ended([&] { times.lost(); });
+  return run_body(round, body);
+}
+
+// What made the round end, if it was not `body`.
 std::optional<std::string> run_round(const LoopOptions& options, const Rounds& rounds,
                                      const RoundPlace* place,
                                      const std::function<void(Round&)>& body, RoundTimes& times,
                                      bool& has_part) {
   try {
-    rounds.keep();
-    RoundWatch watch([rounds] { return rounds.ended(); });
-    launch::RankInfo info = place_of(rounds, place);
-    const int wanted = options.ranks_wanted ? options.ranks_wanted(info.size) : info.size;
-    has_part = info.rank < wanted;
-    if (!has_part) {
-      if (wanted == 0) wait_for_more(rounds, watch, info);
-      log::info("round {}: {} of {} ranks make whole copies of the model; this one waits",
-                rounds.number(), wanted, info.size);
-      wait_beside(options, rounds, watch);
-      return std::nullopt;
-    }
-    info.size = wanted;
-    if (wanted == 1) info.rendezvous.reset();
-    Group group = join(info, options.init, rounds);
-    watch.watch(group);
-    times.joined();
-    Round round(group, &rounds, &watch, std::exchange(times, {}));
-    ScopeExit body_ended([&] { times.lost(); });
-    run_body(round, body);
+    const std::exception_ptr failure = be_in_round(options, rounds, place, body, times, has_part);
+    if (failure) std::rethrow_exception(failure);
     return std::nullopt;
   } catch (const RoundEnded& end) {
     return end.what();
@@ -205,6 +219,15 @@ std::string Round::marked(const std::string& name) {
 
 void Round::mark(const std::string& name, const std::string& value) {
   if (has_agent()) rounds_->mark(name, value);
+}
+
+void say_final_failure(const std::string& why) noexcept {
+  try {
+    if (const auto rounds = Rounds::of_environment(std::chrono::seconds(5)))
+      say_final(*rounds, why);
+  } catch (const std::exception&) {
+    // The agent learns of the end all the same.
+  }
 }
 
 bool run_rounds(const LoopOptions& options, const std::function<void(Round&)>& body) {

@@ -92,4 +92,8 @@ struct LoopOptions {
 // rounds they are thrown. Every other exception of `body` is thrown in any case.
 [[nodiscard]] bool run_rounds(const LoopOptions& options, const std::function<void(Round&)>& body);
 
+// Before a process below an agent that makes rounds ends by an error that each restart would meet
+// again, such as a wrong command line: no round follows. Elsewhere it does nothing.
+void say_final_failure(const std::string& why) noexcept;
+
 }  // namespace lockstep

@@ -1,6 +1,7 @@
 #include <lockstep/train/program.h>
 
 #include "base/check.h"
+#include "elastic/round_loop.h"
 #include "sys/program.h"
 #include "train/command_line.h"
 #include "train/elastic_options.h"
@@ -34,6 +35,17 @@ void check_start(const Options& options, const Task& task, int ranks) {
   check_run(options, task, ranks);
 }
 
+// Words that are wrong are so after each restart.
+CommandLine line_of(const std::string& name, const std::vector<Task*>& tasks,
+                    const std::vector<std::string>& words) {
+  try {
+    return parse_command_line(name, tasks, words);
+  } catch (const BadInput& error) {
+    say_final_failure(error.what());
+    throw;
+  }
+}
+
 int be_a_rank(Task& task, const Options& options, Group world) {
   int signal = train(task, options, std::move(world)).signal;
   return signal == 0 ? 0 : by_signal + signal;
@@ -50,7 +62,7 @@ int be_elastic_rank(Task& task, const Options& options,
 int run_program(const std::string& name, const std::string& shell_name,
                 const std::vector<Task*>& tasks, const std::vector<std::string>& words) {
   return sys::run_program(name, [&] {
-    CommandLine line = parse_command_line(name, tasks, words);
+    CommandLine line = line_of(name, tasks, words);
     if (!line.help.empty()) {
       print_to(stdout, "{}", line.help);
       return 0;

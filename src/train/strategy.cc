@@ -151,6 +151,15 @@ void check_context(const Options& options, const Task& task, const Division& div
               options.mesh, ranks, heads);
 }
 
+// A plan may name a pattern that the model has not: then parallelize() says it.
+void check_heads(const Options& options, const Task& task, const Division& division) {
+  if (division.tensor == 1) return;
+  for (const auto& [pattern, style] : task.tensor_plan())
+    check_input(style.head_count() % division.tensor == 0,
+                "--mesh {}: expected a number of heads that {} ranks of tp divide, found {} ({})",
+                options.mesh, division.tensor, style.head_count(), pattern);
+}
+
 void check_experts(const Options& options, const Task& task, const Division& division) {
   const std::int64_t experts = task.experts();
   const bool has_axis = is_among(division.axes, experts_axis);
@@ -184,6 +193,7 @@ void check_axes(const Options& options, const Task& task, const Division& divisi
               "--mesh {}: the task {} has no plan for tensor parallelism (Task::tensor_plan()): "
               "expected --mesh without tp",
               options.mesh, task.name());
+  check_heads(options, task, division);
   check_input(!options.elastic || !division.is_model_parallel() || task.experts() == 0,
               "--elastic: the task {} has experts, whose copies count tokens together: expected "
               "--mesh without tp, found --mesh {}",

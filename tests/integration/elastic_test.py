@@ -157,6 +157,19 @@ def no_room_in_memory(folder, steps):
     expect(model_of(folder, "memoryless") == model_of(folder, "calm"), "another model without commits", output)
 
 
+def refused(folder):
+    """What every restart would meet again is said, without another round and without records of calls."""
+    for name, wrong, expected in (("words", ["--no-such-option"], "unknown option '--no-such-option'"),
+                                  ("axes", ["--mesh", "pp=2"], "--elastic works with the axes dp, fsdp and tp"),
+                                  ("heads", ["--mesh", "tp=4"], "expected a number of heads that 4 ranks of tp")):
+        code, output, seconds = run([lockstep(), "run", "-n", "4", "--max-restarts", "3", train_program(),
+                                     *training(folder, name, 10, *wrong)], seconds=60)
+        expect(code in (1, 2), f"{wrong}: exit code {code}", output)
+        expect_words(output, expected)
+        expect(not re.search("flight|report hang|round 1 begins", output), f"more than a refusal of {wrong}", output)
+        shown(f"refused: {' '.join(wrong)}", seconds)
+
+
 def main():
     random.seed(17)
     folder = pathlib.Path(tempfile.mkdtemp())
@@ -164,6 +177,8 @@ def main():
     (folder / "text.txt").write_text("abacus banana cab " * 300)
     steps = 1000
     try:
+        if not IS_SOAK:
+            refused(folder)
         seconds = undisturbed(folder, steps)
         wanted = KILLS * PAUSE
         if seconds < wanted:  # long enough for all kills

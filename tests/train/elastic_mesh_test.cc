@@ -77,6 +77,10 @@ TEST(ElasticMesh, AxesThatCannotChangeAreOneLine) {
   EXPECT_TRUE(contains(refusal(on_mesh(options, "dp=2,tp=2"), 3), "the group has 3 ranks"));
   EXPECT_TRUE(contains(refusal(on_mesh(options, "fsdp=2"), 2), "fsdp needs --shard"));
   EXPECT_EQ(refusal(on_mesh(options, "dp=2,tp=2"), 4), "no error");
+  // Before a process has begun: tiny_gpt() has 2 heads.
+  EXPECT_TRUE(
+      contains(refusal(on_mesh(options, "tp=3"), 3),
+               "--mesh tp=3: expected a number of heads that 3 ranks of tp divide, found "));
   RunSetup moe = elastic_setup(tiny("moe", folder), "moe");
   moe.data = options.data;
   EXPECT_TRUE(

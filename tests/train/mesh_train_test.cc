@@ -8,6 +8,7 @@
 #include "support/temporary_folder.h"
 #include "train/mesh_runs.h"
 #include "train/messages.h"
+#include "train/tasks/gpt.h"
 
 #include <lockstep/train/generation.h>
 #include <lockstep/train/saved_model.h>
@@ -114,6 +115,8 @@ TEST(MeshOptions, AxesThatATaskCannotHaveAreOneLine) {
   TemporaryFolder folder;
   for (const Case& one : {
            Case{"gpt", "ep=2", 2, "--mesh ep=2: the task gpt has no experts for ep"},
+           Case{"gpt", "tp=3", 3,
+                "--mesh tp=3: expected a number of heads that 3 ranks of tp divide, found "},
            Case{"moe", "ep=3", 3, "--mesh ep=3: expected experts that 3 ranks divide, found 8"},
        }) {
     RunSetup options = text_run(folder, one.task);
@@ -144,14 +147,23 @@ TEST(MeshOptions, AxesThatATaskCannotHaveAreOneLine) {
   EXPECT_EQ(refusal(options, 1), "--context-method needs an axis cp in --mesh, found no --mesh");
 }
 
+class MisnamedTask : public GptTask {
+ public:
+  [[nodiscard]] TensorPlan tensor_plan() const override {
+    return {{"transformer.no_such_layer", Colwise()}};
+  }
+};
+
 // It is found while the model is divided; each rank has the same words, of which one is said.
 TEST(MeshOptions, AModelThatRanksCannotDivideIsAFailureOfAll) {
   TemporaryFolder folder;
   RunSetup options = text_run(folder, "gpt");
-  options.heads = 1;
   options.mesh = "dp=1,tp=2";
   test::run_group(test::Engine::shm, 2, [&](Group group) {
-    const std::string found = test::message_of<CommonFailure>([&] { (void)train(options, group); });
+    MisnamedTask task;
+    options.settle(task);
+    const std::string found =
+        test::message_of<CommonFailure>([&] { (void)train(task, options, group); });
     EXPECT_NE(found.find("parallelize: "), std::string::npos) << found;
     EXPECT_EQ(found.find("another error"), std::string::npos) << found;
     EXPECT_EQ(found.find("rank 0 on host"), std::string::npos) << found;

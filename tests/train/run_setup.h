@@ -30,8 +30,14 @@ struct RunSetup : Options {
   // The task with its settings.
   [[nodiscard]] std::unique_ptr<Task> make() const {
     std::unique_ptr<Task> made = make_task(task);
+    settle(*made);
+    return made;
+  }
+
+  // Its settings, of a task of that kind.
+  void settle(Task& made) const {
     Settings settings(task);
-    made->declare(settings);
+    made.declare(settings);
     for (const auto& [name, value] : {std::pair("data", data), std::pair("vocabulary", vocabulary),
                                       std::pair("bpe", bpe), std::pair("token-dtype", token_dtype)})
       if (!value.empty()) settings.set(name, value);
@@ -43,7 +49,6 @@ struct RunSetup : Options {
          {std::pair("dropout", dropout), std::pair("capacity", capacity),
           std::pair("balance", balance)})
       if (value) settings.set(name, formatted("{}", *value));
-    return made;
   }
 };
 
