@@ -1,6 +1,7 @@
 // What an operation on a global tensor costs beyond the same operation on its local tensor, after
 // the first call: on a mesh of one rank, with tensors so small that nothing else counts. And a step
-// of a GPT whose parameters are all replicated global tensors, beside one with plain parameters.
+// of a GPT whose parameters are all replicated global tensors, beside one with plain parameters:
+// turn by turn in one process, medians of the processor's time, `ratio` the median of theirs.
 //
 //   build/release/bench/global_overhead --benchmark_repetitions=9
 //     --benchmark_enable_random_interleaving=true --benchmark_report_aggregates_only=true
@@ -13,6 +14,11 @@
 #include <ATen/Parallel.h>
 #include <torch/optim/adamw.h>
 #include <torch/utils.h>
+
+#include <algorithm>
+#include <ctime>
+#include <optional>
+#include <vector>
 
 namespace lockstep {
 namespace {
@@ -51,34 +57,79 @@ void sum(benchmark::State& state) {
 }
 
 // Forward, backward and an update by AdamW of 4 blocks of width 256, on 4 x 128 tokens.
-void gpt_step(benchmark::State& state) {
-  at::set_num_threads(1);
-  models::GptOptions options;
-  options.layers = 4;
-  options.heads = 4;
-  options.width = 256;
-  options.block = 128;
-  options.vocabulary = 512;
-  torch::manual_seed(1);
-  models::Gpt model(options);
-  Mesh mesh(Group(), {{"tp", 1}});
-  set_global_options(mesh, {.replicate_plain = true});
-  at::Tensor x = at::randint(512, {4, 128}), y = at::randint(512, {4, 128});
-  if (state.range(0) != 0) {
-    for (at::Tensor& parameter : model->parameters()) distribute_(parameter, mesh, {Replicate()});
-    x = distribute(x, mesh, {Replicate()});
-    y = distribute(y, mesh, {Replicate()});
+class GptSteps {
+ public:
+  explicit GptSteps(const Mesh* mesh) : model_(options()), x_(ids()), y_(ids()) {
+    if (mesh != nullptr) {
+      for (at::Tensor& parameter : model_->parameters())
+        distribute_(parameter, *mesh, {Replicate()});
+      x_ = distribute(x_, *mesh, {Replicate()});
+      y_ = distribute(y_, *mesh, {Replicate()});
+    }
+    adamw_.emplace(model_->parameters(), torch::optim::AdamWOptions(1e-3));
   }
-  torch::optim::AdamW adamw(model->parameters(), torch::optim::AdamWOptions(1e-3));
-  for (auto _ : state) {
-    adamw.zero_grad();
-    model->loss(x, y).backward();
-    adamw.step();
+
+  // Milliseconds of this thread.
+  double step() {
+    const double begin = milliseconds();
+    adamw_->zero_grad();
+    model_->loss(x_, y_).backward();
+    adamw_->step();
+    return milliseconds() - begin;
   }
+
+ private:
+  static models::GptOptions options() {
+    torch::manual_seed(1);
+    models::GptOptions options;
+    options.layers = 4;
+    options.heads = 4;
+    options.width = 256;
+    options.block = 128;
+    options.vocabulary = 512;
+    return options;
+  }
+  static at::Tensor ids() { return at::randint(512, {4, 128}); }
+  static double milliseconds() {
+    timespec now{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return 1e3 * static_cast<double>(now.tv_sec) + 1e-6 * static_cast<double>(now.tv_nsec);
+  }
+
+  models::Gpt model_;
+  at::Tensor x_, y_;
+  std::optional<torch::optim::AdamW> adamw_;
+};
+
+double quantile(std::vector<double> values, double share) {
+  std::ranges::sort(values);
+  return values[static_cast<std::size_t>(share * static_cast<double>(values.size() - 1))];
 }
 
+void gpt_step(benchmark::State& state) {
+  at::set_num_threads(1);
+  Mesh mesh(Group(), {{"tp", 1}});
+  set_global_options(mesh, {.replicate_plain = true});
+  GptSteps plain(nullptr), global(&mesh);
+  for (int warm_up = 0; warm_up < 3; ++warm_up) plain.step(), global.step();
+  std::vector<double> plain_times, global_times, ratios;
+  for (auto _ : state) {
+    const bool plain_first = plain_times.size() % 2 == 0;
+    const double first = plain_first ? plain.step() : global.step();
+    const double second = plain_first ? global.step() : plain.step();
+    plain_times.push_back(plain_first ? first : second);
+    global_times.push_back(plain_first ? second : first);
+    ratios.push_back(global_times.back() / plain_times.back());
+  }
+  state.counters["plain_ms"] = quantile(plain_times, 0.5);
+  state.counters["global_ms"] = quantile(global_times, 0.5);
+  state.counters["ratio"] = quantile(ratios, 0.5);
+  state.counters["ratio_q1"] = quantile(ratios, 0.25);
+  state.counters["ratio_q3"] = quantile(ratios, 0.75);
+}
+
+BENCHMARK(gpt_step)->Iterations(120)->Unit(benchmark::kMillisecond);
 // Argument 0: plain tensors; 1: global ones.
-BENCHMARK(gpt_step)->Arg(0)->Arg(1)->Unit(benchmark::kMillisecond);
 BENCHMARK(add)->Arg(0)->Arg(1);
 BENCHMARK(mm)->Arg(0)->Arg(1);
 BENCHMARK(transpose)->Arg(0)->Arg(1);

@@ -17,6 +17,7 @@
 #include <c10/core/DispatchKeySet.h>
 
 #include <cstddef>
+#include <optional>
 
 namespace lockstep::dispatch {
 
@@ -38,7 +39,10 @@ class Call {
   [[nodiscard]] torch::jit::Stack& stack() const { return stack_; }
   // Ours, by which the call came.
   [[nodiscard]] c10::DispatchKey key() const { return key_; }
-  [[nodiscard]] Kind kind() const { return kind_; }
+  // Found when it is first asked for: most of a carrier's calls never need it.
+  [[nodiscard]] Kind kind() const;
+  // kind() is query.
+  [[nodiscard]] bool is_query() const;
 
   // The interceptors that follow, and then the kernel. Once.
   void proceed();
@@ -51,7 +55,7 @@ class Call {
   c10::DispatchKeySet keys_;
   torch::jit::Stack& stack_;
   c10::DispatchKey key_;
-  Kind kind_;
+  mutable std::optional<Kind> kind_;
   std::size_t next_ = 0;  // interceptor
 };
 

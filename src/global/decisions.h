@@ -14,39 +14,11 @@
 #include <mutex>
 #include <span>
 #include <string>
-#include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
 namespace lockstep::global {
-
-// How one operation runs on arguments of one kind.
-struct Decision final : c10::intrusive_ptr_target {
-  struct Operand {
-    PlacementList placements;  // in which the operation gets it
-    bool converts = false;     // it has others
-    PlacementList left;        // a written one: in which the operation leaves it
-    bool converts_back = false;
-  };
-  struct Result {
-    PlacementList placements;
-    Dims sizes;    // of the whole
-    Dims strides;  // empty: as LibTorch says
-  };
-  // By tensor argument, in the order of the schema; results without those that are arguments.
-  c10::SmallVector<Operand, 4> operands;
-  std::vector<Result> results;
-  std::vector<std::pair<int, c10::IValue>> replaced;
-  std::function<void(torch::jit::Stack&)> kernel;
-  bool is_plain = true;         // nothing converts and nothing is replaced
-  bool is_copy = false;         // a view that had to be made of other memory
-  bool may_fail_alone = false;  // ranks run it on different values
-  // Of the results, once the operation has run: final before the decision is added to Decisions.
-  std::vector<SpecPtr> specs;
-  bool has_run = false;
-  std::vector<SpecPtr> keeps;  // what the key points at
-};
-using DecisionPtr = c10::intrusive_ptr<Decision>;
 
 // What a decision depends on: the operation, the specs of tensors, and other arguments.
 struct Key {
@@ -62,6 +34,35 @@ struct Key {
   bool operator==(const Key& other) const { return hash == other.hash && words == other.words; }
 };
 
+// How one operation runs on arguments of one kind.
+struct Decision final : c10::intrusive_ptr_target {
+  struct Operand {
+    PlacementList placements;  // in which the operation gets it
+    bool converts = false;     // it has others
+    PlacementList left;        // a written one: in which the operation leaves it
+    bool converts_back = false;
+  };
+  struct Result {
+    PlacementList placements;
+    Dims sizes;    // of the whole
+    Dims strides;  // empty: as LibTorch says
+  };
+  Key key;  // under which Decisions has it
+  // By tensor argument, in the order of the schema; results without those that are arguments.
+  c10::SmallVector<Operand, 4> operands;
+  std::vector<Result> results;
+  std::vector<std::pair<int, c10::IValue>> replaced;
+  std::function<void(torch::jit::Stack&)> kernel;
+  bool is_plain = true;         // nothing converts and nothing is replaced
+  bool is_copy = false;         // a view that had to be made of other memory
+  bool may_fail_alone = false;  // ranks run it on different values
+  // Of the results, once the operation has run: final before the decision is added to Decisions.
+  std::vector<SpecPtr> specs;
+  bool has_run = false;
+  std::vector<SpecPtr> keeps;  // what the key points at
+};
+using DecisionPtr = c10::intrusive_ptr<Decision>;
+
 class Decisions {
  public:
   Decisions();
@@ -73,13 +74,22 @@ class Decisions {
   [[nodiscard]] std::int64_t added() const { return added_.load(std::memory_order_relaxed); }
 
  private:
+  // By their keys.
   struct Hash {
+    using is_transparent = void;
     std::size_t operator()(const Key& key) const { return key.hash; }
+    std::size_t operator()(const DecisionPtr& one) const { return one->key.hash; }
+  };
+  struct Equal {
+    using is_transparent = void;
+    bool operator()(const DecisionPtr& a, const DecisionPtr& b) const { return a->key == b->key; }
+    bool operator()(const Key& a, const DecisionPtr& b) const { return a == b->key; }
+    bool operator()(const DecisionPtr& a, const Key& b) const { return a->key == b; }
   };
   std::atomic<std::int64_t> added_{0};
   std::atomic<std::uint64_t> generation_;  // another one after each clear(), and in each space
   std::mutex mutex_;
-  std::unordered_map<Key, DecisionPtr, Hash> all_;
+  std::unordered_set<DecisionPtr, Hash, Equal> all_;
 };
 
 }  // namespace lockstep::global

@@ -37,6 +37,7 @@ const std::vector<MeshAxis> stages_and_experts = {{"pp", 2}, {"ep", 2}};
 const std::vector<MeshAxis> stages_and_sequences = {{"pp", 2}, {"cp", 2}};
 const std::vector<MeshAxis> sequences_and_layers = {{"cp", 2}, {"tp", 2}};
 const std::vector<MeshAxis> experts_and_sequences = {{"ep", 2}, {"cp", 2}};
+const std::vector<MeshAxis> experts_and_layers = {{"ep", 2}, {"tp", 2}};
 
 bool has_axis(const Victim& victim, const std::string& name) {
   return std::ranges::any_of(victim.axes, [&](const MeshAxis& axis) { return axis.name == name; });
@@ -77,6 +78,7 @@ void expect_composed_rank_named(const std::vector<Victim>& victims,
         EXPECT_TRUE(text.find("rank ") != std::string::npos ||
                     text.find("ranks ") != std::string::npos)
             << text;
+        EXPECT_EQ(text.find('\n'), std::string::npos) << text;
       } catch (const std::runtime_error& error) {
         EXPECT_EQ(rank, victim.rank) << error.what();
       }
@@ -102,6 +104,9 @@ TEST(ComposedFails, ARankThatIsKilledEndsTheOthers) {
   expect_composed_rank_named(
       {{stages_and_sequences, 3}, {experts_and_sequences, 0}}, [] { ::raise(SIGKILL); },
       std::chrono::minutes(1));
+  for (int victim : {0, 3})
+    expect_composed_rank_named(
+        {{experts_and_layers, victim}}, [] { ::raise(SIGKILL); }, std::chrono::minutes(1));
 }
 
 TEST(ComposedFails, ARankThatComputesForEverEndsTheOthers) {

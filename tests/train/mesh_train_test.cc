@@ -295,17 +295,25 @@ TEST(MeshTrainingOfExperts, ADeferredModelHasTheValuesOfAnyOther) {
   EXPECT_EQ(distance(made.out, deferred.out), 0);
 }
 
-// Each rank's part of a sequence is cut once more.
+// Each rank's part of a sequence is cut once more, and with ulysses each rank's heads, too.
 TEST(MeshTrainingOfSequences, SequenceParallelLayersOfPartsAreOneProcessToo) {
-  for (const OnMesh& mesh :
-       {OnMesh{"pp=2,cp=2,tp=2", 8, "llama"}, OnMesh{"ep=2,tp=2,cp=2", 8, "moe"}}) {
+  struct Row {
+    OnMesh mesh;
+    std::string method;
+  };
+  for (const Row& row :
+       {Row{{"pp=2,cp=2,tp=2", 8, "llama"}, "ring"}, Row{{"ep=2,tp=2,cp=2", 8, "moe"}, "ring"},
+        Row{{"cp=2,tp=2", 4}, "ulysses"}, Row{{"pp=2,cp=2,tp=2", 8}, "ulysses"},
+        Row{{"cp=2,fsdp=2,tp=2", 8}, "ulysses"}, Row{{"ep=2,cp=2,tp=2", 8, "moe"}, "ulysses"}}) {
+    SCOPED_TRACE(name_of(row.mesh) + " " + row.method);
     TemporaryFolder folder;
-    RunSetup options = text_run(folder, mesh.task);
+    RunSetup options = text_run(folder, row.mesh.task);
     options.steps = 3;
     run(1, options);
-    RunSetup divided = on_mesh(options, mesh);
+    RunSetup divided = on_mesh(options, row.mesh);
     divided.sequence_parallel = true;
-    run(mesh.ranks, divided);
+    divided.context_method = row.method;
+    run(row.mesh.ranks, divided);
     expect_near_rows(options, divided);
   }
 }
