@@ -132,18 +132,25 @@ bool SharedUpdate::has_room(const std::vector<UpdateEntry>& entries, StateFormat
   }
 }
 
+void SharedUpdate::check_not_written(const UpdateEntry& entry, const GroupStep& step) const {
+  for_each_state(entry, [&](const at::Tensor& tensor) {
+    check(!state_->is_written(tensor),
+          "{}: the state of parameter {} of group {} was written to, or that of one beside it: "
+          "the ranks share it, so each would change it again; give it other tensors, as load() "
+          "does",
+          step.optimizer, entry.number, step.group);
+  });
+}
+
+void SharedUpdate::keep_own(const UpdateEntry& entry, const GroupStep& step) const {
+  check_not_written(entry, step);
+  take_from_shared(entry);
+}
+
 bool SharedUpdate::prepare(std::vector<UpdateEntry>& entries, const GroupStep& step) {
   if (entries.empty()) return true;
   check_gradients_();
-  for (UpdateEntry& entry : entries) {
-    for_each_state(entry, [&](const at::Tensor& tensor) {
-      check(!state_->is_written(tensor),
-            "{}: the state of parameter {} of group {} was written to, or that of one beside it: "
-            "the ranks share it, so each would change it again; give it other tensors, as load() "
-            "does",
-            step.optimizer, entry.number, step.group);
-    });
-  }
+  for (const UpdateEntry& entry : entries) check_not_written(entry, step);
   if (!has_room(entries, step.update.state)) {
     for (const UpdateEntry& entry : entries) give_up(entry);
     return false;
@@ -154,9 +161,13 @@ bool SharedUpdate::prepare(std::vector<UpdateEntry>& entries, const GroupStep& s
   return true;
 }
 
-// What lies in shared memory already becomes each rank's own.
 void SharedUpdate::give_up(const UpdateEntry& entry) {
   known_.erase(entry.parameter.unsafeGetTensorImpl());
+  take_from_shared(entry);
+}
+
+// No rank writes there now: what one wrote in the last step it did before the others' wait ended.
+void SharedUpdate::take_from_shared(const UpdateEntry& entry) const {
   for_each_state(entry, [&](at::Tensor& tensor) {
     if (state_->holds(tensor)) tensor = tensor.clone();
   });

@@ -74,6 +74,10 @@ class SharedUpdate {
 
   // Local. Whether ranks divide it.
   [[nodiscard]] bool divides(const UpdateEntry& entry) const;
+  // Local, of one that ranks do not divide, for it may have been divided before: a parameter that
+  // is in 16 bits or in float64 now, say. What lies in shared memory becomes each rank's own, since
+  // each updates all of it.
+  void keep_own(const UpdateEntry& entry, const GroupStep& step) const;
   // Collective: brings the state of entries that ranks divide to where it is shared. False where
   // that has no room for it: then nothing was changed, and ranks do not divide these any more.
   [[nodiscard]] bool prepare(std::vector<UpdateEntry>& entries, const GroupStep& step);
@@ -85,7 +89,9 @@ class SharedUpdate {
            const Update& update);
 
  private:
+  void check_not_written(const UpdateEntry& entry, const GroupStep& step) const;
   void give_up(const UpdateEntry& entry);
+  void take_from_shared(const UpdateEntry& entry) const;
   [[nodiscard]] bool has_room(const std::vector<UpdateEntry>& entries, StateFormat format);
   void meet(const std::vector<UpdateEntry>& entries, const GroupStep& step,
             const std::string& rule);

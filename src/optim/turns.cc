@@ -17,6 +17,8 @@ Turns prepared_turns(std::vector<UpdateEntry> entries, const GroupStep& step) {
     bool is_divided = step.update.shared && step.update.shared->divides(entry);
     (is_divided ? turns.divided : turns.whole).push_back(std::move(entry));
   }
+  if (step.update.shared)
+    for (const UpdateEntry& entry : turns.whole) step.update.shared->keep_own(entry, step);
   if (step.update.shared && !step.update.shared->prepare(turns.divided, step)) {
     std::ranges::move(turns.divided, std::back_inserter(turns.whole));
     std::ranges::sort(turns.whole, {}, &UpdateEntry::number);

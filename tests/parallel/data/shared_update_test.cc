@@ -159,6 +159,26 @@ TEST_P(SharedUpdates, AreSavedAndLoaded) {
   });
 }
 
+// In 16 bits one of the parameters is too small to be divided, in float64 all are: then each rank
+// updates all of it, and must not do so in the memory that the others update too.
+TEST_P(SharedUpdates, GoOnInOtherDtypes) {
+  run([](Group group) {
+    for (const auto& make : {by_adamw(), by_momentum()}) {
+      SharedTraining found(group, make, true), expected(group, make, false);
+      int step = 0;
+      for (const auto dtype :
+           {at::kFloat, at::kBFloat16, at::kBFloat16, at::kFloat, at::kDouble, at::kFloat}) {
+        for (SharedTraining* one : {&found, &expected}) {
+          one->ddp.zero_grad();
+          one->table->to(dtype);
+          one->step(step);
+        }
+        expect_same_training(found, expected, "step " + std::to_string(step++));
+      }
+    }
+  });
+}
+
 TEST_P(SharedUpdates, GoOnWithRanksWithoutInputs) {
   run([](Group group) {
     SharedTraining found(group, by_momentum(), true), expected(group, by_momentum(), false);
