@@ -5,6 +5,7 @@
 //
 //   build/release/bench/global_overhead --benchmark_repetitions=9
 //     --benchmark_enable_random_interleaving=true --benchmark_report_aggregates_only=true
+#include <lockstep/comm/init.h>
 #include <lockstep/global/tensor.h>
 #include <lockstep/models/gpt.h>
 
@@ -107,8 +108,9 @@ double quantile(std::vector<double> values, double share) {
 }
 
 void gpt_step(benchmark::State& state) {
+  const Group world = init();  // as in a program: it chooses the library that multiplies
   at::set_num_threads(1);
-  Mesh mesh(Group(), {{"tp", 1}});
+  Mesh mesh(world, {{"tp", 1}});
   set_global_options(mesh, {.replicate_plain = true});
   GptSteps plain(nullptr), global(&mesh);
   for (int warm_up = 0; warm_up < 3; ++warm_up) plain.step(), global.step();

@@ -17,7 +17,6 @@
 #include <c10/core/DispatchKeySet.h>
 
 #include <cstddef>
-#include <optional>
 
 namespace lockstep::dispatch {
 
@@ -39,10 +38,7 @@ class Call {
   [[nodiscard]] torch::jit::Stack& stack() const { return stack_; }
   // Ours, by which the call came.
   [[nodiscard]] c10::DispatchKey key() const { return key_; }
-  // Found when it is first asked for: most of a carrier's calls never need it.
-  [[nodiscard]] Kind kind() const;
-  // kind() is query.
-  [[nodiscard]] bool is_query() const;
+  [[nodiscard]] Kind kind() const { return kind_; }
 
   // The interceptors that follow, and then the kernel. Once.
   void proceed();
@@ -55,7 +51,7 @@ class Call {
   c10::DispatchKeySet keys_;
   torch::jit::Stack& stack_;
   c10::DispatchKey key_;
-  mutable std::optional<Kind> kind_;
+  Kind kind_;
   std::size_t next_ = 0;  // interceptor
 };
 

@@ -19,7 +19,7 @@ Carrier* carrier_in(const c10::IValue& value, c10::DispatchKey key) {
 }  // namespace
 
 void hand_to_carrier(Call& call) {
-  if (call.is_query()) return call.proceed();
+  if (call.kind() == Call::Kind::query) return call.proceed();
   for (const c10::IValue& argument :
        torch::jit::last(call.stack(), call.operation().schema().arguments().size()))
     if (Carrier* carrier = carrier_in(argument, call.key())) return carrier->run(call);

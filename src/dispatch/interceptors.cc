@@ -8,7 +8,6 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <iterator>
-#include <string_view>
 
 namespace lockstep::dispatch {
 namespace {
@@ -20,7 +19,9 @@ namespace {
 constexpr Interceptor interceptors[] = {&record_operation, &record_block, &hand_to_carrier,
                                         &check_parts, &bring_memory};
 
-Call::Kind kind_by_result(const c10::FunctionSchema& schema) {
+Call::Kind kind_of(const c10::FunctionSchema& schema) {
+  // Some backends answer set_data()'s question themselves.
+  if (schema.name() == "aten::_has_compatible_shallow_copy_type") return Call::Kind::query;
   if (schema.returns().empty()) return Call::Kind::compute;
   const c10::Argument& result = schema.returns().front();
   bool is_view = result.alias_info() != nullptr && !is_written(result);
@@ -30,23 +31,16 @@ Call::Kind kind_by_result(const c10::FunctionSchema& schema) {
 }  // namespace
 
 Call::Call(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack& stack)
-    : operation_(operation), keys_(keys), stack_(stack), key_(keys.highestPriorityTypeId()) {}
-
-bool Call::is_query() const {
-  // Some backends answer set_data()'s question themselves. Views of strings compare lengths first.
-  constexpr std::string_view question = "aten::_has_compatible_shallow_copy_type";
-  return std::string_view(operation_.schema().name()) == question;
-}
-
-Call::Kind Call::kind() const {
-  if (!kind_) kind_ = is_query() ? Kind::query : kind_by_result(operation_.schema());
-  return *kind_;
-}
+    : operation_(operation),
+      keys_(keys),
+      stack_(stack),
+      key_(keys.highestPriorityTypeId()),
+      kind_(kind_of(operation.schema())) {}
 
 void Call::proceed() {
   if (next_ < std::size(interceptors)) return interceptors[next_++](*this);
   // Some operations return a view or a copy, as it comes out: what copies inside comes here again.
-  if (kind() != Kind::compute) return redispatch();
+  if (kind_ != Kind::compute) return redispatch();
   c10::impl::ExcludeDispatchKeyGuard without_key(key_);
   redispatch();
 }

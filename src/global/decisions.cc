@@ -11,14 +11,13 @@ std::uint64_t next_generation() {
   return last.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
-// What this thread has found lately, by a part of the hash: without a lock. Entries are small and
-// many, since a step of a model has hundreds of decisions and between two of them a product of
-// matrices empties the processor's caches.
+// What this thread has found lately, by a part of the hash: without a lock.
 struct Found {
   std::uint64_t generation = 0;
+  Key key;
   DecisionPtr decision;
 };
-constexpr std::size_t found_bits = 11;
+constexpr std::size_t found_bits = 8;
 
 }  // namespace
 
@@ -28,12 +27,12 @@ DecisionPtr Decisions::find(const Key& key) {
   thread_local std::vector<Found> lately(std::size_t{1} << found_bits);
   Found& entry = lately[key.hash >> (64 - found_bits)];
   std::uint64_t generation = generation_.load(std::memory_order_acquire);
-  if (entry.generation == generation && entry.decision->key == key) return entry.decision;
+  if (entry.generation == generation && entry.key == key) return entry.decision;
   std::lock_guard lock(mutex_);
   auto found = all_.find(key);
   if (found == all_.end()) return {};
-  entry = {generation, *found};
-  return *found;
+  entry = {generation, key, found->second};
+  return found->second;
 }
 
 void Decisions::add(const Key& key, DecisionPtr decision) {
@@ -41,8 +40,7 @@ void Decisions::add(const Key& key, DecisionPtr decision) {
   if (!key.can_be_remembered) return;
   std::lock_guard lock(mutex_);
   if (all_.size() >= most) all_.clear();
-  decision->key = key;
-  all_.insert(std::move(decision));
+  all_.insert_or_assign(key, std::move(decision));
 }
 
 void Decisions::clear() {

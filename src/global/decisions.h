@@ -14,25 +14,11 @@
 #include <mutex>
 #include <span>
 #include <string>
-#include <unordered_set>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 namespace lockstep::global {
-
-// What a decision depends on: the operation, the specs of tensors, and other arguments.
-struct Key {
-  c10::SmallVector<std::uint64_t, 40> words;
-  std::uint64_t hash = 0;
-  bool can_be_remembered = true;
-
-  void add(std::uint64_t word) {
-    words.push_back(word);
-    hash = (hash ^ word) * 0x9e3779b97f4a7c15ULL;
-    hash ^= hash >> 29;
-  }
-  bool operator==(const Key& other) const { return hash == other.hash && words == other.words; }
-};
 
 // How one operation runs on arguments of one kind.
 struct Decision final : c10::intrusive_ptr_target {
@@ -47,7 +33,6 @@ struct Decision final : c10::intrusive_ptr_target {
     Dims sizes;    // of the whole
     Dims strides;  // empty: as LibTorch says
   };
-  Key key;  // under which Decisions has it
   // By tensor argument, in the order of the schema; results without those that are arguments.
   c10::SmallVector<Operand, 4> operands;
   std::vector<Result> results;
@@ -63,6 +48,20 @@ struct Decision final : c10::intrusive_ptr_target {
 };
 using DecisionPtr = c10::intrusive_ptr<Decision>;
 
+// What a decision depends on: the operation, the specs of tensors, and other arguments.
+struct Key {
+  c10::SmallVector<std::uint64_t, 40> words;
+  std::uint64_t hash = 0;
+  bool can_be_remembered = true;
+
+  void add(std::uint64_t word) {
+    words.push_back(word);
+    hash = (hash ^ word) * 0x9e3779b97f4a7c15ULL;
+    hash ^= hash >> 29;
+  }
+  bool operator==(const Key& other) const { return hash == other.hash && words == other.words; }
+};
+
 class Decisions {
  public:
   Decisions();
@@ -74,22 +73,13 @@ class Decisions {
   [[nodiscard]] std::int64_t added() const { return added_.load(std::memory_order_relaxed); }
 
  private:
-  // By their keys.
   struct Hash {
-    using is_transparent = void;
     std::size_t operator()(const Key& key) const { return key.hash; }
-    std::size_t operator()(const DecisionPtr& one) const { return one->key.hash; }
-  };
-  struct Equal {
-    using is_transparent = void;
-    bool operator()(const DecisionPtr& a, const DecisionPtr& b) const { return a->key == b->key; }
-    bool operator()(const Key& a, const DecisionPtr& b) const { return a == b->key; }
-    bool operator()(const DecisionPtr& a, const Key& b) const { return a->key == b; }
   };
   std::atomic<std::int64_t> added_{0};
   std::atomic<std::uint64_t> generation_;  // another one after each clear(), and in each space
   std::mutex mutex_;
-  std::unordered_set<DecisionPtr, Hash, Equal> all_;
+  std::unordered_map<Key, DecisionPtr, Hash> all_;
 };
 
 }  // namespace lockstep::global

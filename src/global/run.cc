@@ -203,7 +203,7 @@ class Run {
           values[i] = argument_at(result.alias);
           ++number;
         } else {
-          values[i] = wrapped(decision, number++, std::move(values[i]).toTensor());
+          values[i] = wrapped(decision, number++, values[i].toTensor());
         }
       }
     }
@@ -213,23 +213,20 @@ class Run {
     return std::ranges::find(arguments_.tensors, index, &TensorArgument::argument)->tensor;
   }
 
-  // Where the decision does not know it.
-  SpecPtr spec_of(const Spec* known, const at::Tensor& local) {
-    if (known != nullptr)
-      return space_.spec(known->placements, known->sizes, known->strides, local.scalar_type(),
-                         local.device());
-    return space_.spec(space_.replicated(), local.sizes(), local.strides(), local.scalar_type(),
-                       local.device());
-  }
-
-  at::Tensor wrapped(const Decision& decision, std::size_t number, at::Tensor local) {
+  at::Tensor wrapped(const Decision& decision, std::size_t number, const at::Tensor& local) {
     if (!local.defined()) return local;
     const Spec* known = decision.has_run ? decision.specs[number].get() : nullptr;
-    const bool is_known = known != nullptr && known->dtype == local.scalar_type();
-    SpecPtr other;
-    if (!is_known) other = spec_of(known, local);
-    const SpecPtr& spec = is_known ? decision.specs[number] : other;
-    if (!operation_.is_view) return wrap(std::move(local), spec, mesh_);
+    SpecPtr spec;
+    if (known != nullptr && known->dtype == local.scalar_type()) {
+      spec = decision.specs[number];
+    } else if (known != nullptr) {
+      spec = space_.spec(known->placements, known->sizes, known->strides, local.scalar_type(),
+                         local.device());
+    } else {
+      spec = space_.spec(space_.replicated(), local.sizes(), local.strides(), local.scalar_type(),
+                         local.device());
+    }
+    if (!operation_.is_view) return wrap(local, spec, mesh_);
     // A view of a tensor that was made outside of inference mode is one too.
     std::optional<c10::InferenceMode> off;
     if (c10::InferenceMode::is_enabled() && !arguments_.tensors[0].tensor.is_inference())

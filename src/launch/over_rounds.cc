@@ -182,6 +182,9 @@ void Agent::Run::end_rounds(RunResult result) {
   waiting_line_.reset();
   const bool elsewhere = run_result_->node != own_node();
   if (run_result_->kind == RunResult::Kind::done) return;
+  const bool has_failed = run_result_->kind == RunResult::Kind::failed;
+  if (has_failed && spec_.max_restarts > 0 && plan_.restarts >= spec_.max_restarts)
+    say(formatted("no restart is left: {} of {} are taken", plan_.restarts, spec_.max_restarts));
   if (run_result_->kind == RunResult::Kind::stopped) {
     if (!elsewhere || asked_to_stop_ != 0) return;
     say(formatted("{} was asked to stop ({})", node_name(run_result_->node),

@@ -203,7 +203,7 @@ BlockPause::BlockPause() { ++pass.depth; }
 BlockPause::~BlockPause() { --pass.depth; }
 
 void record_block(Call& call) {
-  if (pass.depth > 0 || call.is_query()) return call.proceed();
+  if (pass.depth > 0 || call.kind() == Call::Kind::query) return call.proceed();
   if (torch::autograd::get_current_graph_task_id() >= 0) {
     pass.leave();
     return call.proceed();
