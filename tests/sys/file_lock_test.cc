@@ -113,12 +113,12 @@ TEST(FileLock, AForkedChildDoesNotKeepIt) {
     EXPECT_EQ(lock.state(), State::held);
     const pid_t child = ::fork();
     if (child == 0) {
+      const std::ofstream told(folder / "forked");  // what closes locks in children has run
       ::close(end[1]);
       std::byte nothing{};
       (void)!::read(end[0], &nothing, 1);  // until the test ends
       ::_exit(0);
     }
-    std::ofstream(folder / "forked") << child;
     for (;;) ::pause();
   });
   while (!std::filesystem::exists(folder / "forked")) std::this_thread::yield();
