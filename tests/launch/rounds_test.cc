@@ -71,8 +71,7 @@ TEST(Rounds, RestartsThatAreUsedUpEndTheRunAsBefore) {
     EXPECT_EQ(ran.result.cause->rank, 1);
     EXPECT_EQ(lines_of(ran.output).size(), 9U) << ran.output;
     expect_words(ran.error, {"2 of 2 restarts taken\n", "no restart is left: 2 of 2 are taken\n",
-                             "rank 1 of 3 (pid ",
-                             "ranks 0, 2: killed by signal 15 (SIGTERM)\n"});
+                             "rank 1 of 3 (pid ", "ranks 0, 2: killed by signal 15 (SIGTERM)\n"});
   }
 }
 
