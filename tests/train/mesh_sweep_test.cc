@@ -57,7 +57,8 @@ std::string refusal_of(const RunSetup& options, int ranks) {
 
 class MeshSweep : public testing::TestWithParam<OnMesh> {};
 
-// What check_run() lets through equals one process; the rest is one line before anything ran.
+// What check_run() lets through equals one process, with sequence parallel layers too where there
+// is tp; the rest is one line before anything ran.
 TEST_P(MeshSweep, RunsAsOneProcessOrIsOneLine) {
   const OnMesh& mesh = GetParam();
   TemporaryFolder folder;
@@ -65,12 +66,17 @@ TEST_P(MeshSweep, RunsAsOneProcessOrIsOneLine) {
   const auto has = [&](const char* axis) { return mesh.mesh.find(axis) != std::string::npos; };
   // Ranks that count their own tokens alone have losses of their own.
   if (mesh.task == "moe" && !has("ep") && !has("tp") && !has("cp")) options.balance = 0;
-  const RunSetup other = on_mesh(options, mesh);
+  RunSetup other = on_mesh(options, mesh);
   const std::string line = refusal_of(other, mesh.ranks);
   EXPECT_EQ(line.empty(), mesh.task == "moe" || !has("ep")) << line;
   EXPECT_EQ(line.find('\n'), std::string::npos) << line;
   if (!line.empty()) return;
   run(1, options);
+  run(mesh.ranks, other);
+  expect_near_rows(options, other);
+  if (!has("tp")) return;
+  other.out += "-sequence-parallel";
+  other.sequence_parallel = true;
   run(mesh.ranks, other);
   expect_near_rows(options, other);
 }
