@@ -51,7 +51,7 @@ int main() {
                      parts[1].grad().clone().equal(dv.to(torch::kFloat));
 
   for (int turn = 0; turn < world.size(); ++turn) {
-    world.barrier();
+    world.barrier().wait();
     if (turn != rank) continue;
     std::cout << "rank " << rank << ": h " << h.item<double>() << ", y-hat " << y_hat.item<double>()
               << ", loss " << loss.item<double>() << ", dv " << dv.item<double>() << ", dw ("
