@@ -19,7 +19,7 @@ namespace lockstep::apps {
                                                               std::span<const std::int64_t> values);
 
 // Collective. Seconds from the first rank's begin of `work` to the last rank's end, by the clock
-// that the ranks of one machine share.
+// that the ranks of one host share.
 template <typename Work>
 [[nodiscard]] double seconds_together(Group world, Work&& work) {
   world.barrier().wait();
