@@ -56,6 +56,14 @@ void check_coverage(const std::vector<TensorEntry>& entries, std::uint64_t data_
         formatted("the header describes {} bytes of data, the file holds {}", covered, data_bytes));
 }
 
+std::string_view written_dtype(const TensorEntry& entry) {
+  try {
+    return name_of(entry.dtype);
+  } catch (const InvalidArgument& problem) {
+    throw InvalidArgument(formatted("tensor '{}': {}", visible(entry.name), problem.what()));
+  }
+}
+
 }  // namespace
 
 std::string format_header(const SafetensorsHeader& header) {
@@ -70,7 +78,7 @@ std::string format_header(const SafetensorsHeader& header) {
     next();
     text +=
         formatted(R"({}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", quoted(entry.name),
-                  name_of(entry.dtype), listed(entry.shape, ","), entry.begin, entry.end);
+                  written_dtype(entry), listed(entry.shape, ","), entry.begin, entry.end);
   }
   text += '}';
   text.append((8 - text.size() % 8) % 8, ' ');

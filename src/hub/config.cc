@@ -50,6 +50,16 @@ class Fields {
     return has(key) ? positive(key) : otherwise;
   }
 
+  // As a base or a factor of angles, which overflow with very small ones.
+  [[nodiscard]] double at_least_1(const char* key) const {
+    if (positive(key) < 1)
+      fail(formatted("{}: expected a number of at least 1, found {}", key, shown(at(key))));
+    return positive(key);
+  }
+  [[nodiscard]] double at_least_1(const char* key, double otherwise) const {
+    return has(key) ? at_least_1(key) : otherwise;
+  }
+
   [[nodiscard]] bool flag(const char* key, bool otherwise) const {
     if (!has(key)) return otherwise;
     const nlohmann::json& value = at(key);
@@ -65,6 +75,21 @@ class Fields {
   }
   [[nodiscard]] std::string text(const char* key, const char* otherwise) const {
     return has(key) ? text(key) : otherwise;
+  }
+
+  [[nodiscard]] bool are_equal(const char* key, const char* other) const {
+    return at(key) == at(other);
+  }
+  void check_empty(const char* key) const {
+    if (has(key) && !at(key).empty())
+      fail(formatted("{}: expected none, found {}", key, shown(at(key))));
+  }
+  // Of a list of texts.
+  void check_all_are(const char* key, const char* expected) const {
+    if (!has(key)) return;
+    for (const nlohmann::json& item : at(key))
+      if (item != expected)
+        fail(formatted("{}: expected {} only, found {}", key, expected, shown(item)));
   }
 
   [[nodiscard]] Fields object(const char* key) const {
@@ -90,7 +115,20 @@ class Fields {
   nlohmann::json object_;
 };
 
+// The names that all models of transformers have: what stands there counts instead of GPT-2's own.
+void check_other_names(const Fields& fields) {
+  for (const auto& [other, own] : {std::pair{"num_hidden_layers", "n_layer"},
+                                   {"num_attention_heads", "n_head"},
+                                   {"hidden_size", "n_embd"},
+                                   {"max_position_embeddings", "n_positions"}})
+    if (fields.has(other) && fields.has(own) && fields.size(other) != fields.size(own))
+      fields.fail(formatted("{}: expected {}, which {} says, found {}", other, fields.size(own),
+                            own, fields.size(other)));
+  fields.check_empty("pruned_heads");
+}
+
 models::GptOptions gpt_options(const Fields& fields) {
+  check_other_names(fields);
   models::GptOptions options{.layers = fields.size("n_layer"),
                              .heads = fields.size("n_head"),
                              .width = fields.size("n_embd"),
@@ -119,9 +157,15 @@ models::GptOptions gpt_options(const Fields& fields) {
 }
 
 models::RotaryScaling scaling_in(const Fields& fields) {
+  // By kind of layer, as models have it whose layers differ.
+  for (const char* layers : {"full_attention", "sliding_attention", "chunked_attention"})
+    if (fields.has(layers))
+      fields.fail(formatted("expected one scaling for all layers, found one of {}", layers));
+  if (!fields.has("rope_type") && !fields.has("type") && fields.has("factor"))
+    fields.fail("has a factor and no rope_type, which says what is scaled by it");
   const std::string kind = fields.text("rope_type", fields.text("type", "default").c_str());
   if (kind == "default") return {};
-  if (kind == "linear") return {.factor = fields.positive("factor")};
+  if (kind == "linear") return {.factor = fields.at_least_1("factor")};
   if (kind != "llama3")
     fields.fail(
         formatted("rope_type: expected default, linear or llama3, found '{}'", visible(kind, 80)));
@@ -132,27 +176,58 @@ models::RotaryScaling scaling_in(const Fields& fields) {
   if (waves.high_frequency_factor <= waves.low_frequency_factor)
     fields.fail(formatted("high_freq_factor: expected more than low_freq_factor {}, found {}",
                           waves.low_frequency_factor, waves.high_frequency_factor));
-  return {.factor = fields.positive("factor"), .by_wave = waves};
+  return {.factor = fields.at_least_1("factor"), .by_wave = waves};
 }
 
-// What changes a Llama and is not here. (pretraining_tp, dropout, cache and dtype do not.)
-void check_plain(const Fields& fields) {
+void check_whole_rotation(const Fields& fields) {
   if (fields.positive("partial_rotary_factor", 1) != 1)
     fields.fail(formatted("partial_rotary_factor: expected 1, found {}",
                           fields.positive("partial_rotary_factor")));
-  if (fields.has("quantization_config"))
-    fields.fail("quantization_config: expected weights in floating point, found quantised ones");
+}
+
+// Versions of transformers differ in whether a Llama whose config.json has these sees all tokens.
+void check_sees_all(const Fields& fields, std::int64_t block) {
+  if (fields.flag("use_sliding_window", true) && fields.size("sliding_window", block) < block)
+    fields.fail(
+        formatted("sliding_window: expected none below max_position_embeddings {}, found {}", block,
+                  fields.size("sliding_window")));
+  fields.check_all_are("layer_types", "full_attention");
+}
+
+// Versions of transformers have what is about positions in rope_theta and rope_scaling, or all in
+// rope_parameters. A file may have both, and then which one counts depends on the version: they
+// must say the same.
+void read_positions(const Fields& fields, models::LlamaOptions& options) {
+  check_whole_rotation(fields);
+  if (fields.has("rope_scaling") && fields.has("rope_parameters") &&
+      !fields.are_equal("rope_scaling", "rope_parameters"))
+    fields.fail("has rope_scaling and rope_parameters that differ");
+  options.rotary_base = fields.at_least_1("rope_theta", 10000);
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    if (!fields.has(key)) continue;
+    const Fields positions = fields.object(key);
+    check_whole_rotation(positions);
+    options.rotary_scaling = scaling_in(positions);
+    const double base = positions.at_least_1("rope_theta", options.rotary_base);
+    if (fields.has("rope_theta") && base != options.rotary_base)
+      positions.fail(formatted("rope_theta: expected {}, which config.json has outside, found {}",
+                               options.rotary_base, base));
+    options.rotary_base = base;
+  }
+  const auto& waves = options.rotary_scaling.by_wave;
+  if (constexpr const char* trained = "original_max_position_embeddings";
+      waves && fields.positive(trained, waves->trained_tokens) != waves->trained_tokens)
+    fields.fail(formatted("{}: expected {}, which the scaling of positions has, found {}", trained,
+                          waves->trained_tokens, fields.positive(trained)));
 }
 
 models::LlamaOptions llama_options(const Fields& fields) {
-  check_plain(fields);
   models::LlamaOptions options{.layers = fields.size("num_hidden_layers"),
                                .heads = fields.size("num_attention_heads"),
                                .width = fields.size("hidden_size"),
                                .hidden = fields.size("intermediate_size"),
                                .block = fields.size("max_position_embeddings", 2048),
                                .vocabulary = fields.size("vocab_size"),
-                               .rotary_base = fields.positive("rope_theta", 10000),
                                .norm_epsilon = fields.positive("rms_norm_eps", 1e-6),
                                .attention_bias = fields.flag("attention_bias", false),
                                .feed_forward_bias = fields.flag("mlp_bias", false),
@@ -162,14 +237,8 @@ models::LlamaOptions llama_options(const Fields& fields) {
   const std::string activation = fields.text("hidden_act", "silu");
   if (activation != "silu")
     fields.fail(formatted("hidden_act: expected silu, found '{}'", visible(activation, 80)));
-  // transformers 5 has all that is about positions in one object.
-  for (const char* key : {"rope_scaling", "rope_parameters"}) {
-    if (!fields.has(key)) continue;
-    const Fields positions = fields.object(key);
-    check_plain(positions);
-    options.rotary_scaling = scaling_in(positions);
-    options.rotary_base = positions.positive("rope_theta", options.rotary_base);
-  }
+  read_positions(fields, options);
+  check_sees_all(fields, options.block);
   return options;
 }
 
@@ -186,6 +255,9 @@ ModelOptions read_config(const std::filesystem::path& folder) {
   } catch (const sys::NotJson& error) {
     throw BadInput(formatted("{}: {}", path.string(), error.what()));
   }
+  for (const char* key : {"quantization_config", "compression_config"})
+    if (fields->has(key))
+      fields->fail(formatted("{}: expected weights in floating point, found quantised ones", key));
   const std::string type = fields->text("model_type");
   if (type == "gpt2") return gpt_options(*fields);
   if (type == "llama") return llama_options(*fields);

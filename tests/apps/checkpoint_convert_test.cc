@@ -150,7 +150,22 @@ torch.save({"net": {"w": torch.ones(2)}, "ema": {"w": torch.zeros(2)}}, "two.pt"
 torch.save({"model": {"w": torch.ones(2), "v": torch.ones(3)},
             "optimizer": {"state": {0: {"exp_avg": torch.ones(2)}},
                           "param_groups": [{"params": [0]}]}}, "few.pt")
+torch.save({"epoch": 3}, "none.pt")
+torch.save(torch.ones(2), "bare.pt")
+torch.save({"w": torch.ones(2, dtype=torch.complex128)}, "wide.pt")
+layer = torch.nn.Linear(2, 1)
+adamax = torch.optim.Adamax(layer.parameters())
+layer(torch.ones(2)).sum().backward()
+adamax.step()
+torch.save({"model": layer.state_dict(), "optimizer": adamax.state_dict()}, "adamax.pt")
 )");
+  expect("convert none.pt a.safetensors", 1, {"none.pt: has no tensors"});
+  expect("convert bare.pt a.safetensors", 1,
+         {"bare.pt: expected a state_dict, found a tensor without a name"});
+  expect("convert wide.pt a.safetensors", 1,
+         {"tensor 'w': safetensors has no name for dtype ComplexDouble"});
+  expect("convert adamax.pt run/step-00000001", 1,
+         {"expected the state of Adam, AdamW, SGD, RMSprop or Adagrad, found another"});
   expect("convert two.pt a.safetensors", 1, {"Say --model-key KEY: ema net"});
   expect("convert two.pt a.safetensors --model-key nett", 1,
          {"has no model at 'nett', but ema net"});

@@ -246,6 +246,77 @@ TEST_F(Refused, OptionsThatChangeNumbers) {
   expect("config.json: has 'rope_theta' twice in one object");
 }
 
+// Of two places that say the same thing, versions of transformers take one or the other.
+TEST_F(Refused, PositionsThatAreSaidTwice) {
+  const std::string llama3 =
+      R"("rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+      "high_freq_factor": 4.0, "original_max_position_embeddings": 16})";
+  replace("config.json", "\"rope_scaling\": null", llama3);
+  (void)hub::load_language_model(folder.path());
+  for (const auto& [addition, message] : std::vector<std::pair<std::string, std::string>>{
+           {R"("rope_parameters": {"rope_type": "default"})",
+            "config.json: has rope_scaling and rope_parameters that differ"},
+           {R"("original_max_position_embeddings": 32)",
+            "original_max_position_embeddings: expected 16, which the scaling of positions has, "
+            "found 32"}}) {
+    replace("config.json", "\"rope_scaling\"", addition + ", \"rope_scaling\"");
+    expect(message);
+    replace("config.json", addition + ", ", "");
+  }
+  replace("config.json", "\"rope_type\"", "\"rope_theta\": 77.0, \"rope_type\"");
+  expect("rope_scaling: rope_theta: expected 500, which config.json has outside, found 77");
+}
+
+TEST_F(Refused, ScalingsThatWouldBePassedOver) {
+  std::string last = "null";
+  for (const auto& [scaling, message] : std::vector<std::pair<std::string, std::string>>{
+           {R"({"factor": 2.0})", "rope_scaling: has a factor and no rope_type"},
+           {R"({"full_attention": {"rope_type": "linear", "factor": 2.0}})",
+            "rope_scaling: expected one scaling for all layers, found one of full_attention"},
+           {R"({"type": "linear", "factor": 1e-300})",
+            "rope_scaling: factor: expected a number of at least 1, found 1e-300"}}) {
+    replace("config.json", "\"rope_scaling\": " + last, "\"rope_scaling\": " + scaling);
+    expect(message);
+    last = scaling;
+  }
+}
+
+TEST_F(Refused, AttentionThatDoesNotSeeAll) {
+  const std::string before = "\"rope_scaling\"";
+  std::string last;
+  for (const auto& [addition, message] : std::vector<std::pair<std::string, std::string>>{
+           {R"("sliding_window": 4, )",
+            "sliding_window: expected none below max_position_embeddings"},
+           {R"("layer_types": ["full_attention", "sliding_attention"], )",
+            "layer_types: expected full_attention only, found \"sliding_attention\""},
+           {R"("compression_config": {}, )", "compression_config: expected weights in floating"}}) {
+    replace("config.json", last + before, addition + before);
+    expect(message);
+    last = addition;
+  }
+  replace("config.json", last, R"("use_sliding_window": false, "sliding_window": 4, )");
+  (void)hub::load_language_model(folder.path());
+}
+
+TEST_F(Refused, AGpt2WhoseOtherNamesSayOtherSizes) {
+  fs::remove_all(folder.path());
+  make("gpt2", folder.path());
+  const std::string before = "\"n_layer\"";
+  std::string last;
+  for (const auto& [addition, message] : std::vector<std::pair<std::string, std::string>>{
+           {R"("num_attention_heads": 4, )",
+            "num_attention_heads: expected 3, which n_head says, found 4"},
+           {R"("pruned_heads": {"0": [1]}, )", "pruned_heads: expected none, found an object"},
+           {R"("quantization_config": {}, )",
+            "quantization_config: expected weights in floating"}}) {
+    replace("config.json", last + before, addition + before);
+    expect(message);
+    last = addition;
+  }
+  replace("config.json", last, R"("num_attention_heads": 3, "pruned_heads": {}, )");
+  (void)hub::load_language_model(folder.path());
+}
+
 TEST_F(Refused, SizesThatDoNotFitTheTensors) {
   replace("config.json", "\"intermediate_size\": 40", "\"intermediate_size\": 41");
   expect(

@@ -23,10 +23,12 @@ using LanguageModel = std::variant<models::Gpt, models::Llama>;
 //
 // BadInput in one line that names the file: what is no JSON, a model_type or an option of
 // config.json that this library does not have (an activation, a scaling of positions, a partial
-// rotation, quantised weights; dropout and keys that are not known are passed over), a tensor that
-// is missing, unknown, of another shape or no floating-point number, a tied head that differs from
-// the embedding, and all that checkpoint/safetensors.h refuses. SystemError when a file cannot be
-// opened or the disk fails.
+// rotation, a window of attention, quantised weights; dropout and keys that are not known are
+// passed over), two keys that say the same thing and differ (rope_scaling and rope_parameters, of
+// which versions of transformers take one or the other; n_head and num_attention_heads), a tensor
+// that is missing, unknown, of another shape or no floating-point number, a tied head that differs
+// from the embedding, and all that checkpoint/safetensors.h refuses. SystemError when a file cannot
+// be opened or the disk fails.
 [[nodiscard]] LanguageModel load_language_model(const std::filesystem::path& folder);
 
 // Writes the weights and config.json in the form that transformers has for this kind of model: in

@@ -103,7 +103,13 @@ void save_step(const fs::path& path, const Source& source) {
   const auto optimizer = optimizer_for(source.optimizer, parameters);
   checkpoint::NamedTensors state;
   for (const auto& [name, tensor] : source.optimizer) state.emplace(name, tensor.values());
-  checkpoint::load_optimizer_state(*optimizer, named, state);
+  try {
+    checkpoint::load_optimizer_state(*optimizer, named, state);
+  } catch (const BadInput& problem) {
+    throw BadInput(
+        formatted("expected the state of Adam, AdamW, SGD, RMSprop or Adagrad, found another: {}",
+                  problem.what()));
+  }
   const std::shared_ptr<torch::nn::Module> trained = module;
   DistributedDataParallel handle(trained, Group());
   checkpoint::TrainingState training = source.training.value_or(checkpoint::TrainingState());

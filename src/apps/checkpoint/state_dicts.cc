@@ -128,13 +128,19 @@ std::string StateDicts::model_place(const std::string& key) const {
   std::string place =
       find_place(key, {"model", "state_dict", "model_state_dict", "module", "app.model"}, "model");
   // A state_dict by itself: names with points in one dict, and nothing but tensors.
-  if (place.empty())
+  if (place.empty()) {
+    check_input(
+        std::ranges::any_of(leaves_, [](const Leaf& leaf) { return leaf.tensor.has_value(); }),
+        "{}: has no tensors", path_.string());
+    check_input(std::ranges::none_of(leaves_, [](const Leaf& leaf) { return leaf.path.empty(); }),
+                "{}: expected a state_dict, found a tensor without a name", path_.string());
     check_input(
         !leaves_.empty() &&
             std::ranges::all_of(
                 leaves_, [](const Leaf& leaf) { return leaf.path.size() == 1 && leaf.tensor; }),
         "{}: which of these is the model's state_dict? Say --model-key KEY: {}", path_.string(),
         tops());
+  }
   return place;
 }
 
