@@ -32,9 +32,10 @@ constexpr const char* usage_after_siblings =
 // What is said about the siblings that come with Lockstep; another is listed by its name alone.
 std::string_view about(std::string_view sibling) {
   if (sibling == "train") return "train a model: gpt, llama, moe, mnist, cifar, mlp";
-  if (sibling == "generate") return "write text with a trained gpt";
+  if (sibling == "generate") return "write text with a trained gpt, llama or moe";
   if (sibling == "eval") return "measure a trained model";
-  if (sibling == "checkpoint") return "look at checkpoints: ls, show, verify, diff, reshard";
+  if (sibling == "checkpoint")
+    return "look at checkpoints: ls, show, verify, diff, reshard, convert";
   if (sibling == "plan") return "show what a way of training will take: pipeline";
   if (sibling == "report") return "explain what ranks left behind: hang";
   if (sibling == "bench") return "measure this machine: collectives, step, memory, optimizer";

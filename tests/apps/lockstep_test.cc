@@ -24,6 +24,18 @@ TEST(Lockstep, HelpListsItsCommands) {
   }
 }
 
+// What the list says of a command names all that the command can do.
+TEST(Lockstep, HelpNamesEveryVerbOfTheCheckpointCommand) {
+  if (!std::filesystem::exists(std::string(LOCKSTEP_PROGRAM_DIR) + "/lockstep-checkpoint"))
+    GTEST_SKIP() << "lockstep-checkpoint was not built";
+  const std::string list = lockstep_command({"help"}).output;
+  const std::size_t begin = list.find("\n  checkpoint ");
+  ASSERT_NE(begin, std::string::npos) << list;
+  const std::string line = list.substr(begin + 1, list.find('\n', begin + 1) - begin - 1);
+  for (const char* verb : {"ls", "show", "verify", "diff", "reshard", "convert"})
+    EXPECT_NE(line.find(std::string(" ") + verb), std::string::npos) << verb << " in: " << line;
+}
+
 TEST(Lockstep, WithoutACommandItIsAMistake) {
   const Finished nothing = lockstep_command({});
   EXPECT_EQ(nothing.status.code, 2);
