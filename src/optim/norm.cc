@@ -135,6 +135,12 @@ class CombinedNumber {
     put(found->number, number);
   }
 
+  // A part without a gradient here: the ranks of the others may have one, and combine (a stage of a
+  // pipeline that has no parameters, or frozen ones only).
+  void take_part(const at::Tensor& parameter) {
+    if (dispatch::division_of(parameter)) add(parameter, 0);
+  }
+
   [[nodiscard]] double of_all_ranks() const {
     double all = whole_;
     // Ranks of a pipeline may have other numbers of divisions, and end with the same ranks.
@@ -205,7 +211,10 @@ double transformed_norm(std::span<const at::Tensor> parameters, const ElementTra
   double tensors = 0;
   CombinedNumber parts(norm_type == infinity);
   for (const at::Tensor& parameter : parameters) {
-    if (!parameter.grad().defined()) continue;
+    if (!parameter.grad().defined()) {
+      parts.take_part(parameter);
+      continue;
+    }
     ++tensors;
     global::settle_gradient(parameter);
     if (norm_type > 0)
@@ -219,7 +228,10 @@ double transformed_norm(std::span<const at::Tensor> parameters, const ElementTra
 bool all_finite(std::span<const at::Tensor> parameters) {
   CombinedNumber bad(/*largest=*/true);
   for (const at::Tensor& parameter : parameters) {
-    if (!parameter.grad().defined()) continue;
+    if (!parameter.grad().defined()) {
+      bad.take_part(parameter);
+      continue;
+    }
     global::settle_gradient(parameter);
     const at::Tensor gradient = global::local_values(parameter.grad());
     if (!cheap_source_of(gradient)) bring(gradient);

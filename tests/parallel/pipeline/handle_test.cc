@@ -3,6 +3,8 @@
 #include <lockstep/parallel/pipeline/pipeline.h>
 
 #include <lockstep/mesh/mesh.h>
+#include <lockstep/optim/grad_scaler.h>
+#include <lockstep/optim/sgd.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
 
@@ -10,6 +12,7 @@
 #include "support/torch/engine_test.h"
 
 #include <gtest/gtest.h>
+#include <torch/nn/modules/container/functional.h>
 #include <torch/nn/utils/clip_grad.h>
 
 namespace lockstep {
@@ -48,6 +51,55 @@ TEST_P(PipelineHandle, ClipsByTheNormOfAllStages) {
     for (const NamedPart& part : piped.pipeline.named_parameters())
       EXPECT_TRUE(at::allclose(dispatch::values_of(part.tensor.grad()), gradients.at(part.name)))
           << part.name;
+  });
+}
+
+// A rank whose stages have no gradients has the norm and the scale of all.
+TEST_P(PipelineHandle, ClipsWhereAStageIsFrozen) {
+  run([&](Group group) {
+    Piped piped(group, "1f1b");
+    const int frozen = block_count / group.size();
+    for (torch::nn::Sequential model : {piped.model, piped.plain})
+      for (int i = 0; i < frozen; ++i)
+        for (const at::Tensor& parameter : model->ptr(static_cast<std::size_t>(i))->parameters())
+          parameter.set_requires_grad(group.size() == 1);
+    piped.step(1);
+    const double expected = torch::nn::utils::clip_grad_norm_(piped.plain->parameters(), 0.01);
+    EXPECT_NEAR(piped.pipeline.clip_grad_norm(0.01), expected, 1e-6 * expected);
+  });
+}
+
+TEST_P(PipelineHandle, ScalesAndClipsWhereAStageHasNoParameters) {
+  run([&](Group group) {
+    const auto made = [&] {
+      torch::nn::Sequential model;
+      for (int stage = 0; stage < group.size(); ++stage) {
+        if (stage == 1) {
+          model->push_back(torch::nn::Functional(at::tanh));
+        } else {
+          model->push_back(PipedBlock());
+        }
+      }
+      fill_parameters(*model, 3);
+      return model;
+    };
+    torch::nn::Sequential model = made(), plain = made();
+    const auto schedule = plan::make_schedule("1f1b", {.stages = group.size(), .micro_batches = 4});
+    const optim::GradScalerOptions scale{.initial_scale = 8};
+    optim::GradScaler scaler(scale);
+    Pipeline pipeline(split(model, even_points(group.size(), group.size())), schedule, group,
+                      [&](const Tensors& outputs, const Tensors& targets) {
+                        return scaler.scale(squared_error(outputs, targets));
+                      });
+    optim::SGD sgd(pipeline.parameters(), torch::optim::SGDOptions(0.1));
+    const PipedBatch batch = piped_batch(8, 1);
+    (void)scaler.current_scale();
+    (void)pipeline.step(batch.inputs, batch.targets);
+    (void)one_process_step([&](const Tensors& x) { return Tensors{plain->forward(x[0])}; },
+                           squared_error, batch, 4);
+    EXPECT_TRUE(scaler.unscale(sgd));
+    const double expected = torch::nn::utils::clip_grad_norm_(plain->parameters(), 0.01);
+    EXPECT_NEAR(pipeline.clip_grad_norm(0.01), expected, 1e-6 * expected);
   });
 }
 
