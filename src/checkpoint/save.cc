@@ -37,6 +37,8 @@ void save_model(const fs::path& path, const Handle& handle, const ModelOptions& 
   together(group, [&] {
     if (!group.is_root()) return;
     check(!name.empty(), "save_model: expected the name of a file, found {}", path.string());
+    check_input(fs::is_directory(folder), "{}: expected a folder to save a model in, found none",
+                folder.string());
     lock.emplace(
         folder, name, [&](const std::string& found) { return found == name; },
         static_cast<bool>(options.before_naming));

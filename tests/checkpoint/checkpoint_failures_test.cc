@@ -174,6 +174,19 @@ TEST(SavingFails, WhereTheFolderCannotBeWritten) {
   fs::permissions(out, fs::perms{0755});
 }
 
+TEST(SavingFails, WhereAModelsFolderIsNotThere) {
+  TemporaryFolder folder;
+  std::ofstream(folder / "file");
+  test::run_group(Engine::local, 2, [&](Group group) {
+    Training training(ShardLevel::full, "sgd", group);
+    for (const char* name : {"none", "file"})
+      test::expect_words(
+          test::message_of<CommonFailure>(
+              [&] { save_model(folder / name / "model.safetensors", training.handle); }),
+          {(folder / name).string() + ": expected a folder to save a model in, found none"});
+  });
+}
+
 // The last step: the folder has its name, and the folder above cannot be flushed.
 TEST(SavingFails, WhereItsNameMayNotLast) {
   TemporaryFolder folder;
