@@ -70,11 +70,11 @@ void check_folder(const fs::path& out, const fs::path& folder) {
               folder.string());
   if (step_of(folder) < 0) return;  // a name of its own, which nobody looks for
   // What is loaded next is the newest one: it must be the one that is saved now.
-  std::optional<fs::path> newest = latest_checkpoint(out);
-  check_input(!newest || step_of(*newest) <= step_of(folder),
+  const std::vector<fs::path> folders = list_checkpoints(out);
+  check_input(folders.empty() || step_of(folders.back()) <= step_of(folder),
               "{}: is newer than step {}, which is to be saved beside it: move it away, or save "
               "into another folder",
-              newest ? newest->string() : "", step_of(folder));
+              folders.empty() ? "" : folders.back().string(), step_of(folder));
 }
 
 // Before anything is written: a disk that is full in the middle is full for others too.

@@ -1,6 +1,8 @@
 #include "checkpoint/folders.h"
 
+#include "base/check.h"
 #include "base/format.h"
+#include "base/visible.h"
 #include "checkpoint/file_names.h"
 #include "sys/files.h"
 
@@ -9,7 +11,9 @@
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
+#include <fstream>
 #include <span>
+#include <string>
 #include <string_view>
 #include <system_error>
 
@@ -40,12 +44,38 @@ bool is_older(const fs::path& path, std::chrono::hours least_age) {
 }
 
 // A folder, also behind a link. SystemError where that cannot be known.
-bool is_folder(const fs::directory_entry& entry) {
+bool is_folder(const fs::path& path) {
   std::error_code error;
-  const bool found = entry.is_directory(error);
-  if (error && error != std::errc::no_such_file_or_directory)
-    throw_listing(entry.path(), error.value());
+  const bool found = fs::is_directory(path, error);
+  if (error && error != std::errc::no_such_file_or_directory) throw_listing(path, error.value());
   return found;
+}
+
+// What has the name of a checkpoint, oldest first.
+std::vector<fs::path> checkpoint_names_in(const fs::path& out) {
+  std::vector<fs::path> found;
+  std::error_code error;
+  fs::directory_iterator entry(out, error);
+  if (error == std::errc::no_such_file_or_directory) return found;
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error))
+    if (step_of(entry->path()) >= 0) found.push_back(entry->path());
+  if (error) throw_listing(out, error.value());
+  std::ranges::sort(found, {}, step_of);
+  return found;
+}
+
+// While a checkpoint is saved: what else has such a name is none of its business.
+std::vector<fs::path> folders_in(const fs::path& out) {
+  std::vector<fs::path> found = checkpoint_names_in(out);
+  std::erase_if(found, [](const fs::path& path) { return !is_folder(path); });
+  return found;
+}
+
+std::string first_line(const fs::path& file) {
+  std::ifstream text(file);
+  std::string line;
+  std::getline(text, line);
+  return visible(line, 80);
 }
 
 }  // namespace
@@ -97,8 +127,8 @@ void remove_partial(const fs::path& folder, const std::function<bool(const std::
 }
 
 void point_latest(const fs::path& out) {
-  if (const std::optional<fs::path> newest = latest_checkpoint(out)) {
-    sys::AtomicFile::write(out / latest_file, newest->filename().string() + "\n");
+  if (const std::vector<fs::path> folders = folders_in(out); !folders.empty()) {
+    sys::AtomicFile::write(out / latest_file, folders.back().filename().string() + "\n");
     return;
   }
   std::error_code error;
@@ -115,7 +145,7 @@ void point_latest_quietly(const fs::path& out) {
 }
 
 void remove_all_but(const fs::path& out, std::int64_t keep) {
-  std::vector<fs::path> folders = list_checkpoints(out);
+  std::vector<fs::path> folders = folders_in(out);
   if (keep == 0 || static_cast<std::int64_t>(folders.size()) <= keep) return;
   for (const fs::path& folder :
        std::span(folders).first(folders.size() - static_cast<std::size_t>(keep))) {
@@ -129,20 +159,22 @@ void remove_all_but(const fs::path& out, std::int64_t keep) {
 std::string checkpoint_name(std::int64_t step) { return formatted("{}{:08}", folder_prefix, step); }
 
 std::vector<fs::path> list_checkpoints(const fs::path& out) {
-  std::vector<fs::path> folders;
-  std::error_code error;
-  fs::directory_iterator entry(out, error);
-  if (error == std::errc::no_such_file_or_directory) return folders;
-  for (; !error && entry != fs::directory_iterator(); entry.increment(error))
-    if (step_of(entry->path()) >= 0 && is_folder(*entry)) folders.push_back(entry->path());
-  if (error) throw_listing(out, error.value());
-  std::ranges::sort(folders, {}, step_of);
-  return folders;
+  std::vector<fs::path> found = checkpoint_names_in(out);
+  for (const fs::path& path : found)
+    check_input(is_folder(path), "{}: expected the folder of a checkpoint, found {}", path.string(),
+                fs::exists(path) ? "a file" : "a link to what is not there");
+  return found;
 }
 
 std::optional<fs::path> latest_checkpoint(const fs::path& out) {
   std::vector<fs::path> folders = list_checkpoints(out);
-  return folders.empty() ? std::nullopt : std::optional(folders.back());
+  if (!folders.empty()) return folders.back();
+  const fs::path latest = out / latest_file;
+  check_input(!fs::exists(latest),
+              "{}: names '{}', and there is no checkpoint beside it: bring that back, or remove "
+              "this file to begin anew",
+              latest.string(), first_line(latest));
+  return std::nullopt;
 }
 
 }  // namespace lockstep::checkpoint

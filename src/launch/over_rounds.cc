@@ -131,6 +131,7 @@ void Agent::Run::begin_round(const RoundPlan& plan) {
   kept_.clear();
   waiting_line_.reset();
   told_ = false;
+  failures_ = {};  // those of the last round are in its report
   const RoundPlan::Node& own = plan.nodes[plan.group_rank(own_node())];
   if (plan.round > 0)
     say(formatted("round {} begins: {} on {}, {} of {} restarts taken", plan.round,

@@ -9,6 +9,7 @@
 #include "checkpoint/random_states.h"
 #include "checkpoint/small_training.h"
 #include "support/fuzz.h"
+#include "support/messages.h"
 #include "support/temporary_folder.h"
 
 #include <gtest/gtest.h>
@@ -254,7 +255,34 @@ TEST(TrainingState, AFolderThatCannotBeReadIsNoEmptyOne) {
   EXPECT_THROW((void)latest_checkpoint(out / "file"), SystemError);
   std::filesystem::create_symlink(out / "loop", out / "loop");
   EXPECT_THROW((void)list_checkpoints(out / "loop"), SystemError);
-  std::ofstream(out / "step-00000009") << "no folder";
+}
+
+// Names of checkpoints without one: a file, and a link to a disk that is not mounted.
+TEST(TrainingState, WhatIsCalledAsACheckpointAndIsNoneIsNotPassedOver) {
+  test::TemporaryFolder out;
+  const auto name = out / "step-00000009";
+  const auto refusal = [&] {
+    return test::message_of<BadInput>([&] { (void)latest_checkpoint(out.path()); });
+  };
+  std::ofstream(name) << "no folder";
+  EXPECT_EQ(refusal(), name.string() + ": expected the folder of a checkpoint, found a file");
+  std::filesystem::remove(name);
+  std::filesystem::create_symlink(out / "elsewhere", name);
+  EXPECT_EQ(refusal(), name.string() +
+                           ": expected the folder of a checkpoint, found a link to what is not "
+                           "there");
+  std::filesystem::create_directory(out / "elsewhere");
+  EXPECT_EQ(latest_checkpoint(out.path()), name);
+  std::filesystem::remove(name);
+  EXPECT_FALSE(latest_checkpoint(out.path()));
+  std::ofstream(out / "LATEST") << "step-00000009\n";
+  EXPECT_EQ(refusal(), (out / "LATEST").string() +
+                           ": names 'step-00000009', and there is no checkpoint beside it: bring "
+                           "that back, or remove this file to begin anew");
+  // Names that no save gives are no checkpoints.
+  std::filesystem::remove(out / "LATEST");
+  for (const char* other : {"step-9", "step--0000009", "step-000000009", "step-x"})
+    std::filesystem::create_directory(out / other);
   EXPECT_FALSE(latest_checkpoint(out.path()));
 }
 

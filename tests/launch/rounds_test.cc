@@ -75,6 +75,24 @@ TEST(Rounds, RestartsThatAreUsedUpEndTheRunAsBefore) {
   }
 }
 
+// Each report is of its own round; the last one here has no failure that several ranks share.
+TEST(Rounds, AReportDoesNotRepeatThoseOfEarlierRounds) {
+  const test::TemporaryFolder folder;
+  const Ran ran = run_agent(restarting(
+      2, 2,
+      says_where + all_come(2, folder.path().string()) +
+          "[ $LOCKSTEP_ROUND = 2 ] || echo \"12:00:00.000 [rank $RANK] error: the group failed: "
+          "as in round $LOCKSTEP_ROUND\" >&2; [ $RANK = 1 ] && exit 3; exec sleep 60"));
+  EXPECT_EQ(ran.result.exit_code, 3) << ran.error;
+  const std::size_t second = ran.error.find("round 1 begins");
+  const std::size_t third = ran.error.find("round 2 begins");
+  ASSERT_NE(third, std::string::npos) << ran.error;
+  expect_words(ran.error.substr(0, second), {"failed as shown above"});
+  expect_words(ran.error.substr(second, third - second), {"failed as shown above"});
+  EXPECT_EQ(ran.error.find("round 0", second), std::string::npos) << ran.error;
+  EXPECT_EQ(ran.error.find("shown above", third), std::string::npos) << ran.error;
+}
+
 TEST(Rounds, TwoThatFailAtOnceAreOneRestart) {
   const Ran ran = run_agent(restarting(3, 1,
                                        "[ $LOCKSTEP_ROUND = 1 ] || [ $RANK = 0 ] || exit 5; [ "

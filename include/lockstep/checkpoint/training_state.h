@@ -49,8 +49,10 @@ struct TrainingState {
 [[nodiscard]] std::string checkpoint_name(std::int64_t step);
 
 // The checkpoint folders below `out`, oldest first. An `out` that is not there holds none; one that
-// cannot be read is a SystemError, and never an empty list.
+// cannot be read is a SystemError, and never an empty list. BadInput names what is called as a
+// checkpoint and is no folder (a link to a disk that is not mounted).
 [[nodiscard]] std::vector<std::filesystem::path> list_checkpoints(const std::filesystem::path& out);
+// The last of them. BadInput where there is none, and the file LATEST says that there was one.
 [[nodiscard]] std::optional<std::filesystem::path> latest_checkpoint(
     const std::filesystem::path& out);
 
