@@ -142,7 +142,8 @@ struct ModelOptions {
 };
 
 // The model alone, as one safetensors file under the names of Python's state_dict(). `path` is
-// replaced at the end, when the whole of the new one has reached the disk. Its folder must be there.
+// replaced at the end, when the whole of the new one has reached the disk. Its folder must be
+// there.
 void save_model(const std::filesystem::path& path, const Handle& handle,
                 const ModelOptions& options = {});
 
