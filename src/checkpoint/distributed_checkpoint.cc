@@ -44,6 +44,7 @@ constexpr std::size_t most_attributes = 64;
 const std::vector<std::string_view>& metadata_globals() {
   static const std::vector<std::string_view> globals = [] {
     std::vector<std::string_view> names{"collections.OrderedDict",
+                                        "builtins.getattr",  // of an enum, Python 3.11.0 to 3.11.3
                                         "torch.Size",
                                         "torch.serialization._get_layout",
                                         "pathlib.PosixPath",

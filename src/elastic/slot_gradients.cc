@@ -1,10 +1,14 @@
 #include <lockstep/elastic/slot_gradients.h>
 
 #include "base/check.h"
+#include "dispatch/lazy_storage.h"
 #include "elastic/slot_layout.h"
 #include "elastic/slot_tree.h"
+#include "parallel/gradient_hooks.h"
 #include "parallel/sharded/absent_gradients.h"
 
+#include <lockstep/dispatch/part.h>
+#include <lockstep/global/tensor.h>
 #include <lockstep/layout/tensor_slice.h>
 #include <lockstep/module/named_parameters.h>
 
@@ -24,6 +28,8 @@ namespace {
 
 using layout::Range;
 
+using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+
 constexpr CallOptions slots_call{.tag = "slots"};
 
 // The sum of a node of the tree, all slots of which are in `sums`, in order from number `next` on;
@@ -41,6 +47,15 @@ double sum_of(Range node, std::span<const double> values) {
   if (node.end - node.begin == 1) return values[static_cast<std::size_t>(node.begin)];
   const std::int64_t middle = split_of(node);
   return sum_of({node.begin, middle}, values) + sum_of({middle, node.end}, values);
+}
+
+// The gradient of a part is another one on each rank, and that of sharded parameters is not there.
+void check_whole(const std::vector<at::Tensor>& parameters) {
+  for (const at::Tensor& parameter : parameters)
+    check(dispatch::part_of(parameter) == nullptr && !dispatch::is_lazy(parameter) &&
+              !is_global(parameter),
+          "SlotGradients: expected whole parameters, which every rank has all of, found parts of "
+          "some; of fully_shard() give the module and its handle");
 }
 
 void check_parameters(const std::vector<at::Tensor>& parameters) {
@@ -110,6 +125,22 @@ struct SlotGradients::State {
   }
 
   [[nodiscard]] bool is_divided() const { return !parts.empty(); }
+
+  // What a forgotten call would leave in the gradients of a slot.
+  void check_of_slot() const {
+    const auto reduced = last_sum.lock();
+    for (const at::Tensor& parameter : parameters) {
+      const at::Tensor& gradient = parameter.grad();
+      check(!parallel::is_averaged(parameter) || (!is_divided() && !gradient.defined()),
+            "SlotGradients::take: the last backward() has averaged its gradients over the ranks: "
+            "call backward() of slots inside the handle's no_sync()");
+      check(reduced == nullptr || is_divided() || !gradient.defined() ||
+                gradient.storage().unsafeGetStorageImpl() != reduced.get(),
+            "SlotGradients::take: the gradients of the last reduce() are still there, and the "
+            "backward() of this slot has added to them: call zero_grad(), which drops them, before "
+            "the first slot");
+    }
+  }
 
   [[nodiscard]] at::Tensor taken() const {
     at::Tensor flat =
@@ -193,7 +224,8 @@ struct SlotGradients::State {
 
   // `sum`, which begins at `begin` of the flat tensor, becomes the gradients of `tensors`.
   void give(const at::Tensor& sum, Range range, std::int64_t counts,
-            const std::vector<at::Tensor>& tensors) const {
+            const std::vector<at::Tensor>& tensors) {
+    last_sum = WeakStorage(sum.storage().getWeakStorageImpl());
     const at::Tensor given =
         sum.narrow(0, counts - range.begin, std::ssize(parameters)).to(at::kCPU, at::kDouble);
     for (std::size_t i = 0; i < tensors.size(); ++i) tensors[i].mutable_grad() = at::Tensor();
@@ -212,12 +244,14 @@ struct SlotGradients::State {
   const std::vector<NamedPart> parts;  // empty: every rank has all of each
   const Range own;
   SlotLayout layout;
-  std::int64_t next;                               // slot that is taken next
-  std::vector<std::pair<Range, at::Tensor>> sums;  // of the largest nodes so far
+  std::int64_t next;                                             // slot that is taken next
+  WeakStorage last_sum{c10::intrusive_ptr<c10::StorageImpl>()};  // of the last reduce()
+  std::vector<std::pair<Range, at::Tensor>> sums;                // of the largest nodes so far
 };
 
 SlotGradients::SlotGradients(Group group, std::int64_t slots, std::vector<at::Tensor> parameters) {
   check(slots > 0, "SlotGradients: expected at least one slot, found {}", slots);
+  check_whole(parameters);
   check_parameters(parameters);
   state_ = std::make_unique<State>(std::move(group), slots, std::move(parameters),
                                    std::vector<NamedPart>{});
@@ -246,6 +280,7 @@ void SlotGradients::take(std::int64_t slot) {
   check(slot == state_->next && slot < state_->own.end,
         "SlotGradients::take: expected slot {} of {} to {}, found {}", state_->next,
         state_->own.begin, state_->own.end - 1, slot);
+  state_->check_of_slot();
   state_->push(slot, state_->taken());
   ++state_->next;
 }

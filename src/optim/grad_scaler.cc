@@ -4,6 +4,8 @@
 #include "optim/norm.h"
 #include "optim/optimizers.h"
 
+#include <lockstep/dispatch/part.h>
+
 #include <torch/serialize/archive.h>
 
 #include <algorithm>
@@ -34,7 +36,17 @@ GradScaler::GradScaler(GradScalerOptions options)
 }
 
 at::Tensor GradScaler::scale(const at::Tensor& loss) const {
+  note_use();
   return options_.enabled ? loss * scale_ : loss;
+}
+
+void GradScaler::check_used(std::span<const at::Tensor> parameters) const {
+  const bool is_elsewhere = std::ranges::any_of(
+      parameters, [](const at::Tensor& one) { return dispatch::division_of(one) != nullptr; });
+  check(is_elsewhere || std::atomic_ref(is_used_).load(std::memory_order_relaxed),
+        "GradScaler: gradients are divided by a scale of {}, and no loss was multiplied by it: "
+        "call scale(loss).backward()",
+        scale_);
 }
 
 bool GradScaler::unscale(torch::optim::Optimizer& optimizer) {
@@ -42,6 +54,7 @@ bool GradScaler::unscale(torch::optim::Optimizer& optimizer) {
   check(!seen_.contains(&optimizer),
         "GradScaler: unscale() was already called for this optimizer since the last update()");
   std::vector<at::Tensor> parameters = parameters_of(optimizer.param_groups());
+  check_used(parameters);
   check_can_scale(parameters, 1 / scale_);
   bool finite = all_finite(parameters);
   multiply_gradients(parameters, 1 / scale_);
@@ -53,6 +66,7 @@ StepResult GradScaler::step(torch::optim::Optimizer& optimizer, GradientTransfor
   if (!options_.enabled) return step_transformed(optimizer, transform);
   auto seen = seen_.find(&optimizer);
   if (seen == seen_.end()) {
+    check_used(parameters_of(optimizer.param_groups()));
     transform.scale /= scale_;
     transform.skip_if_not_finite = true;
     StepResult done = step_transformed(optimizer, transform);

@@ -78,6 +78,11 @@ class BackwardStep final : public std::enable_shared_from_this<BackwardStep> {
   void shadow(const JoinRound& ranks);
   void leave();
 
+  // Whether the last backward() was averaged. Between two backward() calls.
+  [[nodiscard]] bool has_averages() {
+    Lock lock(mutex_);
+    return has_averages_;
+  }
   // For an optimizer whose update the ranks divide: InvalidArgument where the gradients that are
   // there may be this rank's own.
   void check_averaged();

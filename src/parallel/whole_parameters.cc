@@ -1,10 +1,24 @@
 #include "parallel/whole_parameters.h"
 
+#include "base/check.h"
+#include "dispatch/lazy_storage.h"
 #include "module/tensors.h"
+
+#include <lockstep/dispatch/deferral.h>
+#include <lockstep/dispatch/part.h>
 
 #include <cstdint>
 
 namespace lockstep::parallel {
+
+// Parts of tensor parallelism lie in such storages too, which nobody takes away.
+void check_not_sharded(const std::vector<NamedParameter>& parameters, std::string_view strategy) {
+  for (const auto& [name, tensor, aliases] : parameters) {
+    const bool is_part = dispatch::part_of(tensor) != nullptr && dispatch::has_memory(tensor);
+    check(!dispatch::is_lazy(tensor) || dispatch::is_deferred(tensor) || is_part,
+          "{}: {} is divided by fully_shard(), whose handle trains it", strategy, name);
+  }
+}
 
 std::vector<NamedPart> whole_parts(const std::vector<NamedParameter>& parameters) {
   std::vector<NamedPart> list;

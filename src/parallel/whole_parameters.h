@@ -8,10 +8,15 @@
 
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
 namespace lockstep::parallel {
+
+// InvalidArgument names a parameter that fully_shard() has divided, whose values `strategy` would
+// need on every rank.
+void check_not_sharded(const std::vector<NamedParameter>& parameters, std::string_view strategy);
 
 [[nodiscard]] std::vector<NamedPart> whole_parts(const std::vector<NamedParameter>& parameters);
 

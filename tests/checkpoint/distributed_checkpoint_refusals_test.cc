@@ -74,6 +74,26 @@ TEST_F(RefusedDistributedCheckpoint, NamesWhatIsWrong) {
   EXPECT_THROW((void)read_distributed_checkpoint(folder_ / "nowhere"), SystemError);
 }
 
+// Python 3.11.0 to 3.11.3 write an enum's value as getattr(its class, its name).
+TEST_F(RefusedDistributedCheckpoint, EnumsOfOlderPythonsAreNot) {
+  const auto before = tensors_in(read_distributed_checkpoint(dcp_));
+  expect_python(R"(
+import pickle
+path = sys.argv[1] + "/.metadata"
+m = pickle.load(open(path, "rb"))
+from torch.distributed.checkpoint import metadata
+def by_name(self, protocol):
+    return getattr, (type(self), self.name)
+metadata._MEM_FORMAT_ENCODING.__reduce_ex__ = by_name
+pickle.dump(m, open(path, "wb"))
+assert b"getattr" in open(path, "rb").read()
+)",
+                {dcp_.string()});
+  const auto after = tensors_in(read_distributed_checkpoint(dcp_));
+  ASSERT_EQ(after.size(), before.size());
+  for (const auto& [name, tensor] : before) EXPECT_TRUE(after.at(name).equal(tensor)) << name;
+}
+
 TEST_F(RefusedDistributedCheckpoint, FuzzFilesAreReadOrRefused) {
   std::map<std::string, std::string> files;
   for (const auto& entry : std::filesystem::directory_iterator(dcp_))

@@ -17,6 +17,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -138,6 +139,42 @@ TEST_P(SlotGradientsOf, AParameterWithoutAGradientHasNoneAndOthersCountAsZeros) 
 
 INSTANTIATE_TEST_SUITE_P(Engines, SlotGradientsOf, test::every_engine({1, 2, 3, 4, 5}),
                          test::engine_test_name);
+
+// Without one of these calls the numbers would depend on how many ranks there are.
+TEST_P(SlotGradientsOf, AForgottenCallIsAMistake) {
+  if (engine() == test::Engine::local) GTEST_SKIP() << "ranks that share one generator";
+  run([](Group group) {
+    for (const bool forgets_no_sync : {false, true}) {
+      models::Mlp model = model_of_slots();
+      DistributedDataParallel ddp(model, group);
+      const std::int64_t slots = 2 * group.size();
+      SlotGradients gradients(group, slots, ddp.parameters());
+      const auto step = [&] {
+        std::optional<NoSync> alone;
+        if (!forgets_no_sync) alone.emplace(ddp.no_sync());
+        for (std::int64_t slot = gradients.begin(); slot < gradients.end(); ++slot) {
+          loss_of_slot(model, 0, slot).backward();
+          gradients.take(slot);
+        }
+        gradients.reduce(1);
+      };
+      if (!forgets_no_sync) step();
+      EXPECT_TRUE(contains(message_of<InvalidArgument>(step),
+                           forgets_no_sync ? "no_sync()" : "call zero_grad()"));
+    }
+  });
+}
+
+TEST_P(SlotGradientsOf, PartsAreRefused) {
+  run([](Group group) {
+    models::Mlp model(models::MlpOptions{.sizes = {5, 7, 3}});
+    ShardedModule sharded = fully_shard(model, group);
+    for (const auto& parameters : {model->parameters(), sharded.parameters()})
+      EXPECT_TRUE(
+          contains(message_of<InvalidArgument>([&] { SlotGradients(group, 2, parameters); }),
+                   "expected whole parameters"));
+  });
+}
 
 TEST(SlotGradients, RefusesSlotsOutOfOrderAndTensorsThatItCannotAdd) {
   at::Tensor parameter = at::ones({2}).requires_grad_();

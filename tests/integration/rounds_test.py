@@ -113,7 +113,8 @@ def same_environment_as_torchrun(folder):
     script = folder / "environment.py"
     script.write_text(ENVIRONMENT)
     torchrun = [python(), "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "3",
-                "--master-port", "0", "--nnodes", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+                "--master-port", "0", "--nnodes", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0",
+                "--local-addr", "127.0.0.1"]
     code, theirs, _ = run([*torchrun, str(script)], seconds=120)
     expect(code == 0, "torchrun", theirs)
     code, ours, seconds = run([*lockstep_with("--max-restarts", "3"), str(script)], seconds=120)

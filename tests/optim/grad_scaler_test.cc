@@ -39,6 +39,26 @@ TEST(GradScaler, FoldsTheScaleIntoOurSteps) {
   EXPECT_EQ(model.parameter.grad()[0].item<float>(), 512);  // not written
 }
 
+// Gradients would be divided by what nothing was multiplied by.
+TEST(GradScaler, ALoopThatNeverScalesIsAMistake) {
+  for (const bool unscales : {false, true}) {
+    Model model;
+    SGD sgd({model.parameter}, SGDOptions(1.0));
+    GradScaler scaler;
+    model.parameter.sum().backward();
+    const auto step = [&] {
+      if (unscales)
+        scaler.unscale(sgd);
+      else
+        scaler.step(sgd);
+    };
+    EXPECT_THROW(step(), InvalidArgument);
+    EXPECT_EQ(model.parameter.detach().count_nonzero().item<std::int64_t>(), 0);
+    (void)scaler.current_scale();  // a loop that multiplies by itself
+    EXPECT_NO_THROW(step());
+  }
+}
+
 TEST(GradScaler, ServesEveryOptimizerOfTorch) {
   Model model;
   torch::optim::SGD sgd({model.parameter}, SGDOptions(1.0));
@@ -211,6 +231,7 @@ for step in range(60):
   GradScaler scaler({.initial_scale = std::ldexp(1.0, 120), .growth_interval = 3});
   for (int step = 0; step < 60; ++step) {
     model.parameter.mutable_grad() = torch::full({1000}, overflows(step) ? infinite : 1.0F);
+    (void)scaler.scale(torch::zeros({1}));
     scaler.step(sgd);
     scaler.update();
     double scale = 0;

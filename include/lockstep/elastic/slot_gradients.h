@@ -72,7 +72,9 @@ class SlotGradients {
 
   // Local, after the backward() of a slot, for all of this rank's in ascending order: takes the
   // gradients, which are undefined afterwards. A parameter without one counts as zeros. A slot
-  // without rows is taken without a backward(). InvalidArgument for another slot than the next.
+  // without rows is taken without a backward(). InvalidArgument for another slot than the next, for
+  // gradients that a handle has averaged (a backward() outside no_sync()), and where the gradients
+  // of the last reduce() are still there: zero_grad() drops them.
   void take(std::int64_t slot);
 
   // Collective, after all slots: each parameter gets the sum over all slots divided by `divisor`,

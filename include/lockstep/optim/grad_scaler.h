@@ -15,14 +15,20 @@
 //   scaler.step(adamw, {.clip_norm = 1.0});
 //   scaler.update();
 //
+// A loop that never calls scale(), and asks for no scale to multiply by itself, is an
+// InvalidArgument of unscale() and step(): they would divide gradients that nobody has multiplied.
+// (Not where parameters are divided over ranks: the loss may be another rank's.)
+//
 // Where parameters are divided over ranks (fully_shard()), all ranks take a step or none does:
 // unscale() and step() are then collective. Not thread-safe.
 #pragma once
 
 #include <lockstep/optim/gradient_transform.h>
 
+#include <atomic>
 #include <cstdint>
 #include <map>
+#include <span>
 
 #pragma GCC visibility push(default)
 
@@ -61,13 +67,19 @@ class GradScaler {
   void update();
 
   [[nodiscard]] bool enabled() const { return options_.enabled; }
-  [[nodiscard]] double current_scale() const { return options_.enabled ? scale_ : 1; }
+  [[nodiscard]] double current_scale() const {
+    note_use();
+    return options_.enabled ? scale_ : 1;
+  }
 
   struct State {
     double scale = 1;
     std::int64_t good_steps = 0;  // since the scale last changed
   };
-  [[nodiscard]] State state() const { return {scale_, good_steps_}; }
+  [[nodiscard]] State state() const {
+    note_use();
+    return {scale_, good_steps_};
+  }
   void load_state(const State& state);
   // The same in an archive: `scale` and `_growth_tracker`, torch.amp's names.
   void save(torch::serialize::OutputArchive& archive) const;
@@ -80,8 +92,12 @@ class GradScaler {
     bool finite;
   };
 
+  void note_use() const { std::atomic_ref(is_used_).store(true, std::memory_order_relaxed); }
+  void check_used(std::span<const at::Tensor> parameters) const;
+
   GradScalerOptions options_;
   double scale_;
+  mutable bool is_used_ = false;  // somebody has asked for the scale; any thread writes it
   std::int64_t good_steps_ = 0;
   std::map<const torch::optim::Optimizer*, Seen> seen_;  // since the last update()
 };

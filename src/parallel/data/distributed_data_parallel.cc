@@ -141,8 +141,9 @@ DataParallelState::DataParallelState(std::shared_ptr<torch::nn::Module> module, 
           .timeout = options.timeout,
           .waits = waits_});
   joinable_ = std::make_unique<parallel::StepJoinable>("DistributedDataParallel", group_, *step_);
-  hooks_ = std::make_unique<GradientHooks>(step_->hooked(),
-                                           [step = step_.get()](int i) { step->on_gradient(i); });
+  hooks_ = std::make_unique<GradientHooks>(
+      step_->hooked(), [step = step_.get()](int i) { step->on_gradient(i); },
+      [step = step_.get()] { return step->has_averages(); });
 }
 
 void DataParallelState::detach() {

@@ -27,6 +27,7 @@ OwnCopies::OwnCopies(torch::nn::Module& module, Group group, const std::string& 
   for (std::string& line : modules::lines_of(tensors)) lines.push_back(std::move(line));
   modules::check_same_lines(group_, lines, call);
   modules::check_ordinary(tensors, strategy);
+  parallel::check_not_sharded(tensors.parameters, strategy);
   parameters_ = tensors.parameters;
   std::vector<at::Tensor> state = tensors.buffer_tensors();
   for (const NamedParameter& parameter : parameters_) state.push_back(parameter.tensor);

@@ -2,16 +2,40 @@
 
 #include "base/check.h"
 #include "base/fingerprint.h"
+#include "base/format.h"
 
-#include <ATen/ops/empty.h>
+#include <lockstep/base/error.h>
+
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <array>
+#include <span>
+#include <vector>
 
 namespace lockstep::pipeline {
 namespace {
 
 // In the place of a number of rows.
-enum Rows : std::int64_t { not_here = -1, no_tensors = -2, no_rows = -3, different = -4 };
+enum Rows : std::int64_t {
+  not_here = -1,
+  no_tensors = -2,
+  no_rows = -3,
+  different = -4,
+  want_gradients = -5
+};
 
-std::int64_t rows_in(const Tensors* tensors) {
+// What each rank tells.
+struct Told {
+  std::int64_t inputs = 0;   // rows
+  std::int64_t targets = 0;  // rows
+  std::int64_t sizes = 0;
+  std::int64_t trained = 0;
+  std::int64_t call = 0;
+};
+constexpr std::int64_t told_numbers = sizeof(Told) / sizeof(std::int64_t);
+
+std::int64_t rows_in(const Tensors* tensors, StepKind kind) {
   if (tensors == nullptr) return Rows::not_here;
   if (tensors->empty()) return Rows::no_tensors;
   std::int64_t rows = Rows::not_here;
@@ -20,7 +44,28 @@ std::int64_t rows_in(const Tensors* tensors) {
     if (rows != Rows::not_here && tensor.size(0) != rows) return Rows::different;
     rows = tensor.size(0);
   }
+  if (kind == StepKind::train &&
+      std::ranges::any_of(*tensors, [](const at::Tensor& one) { return one.requires_grad(); }))
+    return Rows::want_gradients;
   return rows;
+}
+
+const char* name_of(std::int64_t call) {
+  constexpr std::array names{"step()", "step() inside no_sync()", "evaluate()", "forward()"};
+  return names[static_cast<std::size_t>(call)];
+}
+
+std::int64_t call_of(StepKind kind, bool stays_local) {
+  if (kind == StepKind::train) return stays_local ? 1 : 0;
+  return kind == StepKind::evaluate ? 2 : 3;
+}
+
+// Else the messages of one kind would meet those of another.
+void check_same_call(std::span<const Told> ranks) {
+  for (std::size_t rank = 1; rank < ranks.size(); ++rank)
+    if (ranks[rank].call != ranks[0].call)
+      throw Mismatch(formatted("pipeline: rank 0 called {} where rank {} called {}",
+                               name_of(ranks[0].call), rank, name_of(ranks[rank].call)));
 }
 
 std::uint64_t fingerprint_of_sizes(const Tensors* tensors) {
@@ -44,6 +89,11 @@ void check_rows(const char* what, int rank, std::int64_t rows, int micro_batches
   check(rows != Rows::different,
         "pipeline: {}: expected tensors with equally many rows on rank {}, found different ones",
         what, rank);
+  check(rows != Rows::want_gradients,
+        "pipeline: {}: expected tensors that require no gradient on rank {}, found one that does: "
+        "step() computes gradients of parameters alone; make what computes this tensor a part of "
+        "a stage, or pass detach()",
+        what, rank);
   check(rows >= micro_batches,
         "pipeline: {}: expected a row for each of {} micro-batches, found {}", what, micro_batches,
         rows);
@@ -54,27 +104,32 @@ void check_rows(const char* what, int rank, std::int64_t rows, int micro_batches
 Batch::Batch(Group& group, StepKind kind, BatchView given, int micro_batches, int first_rank,
              int last_rank, std::optional<Duration> timeout)
     : given_(given), micro_batches_(micro_batches) {
-  at::Tensor own = at::empty({4}, at::kLong), all = at::empty({group.size(), 4}, at::kLong);
-  auto* numbers = own.mutable_data_ptr<std::int64_t>();
-  numbers[0] = rows_in(given.inputs);
-  numbers[1] = rows_in(given.targets);
-  numbers[2] = static_cast<std::int64_t>(fingerprint_of_sizes(given.inputs));
-  numbers[3] = static_cast<std::int64_t>(given.trained);
-  group.all_gather(all, own, {.tag = "rows of a batch", .timeout = timeout}).wait();
-  const auto* told = all.const_data_ptr<std::int64_t>();
-  rows_ = told[4 * first_rank];
+  Told own{.inputs = rows_in(given.inputs, kind),
+           .targets = rows_in(given.targets, kind),
+           .sizes = static_cast<std::int64_t>(fingerprint_of_sizes(given.inputs)),
+           .trained = static_cast<std::int64_t>(given.trained),
+           .call = call_of(kind, given.stays_local)};
+  std::vector<Told> told(static_cast<std::size_t>(group.size()));
+  group
+      .all_gather(at::from_blob(told.data(), {group.size(), told_numbers}, at::kLong),
+                  at::from_blob(&own, {told_numbers}, at::kLong),
+                  {.tag = "rows of a batch", .timeout = timeout})
+      .wait();
+  check_same_call(told);
+  const auto of = [&](int rank) { return told[static_cast<std::size_t>(rank)]; };
+  rows_ = of(first_rank).inputs;
   check_rows("inputs", first_rank, rows_, micro_batches);
   if (kind != StepKind::forward) {
-    const std::int64_t targets = told[4 * last_rank + 1];
+    const std::int64_t targets = of(last_rank).targets;
     check_rows("targets", last_rank, targets, micro_batches);
     check(targets == rows_, "pipeline: targets: expected {} rows, as the inputs have, found {}",
           rows_, targets);
   }
-  kind_ = combine_fingerprints(static_cast<std::uint64_t>(told[4 * first_rank + 2]),
+  kind_ = combine_fingerprints(static_cast<std::uint64_t>(of(first_rank).sizes),
                                kind == StepKind::train ? 1 : 0);
   if (kind != StepKind::train) return;
-  for (int rank = 0; rank < group.size(); ++rank)
-    kind_ = combine_fingerprints(kind_, static_cast<std::uint64_t>(told[4 * rank + 3]));
+  for (const Told& rank : told)
+    kind_ = combine_fingerprints(kind_, static_cast<std::uint64_t>(rank.trained));
 }
 
 layout::Range Batch::rows_of(int micro_batch) const {

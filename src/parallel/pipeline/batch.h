@@ -16,12 +16,14 @@ struct BatchView {
   const Tensors* inputs = nullptr;   // null where this rank has not the first stage
   const Tensors* targets = nullptr;  // null where it has not the last one, or none are needed
   std::uint64_t trained = 0;         // a fingerprint: which parameters of this rank are trained
+  bool stays_local = false;          // inside no_sync()
 };
 
 class Batch {
  public:
-  // Collective: the ranks of the first and the last stage tell what they were given. On every rank
-  // alike InvalidArgument when that is no batch, with the group alive.
+  // Collective: every rank tells which call it makes, and those of the first and the last stage
+  // what they were given. On every rank alike Mismatch when the calls differ, and InvalidArgument
+  // when that is no batch, with the group alive.
   Batch(Group& group, StepKind kind, BatchView given, int micro_batches, int first_rank,
         int last_rank, std::optional<Duration> timeout);
 

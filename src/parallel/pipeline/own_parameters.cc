@@ -34,11 +34,23 @@ OwnParameters::OwnParameters(std::vector<NamedPart> parameters, const std::share
     part.set_requires_grad(tensor.requires_grad());
     parts_.push_back({name, std::move(part), aliases, slice, kind});
   }
+  given_.resize(parts_.size(), WeakStorage(c10::intrusive_ptr<c10::StorageImpl>()));
   give_gradients();
 }
 
 at::Tensor OwnParameters::as_part(const at::Tensor& values, std::size_t i) const {
   return dispatch::as_part(dispatch::values_of(values.detach()), records_[i], 0, dispatch::key());
+}
+
+bool OwnParameters::is_as_given(const at::Tensor& gradient, std::size_t i) const {
+  const auto storage = given_[i].lock();
+  if (!gradient.defined()) return storage == nullptr;
+  return storage != nullptr && gradient.storage().unsafeGetStorageImpl() == storage.get();
+}
+
+void OwnParameters::remember(const at::Tensor& gradient, std::size_t i) {
+  given_[i] = gradient.defined() ? WeakStorage(gradient.storage().getWeakStorageImpl())
+                                 : WeakStorage(c10::intrusive_ptr<c10::StorageImpl>());
 }
 
 void OwnParameters::take_gradients() {
@@ -50,35 +62,34 @@ void OwnParameters::take_gradients() {
           parameters_[i].name);
     const at::Tensor& given = parts_[i].tensor.grad();
     at::Tensor& own = tensor.mutable_grad();
-    if (!given.defined()) {
-      own.reset();
-    } else if (!own.defined() || own.const_data_ptr() != given.const_data_ptr()) {
-      own = dispatch::values_of(given.detach());
-    }
+    const bool module_counts = is_as_given(given, i) && !is_as_given(own, i);
+    const at::Tensor gradient = module_counts ? own : given;
+    own = gradient.defined() ? dispatch::values_of(gradient.detach()) : at::Tensor();
   }
 }
 
 void OwnParameters::give_gradients() {
   at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const at::Tensor& own = parameters_[i].tensor.grad();
+    at::Tensor& own = parameters_[i].tensor.mutable_grad();
     at::Tensor& given = parts_[i].tensor.mutable_grad();
-    if (!own.defined()) {
-      given.reset();
-    } else if (!given.defined() || own.const_data_ptr() != given.const_data_ptr()) {
-      given = as_part(own, i);
-    }
+    given = own.defined() ? as_part(own, i) : at::Tensor();
+    if (own.defined() && !dispatch::division_of(parameters_[i].tensor)) own = given;
+    remember(own, i);
   }
 }
 
 void OwnParameters::zero_grad(bool set_to_none) {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     at::Tensor& given = parts_[i].tensor.mutable_grad();
+    at::Tensor& own = parameters_[i].tensor.mutable_grad();
     if (set_to_none) {
       given.reset();
-      parameters_[i].tensor.mutable_grad().reset();
-    } else if (given.defined()) {
-      given.zero_();
+      own.reset();
+      remember(given, i);
+    } else {
+      if (given.defined()) given.zero_();
+      if (own.defined() && !own.is_same(given)) own.zero_();
     }
   }
 }

@@ -3,13 +3,17 @@
 // Other stages are on other ranks, so a norm over this rank's parameters is not that of the model.
 // Handing out the module's tensors would let torch::nn::utils::clip_grad_norm_ give every rank
 // another factor. So each is handed out as a part (lockstep/dispatch/part.h) on the same memory,
-// which knows over which ranks norms go. Gradients are the module's own, on the same memory too.
+// which knows over which ranks norms go. Gradients are parts too, and between two steps the
+// module's parameters have the same ones: so clipping of the module's parameters is refused as that
+// of parts is, and a gradient that is zeroed, added to or replaced on either side counts.
 #pragma once
 
 #include <lockstep/dispatch/part.h>
 #include <lockstep/parallel/handle.h>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include <memory>
 #include <string>
@@ -26,19 +30,26 @@ class OwnParameters {
 
   [[nodiscard]] const std::vector<NamedPart>& parts() const { return parts_; }
 
-  // Before a step: the module's gradients become what was made of the parts' gradients.
-  // InvalidArgument names a parameter that has got other memory.
+  // Before a step: the module has the gradients that were made of those that the step before has
+  // left, on the side that has changed; of both, the parts' count. InvalidArgument names a
+  // parameter that has got other memory.
   void take_gradients();
-  // After it, the other way round.
+  // After it: both sides have the same ones.
   void give_gradients();
   void zero_grad(bool set_to_none);
 
  private:
+  using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+
   [[nodiscard]] at::Tensor as_part(const at::Tensor& values, std::size_t i) const;
+  // Whether `gradient` lies where give_gradients() has left it, or is still absent.
+  [[nodiscard]] bool is_as_given(const at::Tensor& gradient, std::size_t i) const;
+  void remember(const at::Tensor& gradient, std::size_t i);
 
   std::vector<NamedPart> parameters_;
   std::vector<std::shared_ptr<const dispatch::Parts>> records_;
   std::vector<NamedPart> parts_;
+  std::vector<WeakStorage> given_;  // where give_gradients() has left each; expired: nowhere
 };
 
 }  // namespace lockstep::pipeline

@@ -7,6 +7,7 @@
 #include "module/state_entries.h"
 #include "module/tensors.h"
 #include "parallel/state_memories.h"
+#include "parallel/whole_parameters.h"
 
 #include <lockstep/comm/together.h>
 #include <lockstep/plan/schedule_file.h>
@@ -72,6 +73,7 @@ void PipelineState::check_ranks(const std::vector<Stage>& stages) const {
     lines.push_back("stage " + stage.name);
     const auto tensors = modules::tensors_of(*stage.module);
     modules::check_ordinary(tensors, "Pipeline");
+    parallel::check_not_sharded(tensors.parameters, "Pipeline");
     for (std::string& line : modules::lines_of(tensors)) lines.push_back(std::move(line));
   }
   modules::check_same_lines(group_, lines, call("Pipeline"));
@@ -166,7 +168,7 @@ PipelineState::Result PipelineState::run(StepKind kind, const Tensors& inputs,
   const pipeline::Batch batch(
       group_, kind,
       {is_first ? &inputs : nullptr, is_last && kind != StepKind::forward ? &targets : nullptr,
-       trained()},
+       trained(), paused_ > 0},
       schedule_.micro_batches, first, last, options_.timeout);
   Doing now;
   try {

@@ -118,7 +118,8 @@ void ShardedState::complete(std::shared_ptr<torch::nn::Module> the_module) {
       "fully_shard()", groups->whole, *step,
       [this](std::function<void()> call) { residency->on_forward(std::move(call)); });
   hooks_ = std::make_unique<parallel::GradientHooks>(
-      step->hooked(), [step = step.get()](int i) { step->on_gradient(i); });
+      step->hooked(), [step = step.get()](int i) { step->on_gradient(i); },
+      [step = step.get()] { return step->has_averages(); });
   sys::return_freed_memory();  // the whole parameters'
 }
 

@@ -89,6 +89,7 @@ void TensorParallelState::part_all(const TensorPlan& plan) {
   modules::check_same_lines(tensors_->group(), lines, {.tag = "parallelize"});
   check_options();
   modules::check_ordinary(tensors, "parallelize");
+  parallel::check_not_sharded(tensors.parameters, "parallelize");
   modules::check_alone(tensors, "parallelize");
   const std::vector<PlannedParameter> planned =
       tensor_parallel::planned(plan, *module_, group_.size());

@@ -8,6 +8,8 @@
 #include "module/tensors.h"
 #include "parallel/gradient_hooks.h"
 
+#include <lockstep/global/tensor.h>
+
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 
@@ -31,6 +33,10 @@ void check_tensor(const char* kind, const std::string& name, const at::Tensor& t
   check(!dispatch::is_lazy(tensor),
         "DataParallel: {} {} is sharded or deferred: DataParallel needs all of it in memory", kind,
         name);
+  check(!is_global(tensor),
+        "DataParallel: {} {} is a global tensor, of which each rank computes its part: a replica "
+        "would compute without the others",
+        kind, name);
   check(!tensor.is_nested() && tensor.layout() == at::kStrided && !tensor.is_quantized() &&
             !tensor.is_meta() && !tensor.is_inference(),
         "DataParallel: {} {} is no ordinary dense tensor, so replicas cannot be given its values",

@@ -2,9 +2,18 @@
 #include "parallel/sharded/pair.h"
 
 #include <lockstep/optim/adamw.h>
+#include <lockstep/parallel/data/diloco.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
+#include <lockstep/parallel/data/local_sgd.h>
+#include <lockstep/parallel/tensor/parallelize.h>
+#include <lockstep/parallel/threads/data_parallel.h>
 
 #include <torch/nn/utils/clip_grad.h>
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace lockstep {
 namespace {
@@ -175,6 +184,24 @@ TEST_P(ShardedMisuse, SetDataIsNoticed) {
     pair.layer(1).bias.set_data(at::ones({4}));
     auto step = [&] { pair.model->forward(Pair::input()).sum().backward(); };
     expect_words(message_of<InvalidArgument>(step), {"1.bias", "set_data()"});
+  });
+}
+
+// Each of them needs whole values on every rank, where this rank has shards.
+TEST_P(ShardedMisuse, AnotherStrategyOnTheModule) {
+  run([](Pair& pair, Group group) {
+    const std::vector<std::pair<std::string, std::function<void()>>> strategies = {
+        {"parallelize",
+         [&] {
+           (void)parallelize(*pair.model, group, {{"0", Colwise()}});
+         }},
+        {"LocalSgd", [&] { LocalSgd local(pair.model, group); }},
+        {"DiLoCo", [&] { DiLoCo outer(pair.model, group); }},
+        {"DataParallel", [&] { DataParallel devices(pair.model, cpu_devices(1)); }}};
+    for (const auto& [name, make] : strategies)
+      expect_words(message_of<InvalidArgument>(make), {name + ": "});
+    backward(pair);
+    expect_unharmed(pair);
   });
 }
 

@@ -46,8 +46,14 @@
 // an Aborted that names rank, action and text. PeerLost and Timeout as of every group. The groups
 // of the pipeline, of its strategy and Options::all_ranks are dead after any of them, and gradients
 // are undefined. fully_shard() has groups of its own beside these, in which another pipeline may
-// wait until its deadline. A batch that is none (rows, tensors) is an InvalidArgument on every
-// rank, and the group lives.
+// wait until its deadline. A batch that is none (rows, tensors, tensors that require a gradient,
+// which would get none) is an InvalidArgument on every rank, and the group lives; so it does after
+// a Mismatch because some ranks call step() where others call evaluate().
+//
+// The model itself: its parameters are those that the stages compute with, and zero_grad() of the
+// module, or of an optimizer that is built on it, counts as the pipeline's. But of the stages of
+// other ranks a rank has the values from before the pipeline, so model->forward() is not that of
+// the trained model: use the pipeline's forward(), or load its state_dict() into a model.
 //
 // Every public function that is not said to be local is collective over the group. Threads: one
 // thread a time per pipeline.
