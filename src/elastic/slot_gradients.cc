@@ -8,7 +8,6 @@
 #include "parallel/sharded/absent_gradients.h"
 
 #include <lockstep/dispatch/part.h>
-#include <lockstep/global/tensor.h>
 #include <lockstep/layout/tensor_slice.h>
 #include <lockstep/module/named_parameters.h>
 
@@ -49,13 +48,14 @@ double sum_of(Range node, std::span<const double> values) {
   return sum_of({node.begin, middle}, values) + sum_of({middle, node.end}, values);
 }
 
-// The gradient of a part is another one on each rank, and that of sharded parameters is not there.
-void check_whole(const std::vector<at::Tensor>& parameters) {
-  for (const at::Tensor& parameter : parameters)
-    check(dispatch::part_of(parameter) == nullptr && !dispatch::is_lazy(parameter) &&
-              !is_global(parameter),
-          "SlotGradients: expected whole parameters, which every rank has all of, found parts of "
-          "some; of fully_shard() give the module and its handle");
+// Parts of tensor parallelism are whole here: each rank of `group` has the same ones.
+void check_not_sharded(const std::vector<at::Tensor>& parameters) {
+  for (const at::Tensor& parameter : parameters) {
+    const bool is_part = dispatch::part_of(parameter) != nullptr && dispatch::has_memory(parameter);
+    check(!dispatch::is_lazy(parameter) || is_part,
+          "SlotGradients: expected whole parameters, which every rank has all of, found one that "
+          "fully_shard() has divided: give the module and its handle");
+  }
 }
 
 void check_parameters(const std::vector<at::Tensor>& parameters) {
@@ -251,7 +251,7 @@ struct SlotGradients::State {
 
 SlotGradients::SlotGradients(Group group, std::int64_t slots, std::vector<at::Tensor> parameters) {
   check(slots > 0, "SlotGradients: expected at least one slot, found {}", slots);
-  check_whole(parameters);
+  check_not_sharded(parameters);
   check_parameters(parameters);
   state_ = std::make_unique<State>(std::move(group), slots, std::move(parameters),
                                    std::vector<NamedPart>{});

@@ -165,14 +165,13 @@ TEST_P(SlotGradientsOf, AForgottenCallIsAMistake) {
   });
 }
 
-TEST_P(SlotGradientsOf, PartsAreRefused) {
+TEST_P(SlotGradientsOf, ParametersOfAShardedModuleAreRefused) {
   run([](Group group) {
     models::Mlp model(models::MlpOptions{.sizes = {5, 7, 3}});
     ShardedModule sharded = fully_shard(model, group);
-    for (const auto& parameters : {model->parameters(), sharded.parameters()})
-      EXPECT_TRUE(
-          contains(message_of<InvalidArgument>([&] { SlotGradients(group, 2, parameters); }),
-                   "expected whole parameters"));
+    EXPECT_TRUE(
+        contains(message_of<InvalidArgument>([&] { SlotGradients(group, 2, model->parameters()); }),
+                 "fully_shard() has divided"));
   });
 }
 
