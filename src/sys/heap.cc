@@ -1,4 +1,5 @@
 #include "sys/heap.h"
+#include "sys/sanitizer.h"
 
 #include <malloc.h>
 #include <algorithm>
@@ -23,7 +24,7 @@ bool user_has_chosen() {
 }  // namespace
 
 void keep_freed_memory() {
-  if (user_has_chosen()) return;
+  if (malloc_is_watched || user_has_chosen()) return;
   constexpr int largest_in_old_glibc = 32 << 20;
   if (mallopt(M_MMAP_THRESHOLD, map_blocks_from.value) == 0)
     mallopt(M_MMAP_THRESHOLD, largest_in_old_glibc);
@@ -41,7 +42,8 @@ std::optional<std::size_t> users_limit_of_freed_memory() {
 }
 
 void return_freed_memory() {
-  malloc_trim(0);
+  // Beside a sanitizer's malloc glibc's own was never set up, and ends the process when asked.
+  if constexpr (!malloc_is_watched) malloc_trim(0);
   if (auto* give_back = other_allocator.load(std::memory_order_acquire)) give_back();
 }
 

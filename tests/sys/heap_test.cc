@@ -1,4 +1,5 @@
 #include "sys/heap.h"
+#include "sys/sanitizer.h"
 
 #include <gtest/gtest.h>
 
@@ -6,19 +7,13 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <thread>
+#include <vector>
 
 namespace lockstep::sys {
 namespace {
 
 constexpr std::size_t bytes = 16 << 20;  // larger than what glibc keeps by itself
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool own_malloc = true;
-#elif defined(__has_feature)
-constexpr bool own_malloc = __has_feature(address_sanitizer) || __has_feature(thread_sanitizer);
-#else
-constexpr bool own_malloc = false;
-#endif
 
 // Pages that the kernel has to bring while a large block is allocated, filled and freed.
 long faults_of_one_block() {
@@ -32,10 +27,25 @@ long faults_of_one_block() {
 }
 
 TEST(Heap, AFreedBlockIsUsedAgainWithoutFreshPages) {
-  if (own_malloc) GTEST_SKIP() << "a sanitizer brings its own malloc";
+  if (malloc_is_watched) GTEST_SKIP() << "a sanitizer brings its own malloc";
   keep_freed_memory();
   (void)faults_of_one_block();
   EXPECT_LT(faults_of_one_block(), 100);
+}
+
+// Also where a sanitizer's malloc stands in the place of glibc's.
+TEST(Heap, FreedMemoryIsReturnedWhileThreadsComeAndGo) {
+  keep_freed_memory();
+  for (int round = 0; round < 20; ++round) {
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 4; ++i)
+      threads.emplace_back([] {
+        std::free(std::memset(std::malloc(1 << 20), 1, 1 << 20));
+        return_freed_memory();
+      });
+    return_freed_memory();
+    for (auto& thread : threads) thread.join();
+  }
 }
 
 }  // namespace
