@@ -39,6 +39,8 @@ foreach(ranks IN ITEMS 1 2)
   must_say("done: val_loss=[0-9.]+ (sent_bytes=[0-9]+ )?steps=2 " "${PREFIX}/bin/lockstep" train mlp --out "${WORK_FOLDER}/run-${ranks}"
     --steps 2 -n ${ranks} --threads 1)
 endforeach()
+must_say("steps=1 " "${PREFIX}/bin/lockstep" train gpt --config "${PREFIX}/share/lockstep/text_small.toml"
+  --data "${SOURCE_FOLDER}/run.cmake" --out "${WORK_FOLDER}/run-text" --steps 1 --threads 1)
 must_say("Usage: lockstep bench step" "${PREFIX}/bin/lockstep" bench step --help)
 set(complete bash "${SOURCE_FOLDER}/completion.sh" "${PREFIX}")
 must_say("^--ranks\n" ${complete} train mlp --ra)

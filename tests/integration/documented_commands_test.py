@@ -33,7 +33,7 @@ ELSEWHERE = [
     (r"srun ", "tests/integration/srun_test.py"),
     (r"(mpirun|torchrun) ", "tests/integration/mpirun_test.py, rounds_test.py"),
     (r"lockstep (store|run) .*(host-a|store-host):29400", "tests/integration/several_hosts_test.py"),
-    (r"lockstep report hang logs/", "tests/apps/report_test.cc, on records of a hang"),
+    (r"lockstep report hang logs/", "tests/apps/report_hang_test.cc, on records of a hang"),
 ]
 
 # Measurements of minutes, made small.
