@@ -75,10 +75,16 @@ class DiLoCoState final : public data_parallel::OwnCopies {
     return steps_ >= fragment.first_step &&
            (steps_ - fragment.first_step) % options_.inner_steps == 0;
   }
+  // The step at which the second of two exchanges is posted, so that each goes on while the ranks
+  // train.
+  [[nodiscard]] std::int64_t half_way(const Fragment& fragment) const {
+    return fragment.posted + (options_.overlap_steps + 1) / 2;
+  }
   void check_usable() const;
   // Where it throws, fragments of this rank are not those of the others any more.
   void communicate(const auto& calls);
   void post(std::size_t number);
+  void advance(Fragment& fragment);
   void arrive(Fragment& fragment, std::size_t number);
   [[nodiscard]] const at::Tensor& wait_for(Fragment& fragment);
   void wait_for_all();
@@ -116,8 +122,10 @@ void DiLoCoState::check_usable() const {
 }
 
 void DiLoCoState::communicate(const auto& calls) {
+  const std::int64_t before = group_.traffic().bytes;
   try {
     calls();
+    bytes_sent_ += group_.traffic().bytes - before;
   } catch (...) {
     failure_ = parallel::exception_text(std::current_exception());
     throw;
@@ -131,6 +139,8 @@ int DiLoCoState::step() {
   int arrived = 0;
   for (std::size_t number = 0; number < fragments_.size(); ++number)
     if (is_due(fragments_[number])) post(number);
+  for (Fragment& fragment : fragments_)
+    if (fragment.posted > 0 && steps_ == half_way(fragment)) advance(fragment);
   for (std::size_t number = 0; number < fragments_.size(); ++number) {
     Fragment& fragment = fragments_[number];
     if (fragment.posted == 0 || steps_ < fragment.posted + options_.overlap_steps) continue;
@@ -161,13 +171,16 @@ int DiLoCoState::synchronize() {
 void DiLoCoState::post(std::size_t number) {
   Fragment& fragment = fragments_[number];
   fragment.posted = steps_;
-  std::int64_t before = group_.traffic().bytes;
   communicate([&] {
     fragment.average = PseudoGradientAverage(
         group_, fragment.outer - flat_of(fragment.parameters), options_.pseudo_gradients,
         formatted("DiLoCo fragment {}", number), options_.timeout);
   });
-  bytes_sent_ += group_.traffic().bytes - before;
+}
+
+void DiLoCoState::advance(Fragment& fragment) {
+  parallel::WaitTime::Scope waiting(waits_);
+  communicate([&] { fragment.average.advance(); });
 }
 
 const at::Tensor& DiLoCoState::wait_for(Fragment& fragment) {

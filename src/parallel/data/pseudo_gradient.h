@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace lockstep::data_parallel {
 
@@ -17,23 +18,36 @@ inline constexpr std::int64_t int8_block = 1024;
 // n numbers: n bytes of multiples, and then a float32 for each block. Not finite where a number is
 // not.
 [[nodiscard]] at::Tensor encode_int8(const at::Tensor& values);
-// Back, in the dtype of `like`, which has n elements.
-[[nodiscard]] at::Tensor decode_int8(const at::Tensor& bytes, const at::Tensor& like);
+// Back: n numbers in float32.
+[[nodiscard]] at::Tensor decode_int8(const at::Tensor& bytes, std::int64_t n);
 
+// In int8 the average is a reduce_scatter and an all_gather: each rank gets every rank's numbers of
+// its share, whole blocks, in int8, adds them in float32 in the order of ranks, divides, and gives
+// the result to all in int8. So all ranks have the same bits, on every engine.
 class PseudoGradientAverage {
  public:
   PseudoGradientAverage() = default;
   // Posts. `values`: one dimension, this rank's; belongs to this object.
-  PseudoGradientAverage(Group& group, at::Tensor values, PseudoGradients format,
-                        const std::string& tag, std::optional<Duration> timeout);
+  PseudoGradientAverage(const Group& group, at::Tensor values, PseudoGradients format,
+                        std::string tag, std::optional<Duration> timeout);
 
-  // Blocks, once. After an exception nothing may be asked of this object.
+  // Of int8: blocks for the first exchange and posts the second one, once; then, and of float32,
+  // does nothing. Every rank makes the call at the same place among its collectives.
+  void advance();
+  // Blocks, once; does advance() first. After an exception nothing may be asked of this object.
   [[nodiscard]] at::Tensor average();
 
  private:
+  [[nodiscard]] CallOptions call() const { return {.tag = tag_, .timeout = timeout_}; }
+
+  std::optional<Group> group_;
   at::Tensor values_;
-  at::Tensor gathered_;  // of int8: every rank's bytes
-  int ranks_ = 1;
+  std::string tag_;
+  std::optional<Duration> timeout_;
+  // Of int8: the numbers of each rank's share, and the bytes that they take.
+  std::vector<std::int64_t> shares_, bytes_;
+  at::Tensor received_;  // in the first exchange: every rank's bytes of this rank's share
+  at::Tensor gathered_;  // in the second one: the averages of all shares
   Work work_;
 };
 
