@@ -25,6 +25,28 @@ class ReduceContract : public test::EngineTest {
                        << expected << "\nfound\n"
                        << found;
   }
+  // Half precision is combined in float in the order of the tree and rounded once. Hierarchical
+  // groups round each host's result, too. There are at most three hosts: with the rounding of the
+  // result and that of `expected` five, each of something that is no larger than the same reduction
+  // without signs.
+  void expect_half(const at::Tensor& found, std::int64_t begin, std::int64_t length, Op op) const {
+    std::vector<at::Tensor> inputs, sizes;
+    for (int rank = 0; rank < size(); ++rank) {
+      inputs.push_back(values(rank, length, found.scalar_type()));
+      sizes.push_back(inputs.back().abs());
+    }
+    const auto expected = test::expected_reduction(inputs, op).narrow(0, begin, found.numel());
+    bool right = test::same_bits(found, expected);
+    if (engine() == test::Engine::hierarchical) {
+      const double rounding = found.scalar_type() == at::kHalf ? 0x1p-11 : 0x1p-8;
+      const auto most = test::expected_reduction(sizes, op).narrow(0, begin, found.numel());
+      right = ((found.to(at::kDouble) - expected.to(at::kDouble)).abs() <=
+               most.to(at::kDouble) * 5 * rounding + 1e-6)
+                  .all()
+                  .item<bool>();
+    }
+    EXPECT_TRUE(right) << name_of(op) << " of " << length << " " << found.scalar_type();
+  }
   // Every pair, or on an engine that composes most of them a few of each kind.
   [[nodiscard]] bool is_chosen(Op op, at::ScalarType dtype) const {
     return test::is_defined(op, dtype) && (is_exact() || op == Op::sum || dtype == at::kFloat ||
@@ -39,7 +61,11 @@ TEST_P(ReduceContract, AllReduceOfEveryDtypeAndOp) {
         if (!is_chosen(op, dtype)) continue;
         auto tensor = values(group.rank(), 37, dtype);
         group.all_reduce(tensor, op).wait();
-        expect_result(tensor, test::expected_reduction(group.size(), 37, dtype, op), name_of(op));
+        if (dtype == at::kHalf || dtype == at::kBFloat16) {
+          expect_half(tensor, 0, 37, op);
+        } else {
+          expect_result(tensor, test::expected_reduction(group.size(), 37, dtype, op), name_of(op));
+        }
       }
     }
   });
@@ -179,6 +205,80 @@ TEST_P(ReduceContract, ReduceScatterIntoItsOwnPart) {
     auto expected = test::expected_reduction(group.size(), 11 * group.size(), at::kFloat, Op::sum);
     expect_result(input.narrow(0, 11 * group.rank(), 11).clone(),
                   expected.narrow(0, 11 * group.rank(), 11), "sum");
+  });
+}
+
+// Lengths on both sides of those from which tensors go in parts, and parts of unequal length.
+constexpr std::int64_t half_lengths[] = {0, 1, 2, 3, 8192, 8193, 20011};
+
+TEST_P(ReduceContract, AllReduceOfHalfPrecision) {
+  run([&](Group group) {
+    for (auto dtype : {at::kBFloat16, at::kHalf})
+      for (auto op : {Op::sum, Op::average, Op::product, Op::max})
+        for (auto length : half_lengths) {
+          auto tensor = values(group.rank(), length, dtype);
+          group.all_reduce(tensor, op).wait();
+          expect_half(tensor, 0, length, op);
+          auto first = tensor.clone();
+          group.broadcast(first).wait();
+          EXPECT_TRUE(test::same_bits(tensor, first)) << "other bits than rank 0: " << name_of(op);
+        }
+  });
+}
+
+TEST_P(ReduceContract, ReduceAndReduceScatterOfHalfPrecision) {
+  run([&](Group group) {
+    for (auto op : {Op::sum, Op::average, Op::min})
+      for (auto length : half_lengths) {
+        const int root = group.size() - 1;
+        auto mine = values(group.rank(), length, at::kBFloat16);
+        auto tensor = mine.clone();
+        group.reduce(tensor, root, op).wait();
+        if (group.is_root(root)) expect_half(tensor, 0, length, op);
+        if (!group.is_root(root)) EXPECT_TRUE(test::same_bits(tensor, mine));
+        std::vector<std::int64_t> counts(group.size(), length / group.size());
+        counts.back() += length % group.size();
+        auto begin = group.rank() * (length / group.size());
+        auto part = at::empty({counts[group.rank()]}, at::kBFloat16);
+        group.reduce_scatter(part, mine, counts, op).wait();
+        expect_half(part, begin, length, op);
+      }
+  });
+}
+
+// A sum of the ranks' values, or of one host's, would be infinite.
+TEST_P(ReduceContract, AnAverageOfHalfPrecisionStaysInItsRange) {
+  run([&](Group group) {
+    for (std::int64_t length : {3, 20011}) {
+      auto large = at::full({length}, 60000, at::kHalf);
+      auto tensor = large.clone();
+      group.all_reduce(tensor, Op::average).wait();
+      EXPECT_TRUE(test::close(tensor, large)) << tensor[0].item<float>();
+      auto part = at::empty({length}, at::kHalf);
+      auto all = at::full({length * group.size()}, 60000, at::kHalf);
+      group.reduce_scatter(part, all, Op::average).wait();
+      EXPECT_TRUE(test::close(part, large)) << part[0].item<float>();
+    }
+  });
+}
+
+TEST_P(ReduceContract, HalfPrecisionThatIsNotFiniteStaysSo) {
+  run([&](Group group) {
+    for (auto dtype : {at::kBFloat16, at::kHalf})
+      for (std::int64_t length : {7, 20011}) {
+        const auto infinity = std::numeric_limits<float>::infinity();
+        auto tensor = at::full({length}, 1, dtype);
+        const bool is_last = group.rank() == group.size() - 1;
+        if (group.rank() == 0) tensor[2] = std::numeric_limits<float>::quiet_NaN();
+        if (is_last) tensor[length - 1] = infinity;
+        if (group.rank() == 0) tensor[4] = infinity;
+        if (is_last) tensor[4] = -infinity;
+        group.all_reduce(tensor, Op::average).wait();
+        EXPECT_TRUE(tensor[2].isnan().item<bool>());
+        EXPECT_EQ(tensor[length - 1].item<float>(), infinity);
+        if (group.size() > 1) EXPECT_TRUE(tensor[4].isnan().item<bool>());
+        EXPECT_NEAR(tensor[length - 2].item<float>(), 1, 0.01);
+      }
   });
 }
 

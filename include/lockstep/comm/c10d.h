@@ -24,12 +24,12 @@ namespace lockstep {
 // Makes the engine of one group of `size` ranks, this one being `rank`: called for the world and
 // for each part, on all of its ranks, each time with a store of its own. May block until all have
 // come, `timeout` at most. Sums and averages of float, double, int and long go to its allreduce and
-// reduce; half precision is summed in float; all other reductions are composed of its allgather,
-// and everything else moves as bytes (broadcast, allgather, gather, scatter, alltoall_base, send,
-// recv, barrier). Tensors of a device reach it where they are, on a stream that is current in the
-// calling thread and comes after what the poster's had been given. An error of it is
-// a PeerLost. Its abort() must end what is under way, or a group that fails waits for it when it is
-// destroyed.
+// reduce. All other reductions, reduce_scatter and everything in half precision, which is combined
+// in float, are composed of its allgather (up to 16 KiB), alltoall_base and gather. Everything else
+// moves as bytes (broadcast, allgather, gather, scatter, alltoall_base, send, recv, barrier).
+// Tensors of a device reach it where they are, on a stream that is current in the calling thread
+// and comes after what the poster's had been given. An error of it is a PeerLost. Its abort() must
+// end what is under way, or a group that fails waits for it when it is destroyed.
 using MakeC10dBackend = std::function<c10::intrusive_ptr<c10d::Backend>(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, Duration timeout)>;
 

@@ -2,6 +2,8 @@
 
 #include <lockstep/base/error.h>
 
+#include "comm/backend/element_type.h"
+#include "comm/kernels/combine.h"
 #include "comm/kernels/tree.h"
 
 #include <ATen/ops/add.h>
@@ -13,6 +15,9 @@
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/mul.h>
+
+#include <cstddef>
+#include <vector>
 
 namespace lockstep {
 namespace {
@@ -57,6 +62,21 @@ at::Tensor reduce_in_tree(std::span<const at::Tensor> values, Op op) {
   if (op != Op::average) return result;
   // A tensor divisor: with a number ATen may multiply by its reciprocal, which rounds differently.
   return at::div(result, at::full_like(result, static_cast<double>(values.size())));
+}
+
+void reduce_in_tree_into(const at::Tensor& result, std::span<const at::Tensor> values, Op op) {
+  const auto dtype = dtype_of(result.scalar_type());
+  if (!result.is_cpu() || values.size() > kernels::max_ranks || !kernels::can_combine(dtype, op)) {
+    result.copy_(reduce_in_tree(values, op));
+    return;
+  }
+  if (result.numel() == 0) return;
+  std::vector<const std::byte*> inputs;
+  for (const auto& value : values)
+    inputs.push_back(static_cast<const std::byte*>(value.const_data_ptr()));
+  std::byte* outputs[] = {static_cast<std::byte*>(result.mutable_data_ptr())};
+  kernels::combine(
+      {.dtype = dtype, .op = op, .inputs = inputs, .outputs = outputs, .elements = result.numel()});
 }
 
 }  // namespace lockstep

@@ -1,5 +1,5 @@
-// Reductions with ATen in the order of the tree: the plain form of what faster engines do, and
-// their oracle.
+// Reductions of tensors in the order of the tree: with ATen, which is the plain form of what faster
+// engines do, and their oracle; and with the kernels.
 #pragma once
 
 #include <lockstep/comm/op.h>
@@ -13,5 +13,9 @@ namespace lockstep {
 // The combination of one value a rank (equal sizes, dtypes and devices) in a tensor of its own:
 // float for half and bfloat16, so that it is rounded once, when it is stored.
 [[nodiscard]] at::Tensor reduce_in_tree(std::span<const at::Tensor> values, Op op);
+
+// Stores the same combination in `result`, rounded once. All tensors are contiguous and have one
+// size, dtype and device. Uses the kernels (comm/kernels/combine.h) for tensors of the host.
+void reduce_in_tree_into(const at::Tensor& result, std::span<const at::Tensor> values, Op op);
 
 }  // namespace lockstep

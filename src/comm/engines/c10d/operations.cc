@@ -3,6 +3,7 @@
 #include "comm/engines/c10d/runner.h"
 
 #include <lockstep/base/error.h>
+#include <lockstep/layout/shard_range.h>
 
 #include "comm/backend/flat.h"
 #include "comm/backend/reduction.h"
@@ -50,19 +51,19 @@ std::vector<std::int64_t> byte_counts(const at::Tensor& tensor,
   return result;
 }
 
-bool summed_by_engine(Op op, at::ScalarType dtype) {
-  bool known = dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf ||
-               dtype == at::kBFloat16 || dtype == at::kInt || dtype == at::kLong;
-  return known && (op == Op::sum || op == Op::average);
+// Engines would round half precision at every addition: its sums are composed here, too.
+bool summed_by_engine(const PostedCall& call) {
+  const auto dtype = call.input.scalar_type();
+  bool known =
+      dtype == at::kFloat || dtype == at::kDouble || dtype == at::kInt || dtype == at::kLong;
+  return known && (call.op == Op::sum || call.op == Op::average);
 }
 
-bool is_half(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
-}
+// Up to this many bytes every rank gathers all inputs and combines them itself: one round.
+constexpr std::int64_t whole_bytes = 16 << 10;
 
-// A copy to sum in: float for half precision, which is rounded once at the end.
-at::Tensor working_copy(const at::Tensor& tensor) {
-  return is_half(tensor) ? flat(tensor).to(at::kFloat) : flat(tensor).clone();
+bool goes_whole(const PostedCall& call) {
+  return static_cast<std::int64_t>(call.input.nbytes()) <= whole_bytes;
 }
 
 }  // namespace
@@ -100,7 +101,7 @@ void C10dRunner::perform(const PostedCall& call) {
     case Collective::all_to_all:
       return all_to_all(call);
     case Collective::gather:
-      return gather(call);
+      return gather_to_root(call, call.output, call.input);
     case Collective::scatter:
       return scatter(call);
     case Collective::barrier:
@@ -111,55 +112,82 @@ void C10dRunner::perform(const PostedCall& call) {
   }
 }
 
-at::Tensor C10dRunner::combined(const PostedCall& call, int root) {
-  bool needed = root < 0 || root == rank_;
-  if (!summed_by_engine(call.op, call.input.scalar_type())) {
-    auto all = at::empty({size_ * call.input.numel()}, call.input.options());
-    gather_evenly(call, all, call.input);
-    return needed ? reduce_in_tree(parts_of(all, {}, size_), call.op) : at::Tensor();
-  }
-  std::vector<at::Tensor> sum{working_copy(call.input)};
-  if (root < 0) {
-    await(call, [&](c10d::Backend& group) { return group.allreduce(sum); });
-  } else {
-    c10d::ReduceOptions options;
-    options.rootRank = root;
-    await(call, [&](c10d::Backend& group) { return group.reduce(sum, options); });
-  }
-  if (call.op == Op::average) sum.front().div_(size_);
-  return needed ? sum.front() : at::Tensor();
-}
-
 void C10dRunner::all_reduce(const PostedCall& call) {
-  if (!summed_by_engine(call.op, call.input.scalar_type()) || is_half(call.input)) {
-    flat(call.output).copy_(combined(call, -1));
+  auto output = flat(call.output);
+  if (summed_by_engine(call)) {
+    std::vector<at::Tensor> tensors{output};
+    await(call, [&](c10d::Backend& group) { return group.allreduce(tensors); });
+    if (call.op == Op::average) output.div_(size_);
     return;
   }
-  std::vector<at::Tensor> tensors{flat(call.output)};
-  await(call, [&](c10d::Backend& group) { return group.allreduce(tensors); });
-  if (call.op == Op::average) tensors.front().div_(size_);
+  if (goes_whole(call)) return reduce_in_tree_into(output, all_inputs(call), call.op);
+  const auto part = combined_share(call);
+  if (part.numel() * size_ == output.numel()) return gather_evenly(call, output, part);
+  auto padded = at::empty({part.numel() * size_}, output.options());
+  gather_evenly(call, padded, part);
+  output.copy_(padded.narrow(0, 0, output.numel()));
 }
 
 void C10dRunner::reduce(const PostedCall& call) {
-  auto result = combined(call, call.root);
-  if (call.output.defined()) flat(call.output).copy_(result);
+  const bool is_root = call.output.defined();
+  if (summed_by_engine(call)) {
+    std::vector<at::Tensor> sum{flat(call.input).clone()};
+    c10d::ReduceOptions options;
+    options.rootRank = call.root;
+    await(call, [&](c10d::Backend& group) { return group.reduce(sum, options); });
+    if (!is_root) return;
+    if (call.op == Op::average) sum.front().div_(size_);
+    flat(call.output).copy_(sum.front());
+    return;
+  }
+  if (goes_whole(call)) {
+    const auto inputs = all_inputs(call);
+    if (is_root) reduce_in_tree_into(flat(call.output), inputs, call.op);
+    return;
+  }
+  const auto part = combined_share(call);
+  at::Tensor padded;
+  if (is_root) padded = at::empty({part.numel() * size_}, part.options());
+  gather_to_root(call, padded, part);
+  if (is_root) flat(call.output).copy_(padded.narrow(0, 0, call.output.numel()));
 }
 
 void C10dRunner::reduce_scatter(const PostedCall& call) {
-  if (engine_->works_on_wholes() && call.input_counts.empty() &&
-      summed_by_engine(call.op, call.input.scalar_type()))
-    return reduce_scatter_evenly(call);
-  auto mine = parts_of(combined(call, -1), call.input_counts, size_).at(rank_);
-  flat(call.output).copy_(mine);
+  if (engine_->works_on_wholes() && call.input_counts.empty() && summed_by_engine(call)) {
+    auto input = flat(call.input);
+    auto output = flat(call.output);
+    await(call, [&](c10d::Backend& group) { return group._reduce_scatter_base(output, input); });
+    if (call.op == Op::average) output.div_(size_);
+    return;
+  }
+  reduce_in_tree_into(flat(call.output), dealt(call, call.input_counts), call.op);
 }
 
-void C10dRunner::reduce_scatter_evenly(const PostedCall& call) {
-  bool half = is_half(call.input);
-  auto input = half ? flat(call.input).to(at::kFloat) : flat(call.input);
-  auto output = half ? at::empty({call.output.numel()}, input.options()) : flat(call.output);
-  await(call, [&](c10d::Backend& group) { return group._reduce_scatter_base(output, input); });
-  if (call.op == Op::average) output.div_(size_);
-  if (half) flat(call.output).copy_(output);
+std::vector<at::Tensor> C10dRunner::all_inputs(const PostedCall& call) {
+  auto all = at::empty({size_ * call.input.numel()}, call.input.options());
+  gather_evenly(call, all, call.input);
+  return parts_of(all, {}, size_);
+}
+
+std::vector<at::Tensor> C10dRunner::dealt(const PostedCall& call,
+                                          const std::vector<std::int64_t>& counts) {
+  const auto mine = part_elements(counts, call.input.numel(), size_, rank_);
+  auto received = at::empty({size_ * mine}, call.input.options());
+  auto input = bytes_of(call.input);
+  auto output = bytes_of(received);
+  auto input_counts = byte_counts(call.input, counts, size_);
+  auto output_counts = byte_counts(received, {}, size_);
+  await(call, [&](c10d::Backend& group) {
+    return group.alltoall_base(output, input, output_counts, input_counts);
+  });
+  return parts_of(received, {}, size_);
+}
+
+at::Tensor C10dRunner::combined_share(const PostedCall& call) {
+  const auto counts = layout::shard_counts(call.input.numel(), size_);
+  auto part = at::empty({counts.front()}, call.input.options());
+  reduce_in_tree_into(part.narrow(0, 0, counts[rank_]), dealt(call, counts), call.op);
+  return part;
 }
 
 void C10dRunner::broadcast(const PostedCall& call) {
@@ -226,10 +254,11 @@ void C10dRunner::compare_counts(const PostedCall& call) {
   }
 }
 
-void C10dRunner::gather(const PostedCall& call) {
-  std::vector<at::Tensor> input{bytes_of(call.input)};
+void C10dRunner::gather_to_root(const PostedCall& call, const at::Tensor& all,
+                                const at::Tensor& mine) {
+  std::vector<at::Tensor> input{bytes_of(mine)};
   std::vector<std::vector<at::Tensor>> outputs;
-  if (call.output.defined()) outputs.push_back(bytes_of(parts_of(call.output, {}, size_)));
+  if (all.defined()) outputs.push_back(bytes_of(parts_of(all, {}, size_)));
   c10d::GatherOptions options;
   options.rootRank = call.root;
   await(call, [&](c10d::Backend& group) { return group.gather(outputs, input, options); });

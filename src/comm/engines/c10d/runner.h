@@ -1,6 +1,7 @@
 // The operations of Group in those of any c10d backend. Moves go as bytes, so that every dtype
-// works; what an engine lacks (uneven parts, averages, half precision summed in float, minima that
-// keep NaN) is composed here.
+// works. What an engine lacks (uneven parts, averages, half precision summed in float, minima that
+// keep NaN) is composed here of moves: each rank gets every rank's values of one share, combines
+// them in the order of the tree and passes the result on, so what travels has the tensor's dtype.
 //
 // On a device a call runs on a stream of its channel's own, which comes after what the posting
 // thread had given to its stream until the post, and a run ends when the device has come to its
@@ -53,21 +54,26 @@ class C10dRunner final : public BlockingEngine {
   void broadcast(const PostedCall& call);
   void all_gather(const PostedCall& call);
   void reduce_scatter(const PostedCall& call);
-  void reduce_scatter_evenly(const PostedCall& call);
   void all_to_all(const PostedCall& call);
   // CallDiffers names a rank that sends or expects something else than this one's counts say. The
   // engine would not find out: Gloo ends the process.
   void compare_counts(const PostedCall& call);
-  void gather(const PostedCall& call);
   void scatter(const PostedCall& call);
   void barrier(const PostedCall& call);
   void message(const PostedCall& call);
 
-  // The combination of all ranks' input, on `root` or (-1) on all; undefined elsewhere. In a dtype
-  // that rounds later.
-  at::Tensor combined(const PostedCall& call, int root);
+  // Every rank's input.
+  std::vector<at::Tensor> all_inputs(const PostedCall& call);
+  // Sends each rank its part of the input; returns every rank's values of this rank's part. The
+  // parts have `counts` elements; empty: equal parts.
+  std::vector<at::Tensor> dealt(const PostedCall& call, const std::vector<std::int64_t>& counts);
+  // The combination of all ranks' values of this rank's share of the input. It has as many elements
+  // on every rank; on the last ranks some of them may be padding.
+  at::Tensor combined_share(const PostedCall& call);
   // Fills `all` with every rank's `mine`.
   void gather_evenly(const PostedCall& call, const at::Tensor& all, const at::Tensor& mine);
+  // The same on the root; `all` is undefined elsewhere.
+  void gather_to_root(const PostedCall& call, const at::Tensor& all, const at::Tensor& mine);
   // Starts an operation under the mutex, marked for this call, and waits for it.
   template <class Start>
   void await(const PostedCall& call, Start start);

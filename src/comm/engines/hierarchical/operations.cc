@@ -44,7 +44,8 @@ class Performer {
         layout_(parts.layout),
         tag_(tag_of_parts(call)),
         options_{.tag = tag_, .timeout = {}},
-        op_(call.op == Op::average ? Op::sum : call.op) {}
+        averages_twice_(call.op == Op::average && layout_.is_even() && is_half(call.input)),
+        op_(call.op == Op::average && !averages_twice_ ? Op::sum : call.op) {}
 
   void run();
 
@@ -59,14 +60,9 @@ class Performer {
   void message();
   void barrier();
 
-  // The input in memory of our own, in a dtype that rounds later.
-  [[nodiscard]] at::Tensor working_copy() const {
-    auto input = flat(call_.input);
-    return is_half(input) ? input.to(at::kFloat) : input.clone();
-  }
   // After the sum: the one division of an average.
   void divide(const at::Tensor& tensor) const {
-    if (call_.op == Op::average)
+    if (call_.op == Op::average && !averages_twice_)
       tensor.div_(at::full({}, static_cast<double>(layout_.size()), tensor.options()));
   }
   [[nodiscard]] Counts counts_of(const Counts& given, std::int64_t all) const {
@@ -78,18 +74,15 @@ class Performer {
   const Layout& layout_;
   const std::string tag_;
   CallOptions options_;
-  Op op_;
+  // The average over hosts of each host's average: a sum could leave the range of half precision.
+  const bool averages_twice_;
+  const Op op_;  // of the parts
 };
 
 void Performer::run() {
   switch (call_.collective) {
-    case Collective::all_reduce: {
-      if (!is_half(call_.output)) return all_reduce(flat(call_.output));
-      auto sum = working_copy();
-      all_reduce(sum);
-      flat(call_.output).copy_(sum);
-      return;
-    }
+    case Collective::all_reduce:
+      return all_reduce(flat(call_.output));
     case Collective::reduce:
       return reduce();
     case Collective::broadcast:
@@ -167,19 +160,27 @@ void Performer::all_reduce_in_segments(const at::Tensor& tensor) {
   for (auto& segment : segments) segment.work.wait();
 }
 
+// Half precision is divided before it is rounded for the way to the other hosts: a sum could leave
+// its range.
 void Performer::all_reduce_by_leaders(const at::Tensor& tensor) {
   auto local = parts_.local;
-  local.reduce(tensor, 0, op_, options_, call_.where).wait();
+  const bool rounds = is_half(tensor);
+  auto sum = rounds ? tensor.to(at::kFloat) : tensor;
+  local.reduce(sum, 0, op_, options_, call_.where).wait();
   if (parts_.across) {
     auto across = *parts_.across;
+    if (rounds) {
+      divide(sum);
+      tensor.copy_(sum);
+    }
     across.all_reduce(tensor, op_, options_, call_.where).wait();
-    divide(tensor);
+    if (!rounds) divide(tensor);
   }
   local.broadcast(tensor, 0, options_, call_.where).wait();
 }
 
 void Performer::reduce() {
-  auto sum = working_copy();
+  auto sum = flat(call_.input).clone();
   all_reduce(sum);
   if (call_.output.defined()) flat(call_.output).copy_(sum);
 }
@@ -255,14 +256,15 @@ void Performer::all_gather() {
 
 // The parts of this rank's place on every host are summed inside, then each goes to its host.
 void Performer::reduce_scatter() {
-  auto input = working_copy();
+  auto input = flat(call_.input);
   auto counts = counts_of(call_.input_counts, input.numel());
   std::vector<std::int64_t> begins(counts.size());
   std::exclusive_scan(counts.begin(), counts.end(), begins.begin(), std::int64_t{0});
   int rank = layout_.local()[layout_.place];
   if (!layout_.is_even()) {
-    all_reduce(input);
-    flat(call_.output).copy_(input.narrow(0, begins[rank], counts[rank]));
+    auto sum = input.clone();
+    all_reduce(sum);
+    flat(call_.output).copy_(sum.narrow(0, begins[rank], counts[rank]));
     return;
   }
   auto by_place = at::empty_like(input);

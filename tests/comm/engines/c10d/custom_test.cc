@@ -26,6 +26,49 @@ using namespace std::chrono_literals;
 
 namespace {
 
+// Counts the bytes that leave a rank.
+class CountingEngine final : public test::StoreEngine {
+ public:
+  using StoreEngine::StoreEngine;
+
+  c10::intrusive_ptr<c10d::Work> allgather(std::vector<std::vector<at::Tensor>>& outputs,
+                                           std::vector<at::Tensor>& inputs,
+                                           const c10d::AllgatherOptions& options) override {
+    sent += static_cast<std::int64_t>(inputs[0].nbytes()) * (getSize() - 1);
+    return StoreEngine::allgather(outputs, inputs, options);
+  }
+  c10::intrusive_ptr<c10d::Work> alltoall_base(at::Tensor& output, at::Tensor& input,
+                                               std::vector<std::int64_t>& output_counts,
+                                               std::vector<std::int64_t>& input_counts,
+                                               const c10d::AllToAllOptions&) override {
+    sent += static_cast<std::int64_t>(input.nbytes()) - input_counts[getRank()];
+    return exchange(output, input, output_counts, input_counts);
+  }
+
+  static inline std::int64_t sent = 0;  // ranks are processes
+};
+
+TEST(CustomC10d, HalfPrecisionTravelsInSixteenBits) {
+  test::TemporaryFolder folder;
+  test::expect_ranks(3, [&](int rank) {
+    BackendOptions options{.join_timeout = 20s,
+                           .c10d = [](const auto& store, int place, int size, Duration) {
+                             return c10::make_intrusive<CountingEngine>(store, place, size);
+                           }};
+    auto store = std::make_shared<FileStore>(folder.path());
+    Group group(make_backend("counting", store, rank, 3, options), "world", 20s);
+    auto tensor = at::full({30000}, rank + 1, at::kBFloat16);
+    group.all_reduce(tensor).wait();
+    EXPECT_EQ(tensor[29999].item<float>(), 6);
+    EXPECT_EQ(CountingEngine::sent, 2 * 60000 * 2 / 3);
+    CountingEngine::sent = 0;
+    auto part = at::empty({10000}, at::kBFloat16);
+    group.reduce_scatter(part, at::full({30000}, rank, at::kBFloat16), Op::average).wait();
+    EXPECT_EQ(part[9999].item<float>(), 1);
+    EXPECT_EQ(CountingEngine::sent, 60000 * 2 / 3);
+  });
+}
+
 TEST(CustomC10d, MovesAndReducesByWhatItHas) {
   test::TemporaryFolder folder;
   test::expect_ranks(3, [&](int rank) {

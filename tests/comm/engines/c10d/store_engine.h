@@ -20,7 +20,7 @@ class CompleteWork final : public c10d::Work {
   bool wait(std::chrono::milliseconds) override { return true; }
 };
 
-// Gathers and a barrier are all that a group of Lockstep needs for its other reductions.
+// Gathers are all that a group of Lockstep needs for small reductions other than sums.
 class StoreEngine : public c10d::Backend {
  public:
   StoreEngine(c10::intrusive_ptr<c10d::Store> store, int rank, int size)
@@ -31,18 +31,41 @@ class StoreEngine : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> allgather(std::vector<std::vector<at::Tensor>>& outputs,
                                            std::vector<at::Tensor>& inputs,
                                            const c10d::AllgatherOptions&) override {
-    auto round = std::to_string(++rounds_) + "/";
-    const auto* bytes = static_cast<const std::uint8_t*>(inputs[0].const_data_ptr());
-    store_->set(round + std::to_string(getRank()),
-                std::vector<std::uint8_t>(bytes, bytes + inputs[0].nbytes()));
+    const auto own = publish(inputs[0]);
     for (int rank = 0; rank < getSize(); ++rank) {
-      auto value = store_->get(round + std::to_string(rank));
+      auto value = store_->get(own + std::to_string(rank));
       std::memcpy(outputs[0][rank].mutable_data_ptr(), value.data(), value.size());
     }
     return c10::make_intrusive<CompleteWork>();
   }
 
+ protected:
+  // An all_to_all of bytes in which all ranks cut their input in the same way.
+  c10::intrusive_ptr<c10d::Work> exchange(at::Tensor& output, const at::Tensor& input,
+                                          const std::vector<std::int64_t>& output_counts,
+                                          const std::vector<std::int64_t>& input_counts) {
+    const auto own = publish(input);
+    std::int64_t begin = 0, at = 0;
+    for (int rank = 0; rank < getRank(); ++rank) begin += input_counts[rank];
+    for (int rank = 0; rank < getSize(); ++rank) {
+      auto value = store_->get(own + std::to_string(rank));
+      std::memcpy(static_cast<char*>(output.mutable_data_ptr()) + at, value.data() + begin,
+                  output_counts[rank]);
+      at += output_counts[rank];
+    }
+    return c10::make_intrusive<CompleteWork>();
+  }
+
  private:
+  // Sets this round's value of this rank; returns what the keys of the round begin with.
+  std::string publish(const at::Tensor& tensor) {
+    auto round = std::to_string(++rounds_) + "/";
+    const auto* bytes = static_cast<const std::uint8_t*>(tensor.const_data_ptr());
+    store_->set(round + std::to_string(getRank()),
+                std::vector<std::uint8_t>(bytes, bytes + tensor.nbytes()));
+    return round;
+  }
+
   c10::intrusive_ptr<c10d::Store> store_;
   int rounds_ = 0;
 };
