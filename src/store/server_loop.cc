@@ -279,8 +279,19 @@ void StoreServer::Loop::answer(std::uint64_t number, Connection& connection,
 void StoreServer::Loop::begin_session(Connection& connection, const store::Message& request) {
   if (request.parts.size() != 1 || request.parts[0].size() != store::session_bytes)
     throw BadInput("store: a session without a name");
-  connection.client = request.parts[0];
+  take_over(connection, request.parts[0]);
   connection.session.send({request.id, store::Code::done, 0, {store_name_}});
+}
+
+// A client that connects again has lost its last connection, even if this server has not noticed
+// yet: the values of that connection must not be written while the client lives.
+void StoreServer::Loop::take_over(Connection& connection, const std::string& client) {
+  for (auto& [number, other] : connections_) {
+    if (&other == &connection || other.client != client) continue;
+    connection.on_disconnect = std::exchange(other.on_disconnect, {});
+    other.closing = true;
+  }
+  connection.client = client;
 }
 
 // A client that has come back does not know whether it was done.

@@ -75,6 +75,7 @@ class StoreServer::Loop {
   [[nodiscard]] bool answer_some(std::uint64_t number, Connection& connection);
   void answer(std::uint64_t number, Connection& connection, store::Message request);
   void begin_session(Connection& connection, const store::Message& request);
+  void take_over(Connection& connection, const std::string& client);
   [[nodiscard]] bool answer_again(Connection& connection, const store::Message& request);
   void note(const Connection& connection, const store::Message& request,
             const store::Outcome& outcome);

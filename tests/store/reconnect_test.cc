@@ -10,6 +10,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/store/open.h>
 #include "store/relay.h"
+#include "support/cuttable_relay.h"
 #include "support/free_port.h"
 #include "support/messages.h"
 #include "support/processes.h"
@@ -90,6 +91,25 @@ TEST_F(Reconnect, WhatAClientLeavesForItsEndIsSaidAgain) {
   leaves->set("here", "still");
   EXPECT_FALSE(watches.try_get("gone"));
   leaves.reset();
+  EXPECT_EQ(watches.get("gone", soon()), "it has");
+}
+
+// The server learns of the end of the old connection later than the client does.
+TEST_F(Reconnect, AClientThatHasConnectedAgainIsNotGone) {
+  auto server = serve();
+  TcpStore watches(client());
+  auto relay = std::make_unique<test::CuttableRelay>(port_);
+  TcpStoreOptions through = client();
+  through.port = relay->port();
+  auto leaves = std::make_unique<TcpStore>(through);
+  leaves->set_on_disconnect("gone", "it has");
+  relay->close_to_clients();
+  leaves->set("here", "again");
+  relay->close_to_server();
+  watches.set("a round trip", "later");
+  EXPECT_FALSE(watches.try_get("gone"));
+  leaves.reset();
+  relay.reset();
   EXPECT_EQ(watches.get("gone", soon()), "it has");
 }
 
