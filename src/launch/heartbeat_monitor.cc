@@ -5,8 +5,7 @@ namespace lockstep::launch {
 void HeartbeatMonitor::note(int node, const std::string& heartbeat, Time now) {
   Heard& heard = heard_.at(static_cast<std::size_t>(node));
   if (heard.at && heard.heartbeat == heartbeat) return;
-  heard.heartbeat = heartbeat;
-  heard.at = now;
+  heard = {.heartbeat = heartbeat, .at = now};
 }
 
 std::optional<int> HeartbeatMonitor::lost(Time now) {

@@ -23,7 +23,7 @@ class HeartbeatMonitor {
 
   // What was found as the heartbeat of a node.
   void note(int node, const std::string& heartbeat, Time now);
-  // The first node that is lost, once.
+  // The first node that is lost: once, unless its heartbeat changes again afterwards.
   [[nodiscard]] std::optional<int> lost(Time now);
 
  private:

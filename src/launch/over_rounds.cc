@@ -17,7 +17,7 @@ constexpr std::chrono::seconds notice_of_the_end{1};
 constexpr std::chrono::milliseconds notice_of_a_round{100};
 // The new rank's first step comes before the start of the next process in reserve.
 constexpr std::chrono::milliseconds until_the_round_is_under_way{250};
-constexpr std::chrono::seconds first_waiting_line{1}, next_waiting_line{10};
+constexpr std::chrono::seconds first_waiting_line{1}, next_waiting_line{10}, next_spare_line{60};
 
 std::string counted(std::size_t number, const char* what) {
   return formatted("{} {}{}", number, what, number == 1 ? "" : "s");
@@ -45,6 +45,8 @@ void Agent::Run::take(RoundEvent event) {
       return note_waiting(event.workers);
     case RoundEvent::Kind::begin:
       return begin_round(event.plan);
+    case RoundEvent::Kind::spare:
+      return note_spare(event.plan);
     case RoundEvent::Kind::reserve:
       has_reserve_ = true;
       fill_reserve_ = Clock::now();
@@ -56,6 +58,7 @@ void Agent::Run::take(RoundEvent event) {
 
 void Agent::Run::gather(const RoundEvent& event) {
   gathering_for_ = event.round;
+  spare_line_.clear();
   waiting_line_ = Clock::now() + first_waiting_line;
   if (workers_.empty()) return;
   if (state_machine_.cause() < 0) say(formatted("round {} ends: {}", event.round - 1, event.why));
@@ -219,14 +222,23 @@ void Agent::Run::ask_rounds_to_stop(int signal) {
   if (asked_to_stop_ != 0 && state_machine_.state() != State::stopping) interrupted_ = true;
   if (std::exchange(asked_to_stop_, signal) != 0) return;
   told_ = true;
-  rounds_->stop({.kind = RunResult::Kind::stopped, .signal = signal, .node = own_node()});
+  rounds_->stop({.kind = RunResult::Kind::stopped, .signal = signal, .node = own_node()},
+                !spare_line_.empty());
   state_machine_.end_ranks(Clock::now(), Duration::zero());
   end_keepers();
 }
 
+void Agent::Run::note_spare(const RoundPlan& plan) {
+  spare_line_ =
+      formatted("round {} runs on {} without this node, which waits until one of them leaves",
+                plan.round, counted(plan.nodes.size(), "node"));
+  waiting_line_ = Clock::now() + first_waiting_line;
+}
+
 void Agent::Run::say_waiting() {
   if (!waiting_line_ || Clock::now() < *waiting_line_) return;
-  waiting_line_ = Clock::now() + next_waiting_line;
+  waiting_line_ = Clock::now() + (spare_line_.empty() ? next_waiting_line : next_spare_line);
+  if (!spare_line_.empty()) return say(spare_line_);
   if (workers_.empty() || state_machine_.state() == State::done)
     say(formatted("waiting for other nodes: expected {} to {}", least_nodes(spec_.nodes),
                   spec_.nodes.nodes));

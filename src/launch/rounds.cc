@@ -68,6 +68,7 @@ Rounds::Rounds(const NodeSpec& nodes, int max_restarts, RoundStore store)
       least_(least_nodes(nodes)),
       most_(nodes.nodes),
       max_restarts_(max_restarts),
+      others_may_come_(nodes.nodes > 1 || !nodes.store.empty()),
       store_(std::move(store)),
       keys_(*store_.store),
       host_(sys::host_name()),
@@ -75,7 +76,7 @@ Rounds::Rounds(const NodeSpec& nodes, int max_restarts, RoundStore store)
   if (!changed_) throw SystemError("making an eventfd", errno);
   join(nodes, max_restarts);
   threads_.emplace_back("rounds", [this] { follow(); });
-  if (most_ > 1) threads_.emplace_back("heartbeat", [this] { heartbeat(); });
+  if (others_may_come_) threads_.emplace_back("heartbeat", [this] { heartbeat(); });
 }
 
 Rounds::~Rounds() {
@@ -162,9 +163,10 @@ void Rounds::done(int round) {
   });
 }
 
-void Rounds::stop(const RunResult& stopped) {
-  push([this, stopped] {
-    const bool others_go_on = least_ < most_ && !store_.server && std::ssize(live_nodes()) > least_;
+void Rounds::stop(const RunResult& stopped, bool is_spare) {
+  push([this, stopped, is_spare] {
+    const bool others_go_on =
+        !store_.server && (is_spare || (least_ < most_ && std::ssize(live_nodes()) > least_));
     if (others_go_on) {
       leaving_ = true;
       keys_.set(round_key::gone(node_),
@@ -184,7 +186,7 @@ void Rounds::end_run(const RunResult& result) {
 }
 
 void Rounds::wait_for_the_others(Deadline deadline, const std::function<bool()>& give_up) {
-  if (!store_.server || most_ == 1) return;
+  if (!store_.server || !others_may_come_) return;
   try {
     while (live_nodes().size() > 1 && !deadline.passed() && !give_up()) pause(look_again);
   } catch (const Error& error) {

@@ -8,7 +8,8 @@
 //
 //   name, terms        of the run: what no other run has; what all agents must have been told
 //   agents, agents/N   how many have come; the host of agent N
-//   gone/N             why it is not there any more; the server writes it when its connection ends
+//   gone/N             why it is not there any more; the server writes it when its connection ends,
+//                      and agent N erases it if it comes back before a round was planned without it
 //   heartbeat/N        rises while it lives
 //   offers/R/N         what it brings to round R (round_plan.h)
 //   plans/R            of round R; the first one stands
@@ -69,6 +70,7 @@ struct RoundEvent {
     gather,   // end what is left of the last round, then offer() for round `round`
     waiting,  // these workers wait for it
     begin,    // it begins
+    spare,    // a round runs without this node, which waits until there is room for it
     reserve,  // the program's processes may wait in reserve; once
     over,     // the run is over; the last event
   };
@@ -76,7 +78,7 @@ struct RoundEvent {
   int round = 0;
   std::string why = {};                // gather: the end of the last round; empty: there was none
   std::set<std::string> workers = {};  // gather: those of the last round that keep themselves
-  RoundPlan plan = {};                 // begin
+  RoundPlan plan = {};                 // begin, spare
   RunResult result = {};               // over
 };
 
@@ -106,8 +108,9 @@ class Rounds {
   void fail(const RoundPlan& plan, const RunResult& failure);
   // All workers of this node have ended well.
   void done(int round);
-  // This node was asked to stop: it leaves, where the run can go on without it; else the run ends.
-  void stop(const RunResult& stopped);
+  // This node was asked to stop: it leaves, where the run can go on without it, as it always can
+  // without a spare; else the run ends.
+  void stop(const RunResult& stopped, bool is_spare);
   // Ends the run for all.
   void end_run(const RunResult& result);
 
@@ -124,6 +127,7 @@ class Rounds {
 
   void follow() noexcept;
   [[nodiscard]] bool look();
+  [[nodiscard]] bool comes_back();
   void look_at_round();
   [[nodiscard]] std::string reason_to_end();
   [[nodiscard]] bool all_done();
@@ -135,6 +139,7 @@ class Rounds {
   [[nodiscard]] std::set<int> live_nodes();
   [[nodiscard]] std::vector<int> chosen(const std::set<int>& live) const;
   [[nodiscard]] std::optional<std::string> lost_node(const RoundPlan& plan);
+  [[nodiscard]] bool waits_for_the_others() const;
   void wait_for_news();
 
   void heartbeat() noexcept;
@@ -143,6 +148,7 @@ class Rounds {
 
   const NodeSpec nodes_;
   const int least_, most_, max_restarts_;
+  const bool others_may_come_;  // as nodes of the run, or as spares for the only one
   RoundStore store_;
   Store& keys_;
   std::string run_id_, host_, address_;
@@ -160,6 +166,7 @@ class Rounds {
   std::map<int, HeartbeatMonitor> heard_;  // the heartbeat thread's
 
   std::atomic<int> offered_ = -1;  // the round that was last offered for
+  std::atomic<Clock::time_point> back_since_ = Clock::time_point::min();  // comes_back()
   std::atomic<bool> leaving_ = false;
   std::atomic<bool> closing_ = false;
   Mutex mutex_;

@@ -37,6 +37,7 @@ void Rounds::follow() noexcept {
     if (const auto newest = keys_.try_get(round_key::number)) {
       round_ = checked_number(*newest, most_rounds, round_key::number);
       plan_ = parse_round_plan(keys_.try_get(round_key::plan(round_)).value_or(""));
+      emit({.kind = RoundEvent::Kind::spare, .round = round_, .plan = plan_});
     } else {
       gather("");
     }
@@ -49,7 +50,8 @@ void Rounds::follow() noexcept {
 // False when the run is over.
 bool Rounds::look() {
   news_ = parse_integer(keys_.try_get(round_key::news).value_or("0")).value_or(0);
-  if (const auto why = keys_.try_get(round_key::gone(node_))) {
+  const auto why = keys_.try_get(round_key::gone(node_));
+  if (why && !comes_back()) {
     const auto kind = leaving_ ? RunResult::Kind::stopped : RunResult::Kind::failed;
     emit({.kind = RoundEvent::Kind::over,
           .result = {.kind = kind,
@@ -65,6 +67,27 @@ bool Rounds::look() {
   if (!gathering_) look_at_round();
   if (gathering_) look_at_gathering();
   return true;
+}
+
+// While the store could not be reached, it has marked this node as gone, and perhaps all others too.
+// If no round was planned without this node's workers, it erases the mark and goes on.
+bool Rounds::comes_back() {
+  if (leaving_) return false;
+  if (const auto text = keys_.try_get(round_key::plan(round_ + 1))) {
+    const bool had_workers = round_ >= 0 && plan_.group_rank(node_) >= 0;
+    if (had_workers || parse_round_plan(*text).group_rank(node_) >= 0) return false;
+  }
+  keys_.erase(round_key::gone(node_));
+  back_since_ = Clock::now();
+  if (leaving_) keys_.set(round_key::gone(node_), "it was asked to stop");  // set meanwhile
+  announce();
+  return true;
+}
+
+// The others have lost the store as well, and come back to it a moment sooner or later.
+bool Rounds::waits_for_the_others() const {
+  const auto since = back_since_.load();
+  return since != Clock::time_point::min() && Clock::now() - since < nodes_.lost_after;
 }
 
 void Rounds::look_at_round() {
@@ -87,7 +110,7 @@ void Rounds::look_at_round() {
 }
 
 std::string Rounds::reason_to_end() {
-  if (most_ == 1) return "";
+  if (!others_may_come_ || waits_for_the_others()) return "";
   if (const auto lost = lost_node(plan_)) return *lost;
   const auto live = live_nodes();
   const bool room = std::ssize(plan_.nodes) < most_;
@@ -170,7 +193,8 @@ void Rounds::adopt(RoundPlan plan) {
   round_ = plan_.round;
   gathering_ = false;
   keepers_ = false;
-  if (plan_.group_rank(node_) < 0) return;
+  if (plan_.group_rank(node_) < 0)
+    return emit({.kind = RoundEvent::Kind::spare, .round = round_, .plan = plan_});
   keys_.set(round_key::workers(round_), workers_text(plan_));
   keys_.set(round_key::number, std::to_string(round_));
   announce();
@@ -198,7 +222,7 @@ std::vector<int> Rounds::chosen(const std::set<int>& live) const {
 }
 
 std::optional<std::string> Rounds::lost_node(const RoundPlan& plan) {
-  if (plan.nodes.size() < 2 && most_ == 1) return std::nullopt;
+  if (!others_may_come_ || waits_for_the_others()) return std::nullopt;
   for (const std::string& name : names_below(keys_, round_key::of_gone)) {
     const int node = checked_number(name, most_node_number, "gone");
     const int group_rank = plan.group_rank(node);
@@ -210,7 +234,7 @@ std::optional<std::string> Rounds::lost_node(const RoundPlan& plan) {
 }
 
 void Rounds::wait_for_news() {
-  const bool awaits_more = most_ > 1 || (!has_reserve_ && max_restarts_ > 0);
+  const bool awaits_more = others_may_come_ || (!has_reserve_ && max_restarts_ > 0);
   const Duration turn = keepers_ ? turn_with_keepers : awaits_more ? turn_of_several : turn_of_one;
   try {
     static_cast<void>(keys_.get(round_key::news_of(news_ + 1), Deadline::after(turn)));

@@ -103,6 +103,7 @@ class Agent::Run {
   void end_rounds(RunResult result);
   void end_keepers();
   void ask_rounds_to_stop(int signal);
+  void note_spare(const RoundPlan& plan);
   void say_waiting();
 
   // Processes that have no rank yet: over_reserve.cc.
@@ -150,7 +151,8 @@ class Agent::Run {
   int asked_to_stop_ = 0;  // the signal
   std::optional<Clock::time_point> keepers_limit_, waiting_line_;
 
-  bool has_reserve_ = false;                       // the program can wait in reserve
+  std::string spare_line_;    // said now and then while a round runs without this node; else empty
+  bool has_reserve_ = false;  // the program can wait in reserve
   std::vector<std::unique_ptr<Worker>> reserve_;   // in the order in which they were started
   std::optional<Clock::time_point> fill_reserve_;  // when it is to be filled up
   int reserve_failures_ = 0;                       // that ended before they were ready

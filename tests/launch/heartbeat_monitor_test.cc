@@ -38,6 +38,13 @@ TEST_F(HeartbeatMonitorTest, ASilentNodeIsLostOnce) {
   EXPECT_EQ(look(20, {2}), std::nullopt);
 }
 
+TEST_F(HeartbeatMonitorTest, OneThatHasComeBackMayBeLostAgain) {
+  EXPECT_EQ(look(3, {}), std::nullopt);
+  EXPECT_EQ(look(10, {2}), 2);
+  EXPECT_EQ(look(10, {}), std::nullopt);
+  EXPECT_EQ(look(10, {2}), 2);
+}
+
 TEST_F(HeartbeatMonitorTest, OneThatNeverBeatIsLostToo) { EXPECT_EQ(look(20, {1}), 1); }
 
 TEST_F(HeartbeatMonitorTest, SeveralAreNamedOneAfterTheOther) {
