@@ -9,6 +9,7 @@
 
 #include <lockstep/comm/group.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <filesystem>
@@ -33,6 +34,10 @@ class CommitFile {
   // Local: the file of a buffer, by one rank before the others open it. SystemError.
   void make(int buffer, const std::filesystem::path& folder);
   void open(int buffer, const std::filesystem::path& folder);
+  // SharedFile::is_intact() of both buffers.
+  [[nodiscard]] bool is_intact() const {
+    return std::ranges::all_of(files_, &SharedFile::is_intact);
+  }
   // Local: copies this rank's elements there.
   void write(int buffer, const std::vector<checkpoint::FilePart>& parts);
 

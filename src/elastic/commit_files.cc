@@ -75,7 +75,7 @@ SharedFile SharedFile::make(const fs::path& path, std::size_t bytes) {
     ::unlink(path.c_str());
     throw SystemError(formatted("reserving {} bytes for {}", least, path.string()), error);
   }
-  return {mapped(file, path, least), least};
+  return {file, path, least};
 }
 
 SharedFile SharedFile::open(const fs::path& path) {
@@ -86,16 +86,33 @@ SharedFile SharedFile::open(const fs::path& path) {
   check_input(found.st_size > 0, "{}: expected a file that is not empty, found an empty one",
               path.string());
   const auto bytes = static_cast<std::size_t>(found.st_size);
-  return {mapped(file, path, bytes), bytes};
+  return {file, path, bytes};
+}
+
+SharedFile::SharedFile(const sys::FileDescriptor& file, fs::path path, std::size_t bytes)
+    : data_(mapped(file, path, bytes)), bytes_(bytes), path_(std::move(path)) {
+  struct stat found {};
+  if (::fstat(file.get(), &found) == 0) inode_ = found.st_ino;
 }
 
 SharedFile::SharedFile(SharedFile&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)),
+      path_(std::move(other.path_)),
+      inode_(other.inode_) {}
 
 SharedFile& SharedFile::operator=(SharedFile&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(bytes_, other.bytes_);
+  std::swap(path_, other.path_);
+  std::swap(inode_, other.inode_);
   return *this;
+}
+
+bool SharedFile::is_intact() const {
+  struct stat found {};
+  return data_ == nullptr || (::lstat(path_.c_str(), &found) == 0 && found.st_ino == inode_ &&
+                              found.st_size == static_cast<off_t>(bytes_));
 }
 
 SharedFile::~SharedFile() {

@@ -12,6 +12,8 @@
 // marked that.
 #pragma once
 
+#include "sys/file_descriptor.h"
+
 #include <atomic>
 #include <compare>
 #include <cstdint>
@@ -35,12 +37,17 @@ class SharedFile {
 
   [[nodiscard]] std::byte* data() const { return data_; }
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
+  // False if another program has removed, replaced or cut the file: what is written into it is lost
+  // then, or a SIGBUS. True for an object without a file.
+  [[nodiscard]] bool is_intact() const;
 
  private:
-  SharedFile(std::byte* data, std::size_t bytes) : data_(data), bytes_(bytes) {}
+  SharedFile(const sys::FileDescriptor& file, std::filesystem::path path, std::size_t bytes);
 
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0;
+  std::filesystem::path path_;
+  std::uint64_t inode_ = 0;
 };
 
 inline constexpr int commit_buffers = 2;
@@ -61,6 +68,7 @@ class CommitControl {
   void unmark(int buffer, int rank) { mark(buffer, rank, 0); }
   // The number that all ranks have marked it with; 0 where they have not.
   [[nodiscard]] std::int64_t whole(int buffer) const;
+  [[nodiscard]] bool is_intact() const { return file_.is_intact(); }
 
  private:
   explicit CommitControl(SharedFile file) : file_(std::move(file)) {}

@@ -7,6 +7,8 @@
 #include "checkpoint/optimizer_parts.h"
 #include "checkpoint/random_states.h"
 
+#include <lockstep/base/error.h>
+#include <lockstep/checkpoint/training_state.h>
 #include <lockstep/comm/together.h>
 
 #include <ATen/ops/empty.h>
@@ -41,6 +43,22 @@ std::vector<FilePart> own_parts(const checkpoint::NamedTensors& tensors) {
   return parts;
 }
 
+// The newest commit of this host; nothing if another program has damaged it. Its values have no
+// checksums, so only files and headers are looked at.
+std::optional<FoundCommit> newest_whole_commit(const fs::path& folder) {
+  const std::optional<FoundCommit> found = newest_commit(folder);
+  try {
+    if (found) checkpoint::verify(found->generation / buffer_name(found->buffer));
+    return found;
+  } catch (const Error& error) {
+    log::warning(
+        "elastic: the state in the memory of this host is damaged ({}); the run goes back to the "
+        "memory of another host, or to its newest checkpoint",
+        error.what());
+    return std::nullopt;
+  }
+}
+
 }  // namespace
 
 struct Commits::Parts {
@@ -61,7 +79,7 @@ fs::path Commits::newest() {
   std::optional<FoundCommit> own;
   together(group_, [&] {
     if (!local_.is_root() || !are_kept()) return;
-    own = newest_commit(folder_);
+    own = newest_whole_commit(folder_);
     remove_but(folder_, own);
   });
   return newest_for_root(group_, own, folder_);
@@ -100,6 +118,11 @@ bool Commits::fits(const Parts& parts) const {
   return true;
 }
 
+bool Commits::are_intact() const {
+  return control_.is_intact() && std::ranges::all_of(text_, &SharedFile::is_intact) &&
+         std::ranges::all_of(files_, &CommitFile::is_intact);
+}
+
 bool Commits::commit(const CommitContent& content, bool leaves) {
   Parts parts;
   std::exception_ptr error;
@@ -109,8 +132,12 @@ bool Commits::commit(const CommitContent& content, bool leaves) {
   } catch (const std::exception&) {
     error = std::current_exception();
   }
-  std::int64_t flags[] = {leaves, error != nullptr, are_kept() && !error && !fits(parts),
-                          parts.has_own};
+  const bool is_damaged = are_kept() && !are_intact();
+  if (is_damaged && local_.is_root())
+    log::warning("elastic: another program has removed or cut files in {}; they are made anew",
+                 generation_.string());
+  std::int64_t flags[] = {leaves, error != nullptr,
+                          are_kept() && !error && (is_damaged || !fits(parts)), parts.has_own};
   group_.all_reduce(at::from_blob(flags, {std::ssize(flags)}, at::kLong), Op::max, commit_call)
       .wait();
   if (flags[1] != 0)
@@ -149,6 +176,8 @@ void Commits::keep(Parts& parts, bool is_new) {
 void Commits::plan(const Parts& parts) {
   files_.clear();
   is_made_ = {};
+  text_ = {};
+  control_ = {};
   number_ = 0;
   sealed_.clear();
   for (const auto& [name, of_file] : parts.files) {

@@ -66,6 +66,7 @@ class Commits {
   [[nodiscard]] at::Tensor random_states();
   void keep_nothing(const std::string& why);
   [[nodiscard]] bool fits(const Parts& parts) const;
+  [[nodiscard]] bool are_intact() const;
   void keep(Parts& parts, bool is_new);
   void plan(const Parts& parts);
   void make_buffer(int buffer);
