@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <utility>
@@ -14,6 +15,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/fingerprint.h"
 #include "base/format.h"
 #include "sys/error_instead_of_signal.h"
 
@@ -26,33 +28,45 @@ fs::path folder_of(const fs::path& path) {
   return path.has_parent_path() ? path.parent_path() : fs::path(".");
 }
 
-// A new file beside `path` with the usual mode; its name goes to `name`. (mkstemp would make it
+// For a name that hardly any other file has; where the kernel gives no random bytes, by the clock.
+std::uint64_t number_of_no_other() {
+  std::uint64_t number = 0;
+  if (::getrandom(&number, sizeof(number), 0) == sizeof(number)) return number;
+  const auto now = std::chrono::steady_clock::now().time_since_epoch().count();
+  return combine_fingerprints(static_cast<std::uint64_t>(::getpid()),
+                              static_cast<std::uint64_t>(now));
+}
+
+// A new file beside `path`; its name goes to `name`. (mkstemp would make it
 // readable by its owner only.)
-FileDescriptor create_beside(const fs::path& path, std::string& name) {
+FileDescriptor create_beside(const fs::path& path, mode_t mode, std::string& name) {
   for (;;) {
-    std::uint64_t random = 0;
-    if (::getrandom(&random, sizeof(random), 0) != sizeof(random))
-      throw SystemError("getting random bytes", errno);
-    name = (folder_of(path) / formatted(".{}.{:016x}.partial", path.filename().string(), random))
+    name = (folder_of(path) /
+            formatted(".{}.{:016x}.partial", path.filename().string(), number_of_no_other()))
                .string();
-    FileDescriptor file(::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    FileDescriptor file(::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
     if (file) return file;
     if (errno != EEXIST) throw SystemError("creating a file beside " + path.string(), errno);
   }
 }
 
-void flush(int file, const std::string& name) {
-  // Some filesystems cannot flush folders and say EINVAL: there is nothing better to be done there.
-  if (::fsync(file) != 0 && errno != EINVAL && errno != EROFS)
-    throw SystemError("flushing " + name + " to disk", errno);
-}
-
 }  // namespace
+
+void flush_file(int file, std::string_view name) {
+  int result = 0;
+  while ((result = ::fsync(file)) != 0 && errno == EINTR) {
+  }
+  // Some file systems cannot flush folders, or anything: there is nothing better to be done there.
+  const bool is_impossible =
+      errno == EINVAL || errno == EROFS || errno == EOPNOTSUPP || errno == ENOSYS;
+  if (result != 0 && !is_impossible)
+    throw SystemError(formatted("flushing {} to disk", name), errno);
+}
 
 void flush_folder(const fs::path& folder) {
   FileDescriptor file(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!file) throw SystemError("opening folder " + folder.string(), errno);
-  flush(file.get(), folder.string());
+  flush_file(file.get(), folder.string());
 }
 
 std::string read_file(const fs::path& path) {
@@ -75,7 +89,7 @@ std::string read_file(const fs::path& path) {
   return content;
 }
 
-void make_directories(const fs::path& path) {
+void make_directories(const fs::path& path, mode_t mode) {
   std::vector<fs::path> missing;
   std::error_code error;
   for (fs::path folder = path; !folder.empty() && !fs::is_directory(folder, error);
@@ -84,9 +98,11 @@ void make_directories(const fs::path& path) {
     if (!folder.has_relative_path()) break;
   }
   for (auto folder = missing.rbegin(); folder != missing.rend(); ++folder) {
-    if (!fs::create_directory(*folder, error)) {
+    if (::mkdir(folder->c_str(), mode) != 0) {
+      const int problem = errno;
       // Another process may have made it meanwhile.
-      if (error) throw SystemError("making folder " + path.string(), error.value());
+      if (problem != EEXIST || !fs::is_directory(*folder, error))
+        throw SystemError("making folder " + path.string(), problem);
       continue;
     }
     flush_folder(folder_of(*folder));
@@ -99,8 +115,8 @@ void rename_durably(const fs::path& from, const fs::path& to) {
   flush_folder(folder_of(to));
 }
 
-AtomicFile::AtomicFile(fs::path path)
-    : path_(std::move(path)), file_(create_beside(path_, temporary_)) {}
+AtomicFile::AtomicFile(fs::path path, mode_t mode)
+    : path_(std::move(path)), file_(create_beside(path_, mode, temporary_)) {}
 
 AtomicFile::~AtomicFile() {
   if (file_) ::unlink(temporary_.c_str());
@@ -130,7 +146,7 @@ void AtomicFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes
 
 void AtomicFile::flush() {
   if (!file_) throw InvalidArgument("writing " + path_.string() + ": it is committed already");
-  sys::flush(file_.get(), path_.string());
+  flush_file(file_.get(), path_.string());
 }
 
 void AtomicFile::commit() {
@@ -148,8 +164,8 @@ void AtomicFile::write(const fs::path& path, std::string_view text) {
 }
 
 // Closed before it gets its name: a file server shows others what was written then.
-void AtomicFile::write_for_now(const fs::path& path, std::string_view text) {
-  AtomicFile file(path);
+void AtomicFile::write_for_now(const fs::path& path, std::string_view text, mode_t mode) {
+  AtomicFile file(path, mode);
   file.write(text);
   const int copy = ::fcntl(file.file_.get(), F_DUPFD_CLOEXEC, 0);
   if (copy < 0 || ::close(copy) != 0) throw SystemError("closing " + path.string(), errno);

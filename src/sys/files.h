@@ -11,14 +11,19 @@
 #include <string>
 #include <string_view>
 
+#include <sys/types.h>
+
 namespace lockstep::sys {
 
 // The whole content; also of files that do not know their size (/proc, pipes).
 [[nodiscard]] std::string read_file(const std::filesystem::path& path);
 
-// The folder and those above it, where they are missing; those that it makes last through a power
-// cut.
-void make_directories(const std::filesystem::path& path);
+// The folder and those above it, where they are missing; those that it makes, with this mode (less
+// the umask), last through a power cut.
+void make_directories(const std::filesystem::path& path, mode_t mode = 0777);
+
+// Brings an open file to the disk. File systems that cannot flush it are taken as they are.
+void flush_file(int file, std::string_view name);
 
 // Makes the names in it last through a power cut.
 void flush_folder(const std::filesystem::path& folder);
@@ -35,7 +40,8 @@ void rename_durably(const std::filesystem::path& from, const std::filesystem::pa
 // file of that name stays as it was.
 class AtomicFile {
  public:
-  explicit AtomicFile(std::filesystem::path path);
+  // `mode` less the umask is the file's.
+  explicit AtomicFile(std::filesystem::path path, mode_t mode = 0666);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
@@ -55,7 +61,8 @@ class AtomicFile {
   static void write(const std::filesystem::path& path, std::string_view text);
   // The same without waiting for the disk: whole for all who look, and also when this process is
   // killed, but not through a power cut.
-  static void write_for_now(const std::filesystem::path& path, std::string_view text);
+  static void write_for_now(const std::filesystem::path& path, std::string_view text,
+                            mode_t mode = 0666);
 
  private:
   std::filesystem::path path_;

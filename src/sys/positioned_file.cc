@@ -18,6 +18,12 @@
 namespace lockstep::sys {
 namespace {
 
+// By the file system, the kernel or a container, of any such call.
+bool is_refusal(int error) {
+  return error == EOPNOTSUPP || error == ENOSYS || error == EINVAL || error == EPERM ||
+         error == EACCES;
+}
+
 // An error number, or 0. Where space cannot be reserved the file only gets its length.
 int reserve_space(int file, std::uint64_t bytes) {
   if (bytes == 0) return 0;
@@ -27,7 +33,7 @@ int reserve_space(int file, std::uint64_t bytes) {
     result = ::fallocate(file, 0, 0, static_cast<off_t>(bytes));
   } while (result != 0 && errno == EINTR);
   if (result == 0) return 0;
-  if (errno != EOPNOTSUPP && errno != ENOSYS) return errno;
+  if (!is_refusal(errno)) return errno;
   return ::ftruncate(file, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
 }
 
@@ -63,9 +69,6 @@ void PositionedFile::write_at(std::uint64_t offset, std::span<const std::byte> b
   }
 }
 
-void PositionedFile::flush() {
-  if (::fsync(file_.get()) != 0 && errno != EINVAL && errno != EROFS)
-    throw SystemError("flushing " + path_.string() + " to disk", errno);
-}
+void PositionedFile::flush() { flush_file(file_.get(), path_.string()); }
 
 }  // namespace lockstep::sys

@@ -14,6 +14,8 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 
 namespace lockstep::sys {
 
@@ -140,13 +142,21 @@ std::string describe(ExitStatus status) {
 FileDescriptor open_pidfd(pid_t pid) {
   const long number = ::syscall(SYS_pidfd_open, pid, 0U);  // close-on-exec by itself
   if (number < 0)
-    throw SystemError("opening a descriptor of process " + std::to_string(pid), errno);
+    throw SystemError("watching process " + std::to_string(pid) +
+                          " (pidfd_open, which Linux has from 5.3 on and a container must allow)",
+                      errno);
   return FileDescriptor(static_cast<int>(number));
 }
 
-// The kernel looks at the descriptor first; signal 0 is none.
+// The kernel looks at the descriptor first; signal 0 is none. Where the call itself is refused, /proc
+// has the word: "anon_inode:[pidfd]", "pidfd:[4711]".
 bool is_pidfd(int number) {
-  return ::syscall(SYS_pidfd_send_signal, number, 0, nullptr, 0U) == 0 || errno != EBADF;
+  if (::syscall(SYS_pidfd_send_signal, number, 0, nullptr, 0U) == 0 || errno == ESRCH) return true;
+  if (errno == EBADF) return false;
+  std::error_code unknown;
+  const auto name =
+      std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(number), unknown);
+  return !unknown && name.string().find("pidfd") != std::string::npos && name.is_relative();
 }
 
 Process Process::spawn(const Command& command) {
@@ -172,7 +182,13 @@ Process Process::spawn(const Command& command) {
     throw SystemError("starting " + command.file + ": " + steps[failure->step],
                       failure->error_number);
   }
-  return Process(pid, open_pidfd(pid));
+  try {
+    return Process(pid, open_pidfd(pid));
+  } catch (const SystemError&) {
+    ::kill(pid, SIGKILL);
+    collect(pid);
+    throw;
+  }
 }
 
 std::optional<ExitStatus> Process::try_wait() {

@@ -5,11 +5,13 @@
 
 #include <lockstep/base/error.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstdlib>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -31,6 +33,19 @@ FileDescriptor nameless_file(const std::filesystem::path& folder) {
     }
   }
   throw SystemError("making a file in " + folder.string(), errno);
+}
+
+// For systems that refuse to reserve space. Returns an error number, or 0.
+int fill_with_zeros(int file, std::size_t bytes) {
+  const std::vector<std::byte> zeros(std::min<std::size_t>(bytes, 1 << 20));
+  for (std::size_t done = 0; done < bytes;) {
+    const std::size_t wanted = std::min(zeros.size(), bytes - done);
+    const ssize_t count = ::pwrite(file, zeros.data(), wanted, static_cast<off_t>(done));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return errno;
+    done += static_cast<std::size_t>(count);
+  }
+  return 0;
 }
 
 struct Pages {
@@ -61,7 +76,11 @@ ReservedFile::ReservedFile(const std::filesystem::path& folder, std::size_t byte
   FileDescriptor file = nameless_file(folder);
   if (bytes == 0) return;
   const ErrorInsteadOfSignal quiet(SIGXFSZ);
-  if (int error = ::posix_fallocate(file.get(), 0, static_cast<off_t>(bytes)); error != 0)
+  int error = ::posix_fallocate(file.get(), 0, static_cast<off_t>(bytes));
+  if (error == ENOSYS || error == EPERM || error == EACCES || error == EINVAL ||
+      error == EOPNOTSUPP)
+    error = fill_with_zeros(file.get(), bytes);
+  if (error != 0)
     throw SystemError("reserving " + std::to_string(bytes) + " bytes in " + folder.string(), error);
   void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
   if (memory == MAP_FAILED) throw SystemError("mapping a file in " + folder.string(), errno);

@@ -1,5 +1,6 @@
 #include "sys/file_lock.h"
 
+#include "support/denied_calls.h"
 #include "support/messages.h"
 #include "support/processes.h"
 #include "support/temporary_folder.h"
@@ -23,9 +24,6 @@
 #include <utility>
 #include <vector>
 
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -157,22 +155,10 @@ TEST(FileLock, ManyThreadsNeverHoldItTogether) {
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
-// Makes every flock() of this process fail as on a filesystem without locks.
-void refuse_locks() {
-  std::array<sock_filter, 4> program{
-      {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-       BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_flock, 0, 1),
-       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOLCK),
-       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)}};
-  const sock_fprog filter{.len = program.size(), .filter = program.data()};
-  ASSERT_EQ(::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-  ASSERT_EQ(::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter), 0);
-}
-
 TEST(FileLock, AFilesystemWithoutLocksIsSaid) {
   test::TemporaryFolder folder;
   test::expect_ranks(1, [&](int) {
-    refuse_locks();
+    ASSERT_TRUE(test::deny({"flock", SYS_flock, ENOLCK}));
     {
       FileLock lock(folder / "lock");
       EXPECT_EQ(lock.state(), State::impossible);

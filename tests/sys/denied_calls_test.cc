@@ -1,0 +1,209 @@
+// What this layer does with system calls that kernels, containers and file systems refuse: it does
+// without them, or says in one line what was refused, and leaves nothing behind.
+#include "support/denied_calls.h"
+
+#include "support/messages.h"
+#include "support/processes.h"
+#include "support/temporary_folder.h"
+#include "sys/affinity.h"
+#include "sys/file_lock.h"
+#include "sys/files.h"
+#include "sys/positioned_file.h"
+#include "sys/process.h"
+#include "sys/process_identity.h"
+#include "sys/reserved_file.h"
+#include "sys/shared_memory.h"
+#include "sys/sockets.h"
+
+#include <lockstep/base/error.h>
+
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace lockstep::sys {
+namespace {
+
+namespace fs = std::filesystem;
+using test::DeniedCall;
+
+// Runs `action` once for each of the calls, in a process where that call is refused. The action may
+// throw one of our errors, in one line; everything else is a failure.
+void expect_a_way_or_a_line(const std::vector<DeniedCall>& calls,
+                            const std::function<void(const fs::path& folder)>& action) {
+  for (const auto& call : calls) {
+    SCOPED_TRACE(call.text());
+    const test::TemporaryFolder folder;
+    test::expect_ranks(1, [&](int) {
+      if (!test::deny(call)) return;
+      try {
+        action(folder.path());
+      } catch (const Error& error) {
+        const std::string text = error.what();
+        EXPECT_EQ(text.find('\n'), std::string::npos) << text;
+        EXPECT_TRUE(test::contains(text, std::generic_category().message(call.error))) << text;
+      }
+    });
+  }
+}
+
+// The same, and the action must succeed.
+void expect_a_way(const std::vector<DeniedCall>& calls,
+                  const std::function<void(const fs::path& folder)>& action) {
+  expect_a_way_or_a_line(calls, [&](const fs::path& folder) {
+    EXPECT_EQ(test::message_of<Error>([&] { action(folder); }), "no error");
+  });
+}
+
+std::vector<fs::path> names_in(const fs::path& folder) {
+  std::vector<fs::path> names;
+  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename());
+  return names;
+}
+
+const std::vector<int> refusals{ENOSYS, EPERM, EACCES, EINVAL, EOPNOTSUPP};
+const std::vector<int> shortages{ENOMEM, EMFILE, ENFILE, EAGAIN, ENOSPC, EIO};
+
+std::vector<int> all_errors() {
+  auto all = refusals;
+  all.insert(all.end(), shortages.begin(), shortages.end());
+  return all;
+}
+
+TEST(DeniedCalls, FilesAppearAsAWholeOrNotAtAll) {
+  const auto calls = test::denied_calls({{"fsync", SYS_fsync, 0},
+                                         {"rename", SYS_rename, 0},
+                                         {"getrandom", SYS_getrandom, 0},
+                                         {"mkdir", SYS_mkdir, 0}},
+                                        all_errors());
+  expect_a_way_or_a_line(calls, [](const fs::path& folder) {
+    try {
+      make_directories(folder / "a" / "b");
+      AtomicFile::write(folder / "a" / "b" / "file", "words");
+      EXPECT_EQ(read_file(folder / "a" / "b" / "file"), "words");
+    } catch (const Error&) {
+      if (fs::exists(folder / "a" / "b"))
+        EXPECT_LE(names_in(folder / "a" / "b").size(), 1U) << "a temporary file is left";
+      throw;
+    }
+  });
+}
+
+TEST(DeniedCalls, FileSystemsThatCannotFlushOrMakeRandomNamesWillDo) {
+  const auto calls = test::denied_calls({{"fsync", SYS_fsync, 0}}, {EINVAL, EOPNOTSUPP, ENOSYS});
+  auto more = test::denied_calls({{"getrandom", SYS_getrandom, 0}}, refusals);
+  more.insert(more.end(), calls.begin(), calls.end());
+  expect_a_way(more, [](const fs::path& folder) {
+    AtomicFile::write(folder / "file", "words");
+    auto file = PositionedFile::create(folder / "other");
+    file.write_at(0, bytes_of("words"));
+    file.flush();
+    EXPECT_EQ(read_file(folder / "file"), read_file(folder / "other"));
+  });
+}
+
+TEST(DeniedCalls, SpaceThatCannotBeReservedIsTakenWhenItIsUsed) {
+  const auto calls = test::denied_calls({{"fallocate", SYS_fallocate, 0}}, refusals);
+  expect_a_way(calls, [](const fs::path& folder) {
+    auto file = PositionedFile::create(folder / "file");
+    file.reserve(4096);
+    file.write_at(4091, bytes_of("words"));
+    EXPECT_EQ(fs::file_size(folder / "file"), 4096U);
+    const ReservedFile reserved(folder, 8192);
+    reserved.data()[8191] = std::byte{7};
+    EXPECT_EQ(reserved.data()[0], std::byte{0});
+  });
+}
+
+TEST(DeniedCalls, AFullDiskIsAnErrorWhereSpaceIsReserved) {
+  const auto calls = test::denied_calls({{"fallocate", SYS_fallocate, 0}}, {ENOSPC, EDQUOT, EFBIG});
+  expect_a_way_or_a_line(calls, [](const fs::path& folder) {
+    EXPECT_THROW(PositionedFile::create(folder / "file").reserve(4096), SystemError);
+    EXPECT_THROW(ReservedFile(folder, 8192), SystemError);
+    PositionedFile::create(folder / "another").reserve(4096);
+  });
+}
+
+TEST(DeniedCalls, AFileSystemWithoutLocksIsSaidToBeOne) {
+  const auto calls =
+      test::denied_calls({{"flock", SYS_flock, 0}}, {ENOSYS, EPERM, EINVAL, EOPNOTSUPP, ENOLCK});
+  expect_a_way(calls, [](const fs::path& folder) {
+    const FileLock lock(folder / "lock");
+    EXPECT_EQ(lock.state(), FileLock::State::impossible);
+    EXPECT_FALSE(lock.about().empty());
+  });
+}
+
+TEST(DeniedCalls, SharedMemoryThatCannotBeMadeIsOneLine) {
+  const auto calls = test::denied_calls({{"memfd_create", SYS_memfd_create, 0},
+                                         {"ftruncate", SYS_ftruncate, 0},
+                                         {"madvise", SYS_madvise, 0}},
+                                        all_errors());
+  expect_a_way_or_a_line(calls, [](const fs::path&) {
+    const auto memory = SharedMemory::create("test", 1 << 20);
+    memory.keep_from_children();
+    memory.data()[5] = std::byte{1};
+    static_cast<void>(memory.punch(0, 4096));
+    static_cast<void>(memory.reserve(0, 4096));
+  });
+}
+
+// A process that cannot be watched must not be left running.
+TEST(DeniedCalls, AProgramThatCannotBeWatchedIsNotLeftRunning) {
+  const auto calls = test::denied_calls({{"pidfd_open", SYS_pidfd_open, 0}}, {ENOSYS, EMFILE});
+  expect_a_way_or_a_line(calls, [](const fs::path& folder) {
+    const auto written = folder / "written";
+    const Command command{.file = "/bin/sh",
+                          .arguments = {"sh", "-c", "sleep 1; echo > " + written.string()},
+                          .environment = {"PATH=/usr/bin:/bin"}};
+    try {
+      static_cast<void>(Process::spawn(command).wait(Deadline::after(std::chrono::seconds(10))));
+    } catch (const SystemError& error) {
+      ::sleep(2);
+      EXPECT_FALSE(fs::exists(written)) << "it ran on";
+      EXPECT_TRUE(test::contains(error.what(), "pidfd_open")) << error.what();
+      throw;
+    }
+  });
+}
+
+// The program of a rank may have closed that descriptor, and opened another file under its number.
+TEST(DeniedCalls, AnOrdinaryFileIsNotTakenForAProcess) {
+  const auto calls = test::denied_calls({{"pidfd_send_signal", SYS_pidfd_send_signal, 0}},
+                                        {ENOSYS, EPERM, EINVAL});
+  expect_a_way(calls, [](const fs::path& folder) {
+    const auto file = PositionedFile::create(folder / "file");
+    const FileDescriptor other(::dup(STDIN_FILENO));
+    EXPECT_FALSE(is_pidfd(other.get()));
+    EXPECT_FALSE(is_pidfd(900));
+    EXPECT_TRUE(is_pidfd(open_pidfd(::getpid()).get()));
+  });
+}
+
+TEST(DeniedCalls, ProgramsAreStartedWithoutClosingManyDescriptorsAtOnce) {
+  const auto calls =
+      test::denied_calls({{"close_range", SYS_close_range, 0}}, {ENOSYS, EPERM, EINVAL});
+  expect_a_way(calls, [](const fs::path&) {
+    const Command command{.file = "/bin/true", .arguments = {"true"}, .environment = {}};
+    const auto status = Process::spawn(command).wait(Deadline::after(std::chrono::seconds(10)));
+    ASSERT_TRUE(status.has_value());
+    EXPECT_TRUE(status->success());
+  });
+}
+
+TEST(DeniedCalls, CoresThatCannotBeAskedForAreOneLine) {
+  const auto calls = test::denied_calls({{"sched_getaffinity", SYS_sched_getaffinity, 0},
+                                         {"sched_setaffinity", SYS_sched_setaffinity, 0}},
+                                        all_errors());
+  expect_a_way_or_a_line(calls, [](const fs::path&) { run_on_cores(allowed_cores()); });
+}
+
+}  // namespace
+}  // namespace lockstep::sys
