@@ -69,10 +69,22 @@ store::Message TcpStore::Connection::call(store::Message request, Deadline deadl
 }
 
 void TcpStore::Connection::call_on_each_connection(store::Message request) {
-  std::string key = request.parts.at(0), kept = store::encode(request);
-  call(std::move(request), Deadline::after(call_timeout()));
+  const std::string key = request.parts.at(0);
+  std::optional<std::string> before = keep(key, store::encode(request));
+  try {
+    call(std::move(request), Deadline::after(call_timeout()));
+  } catch (...) {
+    (void)keep(key, std::move(before));
+    throw;
+  }
+}
+
+std::optional<std::string> TcpStore::Connection::keep(const std::string& key,
+                                                      std::optional<std::string> message) {
   const Lock sending(sending_);
-  on_each_connection_.insert_or_assign(std::move(key), std::move(kept));
+  auto before = on_each_connection_.extract(key);
+  if (message) on_each_connection_.emplace(key, *std::move(message));
+  return before.empty() ? std::nullopt : std::optional(std::move(before.mapped()));
 }
 
 TcpStore::Connection::Call TcpStore::Connection::begin(std::uint64_t id, std::string request) {

@@ -38,7 +38,8 @@ class TcpStore::Connection {
   // Sends a request and blocks until its reply, which has Code::done. Timeout at the deadline, or
   // when the server says that keys did not come; BadInput when it refuses the request.
   store::Message call(store::Message request, Deadline deadline);
-  // The same for a request that every new connection begins with.
+  // The same for a request that every new connection begins with, also one that is made before the
+  // reply is there. A request that failed is forgotten, and the one before it counts again.
   void call_on_each_connection(store::Message request);
 
   // Every call throws from now on, those that wait too.
@@ -54,6 +55,8 @@ class TcpStore::Connection {
   using Call = std::shared_ptr<store::WaitingCall>;
 
   void connect(Deadline deadline);
+  // What every new connection says under this key, from now on; returns what it said before.
+  std::optional<std::string> keep(const std::string& key, std::optional<std::string> message);
   void try_once(Deadline deadline);
   void begin_session(store::FrameReader& frames, Deadline deadline) LOCKSTEP_REQUIRES(sending_);
   void repair(Deadline deadline);
