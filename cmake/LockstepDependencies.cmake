@@ -13,7 +13,7 @@ if(LOCKSTEP_LIBTORCH)
   find_package(ZLIB REQUIRED)
   pkg_check_modules(tomlplusplus REQUIRED IMPORTED_TARGET tomlplusplus)
   # Its C++ interface changes from one minor version to the next: only those that are tried are taken.
-  find_package(LibTorch 2.11...<2.14 REQUIRED)
+  find_package(LibTorch 2.11...<2.16 REQUIRED)
   # An engine that cannot be built here is a file no_<engine>.cc in the place of <engine>.cc.
   set(_lockstep_absent_engines "")
   # Gloo lives in libtorch_cpu; its headers (Debian's libgloo-dev) are needed to compile against it, nothing is linked.

@@ -80,7 +80,7 @@ if spec is None:
     sys.exit(1)
 folder = pathlib.Path(spec.submodule_search_locations[0])
 version = re.search(r"__version__ = '(\d+)\.(\d+)", (folder / "version.py").read_text())
-if version is None or not (2, 11) <= (int(version[1]), int(version[2])) <= (2, 13):
+if version is None or not (2, 11) <= (int(version[1]), int(version[2])) <= (2, 15):
     sys.exit(1)
 print(folder)
 PY
