@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "base/visible.h"
+#include "checkpoint/chunk_cover.h"
 #include "checkpoint/dicts.h"
 #include "checkpoint/torch_dtypes.h"
 #include "checkpoint/torch_values.h"
@@ -130,22 +131,6 @@ std::string shown_part(const std::string& name, const std::vector<std::int64_t>&
   return formatted("'{}' at [{}]", visible(name), listed(offsets, ", "));
 }
 
-// Boxes that lie in the tensor, do not overlap, and have as many elements as it.
-void check_cover(const std::string& name, const DistributedFolder::Entry& entry) {
-  const Box whole = layout::box_of(entry.sizes);
-  std::int64_t covered = 0;
-  for (std::size_t i = 0; i < entry.chunks.size(); ++i) {
-    const Box& box = entry.chunks[i].box;
-    covered += layout::numel_of(box);
-    for (std::size_t j = 0; j < i; ++j)
-      check_input(layout::intersect(box, entry.chunks[j].box).empty(),
-                  "parts {} and {} of '{}' overlap", layout::describe(entry.chunks[j].box),
-                  layout::describe(box), visible(name));
-  }
-  check_input(covered == layout::numel_of(whole), "the parts of '{}' have {} elements, expected {}",
-              visible(name), covered, layout::numel_of(whole));
-}
-
 DistributedFolder::Entry tensor_entry(const Pickle& pickle, const std::string& name, Ref object) {
   const Attributes tensor(pickle, object, tensor_class);
   DistributedFolder::Entry entry{.is_tensor = true,
@@ -157,6 +142,7 @@ DistributedFolder::Entry tensor_entry(const Pickle& pickle, const std::string& n
                                  .path = {}};
   (void)checked_bytes(entry.sizes, entry.dtype);
   const std::vector<Ref>& chunks = pickle[tensor.at("chunks", Kind::list)].items;
+  std::vector<Box> boxes;
   check_input(chunks.size() <= most_chunks, "'{}': expected at most {} parts, found {}",
               visible(name), most_chunks, chunks.size());
   for (const Ref chunk : chunks) {
@@ -173,9 +159,10 @@ DistributedFolder::Entry tensor_entry(const Pickle& pickle, const std::string& n
     if (found.empty())
       entry.empty.insert(found.offsets);
     else
-      entry.chunks.push_back({found, {}});
+      boxes.push_back(found);
   }
-  check_cover(name, entry);
+  check_cover(name, entry.sizes, boxes);
+  for (Box& box : boxes) entry.chunks.push_back({std::move(box), {}});
   return entry;
 }
 
@@ -258,8 +245,11 @@ void DistributedFolder::read_paths(const Pickle& pickle, Ref metadata) {
     const std::vector<Ref>& items = pickle[*paths].items;
     for (std::size_t i = 0; i + 1 < items.size(); i += 2) {
       const auto entry = entries_.find(std::string(pickle[items[i]].text));
-      check_input(entry != entries_.end() && pickle[items[i + 1]].kind == Kind::tuple,
+      check_input(entry != entries_.end() && entry->second.path.empty() &&
+                      pickle[items[i + 1]].kind == Kind::tuple &&
+                      !pickle[items[i + 1]].items.empty(),
                   "expected the paths of entries, found others");
+      in_order_.push_back(&*entry);
       for (const Ref key : pickle[items[i + 1]].items) {
         const Pickle::Node& node = pickle[key];
         check_input(node.kind == Kind::text || node.kind == Kind::integer,
@@ -270,8 +260,11 @@ void DistributedFolder::read_paths(const Pickle& pickle, Ref metadata) {
       }
     }
   }
-  for (auto& [name, entry] : entries_)
-    if (entry.path.empty()) entry.path.emplace_back(name);
+  for (auto& item : entries_) {
+    if (!item.second.path.empty()) continue;
+    item.second.path.emplace_back(item.first);
+    in_order_.push_back(&item);
+  }
 }
 
 void DistributedFolder::check_complete() const {
@@ -350,7 +343,8 @@ c10::IValue with_lists(const c10::IValue& value) {
 c10::IValue read_distributed_checkpoint(const fs::path& folder, TorchReading how) {
   const DistributedFolder from(folder, how);
   Dict all = empty_dict();
-  for (const auto& [name, entry] : from.entries()) {
+  for (const auto* item : from.in_order()) {
+    const auto& [name, entry] = *item;
     check_input(entry.path.size() <= 32, "{}: '{}' nests deeper than 32", folder.string(),
                 visible(name));
     Dict place = all;

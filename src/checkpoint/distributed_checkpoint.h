@@ -40,10 +40,19 @@ class DistributedFolder {
     std::vector<c10::IValue> path;  // keys that lead to it: texts, and whole numbers in lists
   };
 
+  using Entries = std::map<std::string, Entry>;
+
   // Reads and checks .metadata; BadInput and SystemError name the file.
   DistributedFolder(std::filesystem::path folder, TorchReading how);
+  DistributedFolder(const DistributedFolder&) = delete;
+  DistributedFolder& operator=(const DistributedFolder&) = delete;
 
-  [[nodiscard]] const std::map<std::string, Entry>& entries() const { return entries_; }
+  [[nodiscard]] const Entries& entries() const { return entries_; }
+  // The same in the order of the state_dict that was saved. PyTorch's planner keeps it in
+  // planner_data; the order of state_dict_metadata also depends on which rank wrote a tensor.
+  [[nodiscard]] const std::vector<const Entries::value_type*>& in_order() const {
+    return in_order_;
+  }
 
   // A whole tensor, put together; or what else was saved there. BadInput and SystemError name the
   // file.
@@ -61,7 +70,8 @@ class DistributedFolder {
 
   const std::filesystem::path folder_;
   const TorchReading how_;
-  std::map<std::string, Entry> entries_;
+  Entries entries_;
+  std::vector<const Entries::value_type*> in_order_;
   mutable std::map<std::string, std::shared_ptr<const TorchSource>> files_;
 };
 

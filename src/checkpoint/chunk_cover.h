@@ -1,0 +1,22 @@
+// Parts of one tensor that lie in different files.
+#pragma once
+
+#include <lockstep/layout/box.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+namespace lockstep::checkpoint {
+
+// Throws BadInput, with `name`, unless each element of a tensor of `sizes` is in one of `boxes`,
+// none of which may be empty or reach beyond the tensor.
+//
+// Sweeps along one dim and compares only boxes that overlap in it: the dim with the fewest such
+// pairs, which has none if the tensor is divided along one dim. Returns how many pairs were
+// compared.
+std::size_t check_cover(const std::string& name, std::span<const std::int64_t> sizes,
+                        std::span<const layout::Box> boxes);
+
+}  // namespace lockstep::checkpoint
