@@ -144,10 +144,33 @@ assert config["num_key_value_heads"] == 1 and config["num_attention_heads"] == 2
   EXPECT_TRUE(std::filesystem::exists(folder_ / "copy/config.json"));
 }
 
+// get_extra_state() of a module may be any value.
+TEST_F(Converted, ExtraStateOfModulesIsLeftOut) {
+  expect_python(R"(
+class Extra(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.l = torch.nn.Linear(2, 2)
+    def get_extra_state(self):
+        return {"amax": torch.ones(2), "steps": 3}
+model = torch.nn.Sequential(Extra(), torch.nn.Linear(2, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=.1, momentum=.9)
+model[1](model[0].l(torch.ones(2))).sum().backward()
+optimizer.step()
+torch.save(model.state_dict(), "bare.pt")
+torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "both.pt")
+)");
+  expect("convert bare.pt a.safetensors", 0,
+         {"in 4 tensors, from a file of torch.save(); what is not of the model was left out"});
+  expect("convert both.pt b.safetensors", 0, {"in 4 tensors"});
+  expect("diff a.safetensors b.safetensors", 0, {"the same 4 tensors"});
+  expect("convert both.pt run/step-00000001", 0, {"in 4 tensors"});
+}
+
 TEST_F(Converted, MistakesAreOneLine) {
   expect_python(R"(
 torch.save({"net": {"w": torch.ones(2)}, "ema": {"w": torch.zeros(2)}}, "two.pt")
-torch.save({"model": {"w": torch.ones(2), "v": torch.ones(3)},
+torch.save({"model": {"w": torch.ones(2), "v": torch.ones(2)},
             "optimizer": {"state": {0: {"exp_avg": torch.ones(2)}},
                           "param_groups": [{"params": [0]}]}}, "few.pt")
 torch.save({"epoch": 3}, "none.pt")
@@ -170,7 +193,8 @@ torch.save({"model": layer.state_dict(), "optimizer": adamax.state_dict()}, "ada
   expect("convert two.pt a.safetensors --model-key nett", 1,
          {"has no model at 'nett', but ema net"});
   expect("convert two.pt a.safetensors --model-key ema", 0, {"in 1 tensors"});
-  expect("convert few.pt run/step-00000001", 1, {"their names cannot be known"});
+  expect("convert few.pt run/step-00000001", 1,
+         {"for 1 of them; the model has 2 such tensors: say by --parameters FILE"});
   expect("convert two.pt two.pt", 1, {"expected two places"});
   expect("convert nowhere a.pt", 1, {"nowhere: "});
   expect("convert two.pt", 2, {"convert: expected two paths, found 1"});

@@ -258,6 +258,10 @@ int main(int count, char** arguments) {
                 text_into(chosen.convert.source.model_key));
     options.add({"optimizer-key", "KEY", "convert: where FROM has the optimizer's"},
                 text_into(chosen.convert.source.optimizer_key));
+    options.add({"parameters", "FILE",
+                 "convert: names of the optimizer's parameters, one on each line, in the order of "
+                 "its groups"},
+                text_into(chosen.convert.source.parameters));
     options.add(
         {"shard-bytes", "N", "convert: bytes of tensors in one file of a folder", "5000000000"},
         number_into(chosen.convert.shard_bytes, 1, INT64_MAX));

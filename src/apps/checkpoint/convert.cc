@@ -99,8 +99,12 @@ void write_folder(const fs::path& from, const fs::path& to, const Source& source
     checkpoint::write_weight_folder(to, source.model, metadata_of(source), how, source.config);
 }
 
-std::string left_out(const Source& source, Target target) {
-  if (target == Target::torch_file || target == Target::step) return {};
+std::string remarks_on(const Source& source, Target target) {
+  if (target == Target::torch_file) return {};
+  if (target == Target::step) {
+    if (source.optimizer.empty()) return "; without a state of an optimizer";
+    return source.assumed.empty() ? "" : "; " + source.assumed;
+  }
   if (source.has_more) return "; what is not of the model was left out";
   return source.optimizer.empty() ? "" : "; the optimizer's state was left out";
 }
@@ -117,7 +121,7 @@ std::string convert(const fs::path& from, const fs::path& to, ConvertOptions opt
               : target == Target::step ? "nothing"
                                        : "a file or nothing",
               fs::is_directory(to) ? "a folder" : "a file");
-  options.source.with_optimizer = target == Target::step;
+  options.source.for_checkpoint = target == Target::step;
   const Source source = source_at(from, options.source);
   check_input(!source.model.empty(), "{}: has no tensors", from.string());
   if (target == Target::safetensors) {
@@ -135,7 +139,7 @@ std::string convert(const fs::path& from, const fs::path& to, ConvertOptions opt
   for (const auto& [name, tensor] : source.model) bytes += tensor.bytes();
   return formatted("{}: {} of the model in {} tensors, from {}{}\n", to.string(),
                    format_bytes(static_cast<std::int64_t>(bytes)), source.model.size(), source.kind,
-                   left_out(source, target));
+                   remarks_on(source, target));
 }
 
 }  // namespace lockstep::apps

@@ -46,7 +46,8 @@ Source of_checkpoint(const fs::path& folder) {
                 .training = checkpoint::read_training_state(folder),
                 .config = {},
                 .has_more = false,
-                .value = nullptr};
+                .value = nullptr,
+                .assumed = {}};
   const std::string optimizer = checkpoint::optimizer_file;
   if (fs::exists(folder / optimizer) || fs::exists(folder / (optimizer + ".index.json")))
     source.optimizer = sources_in(std::make_shared<const WeightFiles>(folder, optimizer));
@@ -62,7 +63,8 @@ Source of_weights(const fs::path& folder) {
                 .training = {},
                 .config = {},
                 .has_more = false,
-                .value = nullptr};
+                .value = nullptr,
+                .assumed = {}};
   if (fs::exists(folder / "config.json"))
     source.config = sys::read_plain_file(folder / "config.json", most_config_bytes);
   return source;
@@ -77,15 +79,19 @@ Source of_safetensors(const fs::path& path) {
           .training = {},
           .config = {},
           .has_more = false,
-          .value = nullptr};
+          .value = nullptr,
+          .assumed = {}};
 }
 
 // The places of model and optimizer in a nest of dicts.
 void divide(const StateDicts& all, const SourceOptions& options, Source& source) {
   const std::string model = all.model_place(options.model_key);
   source.model = all.tensors_below(model);
-  source.has_more = !model.empty();
-  if (options.with_optimizer) source.optimizer = all.optimizer_state(options.optimizer_key, model);
+  source.has_more = !model.empty() || all.has_extra_state();
+  if (!options.for_checkpoint) return;
+  for (const std::string& name : all.tied_below(model)) source.model.erase(name);
+  source.optimizer =
+      all.optimizer_state(options.optimizer_key, model, options.parameters, source.assumed);
 }
 
 Source of_torch_file(const fs::path& path, const SourceOptions& options) {
@@ -97,7 +103,8 @@ Source of_torch_file(const fs::path& path, const SourceOptions& options) {
                 .training = {},
                 .config = {},
                 .has_more = false,
-                .value = [value] { return c10::IValue(value); }};
+                .value = [value] { return c10::IValue(value); },
+                .assumed = {}};
   divide(StateDicts(path, value), options, source);
   return source;
 }
@@ -112,7 +119,8 @@ Source of_distributed(const fs::path& folder, const SourceOptions& options) {
                 .training = {},
                 .config = {},
                 .has_more = false,
-                .value = [folder] { return checkpoint::read_distributed_checkpoint(folder); }};
+                .value = [folder] { return checkpoint::read_distributed_checkpoint(folder); },
+                .assumed = {}};
   divide(StateDicts(folder, from), options, source);
   return source;
 }

@@ -27,14 +27,17 @@ struct Source {
   bool has_more = false;              // than model and optimizer
   // All of it as one value, where it is that of PyTorch; null: there is none.
   std::function<c10::IValue()> value;
+  std::string assumed;  // for messages: of how names were found
 };
 
 struct SourceOptions {
   std::string model_key;      // where the model's state_dict is: "model"; empty: found out
   std::string optimizer_key;  // the same of the optimizer's
-  // Whether the optimizer's state is asked for: in files of torch.save() it may have numbers in
-  // the place of names, which the order of the model's tensors does not always give back.
-  bool with_optimizer = false;
+  // A file with the names of the optimizer's parameters, one on each line, in the order of its
+  // groups; empty: the names in FROM, or the order of the model's tensors.
+  std::string parameters;
+  // For a checkpoint of ours: with the optimizer's state, and tied tensors once.
+  bool for_checkpoint = false;
 };
 
 // BadInput and SystemError name the file: the folder of a run or of a checkpoint, a safetensors

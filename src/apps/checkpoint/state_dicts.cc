@@ -2,13 +2,17 @@
 
 #include "base/check.h"
 #include "base/format.h"
+#include "base/text.h"
 #include "base/visible.h"
+#include "sys/plain_file.h"
 
 #include <ATen/core/Dict.h>
 #include <ATen/ops/scalar_tensor.h>
 
 #include <algorithm>
 #include <set>
+#include <span>
+#include <string_view>
 #include <utility>
 
 namespace lockstep::apps {
@@ -32,10 +36,48 @@ bool is_number(const std::string& text) {
          std::ranges::all_of(text, [](char letter) { return letter >= '0' && letter <= '9'; });
 }
 
-// What modules of PyTorch register as buffers, and an optimizer never has.
-bool is_buffer(const std::string& name) {
-  return name.ends_with("running_mean") || name.ends_with("running_var") ||
-         name.ends_with("num_batches_tracked");
+// The components of `path` behind `place`; nothing if it does not lie below `place`.
+std::optional<std::span<const std::string>> below(const std::vector<std::string>& path,
+                                                  const std::string& place) {
+  std::string front;
+  for (std::size_t i = 0; i < path.size() && front.size() < place.size(); ++i) {
+    front += (i > 0 ? "." : "") + path[i];
+    if (front == place && i + 1 < path.size()) return std::span(path).subspan(i + 1);
+  }
+  return std::nullopt;
+}
+
+// The statistics of a BatchNorm or InstanceNorm, which no optimizer has.
+bool is_statistic(const std::string& name, const std::set<std::string>& names) {
+  constexpr std::string_view count = "num_batches_tracked";
+  for (const std::string_view end :
+       {std::string_view("running_mean"), std::string_view("running_var")})
+    if (name.ends_with(end) &&
+        names.contains(name.substr(0, name.size() - end.size()) + std::string(count)))
+      return true;
+  return false;
+}
+
+// Returns true for a value that get_extra_state() of a module returned, or a part of it.
+bool is_extra_state(const std::vector<std::string>& path) {
+  return std::ranges::any_of(path, [](const std::string& key) {
+    return key == "_extra_state" || key.ends_with("._extra_state");
+  });
+}
+
+// One name on each line; empty lines at the end are passed over.
+std::vector<std::string> lines_of(const std::filesystem::path& file) {
+  constexpr std::uint64_t most_bytes = 64 << 20;
+  std::string text = sys::read_plain_file(file, most_bytes);
+  std::erase(text, '\r');
+  while (text.ends_with('\n')) text.pop_back();
+  std::vector<std::string> lines;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    lines.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return lines;
 }
 
 // `step` as a checkpoint has it.
@@ -55,9 +97,9 @@ StateDicts::StateDicts(std::filesystem::path path, const c10::IValue& value)
 StateDicts::StateDicts(std::filesystem::path path,
                        const std::shared_ptr<const checkpoint::DistributedFolder>& folder)
     : path_(std::move(path)) {
-  for (const auto& item : folder->entries()) {
-    const auto* entry = &item.second;
-    Leaf leaf{{}, {}, [folder, entry] { return folder->value(*entry); }};
+  for (const auto* item : folder->in_order()) {
+    const auto* entry = &item->second;
+    Leaf leaf{{}, {}, [folder, entry] { return folder->value(*entry); }, {}};
     for (const c10::IValue& key : entry->path) leaf.path.push_back(key_text(key));
     if (entry->is_tensor)
       leaf.tensor = checkpoint::TensorSource{entry->dtype, entry->sizes,
@@ -89,11 +131,17 @@ void StateDicts::add(std::vector<std::string> path, const c10::IValue& value) {
     }
     return;
   }
-  Leaf leaf{std::move(path), {}, [value] { return value; }};
-  if (value.isTensor())
-    leaf.tensor =
-        checkpoint::TensorSource{value.toTensor().scalar_type(), value.toTensor().sizes().vec(),
-                                 [tensor = value.toTensor()] { return tensor; }};
+  Leaf leaf{std::move(path), {}, [value] { return value; }, {}};
+  if (value.isTensor()) {
+    const at::Tensor tensor = value.toTensor();
+    leaf.tensor = checkpoint::TensorSource{tensor.scalar_type(), tensor.sizes().vec(),
+                                           [tensor] { return tensor; }};
+    if (tensor.numel() > 0)
+      leaf.memory =
+          formatted("{} {} [{}] [{}]", reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr()),
+                    c10::toString(tensor.scalar_type()), listed(tensor.sizes(), ","),
+                    listed(tensor.strides(), ","));
+  }
   leaves_.push_back(std::move(leaf));
 }
 
@@ -134,12 +182,13 @@ std::string StateDicts::model_place(const std::string& key) const {
         "{}: has no tensors", path_.string());
     check_input(std::ranges::none_of(leaves_, [](const Leaf& leaf) { return leaf.path.empty(); }),
                 "{}: expected a state_dict, found a tensor without a name", path_.string());
-    check_input(
-        !leaves_.empty() &&
-            std::ranges::all_of(
-                leaves_, [](const Leaf& leaf) { return leaf.path.size() == 1 && leaf.tensor; }),
-        "{}: which of these is the model's state_dict? Say --model-key KEY: {}", path_.string(),
-        tops());
+    check_input(std::ranges::all_of(leaves_,
+                                    [](const Leaf& leaf) {
+                                      return (leaf.path.size() == 1 && leaf.tensor) ||
+                                             is_extra_state(leaf.path);
+                                    }),
+                "{}: which of these is the model's state_dict? Say --model-key KEY: {}",
+                path_.string(), tops());
   }
   return place;
 }
@@ -150,90 +199,153 @@ checkpoint::TensorSources StateDicts::tensors_below(const std::string& place) co
   for (const Leaf& leaf : leaves_) {
     const std::string name = joined(leaf.path);
     if (!leaf.tensor || !name.starts_with(prefix)) continue;
+    if (is_extra_state(leaf.path) && !name.ends_with("_extra_state")) continue;
     check_input(tensors.emplace(name.substr(prefix.size()), *leaf.tensor).second,
                 "{}: two tensors of name '{}'", path_.string(), visible(name));
   }
   return tensors;
 }
 
-std::vector<std::string> StateDicts::texts_at(const std::vector<std::string>& path) const {
-  std::vector<std::string> texts;
-  for (const Leaf& leaf : leaves_) {
-    if (leaf.path != path) continue;
-    const c10::IValue value = leaf.value();
-    if (!value.isList()) continue;
-    for (const c10::IValue& item : value.toListRef())
-      if (item.isInt() || item.isString()) texts.push_back(key_text(item));
-  }
-  return texts;
+std::set<std::string> StateDicts::tied_below(const std::string& model) const {
+  std::set<std::string> memories, tied;
+  const std::string prefix = model.empty() ? "" : model + ".";
+  for (const Leaf& leaf : leaves_)
+    if (const std::string name = joined(leaf.path);
+        !leaf.memory.empty() && name.starts_with(prefix) && !memories.insert(leaf.memory).second)
+      tied.insert(name.substr(prefix.size()));
+  return tied;
 }
 
-std::map<std::string, std::string> StateDicts::names_of_numbers(const std::string& optimizer,
-                                                                const std::string& model) const {
-  std::vector<std::string> numbers, names;
-  for (int group = 0;; ++group) {
-    const std::vector<std::string> at{optimizer, "param_groups", formatted("{}", group)};
-    auto member = [&](const char* name) {
-      std::vector<std::string> path = at;
-      path.emplace_back(name);
-      return texts_at(path);
-    };
-    const std::vector<std::string> params = member("params"), named = member("param_names");
-    if (params.empty()) break;
-    numbers.insert(numbers.end(), params.begin(), params.end());
-    names.insert(names.end(), named.begin(), named.end());
+bool StateDicts::has_extra_state() const {
+  return std::ranges::any_of(leaves_, [](const Leaf& leaf) { return is_extra_state(leaf.path); });
+}
+
+StateDicts::Numbered StateDicts::numbered(const std::string& optimizer) const {
+  std::map<std::pair<std::int64_t, std::string>, const Leaf*> members;  // of groups
+  for (const Leaf& leaf : leaves_)
+    if (const auto rest = below(leaf.path, optimizer);
+        rest && rest->size() == 3 && (*rest)[0] == "param_groups")
+      if (const auto group = parse_integer((*rest)[1])) members[{*group, (*rest)[2]}] = &leaf;
+  Numbered found;
+  for (const auto& [place, leaf] : members) {
+    const auto& [group, member] = place;
+    if (member != "params" && member != "param_names") continue;
+    const c10::IValue value = leaf->value();
+    check_input(value.isList(), "{}: '{}': expected a list, found {}", path_.string(),
+                visible(joined(leaf->path)), value.tagKind());
+    for (const c10::IValue& item : value.toListRef()) {
+      check_input(item.isInt() || item.isString(),
+                  "{}: '{}': expected numbers or names of parameters, found {}", path_.string(),
+                  visible(joined(leaf->path)), item.tagKind());
+      if (member == "params")
+        found.parameters.push_back({key_text(item), static_cast<std::size_t>(group), {}});
+      else
+        found.names.push_back(key_text(item));
+    }
   }
-  if (numbers.empty()) return {};                                 // a state by names alone
-  if (std::ranges::none_of(numbers, is_number)) names = numbers;  // names already
-  if (names.empty()) {
-    const std::string prefix = model.empty() ? "" : model + ".";
-    for (const Leaf& leaf : leaves_)
-      if (const std::string name = joined(leaf.path);
-          leaf.tensor && name.starts_with(prefix) && !is_buffer(name))
-        names.push_back(name.substr(prefix.size()));
-  }
-  check_input(names.size() == numbers.size(),
-              "{}: the optimizer has {} parameters by number, the model {} tensors that may be "
-              "these: their names cannot be known (an optimizer that is made from "
-              "named_parameters() saves them)",
-              path_.string(), numbers.size(), names.size());
-  std::map<std::string, std::string> found;
-  for (std::size_t i = 0; i < numbers.size(); ++i) found.emplace(numbers[i], names[i]);
   return found;
 }
 
-checkpoint::TensorSources StateDicts::optimizer_state(const std::string& key,
-                                                      const std::string& model) const {
-  const std::string place = find_place(
-      key, {"optimizer", "optim", "optimizer_state_dict", "optimizer_state"}, "optimizer");
-  checkpoint::TensorSources state;
-  if (place.empty()) return state;
-  const std::map<std::string, std::string> names = names_of_numbers(place, model);
+// A state that has a parameter's sizes in one field has them in all, but for single numbers.
+void StateDicts::add_sizes(const std::string& optimizer,
+                           std::vector<NumberedParameter>& parameters) const {
+  std::map<std::string, NumberedParameter*> by_number;
+  for (NumberedParameter& parameter : parameters) by_number.emplace(parameter.number, &parameter);
+  std::set<std::string> differ;
   for (const Leaf& leaf : leaves_) {
-    if (leaf.path.size() < 4 || leaf.path[0] != place || leaf.path[1] != "state") continue;
-    const std::string field = leaf.path.back();
-    const std::string parameter = joined({leaf.path.begin() + 2, leaf.path.end() - 1});
+    const auto rest = below(leaf.path, optimizer);
+    if (!rest || rest->size() != 3 || (*rest)[0] != "state" || !leaf.tensor) continue;
+    const auto found = by_number.find((*rest)[1]);
+    if ((*rest)[2] == "step" || found == by_number.end()) continue;
+    std::optional<TensorSizes>& sizes = found->second->sizes;
+    if (sizes && !sizes->empty() && !leaf.tensor->sizes.empty() && *sizes != leaf.tensor->sizes)
+      differ.insert(found->first);
+    if (!sizes || sizes->empty()) sizes = leaf.tensor->sizes;
+  }
+  for (const std::string& number : differ) by_number.at(number)->sizes.reset();
+}
+
+std::vector<NamedSizes> StateDicts::parameters_of(const std::string& model) const {
+  std::set<std::string> names;
+  for (const Leaf& leaf : leaves_) names.insert(joined(leaf.path));
+  std::vector<NamedSizes> found;
+  const std::set<std::string> tied = tied_below(model);
+  const std::string prefix = model.empty() ? "" : model + ".";
+  for (const Leaf& leaf : leaves_) {
+    const std::string name = joined(leaf.path);
+    if (!leaf.tensor || !name.starts_with(prefix) || is_extra_state(leaf.path) ||
+        !(at::isFloatingType(leaf.tensor->dtype) || at::isComplexType(leaf.tensor->dtype)) ||
+        is_statistic(name, names) || tied.contains(name.substr(prefix.size())))
+      continue;
+    found.push_back({name.substr(prefix.size()), leaf.tensor->sizes});
+  }
+  return found;
+}
+
+std::map<std::string, std::string> StateDicts::names_of(const std::string& optimizer,
+                                                        const std::string& model,
+                                                        const std::string& parameters,
+                                                        std::string& assumed) const {
+  auto [numbers, names] = numbered(optimizer);
+  if (numbers.empty() && parameters.empty()) return {};  // a state by names alone
+  add_sizes(optimizer, numbers);
+  if (!parameters.empty()) names = lines_of(parameters);
+  if (names.empty() && std::ranges::none_of(numbers, is_number, &NumberedParameter::number))
+    for (const NumberedParameter& of : numbers) names.push_back(of.number);
+  try {
+    if (!names.empty()) return names_as_given(numbers, names, parameters_of(model));
+    assumed = "its optimizer's parameters, which have no names, were taken in the model's order";
+    return names_by_order(numbers, parameters_of(model));
+  } catch (const BadInput& problem) {
+    throw BadInput(
+        formatted("{}: {}", parameters.empty() ? path_.string() : parameters, problem.what()));
+  }
+}
+
+checkpoint::TensorSource StateDicts::field_of(const Leaf& leaf, const std::string& field) const {
+  std::optional<checkpoint::TensorSource> tensor = leaf.tensor;
+  if (!tensor) {  // a step of older versions
+    const c10::IValue value = leaf.value();
+    check_input(field == "step" && (value.isInt() || value.isDouble()),
+                "{}: expected a tensor for '{}', found a value of type {}", path_.string(),
+                visible(joined(leaf.path)), value.tagKind());
+    tensor = checkpoint::TensorSource{
+        at::kDouble, {}, [value] { return at::scalar_tensor(value.toScalar(), at::kDouble); }};
+  }
+  check_input(field != "step" || tensor->bytes() == c10::elementSize(tensor->dtype),
+              "{}: expected one number for '{}', found a tensor of sizes [{}]", path_.string(),
+              visible(joined(leaf.path)), listed(tensor->sizes, ", "));
+  return field == "step" ? step_source(*tensor) : *tensor;
+}
+
+checkpoint::TensorSources StateDicts::optimizer_state(const std::string& key,
+                                                      const std::string& model,
+                                                      const std::string& parameters,
+                                                      std::string& assumed) const {
+  const std::string place = find_place(key,
+                                       {"optimizer", "optim", "optimizer_state_dict",
+                                        "optimizer_state", "app.optimizer", "app.optim"},
+                                       "optimizer");
+  checkpoint::TensorSources state;
+  check_input(!place.empty() || parameters.empty(),
+              "--parameters {}: {} has no state_dict of an optimizer", parameters, path_.string());
+  if (place.empty()) return state;
+  const std::map<std::string, std::string> names = names_of(place, model, parameters, assumed);
+  for (const Leaf& leaf : leaves_) {
+    const auto rest = below(leaf.path, place);
+    if (!rest || rest->size() < 3 || rest->front() != "state") continue;
+    const std::string& field = rest->back();
+    const std::string parameter = joined({rest->begin() + 1, rest->end() - 1});
     const auto found = names.find(parameter);
     check_input(found != names.end() || (names.empty() && !is_number(parameter)),
                 "{}: the optimizer has a state of '{}', which is none of its parameters",
                 path_.string(), visible(parameter));
-    const std::string& name = found == names.end() ? parameter : found->second;
     if (!leaf.tensor && leaf.value().isNone()) continue;
-    std::optional<checkpoint::TensorSource> tensor = leaf.tensor;
-    if (!tensor) {  // a step of older versions
-      const c10::IValue value = leaf.value();
-      check_input(field == "step" && (value.isInt() || value.isDouble()),
-                  "{}: expected a tensor for '{}', found a value of type {}", path_.string(),
-                  visible(joined(leaf.path)), value.tagKind());
-      tensor = checkpoint::TensorSource{
-          at::kDouble, {}, [value] { return at::scalar_tensor(value.toScalar(), at::kDouble); }};
-    }
-    check_input(field != "step" || tensor->bytes() == c10::elementSize(tensor->dtype),
-                "{}: expected one number for '{}', found a tensor of sizes [{}]", path_.string(),
-                visible(joined(leaf.path)), listed(tensor->sizes, ", "));
-    state.emplace(formatted("optimizer.{}.{}", name, field),
-                  field == "step" ? step_source(*tensor) : *tensor);
+    state.emplace(
+        formatted("optimizer.{}.{}", found == names.end() ? parameter : found->second, field),
+        field_of(leaf, field));
   }
+  if (state.empty()) assumed.clear();
   return state;
 }
 
