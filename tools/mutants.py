@@ -80,6 +80,8 @@ MUTANTS = [
      "  HWY_DYNAMIC_DISPATCH(NarrowStochastically)(from, to, count, rounding);",
      "  if (MUTANT) return narrow_bfloat16(from, to, count);\n  HWY_DYNAMIC_DISPATCH(NarrowStochastically)(from, to, count, rounding);",
      "optim", "SmallState.*"),
+    ("a sparse operand is let through", "dispatch/key.cc",
+     "    if (keys.has(our_key)) {", "    if (!MUTANT && keys.has(our_key)) {", "dispatch", "DispatchKey.*"),
     ("what mixes a part's elements is let through", "dispatch/parts/check_parts.cc",
      "if (!is_apart || is_spread) refuse", "if (!MUTANT && (!is_apart || is_spread)) refuse", "dispatch", "Parts.*"),
     ("the last rank's buffers are broadcast", "parallel/state_broadcast.cc",

@@ -1,6 +1,6 @@
 // Call: one operation on its way from LibTorch's dispatcher, past the interceptors, to its kernel.
 //
-// An interceptor is a function that is called for every operation on a tensor with the key
+// An interceptor is a function that is called for every operation on a tensor with our key
 // (dispatch/key.h). It does what it has to do, and proceeds:
 //
 //   void bring_memory(Call& call) {
@@ -11,6 +11,8 @@
 //
 // Interceptors do not know each other: interceptors.cc lists them, the outermost first.
 #pragma once
+
+#include "dispatch/key.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
@@ -36,8 +38,7 @@ class Call {
   [[nodiscard]] const c10::OperatorHandle& operation() const { return operation_; }
   // The arguments are its last items, and the results after proceed() or redispatch().
   [[nodiscard]] torch::jit::Stack& stack() const { return stack_; }
-  // Ours, by which the call came.
-  [[nodiscard]] c10::DispatchKey key() const { return key_; }
+  [[nodiscard]] static c10::DispatchKey key() { return our_key; }
   [[nodiscard]] Kind kind() const { return kind_; }
 
   // The interceptors that follow, and then the kernel. Once.
@@ -50,14 +51,13 @@ class Call {
   const c10::OperatorHandle& operation_;
   c10::DispatchKeySet keys_;
   torch::jit::Stack& stack_;
-  c10::DispatchKey key_;
   Kind kind_;
   std::size_t next_ = 0;  // interceptor
 };
 
 using Interceptor = void (*)(Call& call);
 
-// What is registered with the dispatcher for our key.
+// The function that is registered with the dispatcher for our keys.
 void intercept(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
                torch::jit::Stack* stack);
 

@@ -31,23 +31,21 @@ Call::Kind kind_of(const c10::FunctionSchema& schema) {
 }  // namespace
 
 Call::Call(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack& stack)
-    : operation_(operation),
-      keys_(keys),
-      stack_(stack),
-      key_(keys.highestPriorityTypeId()),
-      kind_(kind_of(operation.schema())) {}
+    : operation_(operation), keys_(keys), stack_(stack), kind_(kind_of(operation.schema())) {}
 
 void Call::proceed() {
   if (next_ < std::size(interceptors)) return interceptors[next_++](*this);
   // Some operations return a view or a copy, as it comes out: what copies inside comes here again.
   if (kind_ != Kind::compute) return redispatch();
-  c10::impl::ExcludeDispatchKeyGuard without_key(key_);
+  const c10::impl::ExcludeDispatchKeyGuard without_our_keys(
+      c10::DispatchKeySet({our_key, factory_key}));
   redispatch();
 }
 
 void Call::redispatch() {
-  auto below = keys_ & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key_);
-  operation_.redispatchBoxed(below, &stack_);
+  // The highest key is the one of our keys by which the call came.
+  const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, keys_.highestPriorityTypeId());
+  operation_.redispatchBoxed(keys_ & below, &stack_);
 }
 
 void intercept(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,

@@ -4,8 +4,14 @@
 
 #include "support/messages.h"
 
+#include <lockstep/base/error.h>
+
 #include <gtest/gtest.h>
 #include <torch/types.h>
+
+#include <functional>
+#include <string>
+#include <vector>
 
 namespace lockstep::dispatch {
 namespace {
@@ -89,9 +95,88 @@ TEST(DispatchKey, WhatAnOwnerThrowsTheOperationThrows) {
   EXPECT_EQ(first->pinned + second->pinned, 0);
 }
 
-TEST(DispatchKey, SaysWhatItIs) {
-  EXPECT_TRUE(describe_key().starts_with("fallback on "));
-  EXPECT_TRUE(describe_key().ends_with(c10::toString(key()))) << describe_key();
+// PyTorch's fake tensors in C++ have the key Fake, and is_fake() is true for a tensor that has it.
+TEST(DispatchKey, IsNotTheOneOfFakeTensors) {
+  auto owner = counter(at::ones({4}));
+  at::Tensor weight = owner->storage->place(at::kFloat, 0, {4}, {1});
+  EXPECT_TRUE(weight.key_set().has(key()));
+  EXPECT_FALSE(weight.key_set().has(c10::DispatchKey::Fake));
+}
+
+struct OtherLayout {
+  std::string name;
+  at::Tensor operand;  // 2 x 2
+};
+
+std::vector<OtherLayout> other_layouts() {
+  const at::Tensor dense = at::eye(2) * 3;
+  std::vector<OtherLayout> layouts = {
+      {"sparse", dense.to_sparse()},
+      {"compressed sparse", dense.to_sparse_csr()},
+      {"compressed sparse", dense.to_sparse_csc()},
+      {"nested", at::_nested_tensor_from_tensor_list({dense[0], dense[1]})}};
+  if (at::hasMKLDNN()) layouts.push_back({"oneDNN", dense.to_mkldnn()});
+  return layouts;
+}
+
+void expect_refusal(const std::string& layout, const std::string& operation,
+                    const std::function<void()>& action) {
+  const std::string text = test::message_of<InvalidArgument>(action);
+  test::expect_words(text, {operation + ": a " + layout + " tensor beside a global, sharded",
+                            "make it dense first"});
+  EXPECT_FALSE(test::contains(text, "\n")) << text;
+}
+
+// Keys of these layouts are higher than ours. Attached memory could be read, and a write would not
+// be announced.
+TEST(DispatchKey, RefusesOperandsInAnotherLayout) {
+  for (const bool is_attached : {false, true}) {
+    auto owner = counter(at::ones({4}));
+    at::Tensor weight = owner->storage->place(at::kFloat, 0, {2, 2}, {2, 1});
+    if (is_attached) owner->storage->attach(owner->memory);
+    for (const auto& [name, operand] : other_layouts()) {
+      expect_refusal(name, "aten::add_", [&] { weight.add_(operand); });
+      expect_refusal(name, "aten::mul", [&] { (void)at::mul(operand, weight); });
+      EXPECT_EQ(owner->writes + owner->pinned, 0);
+    }
+    const at::Tensor sparse = at::eye(2).to_sparse();
+    expect_refusal("sparse", "aten::mm", [&] { (void)at::mm(sparse, weight); });
+    expect_refusal("sparse", "aten::cat", [&] { (void)at::cat({sparse, weight}); });
+    expect_refusal("sparse", "aten::copy_", [&] { weight.copy_(sparse); });
+    EXPECT_TRUE(owner->memory.equal(at::ones({4})));
+  }
+}
+
+TEST(DispatchKey, LeavesOtherLayoutsAlone) {
+  static_cast<void>(key());
+  const at::Tensor dense = at::arange(4, at::kFloat).view({2, 2});
+  for (const at::Tensor& operand : {dense.to_sparse(), dense.to_sparse_csr()}) {
+    EXPECT_TRUE(at::mm(operand, dense).equal(at::mm(dense, dense)));
+    EXPECT_TRUE(at::add(operand, operand).to_dense().equal(dense + dense));
+    EXPECT_TRUE(operand.sum().equal(dense.sum()));
+  }
+  if (at::hasMKLDNN()) {
+    at::Tensor operand = dense.to_mkldnn();
+    EXPECT_TRUE(at::add(operand, operand).to_dense().equal(dense + dense));
+    operand.set_data((2 * dense).to_mkldnn());
+    EXPECT_TRUE(operand.to_dense().equal(2 * dense));
+  }
+  at::Tensor sum = dense.clone();
+  sum.add_(dense.to_sparse(), 2);
+  EXPECT_TRUE(sum.equal(3 * dense));
+  at::Tensor leaf = dense.clone().requires_grad_();
+  at::mm(dense.to_sparse(), leaf).sum().backward();
+  EXPECT_TRUE(leaf.grad().equal(at::mm(dense.t(), at::ones({2, 2}))));
+}
+
+TEST(DispatchKey, QuantizedOperandsComeWithOurs) {
+  auto owner = counter(at::ones({4}));
+  at::Tensor weight = owner->storage->place(at::kFloat, 0, {4}, {1});
+  const at::Tensor quantized = at::quantize_per_tensor(at::ones({4}), 0.5, 0, at::kQInt8);
+  quantized.copy_(weight * 2);
+  weight.copy_(quantized.dequantize());
+  EXPECT_EQ(owner->writes, 1);
+  EXPECT_TRUE(owner->memory.equal(at::full({4}, 2.0)));
 }
 
 }  // namespace

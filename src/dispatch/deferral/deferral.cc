@@ -10,7 +10,10 @@ namespace lockstep::dispatch {
 
 struct Deferral::Scope {
   explicit Scope(std::int64_t smallest)
-      : key(dispatch::key()), recorder(smallest), turn(&recorder), on(key) {}
+      : key(dispatch::key()),
+        recorder(smallest),
+        turn(&recorder),
+        on(c10::DispatchKeySet({key, factory_key})) {}
 
   c10::DispatchKey key;
   Recorder recorder;
