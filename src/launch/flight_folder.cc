@@ -50,6 +50,12 @@ std::string FlightFolder::records(int ranks) const {
 void FlightFolder::discard(int ranks) const {
   if (!temporary_) return;
   std::error_code ignored;
+  // A rank that was killed while it wrote its record has left a file without its final name.
+  for (const auto& entry : fs::directory_iterator(path_, ignored)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with(".flight-rank-") && name.ends_with(".partial"))
+      fs::remove(entry.path(), ignored);
+  }
   for (int rank = 0; rank < ranks; ++rank)
     fs::remove(fs::path(path_) / ("flight-rank-" + std::to_string(rank) + ".json"), ignored);
   fs::remove(path_, ignored);  // not when there is anything else in it

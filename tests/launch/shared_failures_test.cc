@@ -129,5 +129,22 @@ TEST(FlightFolder, NamesTheRecordsOfThisRun) {
   EXPECT_EQ(flight.records(2), (folder.path() / "flight-rank-*.json").string());
 }
 
+// A rank may be killed before its record has its final name.
+TEST(FlightFolder, ATemporaryOneGoesWithWhatWasHalfWritten) {
+  const test::TemporaryFolder folder;
+  const char* before = std::getenv("TMPDIR");
+  const std::string kept = before != nullptr ? before : "";
+  ::setenv("TMPDIR", folder.path().c_str(), 1);
+  const FlightFolder flight({}, "", "run-8");
+  before != nullptr ? ::setenv("TMPDIR", kept.c_str(), 1) : ::unsetenv("TMPDIR");
+  ASSERT_EQ(flight.path(), (folder.path() / "run-8-flight").string());
+  flight.discard(2);
+  std::filesystem::create_directory(flight.path());
+  touch(std::filesystem::path(flight.path()) / "flight-rank-0.json");
+  touch(std::filesystem::path(flight.path()) / ".flight-rank-1.json.0123456789abcdef.partial");
+  flight.discard(2);
+  EXPECT_FALSE(std::filesystem::exists(flight.path()));
+}
+
 }  // namespace
 }  // namespace lockstep::launch
