@@ -4,6 +4,7 @@
 #include "base/command_options.h"
 #include "base/format.h"
 #include "launch/agent.h"
+#include "launch/detection/own_failure.h"
 #include "launch/detection/rank_info.h"
 #include "sys/failure_text.h"
 #include "sys/program.h"
@@ -62,6 +63,7 @@ int be_a_rank(const RankProgram& program) {
     code = failure;
     return program.body(world);
   } catch (const CommonFailure& error) {
+    launch::record_own_failure(error.what());
     return world.is_root() ? sys::complain(program.command, error.what(), code) : code;
   } catch (const std::exception& error) {
     return sys::complain(program.command, speaker + sys::failure_text(error), failure);
@@ -77,6 +79,7 @@ int be_elastic_rank(const RankProgram& program) {
       speaks_for_all = group.is_root();
     });
   } catch (const CommonFailure& error) {
+    launch::record_own_failure(error.what());
     return speaks_for_all ? sys::complain(program.command, error.what(), failure) : failure;
   } catch (const std::exception& error) {
     return sys::complain(program.command, speaker + sys::failure_text(error), failure);
