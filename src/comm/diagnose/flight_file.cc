@@ -1,6 +1,7 @@
 #include "comm/diagnose/flight_file.h"
 
 #include "base/format.h"
+#include "base/utf8.h"
 #include "sys/topology.h"
 
 #include <array>
@@ -17,19 +18,20 @@ std::string_view name_of(Progress progress) {
   return names.at(static_cast<std::size_t>(progress));
 }
 
+// Tags are cut at a number of bytes, which may be in the middle of a letter: what is no UTF-8
+// becomes the replacement character.
 std::string quoted(std::string_view text) {
   std::string result = "\"";
-  for (char letter : text) {
-    auto code = static_cast<unsigned char>(letter);
-    if (letter == '"' || letter == '\\') {
-      result += '\\';
-      result += letter;
-    } else if (code < 0x20 || code >= 0x7f) {
-      // Tags are cut at a number of bytes, which may be in the middle of a letter.
-      result += code < 0x20 ? formatted("\\u{:04x}", static_cast<unsigned>(code)) : "?";
-    } else {
-      result += letter;
-    }
+  while (!text.empty()) {
+    const auto letter = first_character(text);
+    const auto bytes = letter ? letter->bytes : 1;
+    const char32_t code = letter ? letter->code_point : U'\ufffd';
+    if (code == U'"' || code == U'\\') result += '\\';
+    if (code < 0x20 || !letter)
+      result += formatted("\\u{:04x}", static_cast<unsigned>(code));
+    else
+      result += text.substr(0, bytes);
+    text.remove_prefix(bytes);
   }
   return result + '"';
 }

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <new>
 #include <utility>
 
 namespace lockstep::diagnose {
@@ -53,7 +54,11 @@ std::uint32_t FlightRecorder::add_group(std::string name, std::vector<int> membe
 void FlightRecorder::end_group(std::uint32_t group) noexcept {
   Lock lock(mutex_);
   if (!groups_.at(group).failure.empty()) return;
-  ended_.push_back({.group = group, .last = last_.load(relaxed)});
+  try {
+    ended_.push_back({.group = group, .last = last_.load(relaxed)});
+  } catch (const std::bad_alloc&) {
+    // Without memory to remember it, its number is given to no other group.
+  }
 }
 
 std::uint64_t FlightRecorder::note_post(std::uint32_t group, const CallView& call) {
@@ -136,10 +141,11 @@ std::string FlightRecorder::json() {
 }
 
 std::string FlightRecorder::write_locked(const std::string& folder) const {
-  sys::make_directories(folder);
+  // File names, tags and calls of the program are the user's business alone.
+  sys::make_directories(folder, 0700);
   auto path = std::filesystem::path(folder) / formatted("flight-rank-{}.json", header_.rank);
   // The others wait for what this rank says: not for its disk, too.
-  sys::AtomicFile::write_for_now(path, json_locked());
+  sys::AtomicFile::write_for_now(path, json_locked(), 0600);
   return path.string();
 }
 

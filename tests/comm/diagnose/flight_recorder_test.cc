@@ -143,6 +143,23 @@ TEST(FlightRecorder, WritesWhenAGroupFailsAndOncePerGroup) {
   test::expect_words(content(file), {"rank 2 was lost", "and its part"});
 }
 
+TEST(FlightRecorder, ItsFileIsReadByItsUserAlone) {
+  test::TemporaryFolder folder;
+  FlightRecorder recorder(header());
+  const auto own = folder.path() / "new";
+  const fs::path file = recorder.write(own.string());
+  EXPECT_EQ(fs::status(own).permissions(), fs::perms::owner_all);
+  EXPECT_EQ(fs::status(file).permissions(), fs::perms::owner_read | fs::perms::owner_write);
+}
+
+TEST(FlightRecorder, ATagInAnyLanguageIsWrittenAsItIs) {
+  FlightRecorder recorder(header());
+  const auto world = recorder.add_group("world", {0, 1});
+  std::ignore = recorder.note_post(world, reduction_view(1, "größe 重み"));
+  std::ignore = recorder.note_post(world, reduction_view(2, "cut: \xc3"));
+  test::expect_words(recorder.json(), {"\"tag\": \"größe 重み\"", "\"tag\": \"cut: \\ufffd\""});
+}
+
 TEST(FlightRecorder, AFolderThatCannotBeWrittenLosesNothingElse) {
   FlightRecorder recorder(header("/proc/no/such/place"));
   recorder.note_failure(recorder.add_group("world", {0, 1}), "rank 0 was lost");
