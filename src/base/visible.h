@@ -19,4 +19,8 @@ namespace lockstep {
 [[nodiscard]] std::string visible_line(std::string_view line,
                                        std::size_t max_bytes = std::string_view::npos);
 
+// `text` where that fits into `max_bytes`, which are at least 3; else its beginning, up to the end
+// of a character, and "...".
+[[nodiscard]] std::string shortened(std::string_view text, std::size_t max_bytes);
+
 }  // namespace lockstep

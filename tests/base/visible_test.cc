@@ -39,6 +39,15 @@ TEST(Visible, LongTextIsCutBetweenCharacters) {
   EXPECT_EQ(visible(std::string(10 << 20, 'x'), 3), "xxx... (10485760 bytes)");
 }
 
+TEST(Shortened, SaysThatThereWasMore) {
+  EXPECT_EQ(shortened("abcdef", 6), "abcdef");
+  EXPECT_EQ(shortened("abcdefg", 6), "abc...");
+  EXPECT_EQ(shortened("aäöü", 6), "aä...");
+  EXPECT_EQ(shortened("äöüä", 7), "äö...");
+  EXPECT_EQ(shortened("äöüä", 6), "ä...");
+  EXPECT_EQ(shortened("abcd", 3), "...");
+}
+
 TEST(VisibleFuzz, AnyBytesBecomeOneShortLine) {
   for (test::FuzzRounds rounds("visible"); rounds.next();) {
     const std::string bytes =
