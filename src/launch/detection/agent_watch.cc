@@ -5,6 +5,7 @@
 #include "launch/environment.h"
 #include "sys/process.h"
 #include "sys/thread.h"
+#include "sys/wait_for_events.h"
 
 #include <csignal>
 #include <limits>
@@ -23,8 +24,7 @@ constexpr int milliseconds_for_the_line = 100;
 // Nothing here may wait for a reader that is gone with the agent.
 void wait_and_end(int agent, const std::string& line) {
   pollfd end{agent, POLLIN, 0};
-  while (::poll(&end, 1, -1) <= 0) {
-  }
+  sys::wait_for_events({&end, 1});
   if (!sys::is_pidfd(agent)) return;  // the program has closed it, and perhaps opened another file
   pollfd room{STDERR_FILENO, POLLOUT, 0};
   if (::poll(&room, 1, milliseconds_for_the_line) > 0 && (room.revents & POLLOUT) != 0) {

@@ -1,5 +1,7 @@
 #include "comm/engines/shm/watcher.h"
 
+#include "sys/wait_for_events.h"
+
 #include <lockstep/base/error.h>
 
 #include <array>
@@ -47,7 +49,7 @@ void Watcher::run(const Peers& peers) {
     entries.push_back({peers.peer(rank).socket.get(), POLLRDHUP | POLLIN, 0});
   }
   for (;;) {
-    if (poll(entries.data(), entries.size(), -1) < 0) continue;  // a signal
+    sys::wait_for_events(entries);
     if (entries[0].revents != 0) return;
     for (int rank = 0; rank < peers.size(); ++rank) {
       pollfd& process = entries[1 + 2 * static_cast<std::size_t>(rank)];
