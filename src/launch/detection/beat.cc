@@ -19,13 +19,16 @@ namespace {
 
 constexpr std::chrono::seconds time_to_come{30};
 
-void beat(const std::string& address, const std::string& secret, const std::string& key,
-          Duration interval) {
-  try {
-    const auto store = open_store(address, secret, time_to_come);
-    for (;; std::this_thread::sleep_for(interval)) store->add(key, 1);
-  } catch (const std::exception& error) {
-    log::debug("signs of life end: {}", error.what());
+// A store that does not answer may come back before the agent gives this rank up.
+[[noreturn]] void beat(const std::string& address, const std::string& secret,
+                       const std::string& key, Duration interval) {
+  for (;; std::this_thread::sleep_for(interval)) {
+    try {
+      const auto store = open_store(address, secret, time_to_come);
+      for (;; std::this_thread::sleep_for(interval)) store->add(key, 1);
+    } catch (const std::exception& error) {
+      log::debug("signs of life stop until the store can be reached: {}", error.what());
+    }
   }
 }
 
