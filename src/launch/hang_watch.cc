@@ -5,6 +5,7 @@
 #include "sys/process_stat.h"
 
 #include <lockstep/base/error.h>
+#include <lockstep/store/tcp_store.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -31,6 +32,7 @@ HangWatch::~HangWatch() {
   {
     const Lock lock(mutex_);
     closing_ = true;
+    if (auto* store = dynamic_cast<TcpStore*>(store_.get())) store->disconnect();
   }
   changed_here_.notify_all();
   thread_.join();
@@ -49,7 +51,6 @@ std::set<std::string> HangWatch::take_hung() {
 }
 
 void HangWatch::run() {
-  std::shared_ptr<Store> store;
   std::map<std::string, Watched> watched;
   Lock lock(mutex_);
   while (!closing_) {
@@ -62,18 +63,30 @@ void HangWatch::run() {
     for (const auto& [name, pid] : wanted)
       watched.try_emplace(
           name, Watched{pid, HeartbeatMonitor(1, hung_after_, 2 * hung_after_ / looks_until_hung)});
+    bool failed = false;
     try {
-      if (!store) store = open_();
-      look(store.get(), watched);
+      look(opened().get(), watched);
     } catch (const std::exception& error) {
       log::debug("looking for signs of life: {}", error.what());
-      store.reset();
+      failed = true;
       look(nullptr, watched);
     }
     lock.lock();
+    if (failed) store_.reset();
     changed_here_.wait_for(lock.native(), hung_after_ / looks_until_hung,
                            [&]() LOCKSTEP_REQUIRES(mutex_) { return closing_; });
   }
+}
+
+std::shared_ptr<Store> HangWatch::opened() {
+  {
+    const Lock lock(mutex_);
+    if (store_) return store_;
+  }
+  std::shared_ptr<Store> store = open_();
+  const Lock lock(mutex_);
+  if (closing_) throw Aborted("the watch ends");
+  return store_ = std::move(store);
 }
 
 void HangWatch::look(Store* store, std::map<std::string, Watched>& watched) {

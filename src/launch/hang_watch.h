@@ -26,8 +26,8 @@ namespace lockstep::launch {
 // store (beat.h), or, until there are any, at whether the kernel says that the process is stopped.
 class HangWatch {
  public:
-  // `open` is called from that thread, and may take as long as it likes; without a store only the
-  // kernel is asked.
+  // `open` is called from that thread; without a store only the kernel is asked. The destructor
+  // waits for `open`, but not for a store that does not answer.
   HangWatch(Duration hung_after, std::function<std::shared_ptr<Store>()> open);
   ~HangWatch();
   HangWatch(const HangWatch&) = delete;
@@ -47,6 +47,7 @@ class HangWatch {
     std::int64_t looks = 0;
   };
   void run();
+  [[nodiscard]] std::shared_ptr<Store> opened();
   void look(Store* store, std::map<std::string, Watched>& watched);
   [[nodiscard]] static std::string sign_of(Store* store, const std::string& name, Watched& watched);
 
@@ -56,6 +57,7 @@ class HangWatch {
   Mutex mutex_;
   std::condition_variable changed_here_;
   bool closing_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  std::shared_ptr<Store> store_ LOCKSTEP_GUARDED_BY(mutex_);  // null: to be opened
   std::map<std::string, pid_t> wanted_ LOCKSTEP_GUARDED_BY(mutex_);
   std::set<std::string> hung_ LOCKSTEP_GUARDED_BY(mutex_);
   sys::Thread thread_;
