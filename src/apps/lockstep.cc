@@ -7,6 +7,7 @@
 #include "apps/store.h"
 #include "base/format.h"
 #include "base/nearest.h"
+#include "launch/environment.h"
 
 #include <cstdio>
 #include <string>
@@ -16,6 +17,7 @@
 namespace {
 
 using namespace lockstep::apps;
+namespace launch = lockstep::launch;
 using lockstep::print_to;
 
 constexpr const char* usage_before_siblings =
@@ -76,6 +78,7 @@ int dispatch(const std::string& command, std::vector<std::string> rest) {
   if (command == "run") return run_command(rest);
   if (command == "store") return store_command(rest);
   if (command == "info") return info_command(rest);
+  launch::spin_briefly();  // LibTorch's threads ask when it is loaded
   const int code = become_sibling(command, rest);
   return code == no_such_sibling ? unknown_command(command) : code;
 }

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <string_view>
 
 namespace lockstep::launch {
@@ -79,12 +80,24 @@ void set_rendezvous(Environment& environment, const RankSpec& place) {
   set(environment, variable::secret_descriptor, std::to_string(place.secret_descriptor));
 }
 
+constexpr std::array waiting_variables{variable::omp_wait_policy, variable::gomp_spin_count,
+                                       variable::kmp_blocktime};
+
+// Not what spin_briefly() has set.
+bool says_how_to_wait(const Environment& environment) {
+  return std::ranges::any_of(environment, [](const auto& entry) {
+    const bool is_own = entry.first == variable::gomp_spin_count && entry.second == brief_spin;
+    return !is_own && std::ranges::count(waiting_variables, entry.first) > 0;
+  });
+}
+
 void fill_gaps(Environment& environment, const RankSpec& place) {
   set_if_absent(environment, variable::omp_threads,
                 std::to_string(std::max(1, place.cores / place.local_ranks)));
-  if (place.local_ranks > place.cores) {
-    set_if_absent(environment, variable::omp_wait_policy, "passive");
-    set_if_absent(environment, variable::gomp_spin_count, "0");
+  if (!says_how_to_wait(environment)) {
+    const bool is_crowded = place.local_ranks > place.cores;
+    if (is_crowded) set(environment, variable::omp_wait_policy, "passive");
+    set(environment, variable::gomp_spin_count, is_crowded ? "0" : brief_spin);
   }
   set_if_absent(environment, variable::python_unbuffered, "1");
 }
@@ -120,6 +133,10 @@ Environment current_environment() {
     environment.emplace_back(text.substr(0, equals), text.substr(equals + 1));
   }
   return environment;
+}
+
+void spin_briefly() {
+  if (!says_how_to_wait(current_environment())) ::setenv(variable::gomp_spin_count, brief_spin, 1);
 }
 
 Environment rank_environment(Environment base, const RankSpec& place) {

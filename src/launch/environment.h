@@ -72,16 +72,21 @@ inline constexpr const char* flight_folder = "LOCKSTEP_FLIGHT";
 
 // Given only where the user has not set them.
 inline constexpr const char* omp_threads = "OMP_NUM_THREADS";  // max(1, usable cores / ranks here)
-inline constexpr const char* omp_wait_policy =
-    "OMP_WAIT_POLICY";  // "passive" when ranks are more than cores
-inline constexpr const char* gomp_spin_count =
-    "GOMP_SPINCOUNT";  // "0" when ranks are more than cores
+// How idle threads of OpenMP wait, where the user has set none of these: "passive" and "0" when
+// ranks are more than cores; else GOMP_SPINCOUNT alone, brief_spin.
+inline constexpr const char* omp_wait_policy = "OMP_WAIT_POLICY";
+inline constexpr const char* gomp_spin_count = "GOMP_SPINCOUNT";
+inline constexpr const char* kmp_blocktime = "KMP_BLOCKTIME";
 inline constexpr const char* python_unbuffered =
     "PYTHONUNBUFFERED";  // "1": lines of Python ranks appear when printed
 
 }  // namespace variable
 
 inline constexpr std::size_t secret_bytes = 32;
+
+// How often an idle thread looks for work before it sleeps. libgomp's default, 300,000 looks, takes
+// the cores from other programs, and from the thread that it waits for.
+inline constexpr const char* brief_spin = "1000";
 
 // How a rank says on standard error why its group died, once, before its program learns of it:
 // "... error: the group failed: SENTENCE; flight record: PATH". The sentence is the same on all
@@ -117,6 +122,10 @@ using Environment = std::vector<std::pair<std::string, std::string>>;
 
 // The variables of the calling process, in the order of environ.
 [[nodiscard]] Environment current_environment();
+
+// Gives the calling process, which has no other threads, GOMP_SPINCOUNT for a program that it will
+// execute, unless the user has said how threads wait.
+void spin_briefly();
 
 // `base` with the variables of `place` added. The names of the first two groups replace what `base`
 // says about them (and TORCHELASTIC_USE_AGENT_STORE is dropped); the last group only fills gaps.

@@ -68,5 +68,23 @@ TEST(Lockstep, ASiblingProgramIsACommand) {
   EXPECT_NE(ask("gret").error.find("did you mean 'greet'?"), std::string::npos);
 }
 
+// Before LibTorch is loaded, which asks once.
+TEST(Lockstep, ASiblingsThreadsSpinBrieflyUnlessTheUserSaysHowTheyWait) {
+  const test::TemporaryFolder folder;
+  std::filesystem::copy_file(lockstep_program(), folder / "lockstep");
+  const std::string sibling = folder / "lockstep-show";
+  std::ofstream(sibling) << "#!/bin/sh\necho [$GOMP_SPINCOUNT][$OMP_WAIT_POLICY]\n";
+  ::chmod(sibling.c_str(), 0755);
+  const auto ask = [&](const std::string& variable) {
+    return lockstep_command({"run", "--prefix", "none", "env", "-u", "GOMP_SPINCOUNT", "-u",
+                             "OMP_WAIT_POLICY", variable, folder.path().string() + "/lockstep",
+                             "show"})
+        .output;
+  };
+  EXPECT_EQ(ask("A=b"), "[1000][]\n");
+  EXPECT_EQ(ask("GOMP_SPINCOUNT=7"), "[7][]\n");
+  EXPECT_EQ(ask("OMP_WAIT_POLICY=active"), "[][active]\n");
+}
+
 }  // namespace
 }  // namespace lockstep::apps

@@ -57,6 +57,7 @@ TEST(RankEnvironment, SaysWhereARankIs) {
                                                     {"LOCKSTEP_SECRET_FD", "100"},
                                                     {"LOCKSTEP_AGENT_FD", "101"},
                                                     {"OMP_NUM_THREADS", "2"},
+                                                    {"GOMP_SPINCOUNT", "1000"},
                                                     {"PYTHONUNBUFFERED", "1"}};
   EXPECT_EQ(found, expected);
 }
@@ -107,6 +108,16 @@ TEST(RankEnvironment, LeavesTheUsersThreadSettings) {
       as_map(rank_environment({{"OMP_NUM_THREADS", "5"}, {"OMP_WAIT_POLICY", "active"}}, place));
   EXPECT_EQ(found.at("OMP_NUM_THREADS"), "5");
   EXPECT_EQ(found.at("OMP_WAIT_POLICY"), "active");
+  RankSpec crowded = place;
+  crowded.cores = 2;
+  for (const char* name : {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}) {
+    const auto kept = as_map(rank_environment({{name, "77"}}, crowded));
+    EXPECT_EQ(kept.at(name), "77");
+    EXPECT_EQ(kept.contains("OMP_WAIT_POLICY") + kept.contains("GOMP_SPINCOUNT") +
+                  kept.contains("KMP_BLOCKTIME"),
+              1)
+        << name;
+  }
 }
 
 TEST(RankEnvironment, RanksThatShareCoresSleepInsteadOfSpinning) {
@@ -117,6 +128,8 @@ TEST(RankEnvironment, RanksThatShareCoresSleepInsteadOfSpinning) {
   EXPECT_EQ(found.at("OMP_WAIT_POLICY"), "passive");
   EXPECT_EQ(found.at("GOMP_SPINCOUNT"), "0");
   EXPECT_FALSE(as_map(rank_environment({}, place)).contains("OMP_WAIT_POLICY"));
+  const auto of_the_command = as_map(rank_environment({{"GOMP_SPINCOUNT", "1000"}}, crowded));
+  EXPECT_EQ(of_the_command.at("GOMP_SPINCOUNT"), "0") << "spin_briefly() is no word of the user";
 }
 
 TEST(CurrentEnvironment, HoldsWhatGetenvFinds) {

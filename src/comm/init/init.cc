@@ -14,6 +14,7 @@
 #include "comm/init/choice.h"
 #include "comm/init/place.h"
 #include "comm/init/run_store.h"
+#include "comm/init/waiting_threads.h"
 #include "comm/rendezvous/handshake.h"
 #include "launch/detection/agent_watch.h"
 #include "launch/detection/beat.h"
@@ -61,6 +62,10 @@ void share_cores(int local_size) {
   at::set_num_threads(std::max(1, sys::usable_cores() / local_size));
 }
 
+bool is_first_on_host(const std::vector<std::string>& hosts, int rank) {
+  return std::ranges::find(hosts, hosts.at(rank)) - hosts.begin() == rank;
+}
+
 // A store that rank 0 of an earlier group of this run still holds may vanish while the ranks meet
 // for the next one: then they meet again, in the new one.
 rendezvous::WorldInfo meet(const launch::RankInfo& info, std::string_view backend,
@@ -95,6 +100,7 @@ Group init_at(const launch::RankInfo& info, const InitOptions& options, const St
   auto asked = asked_backend(options);
   if (info.size == 1) {
     share_cores(1);
+    warn_of_waiting_threads();
     return {nullptr, "world", options.timeout};
   }
   auto deadline = Deadline::after(options.join_timeout);
@@ -106,6 +112,7 @@ Group init_at(const launch::RankInfo& info, const InitOptions& options, const St
               info.rank, world_info.local_size - 1, info.size - 1);
   share_cores(world_info.local_size);
   log::set_prefix(formatted("rank {}", info.rank));
+  if (is_first_on_host(world_info.hosts, info.rank)) warn_of_waiting_threads();
   BackendOptions backend{
       .timeout = options.timeout,
       .join_timeout = std::max<Duration>(deadline.left(), std::chrono::seconds(1)),

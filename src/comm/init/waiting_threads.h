@@ -1,0 +1,15 @@
+// Threads of OpenMP that take the cores of a busy host while they wait.
+#pragma once
+
+#include <string>
+
+namespace lockstep {
+
+// What to tell the user; empty if idle threads sleep soon, if there is one thread, or if the host
+// has cores to spare. `load` is its load average.
+[[nodiscard]] std::string problem_of_waiting_threads(int threads, int cores, double load);
+
+// Says it, once a process. LibTorch has read the environment by then, so nothing can be changed.
+void warn_of_waiting_threads();
+
+}  // namespace lockstep
