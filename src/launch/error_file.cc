@@ -105,7 +105,7 @@ ErrorFolder::ErrorFolder(const std::string& log_folder, const std::string& run_i
     : temporary_(log_folder.empty()) {
   std::error_code ignored, error;
   const fs::path above =
-      temporary_ ? fs::temp_directory_path(ignored) : fs::absolute(log_folder, ignored);
+      fs::absolute(temporary_ ? fs::temp_directory_path(ignored) : fs::path(log_folder), ignored);
   if (above.empty()) return;
   const fs::path folder = above / (temporary_ ? run_id + "-errors" : "errors");
   fs::create_directories(folder, error);

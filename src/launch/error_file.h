@@ -28,6 +28,7 @@ class ErrorFolder {
   // Of a worker that is about to be started; what an older run has left there is removed. Empty:
   // none.
   [[nodiscard]] std::string file(int round, int rank) const;
+  [[nodiscard]] const std::string& path() const { return path_; }  // empty: there is none
   [[nodiscard]] bool is_temporary() const { return temporary_; }
 
  private:

@@ -44,7 +44,8 @@ struct Watch {
   int all_is_well;
   int error;
   const std::vector<std::string>& marks;
-  char* environment;  // most_environment bytes
+  char* environment;          // most_environment bytes
+  const std::string& folder;  // to remove; empty: none
   std::string line;
 };
 
@@ -100,11 +101,11 @@ bool belongs_to_the_run(const Watch& watch, const char* pid) {
   return !is_a_guard(pid);
 }
 
-// How many there were.
-int kill_those_left(const Watch& watch) {
-  const int folder = ::open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (folder < 0) return 0;
-  int count = 0;
+// Calls visit(folder's descriptor, NAME) for each entry of a folder.
+template <typename Visit>
+void for_each_entry(const char* path, const Visit& visit) {
+  const int folder = ::open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+  if (folder < 0) return;
   alignas(Entry) char entries[4096];
   for (;;) {
     const long size = ::syscall(SYS_getdents64, folder, entries, sizeof(entries));
@@ -112,12 +113,26 @@ int kill_those_left(const Watch& watch) {
     for (long at = 0; at < size;) {
       const auto* entry = reinterpret_cast<const Entry*>(entries + at);
       at += entry->size;
-      const pid_t pid = number_of(entry->name);
-      if (pid > 1 && belongs_to_the_run(watch, entry->name)) count += ::kill(pid, SIGKILL) == 0;
+      visit(folder, entry->name);
     }
   }
   ::close(folder);
+}
+
+// How many there were.
+int kill_those_left(const Watch& watch) {
+  int count = 0;
+  for_each_entry("/proc", [&](int, const char* name) {
+    const pid_t pid = number_of(name);
+    if (pid > 1 && belongs_to_the_run(watch, name)) count += ::kill(pid, SIGKILL) == 0;
+  });
   return count;
+}
+
+void remove_folder(const std::string& path) {
+  if (path.empty()) return;
+  for_each_entry(path.c_str(), [](int folder, const char* name) { ::unlinkat(folder, name, 0); });
+  ::rmdir(path.c_str());
 }
 
 void prepare(const Watch& watch) {
@@ -149,6 +164,7 @@ void prepare(const Watch& watch) {
     any = true;
     ::poll(nullptr, 0, milliseconds_between);
   }
+  remove_folder(watch.folder);
   pollfd room{watch.error, POLLOUT, 0};
   if (any && ::poll(&room, 1, 1000) > 0) {
     [[maybe_unused]] const ssize_t written =
@@ -159,7 +175,8 @@ void prepare(const Watch& watch) {
 
 }  // namespace
 
-Guard::Guard(const sys::FileDescriptor& agent, const std::vector<std::string>& marks, int error) {
+Guard::Guard(const sys::FileDescriptor& agent, const std::vector<std::string>& marks, int error,
+             const std::string& folder) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError("making a pipe for the run's guard", errno);
   const sys::FileDescriptor from(ends[0]);
@@ -172,6 +189,7 @@ Guard::Guard(const sys::FileDescriptor& agent, const std::vector<std::string>& m
                     .error = error,
                     .marks = marks,
                     .environment = static_cast<char*>(environment),
+                    .folder = folder,
                     .line =
                         "lockstep run: the agent was killed; what was left of its run has been "
                         "ended\n"};

@@ -19,8 +19,10 @@ class Guard {
  public:
   // Forks. When this process ends before the object does, SIGKILL goes to every process of the same
   // user whose environment has all of `marks`, until none is left, and one line to descriptor
-  // `error` if there was one. SystemError when there can be no process.
-  Guard(const sys::FileDescriptor& agent, const std::vector<std::string>& marks, int error);
+  // `error` if there was one; `folder` (absolute; empty: none) is removed with the files in it.
+  // SystemError when there can be no process.
+  Guard(const sys::FileDescriptor& agent, const std::vector<std::string>& marks, int error,
+        const std::string& folder);
   // Ends the guard, and collects it.
   ~Guard();
   Guard(const Guard&) = delete;

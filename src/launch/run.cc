@@ -26,7 +26,7 @@ namespace {
 
 constexpr std::chrono::seconds leftover_grace{1};
 constexpr int beats_until_hung = 5;
-constexpr std::chrono::seconds time_to_open{5};
+constexpr std::chrono::seconds time_to_open{2};
 
 bool was_done(const RunResult& result) { return result.kind == RunResult::Kind::done; }
 
@@ -212,7 +212,8 @@ RankSpec Agent::Run::place_of_all() const {
 
 void Agent::Run::start_guard() {
   this_process_ = sys::with_high_number(sys::open_pidfd(::getpid()));
-  guard_.emplace(this_process_, marks_of_ranks(place_of_all()), spec_.error);
+  guard_.emplace(this_process_, marks_of_ranks(place_of_all()), spec_.error,
+                 errors_->is_temporary() ? errors_->path() : "");
   subreaper_->leave_alone(guard_->pid());
 }
 

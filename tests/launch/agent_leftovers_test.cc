@@ -160,6 +160,23 @@ TEST(AgentLeftovers, WithTheAgentAlsoEndsWhatRanksStartedAndWhatNeverCallsInit) 
   for (pid_t pid : witnesses.living()) ::kill(pid, SIGKILL);
 }
 
+TEST(AgentLeftovers, TheFolderOfErrorFilesGoesWithTheAgent) {
+  const Witnesses witnesses;
+  const test::TemporaryFolder temporary;
+  test::RankProcesses agent(1, [&](int) {
+    ::setenv("TMPDIR", temporary.path().c_str(), 1);
+    run_agent(
+        shells(2, "echo {} > $TORCHELASTIC_ERROR_FILE; " + witnesses.sign() + "; exec sleep 60"));
+  });
+  witnesses.await(2);
+  EXPECT_FALSE(std::filesystem::is_empty(temporary.path()));
+  agent.kill(0, SIGKILL);
+  const Deadline limit = Deadline::after(far_too_long);
+  while (!std::filesystem::is_empty(temporary.path()) && !limit.passed())
+    std::this_thread::sleep_for(5ms);
+  EXPECT_TRUE(std::filesystem::is_empty(temporary.path()));
+}
+
 TEST(AgentLeftovers, TheGuardLeavesOtherRunsAlone) {
   const Witnesses mine, others;
   const std::string forever = "; while :; do sleep 0.05; done";
