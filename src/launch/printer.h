@@ -23,8 +23,8 @@ class Printer {
       : sink_(sink), open_(open), style_(style) {}
 
   // Prints text of `rank`; -1: of a process in reserve. It need not end with a line's end; `stream`
-  // (any number, one for each pipe) says which later text continues it. Text of another stream then
-  // begins on a new line.
+  // (a number from 0, one for each pipe) says which later text continues it. Text of another stream
+  // then begins on a new line.
   void print(int stream, int rank, std::string_view text);
   // Prints a line of the agent's own.
   void say(std::string_view line);

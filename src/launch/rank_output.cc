@@ -1,6 +1,7 @@
 #include "launch/rank_output.h"
 
 #include "base/check.h"
+#include "launch/log_line.h"
 #include "sys/error_instead_of_signal.h"
 
 #include <lockstep/base/error.h>
@@ -10,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 
 namespace lockstep::launch {
@@ -52,11 +54,17 @@ bool readable(int descriptor) {
   return descriptor >= 0 && ::poll(&entry, 1, 0) > 0;
 }
 
+// Two numbers, for two streams, that no other object has had.
+int next_sources() {
+  static std::atomic<int> next = 0;
+  return next.fetch_add(2);
+}
+
 }  // namespace
 
 RankOutput::RankOutput(int rank, Printer& output, Printer& error, SharedFailures& failures,
                        const LogFile& log)
-    : rank_(rank), printers_{&output, &error}, failures_(failures) {
+    : rank_(rank), first_source_(next_sources()), printers_{&output, &error}, failures_(failures) {
   for (Stream& stream : streams_) make_pipe(stream.read_end, stream.write_end);
   begin_log(log);
 }
@@ -110,6 +118,7 @@ Deadline RankOutput::show_unfinished(Clock::time_point now) {
 void RankOutput::take(int stream, std::string_view bytes, Clock::time_point now) {
   write_log(bytes);
   last_lines_.add(stream, bytes);
+  if (stream == 1) last_errors_.add(stream, bytes);
   Stream& to = streams_[stream];
   to.taken += bytes.size();
   if (to.waiting.empty()) to.waiting_since = now;
@@ -124,13 +133,19 @@ void RankOutput::take(int stream, std::string_view bytes, Clock::time_point now)
 void RankOutput::show(int stream, std::size_t size) {
   Stream& from = streams_[stream];
   const std::string_view text = std::string_view(from.waiting).substr(0, size);
-  const int source = 2 * rank_ + stream;
+  const int source = first_source_ + stream;
   if (stream == 0) {
     printers_[stream]->print(source, rank_, text);
   } else {
     printers_[stream]->print(source, rank_, failures_.take(rank_, text));
   }
   from.waiting.erase(0, size);
+}
+
+bool RankOutput::says_why() const {
+  const std::vector<std::string> lines = last_errors_.lines(1);
+  return !lines.empty() && !lines[0].empty() && !parse_log_line(lines[0]) &&
+         !failures_.is_repeated(lines[0]);
 }
 
 void RankOutput::write_log(std::string_view bytes) {

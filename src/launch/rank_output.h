@@ -48,6 +48,9 @@ class RankOutput {
   Deadline show_unfinished(Clock::time_point now);
 
   [[nodiscard]] const LastLines& last_lines() const { return last_lines_; }
+  // Whether the last line on standard error may be the reason why the rank has ended: there is one,
+  // and it is no note of the library's log.
+  [[nodiscard]] bool says_why() const;
   [[nodiscard]] const std::string& log_file() const { return log_file_; }
   // errno of the log write that failed, once, else 0.
   [[nodiscard]] int take_log_error() { return std::exchange(log_error_, 0); }
@@ -65,10 +68,12 @@ class RankOutput {
   void write_log(std::string_view bytes);
 
   int rank_;
+  const int
+      first_source_;  // for the printers: processes in reserve have no rank to tell them apart
   Printer* printers_[2];
   SharedFailures& failures_;
   Stream streams_[2];
-  LastLines last_lines_;
+  LastLines last_lines_, last_errors_;
   std::string log_file_;
   sys::FileDescriptor log_;
   int log_error_ = 0;

@@ -160,9 +160,14 @@ void Agent::Run::send_to_all(int signal) {
 }
 
 void Agent::Run::suspend() {
-  send_to_all(SIGSTOP);
+  const auto send = [this](int signal) {
+    send_to_all(signal);
+    for (const auto& worker : reserve_)
+      if (sys::Process* process = worker->process()) process->send_to_group(signal);
+  };
+  send(SIGSTOP);
   ::kill(::getpid(), SIGSTOP);
-  send_to_all(SIGCONT);
+  send(SIGCONT);
 }
 
 void Agent::Run::say_losses() {

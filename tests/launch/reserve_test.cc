@@ -19,6 +19,7 @@
 #include "launch/detection/rank_info.h"
 #include "launch/detection/reserve.h"
 #include "support/messages.h"
+#include "support/processes.h"
 #include "support/temporary_folder.h"
 
 namespace lockstep::launch {
@@ -80,7 +81,7 @@ TEST(ReserveProgram, DISABLED_Waits) {
                    (was_in_reserve ? " from reserve" : "") + (has_input ? " reads " + line : "")
             << std::endl;
   if (round == "1") std::_Exit(::testing::Test::HasFailure() ? 9 : 0);
-  if (info.rank == 1) {
+  if (info.rank == 1 && value_of("MODE") != "runs") {
     if (value_of("MODE") == "waits") wait_for_reserve(folder);
     if (value_of("MODE") == "fails") wait_for_ended(folder, 3);
     ::kill(::getpid(), SIGKILL);
@@ -149,6 +150,34 @@ TEST(Reserve, OfAProgramThatEndsInItIsGivenUp) {
   EXPECT_EQ(count(ran.output, "from reserve"), 0) << ran.output;
   expect_words(ran.error, {"no process is kept in reserve any more: 3 have ended before they were "
                            "ready, the last with exit code 7\n"});
+}
+
+char state_of(pid_t pid) {
+  const std::string stat = text_of("/proc/" + std::to_string(pid) + "/stat");
+  const std::size_t at = stat.rfind(") ");
+  return at == std::string::npos ? 'X' : stat[at + 2];
+}
+
+void wait_for_state(pid_t pid, bool stopped) {
+  const Deadline limit = Deadline::after(far_too_long);
+  while ((state_of(pid) == 'T') != stopped && !limit.passed()) std::this_thread::sleep_for(5ms);
+  EXPECT_EQ(state_of(pid) == 'T', stopped);
+}
+
+// Ctrl-Z at the agent.
+TEST(Reserve, IsStoppedWithTheRanks) {
+  const test::TemporaryFolder folder;
+  WorkerSpec spec = waiting(folder.path(), "runs");
+  spec.forward_signals = true;
+  test::RankProcesses agent(1, [&](int) { run_agent(spec); });
+  wait_for_reserve(folder.path());
+  const pid_t reserve =
+      std::stoi(fs::directory_iterator(folder.path())->path().filename().string());
+  ::kill(agent.pid(0), SIGTSTP);
+  wait_for_state(agent.pid(0), true);
+  wait_for_state(reserve, true);
+  ::kill(agent.pid(0), SIGCONT);
+  wait_for_state(reserve, false);
 }
 
 // The standard input of the agent is rank 0's, also of one that waited for it.
