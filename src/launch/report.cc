@@ -32,6 +32,11 @@ std::string beginning(const std::string& sentence) {
   return sentence.size() <= most ? sentence : sentence.substr(0, most) + "...";
 }
 
+// Whether the one failure that was shown is that rank's own.
+bool is_all_of(const std::vector<SharedFailures::Failure>& failures, int rank) {
+  return failures.size() == 1 && failures[0].ranks == std::vector<int>{rank};
+}
+
 void add_last_lines(const FailureReport& report, std::vector<std::string>& lines) {
   if (report.last_lines.empty()) {
     lines.push_back("it had printed nothing");
@@ -53,24 +58,30 @@ std::vector<std::string> describe(const FailureReport& report) {
   const std::string verb =
       cause.exit_code > 128 && cause.how.starts_with("killed") ? "was " : "ended with ";
   const std::string where = report.where.empty() ? "" : report.where + ", ";
-  lines.push_back(formatted("rank {} of {} ({}pid {}) {}{} at {}, after {}", cause.rank,
+  const bool says_all = report.shared && is_all_of(report.shared->failures(), cause.rank);
+  lines.push_back(formatted("rank {} of {} ({}pid {}) {}{} at {}, after {}{}", cause.rank,
                             report.ranks, where, cause.pid, verb, cause.how, report.at,
-                            format_duration(cause.after)));
+                            format_duration(cause.after), says_all ? ", as shown above" : ""));
   add_last_lines(report, lines);
   if (!report.recorded.empty()) lines.push_back("what it has recorded:");
   for (const std::string& line : report.recorded) lines.push_back("  | " + line);
   if (!report.log_file.empty()) lines.push_back("its log: " + report.log_file);
   if (!report.error_file.empty()) lines.push_back("its error file: " + report.error_file);
-  if (report.shared) {
+  if (report.shared && !says_all) {
     const std::vector<SharedFailures::Failure>& failures = report.shared->failures();
     for (const SharedFailures::Failure& failure : failures)
       lines.push_back(rank_list(sorted(failure.ranks)) + " failed as shown above" +
                       (failures.size() > 1 ? ": " + beginning(failure.sentence) : ""));
   }
+  if (report.witness) {
+    lines.push_back(formatted("rank {} ended with {} and had said:", report.witness->end.rank,
+                              report.witness->end.how));
+    for (const std::string& line : report.witness->last_lines) lines.push_back("  | " + line);
+  }
   if (!report.others.empty())
-    lines.push_back((report.where.empty() ? "the others ended after it: "
-                                          : "the ranks of this node ended after it: ") +
-                    describe(report.others));
+    lines.push_back(formatted("the {} ended {} it: {}",
+                              report.where.empty() ? "others" : "ranks of this node",
+                              report.ended_together ? "with" : "after", describe(report.others)));
   return lines;
 }
 

@@ -4,6 +4,7 @@
 #include "launch/agent.h"
 #include "launch/shared_failures.h"
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,12 @@ namespace lockstep::launch {
 
 // Goes before each of the agent's own lines.
 inline constexpr const char* speaker = "lockstep run: ";
+
+// A rank that ended by itself, and what it said before that.
+struct Witness {
+  RankEnd end;
+  std::vector<std::string> last_lines;
+};
 
 struct FailureReport {
   RankEnd cause;
@@ -22,7 +29,9 @@ struct FailureReport {
   std::string log_file;                    // empty: none
   std::vector<std::string> recorded = {};  // what it has written into its error file
   std::string error_file = {};             // that stays; empty: none
+  std::optional<Witness> witness = {};     // where the cause has said nothing
   std::vector<RankEnd> others;             // ranks of this node that ended after it
+  bool ended_together = false;             // or a moment before it
 };
 
 // Lines without their ends: the cause, its last lines but for those that repeat a shared failure,

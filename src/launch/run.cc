@@ -275,8 +275,31 @@ const RankEnd& Agent::Run::cause_here() const {
                        [&](const RankEnd& end) { return end.rank == state_machine_.cause(); });
 }
 
+// The rank that ended first, unless it was silent because another one speaks for all that fail
+// together ("lockstep train: ...").
+const RankEnd& Agent::Run::end_to_report() const {
+  const RankEnd& cause = cause_here();
+  if (failures_.has_complained(cause.rank)) return cause;
+  const auto speaker = std::ranges::find_if(result_.ends, [&](const RankEnd& end) {
+    return end.exit_code == cause.exit_code && failures_.has_complained(end.rank);
+  });
+  return speaker == result_.ends.end() ? cause : *speaker;
+}
+
+// If the rank that ended first has not said why: one that ended by itself and has.
+std::optional<Witness> Agent::Run::witness_of(const RankEnd& cause) {
+  const auto output_of = [&](const RankEnd& end) -> const RankOutput& {
+    return workers_[end.rank - first_rank()]->output();
+  };
+  if (cause.exit_code > 128 || output_of(cause).says_why()) return std::nullopt;
+  for (const RankEnd& end : result_.ends)
+    if (end.exit_code > 0 && end.exit_code <= 128 && output_of(end).says_why())
+      return Witness{end, output_of(end).last_lines().lines(reported_lines)};
+  return std::nullopt;
+}
+
 void Agent::Run::report() {
-  const RankEnd* cause = &cause_here();
+  const RankEnd* cause = &end_to_report();
   result_.cause = *cause;
   Worker& worker = *workers_[cause->rank - first_rank()];
   std::vector<std::string> recorded = recorded_error(worker.error_file());  // by the rank itself
@@ -287,7 +310,9 @@ void Agent::Run::report() {
                describe(result_.ends));
   }
   RankOutput& output = worker.output();
-  const RankEnd* end = result_.ends.data() + result_.ends.size();
+  const RankEnd* first = &cause_here();
+  std::vector<RankEnd> others(first, std::as_const(result_.ends).data() + result_.ends.size());
+  std::erase_if(others, [&](const RankEnd& end) { return end.rank == cause->rank; });
   report({.cause = *cause,
           .ranks = ranks_of_all(),
           .where = where(own_node()),
@@ -297,7 +322,9 @@ void Agent::Run::report() {
           .log_file = output.log_file(),
           .recorded = std::move(recorded),
           .error_file = errors_->is_temporary() ? std::string() : worker.error_file(),
-          .others = std::vector<RankEnd>(cause + 1, end)});
+          .witness = witness_of(*cause),
+          .others = std::move(others),
+          .ended_together = cause != first});
 }
 
 // Its own, where that stays, and the one that this agent's parent has named.

@@ -54,6 +54,8 @@ class Agent::Run {
   void finish();
   void report();
   [[nodiscard]] const RankEnd& cause_here() const;
+  [[nodiscard]] const RankEnd& end_to_report() const;
+  [[nodiscard]] std::optional<Witness> witness_of(const RankEnd& cause);
   void write_error_files(const RankEnd& cause);
   void report(const FailureReport& failure);
   void say_records();

@@ -1,6 +1,7 @@
 #include "launch/shared_failures.h"
 
 #include "launch/environment.h"
+#include "launch/log_line.h"
 
 #include <algorithm>
 
@@ -15,46 +16,38 @@ constexpr std::string_view announcement =
     "terminate called after throwing an instance of 'lockstep::";
 constexpr std::string_view before_text = "  what():  ";
 
-// Takes what `pattern` describes off the front: '0' stands for a digit.
-bool take(std::string_view& text, std::string_view pattern) {
-  if (text.size() < pattern.size()) return false;
-  for (std::size_t i = 0; i < pattern.size(); ++i) {
-    const bool fits = pattern[i] == '0' ? text[i] >= '0' && text[i] <= '9' : text[i] == pattern[i];
-    if (!fits) return false;
-  }
-  text.remove_prefix(pattern.size());
+bool take(std::string_view& text, std::string_view words) {
+  if (!text.starts_with(words)) return false;
+  text.remove_prefix(words.size());
   return true;
 }
 
-void take_digits(std::string_view& text) {
-  while (take(text, "0")) {
-  }
-}
-
-void take_letters(std::string_view& text) {
-  while (!text.empty() && text.front() >= 'a' && text.front() <= 'z') text.remove_prefix(1);
+// How many characters of the front are between `least` and `most`.
+std::size_t run_of(std::string_view text, char least, char most) {
+  return static_cast<std::size_t>(
+      std::ranges::find_if(text, [=](char c) { return c < least || c > most; }) - text.begin());
 }
 
 // The sentence of a line "14:03:21.042 [rank 2] error: the group failed: SENTENCE"; empty for any
 // other. The path of the flight record, which differs from rank to rank, is no part of it.
 std::string_view marked_sentence(std::string_view line) {
-  if (!take(line, "00:00:00.000 ")) return {};
-  if (take(line, "[rank ")) {
-    take_digits(line);
-    if (!take(line, "] ")) return {};
-  }
-  if (!take(line, "error: ") || !line.starts_with(failure_mark)) return {};
-  line.remove_prefix(std::string_view(failure_mark).size());
-  return line.substr(0, line.rfind(flight_record_mark));
+  const auto parsed = parse_log_line(line);
+  if (!parsed) return {};
+  std::string_view rest = parsed->rest;
+  if (!take(rest, "error: ") || !take(rest, failure_mark)) return {};
+  return rest.substr(0, rest.rfind(flight_record_mark));
 }
 
-// "lockstep train: rank 2: ".
-bool is_of_our_programs(std::string_view words) {
-  if (!take(words, "lockstep ")) return false;
-  take_letters(words);
-  if (!take(words, ": rank ")) return false;
-  take_digits(words);
-  return words == ": ";
+// The sentence of "lockstep train: SENTENCE" or "lockstep train: rank 2: SENTENCE", by which a
+// program says why it ends; empty for any other line. An agent among the ranks says much else.
+std::string_view complaint(std::string_view line) {
+  if (!take(line, "lockstep ") || line.starts_with("run: ")) return {};
+  line.remove_prefix(run_of(line, 'a', 'z'));
+  if (!take(line, ": ")) return {};
+  std::string_view behind_rank = line;
+  if (!take(behind_rank, "rank ")) return line;
+  behind_rank.remove_prefix(run_of(behind_rank, '0', '9'));
+  return take(behind_rank, ": ") ? behind_rank : line;
 }
 
 }  // namespace
@@ -73,15 +66,19 @@ std::string SharedFailures::take(int rank, std::string_view text) {
 
 bool SharedFailures::shows(int rank, std::string_view line) {
   const std::string_view sentence = marked_sentence(line);
-  if (sentence.empty()) {
-    if (is_repeated(line)) return false;
-    if (ends_with_one(line) && shown_.size() < most_shown) shown_.emplace(line);
-    return true;
-  }
-  auto known = std::find_if(failures_.begin(), failures_.end(),
-                            [&](const Failure& one) { return one.sentence == sentence; });
+  if (!sentence.empty()) return is_new(sentence, rank, /*is_complaint=*/false);
+  const std::string_view own = complaint(line);
+  if (!own.empty() && !ends_with_one(line)) return is_new(own, rank, /*is_complaint=*/true);
+  if (is_repeated(line)) return false;
+  if (ends_with_one(line) && shown_.size() < most_shown) shown_.emplace(line);
+  return true;
+}
+
+bool SharedFailures::is_new(std::string_view sentence, int rank, bool is_complaint) {
+  const auto known = std::ranges::find(failures_, sentence, &Failure::sentence);
   if (known == failures_.end()) {
-    if (failures_.size() < most_failures) failures_.push_back({std::string(sentence), {rank}});
+    if (failures_.size() < most_failures)
+      failures_.push_back({std::string(sentence), {rank}, is_complaint});
     return true;
   }
   if (std::find(known->ranks.begin(), known->ranks.end(), rank) == known->ranks.end())
@@ -90,20 +87,28 @@ bool SharedFailures::shows(int rank, std::string_view line) {
 }
 
 bool SharedFailures::ends_with_one(std::string_view line) const {
-  return std::ranges::any_of(failures_,
-                             [&](const Failure& one) { return line.ends_with(one.sentence); });
+  return std::ranges::any_of(failures_, [&](const Failure& one) {
+    return !one.is_complaint && line.ends_with(one.sentence);
+  });
+}
+
+bool SharedFailures::has_complained(int rank) const {
+  return std::ranges::any_of(failures_, [&](const Failure& one) {
+    return one.is_complaint && std::ranges::find(one.ranks, rank) != one.ranks.end();
+  });
 }
 
 bool SharedFailures::is_repeated(std::string_view line) const {
-  if (failures_.empty()) return false;
-  if (line.starts_with(announcement) && line.ends_with("'")) return true;
+  const bool announces = line.starts_with(announcement) && line.ends_with("'");
   if (shown_.contains(line)) return true;
-  const std::string_view marked = marked_sentence(line);
+  const std::string_view marked = marked_sentence(line), own = complaint(line);
   return std::ranges::any_of(failures_, [&](const Failure& one) {
-    if (marked == one.sentence) return true;
+    if (marked == one.sentence || own == one.sentence) return true;
+    if (one.is_complaint) return false;
+    if (announces) return true;
     if (!line.ends_with(one.sentence)) return false;
     const std::string_view words = line.substr(0, line.size() - one.sentence.size());
-    return words.empty() || words == before_text || is_of_our_programs(words);
+    return words.empty() || words == before_text;
   });
 }
 

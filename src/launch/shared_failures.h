@@ -4,7 +4,9 @@
 //  - the log's line, when its sentence was shown already;
 //  - the sentence alone, or after the words of the C++ runtime or of our own programs;
 //  - a line that ends with the sentence and has been shown before, letter by letter: what a program
-//    puts before the sentence is shown once.
+//    puts before the sentence is shown once;
+//  - the line by which one of our programs says why it ends ("lockstep train: rank 1: SENTENCE"),
+//    when another rank's said the same.
 #pragma once
 
 #include <functional>
@@ -19,7 +21,8 @@ class SharedFailures {
  public:
   struct Failure {
     std::string sentence;
-    std::vector<int> ranks;  // that said it, in the order in which they did
+    std::vector<int> ranks;     // that said it, in the order in which they did
+    bool is_complaint = false;  // of one of our programs, and not of a group that has failed
   };
 
   // What is to be shown of `text`, which are lines of that rank's standard error; the last one may
@@ -28,8 +31,11 @@ class SharedFailures {
   // Whether the line only repeats what was shown, or announces it. Without its end.
   [[nodiscard]] bool is_repeated(std::string_view line) const;
   [[nodiscard]] const std::vector<Failure>& failures() const { return failures_; }
+  // Whether one of our programs has said on this rank why it ends.
+  [[nodiscard]] bool has_complained(int rank) const;
 
  private:
+  [[nodiscard]] bool is_new(std::string_view sentence, int rank, bool is_complaint);
   [[nodiscard]] bool shows(int rank, std::string_view line);
   [[nodiscard]] bool ends_with_one(std::string_view line) const;
 

@@ -39,6 +39,31 @@ TEST(AgentOutput, StreamsAreKeptApart) {
   EXPECT_EQ(ran.error, "[rank 0] to-error\n");
 }
 
+// Rank 0 speaks for all ranks that fail together, and another one may end first.
+TEST(AgentOutput, TheReportShowsTheReasonAndNotWhoWasSilent) {
+  const test::TemporaryFolder folder;
+  const std::string first = folder / "first";
+  const std::string rank_1_first = "[ $RANK = 1 ] && { echo loss 0.3; touch " + first +
+                                   "; exit 1; }; " + until("[ -e " + first + " ]") + "sleep 0.3; ";
+  const Ran ours =
+      run_agent(shells(2, rank_1_first + "echo 'lockstep eval: no such file' >&2; exit 1"));
+  EXPECT_EQ(ours.result.exit_code, 1);
+  EXPECT_EQ(ours.result.cause->rank, 0);
+  EXPECT_NE(ours.error.find(", as shown above\n"), std::string::npos) << ours.error;
+  EXPECT_EQ(ours.error.find("loss"), std::string::npos) << ours.error;
+  EXPECT_NE(ours.error.find("the others ended with it: rank 1: exit code 1\n"), std::string::npos)
+      << ours.error;
+
+  // Of a program that is not ours nobody knows whether it only speaks of the other's end.
+  const Ran other = run_agent(shells(2, rank_1_first + "echo ValueError: x >&2; exit 3"));
+  EXPECT_EQ(other.result.exit_code, 1);
+  EXPECT_EQ(other.result.cause->rank, 1);
+  EXPECT_NE(other.error.find("rank 0 ended with exit code 3 and had said:\nlockstep run:   | "
+                             "ValueError: x\n"),
+            std::string::npos)
+      << other.error;
+}
+
 TEST(AgentOutput, KeepsItsOrderWithinARank) {
   const Ran ran = run_agent(shells(3, "i=0; while [ $i -lt 2000 ]; do echo $i; i=$((i+1)); done"));
   std::istringstream lines(ran.output);

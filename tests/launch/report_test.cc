@@ -26,6 +26,35 @@ TEST(Report, NamesTheCauseItsLastLinesAndTheOthers) {
              "(SIGTERM)"}));
 }
 
+TEST(Report, AFailureThatWasShownOfTheCauseAloneIsNoLineMore) {
+  SharedFailures failures;
+  static_cast<void>(failures.take(1, "lockstep eval: no such file\n"));
+  FailureReport report{.cause = {.rank = 1, .pid = 7, .exit_code = 1, .how = "exit code 1"},
+                       .ranks = 2,
+                       .at = "12:00:01",
+                       .last_lines = {"lockstep eval: no such file"},
+                       .shared = &failures,
+                       .others = {{.rank = 0, .how = "exit code 1"}},
+                       .ended_together = true};
+  EXPECT_EQ(
+      describe(report),
+      (Lines{"rank 1 of 2 (pid 7) ended with exit code 1 at 12:00:01, after 0s, as shown above",
+             "the others ended with it: rank 0: exit code 1"}));
+}
+
+TEST(Report, HasAWitnessWhereTheCauseIsSilent) {
+  const FailureReport report{
+      .cause = {.rank = 0, .pid = 7, .exit_code = 1, .how = "exit code 1"},
+      .ranks = 2,
+      .at = "12:00:01",
+      .witness = Witness{{.rank = 1, .how = "exit code 1"}, {"ValueError: x"}},
+      .others = {{.rank = 1, .how = "exit code 1"}}};
+  EXPECT_EQ(describe(report),
+            (Lines{"rank 0 of 2 (pid 7) ended with exit code 1 at 12:00:01, after 0s",
+                   "it had printed nothing", "rank 1 ended with exit code 1 and had said:",
+                   "  | ValueError: x", "the others ended after it: rank 1: exit code 1"}));
+}
+
 TEST(Report, ASilentRankAlone) {
   const FailureReport report{.cause = {.rank = 0,
                                        .pid = 5,

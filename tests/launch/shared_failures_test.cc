@@ -56,6 +56,26 @@ TEST(SharedFailures, WhatAProgramPutsBeforeTheSentenceIsShownOnce) {
   EXPECT_EQ(failures.take(2, other), other);
 }
 
+// Of our own programs, when all ranks meet the same error and no group has failed.
+TEST(SharedFailures, WhatOurProgramsComplainOfIsShownOnce) {
+  SharedFailures failures;
+  const std::string missing = "expected a file or a folder, found nothing\n";
+  EXPECT_EQ(failures.take(1, "lockstep eval: " + missing), "lockstep eval: " + missing);
+  EXPECT_EQ(failures.take(0, "lockstep eval: " + missing), "");
+  EXPECT_EQ(failures.take(2, "lockstep eval: rank 2: " + missing), "");
+  EXPECT_EQ(failures.failures()[0].ranks, (std::vector<int>{1, 0, 2}));
+  EXPECT_TRUE(failures.has_complained(2));
+  EXPECT_FALSE(failures.has_complained(3));
+  const std::string other = "lockstep eval: another error\n";
+  EXPECT_EQ(failures.take(3, other), other);
+  for (const std::string line : {"lockstep run: round 1 begins\n", "my lockstep eval: no\n"})
+    for (int rank : {0, 1}) EXPECT_EQ(failures.take(rank, line), line);
+  // Ranks that survive another one complain of that, and not of an error of their own.
+  static_cast<void>(failures.take(4, marked(4)));
+  EXPECT_EQ(failures.take(5, "lockstep eval: rank 5: " + sentence + "\n"), "");
+  EXPECT_FALSE(failures.has_complained(5));
+}
+
 // Lines that only contain the words of a failure say something else too.
 TEST(SharedFailures, OtherLinesAreNeverHidden) {
   SharedFailures failures;
