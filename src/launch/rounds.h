@@ -139,7 +139,8 @@ class Rounds {
   [[nodiscard]] std::set<int> live_nodes();
   [[nodiscard]] std::vector<int> chosen(const std::set<int>& live) const;
   [[nodiscard]] std::optional<std::string> lost_node(const RoundPlan& plan);
-  [[nodiscard]] bool waits_for_the_others() const;
+  [[nodiscard]] std::optional<int> gone_node(const RoundPlan& plan);
+  [[nodiscard]] bool waits_for_the_others();
   void wait_for_news();
 
   void heartbeat() noexcept;
@@ -165,14 +166,16 @@ class Rounds {
   std::optional<Clock::time_point> gathering_since_, enough_since_;
   std::map<int, HeartbeatMonitor> heard_;  // the heartbeat thread's
 
-  std::atomic<int> offered_ = -1;  // the round that was last offered for
-  std::atomic<Clock::time_point> back_since_ = Clock::time_point::min();  // comes_back()
+  std::atomic<int> offered_ = -1;              // the round that was last offered for
+  std::atomic<std::int64_t> connections_ = 1;  // to the store, so far
+  std::atomic<Clock::time_point> back_since_ = Clock::time_point::min();
   std::atomic<bool> leaving_ = false;
   std::atomic<bool> closing_ = false;
   Mutex mutex_;
   std::condition_variable closing_changed_;
   bool over_ LOCKSTEP_GUARDED_BY(mutex_) = false;
   std::vector<RoundEvent> events_ LOCKSTEP_GUARDED_BY(mutex_);
+  int early_failures_ = 0;  // in a row; the tasks'
   sys::TaskQueue tasks_;
   std::vector<sys::Thread> threads_;
 };

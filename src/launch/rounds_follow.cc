@@ -69,7 +69,7 @@ bool Rounds::look() {
   return true;
 }
 
-// While the store could not be reached, it has marked this node as gone, and perhaps all others too.
+// While the store could not be reached, it has marked this node as gone, and perhaps all others.
 // If no round was planned without this node's workers, it erases the mark and goes on.
 bool Rounds::comes_back() {
   if (leaving_) return false;
@@ -78,14 +78,15 @@ bool Rounds::comes_back() {
     if (had_workers || parse_round_plan(*text).group_rank(node_) >= 0) return false;
   }
   keys_.erase(round_key::gone(node_));
-  back_since_ = Clock::now();
   if (leaving_) keys_.set(round_key::gone(node_), "it was asked to stop");  // set meanwhile
   announce();
   return true;
 }
 
-// The others have lost the store as well, and come back to it a moment sooner or later.
-bool Rounds::waits_for_the_others() const {
+// If this agent had lost the store, others may have lost it as well, and come back to it later.
+bool Rounds::waits_for_the_others() {
+  const std::int64_t connections = store_.store->connections();
+  if (connections_.exchange(connections) != connections) back_since_ = Clock::now();
   const auto since = back_since_.load();
   return since != Clock::time_point::min() && Clock::now() - since < nodes_.lost_after;
 }
@@ -110,7 +111,7 @@ void Rounds::look_at_round() {
 }
 
 std::string Rounds::reason_to_end() {
-  if (!others_may_come_ || waits_for_the_others()) return "";
+  if (!others_may_come_) return "";
   if (const auto lost = lost_node(plan_)) return *lost;
   const auto live = live_nodes();
   const bool room = std::ssize(plan_.nodes) < most_;
@@ -153,6 +154,7 @@ void Rounds::look_at_gathering() {
 
 // Any agent may: the first plan stands.
 void Rounds::try_to_plan(int round) {
+  if (round_ >= 0 && gone_node(plan_) && waits_for_the_others()) return;
   const auto live = live_nodes();
   if (std::ssize(live) < least_) {
     enough_since_.reset();
@@ -222,13 +224,20 @@ std::vector<int> Rounds::chosen(const std::set<int>& live) const {
 }
 
 std::optional<std::string> Rounds::lost_node(const RoundPlan& plan) {
-  if (!others_may_come_ || waits_for_the_others()) return std::nullopt;
+  const std::optional<int> group_rank = gone_node(plan);
+  if (!group_rank || waits_for_the_others()) return std::nullopt;
+  const RoundPlan::Node& lost = plan.nodes[*group_rank];
+  return formatted("node {} (host {}) has left: {}", *group_rank, lost.host,
+                   visible(keys_.try_get(round_key::gone(lost.node)).value_or(""), 200));
+}
+
+// By its group rank.
+std::optional<int> Rounds::gone_node(const RoundPlan& plan) {
+  if (!others_may_come_) return std::nullopt;
   for (const std::string& name : names_below(keys_, round_key::of_gone)) {
     const int node = checked_number(name, most_node_number, "gone");
     const int group_rank = plan.group_rank(node);
-    if (group_rank < 0 || node == node_) continue;
-    return formatted("node {} (host {}) has left: {}", group_rank, plan.nodes[group_rank].host,
-                     visible(keys_.try_get(round_key::gone(node)).value_or(""), 200));
+    if (group_rank >= 0 && node != node_) return group_rank;
   }
   return std::nullopt;
 }

@@ -64,6 +64,7 @@ void TcpStore::Connection::try_once(Deadline deadline) {
     if (lost_) throw lost_error();
     socket_ = std::move(socket);
   }
+  ++made_;
   sealer_.emplace(std::move(streams->to_server));
   opener_.emplace(streams->from_server);
   frames_ = store::FrameReader(store::seal_bytes);

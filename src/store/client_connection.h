@@ -48,6 +48,7 @@ class TcpStore::Connection {
   // Of a call that does not block at the server.
   [[nodiscard]] Duration call_timeout() const;
   [[nodiscard]] std::string own_address() const;
+  [[nodiscard]] std::int64_t made() const { return made_; }
   // True in a forked child, which has a copy of this object.
   [[nodiscard]] bool is_copy_of_parent() const { return process_.is_copy_of_parent(); }
 
@@ -106,6 +107,7 @@ class TcpStore::Connection {
   bool is_sent_for_ LOCKSTEP_GUARDED_BY(mutex_) = false;
   std::optional<std::string> lost_ LOCKSTEP_GUARDED_BY(mutex_);
   std::atomic<std::uint64_t> next_id_ = 1;
+  std::atomic<std::int64_t> made_ = 0;    // connections
   std::atomic<int> untaken_replies_ = 0;  // of callers that are about to wake
 };
 

@@ -103,4 +103,6 @@ void TcpStore::disconnect() noexcept { connection_->lose("it was disconnected he
 
 std::string TcpStore::own_address() const { return connection_->own_address(); }
 
+std::int64_t TcpStore::connections() const { return connection_->made(); }
+
 }  // namespace lockstep

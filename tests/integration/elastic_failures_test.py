@@ -13,7 +13,7 @@ import tempfile
 import time
 
 from elastic_support import expect_the_same, kill_one, model_of, train_program, training, wait_for, workers_of
-from several_hosts_test import PORT, Cluster, address, enter_namespace, shell
+from several_hosts_test import HOSTS, PORT, Cluster, address, enter_namespace, shell
 from support import Process, end_all, environment, expect, expect_words, lockstep, run, shown
 
 STEPS = 600
@@ -76,11 +76,12 @@ def wait_for_line(process, pattern, seconds=60):
 
 
 class Store:
-    """lockstep store, at the bridge that all hosts reach."""
+    """lockstep store, at the bridge that all hosts reach, or on the last host."""
 
-    def __init__(self, cluster, port):
-        self.at = f"10.77.0.254:{port}"
-        self.words = [lockstep(), "store", "--listen", self.at, "--secret-file", str(cluster.secret),
+    def __init__(self, cluster, port, on_host=False):
+        self.at = f"{address(HOSTS - 1)}:{port}" if on_host else f"10.77.0.254:{port}"
+        place = ["nsenter", f"--net={cluster.folder}/host{HOSTS - 1}"] if on_host else []
+        self.words = [*place, lockstep(), "store", "--listen", self.at, "--secret-file", str(cluster.secret),
                       "--log", f"{cluster.folder}/store{port}.log"]
         self.process = Process(self.words)
 
@@ -90,12 +91,12 @@ class Store:
         self.process = Process(self.words)
 
 
-def host(cluster, number, store, folder, name):
+def host(cluster, number, store, folder, name, *options):
     """An agent with two ranks and a memory of its own."""
     memory = folder / f"{name}-memory{number}"
     memory.mkdir()
     words = [lockstep(), "run", "-n", "2", "--nnodes", "1:2", "--store", store.at, "--secret-file",
-             str(cluster.secret), "--join-timeout", "60s", "--lost-after", "6s", "--max-restarts", "9"]
+             str(cluster.secret), "--join-timeout", "60s", "--lost-after", "6s", "--max-restarts", "9", *options]
     return Process(["nsenter", f"--net={cluster.folder}/host{number}", *words, train_program(),
                     *of_run(folder, name)],
                    env=environment(GLOO_SOCKET_IFNAME="eth0", LOCKSTEP_COMMITS=str(memory)))
@@ -110,6 +111,23 @@ def store_killed(cluster, folder):
     finish_as_calm(folder, "storeless", agent, "the store killed and started anew, then a rank killed",
                    "round 1 begins")
     store.process.kill()
+
+
+def store_cut(cluster, folder):
+    """The host of the store is cut off for longer than --lost-after: neither one node nor two are lost."""
+    for nodes in (1, 2):
+        name = f"storecut{nodes}"
+        store = Store(cluster, PORT + 7 + nodes, on_host=True)
+        agents = [host(cluster, number, store, folder, name, "--lost-after", "3s") for number in range(nodes)]
+        wait_for(folder / name / "step-00000100")
+        shell(f"ip link set out{HOSTS - 1} down")
+        time.sleep(6)
+        shell(f"ip link set out{HOSTS - 1} up")
+        for agent in agents:
+            code, output, _ = agent.finish(150)
+            expect(code == 0 and "has left" not in output, f"one of {nodes} nodes: exit code {code}", output)
+        finish_as_calm(folder, name, agents[0], f"the store cut off from {nodes} node(s)")
+        store.process.kill()
 
 
 def host_with_rank_0(agents):
@@ -165,6 +183,7 @@ def main():
             no_room_for_commits(folder)
             no_room_for_checkpoints(folder)
             store_killed(cluster, folder)
+            store_cut(cluster, folder)
             host_lost(cluster, folder)
             link_cut(cluster, folder)
         finally:

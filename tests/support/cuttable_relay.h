@@ -61,7 +61,7 @@ class CuttableRelay {
       ::poll(&entry, 1, 2);
       const std::lock_guard lock(mutex_);
       accept_one();
-      std::erase_if(pairs_, [this](Pair& pair) { return pair.client && !moved(pair); });
+      std::erase_if(pairs_, [](Pair& pair) { return pair.client && !moved(pair); });
     }
   }
 

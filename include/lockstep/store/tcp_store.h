@@ -60,6 +60,8 @@ class TcpStore : public Store {
   void disconnect() noexcept;
   // This end of the connection, without its port: "10.0.0.7".
   [[nodiscard]] std::string own_address() const;
+  // How many connections have been made so far: more than one after it was reached again.
+  [[nodiscard]] std::int64_t connections() const;
 
  private:
   class Connection;
