@@ -1,4 +1,5 @@
 // A run with rounds: what an agent does with its own workers when a round ends and another begins.
+#include "base/command_options.h"
 #include "base/format.h"
 #include "base/text.h"
 #include "launch/run.h"
@@ -39,6 +40,10 @@ void Agent::Run::watch_rounds(Poller& poller) {
 
 void Agent::Run::take(RoundEvent event) {
   switch (event.kind) {
+    case RoundEvent::Kind::pause:
+      pause_line_ = event.why;
+      offer_after_ = Clock::now() + event.pause;
+      return;
     case RoundEvent::Kind::gather:
       return gather(event);
     case RoundEvent::Kind::waiting:
@@ -96,9 +101,10 @@ void Agent::Run::offer_if_ready() {
   if (gathering_for_ < 0 || run_result_ || asked_to_stop_ != 0) return;
   if (!workers_.empty() && state_machine_.state() != State::done) return;
   end_leftovers();
+  report_end_of_round();
+  if (is_pausing()) return;
   Offer offer = rounds_->empty_offer();
   offer.failed = !workers_.empty() && state_machine_.cause() >= 0;
-  report_end_of_round();
   for (int local = 0; local < spec_.ranks; ++local) {
     Worker* worker = workers_.empty() ? nullptr : workers_[local].get();
     const bool kept = worker != nullptr && worker->process() != nullptr &&
@@ -120,8 +126,18 @@ void Agent::Run::end_leftovers() {
   if (!workers_.empty()) subreaper_->end_all(Duration::zero(), kept);
 }
 
+bool Agent::Run::is_pausing() {
+  if (!offer_after_) return false;
+  if (!pause_line_.empty()) say(std::exchange(pause_line_, {}));
+  waiting_line_ = *offer_after_ + first_waiting_line;
+  if (Clock::now() < *offer_after_) return true;
+  offer_after_.reset();
+  return false;
+}
+
 void Agent::Run::report_end_of_round() {
-  if (workers_.empty() || state_machine_.cause() < 0) return;
+  if (workers_.empty() || state_machine_.cause() < 0 || std::exchange(round_reported_, true))
+    return;
   report();
   result_.cause.reset();
 }
@@ -134,6 +150,7 @@ void Agent::Run::begin_round(const RoundPlan& plan) {
   kept_.clear();
   waiting_line_.reset();
   told_ = false;
+  round_reported_ = false;
   failures_ = {};  // those of the last round are in its report
   const RoundPlan::Node& own = plan.nodes[plan.group_rank(own_node())];
   if (plan.round > 0)
@@ -189,6 +206,9 @@ void Agent::Run::end_rounds(RunResult result) {
   const bool has_failed = run_result_->kind == RunResult::Kind::failed;
   if (has_failed && spec_.max_restarts > 0 && plan_.restarts >= spec_.max_restarts)
     say(formatted("no restart is left: {} of {} are taken", plan_.restarts, spec_.max_restarts));
+  if (has_failed && run_result_->exit_code == usage_exit_code && spec_.max_restarts > 0 &&
+      plan_.restarts < spec_.max_restarts)
+    say("exit code 2 is an error of use: no restart follows");
   if (run_result_->kind == RunResult::Kind::stopped) {
     if (!elsewhere || asked_to_stop_ != 0) return;
     say(formatted("{} was asked to stop ({})", node_name(run_result_->node),

@@ -29,6 +29,11 @@ inline std::string plan(int round) { return formatted("lockstep-run/plans/{}", r
 inline std::string of_done(int round) { return formatted("lockstep-run/done/{}/", round); }
 inline std::string news_of(std::int64_t number) { return formatted("{}/{}", news, number); }
 
+// Where init() counts its calls of a rank (comm/rendezvous/handshake.h).
+inline std::string inits_of(const std::string& run, int round, int rank) {
+  return formatted("lockstep/{}/{}/round/{}", run, round, rank);
+}
+
 inline std::string workers(int round) { return formatted("lockstep-round/{}/workers", round); }
 inline std::string ended(int round) { return formatted("lockstep-round/{}/ended", round); }
 inline std::string final_failure(int round) { return formatted("lockstep-round/{}/final", round); }

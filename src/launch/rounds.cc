@@ -1,6 +1,7 @@
 #include "launch/rounds.h"
 
 #include "base/check.h"
+#include "base/command_options.h"
 #include "base/format.h"
 #include "base/log.h"
 #include "base/text.h"
@@ -16,7 +17,9 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <future>
 #include <utility>
 
@@ -27,6 +30,7 @@ namespace {
 // After a worker's failure: until the end of its agent's connection shows, if that is why.
 constexpr std::chrono::milliseconds time_to_miss_a_node{300};
 constexpr std::chrono::milliseconds look_again{20};
+constexpr std::chrono::seconds early{60}, first_pause{1}, longest_pause{30};
 constexpr std::chrono::seconds time_to_close{2};
 constexpr std::int64_t kept_news = 1000;
 
@@ -144,16 +148,40 @@ void Rounds::fail(const RoundPlan& plan, const RunResult& failure) {
         Deadline::after(plan.nodes.size() > 1 ? time_to_miss_a_node : Duration::zero());
     std::optional<std::string> why = lost_node(plan);
     for (; !why && !limit.passed(); why = lost_node(plan)) pause(look_again);
+    const bool is_of_a_start = !why && is_early(plan, failure);
+    early_failures_ = is_of_a_start ? early_failures_ + 1 : 0;
     const bool is_last = plan.restarts >= max_restarts_ ||
+                         (is_of_a_start && failure.exit_code == usage_exit_code) ||
                          keys_.try_get(round_key::final_failure(plan.round)).has_value();
-    if (!why && is_last)
+    if (!why && is_last) {
       keys_.compare_set(round_key::result, "", to_text(failure));
-    else
+    } else {
+      pause_after_early_failures();
       keys_.compare_set(round_key::ended(plan.round), "",
                         why.value_or(formatted("rank {} on {} has failed ({})", failure.rank, host_,
                                                failure.how)));
+    }
     announce();
   });
+}
+
+// Ranks of a world of one, and of programs without our init(), leave no word of it. What kills a
+// rank from outside says nothing of its program.
+bool Rounds::is_early(const RoundPlan& plan, const RunResult& failure) {
+  return failure.after < early && failure.exit_code != 128 + SIGKILL &&
+         !keys_.try_get(round_key::inits_of(run_id_, plan.round, failure.rank));
+}
+
+// The first one may be chance, and is tried again at once.
+void Rounds::pause_after_early_failures() {
+  if (early_failures_ < 2) return;
+  const int doublings = std::min(early_failures_ - 2, 5);
+  const Duration pause = std::min<Duration>(first_pause * (1 << doublings), longest_pause);
+  emit({.kind = RoundEvent::Kind::pause,
+        .why = formatted("{} failures in a row came soon and before init(): the next round begins "
+                         "in {}",
+                         early_failures_, format_duration(pause)),
+        .pause = pause});
 }
 
 void Rounds::done(int round) {

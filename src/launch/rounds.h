@@ -67,6 +67,7 @@ struct RoundStore {
 
 struct RoundEvent {
   enum class Kind {
+    pause,    // `why`: offer() not before `pause` from now
     gather,   // end what is left of the last round, then offer() for round `round`
     waiting,  // these workers wait for it
     begin,    // it begins
@@ -77,6 +78,7 @@ struct RoundEvent {
   Kind kind = Kind::gather;
   int round = 0;
   std::string why = {};                // gather: the end of the last round; empty: there was none
+  Duration pause = {};                 // pause
   std::set<std::string> workers = {};  // gather: those of the last round that keep themselves
   RoundPlan plan = {};                 // begin, spare
   RunResult result = {};               // over
@@ -104,7 +106,9 @@ class Rounds {
   // None of these waits: a thread does.
   void offer(int round, const Offer& offer);
   // A worker of this node has ended badly in that round, which ends: another follows, or the run is
-  // over when restarts are used up. Where a node of the round has gone, that is the cause.
+  // over when restarts are used up, or where the worker has met an error of use (exit code 2, soon
+  // and before init()). Where a node of the round has gone, that is the cause. Before workers that
+  // fail again and again before init() are started again, there are pauses.
   void fail(const RoundPlan& plan, const RunResult& failure);
   // All workers of this node have ended well.
   void done(int round);
@@ -122,6 +126,8 @@ class Rounds {
   void join(const NodeSpec& nodes, int max_restarts);
   void push(std::function<void()> task);
   void announce();
+  [[nodiscard]] bool is_early(const RoundPlan& plan, const RunResult& failure);
+  void pause_after_early_failures();
   void emit(RoundEvent event);
   void lose(const std::string& why) noexcept;
 

@@ -261,10 +261,12 @@ void Agent::Run::finish() {
   end_reserve();
   subreaper_->end_all(leftover_grace);
   for (const auto& worker : workers_) worker->output().finish();
-  if (result_.exit_code == 0) result_.exit_code = state_machine_.exit_code();
+  // The failure of the last round was reported, and would have been followed by another one.
+  const bool was_between_rounds = round_reported_ && asked_to_stop_ != 0;
+  if (result_.exit_code == 0 && !was_between_rounds) result_.exit_code = state_machine_.exit_code();
   if (result_.exit_code == 0 && asked_to_stop_ != 0 && !(run_result_ && was_done(*run_result_)))
     result_.exit_code = 128 + asked_to_stop_;
-  if (!report_failure_elsewhere() && state_machine_.cause() >= 0) report();
+  if (!report_failure_elsewhere() && state_machine_.cause() >= 0 && !was_between_rounds) report();
   say_records();
   drain();
   leave_nodes();

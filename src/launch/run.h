@@ -97,6 +97,7 @@ class Agent::Run {
   void note_waiting(const std::set<std::string>& names);
   void kill_late_keepers(Clock::time_point now);
   void offer_if_ready();
+  [[nodiscard]] bool is_pausing();
   void report_end_of_round();
   void end_leftovers();
   void begin_round(const RoundPlan& plan);
@@ -151,7 +152,9 @@ class Agent::Run {
   std::set<std::string> kept_;  // workers that came over from the round before
   int next_worker_ = 0;
   int asked_to_stop_ = 0;  // the signal
-  std::optional<Clock::time_point> keepers_limit_, waiting_line_;
+  std::optional<Clock::time_point> keepers_limit_, waiting_line_, offer_after_;
+  std::string pause_line_;       // to be said when the round has been reported
+  bool round_reported_ = false;  // the failure that has ended the newest round
 
   std::string spare_line_;    // said now and then while a round runs without this node; else empty
   bool has_reserve_ = false;  // the program can wait in reserve

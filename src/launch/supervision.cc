@@ -60,7 +60,7 @@ void Agent::Run::supervise() {
 
 Deadline Agent::Run::next_wake(Clock::time_point now) {
   Deadline wake = Deadline::after(orphan_interval);
-  for (const auto& next : {state_machine_.next(), keepers_limit_, fill_reserve_})
+  for (const auto& next : {state_machine_.next(), keepers_limit_, offer_after_, fill_reserve_})
     if (next) wake = wake.or_sooner(Deadline::after(*next - now));
   for (const auto& worker : workers_) wake = wake.or_sooner(worker->output().show_unfinished(now));
   return wake;

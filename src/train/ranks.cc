@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "base/command_options.h"
 #include "base/format.h"
+#include "elastic/round_loop.h"
 #include "launch/agent.h"
 #include "launch/detection/own_failure.h"
 #include "launch/detection/rank_info.h"
@@ -64,6 +65,7 @@ int be_a_rank(const RankProgram& program) {
     return program.body(world);
   } catch (const CommonFailure& error) {
     launch::record_own_failure(error.what());
+    say_final_failure(error.what());  // a restart would meet it again
     return world.is_root() ? sys::complain(program.command, error.what(), code) : code;
   } catch (const std::exception& error) {
     return sys::complain(program.command, speaker + sys::failure_text(error), failure);

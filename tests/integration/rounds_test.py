@@ -163,11 +163,24 @@ def killed_from_outside(folder):
     shown("a rank was killed, then one was stopped", seconds)
 
 
+def cannot_start(folder):
+    """Restarts are not spent on an error that every rank would meet again; it is shown once."""
+    train = [lockstep(), "train", "gpt", "--data", str(folder / "missing"), "--out", str(folder / "out")]
+    for words, reason, expected in ((train, "found nothing of that name", 1),
+                                    ([lockstep(), "generate", "--no-such-option"], "unknown option", 2)):
+        code, output, seconds = run([lockstep(), "run", "-n", "2", "--max-restarts", "5", *words])
+        expect(code == expected, f"exit code {code}", output)
+        expect("round 1 begins" not in output and output.count(reason) == 1, "tried again, or said twice", output)
+        expect_words(output, r"ended with exit code \d at .*, ")
+    shown("two programs that cannot start were not tried again", seconds)
+
+
 def main():
     with tempfile.TemporaryDirectory(prefix="lockstep-rounds-") as name:
         folder = pathlib.Path(name)
         rendezvous(folder)
         killed_from_outside(folder)
+        cannot_start(folder)
         if python() is None:
             skip("no Python with torch: set LOCKSTEP_PYTHON")
         killed_in_python(folder)

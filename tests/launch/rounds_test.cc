@@ -180,6 +180,67 @@ TEST(Rounds, AProgramThatIsMissingIsNoReasonToTryAgain) {
   EXPECT_EQ(lines_of(ran.error).size(), 1U) << ran.error;
 }
 
+// A rank that counts as one that has called init(), and ends with the code in MODE.
+TEST(RoundsProgram, DISABLED_JoinsAndEnds) {
+  const std::string round = std::getenv("LOCKSTEP_ROUND");
+  open_store(std::getenv("LOCKSTEP_STORE"), read_secret(), 20s)
+      ->add(std::string("lockstep/") + std::getenv("TORCHELASTIC_RUN_ID") + "/" + round +
+                "/round/" + std::getenv("RANK"),
+            1);
+  std::_Exit(round == "3" ? 0 : std::stoi(std::getenv("MODE")));
+}
+
+WorkerSpec joining(const char* code) {
+  WorkerSpec spec{.program = "/proc/self/exe",
+                  .arguments = {"--gtest_filter=RoundsProgram.DISABLED_JoinsAndEnds",
+                                "--gtest_also_run_disabled_tests", "--gtest_brief=1"},
+                  .max_restarts = 5,
+                  .input = StandardInput::none};
+  std::erase_if(spec.environment, [](const auto& entry) { return entry.first == "GTEST_OUTPUT"; });
+  spec.environment.emplace_back("MODE", code);
+  return spec;
+}
+
+TEST(Rounds, AnErrorOfUseIsNotTriedAgain) {
+  const Ran ran = run_agent(restarting(2, 5, says_where + std::string("exit 2")));
+  EXPECT_EQ(ran.result.exit_code, 2) << ran.error;
+  for (const std::string& line : lines_of(ran.output)) EXPECT_EQ(line[0], '0') << ran.output;
+  expect_words(ran.error, {"exit code 2 is an error of use: no restart follows\n"});
+  const Ran later = run_agent(joining("2"));
+  EXPECT_EQ(later.result.exit_code, 0) << "behind init() it may be anything: " << later.error;
+  expect_words(later.error, {"3 of 5 restarts taken\n"});
+}
+
+TEST(Rounds, FailuresBeforeInitAreTriedAgainAfterAGrowingPause) {
+  const Ran ran = run_agent(restarting(1, 3, "[ $LOCKSTEP_ROUND = 3 ] || exit 7"));
+  EXPECT_EQ(ran.result.exit_code, 0) << ran.error;
+  expect_words(ran.error, {"2 failures in a row came soon and before init(): the next round begins "
+                           "in 1s\n",
+                           "round 2 begins",
+                           "3 failures in a row came soon and before init(): the next round begins "
+                           "in 2s\n",
+                           "round 3 begins"});
+  EXPECT_GE(ran.took, 3s);
+  EXPECT_EQ(run_agent(joining("7")).error.find("in a row"), std::string::npos);
+}
+
+TEST(Rounds, ARequestToStopIsHeardInAPause) {
+  const Screen output, error;
+  WorkerSpec spec = restarting(1, 20, "exit 7");
+  spec.output = output.descriptor();
+  spec.error = error.descriptor();
+  Agent agent(spec);
+  std::thread later([&] {
+    const Deadline limit = Deadline::after(far_too_long);
+    while (error.text().find("the next round begins in 8s") == std::string::npos && !limit.passed())
+      std::this_thread::sleep_for(10ms);
+    agent.deliver(SIGTERM);
+  });
+  EXPECT_EQ(agent.run().exit_code, 128 + SIGTERM) << error.text();
+  later.join();
+  EXPECT_EQ(error.text().find("round 5 begins"), std::string::npos) << error.text();
+}
+
 TEST(Rounds, AStoppedWorkerHasHung) {
   WorkerSpec spec = restarting(
       2, 1, "[ $LOCKSTEP_ROUND = 1 ] && exit 0; [ $RANK = 1 ] && kill -STOP $$; exec sleep 60");
