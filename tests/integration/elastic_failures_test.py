@@ -91,12 +91,12 @@ class Store:
         self.process = Process(self.words)
 
 
-def host(cluster, number, store, folder, name, *options):
+def host(cluster, number, store, folder, name, lost_after="6s"):
     """An agent with two ranks and a memory of its own."""
     memory = folder / f"{name}-memory{number}"
     memory.mkdir()
     words = [lockstep(), "run", "-n", "2", "--nnodes", "1:2", "--store", store.at, "--secret-file",
-             str(cluster.secret), "--join-timeout", "60s", "--lost-after", "6s", "--max-restarts", "9", *options]
+             str(cluster.secret), "--join-timeout", "60s", "--lost-after", lost_after, "--max-restarts", "9"]
     return Process(["nsenter", f"--net={cluster.folder}/host{number}", *words, train_program(),
                     *of_run(folder, name)],
                    env=environment(GLOO_SOCKET_IFNAME="eth0", LOCKSTEP_COMMITS=str(memory)))
@@ -118,7 +118,7 @@ def store_cut(cluster, folder):
     for nodes in (1, 2):
         name = f"storecut{nodes}"
         store = Store(cluster, PORT + 7 + nodes, on_host=True)
-        agents = [host(cluster, number, store, folder, name, "--lost-after", "3s") for number in range(nodes)]
+        agents = [host(cluster, number, store, folder, name, "3s") for number in range(nodes)]
         wait_for(folder / name / "step-00000100")
         shell(f"ip link set out{HOSTS - 1} down")
         time.sleep(6)
