@@ -255,6 +255,10 @@ std::string file_checksum(const fs::path& file) {
   }
 }
 
+bool has_file(const LayoutJson& json, const std::string& name) {
+  return json.files.contains(name) || json.files.contains(name + index_end);
+}
+
 void seal(LayoutJson& json, const fs::path& folder) {
   json.files.clear();
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
@@ -267,8 +271,8 @@ void seal(LayoutJson& json, const fs::path& folder) {
 void check_sealed(const LayoutJson& json, const fs::path& folder) {
   for (const char* name : tensor_files) {
     if (may_be_missing(name)) continue;
-    check_input(json.files.contains(name) || json.files.contains(std::string(name) + index_end),
-                "{}: files: expected {}, found none", (folder / layout_file).string(), name);
+    check_input(has_file(json, name), "{}: files: expected {}, found none",
+                (folder / layout_file).string(), name);
   }
   for (const auto& [name, noted] : json.files) {
     const std::string found = file_checksum(folder / name);

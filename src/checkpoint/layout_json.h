@@ -35,6 +35,8 @@ struct LayoutJson {
 // Of what a safetensors file says of its tensors, their checksums included, or of the whole of an
 // index; eight digits. BadInput and SystemError name the file.
 [[nodiscard]] std::string file_checksum(const std::filesystem::path& file);
+// Returns true if the noted files include `name`, as one file or as an index of shards.
+[[nodiscard]] bool has_file(const LayoutJson& json, const std::string& name);
 // Notes the files that there are in the folder.
 void seal(LayoutJson& json, const std::filesystem::path& folder);
 // BadInput names the first of the noted files that is missing or another one.

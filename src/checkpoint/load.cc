@@ -93,7 +93,7 @@ Beside fitting(const LayoutJson& json, const LoadOptions& options) {
   check_is_wanted("scheduler", json.scheduler.has_value(), options.scheduler != nullptr);
   check_is_wanted("scaler", json.scaler.has_value(), options.scaler != nullptr);
   check_input(
-      !json.files.contains(own_file) || options.own != nullptr,
+      !has_file(json, own_file) || options.own != nullptr,
       "the checkpoint has tensors of each rank's own: expected LoadOptions::own, found none");
   Beside beside{.state = json.state, .scheduler = {}, .scaler = {}};
   if (json.scheduler) {
@@ -156,10 +156,8 @@ Files open_files(Group& group, const fs::path& folder, const SeenJson& of) {
   });
   const auto reader = [&](const char* name) { return PartsReader(group, folder / name, of.seen); };
   Files files{reader(model_file), reader(optimizer_file), reader(random_file), {}, {}};
-  const bool has_ignored = of.json.files.contains(ignored_file) ||
-                           of.json.files.contains(std::string(ignored_file) + index_end);
-  if (has_ignored) files.ignored.emplace(group, folder / ignored_file, of.seen);
-  if (of.json.files.contains(own_file)) files.own.emplace(group, folder / own_file, of.seen);
+  if (has_file(of.json, ignored_file)) files.ignored.emplace(group, folder / ignored_file, of.seen);
+  if (has_file(of.json, own_file)) files.own.emplace(group, folder / own_file, of.seen);
   together(group, [&] {
     if (!group.is_root()) return;
     for (const PartsReader* opened : files.all()) check_noted(of.json, opened->files());

@@ -1,6 +1,8 @@
 // SaveOptions::own: what each rank has of its own, as hooks and DiLoCo keep it.
 #include "checkpoint/own_tensors.h"
 
+#include "checkpoint/reshard.h"
+
 #include "checkpoint/small_training.h"
 #include "support/messages.h"
 #include "support/temporary_folder.h"
@@ -69,6 +71,26 @@ TEST_P(OwnTensors, ComeBackToTheRankThatSavedThem) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Async, OwnTensors, testing::Bool());
+
+TEST(OwnTensorsOf, ACheckpointInOtherFilesAreTheSame) {
+  TemporaryFolder folder;
+  run_as_threads(3, [&](Group group) {
+    Training training(std::nullopt, "momentum", group);
+    training.step();
+    training.save(folder.path(), {.own = own_of(group.rank())});
+    if (group.is_root())
+      reshard(folder / "step-00000001", folder / "shards/step-00000001", {.files = 3});
+    group.barrier().wait();
+    ASSERT_TRUE(fs::exists(folder / "shards/step-00000001/own.safetensors.index.json"));
+    NamedOwn own;
+    (void)load_latest(folder / "shards", training.handle, *training.optimizer, {.own = &own});
+    expect_same(own, own_of(group.rank()));
+    EXPECT_NE(test::message_of<CommonFailure>([&] {
+                (void)load_latest(folder / "shards", training.handle, *training.optimizer);
+              }).find("expected LoadOptions::own, found none"),
+              std::string::npos);
+  });
+}
 
 TEST(OwnTensorsOf, OtherNumbersOfRanksAreLeftOut) {
   TemporaryFolder folder;
