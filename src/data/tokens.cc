@@ -1,6 +1,7 @@
 #include <lockstep/data/tokens.h>
 
 #include "base/check.h"
+#include "sys/file_kind.h"
 #include "sys/files.h"
 #include "sys/mapped_file.h"
 #include "sys/plain_file.h"
@@ -11,6 +12,7 @@
 #include <bit>
 #include <cstring>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -48,13 +50,38 @@ void check_below(const at::Tensor& tokens, std::int64_t least, std::int64_t most
   });
 }
 
+// A file of another format has a header, or larger numbers, which would be taken for tokens.
+void check_is_raw(const sys::PlainFile& file, const std::string& what) {
+  std::string begin(sys::file_kind_bytes, '\0');
+  begin.resize(file.read_at(0, std::as_writable_bytes(std::span(begin))));
+  const std::string_view kind = sys::file_kind(begin, file.size());
+  check_input(kind.empty(),
+              "{}: expected numbers of tokens and nothing else, found {}; NumPy writes such a file "
+              "by tokens.astype(\"uint16\").tofile(path)",
+              what, kind);
+}
+
+// Tokens of 4 or 8 bytes that are read as 2 or 4 bytes: each second one is 0.
+void check_width(const at::Tensor& tokens, const std::string& what) {
+  constexpr std::int64_t fewest = 64, some = 1 << 16;
+  if (tokens.size(0) < fewest) return;
+  const at::Tensor pairs =
+      tokens.narrow(0, 0, std::min(tokens.size(0) / 2 * 2, some)).to(at::kLong).view({-1, 2});
+  const bool is_wider = !pairs.select(1, 1).any().item<bool>();
+  check_input(!is_wider || !pairs.select(1, 0).any().item<bool>(),
+              "{}: expected tokens of {} bytes ({}), found that each second one is 0: tokens of {} "
+              "bytes or more",
+              what, tokens.element_size(), c10::toString(tokens.scalar_type()),
+              2 * tokens.element_size());
+}
+
 }  // namespace
 
 at::Tensor map_tokens(const fs::path& file, at::ScalarType dtype, std::int64_t vocabulary) {
   const std::int64_t element = bytes_of(dtype, "map_tokens");
   const std::string what = "reading " + file.string();
   try {
-    (void)sys::PlainFile(file);  // which says what is no plain file
+    check_is_raw(sys::PlainFile(file), what);
     auto mapped = std::make_shared<sys::MappedFile>(file);
     const auto bytes = static_cast<std::int64_t>(mapped->bytes().size());
     check_input(bytes > 0 && bytes % element == 0,
@@ -64,6 +91,7 @@ at::Tensor map_tokens(const fs::path& file, at::ScalarType dtype, std::int64_t v
     auto* begin = const_cast<std::byte*>(mapped->bytes().data());
     at::Tensor tokens = at::from_blob(
         begin, {bytes / element}, [mapped](void*) mutable { mapped.reset(); }, dtype);
+    check_width(tokens, what);
     if (vocabulary > 0) check_below(tokens, 0, vocabulary - 1, what);
     return tokens;
   } catch (const SystemError& error) {

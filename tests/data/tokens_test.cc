@@ -73,6 +73,45 @@ TEST(Tokens, FilesThatCannotBeAreOneLine) {
             "map_tokens: expected the dtype UInt16 or UInt32, found Long");
 }
 
+TEST(Tokens, FilesOfOtherFormatsAreNamed) {
+  test::TemporaryFolder folder;
+  const std::string file = (folder / "tokens").string();
+  const std::vector<std::pair<std::string, std::string>> cases{
+      {std::string("\x93NUMPY\1\0v\0{'descr': '<u2'", 24), "an array of NumPy (.npy)"},
+      {"PK\3\4" + std::string(60, '\1'), "a zip archive, such as .npz or a file of torch.save()"},
+      {"PAR1" + std::string(60, '\1') + "PAR1", "a Parquet file"},
+      {std::string("\x1f\x8b\x08\0abcd\0\3abcdef", 16), "a file compressed by gzip"},
+      {std::string("\x02\0\0\0\0\0\0\0{}", 10), "a safetensors file"},
+      {"It was the best of times, it was the worst of times.", "text"}};
+  for (const auto& [content, kind] : cases)
+    for (const at::ScalarType dtype : {at::kUInt16, at::kUInt32}) {
+      std::ofstream(file, std::ios::binary) << content;
+      EXPECT_EQ(refusal([&] { (void)map_tokens(file, dtype); }),
+                "reading " + file + ": expected numbers of tokens and nothing else, found " + kind +
+                    "; NumPy writes such a file by tokens.astype(\"uint16\").tofile(path)");
+    }
+}
+
+TEST(Tokens, OfMoreBytesAreNotTakenForTokensAndZeros) {
+  test::TemporaryFolder folder;
+  const std::string file = (folder / "tokens").string();
+  const at::Tensor tokens = at::arange(1000, at::kLong).remainder_(37);
+  for (const at::ScalarType written : {at::kUInt16, at::kInt, at::kLong}) {
+    const at::Tensor bytes = tokens.to(written).view(at::kByte);
+    std::ofstream(file, std::ios::binary)
+        << std::string_view(static_cast<const char*>(bytes.const_data_ptr()), bytes.nbytes());
+    for (const at::ScalarType read : {at::kUInt16, at::kUInt32}) {
+      const bool is_wider = c10::elementSize(written) > c10::elementSize(read);
+      const std::string said = refusal([&] { (void)map_tokens(file, read); });
+      EXPECT_EQ(said.find("found that each second one is 0") != std::string::npos, is_wider)
+          << said;
+    }
+  }
+  // Zeros may be anything.
+  std::ofstream(file, std::ios::binary) << std::string(4096, '\0');
+  EXPECT_EQ(map_tokens(file).size(0), 2048);
+}
+
 TEST(Tokens, ATokenThatDoesNotFitIsNotWritten) {
   test::TemporaryFolder folder;
   const std::string file = (folder / "tokens").string();

@@ -18,8 +18,10 @@ namespace lockstep::data {
 // The file's tokens as a tensor on its memory, at::kUInt16 or at::kUInt32, one dim, which must not
 // be written; the file stays mapped as long as a tensor on it is there, and must not be shortened
 // meanwhile. Local; views of the tensor may be read by any thread. BadInput in one line: no plain
-// file, an empty one, a size that is no multiple of the dtype's, and where `vocabulary` is given a
-// token that is not below it (which reads all of the file once). InvalidArgument for another dtype.
+// file, an empty one, a size that is no multiple of the dtype's, a file of another format (.npy and
+// archives of it, Parquet, Arrow, safetensors, torch.save(), llm.c, text, compressed ones), tokens
+// of more bytes (each second one is 0), and where `vocabulary` is given a token that is not below
+// it (which reads all of the file once). InvalidArgument for another dtype.
 [[nodiscard]] at::Tensor map_tokens(const std::filesystem::path& file,
                                     at::ScalarType dtype = at::kUInt16,
                                     std::int64_t vocabulary = 0);
