@@ -3,10 +3,13 @@
 #include "base/check.h"
 #include "base/utf8.h"
 #include "base/visible.h"
+#include "data/gpt2_words.h"
 #include "data/utf8.h"
 #include "sys/bounded_json.h"
 #include "sys/plain_file.h"
 
+#include <algorithm>
+#include <array>
 #include <map>
 #include <optional>
 #include <string_view>
@@ -104,6 +107,61 @@ void read_vocabulary(const fs::path& file, BpeTables& tables) {
   }
 }
 
+nlohmann::json json_of(const fs::path& file) {
+  try {
+    return sys::parse_json(content_of(file));
+  } catch (const sys::NotJson& error) {
+    throw BadInput(formatted("reading {}: expected JSON, found: {}", file.string(), error.what()));
+  }
+}
+
+[[noreturn]] void refuse_words(const fs::path& file, const std::string& found) {
+  throw BadInput(
+      formatted("reading {}: expected a tokenizer with GPT-2's words, found {}; if vocabulary and "
+                "merges are GPT-2's all the same, put them into a folder without this file",
+                file.string(), visible(found, 200)));
+}
+
+// The text at `key`, or nothing.
+std::string text_at(const nlohmann::json& object, const char* key) {
+  if (!object.is_object() || !object.contains(key) || !object.at(key).is_string()) return {};
+  return object.at(key).get<std::string>();
+}
+
+bool flag_at(const nlohmann::json& object, const char* key, bool otherwise) {
+  if (!object.is_object() || !object.contains(key) || !object.at(key).is_boolean())
+    return otherwise;
+  return object.at(key).get<bool>();
+}
+
+// The files of the hubs that say how a text becomes words: ByteLevel's own pattern is GPT-2's, and
+// a normalizer or another pre_tokenizer before it changes the words.
+void check_has_gpt2_words(const fs::path& folder) {
+  if (const fs::path file = folder / "tokenizer.json"; fs::exists(file)) {
+    const nlohmann::json json = json_of(file);
+    const bool is_object = json.is_object();
+    const nlohmann::json words =
+        is_object && json.contains("pre_tokenizer") ? json.at("pre_tokenizer") : nlohmann::json();
+    if (text_at(words, "type") != "ByteLevel" || !flag_at(words, "use_regex", true) ||
+        flag_at(words, "add_prefix_space", true))
+      refuse_words(file, formatted("the pre_tokenizer {}", words.dump()));
+    if (json.contains("normalizer") && !json.at("normalizer").is_null())
+      refuse_words(file, formatted("the normalizer {}", json.at("normalizer").dump()));
+  } else if (const fs::path config = folder / "tokenizer_config.json"; fs::exists(config)) {
+    std::string name = text_at(json_of(config), "tokenizer_class");
+    if (name.ends_with("Fast")) name.resize(name.size() - 4);
+    constexpr std::array<std::string_view, 7> known{"",
+                                                    "GPT2Tokenizer",
+                                                    "RobertaTokenizer",
+                                                    "BartTokenizer",
+                                                    "CodeGenTokenizer",
+                                                    "LEDTokenizer",
+                                                    "LongformerTokenizer"};
+    if (std::ranges::find(known, name) == known.end())
+      refuse_words(config, formatted("the tokenizer_class {}", name));
+  }
+}
+
 // Tokens that may be part of a merge: single bytes, and what merges before have made.
 class MergeReader {
  public:
@@ -150,6 +208,12 @@ class MergeReader {
     if (result == tables_.numbers.end())
       fail(formatted("'{}{}', which the merge makes, is no token of the vocabulary", visible(left),
                      visible(right)));
+    const std::string& bytes = tables_.bytes[static_cast<std::size_t>(result->second)];
+    if (!is_within_gpt2_word(bytes))
+      fail(
+          formatted("'{}' is in no word of GPT-2: these tables were made for words of another "
+                    "pattern, which this library does not have",
+                    visible(bytes)));
     const auto rank = static_cast<std::int32_t>(tables_.merges.size());
     if (!tables_.merges.try_emplace(key, BpeTables::Merge{rank, result->second}).second)
       fail(formatted("the merge of '{}' and '{}' comes twice", visible(left), visible(right)));
@@ -165,6 +229,7 @@ class MergeReader {
 }  // namespace
 
 BpeTables read_bpe_tables(const fs::path& vocabulary, const fs::path& merges) {
+  check_has_gpt2_words(vocabulary.parent_path());
   BpeTables tables;
   read_vocabulary(vocabulary, tables);
   MergeReader(merges, tables).read();

@@ -5,6 +5,7 @@
 #include "data/unicode_categories.h"
 #include "data/utf8.h"
 
+#include <algorithm>
 #include <array>
 
 namespace lockstep::data {
@@ -48,7 +49,19 @@ std::size_t contraction(std::string_view text) {
   return 0;
 }
 
+// "'r" of "'re", which is a piece by itself nowhere.
+bool is_begin_of_contraction(std::string_view text) {
+  return text == "'r" || text == "'v" || text == "'l";
+}
+
 }  // namespace
+
+bool is_within_gpt2_word(std::string_view bytes) {
+  const bool is_ascii = std::ranges::all_of(
+      bytes, [](char letter) { return static_cast<unsigned char>(letter) < 0x80; });
+  return !is_ascii || bytes.empty() || is_begin_of_contraction(bytes) ||
+         first_piece(bytes, bytes, "token") == bytes.size();
+}
 
 std::size_t first_piece(std::string_view text, std::string_view whole, std::string_view source) {
   if (std::size_t bytes = contraction(text)) return bytes;

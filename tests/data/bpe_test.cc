@@ -169,6 +169,61 @@ TEST_F(SmallBpe, ABrokenMergeIsOneLineWithFileAndLine) {
   EXPECT_NO_THROW((void)load("a b\r\nab c\r\n\r\n"));
 }
 
+// Qwen's and Llama 3's words have a dot or a bracket before letters, and blanks behind line ends.
+TEST_F(SmallBpe, MergesAcrossTheWordsOfGpt2AreRefused) {
+  for (const char* more :
+       {".a", "(a", "a1", "1a", "\u0120\u0120a", "a.", "\u010aa", "'ab", "\u0120.", "1\u0120", "'s",
+        "'r", "'re", "12", "..", "\u0120\u0120", "\u010a\u010a"})
+    tokens_.emplace_back(more);
+  for (const auto& [merge, shown] :
+       std::vector<std::pair<std::string, std::string>>{{". a", ".a"},
+                                                        {"( a", "(a"},
+                                                        {"a 1", "a1"},
+                                                        {"1 a", "1a"},
+                                                        {"a .", "a."},
+                                                        {"\u010a a", "\\na"},
+                                                        {"1 \u0120", "1 "}})
+    EXPECT_EQ(refused(merge + "\n"),
+              ", line 1: '" + shown +
+                  "' is in no word of GPT-2: these tables were made for words "
+                  "of another pattern, which this library does not have");
+  EXPECT_NE(refused("a b\n' ab\n").find(", line 2: ''ab' is in no word"), std::string::npos);
+  EXPECT_NE(refused("\u0120 a\n\u0120 \u0120a\n").find("is in no word"), std::string::npos);
+  EXPECT_NO_THROW((void)load("' s\n' r\n'r e\n1 2\n. .\n\u0120 .\n\u0120 \u0120\n\u010a \u010a\n"));
+}
+
+TEST_F(SmallBpe, FilesOfAnotherTokenizerAreRefused) {
+  auto beside = [&](const char* name, const std::string& content) {
+    std::ofstream(folder_ / name) << content;
+    return refusal([&] { (void)load("a b\n"); });
+  };
+  const std::string nothing = "nothing was refused";
+  const std::string plain =
+      R"({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true})";
+  const std::string by_pattern = R"({"type": "Sequence", "pretokenizers": [{"type": "Split"}]})";
+  const std::string config = "tokenizer_config.json", json = "tokenizer.json";
+  EXPECT_EQ(beside(config.c_str(), R"({"tokenizer_class": "GPT2TokenizerFast"})"), nothing);
+  EXPECT_EQ(beside(config.c_str(), R"({"model_max_length": 1024})"), nothing);
+  EXPECT_NE(beside(config.c_str(), R"({"tokenizer_class": "Qwen2Tokenizer"})")
+                .find("tokenizer_config.json: expected a tokenizer with GPT-2's words, found the "
+                      "tokenizer_class Qwen2Tokenizer"),
+            std::string::npos);
+  EXPECT_EQ(beside(json.c_str(), R"({"normalizer": null, "pre_tokenizer": )" + plain + "}"),
+            nothing);
+  for (const std::string& other :
+       {by_pattern, std::string("null"), std::string(R"({"type": "ByteLevel"})"),
+        std::string(R"({"type": "ByteLevel", "add_prefix_space": false, "use_regex": false})")}) {
+    const std::string said = beside(json.c_str(), R"({"pre_tokenizer": )" + other + "}");
+    EXPECT_NE(said.find("tokenizer.json: expected a tokenizer with GPT-2's words, found the pre_"),
+              std::string::npos)
+        << said;
+    EXPECT_EQ(said.find('\n'), std::string::npos) << said;
+  }
+  const std::string nfc = R"({"normalizer": {"type": "NFC"}, "pre_tokenizer": )" + plain + "}";
+  EXPECT_NE(beside(json.c_str(), nfc).find("found the normalizer"), std::string::npos);
+  EXPECT_NE(beside(json.c_str(), "[").find("tokenizer.json: expected JSON"), std::string::npos);
+}
+
 TEST_F(SmallBpe, AVocabularyThatCannotBeIsNamed) {
   auto refused_vocabulary = [&](const std::string& content) {
     std::ofstream(folder_ / "vocab.json") << content;

@@ -5,7 +5,8 @@
 //   at::Tensor tokens = bpe.encode("Hello world");       // 15496, 995
 //   bpe.decode(tokens);                                  // "Hello world"
 //
-// A text is cut into words as GPT-2 cuts it (a blank belongs to the word behind it), and in each
+// A text is cut into words as GPT-2 cuts it (a blank belongs to the word behind it); models whose
+// words have another pattern (Qwen, Llama 3) are refused as far as their files show it. In each
 // word the two neighbours whose merge stands first in the list become one token, until none is
 // left. Every text in UTF-8 has tokens, and decode() gives it back byte for byte.
 #pragma once
@@ -33,6 +34,10 @@ class Bpe {
   // passed by. BadInput in one line that names the file, and the line of a merge that is broken: of
   // other than two tokens, of one that is in no earlier merge, one that comes twice, one whose
   // result is not in the vocabulary.
+  //
+  // Also BadInput if the tables were made for words of another pattern than GPT-2's: a merge across
+  // the borders of GPT-2's words, or a tokenizer.json or tokenizer_config.json in the folder of
+  // `vocabulary` that says so. Tables without these two files, such as your own, count as GPT-2's.
   [[nodiscard]] static Bpe load(const std::filesystem::path& vocabulary,
                                 const std::filesystem::path& merges);
 
