@@ -7,6 +7,7 @@
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <bit>
 #include <cstring>
@@ -120,7 +121,8 @@ class Pickler {
           !given.defined()  ? "that is undefined"
           : given.is_meta() ? "on the meta device"
                             : "that is not strided");
-    const at::Tensor tensor = given.detach().resolve_conj().resolve_neg();
+    const at::Tensor tensor = given._is_zerotensor() ? at::zeros(given.sizes(), given.scalar_type())
+                                                     : given.detach().resolve_conj().resolve_neg();
     const TorchDtype* dtype = find_torch_dtype(tensor.scalar_type());
     check(dtype != nullptr, "write_torch_file: no file can hold dtype {}",
           c10::toString(tensor.scalar_type()));

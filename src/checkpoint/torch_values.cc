@@ -145,7 +145,12 @@ class Values {
     check_input((name == "torch.device" || name == "torch.serialization._get_layout") &&
                     !arguments.empty() && pickle_[arguments[0]].kind == Kind::text,
                 "expected a value, found a call of {}", name);
-    return std::string(pickle_[arguments[0]].text);
+    std::string text(pickle_[arguments[0]].text);
+    if (arguments.size() < 2) return text;
+    check_input(name == "torch.device" && arguments.size() == 2 &&
+                    pickle_[arguments[1]].kind == Kind::integer,
+                "expected a device with a number in a call of {}", name);
+    return formatted("{}:{}", text, pickle_[arguments[1]].integer);
   }
 
   // How protocol 2 keeps bytes: characters up to U+00FF.

@@ -49,6 +49,7 @@ torch.save({"n": 3, "big": -2**40, "lr": 0.1, "name": "höhe", "none": None, "ye
             "no": False, "list": [1, [2.5]], "tuple": (1, "a", ()),
             "ordered": OrderedDict(z=1, a=2), 7: {0: "seven"}, "size": torch.Size([2, 3]),
             "dtype": torch.bfloat16, "device": torch.device("cpu"),
+            "second": torch.device("cuda:1"), "first": torch.device("cuda", 0),
             "bytes": b"\x00\x7f\x80\xff", "empty": {}}, sys.argv[1])
 )");
   const auto values = saved.toGenericDict();
@@ -67,6 +68,8 @@ torch.save({"n": 3, "big": -2**40, "lr": 0.1, "name": "höhe", "none": None, "ye
   EXPECT_EQ(values.at("size").toTupleRef().elements()[1].toInt(), 3);
   EXPECT_EQ(values.at("dtype").toStringRef(), "torch.bfloat16");
   EXPECT_EQ(values.at("device").toStringRef(), "cpu");
+  EXPECT_EQ(values.at("second").toStringRef(), "cuda:1");
+  EXPECT_EQ(values.at("first").toStringRef(), "cuda:0");
   EXPECT_TRUE(values.at("bytes").toTensor().equal(torch::tensor({0, 127, 128, 255}, at::kByte)));
   EXPECT_EQ(values.at("empty").toGenericDict().size(), 0u);
 }
@@ -81,9 +84,11 @@ TEST_F(TorchFile, ValuesThatWeWriteArePythons) {
   values.insert("text", std::string("höhe\n\0", 7));
   values.insert("betas", c10::ivalue::Tuple::create({IValue(0.9), IValue(0.999)}));
   values.insert("no", false);
+  values.insert("zeros", at::_efficientzerotensor({2}, at::kFloat));  // without memory
   write_torch_file(path(), values);
   expect_python(R"(
 found = torch.load(sys.argv[1], weights_only=True)
+assert found.pop("zeros").tolist() == [0, 0]
 assert found == {"numbers": {0: None, 2**33: True}, "lr": 1e-3, "text": "höhe\n\0",
                  "integers": [0, 255, 256, -1, -2**31, -2**63],
                  "betas": (0.9, 0.999), "no": False}, found
