@@ -3,6 +3,8 @@
 #include "base/check.h"
 #include "base/visible.h"
 
+#include <set>
+#include <string>
 #include <string_view>
 
 namespace lockstep::checkpoint {
@@ -39,6 +41,19 @@ void compare_checksum(const Metadata& metadata, const TensorEntry& entry, std::u
               "tensor '{}' is damaged: expected {} bytes with crc32 {}, found {}",
               visible(entry.name), entry.end - entry.begin, visible(*expected, 16),
               checksum_text(found));
+}
+
+void check_checksums(const SafetensorsHeader& header) {
+  std::set<std::string> names;
+  for (const auto& [key, value] : header.metadata)
+    if (key.starts_with(key_begin)) names.insert(key.substr(key_begin.size()));
+  if (names.empty()) return;
+  for (const TensorEntry& entry : header.entries)
+    check_input(names.erase(entry.name) == 1,
+                "tensor '{}' has no checksum, which other tensors of the file have",
+                visible(entry.name));
+  check_input(names.empty(), "the file has a checksum of '{}', and no such tensor",
+              visible(names.empty() ? "" : *names.begin()));
 }
 
 Metadata without_checksums(Metadata metadata) {

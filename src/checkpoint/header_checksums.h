@@ -26,6 +26,10 @@ void add_checksums(SafetensorsHeader& header, std::span<const std::uint32_t> che
 // BadInput names the tensor when that is another one than `found`.
 void compare_checksum(const Metadata& metadata, const TensorEntry& entry, std::uint32_t found);
 
+// Throws BadInput for a checksum of a tensor that the header does not name, and for a tensor
+// without a checksum if another one has one: a damaged header would turn checksums off.
+void check_checksums(const SafetensorsHeader& header);
+
 [[nodiscard]] Metadata without_checksums(Metadata metadata);
 
 }  // namespace lockstep::checkpoint

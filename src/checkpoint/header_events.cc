@@ -28,6 +28,11 @@ std::optional<std::uint64_t> bytes_of(c10::ScalarType dtype,
 
 }  // namespace
 
+// The reference library takes "__metadata__": null for none.
+bool HeaderEvents::null() {
+  return (in_metadata_ && place_ == Place::entry && depth_ == 1) || scalar("null");
+}
+
 bool HeaderEvents::number_integer(std::int64_t value) { return scalar(formatted("{}", value)); }
 
 bool HeaderEvents::number_unsigned(std::uint64_t value) {

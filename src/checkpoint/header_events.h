@@ -18,7 +18,7 @@ namespace lockstep::checkpoint {
 // of tensors are there twice is seen by the caller in the end.
 class HeaderEvents final : public nlohmann::json_sax<nlohmann::json> {
  public:
-  bool null() override { return scalar("null"); }
+  bool null() override;
   bool boolean(bool value) override { return scalar(value ? "true" : "false"); }
   bool number_integer(std::int64_t value) override;
   bool number_unsigned(std::uint64_t value) override;

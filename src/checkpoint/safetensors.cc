@@ -131,9 +131,15 @@ std::uint64_t TensorSource::bytes() const {
 
 TensorSources sources_of(const NamedTensors& tensors) {
   TensorSources sources;
-  for (const auto& [name, tensor] : tensors)
+  for (const auto& [name, tensor] : tensors) {
+    check(tensor.defined() && tensor.layout() == at::kStrided && !tensor.is_meta(),
+          "write_safetensors: tensor '{}' has no dense values: it is {}", visible(name),
+          !tensor.defined()  ? "undefined"
+          : tensor.is_meta() ? "on the meta device"
+                             : "sparse or of another layout");
     sources.emplace(name, TensorSource{tensor.scalar_type(), tensor.sizes().vec(),
                                        [tensor = tensor] { return tensor; }});
+  }
   return sources;
 }
 

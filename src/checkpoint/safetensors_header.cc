@@ -4,7 +4,9 @@
 #include "base/format.h"
 #include "base/visible.h"
 #include "checkpoint/dtype_names.h"
+#include "checkpoint/header_checksums.h"
 #include "checkpoint/header_events.h"
+#include "sys/file_kind.h"
 #include "sys/plain_file.h"
 
 #include <nlohmann/json.hpp>
@@ -92,9 +94,15 @@ std::string read_header_text(sys::PlainFile& file) {
   std::uint64_t length = 0;
   if (file.read(std::as_writable_bytes(std::span(&length, 1))) < sizeof length)
     throw BadInput(formatted("expected at least 8 bytes, found {}", file.size()));
-  if (length > max_header_bytes)
-    throw BadInput(
-        formatted("expected a header of at most {} bytes, found {}", max_header_bytes, length));
+  std::string begin(sys::file_kind_bytes, '\0');
+  begin.resize(file.read_at(0, std::as_writable_bytes(std::span(begin))));
+  const std::string_view kind = sys::file_kind(begin, file.size());
+  check_input(kind.empty() || kind == sys::safetensors_kind,
+              "expected a safetensors file, found {}", kind);
+  check_input(length <= max_header_bytes,
+              "expected a safetensors file, whose first 8 bytes are the length of a header of at "
+              "most {} bytes, found {} there",
+              max_header_bytes, length);
   if (file.size() < sizeof length || length > file.size() - sizeof length)
     throw BadInput(formatted("expected a header of {} bytes, the file has {} left", length,
                              file.size() - sizeof length));
@@ -119,6 +127,10 @@ SafetensorsHeader parse_header(std::string_view text, std::uint64_t data_bytes) 
   });
   check_names_differ(header.entries);
   check_coverage(header.entries, data_bytes);
+  check_checksums(header);
+  check_input(!header.metadata.contains("DCP_SHARDING_INFO"),
+              "has parts of tensors, as HuggingFaceStorageWriter(save_distributed=True) of PyTorch "
+              "writes: consolidate them there (enable_consolidation=True)");
   return header;
 }
 

@@ -32,7 +32,8 @@ NamedTensors one_of_each_dtype() {
 bool same(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.is_contiguous() &&
          std::memcmp(a.const_data_ptr(),
-                     b.contiguous().resolve_conj().resolve_neg().const_data_ptr(), a.nbytes()) == 0;
+                     b.clone().contiguous().resolve_conj().resolve_neg().const_data_ptr(),
+                     a.nbytes()) == 0;
 }
 
 TEST(Safetensors, ReadsBackEveryDtype) {
@@ -54,6 +55,7 @@ TEST(Safetensors, KeepsShapesStridesNamesAndMetadata) {
       {"expanded", torch::arange(3).expand({2, 3})},
       {"conjugate", torch::complex(torch::ones(2), torch::ones(2)).conj()},
       {"negative", torch::imag(torch::complex(torch::ones(2), torch::ones(2)).conj())},
+      {"zeros without memory", torch::_efficientzerotensor({3}, torch::kFloat)},
       {"quotes \"and\" ü", torch::ones(1)}};
   Metadata metadata{{"format", "pt"}, {"line\nbreak", "tab\t"}};
   write_safetensors(folder / "a.safetensors", written, metadata);
@@ -149,131 +151,6 @@ TEST(Safetensors, AFullDiskKeepsTheOldFile) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 1);
 }
 
-// Files that are wrong in one way each, and a part of the message that says which.
-struct Hostile {
-  std::string name;
-  std::string header;
-  std::size_t data_bytes;
-  std::string message;
-};
-
-class HostileFile : public testing::TestWithParam<Hostile> {};
-
-std::string file_of(const Hostile& hostile) {
-  std::uint64_t length = hostile.header.size();
-  std::string bytes(reinterpret_cast<const char*>(&length), sizeof length);
-  return bytes + hostile.header + std::string(hostile.data_bytes, '\1');
-}
-
-void expect_refused(const std::string& bytes, const std::string& message) {
-  test::TemporaryFolder folder;
-  std::ofstream(folder / "bad.safetensors", std::ios::binary) << bytes;
-  try {
-    (void)read_safetensors(folder / "bad.safetensors");
-    FAIL() << "was read";
-  } catch (const BadInput& error) {
-    EXPECT_NE(std::string(error.what()).find(message), std::string::npos) << error.what();
-    EXPECT_NE(std::string(error.what()).find("bad.safetensors"), std::string::npos) << error.what();
-    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << error.what();
-  }
-}
-
-TEST_P(HostileFile, IsRefusedWithAReason) {
-  expect_refused(file_of(GetParam()), GetParam().message);
-}
-
-INSTANTIATE_TEST_SUITE_P(
-    All, HostileFile,
-    testing::Values(
-        Hostile{"empty_header", "", 0, "does not begin"},
-        Hostile{"no_object", "[1]", 0, "does not begin"},
-        Hostile{"not_json", "{\"a\":", 0, "not JSON"},
-        Hostile{"rubbish_behind", "{} x", 0, "not JSON"},
-        Hostile{"bad_utf8", "{\"\xff\":1}", 0, "not JSON"},
-        Hostile{"twice",
-                R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
-                R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
-                1, "'a' twice"},
-        Hostile{"field_twice",
-                R"({"a":{"dtype":"U8","dtype":"F32","shape":[1],"data_offsets":[0,1]}})", 1,
-                "'dtype' twice"},
-        Hostile{"nul", std::string("{}\0", 3), 0, "NUL at byte 2"},
-        Hostile{"object_behind_nul", std::string("{}\0{\"a\":1}", 10), 0, "NUL"},
-        Hostile{"nul_in_a_name", std::string("{\"a\0b\":1}", 9), 0, "NUL"},
-        Hostile{"line_behind", "{}\n", 0, "expected spaces only"},
-        Hostile{"deep",
-                "{\"a\":{\"b\":" + std::string(100000, '[') + std::string(100000, ']') + "}}", 0,
-                "nested"},
-        Hostile{"list", "{\"a\":" + std::string(100000, '['), 0,
-                "expected an object, found a list"},
-        Hostile{"list_in_shape", R"({"a":{"dtype":"U8","shape":[[1]],"data_offsets":[0,1]}})", 1,
-                "whole numbers"},
-        Hostile{"shape_is_text", R"({"a":{"dtype":"U8","shape":"1","data_offsets":[0,1]}})", 1,
-                "whole numbers"},
-        Hostile{"dtype_is_object", R"({"a":{"dtype":{},"shape":[1],"data_offsets":[0,1]}})", 1,
-                "unknown dtype an object"},
-        Hostile{"many_dims",
-                "{\"a\":{\"dtype\":\"U8\",\"shape\":[1" + std::string(1'000'000, ',') + "]", 0,
-                "not JSON"},
-        Hostile{"metadata_twice", R"({"__metadata__":{},"__metadata__":{}})", 0,
-                "'__metadata__' twice"},
-        Hostile{"metadata_key_twice", R"({"__metadata__":{"a":"1","a":"2"}})", 0, "'a' twice"},
-        Hostile{"metadata_list", R"({"__metadata__":[]})", 0, "object of strings, found a list"},
-        Hostile{"name_with_escape", R"({"\u001b[31m\n":5})", 0, R"('\x1b[31m\n': expected)"},
-        Hostile{"long_name", "{\"" + std::string(1'000'000, 'x') + "\":5}", 0,
-                "x... (1000000 bytes)': expected"},
-        Hostile{"number", R"({"a":5})", 0, "expected an object"},
-        Hostile{"unknown_dtype", R"({"a":{"dtype":"F13","shape":[1],"data_offsets":[0,1]}})", 1,
-                "unknown dtype \"F13\""},
-        Hostile{"no_shape", R"({"a":{"dtype":"U8","data_offsets":[0,1]}})", 1, "has no shape"},
-        Hostile{"negative_shape", R"({"a":{"dtype":"U8","shape":[-1],"data_offsets":[0,1]}})", 1,
-                "whole numbers"},
-        Hostile{"fraction", R"({"a":{"dtype":"U8","shape":[1.5],"data_offsets":[0,1]}})", 1,
-                "whole numbers"},
-        Hostile{"overflow",
-                R"({"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,4]}})", 4,
-                "more than 2^63"},
-        Hostile{"wrap",
-                R"({"a":{"dtype":"F32","shape":[9223372036854775807,2],"data_offsets":[0,8]}})", 8,
-                "more than 2^63"},
-        Hostile{"three_offsets", R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1,2]}})", 1,
-                "[begin, end]"},
-        Hostile{"backwards", R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[1,0]}})", 1,
-                "[begin, end]"},
-        Hostile{"too_few_bytes", R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", 4,
-                "hold 4 bytes, F32 [2] takes 8"},
-        Hostile{"behind_the_end", R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}})", 7,
-                "describes 8 bytes of data, the file holds 7"},
-        Hostile{"rest", R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 2,
-                "describes 1 bytes of data, the file holds 2"},
-        Hostile{"hole", R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})", 2, "a hole"},
-        Hostile{"overlap",
-                R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"
-                R"("b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
-                3, "overlap"},
-        Hostile{"metadata_number", R"({"__metadata__":{"a":1}})", 0, "must be a string"}),
-    [](const auto& info) { return info.param.name; });
-
-TEST(Safetensors, FieldsOfAnEntryThatAreNotOursAreIgnored) {
-  std::string header =
-      R"({"a":{"note":{"x":["y"]},"dtype":"U8","more":null,"shape":[2],"data_offsets":[0,2]}})";
-  test::TemporaryFolder folder;
-  std::ofstream(folder / "a", std::ios::binary) << file_of({"", header, 2, ""});
-  EXPECT_EQ(read_safetensors(folder / "a").tensors.at("a").numel(), 2);
-}
-
-TEST(Safetensors, ShapesHaveAtMost64Dimensions) {
-  auto header = [](std::size_t dims) {
-    std::string ones = "1";
-    for (std::size_t i = 1; i < dims; ++i) ones += ",1";
-    return "{\"a\":{\"dtype\":\"U8\",\"shape\":[" + ones + "],\"data_offsets\":[0,1]}}";
-  };
-  test::TemporaryFolder folder;
-  std::ofstream(folder / "a", std::ios::binary) << file_of({"", header(64), 1, ""});
-  EXPECT_EQ(read_safetensors(folder / "a").tensors.at("a").dim(), 64);
-  expect_refused(file_of({"", header(65), 1, ""}), "more than 64 dimensions");
-}
-
 // Names of many small tensors are a header of megabytes.
 std::string header_of(std::size_t tensors) {
   std::string header;
@@ -287,7 +164,11 @@ std::string header_of(std::size_t tensors) {
 TEST(Safetensors, AHundredThousandTensorsAreReadInLinearTime) {
   auto seconds = [](std::size_t tensors) {
     test::TemporaryFolder folder;
-    std::ofstream(folder / "a", std::ios::binary) << file_of({"", header_of(tensors), tensors, ""});
+    const std::string header = header_of(tensors);
+    const std::uint64_t length = header.size();
+    std::ofstream(folder / "a", std::ios::binary)
+        << std::string_view(reinterpret_cast<const char*>(&length), sizeof length) << header
+        << std::string(tensors, '\1');
     auto start = std::chrono::steady_clock::now();
     EXPECT_EQ(read_safetensors(folder / "a").tensors.size(), tensors);
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -322,20 +203,19 @@ TEST(Safetensors, WhatIsNoFileIsRefusedAtOnce) {
     }
 }
 
-TEST(Safetensors, AFileLargerThanMemoryIsRefused) {
+TEST(Safetensors, TensorsWithoutValuesAreNotWritten) {
   test::TemporaryFolder folder;
-  const std::string bytes = std::to_string(std::uint64_t{1} << 43);
-  const std::string header =
-      R"({"a":{"dtype":"U8","shape":[)" + bytes + R"(],"data_offsets":[0,)" + bytes + "]}}";
-  std::ofstream(folder / "a", std::ios::binary) << file_of({"", header, 0, ""});
-  std::filesystem::resize_file(folder / "a", 8 + header.size() + (std::uint64_t{1} << 43));
-  try {
-    (void)read_safetensors(folder / "a");
-    FAIL() << "was read";
-  } catch (const BadInput& error) {
-    EXPECT_NE(std::string(error.what()).find("fits into memory"), std::string::npos)
-        << error.what();
-  }
+  const std::vector<std::pair<at::Tensor, std::string>> cases{
+      {at::Tensor(), "undefined"},
+      {torch::ones({2}, at::kMeta), "on the meta device"},
+      {torch::eye(2).to_sparse(), "sparse or of another layout"}};
+  for (const auto& [tensor, what] : cases) try {
+      write_safetensors(folder / "a", {{"x", tensor}});
+      ADD_FAILURE() << what;
+    } catch (const InvalidArgument& error) {
+      EXPECT_EQ(error.what(), "write_safetensors: tensor 'x' has no dense values: it is " + what);
+    }
+  EXPECT_FALSE(std::filesystem::exists(folder / "a"));
 }
 
 TEST(Safetensors, OverwrittenBytesAreFoundAndTheTensorIsNamed) {
@@ -354,22 +234,6 @@ TEST(Safetensors, OverwrittenBytesAreFoundAndTheTensorIsNamed) {
               std::string::npos)
         << error.what();
   }
-}
-
-TEST(Safetensors, EveryTruncationIsRefused) {
-  test::TemporaryFolder folder;
-  write_safetensors(folder / "a.safetensors",
-                    {{"x", torch::ones(3)}, {"y", torch::ones(2, at::kByte)}});
-  std::ifstream file(folder / "a.safetensors", std::ios::binary);
-  std::string bytes((std::istreambuf_iterator<char>(file)), {});
-  for (std::size_t length = 0; length < bytes.size(); ++length)
-    expect_refused(bytes.substr(0, length), "");
-}
-
-TEST(Safetensors, AHeaderLengthBeyondTheBoundAllocatesNothing) {
-  std::uint64_t length = ~std::uint64_t{0};
-  expect_refused(std::string(reinterpret_cast<const char*>(&length), sizeof length),
-                 "at most 100000000");
 }
 
 }  // namespace
