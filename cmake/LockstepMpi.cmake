@@ -11,11 +11,13 @@ foreach(implementation IN ITEMS openmpi mpich)
     continue()
   endif()
   list(APPEND LOCKSTEP_MPI_IMPLEMENTATIONS ${implementation})
+  # For sources that call this MPI. Without its old C++ interface, of which g++ keeps what only a library of it defines.
+  add_library(lockstep_with_${implementation} INTERFACE)
+  target_link_libraries(lockstep_with_${implementation} INTERFACE lockstep_settings ${LOCKSTEP_${implementation}_LIBRARY})
+  target_include_directories(lockstep_with_${implementation} SYSTEM INTERFACE ${${implementation}_INCLUDE_DIRS})
+  target_compile_definitions(lockstep_with_${implementation} INTERFACE OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX)
   add_library(lockstep_mpi_${implementation} MODULE src/comm/engines/mpi/plugin/functions.cc)
-  target_link_libraries(lockstep_mpi_${implementation} PRIVATE lockstep_settings ${LOCKSTEP_${implementation}_LIBRARY})
-  target_include_directories(lockstep_mpi_${implementation} SYSTEM PRIVATE ${${implementation}_INCLUDE_DIRS})
-  # Without MPI's old C++ interface, of which g++ keeps what only a library of it defines.
-  target_compile_definitions(lockstep_mpi_${implementation} PRIVATE OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX)
+  target_link_libraries(lockstep_mpi_${implementation} PRIVATE lockstep_with_${implementation})
   set_target_properties(lockstep_mpi_${implementation} PROPERTIES PREFIX "" CXX_VISIBILITY_PRESET hidden
     LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/lib")
   install(TARGETS lockstep_mpi_${implementation} LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}/lockstep")
