@@ -29,7 +29,7 @@ constexpr const char* usage_before_siblings =
 constexpr const char* usage_after_siblings =
     "  help        this text; `lockstep help COMMAND` is `lockstep COMMAND --help`\n"
     "\n"
-    "  --version  print the version\n";
+    "  -V, --version  print the version; so does `lockstep version`\n";
 
 // What is said about the siblings that come with Lockstep; another is listed by its name alone.
 std::string_view about(std::string_view sibling) {
@@ -70,7 +70,7 @@ bool asks_for_help(std::string_view word) {
 }
 
 int dispatch(const std::string& command, std::vector<std::string> rest) {
-  if (command == "--version") return print_version();
+  if (command == "--version" || command == "-V" || command == "version") return print_version();
   if (asks_for_help(command)) {
     if (rest.empty() || asks_for_help(rest.front())) return print_usage(stdout);
     return dispatch(rest.front(), {"--help"});

@@ -35,6 +35,15 @@ std::string help_line(const std::string& left, const std::string& right) {
   return text + line + "\n";
 }
 
+std::string help_of(const CommandOptions::Option& option, bool is_flag) {
+  std::string left = option.letter != 0 ? formatted("-{}, ", option.letter) : std::string();
+  left += formatted("--{}{}{}", option.name, is_flag ? "" : " ", option.value);
+  if (!option.flag_word.empty()) left += formatted(" [{}]", option.flag_word);
+  std::string standard =
+      option.standard.empty() ? std::string() : formatted(" [{}]", option.standard);
+  return help_line(left, option.help + standard);
+}
+
 }  // namespace
 
 CommandOptions::CommandOptions(std::string command, std::string usage, std::string about,
@@ -59,11 +68,16 @@ const CommandOptions::Declared* CommandOptions::find(std::string_view word) cons
 }
 
 void CommandOptions::unknown(std::string_view word) const {
+  const std::string plain = without_dashes(word);
+  for (const Declared& one : declared_)
+    if (std::ranges::find(one.option.synonyms, plain) != one.option.synonyms.end())
+      throw UsageError(
+          formatted("unknown option '{}'; did you mean '--{}'?", word, one.option.name));
   std::vector<std::string> names{"--help", "--version"};
   for (const Declared& one : declared_)
     if (!one.option.help.empty()) names.push_back("--" + one.option.name);
   std::vector<std::string_view> known(names.begin(), names.end());
-  if (auto meant = nearest("--" + without_dashes(word), known))
+  if (auto meant = nearest("--" + plain, known))
     throw UsageError(formatted("unknown option '{}'; did you mean '{}'?", word, *meant));
   throw UsageError(formatted("unknown option '{}'; {} --help lists them", word, command_));
 }
@@ -82,7 +96,9 @@ void CommandOptions::take_option(std::span<const std::string> words, std::size_t
   if (end < word.size()) {
     text = word.substr(end + (word[end] == '=' ? 1 : 0));
   } else if (declared->is_flag) {
-    text = "true";
+    const std::string& value = declared->option.flag_word;
+    const bool has_value = !value.empty() && at + 1 < words.size() && words[at + 1] == value;
+    text = has_value ? words[++at] : "true";
   } else if (at + 1 < words.size() && !looks_like_an_option(words[at + 1])) {
     text = words[++at];
   } else {
@@ -105,7 +121,7 @@ CommandOptions::Request CommandOptions::read(std::span<const std::string> words)
       options_are_over = true;
     } else if (!options_are_over && word.size() > 1 && word[0] == '-') {
       if (word == "--help" || word == "-h") return Request::help;
-      if (word == "--version") return Request::version;
+      if (word == "--version" || word == "-V") return Request::version;
       take_option(words, at);
     } else {
       if (policy_ == Words::refused) throw UsageError(formatted("unexpected word '{}'", word));
@@ -131,16 +147,20 @@ std::string CommandOptions::help() const {
   std::string text =
       formatted("Usage: {} {}\n{}{}\nOptions:\n", command_, usage_, about_.empty() ? "" : "\n",
                 about_.empty() || about_.ends_with('\n') ? about_ : about_ + "\n");
-  for (const auto& [option, take, is_flag] : declared_) {
-    if (option.help.empty()) continue;
-    std::string left = option.letter != 0 ? formatted("-{}, ", option.letter) : std::string();
-    left += formatted("--{}{}{}", option.name, is_flag ? "" : " ", option.value);
-    std::string standard =
-        option.standard.empty() ? std::string() : formatted(" [{}]", option.standard);
-    text += help_line(left, option.help + standard);
+  std::vector<std::string> groups{""};
+  for (const Declared& one : declared_)
+    if (!one.option.help.empty() && std::ranges::find(groups, one.option.group) == groups.end())
+      groups.push_back(one.option.group);
+  for (const std::string& group : groups) {
+    if (!group.empty()) text += formatted("\n{}:\n", group);
+    for (const Declared& one : declared_)
+      if (one.option.group == group && !one.option.help.empty())
+        text += help_of(one.option, one.is_flag);
+    if (!group.empty()) continue;
+    text += help_line("-h, --help", "print this and end");
+    text += help_line("-V, --version", "print the version and end");
   }
-  text += help_line("-h, --help", "print this and end");
-  return text + help_line("--version", "print the version and end");
+  return text;
 }
 
 CommandOptions::Take text_into(std::string& target) {

@@ -7,8 +7,8 @@
 //   if (options.read(words) == CommandOptions::Request::help) ...
 //
 // --name VALUE, --name=VALUE, -n VALUE and -nVALUE are the same; a flag is --name, or
-// --name=false to take it back. `--` ends the options. --help (-h) and --version are there without
-// being declared, and what follows them is not looked at.
+// --name=false to take it back. `--` ends the options. --help (-h) and --version (-V) are there
+// without being declared, and what follows them is not looked at.
 #pragma once
 
 #include "base/format.h"
@@ -38,11 +38,14 @@ class CommandOptions {
   using Take = std::function<void(const std::string& text)>;
 
   struct Option {
-    std::string name;           // "ranks": --ranks
-    std::string value;          // how --help calls its value: "N"; empty: a flag
-    std::string help;           // empty: the option is not listed
-    std::string standard = {};  // the value without it, for --help
-    char letter = 0;            // 'n': also -n
+    std::string name;            // "ranks": --ranks
+    std::string value;           // how --help calls its value: "N"; empty: a flag
+    std::string help;            // empty: the option is not listed
+    std::string standard = {};   // the value without it, for --help
+    char letter = 0;             // 'n': also -n
+    std::string flag_word = {};  // of a flag: a word that may follow it as its value
+    std::string group = {};      // the heading below which --help lists it; empty: "Options"
+    std::vector<std::string> synonyms = {};  // names of other programs, which are suggestions alone
   };
 
   // Words that are no options.

@@ -25,4 +25,13 @@ std::optional<Character> first_character(std::string_view text) {
   return Character{code_point, bytes};
 }
 
+bool is_utf8(std::string_view text) {
+  while (!text.empty()) {
+    const std::optional<Character> character = first_character(text);
+    if (!character) return false;
+    text.remove_prefix(character->bytes);
+  }
+  return true;
+}
+
 }  // namespace lockstep

@@ -16,4 +16,6 @@ struct Character {
 // The character at the beginning of `text` (not empty); nothing when the bytes there are none.
 [[nodiscard]] std::optional<Character> first_character(std::string_view text);
 
+[[nodiscard]] bool is_utf8(std::string_view text);
+
 }  // namespace lockstep

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstdint>
+#include <filesystem>
 #include <new>
 #include <optional>
 #include <string_view>
@@ -42,6 +43,8 @@ std::string free_memory_text(const MemorySize& memory) {
 std::string failure_text(const std::exception& error) {
   if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr)
     return "out of memory: an allocation was refused; " + free_memory_text();
+  if (const auto* refused = dynamic_cast<const std::filesystem::filesystem_error*>(&error))
+    return formatted("{}: {}", refused->path1().string(), refused->code().message());
   std::string_view text = error.what();
   if (dynamic_cast<const Error*>(&error) != nullptr) return std::string(text);
   if (auto bytes = bytes_refused(text))

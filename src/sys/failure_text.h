@@ -9,8 +9,8 @@
 namespace lockstep::sys {
 
 // what() of Lockstep's own errors; of others the first line, because LibTorch's end with a stack
-// trace. Memory that could not be allocated, by the standard library or by LibTorch, is said in
-// bytes beside those that are there.
+// trace; of the standard library's file system the path and the reason. Memory that could not be
+// allocated, by the standard library or by LibTorch, is said in bytes beside those that are there.
 [[nodiscard]] std::string failure_text(const std::exception& error);
 
 // "25.3 GB", "640 MB": at a glance, to three digits at most.

@@ -49,7 +49,8 @@ TEST(Lockstep, AnUnknownCommandSuggestsTheNearest) {
 }
 
 TEST(Lockstep, SaysItsVersion) {
-  EXPECT_TRUE(lockstep_command({"--version"}).output.starts_with("lockstep 0."));
+  for (const char* word : {"--version", "-V", "version"})
+    EXPECT_TRUE(lockstep_command({word}).output.starts_with("lockstep 0.")) << word;
 }
 
 TEST(Lockstep, ASiblingProgramIsACommand) {

@@ -92,6 +92,7 @@ TEST(CommandOptions, HelpAndVersionEndTheReading) {
   EXPECT_EQ(command.read({"--out", "x", "-h"}), Request::help);
   EXPECT_EQ(command.read({"--ranks", "many", "--help"}), Request::help);
   EXPECT_EQ(command.read({"--version"}), Request::version);
+  EXPECT_EQ(command.read({"-V"}), Request::version);
   EXPECT_EQ(command.read({}), Request::go_on);
 }
 
@@ -120,7 +121,46 @@ TEST(CommandOptions, HelpListsWhatIsDeclaredInLinesThatFit) {
   EXPECT_NE(help.find("  --json                    for programs\n"), std::string::npos) << help;
   EXPECT_NE(help.find("\n" + std::string(28, ' ') + "bbb"), std::string::npos) << help;
   EXPECT_EQ(help.find("inner"), std::string::npos) << help;
-  EXPECT_NE(help.find("  --version "), std::string::npos) << help;
+  EXPECT_NE(help.find("  -V, --version "), std::string::npos) << help;
+}
+
+TEST(CommandOptions, HelpHasHeadings) {
+  Command command;
+  const auto nothing = [](const std::string&) {};
+  command.options.add({.name = "lr", .value = "N", .help = "rate", .group = "Optimizer"}, nothing);
+  command.options.add({.name = "out2", .value = "N", .help = "place", .group = "Places"}, nothing);
+  command.options.add({.name = "beta", .value = "N", .help = "decay", .group = "Optimizer"},
+                      nothing);
+  const std::string help = command.options.help();
+  const auto place = [&](const char* words) { return help.find(words); };
+  EXPECT_LT(place("\nOptions:\n"), place("  --json"));
+  EXPECT_LT(place("  --json"), place("  -V, --version"));
+  EXPECT_LT(place("  -V, --version"), place("\n\nOptimizer:\n  --lr"));
+  EXPECT_LT(place("\n\nOptimizer:\n  --lr"), place("  --beta"));
+  EXPECT_LT(place("  --beta"), place("\n\nPlaces:\n  --out2"));
+  EXPECT_NE(place("\n\nPlaces:\n  --out2"), std::string::npos) << help;
+}
+
+TEST(CommandOptions, NamesOfOtherProgramsAreSuggestions) {
+  Command command;
+  command.options.add({.name = "lr", .value = "N", .help = "rate", .synonyms = {"learning-rate"}},
+                      [](const std::string&) {});
+  EXPECT_EQ(command.message({"--learning-rate", "1"}),
+            "unknown option '--learning-rate'; did you mean '--lr'?");
+}
+
+TEST(CommandOptions, AWordMayFollowAFlag) {
+  Command command;
+  std::string resume = "false";
+  command.options.add({.name = "resume", .value = "", .help = "go on", .flag_word = "auto"},
+                      text_into(resume));
+  (void)command.read({"--resume", "auto"});
+  EXPECT_EQ(resume, "auto");
+  (void)command.read({"--resume", "--json"});
+  EXPECT_EQ(resume, "true");
+  (void)command.read({"--resume=auto"});
+  EXPECT_EQ(resume, "auto");
+  EXPECT_EQ(command.message({"--resume", "other"}), "unexpected word 'other'");
 }
 
 }  // namespace

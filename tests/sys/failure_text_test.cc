@@ -4,8 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <new>
 #include <stdexcept>
+#include <system_error>
 
 namespace lockstep::sys {
 namespace {
@@ -15,6 +17,12 @@ TEST(FailureText, IsTheFirstLine) {
   EXPECT_EQ(failure_text(std::runtime_error("bad shape\nframe #0: c10::Error\nframe #1: main")),
             "bad shape");
   EXPECT_EQ(failure_text(BadInput("found 'a\nb'")), "found 'a\nb'");  // quoted, and not the end
+}
+
+TEST(FailureText, OfTheFileSystemIsPathAndReason) {
+  EXPECT_EQ(failure_text(std::filesystem::filesystem_error(
+                "status", "/root/x", std::make_error_code(std::errc::permission_denied))),
+            "/root/x: Permission denied");
 }
 
 TEST(FailureText, RefusedMemoryIsSaidInBytes) {
