@@ -244,6 +244,12 @@ models::LlamaOptions llama_options(const Fields& fields) {
 
 std::string text_of(const nlohmann::ordered_json& config) { return config.dump(2) + "\n"; }
 
+// Else transformers takes ordinary tokens for the begin and end of a text.
+void name_no_special_tokens(nlohmann::ordered_json& config) {
+  config["bos_token_id"] = nullptr;
+  config["eos_token_id"] = nullptr;
+}
+
 }  // namespace
 
 ModelOptions read_config(const std::filesystem::path& folder) {
@@ -265,20 +271,24 @@ ModelOptions read_config(const std::filesystem::path& folder) {
 }
 
 std::string config_text(const models::GptOptions& options) {
-  return text_of({{"architectures", {"GPT2LMHeadModel"}},
-                  {"model_type", "gpt2"},
-                  {"n_layer", options.layers},
-                  {"n_head", options.heads},
-                  {"n_embd", options.width},
-                  {"n_positions", options.block},
-                  {"vocab_size", options.vocabulary},
-                  {"activation_function", options.tanh_gelu ? "gelu_new" : "gelu"},
-                  {"layer_norm_epsilon", 1e-5},
-                  {"resid_pdrop", options.dropout},
-                  {"embd_pdrop", options.dropout},
-                  {"attn_pdrop", options.dropout},
-                  {"tie_word_embeddings", true},
-                  {"torch_dtype", "float32"}});
+  nlohmann::ordered_json config{{"architectures", {"GPT2LMHeadModel"}},
+                                {"model_type", "gpt2"},
+                                {"n_layer", options.layers},
+                                {"n_head", options.heads},
+                                {"n_embd", options.width},
+                                {"n_positions", options.block},
+                                {"vocab_size", options.vocabulary},
+                                {"activation_function", options.tanh_gelu ? "gelu_new" : "gelu"},
+                                {"layer_norm_epsilon", 1e-5},
+                                {"resid_pdrop", options.dropout},
+                                {"embd_pdrop", options.dropout},
+                                {"attn_pdrop", options.dropout},
+                                {"tie_word_embeddings", true},
+                                {"torch_dtype", "float32"}};
+  // transformers takes the last token of GPT-2's own vocabulary for both where none is named.
+  constexpr std::int64_t end_of_text = 50256;
+  if (options.vocabulary <= end_of_text) name_no_special_tokens(config);
+  return text_of(config);
 }
 
 std::string config_text(const models::LlamaOptions& options) {
@@ -299,6 +309,7 @@ std::string config_text(const models::LlamaOptions& options) {
                                 {"mlp_bias", options.feed_forward_bias},
                                 {"tie_word_embeddings", options.tied},
                                 {"torch_dtype", "float32"}};
+  name_no_special_tokens(config);
   const models::RotaryScaling& scaling = options.rotary_scaling;
   if (scaling.by_wave)
     config["rope_scaling"] = {{"rope_type", "llama3"},

@@ -62,7 +62,7 @@ at::Tensor generate_tokens(torch::nn::Module& model, at::Tensor ids, std::int64_
   c10::NoGradGuard no_grad;
   EvaluationMode evaluation(model);
   for (std::int64_t i = 0; i < count; ++i) {
-    const std::int64_t seen = std::min(ids.size(1), block);
+    const std::int64_t seen = options.beyond_block ? ids.size(1) : std::min(ids.size(1), block);
     at::Tensor logits = next_logits(ids.narrow(1, ids.size(1) - seen, seen));
     if (is_global(logits)) logits = full_tensor(logits);  // ranks of tensor parallelism have parts
     ids = at::cat({ids, draw(logits, options)}, /*dim=*/1);

@@ -42,8 +42,20 @@ class GenerateFromModel : public testing::Test {
 TEST_F(GenerateFromModel, PrintsTheTokensOfPlainPython) {
   EXPECT_EQ(generate(model() + " --tokens 1,2,3 --greedy").output,
             ask({"generate", folder.path().string(), "1,2,3", "20"}));
+  // Beyond its max_position_embeddings, 32, the model sees all tokens.
   EXPECT_EQ(generate(model() + " --tokens 5 --new-tokens 40 --temperature 0").output,
-            ask({"generate", folder.path().string(), "5", "40"}));
+            ask({"generate_all", folder.path().string(), "5", "40"}));
+}
+
+TEST_F(GenerateFromModel, AGpt2HasNoPositionsBeyondItsTable) {
+  ask({"make", "gpt2", folder.path().string(), "7"});
+  EXPECT_EQ(generate(model() + " --tokens 1,2,3 --new-tokens 30 --greedy").output,
+            ask({"generate", folder.path().string(), "1,2,3", "30"}));
+  const ShellResult refused = generate(model() + " --tokens 1,2,3 --new-tokens 31 --greedy");
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_EQ(refused.output,
+            "lockstep generate: this GPT-2 has 32 positions, and 3 tokens of the prompt with "
+            "--new-tokens 31 need 33: make at most 30 new tokens\n");
 }
 
 TEST_F(GenerateFromModel, RefusesTokensThatTheModelDoesNotHave) {

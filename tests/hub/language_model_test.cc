@@ -98,6 +98,10 @@ TEST_P(Hub, ASavedModelIsTheSame) {
   make(GetParam(), folder / "model");
   const hub::LanguageModel model = hub::load_language_model(folder / "model");
   hub::save_language_model(folder / "saved", model);
+  // A vocabulary of 61 tokens has none that begins or ends a text.
+  const std::string config = sys::read_file(folder / "saved" / "config.json");
+  EXPECT_NE(config.find("\"bos_token_id\": null"), std::string::npos) << config;
+  EXPECT_NE(config.find("\"eos_token_id\": null"), std::string::npos) << config;
   const hub::LanguageModel again = hub::load_language_model(folder / "saved");
   ASSERT_EQ(model.index(), again.index());
   auto tensors = [](const hub::LanguageModel& of) {

@@ -193,6 +193,8 @@ def main():
     if task == "logits":
         print(" ".join(repr(value) for value in logits(torch.tensor(ids)).tolist()))
         return
+    if task == "generate_all":  # as transformers: no window
+        most = len(ids) + int(words[2])
     for _ in range(int(words[2])):
         ids.append(logits(torch.tensor(ids[-most:])).argmax().item())
     print(",".join(map(str, ids)))

@@ -170,6 +170,18 @@ void take_run(Given& given, const std::vector<std::string>& words) {
   }
 }
 
+// As transformers: a Llama goes on beyond the positions that it was trained with, and a GPT-2,
+// which has a table of them, is refused.
+void check_positions(const models::Gpt& model, std::int64_t prompt, std::int64_t more) {
+  const std::int64_t block = model->options().block;
+  check_input(more == 0 || prompt + more - 1 <= block,
+              "this GPT-2 has {} positions, and {} tokens of the prompt with --new-tokens {} need "
+              "{}: make at most {} new tokens",
+              block, prompt, more, prompt + more - 1,
+              std::max<std::int64_t>(0, block - prompt + 1));
+}
+void check_positions(const models::Llama&, std::int64_t, std::int64_t) {}
+
 // Of a vocabulary of this size.
 at::Tensor ids_in(const std::string& text, std::int64_t vocabulary) {
   std::vector<std::int64_t> ids;
@@ -190,6 +202,7 @@ at::Tensor ids_in(const std::string& text, std::int64_t vocabulary) {
 int generate_from_model(const Given& given) {
   models::GenerateOptions options{
       .top_k = given.top_k.value_or(0),
+      .beyond_block = true,
       .generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(given.seed))};
   if (given.temperature) options.temperature = temperature_of(*given.temperature);
   if (given.greedy) options.temperature = 0;
@@ -197,9 +210,11 @@ int generate_from_model(const Given& given) {
   hub::LanguageModel model = hub::load_language_model(*given.model);
   at::Tensor ids = std::visit(
       [&](auto& model) {
+        const at::Tensor prompt = ids_in(*given.tokens_text, model->options().vocabulary);
+        const std::int64_t more = given.new_tokens.value_or(20);
+        check_positions(model, prompt.size(1), more);
         const TensorParallel parts = ranks.divide(model.ptr(), plan_of(model));
-        return model->generate(ids_in(*given.tokens_text, model->options().vocabulary),
-                               given.new_tokens.value_or(20), options);
+        return model->generate(prompt, more, options);
       },
       model);
   std::string line;
