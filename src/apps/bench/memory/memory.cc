@@ -5,7 +5,7 @@
 #include "apps/bench/step/training.h"
 #include "apps/bench/together.h"
 #include "base/format.h"
-#include "base/text.h"
+#include "sys/failure_text.h"
 #include "sys/heap.h"
 
 #include <lockstep/base/deadline.h>
@@ -131,12 +131,14 @@ void print_json(const Row& row) {
 void print_line(const Row& row) {
   auto parameters = static_cast<double>(row.parameters);
   auto kept = static_cast<double>(row.most(&Measured::kept));
+  const auto size = [](std::int64_t bytes) {
+    return sys::rough_size(static_cast<double>(bytes));  // decimal units in all columns
+  };
   print_to(stdout, "{:<18}{:<10}{:>11}{:>9.3f}{:>10.3f}{:>8.3f}{:>12}{:>12}{:>12}\n", row.mode,
-           row.dtype, format_bytes(row.most(&Measured::kept)), kept / parameters,
-           row.expected / parameters, kept / row.expected,
-           format_bytes(row.most(&Measured::peak_units)),
-           format_bytes(row.sum(&Measured::growth) / std::ssize(row.ranks)),
-           format_bytes(row.sum(&Measured::idle_growth)));
+           row.dtype, size(row.most(&Measured::kept)), kept / parameters, row.expected / parameters,
+           kept / row.expected, size(row.most(&Measured::peak_units)),
+           size(row.sum(&Measured::growth) / std::ssize(row.ranks)),
+           size(row.sum(&Measured::idle_growth)));
 }
 
 void print_heading(const MemoryOptions& options, int ranks) {

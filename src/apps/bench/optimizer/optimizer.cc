@@ -103,9 +103,11 @@ void print_line(const OptimizerOptions& options, const Contender& contender,
 
 void measure_optimizers(const OptimizerOptions& options) {
   std::vector<Contender> contenders = contenders_of(options);
-  for (std::size_t round = 0; round < static_cast<std::size_t>(options.rounds); ++round)
+  for (std::size_t round = 0; round < static_cast<std::size_t>(options.rounds); ++round) {
+    print_to(stderr, "measuring round {} of {}\n", round + 1, options.rounds);
     for (std::size_t i = 0; i < contenders.size(); ++i)
       take_turn(contenders[(i + round) % contenders.size()], options.steps);
+  }
   if (!options.json) print_heading(options);
   for (const Contender& contender : contenders) {
     auto share = share_of_bound(contender, contenders);
