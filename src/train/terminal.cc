@@ -33,6 +33,8 @@ int columns_of(int descriptor) {
 std::optional<std::string> terminal_of(std::FILE* stream) {
   if (variable("TERM") == "dumb") return std::nullopt;
   if (auto named = variable(terminal_variable); !named.empty()) return std::string(named);
+  // Open MPI gives each rank a terminal of its own, and passes on what it reads there.
+  if (!variable("OMPI_COMM_WORLD_RANK").empty()) return std::nullopt;
   if (::isatty(::fileno(stream)) != 1 || variable("TERM").empty()) return std::nullopt;
   std::array<char, 256> path{};
   return ::ttyname_r(::fileno(stream), path.data(), path.size()) == 0 ? path.data() : "1";

@@ -44,7 +44,8 @@ class Variables {
 class Terminal : public testing::Test {
  protected:
   void SetUp() override {
-    for (const char* name : {"COLUMNS", "LOCKSTEP_TERMINAL", "NO_COLOR"}) set(name, nullptr);
+    for (const char* name : {"COLUMNS", "LOCKSTEP_TERMINAL", "NO_COLOR", "OMPI_COMM_WORLD_RANK"})
+      set(name, nullptr);
     set("TERM", "xterm");
     master_ = test::make_pseudo_terminal();
     if (!master_) GTEST_SKIP() << test::no_terminals;
@@ -86,6 +87,12 @@ TEST_F(Terminal, ADumbOneIsNone) {
   EXPECT_FALSE(is_terminal(stream_));
   set("LOCKSTEP_TERMINAL", nullptr);
   set("TERM", nullptr);
+  EXPECT_FALSE(is_terminal(stream_));
+}
+
+// mpirun ... > log would have bars and colours in the file.
+TEST_F(Terminal, ThatOfARankOfOpenMpiIsNone) {
+  set("OMPI_COMM_WORLD_RANK", "0");
   EXPECT_FALSE(is_terminal(stream_));
 }
 
