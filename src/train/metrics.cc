@@ -45,8 +45,9 @@ std::string rows_until(const std::filesystem::path& path, std::int64_t step) {
 // until that step, too. A long run that is often killed must not read all of its rows each time.
 std::optional<off_t> end_of_rows(const std::filesystem::path& path, std::int64_t step) {
   constexpr std::int64_t most_of_the_end = 64 << 10;
+  if (!std::filesystem::is_regular_file(path)) return std::nullopt;  // a pipe would block
   std::ifstream file(path, std::ios::binary | std::ios::ate);
-  if (!file || !std::filesystem::is_regular_file(path)) return std::nullopt;
+  if (!file) return std::nullopt;
   const std::int64_t bytes = file.tellg();
   const std::int64_t begin = std::max<std::int64_t>(0, bytes - most_of_the_end);
   file.seekg(begin);
@@ -87,7 +88,8 @@ std::string metrics_line(const MetricsRow& row) {
   json["update_seconds"] = row.update_seconds;
   json["seconds"] = row.seconds;
   if (row.sample) json["sample"] = *row.sample;
-  return json.dump();
+  // A task's sample need not be UTF-8.
+  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
 MetricsFile::MetricsFile(std::filesystem::path path, std::int64_t resumed_at)
@@ -98,7 +100,8 @@ MetricsFile::MetricsFile(std::filesystem::path path, std::int64_t resumed_at)
 
 void MetricsFile::append(const MetricsRow& row) {
   std::string line = metrics_line(row) + "\n";
-  sys::FileDescriptor file(::open(path_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666));
+  constexpr int how = O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK;
+  sys::FileDescriptor file(::open(path_.c_str(), how, 0666));
   if (!file) throw SystemError("cannot open " + path_.string(), errno);
   const sys::ErrorInsteadOfSignal quiet(SIGXFSZ);
   const off_t before = ::lseek(file.get(), 0, SEEK_END);

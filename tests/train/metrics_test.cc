@@ -3,10 +3,14 @@
 #include <lockstep/base/error.h>
 
 #include "support/temporary_folder.h"
+#include "train/messages.h"
 
 #include <gtest/gtest.h>
 
+#include <sys/stat.h>
+
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 
@@ -102,6 +106,26 @@ TEST(Metrics, RowsAreCutBehindTheStepHoweverManyThereAre) {
     MetricsFile far(folder / "m.jsonl", 1);  // further than the end that is read
     EXPECT_EQ(content_of(folder / "m.jsonl"), metrics_line(metrics_at(1)) + "\n");
   }
+}
+
+// Opening a pipe would wait for a writer for ever.
+TEST(Metrics, APipeOfThatNameIsRefused) {
+  test::TemporaryFolder folder;
+  const std::string pipe = folder / "metrics.jsonl";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_EQ(test::message_of([&] { MetricsFile(pipe, 3); }),
+            "reading " + pipe + ": expected a file, found a named pipe");
+  MetricsFile begun(pipe, 0);
+  begun.append({.step = 1});
+  EXPECT_TRUE(std::filesystem::is_regular_file(pipe));
+  std::filesystem::remove(pipe);
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_THROW(begun.append({.step = 2}), SystemError);
+}
+
+TEST(Metrics, ASampleThatIsNoUtf8DoesNotEndTheRun) {
+  EXPECT_NE(metrics_line({.sample = "a\xff"}).find("\"sample\":\"a\xef\xbf\xbd\""),
+            std::string::npos);
 }
 
 TEST(Metrics, AFolderThatIsGoneIsAnError) {
