@@ -4,6 +4,7 @@
 #include "base/format.h"
 #include "base/nearest.h"
 #include "base/text.h"
+#include "base/visible.h"
 #include "train/config_file.h"
 #include "train/configuration.h"
 #include "train/resume_command.h"
@@ -21,6 +22,9 @@
 
 namespace lockstep::train {
 namespace {
+
+constexpr const char* resume_option = "resume";
+constexpr const char* automatic = "auto";  // --resume auto
 
 // The tasks of a program, each with its defaults.
 using Known = std::list<Configuration>;
@@ -113,16 +117,30 @@ CommandOptions declared(std::string_view command, const Known& known, const Conf
   auto add_all = [&](const Configuration& from, bool is_listed) {
     for (const Settings::Entry& entry : from.settings().entries())
       if (added.insert(entry.name).second)
-        options.add(
-            {.name = entry.name,
-             .value = std::string(value_name(entry)),
-             .help = is_listed ? help_of(entry, shown) : std::string(),
-             .standard = is_listed ? standard_of(entry, shown) : std::string(),
-             .letter = entry.name == "ranks" ? 'n' : '\0'},
-            [&words, name = entry.name](const std::string& text) { words.values[name] = text; });
+        options.add({.name = entry.name,
+                     .value = std::string(value_name(entry)),
+                     .help = is_listed ? help_of(entry, shown) : std::string(),
+                     .standard = is_listed ? standard_of(entry, shown) : std::string(),
+                     .letter = entry.name == "ranks" ? 'n' : '\0',
+                     .flag_word = entry.name == resume_option ? automatic : "",
+                     .group = entry.group,
+                     .synonyms = entry.synonyms},
+                    [&words, name = entry.name](const std::string& text) {
+                      if (name == resume_option && text == automatic)
+                        words.values["resume-auto"] = "true";
+                      else
+                        words.values[name] = text;
+                    });
   };
   for (const Configuration* one : shown) add_all(*one, true);
   for (const Configuration& one : known) add_all(one, false);
+  if (added.insert("device").second)
+    options.add({"device", "NAME", ""}, [](const std::string& text) {
+      throw BadInput(
+          formatted("found '{}': training runs on the CPU; from C++ the library drives "
+                    "GPUs, too (docs/gpu.md)",
+                    visible(text)));
+    });
   return options;
 }
 
@@ -146,10 +164,13 @@ Words read_words(std::string_view command, Known& known, std::span<const std::st
 
 // A run that goes on does so with its own options, unless a file is named.
 std::string config_of_resumed_run(const Words& words) {
-  auto resume = words.values.find("resume");
+  const auto is_given = [&](const char* name) {
+    const auto found = words.values.find(name);
+    return found != words.values.end() && found->second == "true";
+  };
   auto out = words.values.find("out");
-  if (resume == words.values.end() || resume->second != "true" || out == words.values.end())
-    return {};
+  const bool goes_on = is_given(resume_option) || is_given("resume-auto");
+  if (!goes_on || out == words.values.end()) return {};
   std::filesystem::path path = std::filesystem::path(out->second) / "config.toml";
   return std::filesystem::exists(path) ? path.string() : std::string();
 }
@@ -185,6 +206,7 @@ Configuration& configured(Known& known, Words& words) {
     }
     task.options.places.erase(name);
   }
+  task.check_texts();
   return task;
 }
 

@@ -1,6 +1,8 @@
 #include "train/configuration.h"
 
 #include "base/check.h"
+#include "base/utf8.h"
+#include "base/visible.h"
 #include "train/option_settings.h"
 
 #include <algorithm>
@@ -50,6 +52,26 @@ checkpoint::Metadata Configuration::kept() const {
   return texts;
 }
 
+void Configuration::check_texts() const {
+  for (const auto& [name, text] : kept())
+    check_input(is_utf8(text),
+                "--{}: expected UTF-8, because config.toml and checkpoints keep it, found '{}'{}",
+                name, visible(text), place_of(name));
+}
+
+void Configuration::check_description() const {
+  for (const auto& [name, text] : task_.description())
+    check(is_utf8(name) && is_utf8(text),
+          "Task::description: expected UTF-8, because checkpoints keep it, found {} '{}'",
+          visible(name), visible(text));
+}
+
+std::string Configuration::place_of(const std::string& name) const {
+  auto place = options.places.find(name);
+  return place == options.places.end() ? std::string()
+                                       : formatted(" ({} is set in {})", name, place->second);
+}
+
 std::string Configuration::data_text() const {
   std::string text;
   for (const std::string& name : own_paths_)
@@ -60,8 +82,7 @@ std::string Configuration::data_text() const {
 
 std::string Configuration::place_of_data() const {
   for (const std::string& name : own_paths_)
-    if (auto place = options.places.find(name); place != options.places.end())
-      return formatted(" ({} is set in {})", name, place->second);
+    if (options.places.contains(name)) return place_of(name);
   return {};
 }
 

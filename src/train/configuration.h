@@ -27,6 +27,11 @@ class Configuration {
   [[nodiscard]] static std::string kept_text(const Settings::Entry& entry);
   // What checkpoints keep: these texts of all but Scope::start by name, and `task`.
   [[nodiscard]] checkpoint::Metadata kept() const;
+  // BadInput for an option that config.toml and checkpoints cannot keep, because it is not UTF-8,
+  // or is in a folder whose name is not.
+  void check_texts() const;
+  // After Task::load(): InvalidArgument if Task::description() is not UTF-8.
+  void check_description() const;
   // The paths that the task is told, for messages; "the task's data" where it is told none.
   [[nodiscard]] std::string data_text() const;
   // " (data is set in out/config.toml line 2)" where a path of the task's is from a file.
@@ -35,6 +40,9 @@ class Configuration {
   Options options;
 
  private:
+  // " (data is set in out/config.toml line 2)"; empty for options of the command line.
+  [[nodiscard]] std::string place_of(const std::string& name) const;
+
   Task& task_;
   Settings settings_;
   std::vector<std::string> own_paths_;  // names of the task's settings that are paths

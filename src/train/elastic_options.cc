@@ -68,8 +68,9 @@ void check_elastic(const Options& options) {
   check_input(options.batch >= slots,
               "--batch {} has fewer rows than --slots {}: each slot needs at least one",
               options.batch, slots);
-  check_input(options.batch % slots == 0, "--batch {} cannot be split evenly into --slots {}",
-              options.batch, slots);
+  check_input(options.batch % slots == 0,
+              "--batch {} must be divisible by --slots {}; try --batch {} or {}", options.batch,
+              slots, options.batch / slots * slots, (options.batch / slots + 1) * slots);
 }
 
 std::int64_t slots_of(const Options& options) {

@@ -6,6 +6,7 @@
 #include "train/configuration.h"
 #include "train/evaluator.h"
 #include "train/model_description.h"
+#include "train/progress.h"
 
 #include <lockstep/comm/together.h>
 #include <lockstep/train/saved_model.h>
@@ -42,11 +43,11 @@ void find_own_data(const SavedModel& saved, bool is_needed) {
 }
 
 std::string line_of(const SavedModel& saved, const Task& task, const Evaluation& found) {
-  std::string line = formatted("val_loss={:.4f}", found.loss);
+  std::string line = "val_loss=" + loss_text(found.loss, 5);
   if (task.has_accuracy()) line = formatted("accuracy={:.4f} ", found.accuracy) + line;
   if (saved.tokenizer)
-    line +=
-        formatted(" bits_per_{}={:.4f}", saved.tokenizer->unit(), found.loss / std::numbers::ln2);
+    line += formatted(" bits_per_{}={}", saved.tokenizer->unit(),
+                      loss_text(found.loss / std::numbers::ln2, 5));
   for (const auto& [name, value] : task.results()) line += formatted(" {}={}", name, value);
   return line + formatted(" step={} model={}", saved.step, saved.file.string());
 }

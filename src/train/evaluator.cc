@@ -2,6 +2,7 @@
 
 #include "base/scope_exit.h"
 #include "elastic/slot_tree.h"
+#include "train/interrupt.h"
 #include "train/micro_batches.h"
 
 #include <ATen/core/grad_mode.h>
@@ -17,9 +18,9 @@ namespace {
 // Means over samples 0 ... samples - 1, cut into `parts`, of which each is measured by one rank
 // (`in_step`: which has a part of the model).
 Evaluation evaluate_parts(Group& group, std::int64_t samples, std::int64_t parts, bool in_step,
-                          const Measure& measure) {
+                          const Measure& measure, const std::function<bool()>& stops) {
   at::NoGradGuard no_gradients;
-  std::vector<Totals> totals(static_cast<std::size_t>(parts));
+  std::vector<Totals> totals(static_cast<std::size_t>(parts + 1));  // the last one: who has stopped
   const auto measured = [&](std::int64_t part) {
     std::vector<std::size_t> numbers;
     for (std::int64_t i = samples * part / parts; i < samples * (part + 1) / parts; ++i)
@@ -28,14 +29,23 @@ Evaluation evaluate_parts(Group& group, std::int64_t samples, std::int64_t parts
   };
   const layout::Range own = slots_of_rank(parts, group.rank(), group.size());
   const std::int64_t most = (parts + group.size() - 1) / group.size();
-  for (std::int64_t part = own.begin; part < own.end; ++part)
-    totals[static_cast<std::size_t>(part)] = measured(part);
-  // Every rank goes as often through a model that they divide.
-  for (std::int64_t pass = own.length(); in_step && pass < most; ++pass)
-    static_cast<void>(measured(0));
+  // With `in_step` every rank goes equally often through the model that they divide.
+  const std::int64_t passes = in_step ? most : own.length();
+  bool is_stopped = false;
+  for (std::int64_t pass = 0; pass < passes; ++pass) {
+    is_stopped = stops();
+    if (is_stopped) break;
+    if (pass < own.length())
+      totals[static_cast<std::size_t>(own.begin + pass)] = measured(own.begin + pass);
+    else
+      static_cast<void>(measured(0));
+  }
+  totals.back().loss = is_stopped ? 1 : 0;
   // Zeros of the other ranks change no value.
   static_assert(sizeof(Totals) == 3 * sizeof(double));
-  group.all_reduce(at::from_blob(totals.data(), {3 * parts}, at::kDouble), Op::sum).wait();
+  group.all_reduce(at::from_blob(totals.data(), {3 * parts + 3}, at::kDouble), Op::sum).wait();
+  if (totals.back().loss > 0) throw Interrupted();
+  totals.pop_back();
   Totals all;
   for (const Totals& of_part : totals) all += of_part;
   return {.loss = all.loss / all.targets, .accuracy = all.correct / all.targets};
@@ -74,12 +84,13 @@ Evaluation Evaluator::over(std::int64_t count) {
   ScopeExit modes_as_before([&] {
     for (std::size_t i = 0; i < modules.size(); ++i) modules[i]->train(were_training[i]);
   });
+  const auto stops = [&] { return options_.stops && options_.stops(); };
+  const std::int64_t rows = task_.rows_at_once();
   if (options_.parts > 0) {
-    const std::int64_t rows = task_.evaluation_rows();
     const std::int64_t parts = std::max(options_.parts, (count + rows - 1) / rows);
-    return evaluate_parts(world_, count, std::min(parts, count), options_.in_step, measure);
+    return evaluate_parts(world_, count, std::min(parts, count), options_.in_step, measure, stops);
   }
-  return train::evaluate(world_, count, task_.evaluation_rows(), measure, options_.in_step);
+  return evaluate_until(stops, world_, count, rows, measure, options_.in_step);
 }
 
 }  // namespace lockstep::train

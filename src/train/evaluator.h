@@ -30,6 +30,9 @@ class Evaluator {
     std::optional<c10::ScalarType> compute_dtype = std::nullopt;  // as cast_batch()
     Tell tell = {};
     std::function<Totals(const Batch&)> measure = {};  // empty: Task::measure()
+    // Asked before each batch; true ends the evaluation. With `in_step` all ranks ask together and
+    // get the same answer, else each for itself. Empty: never.
+    std::function<bool()> stops = {};
   };
 
   // `module` is that of the task, which outlives this.
@@ -40,7 +43,8 @@ class Evaluator {
 
   // Collective; the module goes into evaluation mode meanwhile, and each
   // of the modules in it then back to its own. The chosen samples lie at equal
-  // distances, so that neither the number of ranks nor the step changes which they are.
+  // distances, so that neither the number of ranks nor the step changes which they are. Throws
+  // Interrupted on all ranks if one of them stops.
   [[nodiscard]] Evaluation chosen() { return over(chosen_); }
   [[nodiscard]] Evaluation whole() { return over(samples_); }
 
@@ -54,5 +58,10 @@ class Evaluator {
   std::int64_t samples_;
   std::int64_t chosen_;
 };
+
+// evaluate() (lockstep/train/evaluation.h) with Evaluator::Options::stops.
+[[nodiscard]] Evaluation evaluate_until(const std::function<bool()>& stops, Group& group,
+                                        std::int64_t samples, std::int64_t rows,
+                                        const Measure& measure, bool in_step);
 
 }  // namespace lockstep::train

@@ -1,5 +1,8 @@
-// Signals that ask a run to end, as a wish that the training loop reads between two steps.
+// Signals that ask a run to end, as a wish that the training loop reads between two steps, and
+// evaluations and samples between two of their parts.
 #pragma once
+
+#include <lockstep/base/error.h>
 
 #include <array>
 #include <csignal>
@@ -25,6 +28,12 @@ class Interrupt {
 
  private:
   std::array<struct sigaction, 4> before_{};
+};
+
+// Thrown on all ranks together by an evaluation or a sample that a signal has interrupted.
+class Interrupted : public Error {
+ public:
+  Interrupted() : Error("interrupted by a signal") {}
 };
 
 }  // namespace lockstep::train

@@ -1,14 +1,7 @@
 #include "train/option_settings.h"
 
-#include "base/check.h"
-#include "base/visible.h"
-#include "train/communication.h"
-#include "train/elastic_options.h"
-#include "train/strategy.h"
-
 #include <lockstep/plan/schedule.h>
 
-#include <filesystem>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -17,14 +10,22 @@ namespace lockstep::train {
 namespace {
 
 void declare_places(Settings& settings, Options& o) {
+  settings.begin_group("Run folder");
   settings.add({.name = "out",
                 .help = "folder of the run: config.toml, metrics.jsonl, checkpoints, "
-                        "model.safetensors"},
+                        "model.safetensors",
+                .synonyms = {"output", "output-dir", "out-dir", "save-dir"}},
                o.out);
   settings.add({.name = "resume",
-                .help = "go on from the newest checkpoint in --out",
+                .help = "go on from the newest checkpoint in --out; auto: begin if there is none",
                 .scope = Scope::start},
                o.resume);
+  // On the command line this is `--resume auto`.
+  settings.add({.name = "resume-auto", .scope = Scope::start}, o.resume_auto);
+  settings.add({.name = "overwrite",
+                .help = "begin, and remove what earlier runs left in --out",
+                .scope = Scope::start},
+               o.overwrite);
   settings.add({.name = "resume-from",
                 .help = "go on from this checkpoint in --out, such as step-00000100; newer ones "
                         "are set aside",
@@ -37,41 +38,58 @@ void declare_places(Settings& settings, Options& o) {
 }
 
 void declare_steps(Settings& settings, Options& o) {
+  settings.begin_group("Steps");
   settings.add({.name = "steps",
                 .help = "optimizer updates to make",
                 .least = 1,
-                .changed = [&o] { o.epochs = 0; }},
+                .changed = [&o] { o.epochs = 0; },
+                .synonyms = {"max-steps", "max-iters", "iterations"}},
                o.steps);
   settings.add({.name = "epochs",
                 .help = "passes over the training data, instead of --steps",
                 .least = 1,
-                .changed = [&o] { o.steps = 0; }},
+                .changed = [&o] { o.steps = 0; },
+                .synonyms = {"num-epochs", "num-train-epochs"}},
                o.epochs);
-  settings.add(
-      {.name = "batch", .help = "rows of one step, over all ranks", .least = 1, .most = 1 << 24},
-      o.batch);
-  settings.add(
-      {.name = "accumulate", .help = "micro-batches a rank and step", .least = 1, .most = 1 << 20},
-      o.accumulate);
+  settings.add({.name = "batch",
+                .help = "rows of one step, over all ranks",
+                .least = 1,
+                .most = 1 << 24,
+                .synonyms = {"batch-size", "global-batch-size"}},
+               o.batch);
+  settings.add({.name = "accumulate",
+                .help = "micro-batches a rank and step",
+                .least = 1,
+                .most = 1 << 20,
+                .synonyms = {"gradient-accumulation-steps", "grad-accum"}},
+               o.accumulate);
   settings.add({.name = "seed", .help = "seed of weights, order and dropout"}, o.seed);
 }
 
 void declare_optimizer(Settings& settings, Options& o) {
+  settings.begin_group("Optimizer");
   constexpr double most_beta = 0.999999;
   settings.add({.name = "optimizer", .help = "adamw or sgd", .choices = {"adamw", "sgd"}},
                o.optimizer);
-  settings.add({.name = "lr", .help = "learning rate", .most = 1e6}, o.lr);
+  settings.add({.name = "lr", .help = "learning rate", .most = 1e6, .synonyms = {"learning-rate"}},
+               o.lr);
   settings.add({.name = "momentum", .help = "of sgd", .most = 1}, o.momentum);
   settings.add({.name = "beta1", .help = "of adamw", .most = most_beta}, o.beta1);
   settings.add({.name = "beta2", .help = "of adamw", .most = most_beta}, o.beta2);
   settings.add({.name = "weight-decay", .help = "on matrices, not on vectors", .most = 1e6},
                o.weight_decay);
-  settings.add({.name = "clip", .help = "largest global norm of the gradients; 0: any"}, o.clip);
+  settings.add({.name = "clip",
+                .help = "largest global norm of the gradients; 0: any",
+                .synonyms = {"grad-clip", "max-grad-norm"}},
+               o.clip);
   settings.add({.name = "schedule",
                 .help = "constant, step, cosine, wsd or one-cycle",
-                .choices = {"constant", "step", "cosine", "wsd", "one-cycle"}},
+                .choices = {"constant", "step", "cosine", "wsd", "one-cycle"},
+                .synonyms = {"lr-scheduler", "lr-scheduler-type"}},
                o.schedule);
-  settings.add({.name = "warmup", .help = "steps in which the learning rate rises from 0"},
+  settings.add({.name = "warmup",
+                .help = "steps in which the learning rate rises from 0",
+                .synonyms = {"warmup-steps", "warmup-iters"}},
                o.warmup);
   settings.add({.name = "min-lr", .help = "where cosine and wsd end"}, o.min_lr);
   settings.add({.name = "decay", .help = "steps in which wsd falls; 0: a fifth of the run"},
@@ -83,14 +101,17 @@ void declare_optimizer(Settings& settings, Options& o) {
 }
 
 void declare_looks(Settings& settings, Options& o, bool makes_samples) {
+  settings.begin_group("Evaluation, checkpoints, logs");
   settings.add({.name = "eval-every",
-                .help = "steps between evaluations; 0: each epoch, or only at the end"},
+                .help = "steps between evaluations; 0: each epoch, or only at the end",
+                .synonyms = {"eval-interval", "eval-steps"}},
                o.eval_every);
   settings.add({.name = "eval-batches",
                 .help = "batches of an evaluation during training; 0: all, as at the end"},
                o.eval_batches);
   settings.add({.name = "save-every",
-                .help = "steps between checkpoints; 0: each epoch, or only at the end"},
+                .help = "steps between checkpoints; 0: each epoch, or only at the end",
+                .synonyms = {"save-steps", "checkpoint-interval"}},
                o.save_every);
   settings.add({.name = "keep", .help = "newest checkpoints to keep; 0: all"}, o.keep);
   settings.add({.name = "async-save",
@@ -104,7 +125,10 @@ void declare_looks(Settings& settings, Options& o, bool makes_samples) {
   settings.add({.name = "patience",
                 .help = "evaluations without a better validation loss before stopping; 0: never"},
                o.patience);
-  settings.add({.name = "log-every", .help = "steps between lines of metrics.jsonl", .least = 1},
+  settings.add({.name = "log-every",
+                .help = "steps between lines of metrics.jsonl",
+                .least = 1,
+                .synonyms = {"log-interval", "logging-steps"}},
                o.log_every);
   settings.add({.name = "trace",
                 .help = "file for a Chrome trace of some steps (of each rank: trace.rank0.json), "
@@ -128,6 +152,7 @@ void declare_looks(Settings& settings, Options& o, bool makes_samples) {
 }
 
 void declare_mesh(Settings& settings, Options& o) {
+  settings.begin_group("Mesh of ranks");
   settings.add({.name = "shard",
                 .help = "what ranks divide between them: none, optimizer, gradients (and "
                         "optimizer) or full",
@@ -163,6 +188,7 @@ void declare_mesh(Settings& settings, Options& o) {
 }
 
 void declare_division(Settings& settings, Options& o) {
+  settings.begin_group("Sharding and precision");
   const std::vector<std::string> dtypes{"fp32", "bf16", "fp16"};
   settings.add({.name = "precision",
                 .help = "with --shard: what is computed with, beside parameters in fp32: fp32, "
@@ -195,6 +221,7 @@ void declare_division(Settings& settings, Options& o) {
 }
 
 void declare_strategy(Settings& settings, Options& o) {
+  settings.begin_group("Strategy");
   constexpr double most = 4096;
   settings.add({.name = "strategy",
                 .help = "ddp (every rank computes and updates; --shard divides the model), dp "
@@ -224,6 +251,7 @@ void declare_strategy(Settings& settings, Options& o) {
 }
 
 void declare_communication(Settings& settings, Options& o) {
+  settings.begin_group("Communication of gradients");
   settings.add({.name = "hook",
                 .help = "of ddp: how gradients travel: none (as they are), bf16, fp16, "
                         "powersgd:RANK, bf16+powersgd:RANK, fp16+powersgd:RANK",
@@ -272,17 +300,26 @@ void declare_communication(Settings& settings, Options& o) {
 }
 
 void declare_processes(Settings& settings, Options& o) {
+  settings.begin_group("Processes");
   constexpr double most = 4096;
   settings.add({.name = "ranks",
                 .help = "processes to start on this machine; 0: as the launcher says, else 1",
-                .most = most},
+                .most = most,
+                .synonyms = {"nproc-per-node", "world-size"}},
                o.ranks);
+  settings.add({.name = "grace",
+                .help = "with --ranks: from a request to stop until ranks that have not ended are "
+                        "killed",
+                .value_name = "TIME",
+                .scope = Scope::start},
+               o.grace);
   settings.add(
       {.name = "threads", .help = "threads of a rank; 0: its share of the cores", .most = most},
       o.threads);
 }
 
 void declare_elastic(Settings& settings, Options& o) {
+  settings.begin_group("Elastic runs");
   constexpr double most_slots = 1 << 16;
   settings.add({.name = "elastic",
                 .help = "go on in place when ranks are lost or join; the results are the same bits "
@@ -293,27 +330,6 @@ void declare_elastic(Settings& settings, Options& o) {
                         "most up to 8 that divide --batch",
                 .most = most_slots},
                o.slots);
-}
-
-// What only a strategy that divides the model has.
-void check_division(const Options& options) {
-  const Options unset;
-  for (auto [given, name] : {std::pair(options.node_shared, "--node-shared"),
-                             std::pair(!options.offload.empty(), "--offload"),
-                             std::pair(options.deferred, "--deferred")})
-    check_input(!given || options.shard != "none", "{} needs --shard optimizer, gradients or full",
-                name);
-  for (const auto& [name, dtype] : {std::pair("--precision", options.precision),
-                                    std::pair("--reduce-dtype", options.reduce_dtype)})
-    check_input(dtype == "fp32" || options.shard != "none",
-                "{} {} needs --shard optimizer, gradients or full: --shard none computes and sums "
-                "in the parameters' own fp32",
-                name, dtype);
-  check_input(options.prefetch == unset.prefetch || options.shard == "full",
-              "--prefetch {} needs --shard full, found --shard {}", options.prefetch,
-              options.shard);
-  check_input(!options.reduce_in_step || options.node_shared,
-              "--reduce-in-step needs --node-shared");
 }
 
 }  // namespace
@@ -329,34 +345,6 @@ void declare_options(Settings& settings, Options& options, const Task& task) {
   declare_division(settings, options);
   declare_elastic(settings, options);
   declare_processes(settings, options);
-}
-
-void check_run(const Options& options, const Task& task, int ranks) {
-  check_strategy(options, ranks);
-  check_elastic(options);
-  const std::int64_t workers = ranks - server_count(options);
-  const Division division =
-      options.strategy == "ddp" ? division_of(options, ranks) : Division{.copies = ranks};
-  const std::int64_t learners =  // that have rows of their own
-      options.strategy == "ddp" ? division.learners() : workers;
-  std::int64_t parts = options.accumulate * learners;
-  check_input(options.elastic || options.batch % parts == 0,
-              "--batch {} cannot be split evenly: {} {} times {} micro-batches make {} parts",
-              options.batch, learners, options.strategy == "ps" ? "workers" : "ranks",
-              options.accumulate, parts);
-  check_input((options.steps > 0) != (options.epochs > 0),
-              "give --steps or --epochs: found {} and {}", options.steps, options.epochs);
-  check_input(options.min_lr <= options.lr, "--min-lr {} is above --lr {}", options.min_lr,
-              options.lr);
-  check_division(options);
-  check_communication(options);
-  task.check();
-  check_axes(options, task, division);
-  check_input(!options.out.empty(), "--out is missing: name a folder for the run");
-  const std::filesystem::path trace(options.trace);
-  check_input(trace.empty() || std::filesystem::is_directory(
-                                   trace.has_parent_path() ? trace.parent_path() : "."),
-              "--trace {}: expected a file in a folder that is there", visible(options.trace));
 }
 
 }  // namespace lockstep::train

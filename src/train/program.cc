@@ -1,6 +1,7 @@
 #include <lockstep/train/program.h>
 
 #include "base/check.h"
+#include "base/text.h"
 #include "elastic/round_loop.h"
 #include "sys/program.h"
 #include "train/command_line.h"
@@ -8,15 +9,18 @@
 #include "train/option_settings.h"
 #include "train/ranks.h"
 #include "train/resume_command.h"
+#include "train/run_folder.h"
 #include "train/strategy.h"
 #include "train/task_programs.h"
 
 #include <lockstep/train/trainer.h>
 
+#include <chrono>
 #include <cstdio>
 #include <functional>
 #include <optional>
 #include <utility>
+#include <vector>
 
 namespace lockstep::train {
 namespace {
@@ -33,6 +37,12 @@ void check_start(const Options& options, const Task& task, int ranks) {
     ranks = ranks / of_a_model * of_a_model;
   }
   check_run(options, task, ranks);
+}
+
+// A folder that holds another run is refused before anything is started.
+void check_folder(Task& task, const Options& options) {
+  const Configuration configuration(task, options);
+  RunFolder(configuration).check_start();
 }
 
 // Words that are wrong are so after each restart.
@@ -75,7 +85,9 @@ int run_program(const std::string& name, const std::string& shell_name,
          .ranks = options.ranks,
          .usual_ranks = usual_ranks(options),
          .flight_folder = options.out,
+         .grace = parse_duration(options.grace).value_or(std::chrono::seconds(30)),
          .check = [&](int ranks) { check_start(options, *line.task, ranks); },
+         .check_files = [&] { check_folder(*line.task, options); },
          .body = [&](Group world) { return be_a_rank(*line.task, options, std::move(world)); },
          .is_elastic = options.elastic,
          .elastic_body =
@@ -85,7 +97,9 @@ int run_program(const std::string& name, const std::string& shell_name,
 
 int run_program(Task& task, int count, char** words) {
   const std::string program = count > 0 ? words[0] : task.name();
-  return run_program(program, shell_word(program), {&task}, {words + 1, words + count});
+  std::vector<std::string> rest;
+  for (int i = 1; i < count; ++i) rest.emplace_back(words[i]);
+  return run_program(program, shell_word(program), {&task}, rest);
 }
 
 }  // namespace lockstep::train

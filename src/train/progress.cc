@@ -93,6 +93,11 @@ std::string bar_text(double share, std::size_t columns, bool colours) {
 
 }  // namespace
 
+std::string loss_text(double loss, int digits) {
+  const bool is_whole = std::abs(loss) >= std::pow(10, digits - 1);
+  return is_whole ? formatted("{:.0f}", loss) : formatted("{:#.{}g}", loss, digits);
+}
+
 std::string duration_text(double seconds) {
   if (!std::isfinite(seconds) || seconds > 1e8) return "?";
   auto whole = static_cast<std::int64_t>(std::llround(std::max(0.0, seconds)));
@@ -101,8 +106,8 @@ std::string duration_text(double seconds) {
 }
 
 std::string progress_text(const ProgressRow& row) {
-  std::string text = formatted("step {}/{}  loss {:.3f}", row.step, row.steps, row.loss);
-  if (row.val_loss) text += formatted("  val_loss {:.3f}", *row.val_loss);
+  std::string text = formatted("step {}/{}  loss {}", row.step, row.steps, loss_text(row.loss));
+  if (row.val_loss) text += formatted("  val_loss {}", loss_text(*row.val_loss));
   if (row.accuracy) text += formatted("  accuracy {:.4f}", *row.accuracy);
   for (const std::string& figure :
        {rate_text(row), memory_text(row), waiting_text(row), left_text(row)})
@@ -115,7 +120,7 @@ std::string progress_line(const ProgressRow& row, LineLook look) {
   // In the order in which they stand on the line; the numbers say which must fit first.
   std::array<Figure, 7> figures{{{formatted("{:3}%", static_cast<int>(share * 100)), 0},
                                  {formatted("{}/{}", row.step, row.steps), 5},
-                                 {formatted("loss {:.3f}", row.loss), 1},
+                                 {"loss " + loss_text(row.loss), 1},
                                  {rate_text(row), 3},
                                  {memory_text(row), 6},
                                  {waiting_text(row), 7},
@@ -131,8 +136,8 @@ std::string progress_line(const ProgressRow& row, LineLook look) {
 std::string evaluation_line(const ProgressRow& row, LineLook look) {
   std::array<Figure, 8> figures{
       {{formatted("step {}/{}", row.step, row.steps), 0},
-       {formatted("loss {:.3f}", row.loss), 2},
-       {row.val_loss ? formatted("val_loss {:.3f}", *row.val_loss) : std::string(), 1},
+       {"loss " + loss_text(row.loss), 2},
+       {row.val_loss ? "val_loss " + loss_text(*row.val_loss) : std::string(), 1},
        {row.accuracy ? formatted("accuracy {:.4f}", *row.accuracy) : std::string(), 3},
        {rate_text(row), 4},
        {memory_text(row), 6},

@@ -45,6 +45,8 @@ struct LineLook {
 [[nodiscard]] std::string progress_line(const ProgressRow& row, LineLook look);
 // progress_text() with as many figures as fit: of an evaluation, whose line stays.
 [[nodiscard]] std::string evaluation_line(const ProgressRow& row, LineLook look);
+// "2.610", "0.0001234", "12345": to so many significant digits, and whole above them.
+[[nodiscard]] std::string loss_text(double loss, int digits = 4);
 // "0:07", "12:40", "3:02:11".
 [[nodiscard]] std::string duration_text(double seconds);
 

@@ -30,6 +30,7 @@ constexpr auto elastic_hung_after = std::chrono::seconds(30);
 int start_copies(const RankProgram& program, int ranks) {
   try {
     program.check(ranks);
+    program.check_files();
   } catch (const BadInput& error) {
     throw UsageError(error.what());
   }
@@ -37,6 +38,7 @@ int start_copies(const RankProgram& program, int ranks) {
                           .arguments = program.words,
                           .ranks = ranks,
                           .prefix = launch::PrefixStyle::none,
+                          .grace = program.grace,
                           .forward_signals = true,
                           .stop_without_reader = true,
                           .explained_exit_code = failure};
@@ -60,6 +62,7 @@ int be_a_rank(const RankProgram& program) {
       check_input(program.ranks == 0 || program.ranks == world.size(),
                   "--ranks {}: the launcher started {}", program.ranks, world.size());
       program.check(world.size());
+      if (world.is_root()) program.check_files();
     });
     code = failure;
     return program.body(world);

@@ -2,8 +2,10 @@
 // launched is one rank too, or with --ranks N becomes the launcher of N copies of itself.
 #pragma once
 
+#include <lockstep/base/deadline.h>
 #include <lockstep/comm/group.h>
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -17,8 +19,11 @@ struct RankProgram {
   std::int64_t ranks = 0;          // --ranks; 0: as the launcher says, else usual_ranks
   std::int64_t usual_ranks = 1;    // where neither --ranks nor a launcher says how many
   std::string flight_folder;       // for flight records where the user names none; may be empty
+  Duration grace = std::chrono::seconds(30);  // of the copies: launch::WorkerSpec::grace
   // Throws BadInput for options that so many ranks cannot have.
   std::function<void(int ranks)> check = [](int) {};
+  // The same for files, once: in the process that starts the copies, or on rank 0.
+  std::function<void()> check_files = [] {};
   std::function<int(Group world)> body;  // what a rank does, and its exit code
   // In place of `body`: makes its groups itself, and tells of each.
   bool is_elastic = false;

@@ -27,7 +27,11 @@ std::string shell_word(std::string_view word) {
 std::string command_without_resume(std::span<const std::string> words) {
   std::string command;
   for (std::size_t i = 0; i < words.size(); ++i) {
-    if (is_option(words[i], "--resume")) continue;
+    if (is_option(words[i], "--overwrite") || is_option(words[i], "--resume-auto")) continue;
+    if (is_option(words[i], "--resume")) {
+      if (i + 1 < words.size() && words[i] == "--resume" && words[i + 1] == "auto") ++i;
+      continue;
+    }
     if (is_option(words[i], "--resume-from")) {
       if (words[i] == "--resume-from") ++i;  // its value
       continue;

@@ -12,7 +12,8 @@ namespace lockstep::train {
 // One word as a shell reads it: in quotes where it needs them.
 [[nodiscard]] std::string shell_word(std::string_view word);
 
-// The words of a command line for a shell, without --resume and --resume-from.
+// The words of a command line for a shell, without the options that say how the run starts:
+// --resume, --resume-from, --overwrite.
 [[nodiscard]] std::string command_without_resume(std::span<const std::string> words);
 
 // The whole command; `how` is "--resume", or "--resume-from step-00000100". A run that no command

@@ -65,16 +65,21 @@ Run::Run(Task& task, const Options& options, Group world, RunStrategy& strategy,
       strategy_(strategy),
       scaler_({.enabled = options.precision == "fp16"}) {
   if (options_.threads > 0) at::set_num_threads(static_cast<int>(options_.threads));
+  if (is_continued_) interrupt_.emplace();  // the last round's state is in memory
   std::optional<checkpoint::TrainingState> state = shared_state();
   begin(state);
   if (state) restore(*state);
   together(world_, [&] {
     if (!world_.is_root()) return;
     // A later round finds what this one has written, however soon it ends.
-    folder_.open(step_, is_continued_, [&] {
-      if (has_round()) in_.round->mark(folder_mark, options_.out);
-    });
+    folder_.open({.resumed_at = step_,
+                  .repeats_row = left_out_,
+                  .is_continued = is_continued_,
+                  .is_taken = [&] {
+                    if (has_round()) in_.round->mark(folder_mark, options_.out);
+                  }});
   });
+  if (!interrupt_) interrupt_.emplace();
   if (is_continued_)
     say_round();
   else if (state)
@@ -88,7 +93,9 @@ Run::Run(Task& task, const Options& options, Group world, RunStrategy& strategy,
 
 void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
   together(world_, [&] {
+    configuration_.check_texts();
     load_data(state);
+    configuration_.check_description();
     check_memory(options_, {.parameters = task_.parameters(), .activations = task_.activations()},
                  strategy_.processes());
     torch::manual_seed(static_cast<std::uint64_t>(options_.seed));
@@ -106,22 +113,7 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
   torch::manual_seed(stream_seed(options_.seed, seed_stream_of_rank(strategy_.draws())));
   stopping_.patience = options_.patience;
   if (options_.async_save) saver_.emplace(world_);
-  evaluator_.emplace(
-      task_, module_, strategy_.learners(),
-      Evaluator::Options{.batches = options_.eval_batches,
-                         .in_step = options_.shard != "none" ||
-                                    (!options_.elastic &&
-                                     (strategy_.learners().size() < world_.size() ||
-                                      division_of(options_, world_.size()).is_model_parallel())),
-                         .parts = options_.elastic ? options_.slots : 0,
-                         .compute_dtype = compute_dtype(options_),
-                         .tell =
-                             [&](double share) {
-                               if (!world_.is_root()) return;
-                               progress_.show_text(formatted("step {}/{}  evaluating {:.0f}%",
-                                                             step_, steps_, 100 * share));
-                             },
-                         .measure = [&](const Batch& batch) { return strategy_.measure(batch); }});
+  evaluator_.emplace(task_, module_, strategy_.learners(), how_to_evaluate());
 }
 
 // What does not fit into the ranks' parts is found by each of them alike, and one speaks for all.
@@ -288,21 +280,24 @@ std::vector<std::int64_t> Run::check_rows(const Batch& batch) {
 std::int64_t Run::agree(double loss, std::int64_t rows) {
   auto weight = static_cast<double>(rows);
   at::Tensor sums =
-      at::tensor({loss * weight, weight, interrupt_.signal() != 0 ? 1.0 : 0.0}, at::kDouble);
+      at::tensor({loss * weight, weight, interrupt_->signal() != 0 ? 1.0 : 0.0}, at::kDouble);
   world_.all_reduce(sums, Op::sum, {.tag = "loss"}).wait();
   const double* values = sums.const_data_ptr<double>();
   const double weight_of_all = values[1];
   loss_ = values[0] / weight_of_all;
-  if (values[2] > 0) {
-    at::Tensor signal = at::tensor({interrupt_.signal()}, at::kInt);
-    world_.all_reduce(signal, Op::max, {.tag = "signal"}).wait();
-    signal_ = signal.item<int>();
-  }
+  if (values[2] > 0) (void)signal_came();
   if (!std::isfinite(loss_))
     throw CommonFailure(
         formatted("step {}: expected a finite loss, found {} (lr {})", step_, loss_, lr_), 0);
   if (strategy_.computes_slots()) return std::llround(weight_of_all);
   return std::llround(weight_of_all * strategy_.learners().size() / world_.size());
+}
+
+bool Run::signal_came() {
+  at::Tensor signal = at::tensor({interrupt_->signal()}, at::kInt);
+  world_.all_reduce(signal, Op::max, {.tag = "signal"}).wait();
+  signal_ = signal.item<int>();
+  return signal_ != 0;
 }
 
 bool Run::is_due(std::int64_t every) const {
@@ -321,6 +316,7 @@ checkpoint::TrainingState Run::state() const {
                                   .config = configuration_.kept()};
   if (const std::string kind = strategy_.kind(); !kind.empty()) state.progress[kind_entry] = kind;
   keep_description(state.progress, task_);
+  if (left_out_) state.progress[left_out_loss] = formatted("{}", loss_);
   if (scaler_.enabled()) {
     state.progress["loss_scale"] = formatted("{}", scaler_.state().scale);
     state.progress["loss_scale_steps"] = formatted("{}", scaler_.state().good_steps);

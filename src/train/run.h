@@ -37,6 +37,10 @@ namespace lockstep::train {
 // In the numbers that an elastic run commits.
 inline constexpr const char* lost_steps = "elastic.lost_steps";
 
+// In TrainingState::progress of a checkpoint whose step has no evaluation because of a signal: the
+// step's loss.
+inline constexpr const char* left_out_loss = "left_out_loss";
+
 // A round of an elastic run, as Run sees it.
 struct RunRound {
   Round* round = nullptr;    // null: there are no rounds
@@ -66,15 +70,20 @@ class Run {
     return is_due(options_.eval_every) || step_ >= steps_;
   }
   // During training of the chosen batches; of all validation data once the run is at its end. A
-  // model that is better than those before goes into best.safetensors.
+  // model that is better than those before goes into best.safetensors. If a signal has come or
+  // comes meanwhile, the evaluation is left out, and the run that goes on makes it.
   void evaluate();
   [[nodiscard]] bool sample_is_due() const {
     return options_.sample_every > 0 && step_ % options_.sample_every == 0;
   }
-  // What the model makes up now, for the next report().
+  // What the model makes up now, for the next report(); nothing if a signal comes.
   void sample();
-  // A row of metrics.jsonl when one is due, and the progress line.
+  // A row of metrics.jsonl when one is due, and the progress line. A row whose evaluation was left
+  // out is written by the run that goes on.
   void report();
+  // Before the first step: the evaluation that a signal kept the checkpoint's step from, and its
+  // row.
+  void make_up();
   [[nodiscard]] bool save_is_due() const { return is_due(options_.save_every); }
   // With --async-save the checkpoint is there when the next one is due, or at the end.
   void save();
@@ -101,6 +110,8 @@ class Run {
   // Whether what is done at this step needs the one model of all ranks.
   [[nodiscard]] bool needs_model() const;
   std::int64_t agree(double loss, std::int64_t rows);
+  // Collective: whether some rank has received a signal, which is then in signal_.
+  bool signal_came();
   [[nodiscard]] bool is_due(std::int64_t every) const;
   [[nodiscard]] checkpoint::TrainingState state() const;
   [[nodiscard]] std::int64_t epoch() const { return step_ / steps_per_epoch_; }
@@ -133,9 +144,13 @@ class Run {
   void say_notices();
   void say_round();
   void say_resumed(const checkpoint::TrainingState& state);
-  [[nodiscard]] std::string stopped_line() const;
+  [[nodiscard]] std::string command_to_go_on() const;
 
   // run_evaluation.cc
+  [[nodiscard]] Evaluator::Options how_to_evaluate();
+  void evaluate_now();
+  // Task::sample(), which a signal interrupts.
+  [[nodiscard]] std::string interruptible_sample(std::int64_t length);
   // What stopping early and the best model are compared with.
   void restore_best(const checkpoint::TrainingState& state);
   // What a file of the model as it is says; `evaluation` is of it, if there is one.
@@ -148,6 +163,7 @@ class Run {
   [[nodiscard]] MetricsRow row() const;
   void show(const MetricsRow& row);
   void finish_well();
+  void say_end(const Report& report);
   [[nodiscard]] std::string last_line() const;
 
   Configuration configuration_;
@@ -158,7 +174,8 @@ class Run {
   const bool is_continued_;  // an earlier round of this run has opened the folder
   RunFolder folder_;
   Progress progress_;
-  Interrupt interrupt_;
+  // Signals have their usual effect until there is something to save.
+  std::optional<Interrupt> interrupt_;
   Pace pace_;
   Trace trace_;
   std::string data_fingerprint_;
@@ -181,7 +198,8 @@ class Run {
   std::int64_t evaluated_step_ = -1;
   std::optional<Evaluation> evaluation_;
   bool evaluation_is_partial_ = false;
-  std::string sample_;  // that was made at sampled_step_
+  bool left_out_ = false;  // the evaluation of this step, because of a signal
+  std::string sample_;     // that was made at sampled_step_
   std::int64_t sampled_step_ = -1;
   double loss_ = 0;  // of the last step's global batch
   double lr_ = 0;

@@ -1,5 +1,6 @@
 // How a run sees how far it is: evaluations, the best model, samples.
 #include "base/format.h"
+#include "base/scope_exit.h"
 #include "train/model_description.h"
 #include "train/run.h"
 
@@ -12,23 +13,64 @@ constexpr std::int64_t usual_sample = 200;  // tokens
 
 }  // namespace
 
+Evaluator::Options Run::how_to_evaluate() {
+  // Ranks that compute or keep a model together go through it equally often.
+  const bool in_step = options_.shard != "none" || strategy_.learners().size() < world_.size() ||
+                       division_of(options_, world_.size()).is_model_parallel();
+  return {.batches = options_.eval_batches,
+          .in_step = in_step,
+          .parts = options_.elastic ? options_.slots : 0,
+          .compute_dtype = compute_dtype(options_),
+          .tell =
+              [&](double share) {
+                if (!world_.is_root()) return;
+                progress_.show_text(
+                    formatted("step {}/{}  evaluating {:.0f}%", step_, steps_, 100 * share));
+              },
+          .measure = [&](const Batch& batch) { return strategy_.measure(batch); },
+          .stops = [this, in_step] { return in_step ? signal_came() : interrupt_->signal() != 0; }};
+}
+
 void Run::evaluate() {
-  auto began = Pace::Clock::now();
-  bool is_partial = evaluator_->is_partial();
-  Evaluation found = evaluator_->chosen();
-  (void)stopping_.update(found.loss);
-  const Best before = best_;
-  if (best_.update(found.loss, step_) &&
-      !may_fail([&] { export_model("best", found, is_partial); }))
-    best_ = before;
-  if (is_partial && signal_ == 0 && finished()) {
-    found = evaluator_->whole();
-    is_partial = false;
+  if (signal_ != 0) {
+    left_out_ = true;
+    return;
   }
-  evaluation_ = found;
-  evaluation_is_partial_ = is_partial;
-  evaluated_step_ = step_;
+  auto began = Pace::Clock::now();
+  try {
+    evaluate_now();
+  } catch (const Interrupted&) {
+    if (signal_ == 0) (void)signal_came();
+    left_out_ = true;
+  }
   pace_.leave_out(began);
+}
+
+void Run::evaluate_now() {
+  bool is_partial = evaluator_->is_partial();
+  const Evaluation chosen = evaluator_->chosen();
+  EarlyStopping stopping = stopping_;
+  (void)stopping.update(chosen.loss);
+  const bool is_last = step_ >= steps_ || stopping.should_stop();
+  const Evaluation found = is_partial && is_last ? evaluator_->whole() : chosen;
+  stopping_ = stopping;
+  const Best before = best_;
+  if (best_.update(chosen.loss, step_) &&
+      !may_fail([&] { export_model("best", chosen, is_partial); }))
+    best_ = before;
+  evaluation_ = found;
+  evaluation_is_partial_ = is_partial && !is_last;
+  evaluated_step_ = step_;
+}
+
+void Run::make_up() {
+  if (!left_out_) return;
+  left_out_ = false;
+  lr_ = learning_rate(schedule_, step_ - 1);
+  strategy_.meet(/*shows_model=*/true);
+  if (evaluation_is_due()) evaluate();
+  if (sample_is_due()) sample();
+  report();
 }
 
 void Run::restore_best(const checkpoint::TrainingState& state) {
@@ -63,11 +105,24 @@ void Run::export_model(const std::string& name, const std::optional<Evaluation>&
       {.metadata = description(evaluation, is_partial), .aliases = true, .before_naming = fence()});
 }
 
+// On all ranks: they may have the model in parts.
+std::string Run::interruptible_sample(std::int64_t length) {
+  task_.set_interrupt_check([this] {
+    if (signal_came()) throw Interrupted();
+  });
+  const ScopeExit unset([this] { task_.set_interrupt_check({}); });
+  return strategy_.sample(length);
+}
+
 void Run::sample() {
+  if (signal_ != 0) return;
   auto began = Pace::Clock::now();
-  // On all ranks: they may have the model in parts.
-  sample_ = strategy_.sample(options_.sample > 0 ? options_.sample : usual_sample);
-  sampled_step_ = step_;
+  try {
+    sample_ = interruptible_sample(options_.sample > 0 ? options_.sample : usual_sample);
+    sampled_step_ = step_;
+  } catch (const Interrupted&) {
+    // The row has no sample.
+  }
   pace_.leave_out(began);
 }
 

@@ -4,6 +4,7 @@
 #include "base/format.h"
 #include "base/text.h"
 #include "base/visible.h"
+#include "checkpoint/file_names.h"
 #include "checkpoint/folders.h"
 #include "train/checkpoint_fit.h"
 #include "train/config_file.h"
@@ -13,11 +14,62 @@
 #include <lockstep/checkpoint/safetensors.h>
 
 #include <algorithm>
+#include <array>
+#include <chrono>
+#include <string_view>
+#include <system_error>
 
 namespace lockstep::train {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr const char* config_name = "config.toml";
+constexpr const char* metrics_name = "metrics.jsonl";
+constexpr const char* result_name = "result.txt";
+constexpr const char* model_name = "model.safetensors";
+constexpr const char* best_name = "best.safetensors";
+constexpr std::string_view abandoned_prefix = "abandoned-";
+
+// SystemError if that cannot be known.
+bool is_there(const fs::path& path) {
+  std::error_code error;
+  const bool found = fs::exists(path, error);
+  if (error) throw SystemError("looking at " + path.string(), error.value());
+  return found;
+}
+
+bool is_file_of_run(std::string_view name) {
+  return std::ranges::count(std::array<std::string_view, 5>{config_name, metrics_name, result_name,
+                                                            model_name, best_name},
+                            name) > 0;
+}
+
+// "abandoned-NAME" and "abandoned-NAME-2", of the names above and of checkpoints.
+bool is_abandoned(std::string_view name) {
+  if (!name.starts_with(abandoned_prefix)) return false;
+  name.remove_prefix(abandoned_prefix.size());
+  const std::size_t number = name.find_last_not_of("0123456789");
+  const bool has_number =
+      number != std::string_view::npos && number + 1 < name.size() && name[number] == '-';
+  const auto is_of_run = [](std::string_view of) {
+    return is_file_of_run(of) || checkpoint::step_of(fs::path(of)) >= 0;
+  };
+  return is_of_run(name) || (has_number && is_of_run(name.substr(0, number)));
+}
+
+bool is_flight_record(std::string_view name) {
+  constexpr std::string_view before = "flight-rank-", after = ".json";
+  if (!name.starts_with(before) || !name.ends_with(after)) return false;
+  name = name.substr(before.size(), name.size() - before.size() - after.size());
+  return parse_integer(name).has_value();
+}
+
+// Everything but checkpoints and the lock.
+bool is_left_by_run(const std::string& name) {
+  return is_file_of_run(name) || is_abandoned(name) || is_flight_record(name) ||
+         name == checkpoint::latest_file || name == ".round" || name == ".job";
+}
 
 // "step-00000100" of "step-100", "100" and the whole name; empty when it is none of them.
 std::string checkpoint_named(std::string_view text) {
@@ -39,16 +91,16 @@ std::int64_t step_of_model(const fs::path& file) {
 
 // A name beside `path` under which no run looks for anything.
 fs::path abandoned_name(const fs::path& path) {
-  std::string name = formatted("abandoned-{}", path.filename().string());
+  std::string name = formatted("{}{}", abandoned_prefix, path.filename().string());
   fs::path aside = path.parent_path() / name;
-  for (int i = 2; fs::exists(aside); ++i) aside = path.parent_path() / formatted("{}-{}", name, i);
+  for (int i = 2; is_there(aside); ++i) aside = path.parent_path() / formatted("{}-{}", name, i);
   return aside;
 }
 
 }  // namespace
 
 void RunFolder::lock() {
-  if (lock_ || !fs::exists(path_)) return;
+  if (lock_ || !is_there(path_)) return;
   lock_.emplace(path_ / "run.lock");
   if (lock_->state() == sys::FileLock::State::busy && fence_ && fence_->is_of_earlier_round()) {
     notices_.push_back(
@@ -67,29 +119,44 @@ void RunFolder::lock() {
 }
 
 void RunFolder::check_is_new() const {
-  bool holds_run = checkpoint::latest_checkpoint(path_).has_value() ||
-                   fs::exists(path_ / "metrics.jsonl") || fs::exists(path_ / "model.safetensors");
-  check_input(!holds_run, "{} holds a run already: go on with --resume, or name another folder",
+  const bool can_go_on = checkpoint::latest_checkpoint(path_).has_value();
+  check_input(!can_go_on,
+              "{} holds a run already: pass --resume to continue it, --overwrite to replace it, or "
+              "another --out",
               path_.string());
+  for (const char* model : {model_name, best_name})
+    check_input(!is_there(path_ / model),
+                "{} holds {} of a run without a checkpoint: pass --overwrite to replace it, or "
+                "another --out",
+                path_.string(), model);
+}
+
+std::optional<fs::path> RunFolder::chosen_start() const {
+  const bool names_one = !options_.resume_from.empty();
+  if (is_restart() || (options_.resume_auto && !names_one))
+    return checkpoint::latest_checkpoint(path_);
+  if (options_.resume || names_one) return chosen();
+  if (!options_.overwrite) check_is_new();
+  return std::nullopt;
 }
 
 std::optional<fs::path> RunFolder::find_checkpoint() {
   lock();
-  if (options_.resume) return chosen();
-  check_is_new();
-  return std::nullopt;
+  return chosen_start();
 }
 
 std::optional<fs::path> RunFolder::newest_checkpoint() {
   lock();
-  if (fence_ && fs::exists(path_)) fence_->take();
+  if (fence_ && is_there(path_)) fence_->take();
   return checkpoint::latest_checkpoint(path_);
 }
 
 fs::path RunFolder::chosen() const {
   std::vector<fs::path> folders = checkpoint::list_checkpoints(path_);
-  check_input(!folders.empty(), "--resume: expected a checkpoint in {}, found none",
-              path_.string());
+  check_input(
+      !folders.empty(),
+      "--resume: expected a checkpoint in {}, found none; --resume auto begins the run then",
+      path_.string());
   if (options_.resume_from.empty()) return folders.back();
   auto found = std::ranges::find(folders, checkpoint_named(options_.resume_from),
                                  [](const fs::path& folder) { return folder.filename().string(); });
@@ -106,44 +173,79 @@ std::vector<fs::path> RunFolder::older_than(const fs::path& folder) const {
   return folders;
 }
 
-void RunFolder::open(std::int64_t resumed_at, bool is_continued,
-                     const std::function<void()>& is_taken) {
+void RunFolder::open(const Opening& opening) {
   const bool is_new = !lock_;
   sys::make_directories(path_);
   lock();
-  if (is_new && !options_.resume && !is_continued)
-    check_is_new();  // another run may have begun meanwhile
+  if (is_new && !opening.is_continued) check_is_new();  // another run may have begun meanwhile
   if (fence_) fence_->take();
-  if (options_.resume && !is_continued) set_aside_newer(resumed_at);
-  if (is_taken) is_taken();
-  metrics_.emplace(path_ / "metrics.jsonl", resumed_at);
+  if (!opening.is_continued && !is_restart()) make_room(opening);
+  if (opening.is_taken) opening.is_taken();
+  checkpoint::remove_partial(
+      path_, [](const std::string& name) { return is_file_of_run(name); }, std::chrono::hours(0));
+  write_job(job_file(), job_);
+  metrics_.emplace(path_ / metrics_name,
+                   opening.repeats_row ? opening.resumed_at - 1 : opening.resumed_at);
   // A later round has the same one.
-  if (!is_continued || !fs::exists(path_ / "config.toml"))
-    write_config(path_ / "config.toml", configuration_);
+  if (!opening.is_continued || !is_there(path_ / config_name))
+    write_config(path_ / config_name, configuration_);
+}
+
+void RunFolder::make_room(const Opening& opening) {
+  if (opening.resumed_at > 0) return set_aside_newer(opening.resumed_at);
+  if (options_.overwrite) return remove_runs();
+  set_aside_unfinished();
+}
+
+// Only what has a name that a run gives: whatever else is in the folder stays.
+void RunFolder::remove_runs() {
+  std::vector<fs::path> left = checkpoint::list_checkpoints(path_);
+  std::ranges::reverse(left);  // until the last one is gone, the oldest can be resumed
+  for (const fs::directory_entry& entry : fs::directory_iterator(path_)) {
+    const std::string name = entry.path().filename().string();
+    const bool is_own_fence = fence_ && name == ".round";
+    if (is_left_by_run(name) && !is_own_fence) left.push_back(entry.path());
+  }
+  if (left.empty()) return;
+  std::vector<std::string> names;
+  for (const fs::path& path : left) {
+    fs::remove_all(path);
+    names.push_back(path.filename().string());
+  }
+  notices_.push_back(formatted("--overwrite: removed from {}: {}", path_.string(), join(names)));
 }
 
 // The newest first, and the rows of metrics after all: a run that is killed in between leaves what
 // a plain --resume goes on from.
 void RunFolder::set_aside_newer(std::int64_t step) {
+  const std::string why = "the run goes on from an older checkpoint";
   std::vector<fs::path> folders = checkpoint::list_checkpoints(path_);
   auto chosen = std::ranges::find(folders, path_ / checkpoint::checkpoint_name(step));
   if (chosen != folders.end())
-    for (auto folder = folders.end() - 1; folder != chosen; --folder) set_aside(*folder);
+    for (auto folder = folders.end() - 1; folder != chosen; --folder) set_aside(*folder, why);
   if (!folders.empty()) checkpoint::point_latest(path_);
-  for (const fs::path& file : {path_ / "model.safetensors", best_file()})
-    if (fs::exists(file) && step_of_model(file) > step) set_aside(file);
+  for (const fs::path& file : {path_ / model_name, best_file()})
+    if (is_there(file) && step_of_model(file) > step) set_aside(file, why);
 }
 
-void RunFolder::set_aside(const fs::path& path) {
+// What a run left that was killed before its first checkpoint.
+void RunFolder::set_aside_unfinished() {
+  std::error_code is_unknown;
+  if (fs::file_size(path_ / metrics_name, is_unknown) > 0 && !is_unknown)
+    set_aside(path_ / metrics_name, "the run before had saved no checkpoint");
+  for (const char* model : {model_name, best_name})
+    if (is_there(path_ / model)) set_aside(path_ / model, "the run before had saved no checkpoint");
+}
+
+void RunFolder::set_aside(const fs::path& path, const std::string& why) {
   fs::path aside = abandoned_name(path);
   sys::rename_durably(path, aside);
-  notices_.push_back(formatted("{} is now {}: the run goes on from an older checkpoint",
-                               path.string(), aside.filename().string()));
+  notices_.push_back(formatted("{} is now {}: {}", path.string(), aside.filename().string(), why));
 }
 
 void RunFolder::write_result(const std::string& line) const {
   check();
-  sys::AtomicFile::write(path_ / "result.txt", line + "\n");
+  sys::AtomicFile::write(path_ / result_name, line + "\n");
 }
 
 }  // namespace lockstep::train

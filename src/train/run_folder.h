@@ -4,6 +4,7 @@
 #include "elastic/round_fence.h"
 #include "sys/file_lock.h"
 #include "train/configuration.h"
+#include "train/job.h"
 #include "train/metrics.h"
 
 #include <lockstep/checkpoint/training_state.h>
@@ -29,23 +30,35 @@ class RunFolder {
     if (round) fence_.emplace(path_, *round);
   }
 
-  // The checkpoint to go on from, or nothing when the run begins. Changes nothing. Throws BadInput
-  // when a run would be overwritten, or there is no checkpoint.
+  // The checkpoint to go on from, or nothing if the run begins:
+  //  - resume, resume_from: the newest one, or the one that is named; BadInput if there is none;
+  //  - a restart of the job that began the run (job.h), resume_auto: the newest one, if any;
+  //  - overwrite: nothing;
+  //  - else nothing; BadInput if a checkpoint or a model would be overwritten.
+  // Changes nothing but the lock.
   [[nodiscard]] std::optional<std::filesystem::path> find_checkpoint();
+  // The same without the lock, before any rank is started: BadInput alone counts.
+  void check_start() const { (void)chosen_start(); }
   // In a later round of an elastic run: the newest one, if there is any. Changes nothing but the
   // lock.
   [[nodiscard]] std::optional<std::filesystem::path> newest_checkpoint();
   // The checkpoints before that one, newest first.
   [[nodiscard]] std::vector<std::filesystem::path> older_than(
       const std::filesystem::path& folder) const;
-  // Makes the folder, writes config.toml and opens metrics.jsonl behind step `resumed_at`. What is
-  // there of later steps, which will be made again, becomes abandoned-NAME: checkpoints,
-  // model.safetensors and best.safetensors. But not where an earlier round of the same run
-  // (`is_continued`) has made them: they come out the same once more.
-  // Calls `is_taken` when the folder is known to be free for this run and nothing is in it yet: who
-  // finds something there afterwards and was told finds what this run has written.
-  void open(std::int64_t resumed_at, bool is_continued = false,
-            const std::function<void()>& is_taken = {});
+  struct Opening {
+    std::int64_t resumed_at = 0;  // the step of the checkpoint; 0: the run begins
+    bool repeats_row = false;     // the row of that step is written again
+    bool is_continued = false;    // an earlier round of this elastic run has opened the folder
+    // Called when the folder is known to be free for this run and nothing is in it yet: a caller
+    // that was told knows that later files are this run's.
+    std::function<void()> is_taken = {};
+  };
+  // Makes the folder, writes config.toml and opens metrics.jsonl behind step `resumed_at`. Files of
+  // later steps, which will be made again, become abandoned-NAME: checkpoints, model.safetensors,
+  // best.safetensors; and if the run begins where one had saved no checkpoint, its metrics and
+  // models. Files that earlier rounds or starts of the same job have made stay: they come out the
+  // same once more. With options.overwrite removes the files of earlier runs.
+  void open(const Opening& opening);
   // What should be said of the above, once; lines without their ends.
   [[nodiscard]] std::vector<std::string> take_notices() { return std::move(notices_); }
 
@@ -64,13 +77,20 @@ class RunFolder {
  private:
   void lock();
   void check_is_new() const;
+  [[nodiscard]] std::optional<std::filesystem::path> chosen_start() const;
   [[nodiscard]] std::filesystem::path chosen() const;
+  [[nodiscard]] bool is_restart() const { return is_restart_of(job_file(), job_); }
+  [[nodiscard]] std::filesystem::path job_file() const { return path_ / ".job"; }
+  void make_room(const Opening& opening);
+  void remove_runs();
   void set_aside_newer(std::int64_t step);
-  void set_aside(const std::filesystem::path& path);
+  void set_aside_unfinished();
+  void set_aside(const std::filesystem::path& path, const std::string& why);
 
   const Configuration& configuration_;
   const Options& options_ = configuration_.options;
   std::filesystem::path path_;
+  Job job_ = job_of_this_process();
   std::optional<sys::FileLock> lock_;
   std::optional<RoundFence> fence_;
   std::optional<MetricsFile> metrics_;

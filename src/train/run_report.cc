@@ -1,6 +1,7 @@
 // What a run says of itself: rows of metrics, the progress line, the last line.
 #include "base/format.h"
 #include "base/log.h"
+#include "sys/process.h"
 #include "train/run.h"
 
 #include <lockstep/comm/together.h>
@@ -10,6 +11,7 @@
 namespace lockstep::train {
 
 void Run::report() {
+  if (left_out_) return;
   bool due = evaluated_step_ == step_ || sampled_step_ == step_ ||
              step_ % options_.log_every == 0 || step_ == steps_;
   if (due) pace_.read(world_, strategy_.bytes_held());
@@ -81,30 +83,45 @@ Report Run::finish() {
   if (evaluation_) report.val_loss = evaluation_->loss;
   if (evaluation_ && task_.has_accuracy()) report.accuracy = evaluation_->accuracy;
   report.last_line = last_line();
-  if (world_.is_root()) {
-    progress_.say(report.last_line);
-    if (signal_ == SIGPIPE) print_to(stderr, "{}\n", report.last_line);  // nobody reads the other
-  }
+  if (signal_ != 0) report.resume_command = command_to_go_on();
+  if (world_.is_root()) say_end(report);
   together(world_, [&] {
     if (world_.is_root()) folder_.write_result(report.last_line);
   });
   return report;
 }
 
+void Run::say_end(const Report& report) {
+  std::vector<std::string> lines;
+  if (signal_ != 0) lines.push_back(formatted("resume with: {}", report.resume_command));
+  lines.push_back(report.last_line);
+  for (const std::string& line : lines) {
+    progress_.say(line);
+    if (signal_ == SIGPIPE) print_to(stderr, "{}\n", line);  // standard output has no reader
+  }
+}
+
 void Run::finish_well() {
   if (evaluated_step_ != step_) evaluate();
+  if (signal_ != 0) return;
   export_model("model", evaluation_, evaluation_is_partial_);
   if (options_.sample == 0 || sampled_step_ == step_) return;
-  std::string text =
-      strategy_.sample(options_.sample);  // on all ranks: they may have the model in parts
-  if (world_.is_root()) progress_.say(text);
+  try {
+    const std::string text = interruptible_sample(options_.sample);
+    if (world_.is_root()) progress_.say(text);
+  } catch (const Interrupted&) {
+    // The last line says that the run was stopped.
+  }
 }
 
 std::string Run::last_line() const {
-  if (signal_ != 0) return stopped_line();
+  if (signal_ != 0)
+    return formatted("stopped: signal={} steps={} seconds={:.1f} weights={}",
+                     sys::signal_name(signal_), step_, pace_.seconds(),
+                     (checkpoint_folder(step_) / "model.safetensors").string());
   std::string line = "done:";
   if (task_.has_accuracy()) line += formatted(" accuracy={:.4f}", evaluation_->accuracy);
-  line += formatted(" val_loss={:.3f}", evaluation_->loss);
+  line += formatted(" val_loss={}", loss_text(evaluation_->loss));
   for (const auto& [name, value] : task_.results()) line += formatted(" {}={}", name, value);
   for (const auto& [name, value] : strategy_.results()) line += formatted(" {}={}", name, value);
   if (options_.epochs > 0) line += formatted(" epochs={}", epoch());
@@ -113,8 +130,8 @@ std::string Run::last_line() const {
     line +=
         formatted(" goodput={:.3f} lost_steps={:.0f}", goodput_.share(), numbers_.at(lost_steps));
   if (best_.step < 0) return line;
-  return line + formatted(" best_val_loss={:.3f} best_step={} best={}", best_.val_loss, best_.step,
-                          folder_.best_file().string());
+  return line + formatted(" best_val_loss={} best_step={} best={}", loss_text(best_.val_loss),
+                          best_.step, folder_.best_file().string());
 }
 
 }  // namespace lockstep::train

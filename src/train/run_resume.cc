@@ -3,6 +3,7 @@
 #include "base/fingerprint.h"
 #include "base/format.h"
 #include "base/text.h"
+#include "base/utf8.h"
 #include "base/visible.h"
 #include "train/run.h"
 
@@ -128,6 +129,8 @@ void Run::load_data(const std::optional<checkpoint::TrainingState>& state) {
     throw BadInput(error.what() + configuration_.place_of_data());
   }
   data_fingerprint_ = task_.data_fingerprint();
+  check(is_utf8(data_fingerprint_), "Task::data_fingerprint: expected UTF-8, found '{}'",
+        visible(data_fingerprint_));
   if (!state || options_.allow_other_data) return;
   const std::string& before = text_in(state->progress, "data_fingerprint");
   check_input(
@@ -165,6 +168,8 @@ void Run::restore_progress(const checkpoint::TrainingState& state) {
   numbers_ = state.numbers;
   stopping_.best = number_in(state.progress, "best");
   stopping_.waited = static_cast<std::int64_t>(number_in(state.progress, "waited", 0));
+  left_out_ = state.progress.contains(left_out_loss);
+  if (left_out_) loss_ = number_in(state.progress, left_out_loss);
   // A run that goes on in float16 after another precision begins with a new scale.
   if (!scaler_.enabled() || !state.progress.contains("loss_scale")) return;
   scaler_.load_state(
@@ -196,13 +201,11 @@ void Run::say_resumed(const checkpoint::TrainingState& state) {
   if (!changes.empty()) progress_.say(formatted("changed since the checkpoint: {}", changes));
 }
 
-std::string Run::stopped_line() const {
+std::string Run::command_to_go_on() const {
   std::string command = resume_command(configuration_, "--resume");
   const bool are_started_here = options_.ranks > 0 || usual_ranks(options_) > 1;
   if (world_.size() > 1 && !are_started_here) command += " (by the same launcher)";
-  return formatted("stopped: signal={} steps={} seconds={:.1f} weights={} resume with: {}", signal_,
-                   step_, pace_.seconds(),
-                   (checkpoint_folder(step_) / "model.safetensors").string(), command);
+  return command;
 }
 
 }  // namespace lockstep::train

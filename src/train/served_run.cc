@@ -32,6 +32,7 @@ class ServedRun {
     if (options_.threads > 0) at::set_num_threads(static_cast<int>(options_.threads));
     share_failure(all_, "");  // until the workers have read their data
     told_ = share_steps(all_, {});
+    interrupt_.emplace();
     schedule_ = schedule_of(options_, told_.steps, told_.steps_per_epoch);
     const ps::GroupMeeting met = ps::meet_in_group(all_, static_cast<int>(server_count(options_)));
     (void)ps::Server(met.place.meeting, met.place.number, server_options()).run();
@@ -99,7 +100,8 @@ class ServedRun {
 
   const Options& options_;
   Group all_;
-  Interrupt interrupt_;  // workers end the run when a signal comes, and need their servers for it
+  // Workers end the run when a signal comes, and need their servers for it.
+  std::optional<Interrupt> interrupt_;
   ServedSteps told_;
   ScheduleOptions schedule_;
   std::int64_t first_step_ = 0;  // of this run: updates count from it
@@ -124,6 +126,7 @@ Report share_report(Group& all, const std::string& failure, Report report) {
   report.signal = static_cast<int>(values[6]);
   report.stopped_early = values[7] > 0;
   report.last_line = broadcast_text(all, std::move(report.last_line));
+  report.resume_command = broadcast_text(all, std::move(report.resume_command));
   return report;
 }
 

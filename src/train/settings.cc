@@ -67,6 +67,7 @@ void Settings::add_entry(Entry entry) {
   check(std::ranges::find(entries_, entry.name, &Setting::name) == entries_.end(),
         "Settings: '{}' is there already; the trainer's own names are in train/options.h",
         entry.name);
+  if (entry.group.empty()) entry.group = group_;
   entries_.push_back(std::move(entry));
 }
 

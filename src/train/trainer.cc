@@ -22,6 +22,7 @@ namespace lockstep::train {
 namespace {
 
 Report to_the_end(Run& run) {
+  run.make_up();
   while (!run.finished()) {
     run.step();
     if (run.evaluation_is_due()) run.evaluate();

@@ -87,6 +87,30 @@ TEST(CommandLine, MistakesAreOneLineThatHelps) {
   EXPECT_EQ(message_for({"gpt", "--layers"}), "--layers needs a value");
 }
 
+// Else the run would end at its first checkpoint, which keeps the options as JSON.
+TEST(CommandLine, NamesThatFilesOfTheRunCannotKeepAreRefused) {
+  EXPECT_EQ(
+      message_for({"mlp", "--out", "r\xff"}).find("--out: expected UTF-8, because config.toml"),
+      0U);
+  EXPECT_EQ(message_for({"gpt", "--out", "o", "--data", "d\xe4"}).find("--data: expected UTF-8"),
+            0U);
+}
+
+TEST(CommandLine, ResumeTakesAWord) {
+  const auto options_of = [](std::vector<std::string> words) {
+    words.insert(words.begin(), {"mlp", "--out", "o"});
+    return parse(words);
+  };
+  EXPECT_TRUE(options_of({"--resume"}).resume);
+  EXPECT_FALSE(options_of({"--resume"}).resume_auto);
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"--resume", "auto"}, {"--resume=auto"}}) {
+    EXPECT_FALSE(options_of(words).resume);
+    EXPECT_TRUE(options_of(words).resume_auto);
+  }
+  EXPECT_TRUE(options_of({"--overwrite"}).overwrite);
+}
+
 TEST(CommandLine, RanksHaveAShortName) {
   EXPECT_EQ(parse({"mlp", "-n", "2"}).ranks, 2);
   EXPECT_EQ(parse({"-n3", "mlp"}).ranks, 3);

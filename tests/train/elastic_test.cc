@@ -171,7 +171,7 @@ TEST(ElasticOptions, WhatDoesNotFitIsOneLine) {
   EXPECT_TRUE(contains(refusal([](Options& o) { o.slots = 13; }),
                        "--batch 12 has fewer rows than --slots 13"));
   EXPECT_TRUE(contains(refusal([](Options& o) { o.slots = 5; }),
-                       "--batch 12 cannot be split evenly into --slots 5"));
+                       "--batch 12 must be divisible by --slots 5; try --batch 10 or 15"));
   EXPECT_TRUE(contains(refusal([](Options& o) { o.strategy = "ps"; }), "found --strategy ps"));
   EXPECT_TRUE(
       contains(refusal([](Options& o) { o.reduce_in_step = true; }), "found --reduce-in-step"));

@@ -38,7 +38,7 @@ TEST(EvaluateSaved, GivesTheLossThatTheRunEndedWith) {
   EXPECT_EQ(found.val_loss, expected);
   data::Text text = data::load_text(options.data);
   EXPECT_EQ(found.line,
-            formatted("val_loss={:.4f} bits_per_character={:.4f} bigram={:.3f} step=8 model={}",
+            formatted("val_loss={:#.5g} bits_per_character={:#.5g} bigram={:#.4g} step=8 model={}",
                       expected, expected / std::log(2.0),
                       data::bigram_cross_entropy(text.train, text.validation, 8),
                       options.out + "/model.safetensors"));
@@ -77,7 +77,8 @@ TEST(EvaluateSaved, MeasuresAllOfAnotherText) {
   // The bigram model of the run's own text, where there is a run.
   found = alone({.run = options.out, .data = other});
   double bigram = data::bigram_cross_entropy(data::load_text(options.data).train, tokens, 8);
-  EXPECT_NE(found.line.find(formatted(" bigram={:.3f} ", bigram)), std::string::npos) << found.line;
+  EXPECT_NE(found.line.find(formatted(" bigram={:#.4g} ", bigram)), std::string::npos)
+      << found.line;
 }
 
 TEST(EvaluateSaved, DigitsHaveAnAccuracyAndMayBeMeasuredInPart) {

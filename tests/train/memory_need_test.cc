@@ -41,6 +41,24 @@ TEST(MemoryNeed, ATaskKnowsItsModelsSizeBeforeItIsMade) {
   });
 }
 
+// The inputs of both norms and of the four linear layers of a block, queries, keys and values.
+TEST(MemoryNeed, ActivationsOfABlockAreSixteenWidths) {
+  test::TemporaryFolder folder;
+  std::ofstream(folder / "text.txt") << "abab abab abab abab abab abab abab abab abab abab";
+  run_as_threads(1, [&](Group group) {
+    RunSetup setup("gpt");
+    setup.data = folder / "text.txt";
+    setup.layers = 3;
+    setup.width = 20;
+    setup.block = 8;
+    setup.batch = 5;
+    auto made = setup.make();
+    made->load(setup, group);
+    constexpr double tokens = 5 * 8, layers = 3, width = 20, vocabulary = 3;
+    EXPECT_EQ(made->activations(), tokens * (layers * 16 * width + vocabulary));
+  });
+}
+
 TEST(MemoryNeed, IsThatOfTheLevelOfSharding) {
   RunSetup options("gpt");  // AdamW
   auto bytes = [&](const char* shard, bool node_shared = false) {

@@ -30,6 +30,9 @@ std::string command_of(std::vector<std::string> words) {
 TEST(ResumeCommand, IsTheCommandAsGivenWithoutResume) {
   EXPECT_EQ(command_of({"--out", "my out", "--ranks", "2"}), "--out 'my out' --ranks 2");
   EXPECT_EQ(command_of({"--resume", "--out=o"}), "--out=o");
+  EXPECT_EQ(command_of({"--resume", "auto", "--out=o"}), "--out=o");
+  EXPECT_EQ(command_of({"--resume=auto", "--out=o"}), "--out=o");
+  EXPECT_EQ(command_of({"--overwrite", "--out=o"}), "--out=o");
   EXPECT_EQ(command_of({"--resume-from", "step-5", "--out", "o"}), "--out o");
   EXPECT_EQ(command_of({"--resume-from=5", "--out", "o"}), "--out o");
   RunSetup setup("mlp");

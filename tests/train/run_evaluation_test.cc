@@ -114,7 +114,7 @@ TEST(RunEvaluation, TheBestModelIsKeptBesideTheLast) {
   options.keep = 1;
   Report report = train(options, Group());
   EXPECT_GT(*report.val_loss, *parse_number(first.metadata.at("val_loss")));
-  std::string name = formatted(" best_val_loss={:.3f} best_step=4 best={}",
+  std::string name = formatted(" best_val_loss={:#.4g} best_step=4 best={}",
                                *parse_number(first.metadata.at("val_loss")), best.string());
   EXPECT_TRUE(report.last_line.ends_with(name)) << report.last_line;
   EXPECT_EQ(description_of(best), first.metadata);

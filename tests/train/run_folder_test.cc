@@ -1,18 +1,74 @@
-// The folder of a run, when a round of an elastic run ends while it opens it.
+// The folder of a run: how a run begins in it or goes on, and what becomes of earlier files.
 #include "train/run_folder.h"
 
 #include "support/temporary_folder.h"
+#include "train/messages.h"
 #include "train/run_setup.h"
 
 #include <lockstep/base/error.h>
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
 #include <stdexcept>
+#include <string>
+#include <vector>
 
 namespace lockstep::train {
 namespace {
+
+namespace fs = std::filesystem;
+
+void write(const fs::path& file, const std::string& text = "x") {
+  fs::create_directories(file.parent_path());
+  std::ofstream(file) << text;
+}
+
+std::set<std::string> names_in(const fs::path& folder) {
+  std::set<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) names.insert(entry.path().filename());
+  return names;
+}
+
+// The run of a test, in its own folder.
+struct Place {
+  explicit Place(const std::function<void(RunSetup&)>& change = [](RunSetup&) {}) {
+    RunSetup setup("mlp");
+    setup.out = out;
+    change(setup);
+    configured = std::make_unique<Configured>(setup);
+  }
+  [[nodiscard]] RunFolder folder() const { return RunFolder(configured->all); }
+
+  test::TemporaryFolder above;
+  fs::path out = above / "out";
+  std::unique_ptr<Configured> configured;
+};
+
+// Variables of a launcher while a test lasts.
+class Variables {
+ public:
+  explicit Variables(const std::map<std::string, std::string>& values) {
+    for (const auto& [name, value] : values) {
+      ::setenv(name.c_str(), value.c_str(), 1);
+      names_.push_back(name);
+    }
+  }
+  ~Variables() {
+    for (const std::string& name : names_) ::unsetenv(name.c_str());
+  }
+  Variables(const Variables&) = delete;
+  Variables& operator=(const Variables&) = delete;
+
+ private:
+  std::vector<std::string> names_;
+};
 
 // What is called ends the round: nothing that makes the folder look like another run's is there.
 TEST(RunFolder, IsTakenBeforeAnythingIsInIt) {
@@ -23,14 +79,14 @@ TEST(RunFolder, IsTakenBeforeAnythingIsInIt) {
   {
     RunFolder first(configured.all);
     (void)first.find_checkpoint();
-    EXPECT_THROW(first.open(0, false, [] { throw std::runtime_error("a lost rank"); }),
+    EXPECT_THROW(first.open({.is_taken = [] { throw std::runtime_error("a lost rank"); }}),
                  std::runtime_error);
     EXPECT_FALSE(std::filesystem::exists(folder / "out/metrics.jsonl"));
   }
   RunFolder next(configured.all);
   EXPECT_FALSE(next.find_checkpoint());
   bool is_taken = false;
-  next.open(0, false, [&] { is_taken = true; });
+  next.open({.is_taken = [&] { is_taken = true; }});
   EXPECT_TRUE(is_taken);
   EXPECT_TRUE(std::filesystem::exists(folder / "out/metrics.jsonl"));
 }
@@ -43,7 +99,7 @@ TEST(RunFolder, IsTakenOverFromAnEarlierRoundThatStillHoldsTheLock) {
   Configured configured{setup};
   RunFolder cut_off(configured.all, RoundOfRun{"run", 0});
   EXPECT_FALSE(cut_off.find_checkpoint());
-  cut_off.open(0);
+  cut_off.open({});
   cut_off.append({.step = 1});
   RunFolder other(configured.all, RoundOfRun{"another", 5});
   EXPECT_THROW((void)other.newest_checkpoint(), BadInput) << "it is at work";
@@ -52,7 +108,7 @@ TEST(RunFolder, IsTakenOverFromAnEarlierRoundThatStillHoldsTheLock) {
   EXPECT_THROW(cut_off.append({.step = 2}), PeerLost);
   EXPECT_THROW(cut_off.write_result("done"), PeerLost);
   EXPECT_THROW(cut_off.check(), PeerLost);
-  next.open(1, true);
+  next.open({.resumed_at = 1, .is_continued = true});
   next.append({.step = 2});
   const auto notices = next.take_notices();
   ASSERT_EQ(notices.size(), 1U);
@@ -66,9 +122,154 @@ TEST(RunFolder, OfAnotherRunIsNotTaken) {
   RunSetup setup("mlp");
   setup.out = folder / "out";
   Configured configured{setup};
-  RunFolder(configured.all).open(0);
+  fs::create_directories(folder / "out/step-00000004");
   RunFolder second(configured.all);
-  EXPECT_THROW(second.open(0, false, [] { FAIL() << "it was taken"; }), BadInput);
+  EXPECT_THROW(second.open({.is_taken = [] { FAIL() << "it was taken"; }}), BadInput);
+}
+
+// A kill before the first checkpoint costs nothing that could be resumed.
+TEST(RunFolder, ARunThatSavedNothingIsBegunAgain) {
+  Place place;
+  write(place.out / "config.toml");
+  write(place.out / "metrics.jsonl", "{\"step\":1}\n");
+  write(place.out / "flight-rank-1.json");
+  RunFolder folder(place.configured->all);
+  EXPECT_FALSE(folder.find_checkpoint());
+  folder.open({});
+  EXPECT_EQ(fs::file_size(place.out / "metrics.jsonl"), 0U);
+  EXPECT_TRUE(fs::exists(place.out / "abandoned-metrics.jsonl"));
+  const auto notices = folder.take_notices();
+  ASSERT_EQ(notices.size(), 1U);
+  EXPECT_NE(notices[0].find("is now abandoned-metrics.jsonl: the run before had saved no "),
+            std::string::npos)
+      << notices[0];
+}
+
+TEST(RunFolder, AModelWithoutACheckpointIsKept) {
+  for (const char* model : {"best.safetensors", "model.safetensors"}) {
+    Place place;
+    write(place.out / model);
+    EXPECT_EQ(test::message_of([&] { place.folder().check_start(); }),
+              place.out.string() + " holds " + model +
+                  " of a run without a checkpoint: pass --overwrite to replace it, or another "
+                  "--out");
+    Place again([&](RunSetup& setup) {
+      setup.out = place.out;
+      setup.resume_auto = true;
+    });
+    RunFolder folder(again.configured->all);
+    EXPECT_FALSE(folder.find_checkpoint());
+    folder.open({});
+    EXPECT_TRUE(fs::exists(place.out / (std::string("abandoned-") + model)));
+  }
+}
+
+TEST(RunFolder, SaysHowARunIsContinuedOrReplaced) {
+  Place place;
+  fs::create_directories(place.out / "step-00000004");
+  EXPECT_EQ(test::message_of([&] { place.folder().check_start(); }),
+            place.out.string() +
+                " holds a run already: pass --resume to continue it, --overwrite to replace it, "
+                "or another --out");
+  Place empty([](RunSetup& setup) { setup.resume = true; });
+  EXPECT_EQ(test::message_of([&] { empty.folder().check_start(); }),
+            "--resume: expected a checkpoint in " + empty.out.string() +
+                ", found none; --resume auto begins the run then");
+}
+
+TEST(RunFolder, ResumeAutoGoesOnOrBegins) {
+  Place place([](RunSetup& setup) { setup.resume_auto = true; });
+  EXPECT_FALSE(place.folder().find_checkpoint());
+  fs::create_directories(place.out / "step-00000004");
+  fs::create_directories(place.out / "step-00000008");
+  EXPECT_EQ(place.folder().find_checkpoint(), place.out / "step-00000008");
+}
+
+// Whatever has no name of a run's files stays.
+TEST(RunFolder, OverwriteRemovesTheFilesOfRunsAndNothingElse) {
+  Place place([](RunSetup& setup) { setup.overwrite = true; });
+  for (const char* name :
+       {"config.toml", "metrics.jsonl", "result.txt", "LATEST", "best.safetensors",
+        "model.safetensors", "step-00000004/layout.json", "abandoned-step-00000008-2/layout.json",
+        "abandoned-best.safetensors", "flight-rank-12.json", ".round",
+        ".metrics.jsonl.0123456789abcdef.partial"})
+    write(place.out / name);
+  const std::set<std::string> others{"notes.txt",          "step-4",    "abandoned-notes.txt",
+                                     "flight-rank-x.json", "data",      "step-00000004.tar",
+                                     "abandoned-",         "model.onnx"};
+  for (const std::string& name : others) write(place.out / name);
+  {
+    RunFolder folder(place.configured->all);
+    EXPECT_FALSE(folder.find_checkpoint());
+    EXPECT_TRUE(fs::exists(place.out / "best.safetensors")) << "removed before the run begins";
+    folder.open({});
+    const auto notices = folder.take_notices();
+    ASSERT_EQ(notices.size(), 1U);
+    EXPECT_TRUE(notices[0].starts_with("--overwrite: removed from " + place.out.string() + ": "))
+        << notices[0];
+  }
+  std::set<std::string> expected = others;
+  expected.insert({"config.toml", "metrics.jsonl"});
+  EXPECT_EQ(names_in(place.out), expected);
+  EXPECT_EQ(fs::file_size(place.out / "metrics.jsonl"), 0U);
+}
+
+TEST(RunFolder, ARestartOfTheJobGoesOnWithoutAnOption) {
+  for (const bool overwrite : {false, true}) {
+    Place place([&](RunSetup& setup) { setup.overwrite = overwrite; });
+    {
+      const Variables first{{{"TORCHELASTIC_RUN_ID", "one"}, {"TORCHELASTIC_RESTART_COUNT", "0"}}};
+      place.folder().open({});
+    }
+    const Variables second{{{"TORCHELASTIC_RUN_ID", "one"}, {"TORCHELASTIC_RESTART_COUNT", "1"}}};
+    EXPECT_FALSE(place.folder().find_checkpoint()) << "it was killed before its first checkpoint";
+    write(place.out / "best.safetensors");
+    EXPECT_FALSE(place.folder().find_checkpoint());
+    fs::create_directories(place.out / "step-00000004");
+    RunFolder folder(place.configured->all);
+    EXPECT_EQ(folder.find_checkpoint(), place.out / "step-00000004");
+    folder.open({.resumed_at = 4});
+    EXPECT_TRUE(fs::exists(place.out / "best.safetensors")) << "it is made again";
+    EXPECT_TRUE(folder.take_notices().empty());
+  }
+}
+
+// A restart must not go on with a run that another job has left in the folder.
+TEST(RunFolder, ARestartOfAnotherJobIsRefused) {
+  Place place;
+  {
+    const Variables first{{{"TORCHELASTIC_RUN_ID", "one"}}};
+    place.folder().open({});
+  }
+  fs::create_directories(place.out / "step-00000004");
+  {
+    const Variables other{{{"TORCHELASTIC_RUN_ID", "two"}, {"TORCHELASTIC_RESTART_COUNT", "2"}}};
+    EXPECT_THROW((void)place.folder().find_checkpoint(), BadInput);
+  }
+  const Variables same_once_more{{{"TORCHELASTIC_RUN_ID", "one"}}};
+  EXPECT_THROW((void)place.folder().find_checkpoint(), BadInput);
+}
+
+TEST(RunFolder, ARequeuedJobOfSlurmGoesOnWithoutAnOption) {
+  Place place;
+  {
+    const Variables first{{{"SLURM_JOB_ID", "71"}, {"TORCHELASTIC_RUN_ID", "one"}}};
+    place.folder().open({});
+  }
+  fs::create_directories(place.out / "step-00000004");
+  const Variables requeued{
+      {{"SLURM_JOB_ID", "71"}, {"SLURM_RESTART_COUNT", "1"}, {"TORCHELASTIC_RUN_ID", "two"}}};
+  EXPECT_EQ(place.folder().find_checkpoint(), place.out / "step-00000004");
+}
+
+TEST(RunFolder, PartsOfFilesThatAKilledRunWasWritingAreRemoved) {
+  Place place;
+  write(place.out / ".metrics.jsonl.0123456789abcdef.partial");
+  write(place.out / ".best.safetensors.0123456789abcdef.partial");
+  write(place.out / ".notes.txt.0123456789abcdef.partial");
+  place.folder().open({});
+  EXPECT_EQ(names_in(place.out), (std::set<std::string>{"config.toml", "metrics.jsonl",
+                                                        ".notes.txt.0123456789abcdef.partial"}));
 }
 
 }  // namespace

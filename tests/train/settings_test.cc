@@ -13,21 +13,21 @@ namespace lockstep::train {
 namespace {
 
 TEST(Settings, EveryTaskHasGoodDefaults) {
-  for (const char* task : {"gpt", "mnist", "mlp"}) {
-    RunSetup setup(task);
+  for (const std::unique_ptr<Task>& task : known_tasks()) {
+    RunSetup setup(task->name());
     EXPECT_TRUE((setup.steps > 0) != (setup.epochs > 0));
     setup.out = "out";
     if (setup.task != "mlp") setup.data = "data";
-    EXPECT_NO_THROW(check_run(setup, 1));
-    EXPECT_NO_THROW(check_run(setup, 4));
+    EXPECT_NO_THROW(check_run(setup, 1)) << setup.task;
+    EXPECT_NO_THROW(check_run(setup, 4)) << setup.task;
   }
   EXPECT_EQ(test::message_of([] { (void)make_task("imagenet"); }),
             "unknown task 'imagenet'; known: gpt, llama, moe, mnist, cifar, mlp");
 }
 
 TEST(Settings, EveryValueComesBackAsText) {
-  for (const char* task : {"gpt", "mnist", "mlp"}) {
-    Configured defaults{RunSetup(task)}, made{RunSetup(task)};
+  for (const std::unique_ptr<Task>& task : known_tasks()) {
+    Configured defaults{RunSetup(task->name())}, made{RunSetup(task->name())};
     for (const Settings::Entry& entry : defaults.all.settings().entries()) {
       if (!Settings::is_given(entry)) continue;
       const std::string text = Settings::text_of(entry);

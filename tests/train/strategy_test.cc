@@ -260,7 +260,7 @@ TEST(Strategies, CombinationsWithoutMeaningAreOneLine) {
                   setup.batch = 16;
                 },
                 4),
-            "--batch 16 cannot be split evenly: 3 workers times 1 micro-batches make 3 parts");
+            "--batch 16 must be divisible by 3 (3 workers x 1 micro-batch); try --batch 15 or 18");
 }
 
 TEST(Strategies, ServersAndWorkersSayHowManyProcessesThereAre) {

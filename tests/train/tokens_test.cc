@@ -3,7 +3,9 @@
 
 #include "support/small_bpe.h"
 #include "support/temporary_folder.h"
+#include "support/torch/allocations.h"
 #include "train/evaluate_saved.h"
+#include "train/evaluator.h"
 #include "train/messages.h"
 #include "train/runs.h"
 
@@ -15,7 +17,9 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <numeric>
 #include <string>
+#include <vector>
 
 namespace lockstep::train {
 namespace {
@@ -94,6 +98,37 @@ TEST(OnTokens, AFileTrainsTheModelThatItsTextDoes) {
     const SavedEvaluation found = evaluate_saved({.run = tokens.out}, Group());
     EXPECT_NEAR(found.val_loss, last_val_loss(tokens.out), 1e-5);
   }
+}
+
+// The logits of 4096 tokens of GPT-2's vocabulary would take 823 MB, and their softmax as much.
+TEST(OnTokens, AnEvaluationOfALargeVocabularyIsMadeInParts) {
+  TemporaryFolder folder;
+  RunSetup options = tiny_gpt(folder);
+  data::write_tokens(folder / "tokens.bin", at::arange(8000) % 50257, at::kUInt16);
+  options.data = folder / "tokens.bin";
+  options.vocabulary = "tokens";
+  options.vocabulary_size = 50257;
+  options.block = 16;
+  auto task = options.make();
+  task->load(options, Group());
+  EXPECT_EQ(task->evaluation_rows(), 4096 / 16);
+  EXPECT_EQ(task->rows_at_once(), (1 << 23) / (16 * 50257));
+  torch::manual_seed(3);
+  const auto module = task->make_model();
+  Evaluator evaluator(*task, module, Group(), {});
+  double loss = 0;
+  {
+    const test::Allocations allocations;
+    loss = evaluator.whole().loss;
+    EXPECT_LE(allocations.peak(), 80 << 20) << "of 161 MB of logits, and their softmax";
+  }
+  // As at once, but for the rounding of sums.
+  std::vector<std::size_t> all(static_cast<std::size_t>(task->validation_samples()));
+  std::iota(all.begin(), all.end(), std::size_t{0});
+  at::NoGradGuard no_gradients;
+  module->eval();
+  const Totals totals = task->measure(task->validation(all));
+  EXPECT_NEAR(loss, totals.loss / totals.targets, 1e-5);
 }
 
 TEST(OnTokens, TextsAreNumbersOrThoseOfTheEncoding) {

@@ -13,8 +13,14 @@ namespace lockstep::train {
 
 struct Options {
   // Where things are.
-  std::string out;                // the run's folder
-  bool resume = false;            // go on from the newest checkpoint in `out`
+  std::string out;  // the run's folder
+  // Go on from the newest checkpoint in `out`; BadInput if there is none.
+  bool resume = false;
+  bool resume_auto = false;  // go on if there is a checkpoint in `out`, else begin
+  // Begin, and remove what runs have left in `out`: checkpoints, models, metrics.jsonl,
+  // config.toml, result.txt, LATEST, flight records, abandoned-... A restart of the job that began
+  // the run goes on instead.
+  bool overwrite = false;
   std::string resume_from;        // "step-00000100": from that one instead; empty: the newest
   bool allow_other_data = false;  // on a resume, what is learned from may have changed
 
@@ -124,7 +130,9 @@ struct Options {
   std::int64_t slots = 0;  // micro-batches of a step, over all ranks; 0: up to 8 that divide batch
 
   // Processes.
-  std::int64_t ranks = 0;    // processes to start; 0: as the launcher says, else 1
+  std::int64_t ranks = 0;  // processes to start; 0: as the launcher says, else 1
+  // With `ranks`: from a request to stop until processes that have not ended are killed.
+  std::string grace = "30s";
   std::int64_t threads = 0;  // a rank; 0: its share of the cores
 
   // For messages; no options. The command line fills them in.

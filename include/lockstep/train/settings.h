@@ -40,7 +40,9 @@ struct Setting {
   // Of a text: it names a file or folder. Files keep it with the folder in front.
   bool is_path = false;
   Scope scope = Scope::run;
-  std::function<void()> changed = {};  // called after a value was set
+  std::function<void()> changed = {};      // called after a value was set
+  std::vector<std::string> synonyms = {};  // names in other programs: an error suggests this one
+  std::string group = {};                  // the heading in --help; empty: that of begin_group()
 };
 
 class Settings {
@@ -60,6 +62,8 @@ class Settings {
   void add(Setting setting, Value& variable) {
     add_entry({std::move(setting), &variable});
   }
+  // The heading in --help for what is added from now on.
+  void begin_group(std::string heading) { group_ = std::move(heading); }
   // An option that the owner does not have, but `other` has: entry() says so.
   void add_elsewhere(const std::string& name, const std::string& other);
 
@@ -80,6 +84,7 @@ class Settings {
   void add_entry(Entry entry);
 
   std::string owner_;
+  std::string group_ = "Task";
   std::vector<Entry> entries_;
   std::map<std::string, std::vector<std::string>, std::less<>> elsewhere_;
 };

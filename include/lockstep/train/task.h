@@ -148,8 +148,11 @@ class Task {
   [[nodiscard]] virtual std::int64_t validation_samples() const = 0;
   // The validation samples with these numbers, from 0.
   [[nodiscard]] virtual Batch validation(std::span<const std::size_t> samples) = 0;
-  // How many are measured at once.
+  // How many samples are one batch of an evaluation (--eval-batches).
   [[nodiscard]] virtual std::int64_t evaluation_rows() const { return 256; }
+  // After load() or load_validation(): how many of them are measured at once. Fewer if a batch
+  // would take much memory.
+  [[nodiscard]] virtual std::int64_t rows_at_once() const { return evaluation_rows(); }
   // Sums over these samples. By default loss() counts for each row.
   [[nodiscard]] virtual Totals measure(const Batch& batch);
   // Whether measure() counts what was predicted right.
@@ -171,6 +174,19 @@ class Task {
                                               const GenerateTokens& /*generate*/) {
     return {};
   }
+
+  // The trainer's: what check_interrupt() calls; empty: nothing.
+  void set_interrupt_check(std::function<void()> check) { interrupt_check_ = std::move(check); }
+
+ protected:
+  // For a sample() that takes long, between its parts, equally often on all ranks. Throws if a
+  // signal asks the run to end; let the exception through.
+  void check_interrupt() const {
+    if (interrupt_check_) interrupt_check_();
+  }
+
+ private:
+  std::function<void()> interrupt_check_;
 };
 
 }  // namespace lockstep::train

@@ -29,6 +29,7 @@ struct Report {
   int signal = 0;              // the one that ended the run early, or 0
   bool stopped_early = false;  // by patience
   std::string last_line;       // "done: val_loss=1.874 bigram=2.452 steps=2000 seconds=61.2 ..."
+  std::string resume_command;  // after a signal: the command with which the run goes on
 };
 
 // Collective: every rank calls it with equal options and a task of its own, of equal settings.
@@ -43,7 +44,9 @@ struct Report {
 //
 //   run.lock             while the run goes on: another that begins in this folder is refused
 //
-// Without options.resume an `out` that holds a run is refused and left as it is. With it, the run
+// An `out` that has a checkpoint or a model is refused and left as it is, unless options.resume,
+// resume_auto or overwrite is given, or this process is a restart of the job that began the run (a
+// later round of `lockstep run` or torchrun, a requeued job of Slurm), which goes on. A resumed run
 // goes on from the newest checkpoint, or from options.resume_from: with the same ranks, threads and
 // options bit for bit as if it had never stopped; with another number of ranks, mesh or strategy
 // with the same batches and new dropout streams. What changed since the checkpoint is printed.
@@ -52,9 +55,11 @@ struct Report {
 // options.allow_other_data. Before all this has been found good, nothing in the folder is changed
 // but run.lock, and a new folder is not made.
 //
-// SIGINT, SIGTERM, SIGHUP, or SIGPIPE (standard output was closed) on any rank: the step is
-// finished, all ranks agree, a checkpoint is saved, the last line says where the weights are and
-// how to go on, and the call returns.
+// SIGINT, SIGTERM, SIGHUP, or SIGPIPE (standard output was closed) on any rank, from the first step
+// on: the step is finished, an evaluation or a sample ends after its present batch or token, all
+// ranks agree, a checkpoint is saved, the last lines say how to go on and where the weights are,
+// and the call returns. Before the first step these signals have the effect that they had before
+// the call.
 //
 // Seeds LibTorch's default generator. Throws CommonFailure (comm/together.h) on all ranks for what
 // any of them found wrong with data, options or files; the group's errors when a rank is lost.

@@ -5,6 +5,7 @@
 #include "base/visible.h"
 #include "data/bigram.h"
 #include "train/data_fingerprint.h"
+#include "train/progress.h"
 #include "train/random_streams.h"
 #include "train/tasks/tensor_checks.h"
 
@@ -266,7 +267,7 @@ double TextTask::activations() const {
   auto tokens = static_cast<double>(options_.batch) * static_cast<double>(block_) /
                 static_cast<double>(ranks_ * options_.accumulate);
   // Inputs of the linear layers and norms of a block, and queries, keys and values: 16 widths.
-  constexpr double widths = 12;
+  constexpr double widths = 1 + 1 + 3 + 1 + 1 + 1 + 4 + 4;
   auto layers = static_cast<double>(layers_);
   return tokens *
          (layers * widths * static_cast<double>(width_) + static_cast<double>(known_->size()));
@@ -280,6 +281,13 @@ std::int64_t TextTask::steps_per_epoch() const {
 Batch TextTask::batch(std::int64_t step) {
   at::Generator generator = at::detail::createCPUGenerator(stream_seed(options_.seed, step));
   return training_->draw(options_.batch / ranks_, generator, rank_, ranks_);
+}
+
+// The logits of a large vocabulary are most of what an evaluation needs.
+std::int64_t TextTask::rows_at_once() const {
+  constexpr std::int64_t most_logits = 1 << 23;  // 32 MiB
+  const std::int64_t logits_of_row = block_ * known_->size();
+  return std::clamp<std::int64_t>(most_logits / logits_of_row, 1, evaluation_rows());
 }
 
 std::int64_t TextTask::validation_samples() const {
@@ -302,7 +310,7 @@ std::vector<std::pair<std::string, std::string>> TextTask::results() const {
   const bool is_too_large = vocabulary_ == "tokens" || known_->size() > most_of_bigram;
   if (tokens_.train.size(0) == 0 || is_too_large) return {};
   double bigram = data::bigram_cross_entropy(tokens_.train, tokens_.validation, known_->size());
-  return {{"bigram", formatted("{:.3f}", bigram)}};
+  return {{"bigram", loss_text(bigram)}};
 }
 
 std::string TextTask::sample(std::int64_t length) {
@@ -318,7 +326,10 @@ std::string TextTask::sample_by(std::int64_t length, const GenerateTokens& gener
                  .tokens = length,
                  .seed = static_cast<std::uint64_t>(options_.seed),
                  .with_prompt = true},
-                [&](std::string_view more) { text += more; });
+                [&](std::string_view more) {
+                  check_interrupt();
+                  text += more;
+                });
   return text;
 }
 

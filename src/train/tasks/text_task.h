@@ -41,6 +41,7 @@ class TextTask : public Task {
   [[nodiscard]] std::int64_t evaluation_rows() const override {
     return std::max<std::int64_t>(1, 4096 / block_);
   }
+  [[nodiscard]] std::int64_t rows_at_once() const override;
   [[nodiscard]] std::int64_t tokens_per_sample() const override { return block_; }
   [[nodiscard]] std::vector<std::pair<std::string, std::string>> results() const override;
   [[nodiscard]] bool makes_samples() const override { return true; }

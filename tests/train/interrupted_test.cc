@@ -1,0 +1,184 @@
+// A signal that comes while a run evaluates or samples is seen between two batches or tokens, and
+// the run that goes on makes up for the evaluation.
+#include "support/temporary_folder.h"
+#include "train/mesh_runs.h"
+#include "train/runs.h"
+#include "train/tasks/gpt.h"
+
+#include <lockstep/checkpoint/training_state.h>
+
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <functional>
+#include <ostream>
+#include <string>
+
+namespace lockstep::train {
+namespace {
+
+namespace fs = std::filesystem;
+using test::Engine;
+using test::TemporaryFolder;
+
+// A gpt whose evaluations have many batches, and which sends a signal to its own process.
+class SignallingGpt : public GptTask {
+ public:
+  [[nodiscard]] std::int64_t rows_at_once() const override { return 2; }
+  [[nodiscard]] Batch validation(std::span<const std::size_t> samples) override {
+    if (++batches_ == at_batch) std::raise(SIGTERM);
+    return GptTask::validation(samples);
+  }
+  [[nodiscard]] std::string sample_by(std::int64_t length,
+                                      const GenerateTokens& generate) override {
+    return GptTask::sample_by(length, [&](const at::Tensor& ids, std::int64_t count,
+                                          const models::GenerateOptions& options) {
+      if (++tokens_ == at_token) std::raise(SIGTERM);
+      return generate(ids, count, options);
+    });
+  }
+
+  int at_batch = 0, at_token = 0;
+
+  [[nodiscard]] int batches() const { return batches_; }
+  [[nodiscard]] int tokens() const { return tokens_; }
+
+ private:
+  int batches_ = 0, tokens_ = 0;
+};
+
+struct Ranks {
+  std::string name;
+  int ranks = 1;
+  std::function<void(Options&)> change = [](Options&) {};
+  int signalled = 0;
+};
+
+void PrintTo(const Ranks& ranks, std::ostream* out) { *out << ranks.name; }
+
+// The signal comes to one rank.
+using Place = std::function<void(SignallingGpt&)>;
+void train_until(const Ranks& ranks, const RunSetup& setup, const Place& place,
+                 const std::function<void(const Report&, const SignallingGpt&)>& look) {
+  test::run_group(Engine::shm, ranks.ranks, [&](Group group) {
+    SignallingGpt task;
+    setup.settle(task);
+    if (group.rank() == ranks.signalled) place(task);
+    look(train(task, setup, group), task);
+  });
+}
+
+void train_whole(const Ranks& ranks, const RunSetup& setup) {
+  train_until(
+      ranks, setup, [](SignallingGpt&) {},
+      [](const Report& report, const SignallingGpt&) { EXPECT_EQ(report.signal, 0); });
+}
+
+class InterruptedRun : public testing::TestWithParam<Ranks> {
+ protected:
+  [[nodiscard]] RunSetup setup() const {
+    RunSetup setup = text_run(folder_, "gpt");
+    GetParam().change(setup);
+    return setup;
+  }
+  // The run that goes on ends as one that no signal has disturbed.
+  void expect_the_same(const RunSetup& whole, RunSetup cut) const {
+    cut.resume = true;
+    train_whole(GetParam(), cut);
+    EXPECT_EQ(distance(whole.out, cut.out), 0);
+    expect_same_rows(whole, cut);
+    const auto best = [](const RunSetup& of) {
+      return checkpoint::read_safetensors(fs::path(of.out) / "best.safetensors").metadata;
+    };
+    EXPECT_EQ(best(whole).at("val_loss"), best(cut).at("val_loss"));
+    EXPECT_EQ(best(whole).at("step"), best(cut).at("step"));
+    const auto waited = [](const RunSetup& of) {
+      return checkpoint::read_training_state(*checkpoint::latest_checkpoint(of.out))
+          .progress.at("waited");
+    };
+    EXPECT_EQ(waited(whole), waited(cut));
+  }
+
+  TemporaryFolder folder_;
+};
+
+TEST_P(InterruptedRun, AnEvaluationStopsBetweenTwoBatchesAndIsMadeUpFor) {
+  const RunSetup whole = setup();
+  train_whole(GetParam(), whole);
+  RunSetup cut = whole;
+  cut.out += "-cut";
+  train_until(
+      GetParam(), cut, [](SignallingGpt& task) { task.at_batch = 2; },
+      [&](const Report& report, const SignallingGpt& task) {
+        EXPECT_EQ(report.signal, SIGTERM);
+        EXPECT_EQ(report.step, 3);
+        if (task.at_batch > 0) EXPECT_LE(task.batches(), 3) << "the evaluation went on";
+      });
+  ASSERT_TRUE(fs::exists(fs::path(cut.out) / "step-00000003"));
+  EXPECT_EQ(metrics_of(cut.out).size(), 2U) << "the row of step 3 belongs to the next run";
+  expect_the_same(whole, cut);
+}
+
+TEST_P(InterruptedRun, TheLastEvaluationStopsAndTheStepsBeforeItAreSaved) {
+  RunSetup whole = setup();
+  whole.save_every = whole.eval_every = 0;
+  train_whole(GetParam(), whole);
+  RunSetup cut = whole;
+  cut.out += "-cut";
+  train_until(
+      GetParam(), cut, [](SignallingGpt& task) { task.at_batch = 2; },
+      [&](const Report& report, const SignallingGpt&) {
+        EXPECT_EQ(report.signal, SIGTERM);
+        EXPECT_EQ(report.step, 6);
+      });
+  ASSERT_TRUE(fs::exists(fs::path(cut.out) / "step-00000006"));
+  EXPECT_FALSE(fs::exists(fs::path(cut.out) / "model.safetensors"));
+  expect_the_same(whole, cut);
+}
+
+TEST_P(InterruptedRun, ASampleStopsBetweenTwoTokens) {
+  RunSetup cut = setup();
+  cut.sample = 1000;
+  cut.sample_every = 2;
+  cut.save_every = 0;
+  train_until(
+      GetParam(), cut, [](SignallingGpt& task) { task.at_token = 3; },
+      [&](const Report& report, const SignallingGpt& task) {
+        EXPECT_EQ(report.step, 2);
+        EXPECT_EQ(report.signal, SIGTERM);
+        EXPECT_LE(task.tokens(), 4) << "the sample went on";
+      });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    , InterruptedRun,
+    testing::Values(Ranks{"alone", 1}, Ranks{"ddp", 2, [](Options&) {}, 1},
+                    Ranks{"full", 2, [](Options& o) { o.shard = "full"; }, 1},
+                    Ranks{"tensor", 2, [](Options& o) { o.mesh = "tp=2"; }, 1},
+                    Ranks{"copies_of_tensor", 4, [](Options& o) { o.mesh = "dp=2,tp=2"; }, 3},
+                    Ranks{"pipeline", 2, [](Options& o) { o.mesh = "pp=2"; }, 1},
+                    Ranks{"devices", 1,
+                          [](Options& o) {
+                            o.strategy = "dp";
+                            o.devices = 2;
+                          }},
+                    Ranks{"servers", 3, [](Options& o) { o.strategy = "ps"; }, 1},
+                    Ranks{"local_sgd", 2, [](Options& o) { o.local_sgd = 2; }, 1},
+                    Ranks{"diloco", 2, [](Options& o) { o.diloco = 2; }, 1},
+                    Ranks{"slots", 2,
+                          [](Options& o) {
+                            o.elastic = true;
+                            o.accumulate = 1;
+                          },
+                          1},
+                    Ranks{"slots_of_tensor", 2,
+                          [](Options& o) {
+                            o.elastic = true;
+                            o.accumulate = 1;
+                            o.mesh = "tp=2";
+                          },
+                          1}),
+    [](const auto& one) { return one.param.name; });
+
+}  // namespace
+}  // namespace lockstep::train
