@@ -6,10 +6,13 @@
 
 #include <lockstep/base/error.h>
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <gtest/gtest.h>
+#include <torch/library.h>
 #include <torch/types.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -167,6 +170,31 @@ TEST(DispatchKey, LeavesOtherLayoutsAlone) {
   at::Tensor leaf = dense.clone().requires_grad_();
   at::mm(dense.to_sparse(), leaf).sum().backward();
   EXPECT_TRUE(leaf.grad().equal(at::mm(dense.t(), at::ones({2, 2}))));
+}
+
+at::Tensor doubled(const at::Tensor& tensor) { return tensor + tensor; }
+
+// An operation that is made for all backends has no kernel of ours, and calls ones that have.
+TEST(DispatchKey, BringsMemoryForOperationsThatAreDefinedLater) {
+  auto owner = counter(at::ones({4}));
+  at::Tensor weight = owner->storage->place(at::kFloat, 0, {4}, {1});
+  torch::Library library(torch::Library::FRAGMENT, "lockstep_test_late", std::nullopt, __FILE__,
+                         __LINE__);
+  library.def("of_cpu(Tensor tensor) -> Tensor");
+  library.impl("of_cpu", c10::DispatchKey::CPU, TORCH_FN(doubled));
+  library.def("of_all(Tensor tensor) -> Tensor");
+  library.impl("of_all", c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(doubled));
+  const auto call = [&](const std::string& name) {
+    return c10::Dispatcher::singleton()
+        .findSchemaOrThrow(("lockstep_test_late::" + name).c_str(), "")
+        .typed<at::Tensor(const at::Tensor&)>()
+        .call(weight);
+  };
+  EXPECT_TRUE(call("of_cpu").equal(at::full({4}, 2.0)));
+  EXPECT_EQ(owner->last, "lockstep_test_late::of_cpu");
+  EXPECT_TRUE(call("of_all").equal(at::full({4}, 2.0)));
+  EXPECT_EQ(owner->last, "aten::add");
+  EXPECT_EQ(owner->pinned, 0);
 }
 
 TEST(DispatchKey, QuantizedOperandsComeWithOurs) {
