@@ -6,6 +6,7 @@
 #include "global/convert.h"
 #include "global/lists.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
@@ -55,9 +56,10 @@ void check_written(const RuleCall& call, std::span<const int> result_of_operand,
   for (std::size_t i = 0; i < call.size(); ++i) {
     if (!call.operands()[i].written || result_of_operand[i] < 0) continue;
     auto number = static_cast<std::size_t>(result_of_operand[i]);
-    check(number >= results.size() || results[number].sizes == call.sizes(i),
+    if (number >= results.size()) continue;
+    check(results[number].sizes == call.sizes(i),
           "{}: expected a tensor of sizes {} to write to, found {}", call.operation(),
-          c10::str(at::IntArrayRef(results[std::min(number, results.size() - 1)].sizes)),
+          c10::str(at::IntArrayRef(results[number].sizes)),
           c10::str(at::IntArrayRef(call.sizes(i))));
   }
 }
@@ -72,13 +74,34 @@ void check_rule(const Rule& rule, const RuleCall& call) {
           rule.operands[i].size(), i, call.sizes(i).size());
 }
 
-[[noreturn]] void refuse_unknown(const Operation& operation, const Arguments& arguments,
-                                 const Space& space) {
-  throw InvalidArgument(
-      formatted("{}: there is no rule for it on global tensors, found {} on mesh {}; {}; "
-                "GlobalOptions::replicate_unknown runs it on replicated tensors",
-                operation.name, describe_placements(arguments), space.name(),
-                how_to_register(operation.name)));
+// Returns true if the converted sum of addends is the sum of converted addends. A narrower dtype
+// rounds each addend, which may be much larger than the sum, and integers wrap in their own dtype.
+bool keeps_sums(at::ScalarType from, at::ScalarType to) {
+  auto has_fractions = [](at::ScalarType type) {
+    return at::isFloatingType(type) || at::isComplexType(type);
+  };
+  if (from == to) return true;
+  if (!has_fractions(from) || !has_fractions(to)) return false;
+  if (at::isComplexType(from) && !at::isComplexType(to)) return false;
+  at::ScalarType real_from = at::toRealValueType(from), real_to = at::toRealValueType(to);
+  return real_from == real_to || c10::elementSize(real_to) > c10::elementSize(real_from);
+}
+
+// Removes the sets of operands in which the operation is not linear, because the results have
+// another dtype. `first` and `count` say which of the whole results are the call's.
+void keep_linear_sets(Rule& rule, const RuleCall& call, const WholeResults& whole,
+                      std::size_t first, std::size_t count) {
+  std::vector<at::ScalarType> results;
+  for (const RuleOperand& one : call.operands())
+    if (one.written) results.push_back(one.dtype);
+  for (std::size_t i = first; whole && i < std::min(whole->size(), first + count); ++i)
+    if ((*whole)[i].defined()) results.push_back((*whole)[i].scalar_type());
+  std::erase_if(rule.linear, [&](const std::vector<int>& set) {
+    return std::ranges::any_of(set, [&](int operand) {
+      at::ScalarType from = call.operands().at(static_cast<std::size_t>(operand)).dtype;
+      return std::ranges::any_of(results, [&](auto to) { return !keeps_sums(from, to); });
+    });
+  });
 }
 
 void log_once(const Operation& operation) {
@@ -145,7 +168,6 @@ struct Outcome {
 
 Outcome choose_for_all(const Operation& operation, const Rule& rule, const RuleCall& call,
                        const Space& space) {
-  check_rule(rule, call);
   Outcome outcome{
       choose(rule, call, results_of_operands(operation, call), space.place(), space.wishes),
       rule.results};
@@ -153,7 +175,8 @@ Outcome choose_for_all(const Operation& operation, const Rule& rule, const RuleC
 }
 
 // A list operation: each element of its lists apart, with the tensors that are in no list.
-Outcome choose_for_elements(const Operation& operation, const RuleCall& call, const Space& space) {
+Outcome choose_for_elements(const Operation& operation, const RuleCall& call,
+                            const WholeResults& whole, const Space& space) {
   Outcome outcome;
   outcome.chosen.operands.assign(call.size(), space.replicated());
   int elements = 0;
@@ -168,7 +191,10 @@ Outcome choose_for_elements(const Operation& operation, const RuleCall& call, co
       places.push_back(i);
     }
     RuleCall part(call.operation(), std::move(operands), call.all_arguments(), 1);
-    Outcome of_part = choose_for_all(operation, operation.rule(part), part, space);
+    Rule rule = operation.rule(part);
+    check_rule(rule, part);
+    keep_linear_sets(rule, part, whole, static_cast<std::size_t>(element), 1);
+    Outcome of_part = choose_for_all(operation, rule, part, space);
     for (std::size_t i = 0; i < places.size(); ++i)
       outcome.chosen.operands[places[i]] = of_part.chosen.operands[i];
     if (operation.returns.empty()) continue;
@@ -180,21 +206,50 @@ Outcome choose_for_elements(const Operation& operation, const RuleCall& call, co
 
 }  // namespace
 
+void check_is_possible(const Operation& operation, const Arguments& arguments, const Space& space) {
+  check(operation.way != Operation::Way::refused,
+        "{}: a global tensor has no memory of its own whose sizes, strides or offset it could read "
+        "or set, found {} on mesh {}; use view(), reshape(), slice() or a new tensor",
+        operation.name, describe_placements(arguments), space.name());
+  check(operation.way == Operation::Way::rule || space.options.load().replicate_unknown,
+        "{}: there is no rule for it on global tensors, found {} on mesh {}; {}; "
+        "GlobalOptions::replicate_unknown runs it on replicated tensors",
+        operation.name, describe_placements(arguments), space.name(),
+        how_to_register(operation.name));
+}
+
+void check_gradient(const Operation& operation, const Arguments& arguments, const Space& space) {
+  if (!at::GradMode::is_enabled() || space.options.load().replicate_unknown) return;
+  bool requires_grad = std::ranges::any_of(
+      arguments.tensors, [](const TensorArgument& one) { return one.tensor.requires_grad(); });
+  check(!requires_grad,
+        "{}: there is no rule for its gradient {} on global tensors, found {} on mesh {}; run it "
+        "under NoGradGuard, register a rule for {}, or set GlobalOptions::replicate_unknown",
+        operation.name, operation.gradient, describe_placements(arguments), space.name(),
+        operation.gradient);
+}
+
 DecisionPtr decide(const c10::OperatorHandle& handle, const Operation& operation,
-                   const Arguments& arguments, std::span<const c10::IValue> values, Space& space) {
+                   const Arguments& arguments, std::span<const c10::IValue> values,
+                   const WholeResults& whole, Space& space) {
   bool is_known = operation.way == Operation::Way::rule;
-  if (!is_known && !space.options.load().replicate_unknown)
-    refuse_unknown(operation, arguments, space);
   if (!is_known) log_once(operation);
   RuleCall call(operation.name, operands_of(arguments, space), values, operation.tensor_results);
   Rule rule;
-  if (!operation.for_each_element) rule = is_known ? operation.rule(call) : replicate_all(call);
-  Outcome outcome = operation.for_each_element ? choose_for_elements(operation, call, space)
-                                               : choose_for_all(operation, rule, call, space);
+  Outcome outcome;
+  if (operation.for_each_element) {
+    outcome = choose_for_elements(operation, call, whole, space);
+  } else {
+    rule = is_known ? operation.rule(call) : replicate_all(call);
+    check_rule(rule, call);
+    keep_linear_sets(rule, call, whole, 0, whole ? whole->size() : 0);
+    outcome = choose_for_all(operation, rule, call, space);
+  }
   const Chosen& chosen = outcome.chosen;
   std::vector<int> same = results_of_operands(operation, call);
   check_written(call, same, outcome.results);
   auto decision = c10::make_intrusive<Decision>();
+  decision->is_plain = is_known;
   for (std::size_t i = 0; i < call.size(); ++i) {
     const RuleOperand& operand = call.operands()[i];
     Decision::Operand one{.placements = chosen.operands[i]};
@@ -227,13 +282,14 @@ at::Tensor meta_of(const at::Tensor& tensor) {
   return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
 }
 
-// The results that LibTorch would give for whole tensors; nothing where it does not say. What it
-// finds wrong with these is an error, since it may be right for a rank's parts.
-std::optional<std::vector<at::Tensor>> meta_results(const c10::OperatorHandle& handle,
-                                                    const Arguments& arguments,
-                                                    torch::jit::Stack values) {
-  // Operations that only Python has kernels of meta tensors for fail in other ways.
-  bool says_what_is_wrong = handle.hasKernelForDispatchKey(c10::DispatchKey::Meta);
+}  // namespace
+
+WholeResults whole_results(const c10::OperatorHandle& handle, const Operation& operation,
+                           const Arguments& arguments, torch::jit::Stack values) {
+  // Operations that only Python has kernels of meta tensors for fail in other ways. A view is made
+  // by one kernel for all devices.
+  bool says_what_is_wrong =
+      handle.hasKernelForDispatchKey(c10::DispatchKey::Meta) || operation.is_view;
   try {
     std::vector<at::Tensor> metas;
     for (const TensorArgument& one : arguments.tensors)
@@ -258,13 +314,10 @@ std::optional<std::vector<at::Tensor>> meta_results(const c10::OperatorHandle& h
   }
 }
 
-}  // namespace
-
 std::vector<Dims> strides_of_results(const c10::OperatorHandle& handle, const Decision& decision,
-                                     const Arguments& arguments, torch::jit::Stack values) {
+                                     const WholeResults& whole) {
   std::vector<Dims> all;
-  auto metas = meta_results(handle, arguments, std::move(values));
-  bool are_there = metas && metas->size() == decision.results.size();
+  bool are_there = whole && whole->size() == decision.results.size();
   for (std::size_t i = 0; i < decision.results.size(); ++i) {
     const Dims& sizes = decision.results[i].sizes;
     const Dims& given = decision.results[i].strides;
@@ -272,11 +325,16 @@ std::vector<Dims> strides_of_results(const c10::OperatorHandle& handle, const De
       all.push_back(given);
       continue;
     }
-    if (!are_there || !(*metas)[i].defined()) {
+    if (!are_there || !(*whole)[i].defined()) {
       all.push_back(row_major_strides(sizes));
       continue;
     }
-    const at::Tensor& meta = (*metas)[i];
+    const at::Tensor& meta = (*whole)[i];
+    // LibTorch's meta kernels give other sizes than its kernels if there are no elements.
+    if (meta.numel() == 0 && meta.sizes() != at::IntArrayRef(sizes)) {
+      all.push_back(row_major_strides(sizes));
+      continue;
+    }
     check(meta.sizes() == at::IntArrayRef(sizes),
           "{}: expected sizes {} of result {}, found {} by its rule", handle.schema().name(),
           c10::str(meta.sizes()), i, c10::str(at::IntArrayRef(sizes)));

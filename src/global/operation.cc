@@ -33,6 +33,14 @@ bool has_telling_numbers(std::string_view name) {
   return names.contains(name);
 }
 
+// Operations whose result depends on where elements lie in memory, or that change it.
+bool needs_memory(std::string_view name) {
+  static const std::unordered_set<std::string_view> names = {
+      "as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter", "resize", "resize_",
+      "resize_as",  "resize_as_",  "_resize_output",  "_resize_output_",    "set",    "set_"};
+  return names.contains(name);
+}
+
 RuleTable make_table() {
   RuleTable table;
   add_pointwise_rules(table);
@@ -83,6 +91,20 @@ RuleFunction rule_for(const OperatorHandle& handle, Registry& registry) {
   bool is_pointwise =
       handle.hasTag(at::Tag::pointwise) && !handle.hasTag(at::Tag::nondeterministic_seeded);
   return is_pointwise ? pointwise() : RuleFunction();
+}
+
+std::string_view without_underscore(std::string_view name) {
+  if (name.ends_with('_')) name.remove_suffix(1);
+  return name;
+}
+
+// LibTorch names the gradient of aten::elu aten::elu_backward. Returns that name if the operation
+// exists and neither has a rule nor is made of others; else "".
+std::string gradient_without_rule(std::string_view name, Registry& registry) {
+  std::string gradient = formatted("{}_backward", without_underscore(name));
+  auto found = c10::Dispatcher::singleton().findSchema({gradient, ""});
+  if (!found || found->hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)) return {};
+  return rule_for(*found, registry) ? std::string() : gradient;
 }
 
 bool is_number(const c10::Type& type) {
@@ -142,6 +164,20 @@ std::unique_ptr<Operation> make_operation(const OperatorHandle& handle, Registry
   }
   if (made->rule) {
     made->way = Operation::Way::rule;
+    made->gradient = gradient_without_rule(made->name, registry);
+    return made;
+  }
+  if (needs_memory(short_name(made->name))) {
+    made->way = Operation::Way::refused;
+    return made;
+  }
+  if (handle.hasTag(at::Tag::inplace_view)) {
+    // transpose_() is transpose.int() in place.
+    made->way = Operation::Way::in_place_view;
+    const std::string name(without_underscore(made->name));
+    made->view = c10::Dispatcher::singleton().findSchema({name, handle.schema().overload_name()});
+    if (!made->view)
+      made->view = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), "int");
     return made;
   }
   for (DispatchKey key :
@@ -171,7 +207,8 @@ void add(std::string_view name, RuleFunction rule) {
   std::lock_guard lock(all.mutex);
   all.registered[std::string(name)] = std::move(rule);
   for (auto& [schema, operation] : all.operations)
-    if (operation->name == name) all.replaced.push_back(std::move(operation));
+    if (operation->name == name || operation->gradient == name)
+      all.replaced.push_back(std::move(operation));
   std::erase_if(all.operations, [](const auto& entry) { return entry.second == nullptr; });
   version.fetch_add(1, std::memory_order_release);
 }

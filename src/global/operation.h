@@ -14,9 +14,11 @@ namespace lockstep::global {
 
 struct Operation {
   enum class Way {
-    rule,       // by its rule
-    composite,  // it is made of operations, which come one by one
-    unknown,    // there is no rule
+    rule,           // by its rule
+    composite,      // it is made of operations, which come one by one
+    in_place_view,  // squeeze_() and the like: the tensor becomes the view that `view` gives of it
+    unknown,        // there is no rule
+    refused,        // it reads or sets sizes, strides or offset of memory
   };
 
   struct Return {
@@ -39,6 +41,8 @@ struct Operation {
   std::vector<Return> returns;
   std::size_t tensor_results = 0;  // returns that are tensors
   bool is_view = false;
+  std::optional<c10::OperatorHandle> view;  // of Way::in_place_view
+  std::string gradient;  // the operation of its gradient, if that one has no rule; or empty
   c10::DispatchKey composite = c10::DispatchKey::Undefined;
 };
 

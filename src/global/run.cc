@@ -7,6 +7,7 @@
 #include "global/lists.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/AutogradState.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/StringUtil.h>
 
@@ -31,13 +32,15 @@ class Run {
         space_(*one.spec->space) {}
 
   void first() {
+    check_is_possible(operation_, arguments_, space_);
     Stack values(arguments().begin(), arguments().end());
-    DecisionPtr decision = decide(call_.operation(), operation_, arguments_, values, space_);
+    WholeResults whole;
+    if (makes_tensors()) whole = whole_results(call_.operation(), operation_, arguments_, values);
+    DecisionPtr decision = decide(call_.operation(), operation_, arguments_, values, whole, space_);
     std::vector<Dims> strides;
-    if (makes_tensors())
-      strides = strides_of_results(call_.operation(), *decision, arguments_, values);
+    if (makes_tensors()) strides = strides_of_results(call_.operation(), *decision, whole);
     run_locally(*decision);
-    if (makes_tensors() && operation_.way != Operation::Way::unknown) {
+    if (makes_tensors() && !decision->results.empty()) {
       find_specs(*decision, strides);
       decision->has_run = true;
     }
@@ -137,7 +140,11 @@ class Run {
     }
     if (argument.written) begin_write(*argument.global);
     if (argument.global->is_copy()) check_is_fresh(*argument.global, operation_.name);
-    if (!wanted.converts) return argument.global->local;
+    if (!wanted.converts) {
+      // An operation without a rule may give what it writes other sizes.
+      bool may_resize = argument.written && operation_.way == Operation::Way::unknown;
+      return may_resize ? argument.global->local.alias() : argument.global->local;
+    }
     if (!argument.written) return values_in(argument.tensor, wanted.placements);
     at::Tensor local = converted(argument.global->local, *argument.global->spec, wanted.placements);
     return local.clone();
@@ -152,8 +159,12 @@ class Run {
     const TensorArgument& argument = arguments_.tensors[i];
     const Decision::Operand& how = decision.operands[i];
     GlobalTensor& global = *argument.global;
-    if (!how.converts && !how.converts_back) return;
     at::Tensor values = locals_[i];
+    check(operation_.way != Operation::Way::unknown ||
+              values.sizes() == at::IntArrayRef(global.spec->sizes),
+          "{}: expected a result of the sizes {} of the tensor that it is written to, found {}",
+          operation_.name, c10::str(at::IntArrayRef(global.spec->sizes)), c10::str(values.sizes()));
+    if (!how.converts && !how.converts_back) return;
     if (how.converts_back) {
       const Spec& spec = *global.spec;
       SpecPtr left = spec.space->spec(how.left, spec.sizes, spec.strides, spec.dtype, spec.device);
@@ -227,6 +238,9 @@ class Run {
                          local.device());
     }
     if (!operation_.is_view) return wrap(local, spec, mesh_);
+    // Lets autograd, which notes the view next, make it again from its base. Otherwise it would use
+    // as_strided() for the gradient of a write through the view.
+    c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
     // A view of a tensor that was made outside of inference mode is one too.
     std::optional<c10::InferenceMode> off;
     if (c10::InferenceMode::is_enabled() && !arguments_.tensors[0].tensor.is_inference())
@@ -247,16 +261,28 @@ class Run {
   Locals locals_;
 };
 
+// squeeze_() and the like: other sizes for the same tensor, and the memory that it has.
+void become_view(dispatch::Call& call, const Operation& operation) {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  Stack& stack = call.stack();
+  const at::Tensor self = torch::jit::last(stack, operation.written.size())[0].toTensor();
+  operation.view->callBoxed(stack);
+  self.unsafeGetTensorImpl()->shallow_copy_from(stack.back().toTensor().getIntrusivePtr());
+  stack.back() = self;
+}
+
 }  // namespace
 
 void run_operation(dispatch::Call& call, const GlobalTensor& one) {
   const Operation& operation = operation_of(call.operation());
   if (operation.way == Operation::Way::composite)
     return call.operation().callBoxedForDispatchKey(operation.composite, call.stack());
+  if (operation.way == Operation::Way::in_place_view) return become_view(call, operation);
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   auto values = torch::jit::last(call.stack(), operation.written.size());
   Space& space = *one.spec->space;
   Arguments arguments(operation, {const_cast<c10::IValue*>(values.data()), values.size()}, space);
+  if (!operation.gradient.empty()) check_gradient(operation, arguments, space);
   Run run(call, operation, arguments, one);
   if (DecisionPtr decision = space.decisions().find(arguments.key)) return run.again(*decision);
   run.first();

@@ -70,6 +70,30 @@ TEST(Rules, AnOperationWithoutOneIsALineThatShowsHowToAddOne) {
   });
 }
 
+// LibTorch's formula would need another operation in backward, which has no rule.
+TEST(Rules, AnOperationWhoseGradientHasNoneIsRefusedBeforeItRuns) {
+  register_rule("aten::reflection_pad1d", [](const RuleCall& call) {
+    std::vector<std::int64_t> sizes = call.sizes(0), pad = call.argument(1).toIntVector();
+    sizes.back() += pad[0] + pad[1];
+    Rule rule;
+    rule.operands = {{rule.add(), Rule::whole}};
+    rule.results = {{sizes, rule.operands[0]}};
+    return rule;
+  });
+  run_as_threads(2, [](Group world) {
+    Mesh mesh(world, {{"tp", 2}});
+    const at::Tensor whole = at::arange(8, at::kFloat).view({2, 4});
+    at::Tensor x = distribute(whole, mesh, {Shard(0)}).requires_grad_();
+    std::string text = message_of<InvalidArgument>([&] { (void)at::reflection_pad1d(x, {1, 1}); });
+    expect_words(text, {"aten::reflection_pad1d", "gradient aten::reflection_pad1d_backward",
+                        "NoGradGuard", "replicate_unknown"});
+    EXPECT_EQ(text.find('\n'), std::string::npos);
+    at::NoGradGuard no_grad;
+    EXPECT_TRUE(
+        full_tensor(at::reflection_pad1d(x, {1, 1})).equal(at::reflection_pad1d(whole, {1, 1})));
+  });
+}
+
 TEST(Rules, AWrongOneIsFoundAtTheFirstCall) {
   register_rule("lockstep_test_global::badly_ruled", "a -> a a");
   Mesh mesh(Group(), {{"tp", 1}});

@@ -142,9 +142,12 @@ struct Rule {
 
   std::vector<Label> labels = {};
   std::vector<std::vector<int>> operands = {};  // for each, a label for each dim
-  std::vector<Result> results = {};             // tensors; those of a list one after the other
+  // Tensors; those of a list one after the other. Empty if their sizes depend on values: they are
+  // replicated, and no dim has a label.
+  std::vector<Result> results = {};
   // Sets of operands in which the operation is linear: Partial sums and averages of these, with all
-  // others replicated, give Partial results.
+  // others replicated, give Partial results. A set does not count if a result has another dtype
+  // than its operands, except a wider floating-point one.
   std::vector<std::vector<int>> linear = {};
   bool moves = false;            // only moves elements: then it is so for Partial of every kind
   std::vector<int> unread = {};  // operands of which only dtype and device count

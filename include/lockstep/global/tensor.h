@@ -26,9 +26,10 @@
 // rows), aborts the groups of the mesh's axes: other ranks get Aborted with its message.
 //
 // A global tensor has no memory of its own: data_ptr(), storage() and what reads through them
-// throw. The optimizers of lockstep::optim and its clipping know global parameters. It is bound to
-// its mesh, so the mesh's groups live as long as it does. Any thread; one at a time where a tensor
-// is written.
+// throw. as_strided(), resize_() and set_() are InvalidArgument, with replicate_unknown too. The
+// optimizers of lockstep::optim and its clipping know global parameters. A tensor is bound to its
+// mesh, so the mesh's groups live as long as it does. Any thread; one at a time where a tensor is
+// written.
 #pragma once
 
 #include <lockstep/global/placement.h>

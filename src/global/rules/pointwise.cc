@@ -71,30 +71,12 @@ Rule divide(const RuleCall& call) {
   return rule;
 }
 
-// Whether a sum of converted numbers is the converted sum, but for rounding of floating point.
-bool converts_linearly(at::ScalarType from, at::ScalarType to) {
-  bool truncates = (at::isFloatingType(from) || at::isComplexType(from)) &&
-                   !at::isFloatingType(to) && !at::isComplexType(to);
-  bool drops = at::isComplexType(from) && !at::isComplexType(to);
-  return from == to || (!truncates && !drops && to != at::kBool && from != at::kBool);
-}
-
-Rule convert_dtype(const RuleCall& call) {
-  Rule rule = broadcast(call);
-  const c10::IValue& dtype = call.argument(1);
-  at::ScalarType from = call.operands()[0].dtype;
-  auto to = dtype.isInt() ? static_cast<at::ScalarType>(dtype.toInt()) : from;
-  if (converts_linearly(from, to)) rule.linear = {{0}};
-  return rule;
-}
-
 // self is written, and keeps its dtype.
 Rule copy(const RuleCall& call) {
   Rule rule = broadcast(call);
   if (call.size() < 2) return rule;
-  at::ScalarType to = call.operands()[0].dtype, from = call.operands()[1].dtype;
-  if (converts_linearly(from, to)) rule.linear = {{0, 1}};
-  rule.moves = from == to;
+  rule.linear = {{0, 1}};
+  rule.moves = call.operands()[0].dtype == call.operands()[1].dtype;
   return rule;
 }
 
@@ -144,7 +126,7 @@ void add_pointwise_rules(RuleTable& table) {
   for (const auto& [name, sets] : linear_sets())
     table[name] = table[name + "_"] = pointwise_with(sets);
   table["div"] = table["div_"] = divide;
-  table["_to_copy"] = convert_dtype;
+  table["_to_copy"] = pointwise_with({{0}});
   table["clone"] = table["zero_"] = table["_conj_physical"] = pointwise_with({{0}}, true);
   table["copy_"] = copy;
   table["fill_"] = table["masked_fill_"] = pointwise();

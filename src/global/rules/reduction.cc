@@ -42,8 +42,18 @@ bool flag(const RuleCall& call, std::size_t argument) {
 // Whether it is (self, dims, keepdim, ...); else (self) or (self, dtype), of all dims.
 bool has_dims_argument(const RuleCall& call) { return call.arguments() > 2; }
 
+// Returns true if the last argument is a dtype of fewer bytes than the elements have.
+bool is_narrowed(const RuleCall& call) {
+  const c10::IValue& last = call.argument(call.arguments() - 1);
+  return call.arguments() > 1 && last.isInt() &&
+         c10::elementSize(static_cast<at::ScalarType>(last.toInt())) <
+             c10::elementSize(call.operands()[0].dtype);
+}
+
+// A narrower dtype would round the sum of each rank before they are added up: dims are not cut.
 Rule of_dims(const RuleCall& call, std::optional<Op> op, bool is_empty_allowed = true) {
   bool has_dims = has_dims_argument(call);
+  if (op && is_narrowed(call)) op.reset();
   auto dims = dims_in(has_dims ? call.argument(1) : c10::IValue(), call.dim(0));
   Rule rule = reduced(call, dims, has_dims && flag(call, 2), op);
   for (Rule::Label& label : rule.labels) label.empty = is_empty_allowed;
