@@ -59,6 +59,7 @@ void Space::end_groups(std::string_view operation, const std::exception& error) 
                                  name_, all_.rank(), what.substr(0, what.find('\n')));
   for (Group& group : groups_)
     if (group.size() > 1) group.abort(reason);
+  if (all_.size() > 1) all_.abort(reason);
 }
 
 SpecPtr Space::spec(PlacementList placements, at::IntArrayRef sizes, at::IntArrayRef strides,

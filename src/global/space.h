@@ -50,8 +50,8 @@ class Space {
 
   [[nodiscard]] Decisions& decisions() { return *decisions_; }
 
-  // After an error that other ranks may not have: ends the groups of all axes, so that no rank
-  // waits for this one. Nothing is left to do after an error of a group itself.
+  // After an error that other ranks may not have: ends the mesh's group and those of its axes, so
+  // that no rank waits for this one. Nothing is left to do after an error of a group itself.
   void end_groups(std::string_view operation, const std::exception& error);
 
   // Any thread may read and write it.

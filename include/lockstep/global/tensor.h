@@ -23,7 +23,8 @@
 // own. Neither may then be written and the other read: such a write or read is InvalidArgument.
 //
 // An operation that fails on this rank, and perhaps not on others (an index out of bounds in its
-// rows), aborts the groups of the mesh's axes: other ranks get Aborted with its message.
+// rows), aborts the mesh's group and the groups of its axes: other ranks get Aborted with its
+// message at their next collective.
 //
 // A global tensor has no memory of its own: data_ptr(), storage() and what reads through them
 // throw. as_strided(), resize_() and set_() are InvalidArgument, with replicate_unknown too. The

@@ -18,6 +18,8 @@ using torch::jit::Stack;
 
 // Labels of every operand that has the channels: input and gradient in dim 1, others in dim 0.
 Rule by_channels(const RuleCall& call, std::size_t inputs, bool cut) {
+  check(call.dim(0) > 1, "{}: expected an input with channels in dim 1, found {} dims",
+        call.operation(), call.dim(0));
   Rule rule;
   int channels = rule.add({.cut = cut, .empty = false, .reduce = std::nullopt});
   for (std::size_t i = 0; i < call.size(); ++i) {

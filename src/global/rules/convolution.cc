@@ -1,4 +1,5 @@
 // Convolutions are cut by rows of the batch and by channels; pooling by both.
+#include "base/format.h"
 #include "global/rules/dims.h"
 #include "global/rules/tables.h"
 
@@ -22,7 +23,13 @@ struct Convolution {
         dilation(call.argument(stride + 2).toIntVector()),
         transposed(call.argument(stride + 3).toBool()),
         output_padding(call.argument(stride + 4).toIntVector()),
-        groups(call.argument(stride + 5).toInt()) {}
+        groups(call.argument(stride + 5).toInt()) {
+    check(in.size() > 2 && kernel.size() == in.size() && groups > 0 &&
+              std::ranges::all_of(strides, [](auto each) { return each > 0; }),
+          "{}: expected an input and a weight of at least 3 dims, and strides and groups above 0, "
+          "found an input of sizes [{}], a weight of sizes [{}], strides [{}] and {} groups",
+          call.operation(), listed(in, ", "), listed(kernel, ", "), listed(strides, ", "), groups);
+  }
 
   [[nodiscard]] Sizes output() const {
     Sizes out = {in[0], transposed ? kernel[1] * groups : kernel[0]};

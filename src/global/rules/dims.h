@@ -1,6 +1,8 @@
 // Reading the dims of operations' arguments.
 #pragma once
 
+#include "base/check.h"
+
 #include <lockstep/global/rule.h>
 
 #include <algorithm>
@@ -9,9 +11,13 @@
 
 namespace lockstep::global {
 
-// Counted from the front, of `dims` dims. A tensor without dims has a dim 0 for this.
+// Counted from the front, of `dims` dims. A tensor without dims has a dim 0 for this. Throws
+// InvalidArgument if there is no such dim.
 [[nodiscard]] inline std::int64_t from_front(std::int64_t dim, std::int64_t dims) {
-  return dim < 0 ? dim + std::max<std::int64_t>(dims, 1) : dim;
+  const std::int64_t count = std::max<std::int64_t>(dims, 1);
+  check(dim >= -count && dim < count, "expected a dim from {} to {} of a global tensor, found {}",
+        -count, count - 1, dim);
+  return dim < 0 ? dim + count : dim;
 }
 
 // Of an argument that is a dim, a list of dims, or nothing: then all. An empty list means all too.

@@ -55,6 +55,8 @@ std::int64_t first_row(const RulePlan& plan, std::int64_t rows) {
 
 // weight [v, d], indices, padding_idx, scale_grad_by_freq, sparse
 Rule embedding(const RuleCall& call) {
+  check(call.dim(0) == 2, "{}: expected a table of two dims, found {}", call.operation(),
+        call.dim(0));
   Rule rule = all_whole(call);
   rule.operands[1] = labels_but(rule, call.sizes(1));
   int width = rule.add();

@@ -85,6 +85,8 @@ Rule split(const RuleCall& call) {
   std::int64_t left = call.sizes(0)[static_cast<std::size_t>(dim)];
   if (call.argument(1).isList()) return pieces_of_dim(call, dim, call.argument(1).toIntVector());
   std::int64_t size = call.argument(1).toInt();
+  check(size > 0 || (size == 0 && left == 0), "{}: expected pieces of at least 1 element, found {}",
+        call.operation(), size);
   std::vector<std::int64_t> lengths;
   do {
     lengths.push_back(size == 0 ? 0 : std::min(size, left));

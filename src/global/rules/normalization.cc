@@ -1,3 +1,4 @@
+#include "base/format.h"
 #include "global/rules/dims.h"
 #include "global/rules/tables.h"
 
@@ -15,7 +16,12 @@ std::vector<int> leading(Rule& rule, const std::vector<std::int64_t>& sizes,
 // input, normalized_shape, weight?, bias?, eps -> out, mean, rstd
 Rule layer_norm(const RuleCall& call) {
   Rule rule;
-  std::size_t normalized = call.argument(1).toIntVector().size();
+  const std::vector<std::int64_t> shape = call.argument(1).toIntVector();
+  const std::size_t normalized = shape.size();
+  check(normalized <= call.sizes(0).size() &&
+            std::equal(shape.rbegin(), shape.rend(), call.sizes(0).rbegin()),
+        "{}: expected an input whose last sizes are [{}], found sizes [{}]", call.operation(),
+        listed(shape, ", "), listed(call.sizes(0), ", "));
   std::vector<int> labels = leading(rule, call.sizes(0), normalized);
   rule.operands.push_back(labels);
   for (std::size_t i = 1; i < call.size(); ++i)
@@ -75,7 +81,7 @@ struct Groups {
     rule.finish = [=, *this](RulePlan& plan) {
       const auto& local = plan.local_operands[input];
       if (rows == Rule::whole) return;
-      std::int64_t groups = local[1] * groups_of / channels_of;
+      std::int64_t groups = channels_of == 0 ? groups_of : local[1] * groups_of / channels_of;
       plan.replaced.emplace_back(static_cast<int>(numbers), c10::IValue(local[0]));
       plan.replaced.emplace_back(static_cast<int>(numbers + 1), c10::IValue(local[1]));
       plan.replaced.emplace_back(static_cast<int>(numbers + 3), c10::IValue(groups));

@@ -71,8 +71,7 @@ Rule permute(const RuleCall& call) {
 Rule unsqueeze(const RuleCall& call) {
   std::vector<int> order = in_order(call.dim(0));
   Sizes sizes = call.sizes(0);
-  std::int64_t dim = call.argument(1).toInt();
-  if (dim < 0) dim += call.dim(0) + 1;
+  std::int64_t dim = from_front(call.argument(1).toInt(), call.dim(0) + 1);
   order.insert(order.begin() + dim, -1);
   sizes.insert(sizes.begin() + dim, 1);
   Rule rule;
@@ -156,6 +155,7 @@ Rule slice(const RuleCall& call) {
   std::int64_t begin = place_in(call.argument(2), 0, length);
   std::int64_t end = std::max(begin, place_in(call.argument(3), length, length));
   std::int64_t step = call.argument(4).toInt();
+  check(step > 0, "{}: expected a step above 0, found {}", call.operation(), step);
   bool is_all = begin == 0 && end == length && step == 1;
   length = (end - begin + step - 1) / step;
   Rule rule;
@@ -249,6 +249,9 @@ void add_blocks(const RuleCall& call, Rule& rule, const Sizes& to, const ViewGro
 }
 
 Rule view(const RuleCall& call) {
+  check(call.argument(1).isIntList(),
+        "{}: a global tensor cannot be seen with another dtype; use to() for its values",
+        call.operation());
   Sizes to = wanted_sizes(call);
   const Sizes& from = call.sizes(0);
   Rule rule;
@@ -275,6 +278,9 @@ Rule view(const RuleCall& call) {
 // Result dims that are repeated have no shards.
 Rule repeat(const RuleCall& call) {
   Sizes sizes = call.argument(1).toIntVector();
+  check(sizes.size() >= call.sizes(0).size(),
+        "{}: expected at least {} numbers of repeats, found {}", call.operation(), call.dim(0),
+        sizes.size());
   std::size_t first = sizes.size() - call.sizes(0).size();
   Rule rule;
   std::vector<int> labels, from(first, -1);
