@@ -47,6 +47,7 @@ RuleTable make_table() {
   add_matmul_rules(table);
   add_reduction_rules(table);
   add_view_rules(table);
+  add_diagonal_rules(table);
   add_joining_rules(table);
   add_indexing_rules(table);
   add_softmax_rules(table);

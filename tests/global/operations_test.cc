@@ -1,34 +1,14 @@
-#include <lockstep/base/error.h>
-#include <lockstep/global/rule.h>
-
-#include "support/messages.h"
+#include "cases_of_operations.h"
 #include "support/torch/engine_test.h"
-#include "tests_of_global.h"
 
 #include <torch/torch.h>
-
-#include <functional>
-#include <random>
 
 namespace lockstep {
 namespace {
 
-using test::all_placements;
-using test::expect_words;
-using test::mesh_of_ranks;
-using test::message_of;
-using test::placed;
-using test::shapes_of_meshes;
-
-using Tensors = std::vector<at::Tensor>;
-using Program = std::function<Tensors(const Tensors&)>;
-
-// One operation, or some, with arguments of these sizes.
-struct Case {
-  std::string name;
-  std::vector<std::vector<std::int64_t>> sizes;
-  Program run;
-};
+using test::Case;
+using test::Tensors;
+using test::try_case;
 
 Case unary(std::string name, at::Tensor (*function)(const at::Tensor&)) {
   return {std::move(name), {{5, 4}}, [=](const Tensors& x) { return Tensors{function(x[0])}; }};
@@ -67,6 +47,24 @@ std::vector<Case> pointwise_cases() {
 
 std::vector<Case> matmul_cases() {
   return {
+      {"vector times matrix",
+       {{4}, {4, 3}},
+       [](const Tensors& x) { return Tensors{at::matmul(x[0], x[1])}; }},
+      {"vector times matrices",
+       {{4}, {2, 4, 3}},
+       [](const Tensors& x) { return Tensors{at::matmul(x[0], x[1])}; }},
+      {"matrices times vector",
+       {{2, 3, 4}, {4}},
+       [](const Tensors& x) { return Tensors{at::matmul(x[0], x[1])}; }},
+      {"matrices times matrix",
+       {{2, 3, 4}, {4, 5}},
+       [](const Tensors& x) { return Tensors{at::matmul(x[0], x[1])}; }},
+      {"matrix times matrices",
+       {{3, 4}, {2, 4, 5}},
+       [](const Tensors& x) { return Tensors{at::matmul(x[0], x[1])}; }},
+      {"vector times vector",
+       {{4}, {4}},
+       [](const Tensors& x) { return Tensors{at::matmul(x[0], x[1])}; }},
       {"mm", {{5, 4}, {4, 3}}, [](const Tensors& x) { return Tensors{x[0].mm(x[1])}; }},
       {"linear",
        {{5, 4}, {3, 4}, {3}},
@@ -195,12 +193,6 @@ std::vector<Case> layer_cases() {
   };
 }
 
-void fill_randomly(Tensors& tensors, const Case& one, std::uint64_t seed) {
-  at::Generator generator = at::detail::createCPUGenerator(seed);
-  for (const auto& sizes : one.sizes)
-    tensors.push_back(at::empty(sizes, at::kDouble).normal_(0, 1, generator));
-}
-
 // Each in all three ways of reducing.
 std::vector<Case> loss_cases() {
   auto one = [](std::string name, auto function) {
@@ -266,74 +258,6 @@ std::vector<Case> llama_cases() {
              at::linear(at::silu(at::linear(x[0], x[1])) * at::linear(x[0], x[2]), x[3])};
        }},
   };
-}
-
-// Results and gradients of a program on plain tensors.
-struct Outcome {
-  Tensors results, gradients;
-};
-
-Outcome run_case(const Case& one, Tensors inputs) {
-  for (at::Tensor& input : inputs) input.requires_grad_();
-  Outcome outcome{one.run(inputs), {}};
-  at::Tensor loss;
-  double factor = 1;
-  for (const at::Tensor& result : outcome.results) {
-    at::Tensor term = (result * result).sum() * (factor += 0.5);
-    loss = loss.defined() ? loss + term : term;
-  }
-  loss.backward();
-  for (const at::Tensor& input : inputs) outcome.gradients.push_back(input.grad());
-  return outcome;
-}
-
-void expect_same(const Tensors& globals, const Tensors& plains, const std::string& what) {
-  ASSERT_EQ(globals.size(), plains.size()) << what;
-  for (std::size_t i = 0; i < globals.size(); ++i) {
-    ASSERT_TRUE(is_global(globals[i])) << what;
-    ASSERT_EQ(globals[i].sizes(), plains[i].sizes()) << what << " " << describe(globals[i]);
-    at::Tensor found = full_tensor(globals[i].detach());
-    ASSERT_TRUE(found.allclose(plains[i].detach(), 1e-10, 1e-12))
-        << what << " " << describe(globals[i]) << "\n"
-        << found << plains[i];
-  }
-}
-
-// The case with every list of placements of its first argument, and others beside it.
-void try_case(const Case& one, const Group& world) {
-  Tensors plains;
-  fill_randomly(plains, one, 7);
-  Outcome expected;
-  {
-    Tensors inputs;
-    for (const at::Tensor& plain : plains) inputs.push_back(plain.clone());
-    expected = run_case(one, inputs);
-  }
-  for (const auto& shape : shapes_of_meshes(world.size())) {
-    if (shape.size() > 2) continue;
-    Mesh mesh = mesh_of_ranks(world, shape);
-    int axes = static_cast<int>(shape.size());
-    auto first = all_placements(static_cast<int>(one.sizes[0].size()), axes);
-    for (std::size_t i = 0; i < first.size(); ++i) {
-      Tensors inputs;
-      std::string what = one.name + ":";
-      for (std::size_t k = 0; k < plains.size(); ++k) {
-        auto mine = all_placements(static_cast<int>(one.sizes[k].size()), axes);
-        const Placements& chosen = k == 0 ? first[i] : mine[(i * 7 + k * 3) % mine.size()];
-        inputs.push_back(placed(plains[k], mesh, chosen));
-        what += " " + describe(inputs.back());
-      }
-      try {
-        Outcome found = run_case(one, inputs);
-        expect_same(found.results, expected.results, what);
-        expect_same(found.gradients, expected.gradients, "gradients of " + what);
-      } catch (const std::exception& error) {
-        ADD_FAILURE() << what << ": " << std::string(error.what()).substr(0, 600);
-        return;
-      }
-      if (testing::Test::HasFailure()) return;
-    }
-  }
 }
 
 class Operations : public test::EngineTest {

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <ranges>
 #include <vector>
 
 namespace lockstep::global {
@@ -58,6 +59,30 @@ namespace lockstep::global {
   }
   rule.results.assign(call.results(), {call.sizes(0), labels});
   return rule;
+}
+
+// A result whose dims are those of the operand in another order, or some of them. `from[i]`: the
+// operand's dim that is result dim i, or -1 for a new one of `sizes[i]`.
+[[nodiscard]] inline Rule moved(const RuleCall& call, const std::vector<int>& labels,
+                                const std::vector<int>& from,
+                                const std::vector<std::int64_t>& sizes, Rule rule) {
+  Rule::Result result{sizes, {}};
+  for (int dim : from)
+    result.dims.push_back(dim < 0 ? Rule::whole : labels[static_cast<std::size_t>(dim)]);
+  rule.operands = {labels};
+  for (std::size_t i = 1; i < call.size(); ++i)
+    rule.operands.emplace_back(call.sizes(i).size(), Rule::whole);
+  rule.results = {result};
+  rule.linear = {{0}};
+  rule.moves = true;
+  return rule;
+}
+
+// 0, 1, ... of so many dims.
+[[nodiscard]] inline std::vector<int> in_order(std::int64_t dims) {
+  std::vector<int> order;
+  for (int dim : std::views::iota(0, static_cast<int>(dims))) order.push_back(dim);
+  return order;
 }
 
 // Kernels of normalisations read what they are given, and what another one saved (the mean of each

@@ -172,6 +172,27 @@ Rule index(const RuleCall& call) {
   return rule;
 }
 
+// self, index: elements of all of self.
+Rule take(const RuleCall& call) {
+  Rule rule = all_whole(call);
+  rule.operands[1] = labels_but(rule, call.sizes(1));
+  rule.results = {{call.sizes(1), rule.operands[1]}};
+  rule.linear = {{0}};
+  return rule;
+}
+
+// Results whose sizes depend on values: they are replicated.
+Rule chosen_by_values(const RuleCall& call) { return all_whole(call); }
+
+// grad, mask, sizes
+Rule masked_scatter_backward(const RuleCall& call) {
+  Rule rule = all_whole(call);
+  std::vector<std::int64_t> sizes = call.argument(2).toIntVector();
+  std::vector<int> whole(sizes.size(), Rule::whole);
+  rule.results = {{std::move(sizes), std::move(whole)}};
+  return rule;
+}
+
 // The same sizes come back, and nothing is cut.
 Rule whole_self(const RuleCall& call) {
   Rule rule = all_whole(call);
@@ -190,8 +211,12 @@ void add_indexing_rules(RuleTable& table) {
     table[name] = [](const RuleCall& call) { return aligned(call, 0); };
   table["index"] = index;
   for (const char* name :
-       {"index_put", "index_put_", "_index_put_impl_", "index_add", "index_add_"})
+       {"index_put", "index_put_", "_index_put_impl_", "index_add", "index_add_", "index_fill",
+        "index_fill_", "index_copy", "index_copy_", "put_", "masked_scatter", "masked_scatter_"})
     table[name] = whole_self;
+  table["masked_scatter_backward"] = masked_scatter_backward;
+  table["take"] = take;
+  table["masked_select"] = table["nonzero"] = chosen_by_values;
 }
 
 }  // namespace lockstep::global

@@ -1,7 +1,9 @@
 #include "base/check.h"
 #include "base/format.h"
+#include "global/rules/dims.h"
 #include "global/rules/tables.h"
 
+#include <ATen/ops/empty_like.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -80,6 +82,33 @@ Rule copy(const RuleCall& call) {
   return rule;
 }
 
+// self -> output, and a buffer for the gradient, which some kernels leave empty.
+Rule log_sigmoid(const RuleCall& call) {
+  Rule rule = broadcast(call);
+  rule.finish = [](RulePlan& plan) {
+    plan.kernel = [run = plan.operation](torch::jit::Stack& stack) {
+      run(stack);
+      const at::Tensor output = stack[stack.size() - 2].toTensor();
+      if (stack.back().toTensor().sizes() != output.sizes()) stack.back() = at::empty_like(output);
+    };
+  };
+  return rule;
+}
+
+// self, dim: the first half of the dim times a sigmoid of the second one. The gradient, of
+// (grad, self, dim), has the sizes of self.
+Rule glu(const RuleCall& call, bool is_backward) {
+  const std::size_t self = is_backward ? 1 : 0;
+  const std::int64_t dim = from_front(call.argument(self + 1).toInt(), call.dim(self));
+  Rule rule;
+  std::vector<int> labels = labels_but(rule, call.sizes(self), {dim});
+  rule.operands.assign(call.size(), labels);
+  Rule::Result result{call.sizes(self), labels};
+  if (!is_backward && !result.sizes.empty()) result.sizes[static_cast<std::size_t>(dim)] /= 2;
+  rule.results = {std::move(result)};
+  return rule;
+}
+
 // In which operands an operation is linear, by its name without a last '_'. The backward of an
 // activation is in none: a layer uses its gradient three times, for bias, weight and input,
 // so addends are best reduced before.
@@ -129,7 +158,16 @@ void add_pointwise_rules(RuleTable& table) {
   table["_to_copy"] = pointwise_with({{0}});
   table["clone"] = table["zero_"] = table["_conj_physical"] = pointwise_with({{0}}, true);
   table["copy_"] = copy;
-  table["fill_"] = table["masked_fill_"] = pointwise();
+  // LibTorch does not say of these that they treat elements apart.
+  for (const char* name :
+       {"fill_", "masked_fill", "masked_fill_", "hardswish", "hardswish_", "hardswish_backward",
+        "hardtanh_backward", "hardsigmoid_backward", "hardshrink_backward", "softshrink_backward",
+        "softplus_backward", "elu_backward", "mish_backward", "log_sigmoid_backward",
+        "_prelu_kernel", "_prelu_kernel_backward"})
+    table[name] = pointwise();
+  table["log_sigmoid_forward"] = log_sigmoid;
+  table["glu"] = [](const RuleCall& call) { return glu(call, false); };
+  table["glu_backward"] = [](const RuleCall& call) { return glu(call, true); };
 }
 
 }  // namespace lockstep::global

@@ -66,6 +66,24 @@ Rule sum(const RuleCall& call) {
   return rule;
 }
 
+// self, dims?
+Rule count_nonzero(const RuleCall& call) {
+  const c10::IValue dims = call.arguments() > 1 ? call.argument(1) : c10::IValue();
+  return reduced(call, dims_in(dims, call.dim(0)), false, Op::sum);
+}
+
+// self, dim?, keepdim -> min, max. A cut dim gives a Partial of each.
+Rule aminmax(const RuleCall& call) {
+  const auto dims = dims_in(call.argument(1), call.dim(0));
+  Rule rule = reduced(call, dims, flag(call, 2), std::nullopt);
+  for (std::int64_t dim : dims)
+    if (call.dim(0) > 0)
+      rule.more.push_back({{Shard(static_cast<int>(dim))},
+                           {Partial(Op::min), Partial(Op::max)},
+                           {call.sizes(0)[static_cast<std::size_t>(dim)]}});
+  return rule;
+}
+
 bool has_partial(const RulePlan& plan) {
   return std::ranges::any_of(plan.results[0], [](Placement one) { return one.is_partial(); });
 }
@@ -235,7 +253,22 @@ void add_reduction_rules(RuleTable& table) {
   table["argmax"] =
       table["argmin"] = [](const RuleCall& call) { return of_dims(call, std::nullopt, false); };
   table["var"] = table["std"] = table["var_mean"] = table["std_mean"] = of_whole_dims;
-  table["cumsum"] = table["cumprod"] = table["flip"] = along(1);
+  table["nansum"] = by(Op::sum, true);
+  table["count_nonzero"] = count_nonzero;
+  table["aminmax"] = aminmax;
+  table["median"] = table["nanmedian"] =
+      table["mode"] = [](const RuleCall& call) { return of_dims(call, std::nullopt, false); };
+  table["kthvalue"] = [](const RuleCall& call) {
+    return reduced(call, dims_in(call.argument(2), call.dim(0)), flag(call, 3), std::nullopt);
+  };
+  table["trace"] = [](const RuleCall& call) {
+    Rule rule = reduced(call, {0, 1}, false, std::nullopt);
+    rule.linear = {{0}};
+    return rule;
+  };
+  for (const char* name : {"cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "flip"})
+    table[name] = along(1);
+  table["cumprod_backward"] = along(2);  // the operands have the sizes of the result
   table["sort"] = [](const RuleCall& call) {
     std::size_t place = call.argument(1).isInt() ? 1 : 2;
     return same_sizes(call, dims_in(call.argument(place), call.dim(0)));

@@ -18,6 +18,7 @@ void add_pointwise_rules(RuleTable& table);
 void add_matmul_rules(RuleTable& table);
 void add_reduction_rules(RuleTable& table);
 void add_view_rules(RuleTable& table);
+void add_diagonal_rules(RuleTable& table);
 void add_joining_rules(RuleTable& table);
 void add_indexing_rules(RuleTable& table);
 void add_softmax_rules(RuleTable& table);

@@ -4,7 +4,6 @@
 #include <lockstep/layout/box.h>
 
 #include <ATen/ops/reshape.h>
-#include <c10/util/irange.h>
 
 #include <utility>
 
@@ -13,22 +12,6 @@ namespace {
 
 using torch::jit::Stack;
 using Sizes = std::vector<std::int64_t>;
-
-// A result whose dims are those of the operand in another order, or some of them. `from[i]`: the
-// operand's dim that is result dim i, or -1 for a new one of `sizes[i]`.
-Rule moved(const RuleCall& call, const std::vector<int>& labels, const std::vector<int>& from,
-           const Sizes& sizes, Rule rule) {
-  Rule::Result result{sizes, {}};
-  for (int dim : from)
-    result.dims.push_back(dim < 0 ? Rule::whole : labels[static_cast<std::size_t>(dim)]);
-  rule.operands = {labels};
-  for (std::size_t i = 1; i < call.size(); ++i)
-    rule.operands.emplace_back(call.sizes(i).size(), Rule::whole);
-  rule.results = {result};
-  rule.linear = {{0}};
-  rule.moves = true;
-  return rule;
-}
 
 Rule same(const RuleCall& call) {
   Rule rule = same_sizes(call, {});
@@ -43,12 +26,6 @@ Rule permuted(const RuleCall& call, const std::vector<int>& from) {
   Sizes sizes;
   for (int dim : from) sizes.push_back(call.sizes(0)[static_cast<std::size_t>(dim)]);
   return moved(call, labels, from, sizes, std::move(rule));
-}
-
-std::vector<int> in_order(std::int64_t dims) {
-  std::vector<int> order;
-  for (int dim : c10::irange(static_cast<int>(dims))) order.push_back(dim);
-  return order;
 }
 
 Rule transpose(const RuleCall& call) {
