@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "base/scope_exit.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
@@ -16,7 +17,7 @@
 
 namespace lockstep::sys {
 
-SocketAddress SocketAddress::tcp(std::string_view host, std::uint16_t port) {
+std::vector<SocketAddress> SocketAddress::all_tcp(std::string_view host, std::uint16_t port) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
@@ -24,18 +25,30 @@ SocketAddress SocketAddress::tcp(std::string_view host, std::uint16_t port) {
   addrinfo* found = nullptr;
   // Always this machine (RFC 6761), also where no hosts file says so.
   std::string name(host == "localhost" ? "127.0.0.1" : host);
+  if (name.starts_with('[') && name.ends_with(']')) name = name.substr(1, name.size() - 2);
   int error = ::getaddrinfo(name.c_str(), std::to_string(port).c_str(), &hints, &found);
   check_input(error == 0, "looking up host '{}': {}", host, ::gai_strerror(error));
   ScopeExit free_list([&] { ::freeaddrinfo(found); });
-  // Servers listen on IPv4 where a host has both: "localhost" must mean the same on both sides.
-  const addrinfo* best = found;
+  std::vector<SocketAddress> addresses;
   for (const addrinfo* entry = found; entry != nullptr; entry = entry->ai_next) {
-    if (entry->ai_family == AF_INET && best->ai_family != AF_INET) best = entry;
+    SocketAddress& address = addresses.emplace_back();
+    std::memcpy(&address.storage_, entry->ai_addr, entry->ai_addrlen);
+    address.size_ = entry->ai_addrlen;
+    const auto* six = reinterpret_cast<const sockaddr_in6*>(&address.storage_);
+    check_input(entry->ai_family != AF_INET6 || !IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr) ||
+                    six->sin6_scope_id != 0,
+                "host '{}': a link-local address is one of each network; name the interface, too: "
+                "{}%eth0",
+                host, name);
   }
-  SocketAddress address;
-  std::memcpy(&address.storage_, best->ai_addr, best->ai_addrlen);
-  address.size_ = best->ai_addrlen;
-  return address;
+  return addresses;
+}
+
+SocketAddress SocketAddress::tcp(std::string_view host, std::uint16_t port) {
+  const auto all = all_tcp(host, port);
+  // Servers listen on IPv4 where a host has both: "localhost" must mean the same on both sides.
+  const auto four = std::ranges::find(all, AF_INET, &SocketAddress::family);
+  return four == all.end() ? all.front() : *four;
 }
 
 SocketAddress SocketAddress::of(std::string_view host, std::uint16_t port) {
@@ -94,17 +107,10 @@ bool SocketAddress::is_loopback() const {
 }
 
 std::string SocketAddress::host() const {
-  char text_of_host[INET6_ADDRSTRLEN] = "";
-  if (family() == AF_INET) {
-    ::inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(&storage_)->sin_addr, text_of_host,
-                sizeof(text_of_host));
-  } else if (family() == AF_INET6) {
-    ::inet_ntop(AF_INET6, &reinterpret_cast<const sockaddr_in6*>(&storage_)->sin6_addr,
-                text_of_host, sizeof(text_of_host));
-  } else {
-    return text();
-  }
-  return text_of_host;
+  if (family() == AF_UNIX) return text();
+  char name[NI_MAXHOST] = "";
+  static_cast<void>(::getnameinfo(get(), size_, name, sizeof(name), nullptr, 0, NI_NUMERICHOST));
+  return name;
 }
 
 std::string SocketAddress::text() const {

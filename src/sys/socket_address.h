@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <sys/socket.h>
 
@@ -12,9 +13,13 @@ namespace lockstep::sys {
 
 class SocketAddress {
  public:
-  // A name or a numeric address, IPv4 or IPv6. Looks names up, which may block for seconds.
-  // BadInput when there is no such host.
+  // A name or a numeric address, IPv4 or IPv6, also in brackets as in "[fe80::1%eth0]". Looks names
+  // up, which may block for seconds. BadInput when there is no such host, or for a link-local
+  // address without its interface.
   [[nodiscard]] static SocketAddress tcp(std::string_view host, std::uint16_t port);
+  // All addresses of the host, in the system's order. BadInput as tcp().
+  [[nodiscard]] static std::vector<SocketAddress> all_tcp(std::string_view host,
+                                                          std::uint16_t port);
   // abstract() where `host` is "@NAME", else tcp().
   [[nodiscard]] static SocketAddress of(std::string_view host, std::uint16_t port);
   // At most 107 bytes. BadInput when it is longer.
@@ -32,7 +37,8 @@ class SocketAddress {
   [[nodiscard]] std::uint16_t port() const;
   // True for 127.0.0.0/8, ::1 and unix sockets: only this host can connect.
   [[nodiscard]] bool is_loopback() const;
-  // The address alone, without its port or brackets; of unix sockets what text() says.
+  // The address alone, without its port or brackets, link-local ones with their interface; of unix
+  // sockets what text() says.
   [[nodiscard]] std::string host() const;
   // "127.0.0.1:1234", "[::1]:1234", "/run/x.sock", "@name".
   [[nodiscard]] std::string text() const;

@@ -33,7 +33,10 @@ bool is_loss(int error) {
   return error == ECONNRESET || error == EPIPE || error == ETIMEDOUT || error == ENOTCONN;
 }
 
-bool may_answer_later(int error) {
+// The network may come up, or the peer may begin to listen; the loopback interface is there from
+// the beginning or not at all.
+bool may_answer_later(int error, const SocketAddress& address) {
+  if (address.is_loopback() && (error == EHOSTUNREACH || error == ENETUNREACH)) return false;
   return error == ECONNREFUSED || error == ENOENT || error == ECONNRESET || error == EAGAIN ||
          error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH;
 }
@@ -59,6 +62,13 @@ int connect_once(int socket, const SocketAddress& address, Deadline deadline) {
 bool met_itself(int socket, const SocketAddress& address) {
   return address.port() != 0 && SocketAddress::local(socket).port() == address.port() &&
          address.is_loopback();
+}
+
+[[noreturn]] void throw_unreachable(const SocketAddress& address, int error) {
+  const bool is_without_loopback = address.is_loopback() && error == ENETUNREACH;
+  throw SystemError("connecting to " + address.text() +
+                        (is_without_loopback ? " (is the loopback interface up?)" : ""),
+                    error);
 }
 
 struct Attempt {
@@ -128,9 +138,8 @@ FileDescriptor accept_one(int listener, Deadline deadline) {
 
 FileDescriptor try_connect(const SocketAddress& address, Deadline deadline) {
   Attempt result = attempt(address, deadline);
-  if (result.error != 0 && !may_answer_later(result.error)) {
-    throw SystemError("connecting to " + address.text(), result.error);
-  }
+  if (result.error != 0 && !may_answer_later(result.error, address))
+    throw_unreachable(address, result.error);
   return std::move(result.socket);
 }
 
@@ -139,11 +148,10 @@ FileDescriptor connect_to(const SocketAddress& address, Deadline deadline) {
   for (;;) {
     Attempt result = attempt(address, deadline);
     if (result.socket) return std::move(result.socket);
-    std::string what = "connecting to " + address.text();
-    if (!may_answer_later(result.error)) throw SystemError(what, result.error);
+    if (!may_answer_later(result.error, address)) throw_unreachable(address, result.error);
     if (deadline.passed())
-      throw Timeout(what + ": no answer in time (" + std::generic_category().message(result.error) +
-                    ")");
+      throw Timeout("connecting to " + address.text() + ": no answer in time (" +
+                    std::generic_category().message(result.error) + ")");
     std::this_thread::sleep_for(std::min<Duration>(pause, deadline.left()));
     pause = std::min(2 * pause, std::chrono::milliseconds(200));
   }

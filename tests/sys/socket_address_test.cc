@@ -19,6 +19,21 @@ TEST(SocketAddress, TcpAddressesReadAsTheyAreWritten) {
   EXPECT_TRUE(SocketAddress::tcp("localhost", 80).is_loopback());
 }
 
+TEST(SocketAddress, AddressesMayStandInBrackets) {
+  EXPECT_EQ(SocketAddress::tcp("[::1]", 80).text(), "[::1]:80");
+  EXPECT_EQ(SocketAddress::tcp("[127.0.0.1]", 80).text(), "127.0.0.1:80");
+  EXPECT_THROW((void)SocketAddress::tcp("[::1", 80), BadInput);
+  EXPECT_THROW((void)SocketAddress::tcp("[]", 80), BadInput);
+}
+
+// Every network has such addresses, so the interface is a part of them.
+TEST(SocketAddress, LinkLocalAddressesKeepTheirInterface) {
+  const auto address = SocketAddress::tcp("fe80::1%lo", 80);
+  EXPECT_EQ(address.host(), "fe80::1%lo");
+  EXPECT_EQ(address.text(), "[fe80::1%lo]:80");
+  EXPECT_THROW((void)SocketAddress::tcp("fe80::1", 80), BadInput);
+}
+
 TEST(SocketAddress, AHostThatDoesNotExistIsNamed) {
   try {
     (void)SocketAddress::tcp("no such host", 1);

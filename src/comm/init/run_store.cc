@@ -8,12 +8,14 @@
 #include "comm/backend/one_line.h"
 #include "comm/engines/c10d/store_adapter.h"
 #include "comm/engines/mpi/bootstrap_store.h"
+#include "comm/init/master_address.h"
 #include "comm/rendezvous/served_store.h"
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
 #include <chrono>
+#include <string_view>
 
 namespace lockstep {
 namespace {
@@ -23,6 +25,14 @@ using std::chrono::milliseconds;
 std::shared_ptr<Store> open_c10d(const launch::RankInfo& info, Deadline deadline) {
   const auto& at = *info.rendezvous;
   bool serves = at.kind == launch::RankRendezvous::Kind::rank_0 && info.rank == 0;
+  const MasterAddress master(at.host, at.port, deadline);
+  std::string_view listener = at.kind == launch::RankRendezvous::Kind::rank_0
+                                  ? "rank 0, which listens there,"
+                                  : "torchrun's store";
+  if (serves)
+    master.check_own();
+  else
+    master.wait_for_listener(info.rank, listener, deadline);
   c10d::TCPStoreOptions options;
   options.port = at.port;
   options.isServer = serves;
@@ -33,16 +43,14 @@ std::shared_ptr<Store> open_c10d(const launch::RankInfo& info, Deadline deadline
       milliseconds(100), std::min<milliseconds>(std::chrono::ceil<milliseconds>(deadline.left()),
                                                 std::chrono::hours(24)));
   try {
-    return c10d_engine::as_store(c10::make_intrusive<c10d::TCPStore>(at.host, options), "");
+    return c10d_engine::as_store(c10::make_intrusive<c10d::TCPStore>(master.host(), options), "");
   } catch (const std::exception& error) {
     if (serves)
-      throw BadInput(formatted("rank 0 cannot listen at MASTER_ADDR:MASTER_PORT, {}:{}: {}",
-                               at.host, at.port, first_line(error.what())));
-    auto who = at.kind == launch::RankRendezvous::Kind::rank_0 ? "rank 0, which listens there, "
-                                                               : "torchrun's store ";
+      throw BadInput(formatted("rank 0 cannot listen at MASTER_ADDR:MASTER_PORT, {}: {}",
+                               master.text(), first_line(error.what())));
     throw Timeout(
-        formatted("rank {} found nobody at MASTER_ADDR:MASTER_PORT, {}:{}: {}did not arrive ({})",
-                  info.rank, at.host, at.port, who, first_line(error.what())));
+        formatted("rank {} found nobody at MASTER_ADDR:MASTER_PORT, {}: {} did not arrive ({})",
+                  info.rank, master.text(), listener, first_line(error.what())));
   }
 }
 
