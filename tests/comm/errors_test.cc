@@ -186,6 +186,78 @@ TEST_P(Endings, AbortEndsWhatOthersWaitFor) {
 
 INSTANTIATE_TEST_SUITE_P(Engines, Endings, test::every_engine({2, 3}), test::engine_test_name);
 
+// Ranks of parts of parts have other numbers than in the world: 3 and 1 of it are 0 and 1 here.
+class WorldRanks : public testing::TestWithParam<Engine> {
+ protected:
+  using Body = std::function<void(Group& part)>;
+  // On ranks 3 and 1 of four; the others take part in the splits only.
+  static void run(const Body& body) {
+    test::run_group(GetParam(), 4, [&](Group world) {
+      const Group odd = world.split(world.rank() % 2);
+      Group part = odd.split(0, -odd.rank());
+      if (world.rank() % 2 == 1) body(part);
+      world.barrier().wait();
+    });
+  }
+};
+
+TEST_P(WorldRanks, StandInADeadline) {
+  run([](Group& part) {
+    const auto never = [&] { part.all_reduce(at::ones({3}), Op::sum, {.timeout = 150ms}).wait(); };
+    if (part.is_root()) return;
+    const auto text = message_of<Timeout>(never);
+    expect_words(text, {"rank 0 (rank 3 of the world) never called all_reduce #1 (12 B, ",
+                        "that rank 1 waits in"});
+  });
+}
+
+TEST_P(WorldRanks, StandInADeadlineOfMessages) {
+  run([](Group& part) {
+    if (part.is_root()) return;
+    const auto text =
+        message_of<Timeout>([&] { part.recv(at::ones({3}), 0, {.timeout = 150ms}).wait(); });
+    expect_words(text, {"rank 0 (rank 3 of the world) never called send for recv #1 from rank 0 "
+                        "(rank 3 of the world, 12 B, ",
+                        "that rank 1 waits in"});
+  });
+}
+
+TEST_P(WorldRanks, StandInAMismatch) {
+  run([](Group& part) {
+    const auto text = message_of<Mismatch>([&] {
+      auto tensor = at::ones({3});
+      (part.is_root() ? part.broadcast(tensor, 0) : part.all_reduce(tensor)).wait();
+      part.barrier().wait();
+    });
+    expect_words(text, {"rank 0 (rank 3 of the world) called broadcast #1 (root 0 (rank 3 of the "
+                        "world), 3 x float32, ",
+                        "where rank 1 called all_reduce #1 ("});
+  });
+}
+
+TEST_P(WorldRanks, StandInTheEndOfAGroup) {
+  run([](Group& part) {
+    if (part.is_root()) return part.abort("the loss is not a number");
+    const auto text = message_of<Aborted>([&] { part.barrier().wait(); });
+    expect_words(text, {"rank 0 (rank 3 of the world) ended the group: the loss is not a number"});
+  });
+}
+
+TEST_P(WorldRanks, StandWhereARankHasLeft) {
+  run([](Group& part) {
+    part.barrier().wait();
+    if (part.is_root()) {
+      part = Group();
+      return;
+    }
+    const auto text = message_of<PeerLost>([&] { part.barrier().wait(); });
+    expect_words(text, {"rank 0 (rank 3 of the world) of 2 was lost: it left in order"});
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, WorldRanks, testing::ValuesIn(test::engines()),
+                         [](const auto& info) { return std::string(test::name_of(info.param)); });
+
 class Killed : public testing::TestWithParam<Engine> {};
 
 TEST_P(Killed, ARankThatIsKilledIsLost) {

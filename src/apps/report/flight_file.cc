@@ -162,7 +162,7 @@ bool same_call(const FlightCall& a, const FlightCall& b) {
          std::tie(a.call, a.op, a.root, a.counts) == std::tie(b.call, b.op, b.root, b.counts);
 }
 
-std::string describe(const FlightCall& call) {
+std::string describe(const FlightCall& call, const GroupNames& group) {
   const bool has_counts = !call.counts.empty();
   return describe_fully(
       CallWords{.collective = call.call,
@@ -173,7 +173,8 @@ std::string describe(const FlightCall& call) {
                 .elements = has_counts && call.call == "all_to_all" ? -1 : call.elements,
                 .dtype = call.dtype,
                 .is_uneven = has_counts,
-                .where = call.where});
+                .where = call.where},
+      group);
 }
 
 }  // namespace lockstep::apps

@@ -1,6 +1,8 @@
 // A flight record as a rank has written it (src/comm/diagnose/flight_file.h has the format).
 #pragma once
 
+#include "comm/call/group_names.h"
+
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -57,7 +59,7 @@ struct FlightFile {
 
 // What two ranks must agree on.
 [[nodiscard]] bool same_call(const FlightCall& a, const FlightCall& b);
-// all_reduce #417 (average, 3145728 x Float, bucket 2) at trainer.cc:88
-[[nodiscard]] std::string describe(const FlightCall& call);
+// all_reduce #417 (average, 3145728 x Float, bucket 2) at trainer.cc:88, made on this group
+[[nodiscard]] std::string describe(const FlightCall& call, const GroupNames& group);
 
 }  // namespace lockstep::apps

@@ -36,7 +36,7 @@ std::uint64_t last_in(const std::map<std::uint64_t, const FlightCall*>& line) {
 
 GroupHistory::GroupHistory(const std::vector<FlightFile>& files,
                            const std::vector<FlightPart>& parts, std::string name, double now)
-    : files_(files), name_(std::move(name)), now_(now) {
+    : files_(files), now_(now) {
   for (const FlightPart& one : parts) {
     const FlightFile& file = files_[one.file];
     const FlightGroup& group = file.groups[one.group];
@@ -58,6 +58,7 @@ GroupHistory::GroupHistory(const std::vector<FlightFile>& files,
     }
     parts_.push_back(std::move(part));
   }
+  names_ = {std::move(name), members_};
 }
 
 std::string GroupHistory::ago(double time) const { return duration_text(now_ - time); }
@@ -70,7 +71,7 @@ std::vector<std::string> GroupHistory::tell() const {
   tell_failures(lines);
   if (lines.empty()) return lines;
   if (auto text = last_common()) lines.push_back(*text);
-  for (std::string& line : lines) line = formatted("group {}: {}", name_, line);
+  for (std::string& line : lines) line = formatted("group {}: {}", name(), line);
   return lines;
 }
 
@@ -89,8 +90,8 @@ std::optional<std::string> GroupHistory::difference() const {
     }
     if (other == nullptr) continue;
     return formatted("the first difference is at #{}: {} called {}; {} called {}{}", sequence,
-                     rank_list(alike), describe(first), rank_list(odd),
-                     describe(*other->collectives.at(sequence)),
+                     rank_list(alike), describe(first, names_), rank_list(odd),
+                     describe(*other->collectives.at(sequence), names_),
                      shift(*other, *parts.front(), sequence));
   }
   return std::nullopt;
@@ -136,7 +137,7 @@ std::optional<GroupHistory::Open> GroupHistory::open() const {
 
 std::string GroupHistory::told(const Open& open) const {
   auto text = formatted("{} {} in {} for {}", rank_list(open.waiting), waits(open.waiting.size()),
-                        describe(*open.call), ago(open.since));
+                        describe(*open.call, names_), ago(open.since));
   for (int rank : open.missing)
     text += formatted("; rank {} never called it: {}", rank, last_of(rank));
   std::set<int> present;
@@ -156,12 +157,14 @@ std::string GroupHistory::last_of(int rank) const {
     if (file.rank != rank) continue;
     if (file.calls.empty()) return "it has made no call yet";
     const FlightCall& last = file.calls.back();
-    const std::string& group = file.groups[last.group].name;
-    const auto of_group = group == name_ ? std::string() : formatted(" of group {}", group);
+    const FlightGroup& group = file.groups[last.group];
+    const GroupNames names(group.name, group.members);
+    const auto of_group =
+        group.name == name() ? std::string() : formatted(" of group {}", group.name);
     if (last.is_done() || last.progress == "refused")
-      return formatted("its last call, {}{}, was over {} before", describe(last), of_group,
+      return formatted("its last call, {}{}, was over {} before", describe(last, names), of_group,
                        ago(last.ended));
-    return formatted("it is in {}{}, for {}", describe(last), of_group, ago(last.posted));
+    return formatted("it is in {}{}, for {}", describe(last, names), of_group, ago(last.posted));
   }
   return "it left no record";
 }
@@ -179,7 +182,7 @@ std::optional<std::string> GroupHistory::last_common() const {
   if (last == nullptr)
     return formatted("all of them completed #{}, which is too old to be recorded", common);
   const auto when = last->ended > 0 ? formatted(", {} before", ago(last->ended)) : std::string();
-  return formatted("the last call that all of them completed: {}{}", describe(*last), when);
+  return formatted("the last call that all of them completed: {}{}", describe(*last, names_), when);
 }
 
 void GroupHistory::tell_messages(std::vector<std::string>& lines) const {
@@ -190,8 +193,8 @@ void GroupHistory::tell_messages(std::vector<std::string>& lines) const {
     if (first == line.end()) return;
     const auto other = std::find_if(parts_.begin(), parts_.end(),
                                     [&](const Part& one) { return one.number == peer; });
-    auto text = formatted("rank {} waits in {} for {}", part.file->rank, describe(*first->second),
-                          ago(first->second->posted));
+    auto text = formatted("rank {} waits in {} for {}", part.file->rank,
+                          describe(*first->second, names_), ago(first->second->posted));
     if (other == parts_.end()) {
       lines.push_back(text + "; of its peer there is no record");
       return;
@@ -206,7 +209,7 @@ void GroupHistory::tell_messages(std::vector<std::string>& lines) const {
                                 sends ? "recv" : "send", last_of(rank)));
     } else if (!same_call(*first->second, *match->second)) {
       lines.push_back(formatted("{}; rank {} called {}, which is another message", text, rank,
-                                describe(*match->second)));
+                                describe(*match->second, names_)));
     } else {
       lines.push_back(text + formatted("; rank {} has called the other end", rank));
     }

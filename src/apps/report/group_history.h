@@ -3,6 +3,7 @@
 #pragma once
 
 #include "apps/report/flight_file.h"
+#include "comm/call/group_names.h"
 
 #include <cstdint>
 #include <map>
@@ -50,11 +51,12 @@ class GroupHistory {
   // "its last call was ..., 12.3s before", wherever that call was made.
   [[nodiscard]] std::string last_of(int rank) const;
   [[nodiscard]] std::string ago(double time) const;
+  [[nodiscard]] const std::string& name() const { return names_.name(); }
 
   const std::vector<FlightFile>& files_;
-  const std::string name_;
   const double now_;
   std::vector<int> members_;
+  GroupNames names_;
   std::vector<Part> parts_;
 };
 

@@ -45,7 +45,8 @@ std::int64_t begin_of(Counts counts, int rank) {
 
 }  // namespace
 
-Group::Group() : state_(std::make_shared<GroupState>(nullptr, "one", std::chrono::minutes(10))) {}
+Group::Group()
+    : state_(std::make_shared<GroupState>(nullptr, GroupNames("one"), std::chrono::minutes(10))) {}
 
 Group::Group(std::shared_ptr<Backend> backend, std::string name, Duration timeout)
     : state_(std::make_shared<GroupState>(std::move(backend), std::move(name), timeout)) {}
@@ -285,6 +286,7 @@ at::Tensor Group::recv_by_handle(at::IntArrayRef sizes, const at::TensorOptions&
 }
 
 bool Group::passes_handles(int peer, std::int64_t bytes) const {
+  arguments_of(Collective::send, *state_).peer(peer);
   return state_->has_backend() && state_->backend()->passes_handles(peer, bytes);
 }
 

@@ -12,6 +12,7 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -40,6 +41,12 @@ std::int64_t bytes_given(const Call& call, int rank) {
   return gives && call.input.defined() ? static_cast<std::int64_t>(call.input.nbytes()) : 0;
 }
 
+std::vector<int> world_ranks_of(const GroupNames& names, int size) {
+  auto ranks = all_ranks(size);
+  std::ranges::transform(ranks, ranks.begin(), [&](int rank) { return names.world_rank(rank); });
+  return ranks;
+}
+
 // A call that was refused leaves the group alive.
 bool is_refusal(const std::exception& error) {
   return dynamic_cast<const InvalidArgument*>(&error) != nullptr ||
@@ -48,22 +55,20 @@ bool is_refusal(const std::exception& error) {
 
 }  // namespace
 
-GroupState::GroupState(std::shared_ptr<Backend> backend, std::string name, Duration timeout,
-                       std::shared_ptr<diagnose::FlightRecorder> recorder, std::vector<int> members)
+GroupState::GroupState(std::shared_ptr<Backend> backend, GroupNames names, Duration timeout,
+                       std::shared_ptr<diagnose::FlightRecorder> recorder)
     : backend_(backend && backend->size() > 1 ? std::move(backend) : nullptr),
-      name_(std::move(name)),
+      names_(std::move(names)),
       recorder_(backend_ ? std::move(recorder) : nullptr),
-      members_(std::move(members)),
-      recorded_(recorder_ ? recorder_->add_group(name_, members_) : 0),
+      recorded_(recorder_ ? recorder_->add_group(name(), world_ranks_of(names_, backend_->size()))
+                          : 0),
       timeout_(timeout),
       counts_(backend_ ? 1 + 2 * static_cast<std::size_t>(backend_->size()) : 0) {
-  check_timeout(timeout, name_);
+  check_timeout(timeout, name());
 }
 
 GroupState::~GroupState() {
   if (!recorder_ || backend_->is_copy_of_parent()) return;
-  if (grace_.is_by_exception())
-    recorder_->note_failure(recorded_, "an exception ended the rank's part in the group");
   recorder_->end_group(recorded_);
 }
 
@@ -73,7 +78,7 @@ Duration GroupState::timeout() const {
 }
 
 void GroupState::set_timeout(Duration timeout) {
-  check_timeout(timeout, name_);
+  check_timeout(timeout, name());
   Lock lock(mutex_);
   timeout_ = timeout;
 }
@@ -95,14 +100,9 @@ std::uint64_t GroupState::next_part() {
 }
 
 std::shared_ptr<GroupState> GroupState::part(std::span<const int> ranks, std::string name) const {
-  if (ranks.size() == 1) return std::make_shared<GroupState>(nullptr, std::move(name), timeout());
-  std::vector<int> members;
-  for (int rank : ranks) {
-    if (recorder_) members.push_back(members_.at(rank));
-  }
-  auto backend = this->backend()->subset(ranks, name);
-  return std::make_shared<GroupState>(std::move(backend), std::move(name), timeout(), recorder_,
-                                      std::move(members));
+  auto backend = ranks.size() > 1 ? this->backend()->subset(ranks, name) : nullptr;
+  return std::make_shared<GroupState>(std::move(backend), names_.part(ranks, std::move(name)),
+                                      timeout(), recorder_);
 }
 
 std::uint64_t GroupState::post_to_backend(Call& call) {
@@ -127,7 +127,7 @@ std::uint64_t GroupState::post_to_backend(Call& call) {
 }
 
 Work GroupState::post(Call call, const CallOptions& options, std::source_location where) {
-  if (options.timeout) check_timeout(*options.timeout, name_);
+  if (options.timeout) check_timeout(*options.timeout, name());
   if (has_backend()) backend_->check_process();  // a child's copy of mutex_ may be locked for ever
   Lock lock(mutex_);
   call.tag = options.tag;
@@ -137,7 +137,7 @@ Work GroupState::post(Call call, const CallOptions& options, std::source_locatio
     const auto entry = post_to_backend(call);
     return {shared_from_this(), call.id, entry};
   }
-  alone_failure_.refuse_if_any(name_of(call.collective), name_);
+  alone_failure_.refuse_if_any(name_of(call.collective), name());
   perform_alone(call);
   return {};
 }
@@ -176,18 +176,17 @@ void GroupState::abort(std::string_view reason) {
   if (has_backend()) return backend()->abort(reason);
   Lock lock(mutex_);
   alone_failure_.set(
-      std::make_exception_ptr(Aborted(formatted("group {}: ended: {}", name_, reason))));
+      std::make_exception_ptr(Aborted(formatted("group {}: ended: {}", name(), reason))));
 }
 
 Group recorded_world(std::shared_ptr<Backend> backend, Duration timeout) {
-  auto members = all_ranks(backend->size());
   auto recorder = sys::make_shared_of_process<diagnose::FlightRecorder>(diagnose::FlightHeader{
       .rank = backend->rank(),
       .size = backend->size(),
       .engine = std::string(backend->name()),
       .folder = environment::text(launch::variable::flight_folder).value_or("")});
-  return Group(std::make_shared<GroupState>(std::move(backend), "world", timeout,
-                                            std::move(recorder), std::move(members)));
+  return Group(
+      std::make_shared<GroupState>(std::move(backend), GroupNames(), timeout, std::move(recorder)));
 }
 
 }  // namespace lockstep

@@ -8,7 +8,6 @@
 #include "base/mutex.h"
 #include "comm/diagnose/failure.h"
 #include "comm/diagnose/flight_recorder.h"
-#include "comm/rendezvous/grace_period.h"
 
 #include <cstdint>
 #include <memory>
@@ -22,18 +21,17 @@ namespace lockstep {
 class GroupState : public std::enable_shared_from_this<GroupState> {
  public:
   // No backend, or one of a single rank, makes a group that answers for itself. Without a recorder
-  // nothing is recorded; `members` are the group's ranks as ranks of the recorder's world.
-  GroupState(std::shared_ptr<Backend> backend, std::string name, Duration timeout,
-             std::shared_ptr<diagnose::FlightRecorder> recorder = nullptr,
-             std::vector<int> members = {});
-  // Also leaves a record where an exception takes this rank away from the others.
+  // nothing is recorded.
+  GroupState(std::shared_ptr<Backend> backend, GroupNames names, Duration timeout,
+             std::shared_ptr<diagnose::FlightRecorder> recorder = nullptr);
   ~GroupState();
   GroupState(const GroupState&) = delete;
   GroupState& operator=(const GroupState&) = delete;
 
   [[nodiscard]] int rank() const { return has_backend() ? backend_->rank() : 0; }
   [[nodiscard]] int size() const { return has_backend() ? backend_->size() : 1; }
-  [[nodiscard]] const std::string& name() const { return name_; }
+  [[nodiscard]] const std::string& name() const { return names_.name(); }
+  [[nodiscard]] const GroupNames& names() const { return names_; }
   [[nodiscard]] std::string_view backend_name() const {
     return has_backend() ? backend_->name() : "one";
   }
@@ -70,11 +68,9 @@ class GroupState : public std::enable_shared_from_this<GroupState> {
   // The call has all but its identity. Returns its entry in the flight record; 0 for none.
   [[nodiscard]] std::uint64_t post_to_backend(Call& call) LOCKSTEP_REQUIRES(mutex_);
 
-  const rendezvous::GracePeriod grace_;
   const std::shared_ptr<Backend> backend_;
-  const std::string name_;
+  const GroupNames names_;
   const std::shared_ptr<diagnose::FlightRecorder> recorder_;
-  const std::vector<int> members_;
   const std::uint32_t recorded_ = 0;  // the recorder's number of this group
   mutable Mutex mutex_;               // held by each post, too
   Duration timeout_ LOCKSTEP_GUARDED_BY(mutex_);

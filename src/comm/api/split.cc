@@ -66,8 +66,9 @@ std::optional<Group> Group::subset(std::span<const int> ranks, Where where) cons
   auto hashes = exchange(*this, {hash_of(ranks)}, tag, where);
   if (auto other = std::ranges::find_if(hashes, [&](auto hash) { return hash != hash_of(ranks); });
       other != hashes.end()) {
-    auto text = formatted("{} of group {}: rank {} passed another list than rank {}", tag, name(),
-                          other - hashes.begin(), rank());
+    const auto& names = state_->names();
+    auto text = formatted("{} of group {}: {} passed another list than {}", tag, name(),
+                          names.rank(static_cast<int>(other - hashes.begin())), names.rank(rank()));
     state_->abort(text);
     throw Mismatch(text);
   }

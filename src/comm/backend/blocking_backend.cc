@@ -34,16 +34,15 @@ std::string not_on_host(const at::Tensor& tensor) {
 }
 
 BlockingBackend::BlockingBackend(std::shared_ptr<BlockingEngine> engine,
-                                 std::shared_ptr<Store> store, std::string group, int rank,
-                                 int size, Duration join_timeout,
-                                 std::shared_ptr<diagnose::CallWatch> watch)
+                                 std::shared_ptr<Store> store, GroupNames group, int rank, int size,
+                                 Duration join_timeout, std::shared_ptr<diagnose::CallWatch> watch)
     : Backend(rank, size),
       engine_(std::move(engine)),
       store_(std::move(store)),
       group_(std::move(group)),
       join_timeout_(join_timeout),
       diagnosis_(store_, group_, rank, size),
-      calls_(std::make_shared<diagnose::OpenCalls>(group_)),
+      calls_(std::make_shared<diagnose::OpenCalls>(group_.name())),
       watch_(watch ? std::move(watch) : std::make_shared<diagnose::CallWatch>(store_)),
       watched_(watch_->join(group_, rank, size, calls_, [this](const std::string& sentence) {
         fail(sentence.empty() ? FailureKind::peer_lost : FailureKind::mismatch, CallRecord(),
@@ -52,13 +51,13 @@ BlockingBackend::BlockingBackend(std::shared_ptr<BlockingEngine> engine,
 
 BlockingBackend::~BlockingBackend() {
   bool complete = calls_->drain(grace_);
-  watch_->leave(watched_, complete);
+  watch_->leave(watched_, complete, grace_.is_by_exception());
   // Or a queue would wait for ever.
   if (!complete) engine_->close("a rank left before its operations were complete");
   for (auto& [channel, queue] : queues_) {
     if (!queue->end(complete ? Deadline::never().left() : longest_end))
       log::warning("{}: an operation of group {} cannot be ended; its thread stays", name(),
-                   group_);
+                   group_.name());
   }
   std::unique_lock over(life_->mutex);
   life_->is_over = true;
@@ -133,8 +132,9 @@ std::shared_ptr<Backend> BlockingBackend::subset(std::span<const int> ranks,
   std::string group(name);
   if (auto other = engine_->backend_of(ranks, group)) return other;
   auto engine = engine_->subset(ranks, group, place, join_timeout_);
-  return sys::make_shared_of_process<BlockingBackend>(std::move(engine), store_, std::move(group),
-                                                      place, size, join_timeout_, watch_);
+  return sys::make_shared_of_process<BlockingBackend>(std::move(engine), store_,
+                                                      group_.part(ranks, std::move(group)), place,
+                                                      size, join_timeout_, watch_);
 }
 
 }  // namespace lockstep

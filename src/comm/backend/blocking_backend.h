@@ -35,7 +35,7 @@ class BlockingBackend final : public Backend {
  public:
   // The groups of one family share a watch; the first has none yet.
   BlockingBackend(std::shared_ptr<BlockingEngine> engine, std::shared_ptr<Store> store,
-                  std::string group, int rank, int size, Duration join_timeout,
+                  GroupNames group, int rank, int size, Duration join_timeout,
                   std::shared_ptr<diagnose::CallWatch> watch = nullptr);
   // Waits for what was posted (rendezvous/grace_period.h), and leaves.
   ~BlockingBackend() override;
@@ -69,7 +69,7 @@ class BlockingBackend final : public Backend {
   const rendezvous::GracePeriod grace_;
   std::shared_ptr<BlockingEngine> engine_;
   std::shared_ptr<Store> store_;
-  const std::string group_;
+  const GroupNames group_;
   const Duration join_timeout_;
   diagnose::Diagnosis diagnosis_;
 

@@ -32,8 +32,10 @@ CallWords words_of(const CallRecord& call) {
   return words;
 }
 
-std::string described(const CallWords& call, Notes notes) {
+std::string described(const CallWords& call, Notes notes, const GroupNames& group) {
   if (!call.tag.empty()) notes.insert(notes.begin(), std::string(call.tag));
+  if (names_message(call.collective) && group.world_rank(call.root) != call.root)
+    notes.insert(notes.begin(), formatted("rank {} of the world", group.world_rank(call.root)));
   if (!call.where.empty()) notes.push_back(call.where);
   auto text = formatted("{} #{}", call.collective, call.number);
   if (names_message(call.collective))
@@ -48,31 +50,37 @@ std::int64_t count_at(const std::vector<std::int64_t>& counts, int rank) {
 }
 
 // Of the counts that `call` was made with, those that make it another call than that of `other`.
-std::string counts_that_differ(const CallRecord& call, const CallRecord& other, int other_rank) {
+std::string counts_that_differ(const CallRecord& call, const CallRecord& other, int other_rank,
+                               const GroupNames& group) {
   if (!call.is_uneven() || !other.is_uneven() || call.collective != other.collective) return {};
   if (call.collective == Collective::all_to_all)
-    return formatted("{} to rank {}, {} from it", count_at(call.input_counts, other_rank),
-                     other_rank, count_at(call.output_counts, other_rank));
+    return formatted("{} to {}, {} from it", count_at(call.input_counts, other_rank),
+                     group.rank(other_rank), count_at(call.output_counts, other_rank));
   const auto& own = call.input_counts.empty() ? call.output_counts : call.input_counts;
   const auto& theirs = other.input_counts.empty() ? other.output_counts : other.input_counts;
   for (int rank = 0; rank < static_cast<int>(std::max(own.size(), theirs.size())); ++rank) {
     if (count_at(own, rank) != count_at(theirs, rank))
-      return formatted("{} of rank {}", count_at(own, rank), rank);
+      return formatted("{} of {}", count_at(own, rank), group.rank(rank));
   }
   return {};
 }
 
-std::string described_fully(const CallWords& call, std::string_view counts) {
+std::string described_fully(const CallWords& call, std::string_view counts,
+                            const GroupNames& group) {
   Notes notes;
   if (!call.op.empty()) notes.emplace_back(call.op);
-  if (call.root >= 0 && !names_message(call.collective))
-    notes.push_back(formatted("root {}", call.root));
+  if (call.root >= 0 && !names_message(call.collective)) {
+    const int in_world = group.world_rank(call.root);
+    notes.push_back(in_world == call.root
+                        ? formatted("root {}", call.root)
+                        : formatted("root {} (rank {} of the world)", call.root, in_world));
+  }
   if (!call.dtype.empty() && call.elements < 0)
     notes.emplace_back(call.dtype);
   else if (!call.dtype.empty())
     notes.push_back(formatted("{} x {}", call.elements, call.dtype));
   if (call.is_uneven) notes.push_back(counts.empty() ? "uneven" : formatted("uneven: {}", counts));
-  return described(call, std::move(notes));
+  return described(call, std::move(notes), group);
 }
 
 // A list after its length, of which there can be no more than letters are left.
@@ -145,30 +153,36 @@ std::uint64_t fingerprint_of(const CallRecord& call) {
   return combine_fingerprints(hash, fingerprint_of(std::span(std::as_const(call.output_counts))));
 }
 
-std::string describe(const CallRecord& call) {
+std::string describe(const CallRecord& call, const GroupNames& group) {
   Notes notes;
   bool has_size = call.dtype && !(call.is_uneven() && call.collective == Collective::all_to_all);
   if (has_size)
     notes.push_back(format_bytes(call.elements * static_cast<std::int64_t>(bytes_of(*call.dtype))));
-  return described(words_of(call), std::move(notes));
+  return described(words_of(call), std::move(notes), group);
 }
 
-std::string describe_due(const CallRecord& call) {
-  if (call.collective == Collective::send) return "recv for " + describe(call);
-  if (call.collective == Collective::recv) return "send for " + describe(call);
-  return describe(call);
+std::string describe_due(const CallRecord& call, const GroupNames& group) {
+  if (call.collective == Collective::send) return "recv for " + describe(call, group);
+  if (call.collective == Collective::recv) return "send for " + describe(call, group);
+  return describe(call, group);
 }
 
-std::string describe_fully(const CallRecord& call) { return describe_fully(words_of(call)); }
-std::string describe_fully(const CallWords& call) { return described_fully(call, {}); }
+std::string describe_fully(const CallRecord& call, const GroupNames& group) {
+  return describe_fully(words_of(call), group);
+}
+std::string describe_fully(const CallWords& call, const GroupNames& group) {
+  return described_fully(call, {}, group);
+}
 
 std::string describe_difference(const CallRecord& one, int rank, const CallRecord& other,
-                                int other_rank) {
-  if (other_rank < rank) return describe_difference(other, other_rank, one, rank);
-  return formatted("rank {} called {} where rank {} called {}", rank,
-                   described_fully(words_of(one), counts_that_differ(one, other, other_rank)),
-                   other_rank,
-                   described_fully(words_of(other), counts_that_differ(other, one, rank)));
+                                int other_rank, const GroupNames& group) {
+  if (other_rank < rank) return describe_difference(other, other_rank, one, rank, group);
+  const auto words = [&group](const CallRecord& call, const CallRecord& than, int than_rank) {
+    const auto counts = counts_that_differ(call, than, than_rank, group);
+    return described_fully(words_of(call), counts, group);
+  };
+  return formatted("{} called {} where {} called {}", group.rank(rank),
+                   words(one, other, other_rank), group.rank(other_rank), words(other, one, rank));
 }
 
 // COLLECTIVE OP ROOT DTYPE ELEMENTS NUMBER LINE, then the counts, each list after its length, FILE,

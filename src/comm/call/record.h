@@ -6,6 +6,7 @@
 #include <lockstep/comm/call_id.h>
 
 #include "comm/call/dtype.h"
+#include "comm/call/group_names.h"
 #include "comm/call/traits.h"
 
 #include <cstdint>
@@ -69,12 +70,13 @@ struct CallRecord {
 // A number that two calls share when they belong together, and hardly ever otherwise.
 [[nodiscard]] std::uint64_t fingerprint_of(const CallRecord& call);
 
-// all_reduce #417 (bucket 2, 12 MB, train.cc:88); recv #3 from rank 1 (12 B, train.cc:90)
-[[nodiscard]] std::string describe(const CallRecord& call);
+// all_reduce #417 (bucket 2, 12 MB, train.cc:88); recv #3 from rank 1 (12 B, train.cc:90). `group`
+// names the ranks in it: recv #3 from rank 1 (rank 5 of the world, 12 B, train.cc:90).
+[[nodiscard]] std::string describe(const CallRecord& call, const GroupNames& group = {});
 // What a rank that is missed should have called: the same, or the other end of a message.
-[[nodiscard]] std::string describe_due(const CallRecord& call);
+[[nodiscard]] std::string describe_due(const CallRecord& call, const GroupNames& group = {});
 // all_reduce #417 (bucket 2, sum, 3145728 x float32, train.cc:88)
-[[nodiscard]] std::string describe_fully(const CallRecord& call);
+[[nodiscard]] std::string describe_fully(const CallRecord& call, const GroupNames& group = {});
 
 // A call of which only the words are known, such as one of a flight record.
 struct CallWords {
@@ -88,11 +90,12 @@ struct CallWords {
   bool is_uneven = false;
   std::string where = {};  // train.cc:88
 };
-[[nodiscard]] std::string describe_fully(const CallWords& call);
+[[nodiscard]] std::string describe_fully(const CallWords& call, const GroupNames& group = {});
 // rank 0 called all_reduce #5 (sum, 4 x float32, a.cc:3) where rank 1 called barrier #5 (a.cc:9).
 // Of uneven calls the first count that differs is shown.
 [[nodiscard]] std::string describe_difference(const CallRecord& one, int rank,
-                                              const CallRecord& other, int other_rank);
+                                              const CallRecord& other, int other_rank,
+                                              const GroupNames& group = {});
 
 // One line of text that read_call() understands; a tag's line ends become blanks.
 [[nodiscard]] std::string written(const CallRecord& call);

@@ -68,12 +68,12 @@ class WatchCore {
 // something_was_posted() reads it.
 void WatchedGroup::note_post() { core_.something_was_posted(); }
 
-void WatchedGroup::state(Store& store, std::string_view process, bool leaves) {
+void WatchedGroup::state(Store& store, std::string_view process, Presence presence) {
   Lock in_order(stating_);
-  has_left_ = has_left_ || leaves;
-  const bool has_left = has_left_;
-  store.set(key_of(group_, rank_), calls_->with_history([&](const CallHistory& history) {
-    return history.statement(process, has_left);
+  if (presence != Presence::stays) presence_ = presence;
+  const auto now = presence_;
+  store.set(key_of(group_.name(), rank_), calls_->with_history([&](const CallHistory& history) {
+    return history.statement(process, now != Presence::stays, now == Presence::left_by_exception);
   }));
 }
 
@@ -142,18 +142,18 @@ bool WatchCore::look(WatchedGroup& group) {
     if (!is_new && is_open) ask_for_end(group);
     if (!is_new) return is_open && !group.is_over_;
     // First said, then read: of two ranks that do this at once, at least one sees the other's.
-    group.state(*store_, process_, false);
+    group.state(*store_, process_, WatchedGroup::Presence::stays);
     compare(group, group.partners(channels));
   } catch (const std::exception& error) {
     // Without the store nothing can be compared; what that means for the group, its engine says.
     group.is_over_ = true;
-    log::debug("group {}: comparing calls: {}", group.group_, error.what());
+    log::debug("group {}: comparing calls: {}", group.group_.name(), error.what());
   }
   return is_open && !group.is_over_;
 }
 
 void WatchCore::ask_for_end(WatchedGroup& group) {
-  if (!store_->try_get(key_of_end(group.group_, "report"))) return;
+  if (!store_->try_get(key_of_end(group.group_.name(), "report"))) return;
   group.is_over_ = true;
   tell(group, {});
 }
@@ -165,7 +165,7 @@ void WatchCore::tell(WatchedGroup& group, const std::string& mismatch) {
 
 void WatchCore::compare(WatchedGroup& group, const std::vector<int>& partners) {
   for (int other : partners) {
-    auto theirs = statement_of(*store_, group.group_, other);
+    auto theirs = statement_of(*store_, group.group_.name(), other);
     if (!theirs) continue;
     auto difference = group.calls_->with_history(
         [&](const CallHistory& history) { return history.compare(*theirs); });
@@ -188,33 +188,39 @@ CallWatch::~CallWatch() {
   }
 }
 
-std::shared_ptr<WatchedGroup> CallWatch::join(const std::string& name, int rank, int size,
+std::shared_ptr<WatchedGroup> CallWatch::join(const GroupNames& names, int rank, int size,
                                               std::shared_ptr<OpenCalls> calls,
                                               std::function<void(const std::string&)> on_end) {
   std::shared_ptr<WatchedGroup> group(
-      new WatchedGroup(*core_, name, rank, size, std::move(calls), std::move(on_end)));
-  group->state(*core_->store(), core_->process(), false);
+      new WatchedGroup(*core_, names, rank, size, std::move(calls), std::move(on_end)));
+  group->state(*core_->store(), core_->process(), WatchedGroup::Presence::stays);
   core_->add(group);
   return group;
 }
 
-void CallWatch::leave(const std::shared_ptr<WatchedGroup>& group, bool in_order) noexcept {
+void CallWatch::leave(const std::shared_ptr<WatchedGroup>& group, bool is_complete,
+                      bool by_exception) noexcept {
   {
     Lock gate(group->gate_);
     group->gone_ = true;
   }
   core_->remove(group);
-  if (!in_order) return;
-  static_cast<void>(sys::run_with_timeout(
-      [core = core_, group] {
-        try {
-          group->state(*core->store(), core->process(), true);
-        } catch (const std::exception& error) {
-          // The store's server may have left before this rank; then nobody is there to be told.
-          log::debug("group {}: leaving: {}", group->group_, error.what());
-        }
-      },
-      store_timeout_));
+  if (!is_complete) return;
+  const auto presence =
+      by_exception ? WatchedGroup::Presence::left_by_exception : WatchedGroup::Presence::left;
+  auto say = [core = core_, group, presence] {
+    try {
+      group->state(*core->store(), core->process(), presence);
+    } catch (const std::exception& error) {
+      // The store's server may have left before this rank; then nobody is there to be told.
+      log::debug("group {}: leaving: {}", group->group_.name(), error.what());
+    }
+  };
+  try {
+    static_cast<void>(sys::run_with_timeout(say, store_timeout_));
+  } catch (const std::exception& error) {  // no thread can be made
+    log::debug("group {}: leaving: {}", group->group_.name(), error.what());
+  }
 }
 
 std::optional<Statement> statement_of(Store& store, std::string_view group, int rank) {

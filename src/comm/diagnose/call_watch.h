@@ -51,7 +51,7 @@ class WatchedGroup {
   friend class CallWatch;
   friend class WatchCore;
   using OnEnd = std::function<void(const std::string& mismatch)>;
-  WatchedGroup(WatchCore& core, std::string group, int rank, int size,
+  WatchedGroup(WatchCore& core, GroupNames group, int rank, int size,
                std::shared_ptr<OpenCalls> calls, OnEnd on_end)
       : core_(core),
         group_(std::move(group)),
@@ -61,17 +61,18 @@ class WatchedGroup {
         on_end_(std::move(on_end)) {}
 
   [[nodiscard]] std::vector<int> partners(const std::vector<ChannelKey>& channels) const;
+  enum class Presence { stays, left, left_by_exception };
   // Tells the others what this rank has posted, and (from then on) that it has left.
-  void state(Store& store, std::string_view process, bool leaves);
+  void state(Store& store, std::string_view process, Presence presence);
 
   WatchCore& core_;  // note_post() is called while the watch lives
-  const std::string group_;
+  const GroupNames group_;
   const int rank_;
   const int size_;
   const std::shared_ptr<OpenCalls> calls_;
   const OnEnd on_end_;
   Mutex stating_;  // a statement never replaces a later one
-  bool has_left_ LOCKSTEP_GUARDED_BY(stating_) = false;
+  Presence presence_ LOCKSTEP_GUARDED_BY(stating_) = Presence::stays;
   Mutex gate_;
   bool gone_ LOCKSTEP_GUARDED_BY(gate_) = false;
   std::uint64_t stated_ = 0;  // the history's version that the others can read; the watch's thread
@@ -92,12 +93,13 @@ class CallWatch {
   // Says to the others that this rank is in the group, and from then on which `calls` it makes.
   // `on_end` is called on the watch's thread, at most once: with a sentence that names both calls,
   // or with none when the others have agreed on why the group ends. A store operation.
-  [[nodiscard]] std::shared_ptr<WatchedGroup> join(const std::string& name, int rank, int size,
+  [[nodiscard]] std::shared_ptr<WatchedGroup> join(const GroupNames& names, int rank, int size,
                                                    std::shared_ptr<OpenCalls> calls,
                                                    std::function<void(const std::string&)> on_end);
-  // The group's on_end is not running and will not be called any more. `in_order`: tells the
-  // others that this rank has left. Never throws; not from on_end.
-  void leave(const std::shared_ptr<WatchedGroup>& group, bool in_order) noexcept;
+  // The group's on_end is not running and will not be called any more. `is_complete`: tells the
+  // others that this rank has left, and whether by an exception. Never throws; not from on_end.
+  void leave(const std::shared_ptr<WatchedGroup>& group, bool is_complete,
+             bool by_exception = false) noexcept;
 
  private:
   const Duration store_timeout_;

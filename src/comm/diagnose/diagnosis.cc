@@ -10,8 +10,10 @@
 #include "sys/run_with_timeout.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -25,6 +27,27 @@ using namespace std::chrono_literals;
 // others wait for its report.
 constexpr auto survey_time = 400ms;
 constexpr auto report_wait = 3s;
+
+// Runs it in a thread of its own. False, with the problem if that is known, when it has not ended
+// within the limit, has failed, or no thread could be made.
+bool run_in_time(std::function<void()> action, Duration limit, std::string& problem) {
+  auto failed = std::make_shared<std::atomic<bool>>(false);
+  try {
+    const bool over = sys::run_with_timeout(
+        [failed, action = std::move(action)] {
+          try {
+            action();
+          } catch (const std::exception&) {  // there is no memory for what it has to say
+            *failed = true;
+          }
+        },
+        limit);
+    return over && !*failed;
+  } catch (const std::system_error& error) {
+    problem = error.what();
+    return false;
+  }
+}
 
 }  // namespace
 
@@ -56,7 +79,7 @@ struct Diagnosis::Survey {
     return ranks_where([](const auto& one) { return one.has_called && !one.is_gone(); });
   }
   [[nodiscard]] std::string overdue(const CallRecord& call, ChannelKey channel, Duration waited,
-                                    std::string_view group) const {
+                                    const GroupNames& group) const {
     std::vector<PeerStatus> statuses;
     for (const auto& one : ranks) statuses.push_back(one.status(channel, call.number));
     return overdue_sentence(call, statuses, waited, group);
@@ -83,7 +106,7 @@ PeerStatus Diagnosis::Survey::Surveyed::status(ChannelKey channel, std::uint64_t
   return result;
 }
 
-Diagnosis::Diagnosis(std::shared_ptr<Store> store, std::string group, int rank, int size,
+Diagnosis::Diagnosis(std::shared_ptr<Store> store, GroupNames group, int rank, int size,
                      Duration store_timeout)
     : store_(std::move(store)),
       group_(std::move(group)),
@@ -91,11 +114,22 @@ Diagnosis::Diagnosis(std::shared_ptr<Store> store, std::string group, int rank, 
       size_(size),
       store_timeout_(store_timeout) {}
 
-std::string Diagnosis::key(std::string_view name) const { return key_of_end(group_, name); }
+std::string Diagnosis::key(std::string_view name) const { return key_of_end(group_.name(), name); }
 
 std::exception_ptr Diagnosis::agree(FailureKind kind, const CallRecord& call,
                                     std::string_view detail,
                                     const std::function<void()>& close) noexcept {
+  try {
+    return agree_in_time(kind, call, detail, close);
+  } catch (...) {
+    close();
+    return std::current_exception();
+  }
+}
+
+std::exception_ptr Diagnosis::agree_in_time(FailureKind kind, const CallRecord& call,
+                                            std::string_view detail,
+                                            const std::function<void()>& close) {
   struct Shared {
     std::mutex mutex;
     std::function<void()> close;  // empty once the caller has gone on
@@ -107,23 +141,22 @@ std::exception_ptr Diagnosis::agree(FailureKind kind, const CallRecord& call,
     std::lock_guard lock(shared->mutex);
     if (shared->close) shared->close();
   };
-  bool over = sys::run_with_timeout(
-      [=, self = *this, text = std::string(detail)]() mutable {
-        auto report = self.agree_now(kind, call, text, close_now);
-        std::lock_guard lock(shared->mutex);
-        shared->report = std::move(report);
-      },
-      store_timeout_);
+  auto agree = [=, self = *this, text = std::string(detail)]() mutable {
+    auto report = self.agree_now(kind, call, text, close_now);
+    std::lock_guard lock(shared->mutex);
+    shared->report = std::move(report);
+  };
+  std::string problem = "it does not answer";
+  const bool over = run_in_time(std::move(agree), store_timeout_, problem);
   if (!over) close_now();
   std::lock_guard lock(shared->mutex);
   shared->close = nullptr;
-  if (!shared->report) shared->report = alone(kind, call, detail, "it does not answer");
+  if (!shared->report) shared->report = alone(kind, call, detail, problem);
   return shared->report->error();
 }
 
 FailureReport Diagnosis::agree_now(FailureKind kind, const CallRecord& call,
-                                   std::string_view detail,
-                                   const std::function<void()>& close) noexcept {
+                                   std::string_view detail, const std::function<void()>& close) {
   try {
     return read_or_write_report(kind, call, detail, close);
   } catch (const std::exception& error) {
@@ -134,9 +167,9 @@ FailureReport Diagnosis::agree_now(FailureKind kind, const CallRecord& call,
 
 FailureReport Diagnosis::alone(FailureKind kind, const CallRecord& call, std::string_view detail,
                                std::string_view problem) const {
-  auto what = kind == FailureKind::timeout ? words_of_incomplete(call, call.timeout)
-                                           : words_of_trouble(call, detail);
-  if (kind == FailureKind::aborted) what = aborted_sentence(rank_, detail, "world");
+  auto what = kind == FailureKind::timeout ? words_of_incomplete(call, call.timeout, group_)
+                                           : words_of_trouble(call, detail, group_);
+  if (kind == FailureKind::aborted) what = words_of_abort(rank_, detail, group_);
   if (kind == FailureKind::mismatch) what = detail;
   return {kind, undiagnosed_sentence(what, problem, group_)};
 }
@@ -169,7 +202,7 @@ Diagnosis::Survey Diagnosis::survey(const CallRecord& call, Duration limit) {
     for (int rank = 0; rank < size_; ++rank) {
       if (is_message(call.collective) && rank != rank_ && rank != call.root) continue;
       Survey::Surveyed one{.rank = rank, .statement = {}};
-      if (auto told = statement_of(*store_, group_, rank)) one.statement = *std::move(told);
+      if (auto told = statement_of(*store_, group_.name(), rank)) one.statement = *std::move(told);
       one.has_called = rank == rank_ || one.statement.of(channel).last >= call.number;
       one.state = sys::state_of_process(one.statement.process);
       survey.ranks.push_back(std::move(one));
@@ -212,6 +245,7 @@ std::string Diagnosis::lost_in(const Survey& survey, const CallRecord& call,
   const auto& first = survey.of(gone.front());
   LostRank lost{.rank = first.rank,
                 .size = size_,
+                .by_exception = first.statement.by_exception,
                 .status = first.status(channel_of(call.collective, call.root, rank_), call.number),
                 .call = call,
                 .waiting = survey.waiting(),
@@ -221,41 +255,44 @@ std::string Diagnosis::lost_in(const Survey& survey, const CallRecord& call,
 }
 
 std::string Diagnosis::said_in_time(const std::function<std::string()>& otherwise,
-                                    std::function<std::string(Diagnosis&)> say) noexcept {
+                                    std::function<Say> say) {
   struct Shared {
     std::mutex mutex;
     std::optional<std::string> text;
     std::string problem = "it does not answer";
   };
   auto shared = std::make_shared<Shared>();
-  static_cast<void>(sys::run_with_timeout(
-      [shared, self = *this, say = std::move(say)]() mutable {
-        std::optional<std::string> text;
-        std::string problem;
-        try {
-          text = say(self);
-        } catch (const std::exception& error) {
-          problem = error.what();
-        }
-        std::lock_guard lock(shared->mutex);
-        shared->text = text;
-        shared->problem = problem;
-      },
-      store_timeout_));
+  auto said = [shared, self = *this, say = std::move(say)]() mutable {
+    std::optional<std::string> text;
+    std::string problem;
+    try {
+      text = say(self);
+    } catch (const std::exception& error) {
+      problem = error.what();
+    }
+    std::lock_guard lock(shared->mutex);
+    shared->text = text;
+    shared->problem = problem;
+  };
+  std::string problem;
+  static_cast<void>(run_in_time(std::move(said), store_timeout_, problem));
   std::lock_guard lock(shared->mutex);
-  return shared->text ? *shared->text : undiagnosed_sentence(otherwise(), shared->problem, group_);
+  if (problem.empty()) problem = shared->problem;
+  return shared->text ? *shared->text : undiagnosed_sentence(otherwise(), problem, group_);
 }
 
-std::string Diagnosis::overdue(const CallRecord& call, Duration waited) noexcept {
-  auto otherwise = [&] { return words_of_incomplete(call, waited); };
+std::string Diagnosis::overdue(const CallRecord& call, Duration waited) noexcept try {
+  auto otherwise = [&] { return words_of_incomplete(call, waited, group_); };
   return said_in_time(otherwise, [call, waited](Diagnosis& self) {
     auto channel = channel_of(call.collective, call.root, self.rank_);
     return self.survey(call, Duration::zero()).overdue(call, channel, waited, self.group_);
   });
+} catch (const std::exception&) {
+  return {};
 }
 
-std::string Diagnosis::difference(const CallRecord& call, std::optional<int> other) noexcept {
-  auto otherwise = [&] { return words_of_difference(call, rank_); };
+std::string Diagnosis::difference(const CallRecord& call, std::optional<int> other) noexcept try {
+  auto otherwise = [&] { return words_of_difference(call, rank_, group_); };
   return said_in_time(otherwise, [call, other](Diagnosis& self) {
     const auto found = self.survey(call, survey_time);
     if (!other) return self.difference_in(found, call);
@@ -264,6 +301,8 @@ std::string Diagnosis::difference(const CallRecord& call, std::optional<int> oth
     return mismatch_sentence(call, self.rank_, theirs ? std::optional(theirs->call) : std::nullopt,
                              *other, self.group_);
   });
+} catch (const std::exception&) {
+  return {};
 }
 
 }  // namespace lockstep::diagnose

@@ -26,19 +26,20 @@ namespace lockstep::diagnose {
 class Diagnosis {
  public:
   // `store_timeout`: how long the store may take for all of one agreement.
-  Diagnosis(std::shared_ptr<Store> store, std::string group, int rank, int size,
+  Diagnosis(std::shared_ptr<Store> store, GroupNames group, int rank, int size,
             Duration store_timeout = std::chrono::seconds(5));
 
   // The error that all ranks of the group throw. `kind` is what this rank noticed in `call`;
   // `close` ends this rank's connections. `detail` is what the engine said, the sentence of a
   // mismatch, or the reason of an abort. Blocks for a second or two, and a few more where the store
-  // does not answer; never throws.
+  // does not answer; never throws. Without memory for a sentence: the error that says so.
   [[nodiscard]] std::exception_ptr agree(FailureKind kind, const CallRecord& call,
                                          std::string_view detail,
                                          const std::function<void()>& close) noexcept;
 
   // "rank 3 never called all_reduce #417 (bucket 2, 12 MB, train.cc:88) that ranks 0-2 wait in; its
-  // last call was ...", as far as is known now. Blocks at most `store_timeout`; never throws.
+  // last call was ...", as far as is known now; empty without memory for it. Blocks at most
+  // `store_timeout`; never throws.
   [[nodiscard]] std::string overdue(const CallRecord& call, Duration waited) noexcept;
 
   // The sentence of a mismatch with what rank `other` called; without one, with any rank that
@@ -48,12 +49,18 @@ class Diagnosis {
 
  private:
   struct Survey;
-  // What `say` says, or, where the store does not let it, what is known `otherwise`, and why.
+  using Say = std::string(Diagnosis&);
+  // The result of `say`; if the store fails, that of `otherwise` and the store's error. Throws
+  // std::bad_alloc.
   [[nodiscard]] std::string said_in_time(const std::function<std::string()>& otherwise,
-                                         std::function<std::string(Diagnosis&)> say) noexcept;
+                                         std::function<Say> say);
+  // agree(), which throws std::bad_alloc.
+  [[nodiscard]] std::exception_ptr agree_in_time(FailureKind kind, const CallRecord& call,
+                                                 std::string_view detail,
+                                                 const std::function<void()>& close);
   [[nodiscard]] FailureReport agree_now(FailureKind kind, const CallRecord& call,
                                         std::string_view detail,
-                                        const std::function<void()>& close) noexcept;
+                                        const std::function<void()>& close);
   // What can be said without the store.
   [[nodiscard]] FailureReport alone(FailureKind kind, const CallRecord& call,
                                     std::string_view detail, std::string_view problem) const;
@@ -70,7 +77,7 @@ class Diagnosis {
   [[nodiscard]] std::string key(std::string_view name) const;
 
   std::shared_ptr<Store> store_;
-  std::string group_;
+  GroupNames group_;
   int rank_;
   int size_;
   Duration store_timeout_;

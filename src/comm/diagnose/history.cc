@@ -6,6 +6,7 @@
 #include "comm/diagnose/report.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <utility>
 
@@ -22,20 +23,21 @@ const ChannelStatement& Statement::of(ChannelKey channel) const {
   return found == channels.end() ? none : found->second;
 }
 
-std::string mismatch_sentence(const Difference& difference, std::string_view group, int rank,
+std::string mismatch_sentence(const Difference& difference, const GroupNames& group, int rank,
                               int other) {
   if (difference.mine && difference.theirs)
     return mismatch_sentence(*difference.mine, rank, difference.theirs, other, group);
-  return formatted(
-      "ranks {} and {} made different calls at or before #{}, further back than they keep{}",
-      std::min(rank, other), std::max(rank, other), difference.number, words_of_group(group));
+  const std::array pair{std::min(rank, other), std::max(rank, other)};
+  return formatted("{} made different calls at or before #{}, further back than they keep{}",
+                   group.ranks(pair), difference.number, group.ending());
 }
 
-// process PROCESS | left | channel SOURCE DESTINATION LAST | mark NUMBER CHAIN |
+// process PROCESS | left | left exception | channel SOURCE DESTINATION LAST | mark NUMBER CHAIN |
 // call FINGERPRINT CHAIN RECORD
-std::string CallHistory::statement(std::string_view process, bool has_left) const {
+std::string CallHistory::statement(std::string_view process, bool has_left,
+                                   bool by_exception) const {
   auto text = formatted("process {}\n", process);
-  if (has_left) text += "left\n";
+  if (has_left) text += by_exception ? "left exception\n" : "left\n";
   for (const auto& [channel, line] : lines_) {
     text += formatted("channel {} {} {}\n", channel.source, channel.destination,
                       line.calls.back().call.number);
@@ -63,6 +65,7 @@ Statement Statement::read(std::string_view text) {
       result.process = words.rest();
     } else if (kind == "left") {
       result.has_left = true;
+      result.by_exception = words.next() == "exception";
     } else if (kind == "channel") {
       ChannelKey key;
       key.source = static_cast<int>(words.number(-1, most_rank));

@@ -45,6 +45,7 @@ struct ChannelStatement {
 struct Statement {
   std::string process;  // sys/process_identity.h
   bool has_left = false;
+  bool by_exception = false;  // it left while an exception unwound its stack
   std::map<ChannelKey, ChannelStatement> channels;
 
   // What cannot be read is left out: a peer of another build says less, and nothing breaks.
@@ -62,7 +63,7 @@ struct Difference {
   std::uint64_t number = 0;
 };
 // rank 0 called all_reduce #5 (...) where rank 1 called barrier #5 (a.cc:9)
-[[nodiscard]] std::string mismatch_sentence(const Difference& difference, std::string_view group,
+[[nodiscard]] std::string mismatch_sentence(const Difference& difference, const GroupNames& group,
                                             int rank, int other);
 
 // Not synchronised by itself.
@@ -96,7 +97,8 @@ class CallHistory {
   // The latest call of a channel, else of any; null for none.
   [[nodiscard]] const KnownCall* last_call(ChannelKey channel) const;
 
-  [[nodiscard]] std::string statement(std::string_view process, bool has_left) const;
+  [[nodiscard]] std::string statement(std::string_view process, bool has_left,
+                                      bool by_exception = false) const;
   // The first known difference on channels that both have.
   [[nodiscard]] std::optional<Difference> compare(const Statement& theirs) const;
 

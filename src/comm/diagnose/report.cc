@@ -31,52 +31,54 @@ struct Pronouns {
   std::string has = "has";
 };
 
-std::string words_of_call(const PeerStatus& peer, const Pronouns& words) {
+std::string words_of_call(const PeerStatus& peer, const Pronouns& words, const GroupNames& group) {
   const auto it_has = formatted("{} {}", words.who, words.has);
   if (!peer.last && peer.unmet)
-    return formatted("{} called {}, which its peer has not met", it_has, describe(*peer.unmet));
+    return formatted("{} called {}, which its peer has not met", it_has,
+                     describe(*peer.unmet, group));
   if (!peer.last) return formatted("{} made no call yet", it_has);
-  const auto last = describe_fully(*peer.last);
+  const auto last = describe_fully(*peer.last, group);
   if (!peer.last_is_of_channel) return formatted("{} called {}", it_has, last);
   auto text = peer.may_have_called_more
                   ? formatted("the last call {} told of was {}", words.who, last)
                   : formatted("{} last call was {}", words.whose, last);
   if (!peer.unmet) return text;
   return formatted("{}; {} called {}, which its peer has not met", text, it_has,
-                   describe(*peer.unmet));
+                   describe(*peer.unmet, group));
 }
 
 // Of one rank, of several that are in the same place, or of the first few of them.
-std::string words_of_last_calls(const Peers& peers) {
+std::string words_of_last_calls(const Peers& peers, const GroupNames& group) {
   constexpr std::size_t most = 3;
   const auto& first = *peers.front();
   auto alike = std::ranges::all_of(peers, [&](const PeerStatus* peer) {
-    return words_of_last_call(*peer) == words_of_last_call(first);
+    return words_of_call(*peer, {}, group) == words_of_call(first, {}, group);
   });
-  if (peers.size() == 1) return words_of_last_call(first);
-  if (alike) return words_of_call(first, {"their", "they", "have"});
+  if (peers.size() == 1) return words_of_call(first, {}, group);
+  if (alike) return words_of_call(first, {"their", "they", "have"}, group);
   std::string text;
   for (std::size_t i = 0; i < std::min(most, peers.size()); ++i) {
     if (i > 0) text += "; ";
-    auto name = formatted("rank {}", peers[i]->rank);
-    text += words_of_call(*peers[i], {name + "'s", name, "has"});
+    const int rank = peers[i]->rank;
+    text += words_of_call(*peers[i], {group.ranks_own(rank), group.rank(rank), "has"}, group);
   }
   return text;
 }
 
-std::string words_of_stopped(const Peers& peers) {
+std::string words_of_stopped(const Peers& peers, const GroupNames& group) {
   std::string text;
   for (const auto* peer : peers) {
     if (peer->stopped_process.empty()) continue;
-    auto whose = peers.size() == 1 ? std::string("its") : formatted("rank {}'s", peer->rank);
+    auto whose = peers.size() == 1 ? std::string("its") : group.ranks_own(peer->rank);
     text += formatted("; {} process {} is stopped", whose, peer->stopped_process);
   }
   return text;
 }
 
-std::string words_about(const Peers& peers, std::string_view one, std::string_view several) {
+std::string words_about(const Peers& peers, std::string_view one, std::string_view several,
+                        const GroupNames& group) {
   if (peers.empty()) return {};
-  return formatted("; {} {}", rank_list(ranks_of(peers)), peers.size() == 1 ? one : several);
+  return formatted("; {} {}", group.ranks(ranks_of(peers)), peers.size() == 1 ? one : several);
 }
 
 Peers without(const Peers& peers, const Peers& taken) {
@@ -85,65 +87,81 @@ Peers without(const Peers& peers, const Peers& taken) {
   });
 }
 
-std::string nobody_is_missing(const CallRecord& call, const Peers& peers) {
+// "ranks 0, 2 wait in"
+std::string words_of_waiting(std::span<const int> ranks, const GroupNames& group) {
+  return formatted("{} {} in", group.ranks(ranks), ranks.size() == 1 ? "waits" : "wait");
+}
+
+std::string nobody_is_missing(const CallRecord& call, const Peers& peers, const GroupNames& group) {
   auto executing = those(peers, [](const auto& peer) { return peer.is_executing; });
   if (!executing.empty())
-    return formatted("{} began a part of {} and did not finish it", rank_list(ranks_of(executing)),
-                     describe(call));
+    return formatted("{} began a part of {} and did not finish it",
+                     group.ranks(ranks_of(executing)), describe(call, group));
   auto stopped = those(peers, [](const auto& peer) { return !peer.stopped_process.empty(); });
-  auto text = formatted("all ranks called {}, but it is not complete", describe(call));
-  return stopped.size() == 1 ? formatted("{}; rank {}'s process {} is stopped", text,
-                                         stopped.front()->rank, stopped.front()->stopped_process)
-                             : text + words_of_stopped(stopped);
+  auto text = formatted("all ranks called {}, but it is not complete", describe(call, group));
+  return stopped.size() == 1
+             ? formatted("{}; {} process {} is stopped", text,
+                         group.ranks_own(stopped.front()->rank), stopped.front()->stopped_process)
+             : text + words_of_stopped(stopped, group);
 }
 
 // What `behind` should have called next, and those of `missing` that wait in it, when one of them
 // has said which call that is.
-std::string due_before(const Peers& behind, const Peers& missing, const CallRecord& call) {
+std::string due_before(const Peers& behind, const Peers& missing, const CallRecord& call,
+                       const GroupNames& group) {
   const auto number = behind.front()->last_number() + 1;
   auto waiting = those(missing, [&](const auto& peer) { return peer.last_number() == number; });
   if (waiting.empty() || number >= call.number) return {};
-  return formatted("{} never called {} that {}", rank_list(ranks_of(behind)),
-                   describe_due(*waiting.front()->last), words_of_waiting(ranks_of(waiting)));
+  return formatted("{} never called {} that {}", group.ranks(ranks_of(behind)),
+                   describe_due(*waiting.front()->last, group),
+                   words_of_waiting(ranks_of(waiting), group));
+}
+
+// None of the missing ranks that could be blamed has answered; `named` are blamed.
+std::string no_answer(const CallRecord& call, const Peers& named, const Peers& silent,
+                      const std::vector<int>& waiting, const GroupNames& group) {
+  return formatted("{} did not answer, and {} needed for {} that {}{}{}",
+                   group.ranks(ranks_of(named)), named.size() == 1 ? "is" : "are",
+                   describe_due(call, group), words_of_waiting(waiting, group),
+                   words_of_stopped(named, group),
+                   words_about(without(silent, named), "did not answer", "did not answer", group));
 }
 
 std::string somebody_is_missing(const CallRecord& call, const Peers& missing,
-                                const std::vector<int>& waiting) {
+                                const std::vector<int>& waiting, const GroupNames& group) {
   auto is_stopped = [](const PeerStatus& peer) { return !peer.stopped_process.empty(); };
   auto silent = those(missing, [](const auto& peer) { return !peer.has_answered; });
   auto stopped = those(missing, is_stopped);
   auto answered = without(missing, silent);
   // What the others lack may well be the call of a rank that is stopped.
   if (!stopped.empty() && !stopped.front()->has_answered) answered.clear();
-  if (answered.empty()) {
-    const auto& named = stopped.empty() ? silent : stopped;
-    return formatted("{} did not answer, and {} needed for {} that {}{}{}",
-                     rank_list(ranks_of(named)), named.size() == 1 ? "is" : "are",
-                     describe_due(call), words_of_waiting(waiting), words_of_stopped(stopped),
-                     stopped.empty()
-                         ? ""
-                         : words_about(without(silent, named), "did not answer", "did not answer"));
-  }
+  if (answered.empty())
+    return no_answer(call, stopped.empty() ? silent : stopped, silent, waiting, group);
   // A stopped process may not even have told how far it came.
   auto candidates = those(answered, is_stopped);
   if (candidates.empty()) candidates = answered;
   auto least = std::ranges::min(candidates, {}, &PeerStatus::last_number)->last_number();
   auto behind = those(candidates, [&](const auto& peer) { return peer.last_number() == least; });
-  auto text = due_before(behind, answered, call);
+  auto text = due_before(behind, answered, call, group);
   bool is_earlier = !text.empty();
   if (!is_earlier)
-    text = formatted("{} never called {} that {}", rank_list(ranks_of(behind)), describe_due(call),
-                     words_of_waiting(waiting));
-  text += "; " + words_of_last_calls(behind) + words_of_stopped(behind);
+    text = formatted("{} never called {} that {}", group.ranks(ranks_of(behind)),
+                     describe_due(call, group), words_of_waiting(waiting, group));
+  text += "; " + words_of_last_calls(behind, group) + words_of_stopped(behind, group);
   if (!is_earlier)
-    text += words_about(without(answered, behind), "is behind, too", "are behind, too");
-  return text + words_about(silent, "did not answer", "did not answer");
+    text += words_about(without(answered, behind), "is behind, too", "are behind, too", group);
+  return text + words_about(silent, "did not answer", "did not answer", group);
 }
 
-std::string words_of_leaving(const LostRank& lost) {
-  if (!lost.call) return "it left in order";
-  return formatted("it left in order without taking part in {} that {}", describe(*lost.call),
-                   words_of_waiting(lost.waiting));
+std::string words_of_leaving(bool by_exception) {
+  return by_exception ? "it left because of an exception" : "it left in order";
+}
+
+std::string words_of_leaving(const LostRank& lost, const GroupNames& group) {
+  auto text = words_of_leaving(lost.by_exception);
+  if (!lost.call) return text;
+  return formatted("{} without taking part in {} that {}", text, describe(*lost.call, group),
+                   words_of_waiting(lost.waiting, group));
 }
 
 std::string words_of_end(const LostRank& lost) {
@@ -154,123 +172,116 @@ std::string words_of_end(const LostRank& lost) {
 
 }  // namespace
 
-std::string words_of_group(std::string_view group) {
-  return group == "world" ? std::string() : formatted(" [group {}]", group);
-}
-
-std::string words_of_waiting(std::span<const int> ranks) {
-  return formatted("{} {} in", rank_list(ranks), ranks.size() == 1 ? "waits" : "wait");
-}
-
-std::string words_of_last_call(const PeerStatus& peer) { return words_of_call(peer, {}); }
-
 std::string overdue_sentence(const CallRecord& call, std::span<const PeerStatus> statuses,
-                             Duration waited, std::string_view group) {
+                             Duration waited, const GroupNames& group) {
   Peers peers;
   for (const auto& status : statuses) peers.push_back(&status);
   auto missing = those(peers, [](const auto& peer) { return !peer.has_called; });
   auto waiting = ranks_of(without(peers, missing));
-  auto text = missing.empty() ? nobody_is_missing(call, peers)
-                              : somebody_is_missing(call, missing, waiting);
-  return formatted("after {}: {}{}", format_duration(waited), text, words_of_group(group));
+  auto text = missing.empty() ? nobody_is_missing(call, peers, group)
+                              : somebody_is_missing(call, missing, waiting, group);
+  return formatted("after {}: {}{}", format_duration(waited), text, group.ending());
 }
 
-std::string lost_sentence(const LostRank& lost, std::string_view group) {
-  const bool in_order = lost.how.empty() && !lost.ended_process;
-  auto text = in_order ? words_of_leaving(lost) : words_of_end(lost);
-  if (lost.status) text += "; " + words_of_last_call(*lost.status);
+std::string lost_sentence(const LostRank& lost, const GroupNames& group) {
+  const bool has_left = lost.how.empty() && !lost.ended_process;
+  auto text = has_left ? words_of_leaving(lost, group) : words_of_end(lost);
+  if (lost.status) text += "; " + words_of_call(*lost.status, {}, group);
   if (!lost.also_lost.empty())
     text += formatted("; so {} {}", lost.also_lost.size() == 1 ? "was" : "were",
-                      rank_list(lost.also_lost));
-  if (!in_order && lost.call && !lost.waiting.empty())
-    text += formatted("; {} {}", words_of_waiting(lost.waiting), describe(*lost.call));
-  auto in_world = lost.world_rank.value_or(lost.rank) == lost.rank
-                      ? std::string()
-                      : formatted(" (rank {} of the world)", *lost.world_rank);
-  return formatted("rank {}{} of {} was lost: {}{}", lost.rank, in_world, lost.size, text,
-                   words_of_group(group));
+                      group.ranks(lost.also_lost));
+  if (!has_left && lost.call && !lost.waiting.empty())
+    text +=
+        formatted("; {} {}", words_of_waiting(lost.waiting, group), describe(*lost.call, group));
+  return formatted("{} of {} was lost: {}{}", group.rank(lost.rank), lost.size, text,
+                   group.ending());
 }
 
 std::string gone_sentence(const CallRecord& call, std::span<const int> silent,
                           std::span<const int> waiting, std::string_view how,
-                          std::string_view group) {
+                          const GroupNames& group) {
   return formatted("{} is gone from {} that {}: {}{}",
-                   silent.empty() ? std::string("a peer") : rank_list(silent), describe(call),
-                   words_of_waiting(waiting), how, words_of_group(group));
+                   silent.empty() ? std::string("a peer") : group.ranks(silent),
+                   describe(call, group), words_of_waiting(waiting, group), how, group.ending());
 }
 
-std::string words_of_incomplete(const CallRecord& call, Duration waited) {
-  return formatted("after {}: {} is not complete", format_duration(waited), describe(call));
+std::string words_of_incomplete(const CallRecord& call, Duration waited, const GroupNames& group) {
+  return formatted("after {}: {} is not complete", format_duration(waited), describe(call, group));
 }
 
-std::string words_of_trouble(const CallRecord& call, std::string_view what) {
-  return formatted("{}: {}", describe(call), what);
+std::string words_of_trouble(const CallRecord& call, std::string_view what,
+                             const GroupNames& group) {
+  return formatted("{}: {}", describe(call, group), what);
 }
 
-std::string words_of_difference(const CallRecord& call, int rank) {
-  return formatted("rank {} called {} where another rank called something else", rank,
-                   describe_fully(call));
+std::string words_of_difference(const CallRecord& call, int rank, const GroupNames& group) {
+  return formatted("{} called {} where another rank called something else", group.rank(rank),
+                   describe_fully(call, group));
+}
+
+std::string words_of_abort(int rank, std::string_view reason, const GroupNames& group) {
+  return formatted("{} ended the group: {}", group.rank(rank), reason);
 }
 
 std::string undiagnosed_sentence(std::string_view what, std::string_view problem,
-                                 std::string_view group) {
-  return formatted("{} (no further diagnosis: store error: {}){}", what, problem,
-                   words_of_group(group));
+                                 const GroupNames& group) {
+  return formatted("{} (no further diagnosis: store error: {}){}", what, problem, group.ending());
 }
 
 std::string mismatch_sentence(const CallRecord& call, int rank,
                               const std::optional<CallRecord>& other, int other_rank,
-                              std::string_view group) {
-  auto text = other ? describe_difference(call, rank, *other, other_rank)
-                    : formatted(
-                          "rank {} called {} where rank {} called another call, and did not "
-                          "say which",
-                          rank, describe_fully(call), other_rank);
-  return text + words_of_group(group);
+                              const GroupNames& group) {
+  auto text =
+      other ? describe_difference(call, rank, *other, other_rank, group)
+            : formatted("{} called {} where {} called another call, and did not say which",
+                        group.rank(rank), describe_fully(call, group), group.rank(other_rank));
+  return text + group.ending();
 }
 
 std::string execution_sentence(int rank, const CallRecord& call, std::string_view why,
-                               std::string_view group) {
-  return formatted("rank {} could not execute its part of {}: {}{}", rank, describe(call), why,
-                   words_of_group(group));
+                               const GroupNames& group) {
+  return formatted("{} could not execute its part of {}: {}{}", group.rank(rank),
+                   describe(call, group), why, group.ending());
 }
 
-std::string untold_sentence(std::string_view group) {
-  return "the group died, and the rank that found out why did not get to say it" +
-         words_of_group(group);
+std::string untold_sentence(const GroupNames& group) {
+  return "the group died, and the rank that found out why did not get to say it" + group.ending();
 }
 
 std::string late_sentence(const CallRecord& call, std::span<const int> late, Duration waited,
-                          std::string_view group) {
+                          const GroupNames& group) {
   return formatted("after {}: {} posted small operations before {} and did not carry them out{}",
-                   format_duration(waited), rank_list(late), describe(call), words_of_group(group));
+                   format_duration(waited), group.ranks(late), describe(call, group),
+                   group.ending());
 }
 
 std::string unread_sentence(std::span<const int> slow, int posted, int rank, Duration waited,
-                            std::string_view group) {
+                            const GroupNames& group) {
   return formatted(
       "after {}: {} posted {} operations without ever looking at the first of them; "
-      "rank {} waits to post the next{}",
-      format_duration(waited), rank_list(slow), posted, rank, words_of_group(group));
+      "{} waits to post the next{}",
+      format_duration(waited), group.ranks(slow), posted, group.rank(rank), group.ending());
 }
 
-std::string words_of_early_end(std::uint64_t number, int waiting) {
-  return formatted("it left in order before operation #{}, which rank {} waits to post", number,
-                   waiting);
+std::string words_of_early_end(std::uint64_t number, int waiting, bool by_exception,
+                               const GroupNames& group) {
+  return formatted("{} before operation #{}, which {} waits to post",
+                   words_of_leaving(by_exception), number, group.rank(waiting));
 }
 
-std::string words_of_unwinding(const CallRecord& call) {
+std::string words_of_unwinding(const CallRecord& call, const GroupNames& group) {
   return formatted("an exception ended its part before its peers had taken what it posted in {}",
-                   describe(call));
+                   describe(call, group));
 }
 
-std::string words_of_writer(int rank, const CallRecord& call, std::string_view why) {
-  return formatted("; rank {} is in {} and may still write to its output: {}", rank, describe(call),
-                   why);
+std::string words_of_writer(int rank, const CallRecord& call, std::string_view why,
+                            const GroupNames& group) {
+  return formatted("; {} is in {} and may still write to its output: {}", group.rank(rank),
+                   describe(call, group), why);
 }
 
-std::string aborted_sentence(int rank, std::string_view reason, std::string_view group) {
-  return formatted("rank {} ended the group: {}{}", rank, reason, words_of_group(group));
+std::string aborted_sentence(int rank, std::string_view reason, const GroupNames& group) {
+  return words_of_abort(rank, reason, group) + group.ending();
 }
 
 }  // namespace lockstep::diagnose

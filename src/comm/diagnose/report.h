@@ -1,5 +1,6 @@
 // The sentences of failure reports: engines give facts, and all errors and warnings about a group
-// are worded here, the same on every engine (docs/errors.md).
+// are worded here, the same on every engine (docs/errors.md). Facts name ranks by their numbers in
+// the group; the sentences add their numbers in the world.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -14,9 +15,6 @@
 #include <vector>
 
 namespace lockstep::diagnose {
-
-// What ends a sentence about any group but the world: " [group world/split#1/0]".
-[[nodiscard]] std::string words_of_group(std::string_view group);
 
 // What is known of one of the ranks that an operation needs.
 struct PeerStatus {
@@ -41,15 +39,15 @@ struct PeerStatus {
 // in; its last call was ... The ranks that are furthest behind are named: others may wait for them.
 [[nodiscard]] std::string overdue_sentence(const CallRecord& call,
                                            std::span<const PeerStatus> peers, Duration waited,
-                                           std::string_view group);
+                                           const GroupNames& group);
 
 // A rank that takes no part any more in what others wait for.
 struct LostRank {
   int rank = 0;
-  int size = 1;                        // of the group
-  std::optional<int> world_rank = {};  // where it differs
-  // Nothing: it left in order. Else the number of its process, empty where that is not known.
+  int size = 1;  // of the group
+  // Nothing: it left by itself. Else the number of its process, empty where that is not known.
   std::optional<std::string> ended_process = {};
+  bool by_exception = false;              // it left while an exception unwound its stack
   std::string how = {};                   // or what else is to be said of how it was lost
   std::optional<PeerStatus> status = {};  // what it called last, where that is known
   std::optional<CallRecord> call = {};    // that others wait in
@@ -58,55 +56,57 @@ struct LostRank {
 };
 // rank 1 of 3 was lost: its process 4711 ended without leaving; its last call was ...; ranks 0, 2
 // wait in all_reduce #8 (...)
-[[nodiscard]] std::string lost_sentence(const LostRank& lost, std::string_view group);
+[[nodiscard]] std::string lost_sentence(const LostRank& lost, const GroupNames& group);
 // A rank that is not known to be one of these: its connection is gone. `silent`: have not called.
 [[nodiscard]] std::string gone_sentence(const CallRecord& call, std::span<const int> silent,
                                         std::span<const int> waiting, std::string_view how,
-                                        std::string_view group);
+                                        const GroupNames& group);
 
 // rank 0 called all_reduce #5 (...) where rank 1 called barrier #5 (a.cc:9). Nothing of the other:
 // it did not say which call it made.
 [[nodiscard]] std::string mismatch_sentence(const CallRecord& call, int rank,
                                             const std::optional<CallRecord>& other, int other_rank,
-                                            std::string_view group);
+                                            const GroupNames& group);
 
 // rank 2 could not execute its part of all_reduce #5 (...): WHY
 [[nodiscard]] std::string execution_sentence(int rank, const CallRecord& call, std::string_view why,
-                                             std::string_view group);
+                                             const GroupNames& group);
 
 // Of what only this rank knows, because the store did not say more, and why: a call that is not
-// complete, one that `what` happened in, one that differs from another rank's, anything.
-[[nodiscard]] std::string words_of_incomplete(const CallRecord& call, Duration waited);
-[[nodiscard]] std::string words_of_trouble(const CallRecord& call, std::string_view what);
-[[nodiscard]] std::string words_of_difference(const CallRecord& call, int rank);
+// complete, one that `what` happened in, one that differs from another rank's, an abort, anything.
+[[nodiscard]] std::string words_of_incomplete(const CallRecord& call, Duration waited,
+                                              const GroupNames& group);
+[[nodiscard]] std::string words_of_trouble(const CallRecord& call, std::string_view what,
+                                           const GroupNames& group);
+[[nodiscard]] std::string words_of_difference(const CallRecord& call, int rank,
+                                              const GroupNames& group);
+[[nodiscard]] std::string words_of_abort(int rank, std::string_view reason,
+                                         const GroupNames& group);
 [[nodiscard]] std::string undiagnosed_sentence(std::string_view what, std::string_view problem,
-                                               std::string_view group);
+                                               const GroupNames& group);
 
 // rank 1 ended the group: REASON
 [[nodiscard]] std::string aborted_sentence(int rank, std::string_view reason,
-                                           std::string_view group);
+                                           const GroupNames& group);
 
 // Of a group that is known to be dead, and nothing more.
-[[nodiscard]] std::string untold_sentence(std::string_view group);
+[[nodiscard]] std::string untold_sentence(const GroupNames& group);
 
 // Where ranks pass their inputs on in the slots of a ring (shm): these have posted small operations
 // before `call` without carrying them out;
 [[nodiscard]] std::string late_sentence(const CallRecord& call, std::span<const int> late,
-                                        Duration waited, std::string_view group);
+                                        Duration waited, const GroupNames& group);
 // these have posted `posted` operations without looking at the first of them, and `rank` waits to
 // post the next;
 [[nodiscard]] std::string unread_sentence(std::span<const int> slow, int posted, int rank,
-                                          Duration waited, std::string_view group);
+                                          Duration waited, const GroupNames& group);
 // how a rank was lost that left before operation `number`, which `waiting` waits to post, and one
 // that an exception took away;
-[[nodiscard]] std::string words_of_early_end(std::uint64_t number, int waiting);
-[[nodiscard]] std::string words_of_unwinding(const CallRecord& call);
+[[nodiscard]] std::string words_of_early_end(std::uint64_t number, int waiting, bool by_exception,
+                                             const GroupNames& group);
+[[nodiscard]] std::string words_of_unwinding(const CallRecord& call, const GroupNames& group);
 // and "; rank 1 is in all_reduce #7 (...) and may still write to its output: WHY".
-[[nodiscard]] std::string words_of_writer(int rank, const CallRecord& call, std::string_view why);
-
-// "ranks 0, 2 wait in"
-[[nodiscard]] std::string words_of_waiting(std::span<const int> ranks);
-// "its last call was all_reduce #7 (...)", "it has made no call yet"
-[[nodiscard]] std::string words_of_last_call(const PeerStatus& peer);
+[[nodiscard]] std::string words_of_writer(int rank, const CallRecord& call, std::string_view why,
+                                          const GroupNames& group);
 
 }  // namespace lockstep::diagnose

@@ -23,8 +23,10 @@ std::shared_ptr<Backend> make_hierarchical(std::string_view across, std::shared_
         "the backend hierarchical: expected the hosts of {} ranks, found {}", size,
         options.hosts.size());
   auto make = [&options](std::string_view name) {
-    return [name, &options](std::shared_ptr<Store> part, int place, int members) {
-      return make_backend(name, std::move(part), place, members, options);
+    return [name, &options](std::shared_ptr<Store> part, int place, std::span<const int> ranks) {
+      auto own = options;
+      own.world_ranks.assign(ranks.begin(), ranks.end());
+      return make_backend(name, std::move(part), place, static_cast<int>(ranks.size()), own);
     };
   };
   return hierarchical::make(std::move(store), rank,
@@ -67,7 +69,8 @@ std::shared_ptr<Backend> make_backend(std::string_view name, std::shared_ptr<Sto
                      {.timeout = options.timeout,
                       .join_timeout = options.join_timeout,
                       .arena_bytes = options.arena_bytes,
-                      .has_tensors = options.arena_tensors});
+                      .has_tensors = options.arena_tensors,
+                      .world_ranks = options.world_ranks});
   }
   if (name == "mpi") return mpi::make(std::move(store), rank, size, options.join_timeout);
   if (name == "hierarchical") {

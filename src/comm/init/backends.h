@@ -23,6 +23,7 @@ struct BackendOptions {
   std::string address = "127.0.0.1";    // gloo: of this machine, as its peers reach it
   MakeC10dBackend c10d = {};            // the engine, which `name` only names
   std::vector<std::string> hosts = {};  // hierarchical, nccl: of each rank
+  std::vector<int> world_ranks = {};    // shm: of these ranks, where they are a part of the world
 };
 
 // Those of this build: "shm", "gloo", "nccl", "mpi", "hierarchical", "hierarchical:gloo", ...

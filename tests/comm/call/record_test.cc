@@ -73,6 +73,31 @@ TEST(CallRecord, IsDescribedInWords) {
   EXPECT_EQ(describe_due(receive), "send for recv #1 from rank 1 (12 B, train.cc:9)");
 }
 
+TEST(CallRecord, NamesRanksByTheirNumbersInTheWorldToo) {
+  const GroupNames pair("pair", {1, 3});
+  EXPECT_EQ(describe(message_of(Collective::recv, 1, 3), pair),
+            "recv #1 from rank 1 (rank 3 of the world, 12 B, train.cc:9)");
+  CallRecord call{.collective = Collective::broadcast,
+                  .root = 0,
+                  .dtype = DType::int64,
+                  .elements = 2,
+                  .number = 4};
+  EXPECT_EQ(describe_fully(call, pair), "broadcast #4 (root 0 (rank 1 of the world), 2 x int64)");
+  CallRecord exchange{.collective = Collective::all_to_all,
+                      .dtype = DType::int64,
+                      .input_counts = {1, 3},
+                      .output_counts = {1, 2},
+                      .number = 1};
+  EXPECT_EQ(describe_difference(call, 1, exchange, 0, pair),
+            "rank 0 (rank 1 of the world) called all_to_all #1 (int64, uneven) where rank 1 (rank "
+            "3 of the world) called broadcast #4 (root 0 (rank 1 of the world), 2 x int64)");
+  auto theirs = exchange;
+  theirs.output_counts = {4, 3};
+  EXPECT_NE(describe_difference(exchange, 0, theirs, 1, pair)
+                .find("uneven: 3 to rank 1 (rank 3 of the world), 2 from it"),
+            std::string::npos);
+}
+
 TEST(CallRecord, ADifferenceShowsTheFirstCountThatDiffers) {
   CallRecord one{.collective = Collective::all_gather,
                  .dtype = DType::float32,

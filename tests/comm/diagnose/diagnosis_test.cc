@@ -76,8 +76,8 @@ struct WatchedRank {
   WatchedRank(const std::shared_ptr<Store>& store, int rank, int size, Duration store_timeout = 5s)
       : rank(rank),
         calls(store, store_timeout),
-        diagnosis(store, "world", rank, size, store_timeout) {
-    member = calls.join("world", rank, size, made, [this](const std::string& text) {
+        diagnosis(store, {"world"}, rank, size, store_timeout) {
+    member = calls.join({"world"}, rank, size, made, [this](const std::string& text) {
       std::lock_guard lock(mutex);
       mismatch = text;
       is_told = true;
@@ -177,7 +177,7 @@ TEST(Diagnosis, AKilledRankMayHaveCalledMoreThanItTold) {
       text_of<PeerLost>(
           rank.diagnosis.agree(FailureKind::peer_lost, reduction(2), "closed", [] {})),
       {"ended without leaving; its last call was all_reduce #1 (sum, 5 x float32, "});
-  auto later = Diagnosis(store, "later", 0, 2);
+  auto later = Diagnosis(store, {"later"}, 0, 2);
   store->set("lockstep/calls/later/1", told.statement(ended_process(), false));
   test::expect_words(
       text_of<PeerLost>(later.agree(FailureKind::peer_lost, reduction(9), "closed", [] {})),

@@ -45,7 +45,7 @@ TEST(StatementFuzz, AnyTextIsReadWithoutHarm) {
       }
     }
     if (auto difference = mine.compare(statement))
-      EXPECT_FALSE(diagnose::mismatch_sentence(*difference, "world", 0, 1).empty());
+      EXPECT_FALSE(diagnose::mismatch_sentence(*difference, {"world"}, 0, 1).empty());
   }
 }
 

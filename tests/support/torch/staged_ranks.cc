@@ -14,7 +14,7 @@
 namespace lockstep::test {
 
 void run_staged(int size, const std::function<void(Group)>& rank) {
-  auto world = std::make_shared<local::World>(size, "world");
+  auto world = std::make_shared<local::World>(size, GroupNames());
   std::vector<std::jthread> threads;
   for (int number = 0; number < size; ++number) {
     threads.emplace_back([&, number] {

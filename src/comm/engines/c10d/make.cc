@@ -30,8 +30,8 @@ std::shared_ptr<Backend> make(std::string_view name, std::shared_ptr<Store> stor
                               int size, const Options& options) {
   auto engine = make_engine(name, store, rank, size, options);
   auto runner = std::make_shared<C10dRunner>(std::move(engine), rank, size);
-  return sys::make_shared_of_process<BlockingBackend>(std::move(runner), std::move(store), "world",
-                                                      rank, size, options.join_timeout);
+  return sys::make_shared_of_process<BlockingBackend>(
+      std::move(runner), std::move(store), GroupNames(), rank, size, options.join_timeout);
 }
 
 }  // namespace lockstep::c10d_engine

@@ -5,6 +5,7 @@
 
 #include "base/format.h"
 #include "comm/backend/blocking_backend.h"
+#include "comm/call/all_ranks.h"
 #include "comm/engines/hierarchical/operations.h"
 #include "sys/own_process.h"
 
@@ -120,13 +121,13 @@ std::shared_ptr<Backend> make(std::shared_ptr<Store> store, int rank, const Opti
   std::shared_ptr<Backend> local;
   if (layout.local().size() > 1) {
     auto place = std::make_shared<PrefixStore>(formatted("host/{}/", layout.host), store);
-    local = inside(std::move(place), layout.place, static_cast<int>(layout.local().size()));
+    local = inside(std::move(place), layout.place, layout.local());
   }
-  auto all = across(std::make_shared<PrefixStore>("across/", store), rank, size);
+  auto all = across(std::make_shared<PrefixStore>("across/", store), rank, all_ranks(size));
   auto runner = std::make_shared<HierarchicalRunner>(std::move(local), std::move(all),
                                                      options.hosts, "world", rank);
-  return sys::make_shared_of_process<BlockingBackend>(std::move(runner), std::move(store), "world",
-                                                      rank, size, options.join_timeout);
+  return sys::make_shared_of_process<BlockingBackend>(
+      std::move(runner), std::move(store), GroupNames(), rank, size, options.join_timeout);
 }
 
 }  // namespace lockstep::hierarchical

@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -18,9 +19,10 @@ struct Options {
   std::vector<std::string> hosts;  // of each rank
 };
 
-// Makes the world of an engine: of `size` ranks that share `store`, this one being `rank`.
-using MakeEngine =
-    std::function<std::shared_ptr<Backend>(std::shared_ptr<Store> store, int rank, int size)>;
+// Makes a backend of an engine for these ranks of the world, which share `store`; this one is
+// number `place` of them.
+using MakeEngine = std::function<std::shared_ptr<Backend>(std::shared_ptr<Store> store, int place,
+                                                          std::span<const int> ranks)>;
 
 // `inside` is called for the ranks of this host, `across` for all. Blocks until all have come.
 [[nodiscard]] std::shared_ptr<Backend> make(std::shared_ptr<Store> store, int rank,

@@ -12,7 +12,7 @@ namespace lockstep::local {
 LocalBackend::LocalBackend(std::shared_ptr<World> world, int rank, int size)
     : Backend(rank, size), world_(std::move(world)) {}
 
-LocalBackend::~LocalBackend() { world_->leave(rank()); }
+LocalBackend::~LocalBackend() { world_->leave(rank(), grace_.is_by_exception()); }
 
 at::Tensor LocalBackend::empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options) {
   return at::empty(sizes, options);

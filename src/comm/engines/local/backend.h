@@ -4,6 +4,7 @@
 #include <lockstep/comm/backend.h>
 
 #include "comm/engines/local/world.h"
+#include "comm/rendezvous/grace_period.h"
 
 #include <memory>
 
@@ -29,6 +30,7 @@ class LocalBackend final : public Backend {
   void abort(std::string_view reason) override { world_->abort(rank(), reason); }
 
  private:
+  const rendezvous::GracePeriod grace_;
   std::shared_ptr<World> world_;
 };
 

@@ -51,7 +51,7 @@ std::vector<Group> local_groups(int size, Duration timeout) {
   if (size < 1)
     throw InvalidArgument(formatted("local_groups: {} ranks; at least 1 is needed", size));
   if (size == 1) return {Group()};
-  auto world = std::make_shared<local::World>(size, "world");
+  auto world = std::make_shared<local::World>(size, GroupNames());
   std::vector<Group> groups;
   for (int rank = 0; rank < size; ++rank) {
     groups.emplace_back(sys::make_shared_of_process<local::LocalBackend>(world, rank, size),

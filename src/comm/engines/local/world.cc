@@ -15,11 +15,11 @@ namespace lockstep::local {
 
 using diagnose::FailureKind;
 
-World::World(int size, std::string name) : size_(size), name_(std::move(name)), members_(size) {}
+World::World(int size, GroupNames names) : size_(size), names_(std::move(names)), members_(size) {}
 
 void World::post(int rank, const Call& call) {
   Lock lock(mutex_);
-  failure_.refuse_if_any(name_of(call.collective), name_);
+  failure_.refuse_if_any(name_of(call.collective), names_.name());
   auto& pending = pending_[call.id];
   auto& posted = pending.emplace(rank, PostedCall(call)).first->second;
   members_[rank].last_call = posted.record();
@@ -41,7 +41,7 @@ void World::wait(int rank, CallId id) {
       std::vector<diagnose::PeerStatus> peers;
       for (int one : participants(id)) peers.push_back(status_of(one, id, pending));
       fail(FailureKind::timeout,
-           diagnose::overdue_sentence(pending.begin()->second, peers, timeout, name_));
+           diagnose::overdue_sentence(pending.begin()->second, peers, timeout, names_));
       continue;
     }
     changed_.wait_for(lock.native(), std::min<Duration>(deadline.left(), std::chrono::hours(1)));
@@ -55,7 +55,7 @@ bool World::done(CallId id) {
 
 void World::abort(int rank, std::string_view reason) {
   Lock lock(mutex_);
-  if (!failure_) fail(FailureKind::aborted, diagnose::aborted_sentence(rank, reason, name_));
+  if (!failure_) fail(FailureKind::aborted, diagnose::aborted_sentence(rank, reason, names_));
 }
 
 std::vector<int> World::participants(CallId id) const {
@@ -73,7 +73,7 @@ void World::check_agreement(const PendingOperation& pending, int rank) {
     }
     if (agree) continue;
     return fail(FailureKind::mismatch,
-                diagnose::mismatch_sentence(mine, rank, call.record(), other, name_));
+                diagnose::mismatch_sentence(mine, rank, call.record(), other, names_));
   }
 }
 
@@ -82,10 +82,11 @@ void World::check_presence(CallId id, const PendingOperation& pending) {
     if (!members_[rank].left || pending.contains(rank)) continue;
     diagnose::LostRank lost{.rank = rank,
                             .size = size_,
+                            .by_exception = members_[rank].by_exception,
                             .status = status_of(rank, id, pending),
                             .call = pending.begin()->second};
     for (const auto& [waiting, call] : pending) lost.waiting.push_back(waiting);
-    return fail(FailureKind::peer_lost, diagnose::lost_sentence(lost, name_));
+    return fail(FailureKind::peer_lost, diagnose::lost_sentence(lost, names_));
   }
 }
 
@@ -100,7 +101,7 @@ void World::complete(int rank, CallId id, PendingOperation& pending) {
     }
   } catch (const std::exception& error) {
     return fail(FailureKind::aborted,
-                diagnose::execution_sentence(rank, pending.at(rank), error.what(), name_));
+                diagnose::execution_sentence(rank, pending.at(rank), error.what(), names_));
   }
   pending_.erase(id);
   changed_.notify_all();

@@ -28,7 +28,7 @@ namespace lockstep::local {
 
 class World {
  public:
-  World(int size, std::string name);
+  World(int size, GroupNames names);
 
   // As Backend's, for `rank`. An error found by a post is thrown by the wait.
   void post(int rank, const Call& call);
@@ -43,7 +43,7 @@ class World {
   // it, and each rank gets a tensor of its own over that memory.
   [[nodiscard]] at::Tensor node_shared(int rank, const std::function<at::Tensor()>& make);
   // This rank will post nothing more here.
-  void leave(int rank);
+  void leave(int rank, bool by_exception);
 
  private:
   using PendingOperation = std::map<int, PostedCall>;  // by rank
@@ -51,6 +51,7 @@ class World {
     std::optional<CallRecord> last_call;
     std::uint64_t node_shared = 0;
     bool left = false;
+    bool by_exception = false;
   };
   struct NodeShared {
     at::Tensor tensor;
@@ -74,7 +75,7 @@ class World {
       LOCKSTEP_REQUIRES(mutex_);
 
   const int size_;
-  const std::string name_;
+  const GroupNames names_;
   Mutex mutex_;
   std::condition_variable changed_;
   std::map<CallId, PendingOperation> pending_ LOCKSTEP_GUARDED_BY(mutex_);

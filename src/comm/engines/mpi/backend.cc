@@ -45,8 +45,8 @@ std::shared_ptr<Backend> MpiBackend::subset(std::span<const int> ranks, std::str
   for (int rank : ranks) world_ranks.push_back(member_->world_ranks().at(rank));
   auto own = static_cast<int>(std::ranges::find(ranks, rank()) - ranks.begin());
   auto id = combine_fingerprints(member_->id(), fingerprint(name));
-  auto member =
-      std::make_shared<Member>(progress_, std::string(name), id, std::move(world_ranks), own);
+  auto member = std::make_shared<Member>(progress_, member_->group().part(ranks, std::string(name)),
+                                         id, std::move(world_ranks), own);
   return sys::make_shared_of_process<MpiBackend>(progress_, std::move(member), store_);
 }
 
@@ -74,7 +74,7 @@ std::shared_ptr<Backend> make(std::shared_ptr<Store> store, int rank, int size,
     std::getline(words, processes.emplace_back());
   }
   // No other world has the time and the process of rank 0.
-  auto member = std::make_shared<Member>(progress, "world", fingerprint(texts.front()),
+  auto member = std::make_shared<Member>(progress, GroupNames(), fingerprint(texts.front()),
                                          std::move(world_ranks), rank);
   progress.give([&progress, member, processes] {
     for (std::size_t other = 0; other < processes.size(); ++other)

@@ -44,8 +44,8 @@ std::string new_secret() {
 // All ranks of MPI's world; no store is needed for it.
 Group everybody(ProgressThread& progress, Duration timeout) {
   auto id = fingerprint_of(fingerprint("a meeting of everybody"), progress.next_bootstrap());
-  auto member =
-      std::make_shared<Member>(progress, "mpirun", id, all_ranks(progress.size()), progress.rank());
+  auto member = std::make_shared<Member>(progress, GroupNames("mpirun"), id,
+                                         all_ranks(progress.size()), progress.rank());
   auto backend = sys::make_shared_of_process<MpiBackend>(progress, std::move(member), nullptr);
   return {std::move(backend), "mpirun", timeout};
 }

@@ -16,7 +16,7 @@ using diagnose::PeerStatus;
 constexpr char called = 'p';
 constexpr char not_called = 'n';
 
-diagnose::FailureReport difference(const CallQuery& query, std::string_view group, int other,
+diagnose::FailureReport difference(const CallQuery& query, const GroupNames& group, int other,
                                    const std::optional<CallRecord>& theirs) {
   return {FailureKind::mismatch,
           diagnose::mismatch_sentence(query.call, query.rank, theirs, other, group)};
@@ -61,7 +61,7 @@ Answer read_answer(std::uint64_t fingerprint, std::string_view text) {
   return answer;
 }
 
-diagnose::FailureReport CallQuery::report(std::string_view group) const {
+diagnose::FailureReport CallQuery::report(const GroupNames& group) const {
   for (const auto& [other, answer] : answers) {
     bool differs = answer.fingerprint != 0 && answer.fingerprint != fingerprint;
     if (differs || cause == Cause::difference) return difference(*this, group, other, answer.call);

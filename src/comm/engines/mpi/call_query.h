@@ -41,7 +41,7 @@ struct CallQuery {
   std::map<int, std::string> stopped;
 
   [[nodiscard]] bool is_complete() const { return answers.size() == asked.size(); }
-  [[nodiscard]] diagnose::FailureReport report(std::string_view group) const;
+  [[nodiscard]] diagnose::FailureReport report(const GroupNames& group) const;
 };
 
 }  // namespace lockstep::mpi

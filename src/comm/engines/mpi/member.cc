@@ -20,7 +20,7 @@ std::span<std::byte> bytes_of(const at::Tensor& tensor) {
 
 }  // namespace
 
-Member::Member(ProgressThread& progress, std::string group, std::uint64_t id,
+Member::Member(ProgressThread& progress, GroupNames group, std::uint64_t id,
                std::vector<int> world_ranks, int rank)
     : progress_(progress),
       group_(std::move(group)),
@@ -28,7 +28,7 @@ Member::Member(ProgressThread& progress, std::string group, std::uint64_t id,
       world_ranks_(std::move(world_ranks)),
       rank_(rank),
       size_(static_cast<int>(world_ranks_.size())),
-      calls_(group_) {}
+      calls_(group_.name()) {}
 
 void Member::join() {
   progress_.give([self = shared_from_this()] { self->progress_.attach(self->id_, self); });
@@ -64,14 +64,14 @@ void Member::abort(std::string_view reason) {
 
 void Member::leave(const rendezvous::GracePeriod& grace) {
   calls_.drain(grace);
-  progress_.give([self = shared_from_this()] {
+  progress_.give([self = shared_from_this(), by_exception = grace.is_by_exception()] {
     // Of the collectives only: by its number the others see which of them miss this rank.
     auto text = self->calls_.with_history([](const diagnose::CallHistory& history) {
       const auto* last = history.find({}, history.last_number({}));
       return last != nullptr ? written(last->call, eager_limit) : std::string();
     });
     for (int rank = 0; rank < self->size_ && !self->dead_; ++rank) {
-      if (rank != self->rank_) self->post_to(rank, Kind::left, 0, 0, text);
+      if (rank != self->rank_) self->post_to(rank, Kind::left, 0, 0, text, by_exception ? 1 : 0);
     }
     self->die({FailureKind::aborted, "this rank has left the group"}, false);
     self->progress_.detach(self->id_);

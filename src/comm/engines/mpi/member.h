@@ -35,12 +35,12 @@ namespace lockstep::mpi {
 class Member final : public MessageHandler, public std::enable_shared_from_this<Member> {
  public:
   // `world_ranks` are the group's ranks in the MPI world; `id` is the group's in all messages.
-  Member(ProgressThread& progress, std::string group, std::uint64_t id,
-         std::vector<int> world_ranks, int rank);
+  Member(ProgressThread& progress, GroupNames group, std::uint64_t id, std::vector<int> world_ranks,
+         int rank);
   // Begins to take messages.
   void join();
 
-  [[nodiscard]] const std::string& group() const { return group_; }
+  [[nodiscard]] const GroupNames& group() const { return group_; }
   [[nodiscard]] std::uint64_t id() const { return id_; }
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] const std::vector<int>& world_ranks() const { return world_ranks_; }
@@ -72,9 +72,10 @@ class Member final : public MessageHandler, public std::enable_shared_from_this<
     std::span<std::byte> memory;
   };
   struct Absence {
-    bool in_order = false;
+    bool has_left = false;
     std::string how;                      // what became of its process
-    std::optional<CallRecord> last = {};  // its last collective, when it left in order
+    std::optional<CallRecord> last = {};  // its last collective, when it left
+    bool by_exception = false;            // it left while an exception unwound its stack
     // Collectives that it posted before.
     [[nodiscard]] std::uint64_t calls() const { return last ? last->number : 0; }
   };
@@ -115,7 +116,7 @@ class Member final : public MessageHandler, public std::enable_shared_from_this<
   [[nodiscard]] Pointer waiting(CallId id) const;
 
   ProgressThread& progress_;
-  const std::string group_;
+  const GroupNames group_;
   const std::uint64_t id_;
   const std::vector<int> world_ranks_;
   const int rank_;

@@ -1,6 +1,7 @@
 // What a member does with what the others write, and how it learns why a call does not go on.
 #include "base/format.h"
 #include "base/log.h"
+#include "base/visible.h"
 #include "comm/engines/mpi/member.h"
 
 #include "comm/diagnose/report.h"
@@ -43,7 +44,10 @@ void Member::arrived(Arrival arrival) {
     case Kind::failed:
       return die(diagnose::FailureReport::read(text_of(arrival)), false);
     case Kind::left:
-      return gone(from, {.in_order = true, .how = {}, .last = read_call(text_of(arrival))});
+      return gone(from, {.has_left = true,
+                         .how = {},
+                         .last = read_call(text_of(arrival)),
+                         .by_exception = arrival.header.round != 0});
     case Kind::answer:
       return take_answer(from, arrival);
     case Kind::question:
@@ -161,7 +165,7 @@ void Member::overdue(CallId id, CallQuery::Cause cause, Duration waited) {
 
 void Member::lost(int from, const std::string& how) {
   if (dead_) return;
-  if (from < 0) return die({FailureKind::aborted, how + diagnose::words_of_group(group_)}, false);
+  if (from < 0) return die({FailureKind::aborted, how + group_.ending()}, false);
   int rank = rank_of(from);
   if (rank == size_) return;
   // What it had begun to send may never end.
@@ -190,7 +194,8 @@ void Member::check_gone(const Operation& operation) {
 void Member::miss(const Operation& operation, int rank, const Absence& absence) {
   diagnose::LostRank lost{
       .rank = rank, .size = size_, .call = operation.call().record(), .waiting = {rank_}};
-  if (absence.in_order)
+  lost.by_exception = absence.by_exception;
+  if (absence.has_left)
     lost.status = diagnose::PeerStatus{.rank = rank, .last = absence.last};
   else
     lost.how = absence.how;
@@ -202,7 +207,7 @@ void Member::die(const diagnose::FailureReport& report, bool tell) {
   dead_ = true;
   progress_.expect(-static_cast<int>(queue_.size() + messages_.size()));
   for (int rank = 0; rank < size_ && tell; ++rank) {
-    if (rank != rank_) post_to(rank, Kind::failed, 0, 0, report.written());
+    if (rank != rank_) post_to(rank, Kind::failed, 0, 0, shortened(report.written(), eager_limit));
   }
   for (const auto& [key, arrival] : unexpected_) progress_.discard(arrival);
   unexpected_.clear();

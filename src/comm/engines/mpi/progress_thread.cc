@@ -284,8 +284,13 @@ void ProgressThread::attach(std::uint64_t group, std::shared_ptr<MessageHandler>
 }
 
 void ProgressThread::detach(std::uint64_t group) {
+  constexpr std::size_t most_remembered = 65'536;
   handlers_.erase(group);
-  detached_.insert(group);
+  if (!detached_.insert(group).second) return;
+  order_of_ends_.push_back(group);
+  if (order_of_ends_.size() <= most_remembered) return;
+  detached_.erase(order_of_ends_.front());
+  order_of_ends_.pop_front();
 }
 
 void ProgressThread::watch(int rank, std::string_view identity) {

@@ -153,7 +153,10 @@ class ProgressThread {
   std::vector<std::int32_t> next_tags_;  // by destination
   std::map<std::uint64_t, std::shared_ptr<MessageHandler>> handlers_;
   std::map<std::uint64_t, std::vector<Arrival>> early_;  // for groups that are not there yet
+  // The groups that ended last, in the order of their ends too: what is still to come for them is
+  // discarded.
   std::set<std::uint64_t> detached_;
+  std::deque<std::uint64_t> order_of_ends_;
   sys::PeerProcesses processes_;
   struct Trouble {
     std::string what;

@@ -65,7 +65,7 @@ std::string Group::settle() {
       operation.leak();
       if (!problem.empty())
         text += diagnose::words_of_writer(writer->number, channel->own_call(operation.sequence()),
-                                          problem);
+                                          problem, names());
     });
   }
   return text;

@@ -149,7 +149,7 @@ class ShmBackend : public Backend {
         endpoint_(&ends_->endpoint),
         group_(group),
         timeout_(timeout) {}
-  ~ShmBackend() override { endpoint_->leave(group_); }
+  ~ShmBackend() override { endpoint_->leave(group_, grace_.is_by_exception()); }
 
   [[nodiscard]] std::string_view name() const override { return "shm"; }
 
@@ -270,7 +270,7 @@ class ShmBackend : public Backend {
   }
 
   void abort(std::string_view reason) override {
-    group_.fail(FailureKind::aborted, diagnose::aborted_sentence(rank(), reason, group_.name()));
+    group_.fail(FailureKind::aborted, diagnose::aborted_sentence(rank(), reason, group_.names()));
   }
 
  private:
@@ -278,6 +278,7 @@ class ShmBackend : public Backend {
     return group_.members().at(static_cast<std::size_t>(number));
   }
 
+  const rendezvous::GracePeriod grace_;
   const std::shared_ptr<Ends> ends_;
   Endpoint* const endpoint_;
   Group& group_;
@@ -301,6 +302,7 @@ std::shared_ptr<Backend> make(std::shared_ptr<Store> store, int rank, int size,
   auto ends = std::make_shared<Ends>(std::move(store), rank, size,
                                      EndpointOptions{.timeout = options.timeout,
                                                      .join_timeout = options.join_timeout,
+                                                     .world_ranks = std::move(options.world_ranks),
                                                      .arena_bytes = bytes + for_tensors,
                                                      .has_tensors = for_tensors > 0},
                                      for_tensors);

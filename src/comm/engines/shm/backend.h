@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <vector>
 
 namespace lockstep::shm {
 
@@ -22,6 +23,7 @@ struct BackendOptions {
   // this world lives, beside the bytes that are for everything else. Unset:
   // LOCKSTEP_ARENA_TENSORS, else they are, but in a build with a sanitizer.
   std::optional<bool> has_tensors = {};
+  std::vector<int> world_ranks = {};  // where these ranks are a part of the world
 };
 
 // The world of `size` ranks of this host, numbered 0..size-1. Every rank calls it with a client of

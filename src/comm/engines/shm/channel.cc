@@ -18,7 +18,7 @@ Channel::Channel(const SharedGroup& group, ChannelKey name, ChannelMemory memory
       memory_(memory),
       ranks_(std::move(ranks)),
       me_(static_cast<int>(std::ranges::find(ranks_, group.rank()) - ranks_.begin())),
-      key_(fingerprint(group.name())),
+      key_(fingerprint(group.names().name())),
       records_(std::make_unique<Operation[]>(static_cast<std::size_t>(memory_.depth()))) {
   for (int rank : ranks_) {
     if (!name_.is_collective()) key_ = combine_fingerprints(key_, static_cast<std::uint64_t>(rank));
@@ -75,7 +75,7 @@ PollResult Channel::look(Operation& operation) {
   PollResult result = operation.look(peers(), memory_);
   if (result == PollResult::mismatch && !group_.has_failed())
     group_.fail(FailureKind::mismatch, difference_between(posted_calls(), operation.sequence(), me_,
-                                                          operation.mismatched(), group_.name()));
+                                                          operation.mismatched(), group_.names()));
   return result;
 }
 
@@ -172,7 +172,7 @@ bool Channel::execute(const Task& task, Scratch& scratch) {
   if (!problem.empty()) {
     group_.fail(FailureKind::aborted,
                 diagnose::execution_sentence(group_.rank(), own_call(task.sequence), problem,
-                                             group_.name()));
+                                             group_.names()));
     return false;
   }
   std::int64_t total = operation.plan().total();

@@ -40,11 +40,11 @@ void Channel::check_departures(const Awaited& awaited) const {
     diagnose::LostRank lost{
         .rank = number,
         .size = group_.size(),
-        .world_rank = group_.world_rank(number),
+        .by_exception = group_.has_left_by_exception(number),
         .status = diagnose::PeerStatus{.rank = number, .last = calls.last(member)},
         .call = calls.call(me_, sequence),
         .waiting = {group_.rank()}};
-    return group_.fail(FailureKind::peer_lost, diagnose::lost_sentence(lost, group_.name()));
+    return group_.fail(FailureKind::peer_lost, diagnose::lost_sentence(lost, group_.names()));
   }
   if (awaited.kind == Awaited::Kind::completion) return;
   for (int number : slow_readers()) {
@@ -52,27 +52,28 @@ void Channel::check_departures(const Awaited& awaited) const {
     // It may have read, and posted, just before it left.
     auto slow = slow_readers();
     if (std::ranges::find(slow, number) == slow.end()) continue;
-    const diagnose::LostRank lost{.rank = number,
-                                  .size = group_.size(),
-                                  .world_rank = group_.world_rank(number),
-                                  .how = diagnose::words_of_early_end(posted() + 1, group_.rank())};
-    return group_.fail(FailureKind::peer_lost, diagnose::lost_sentence(lost, group_.name()));
+    const diagnose::LostRank lost{
+        .rank = number,
+        .size = group_.size(),
+        .how = diagnose::words_of_early_end(posted() + 1, group_.rank(),
+                                            group_.has_left_by_exception(number), group_.names())};
+    return group_.fail(FailureKind::peer_lost, diagnose::lost_sentence(lost, group_.names()));
   }
 }
 
 std::string Channel::overdue(const Awaited& awaited, std::span<const int> late,
                              Duration waited) const {
   if (awaited.kind == Awaited::Kind::free_slot)
-    return diagnose::unread_sentence(late, memory_.depth(), group_.rank(), waited, group_.name());
+    return diagnose::unread_sentence(late, memory_.depth(), group_.rank(), waited, group_.names());
   const auto sequence = completed() + 1;
   const auto call = own_call(sequence);
-  if (!late.empty()) return diagnose::late_sentence(call, late, waited, group_.name());
+  if (!late.empty()) return diagnose::late_sentence(call, late, waited, group_.names());
   auto is_executing = [&](int number) {
     return group_.executes(number, execution_word(key_, sequence));
   };
   return diagnose::overdue_sentence(
       call, statuses_of(posted_calls(), group_.block(), sequence, is_executing), waited,
-      group_.name());
+      group_.names());
 }
 
 }  // namespace lockstep::shm

@@ -32,17 +32,18 @@ std::string prefix_of_round(Store& store, int rank) {
 
 Endpoint::Endpoint(std::shared_ptr<Store> store, int rank, int size, EndpointOptions options)
     : store_(std::move(store)),
-      options_(options),
-      arena_(make_arena(options, rank, size)),
+      options_(std::move(options)),
+      names_("world", options_.world_ranks),
+      arena_(make_arena(options_, rank, size)),
       prefix_(prefix_of_round(*store_, rank)),
       world_block_(rank == 0 ? make_block(size) : nullptr),
       handed_over_(hand_over(*store_, prefix_, rank, size, arena_,
                              world_block_ ? world_block_ - arena_->data() : 0,
-                             Deadline::after(options.join_timeout))),
+                             Deadline::after(options_.join_timeout))),
       presence_(handed_over_.peers),
       progress_(std::make_unique<ProgressEngine>(handed_over_.peers)) {
   progress_->set_due_action([this] { reap(); });
-  world_ = &add_group("world", all_ranks(size), peers().base(0) + handed_over_.world_block);
+  world_ = &add_group(names_, all_ranks(size), peers().base(0) + handed_over_.world_block);
   arena_->control().reaches_peers.store(reaches_peers() ? Control::yes : Control::no,
                                         std::memory_order_release);
   watcher_ = std::make_unique<Watcher>(

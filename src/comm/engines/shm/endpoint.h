@@ -38,6 +38,7 @@ namespace lockstep::shm {
 struct EndpointOptions {
   Duration timeout = std::chrono::minutes(10);  // of making a group
   Duration join_timeout = std::chrono::minutes(5);
+  std::vector<int> world_ranks = {};  // of these ranks, where they are a part of the world
   std::size_t arena_bytes = 1 << 30;  // address space
   // Whether peers may read and write this process's private memory, where the system lets them.
   bool share_private_memory = true;
@@ -64,7 +65,7 @@ class Endpoint {
   // All `members` (world ranks) call with the same unique name. Throws PeerLost when one of them
   // has ended, and BadInput on all of them when the first has no room for the group's block.
   [[nodiscard]] Group& make_group(const std::string& name, std::vector<int> members);
-  void leave(Group& group);
+  void leave(Group& group, bool by_exception = false);
   // A call of the group failed that had allocated this block for its members to take: it is free
   // again when those that did have let go, and the others have left the group.
   void give_up(Group& group, std::byte* held);
@@ -82,18 +83,18 @@ class Endpoint {
 
   [[nodiscard]] std::byte* make_block(int members, std::string key = {});
   // For a group whose first member this rank is. The others hear of it when that fails.
-  [[nodiscard]] std::byte* make_own_block(const std::string& key, const std::string& name,
+  [[nodiscard]] std::byte* make_own_block(const std::string& key, const GroupNames& names,
                                           std::span<const int> members);
   // Says under the group's key why it cannot be made.
   void refuse(const std::string& key, const std::string& why) noexcept;
   // Of groups that all members have left.
   void erase_used_keys();
-  [[nodiscard]] Group& add_group(const std::string& name, std::vector<int> members,
+  [[nodiscard]] Group& add_group(const GroupNames& names, std::vector<int> members,
                                  std::byte* block);
   // Throws PeerLost unless all of them can take part in a new group.
-  void check_alive(const std::string& name, std::span<const int> members) const;
+  void check_alive(const GroupNames& names, std::span<const int> members) const;
   // Where the first member has put the group's block, in its arena.
-  [[nodiscard]] std::uint64_t find_block(const std::string& key, const std::string& name,
+  [[nodiscard]] std::uint64_t find_block(const std::string& key, const GroupNames& names,
                                          std::span<const int> members);
   // Whether this process can read and write the private memory of all peers, and gains by it.
   [[nodiscard]] bool reaches_peers() const;
@@ -107,7 +108,8 @@ class Endpoint {
   const sys::OwnProcess process_;
   const rendezvous::GracePeriod grace_;
   std::shared_ptr<Store> store_;
-  EndpointOptions options_;
+  const EndpointOptions options_;
+  const GroupNames names_;  // of the world of this endpoint
   std::shared_ptr<Arena> arena_;
   std::string prefix_;
   std::vector<OwnBlock> own_blocks_;  // those this rank made; guarded as groups_ are

@@ -14,9 +14,9 @@
 namespace lockstep::shm {
 
 Group::Group(ProgressEngine& progress, const Peers& peers, const Presence& presence,
-             std::string name, std::vector<int> members, std::byte* block)
+             GroupNames names, std::vector<int> members, std::byte* block)
     : progress_(progress),
-      shared_(peers, presence, std::move(name), std::move(members), block),
+      shared_(peers, presence, std::move(names), std::move(members), block),
       channels_(1 + 2 * static_cast<std::size_t>(size())) {
   (void)add_channel({}, this->block().collectives(), all_ranks(size()));
 }
@@ -84,7 +84,7 @@ bool Group::post_next(Channel& channel, const Posting& posting) {
 
 void Group::fail_by_error(const std::exception& error) const {
   try {
-    fail(FailureKind::aborted, diagnose::aborted_sentence(rank(), error.what(), name()));
+    fail(FailureKind::aborted, diagnose::aborted_sentence(rank(), error.what(), names()));
   } catch (const std::bad_alloc&) {
     fail(FailureKind::aborted, "a rank ended the group: it has no memory");
   }
@@ -143,9 +143,8 @@ void Group::fail_by_end(int world_rank, const std::string& process) const {
   auto place = std::ranges::find(members(), world_rank);
   if (place == members().end()) return;
   auto lost = lost_rank(channels_[0]->posted_calls(), static_cast<int>(place - members().begin()));
-  lost.world_rank = world_rank;
   lost.ended_process = process;
-  fail(FailureKind::peer_lost, diagnose::lost_sentence(lost, name()));
+  fail(FailureKind::peer_lost, diagnose::lost_sentence(lost, names()));
 }
 
 void Group::throw_failure() {
@@ -162,9 +161,8 @@ void Group::let_peers_finish(Deadline deadline, bool by_exception) noexcept {
         const diagnose::LostRank lost{
             .rank = rank(),
             .size = size(),
-            .world_rank = shared_.world_rank(rank()),
-            .how = diagnose::words_of_unwinding(channel->own_call(last.sequence))};
-        return fail(FailureKind::peer_lost, diagnose::lost_sentence(lost, name()));
+            .how = diagnose::words_of_unwinding(channel->own_call(last.sequence), names())};
+        return fail(FailureKind::peer_lost, diagnose::lost_sentence(lost, names()));
       }
       wait(*channel, last, std::min<Duration>(channel->timeout_of(last.sequence), deadline.left()));
     } catch (const std::exception&) {
@@ -173,13 +171,16 @@ void Group::let_peers_finish(Deadline deadline, bool by_exception) noexcept {
   }
 }
 
-void Group::leave() const {
-  block().left(rank()).store(GroupBlock::posts_no_more, std::memory_order_seq_cst);
+void Group::leave(bool by_exception) const {
+  const std::uint32_t why = by_exception ? GroupBlock::by_exception : 0;
+  block().left(rank()).store(GroupBlock::posts_no_more | why, std::memory_order_seq_cst);
 }
 
 void Group::go() const {
   block().release_hold(shared_.peers(), rank());
-  block().left(rank()).store(GroupBlock::gone, std::memory_order_release);
+  auto& left = block().left(rank());
+  const auto why = left.load(std::memory_order_relaxed) & GroupBlock::by_exception;
+  left.store(GroupBlock::gone | why, std::memory_order_release);
 }
 
 bool Group::is_settled() const {

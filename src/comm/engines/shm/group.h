@@ -28,7 +28,7 @@ namespace lockstep::shm {
 class Group {
  public:
   // As SharedGroup's.
-  Group(ProgressEngine& progress, const Peers& peers, const Presence& presence, std::string name,
+  Group(ProgressEngine& progress, const Peers& peers, const Presence& presence, GroupNames names,
         std::vector<int> members, std::byte* block);
   // Nothing of it is under way any more, or the whole endpoint ends.
   ~Group();
@@ -37,7 +37,7 @@ class Group {
 
   [[nodiscard]] int rank() const { return shared_.rank(); }
   [[nodiscard]] int size() const { return shared_.size(); }
-  [[nodiscard]] const std::string& name() const { return shared_.name(); }
+  [[nodiscard]] const GroupNames& names() const { return shared_.names(); }
   [[nodiscard]] const std::vector<int>& members() const { return shared_.members(); }
   [[nodiscard]] const GroupBlock& block() const { return shared_.block(); }
 
@@ -62,7 +62,7 @@ class Group {
   void let_peers_finish(Deadline deadline, bool by_exception) noexcept;
 
   // Its handle is gone: this member posts nothing more.
-  void leave() const;
+  void leave(bool by_exception) const;
   // All that it has posted is complete: it looks at the group's block no more.
   void go() const;
   // Under the engine's mutex: nothing of it is under way, here or elsewhere.

@@ -71,7 +71,7 @@ std::atomic<std::uint32_t>& GroupBlock::left(int member) const {
 
 bool GroupBlock::everyone_is_gone() const {
   for (int member = 0; member < members_; ++member) {
-    if (left(member).load(std::memory_order_acquire) != gone) return false;
+    if ((left(member).load(std::memory_order_acquire) & gone) == 0) return false;
   }
   return true;
 }

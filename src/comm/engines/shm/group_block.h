@@ -35,7 +35,7 @@ struct SharedFailure {
   enum : std::uint32_t { alive, being_written, written };
   std::atomic<std::uint32_t> state{alive};
   std::atomic<std::uint32_t> kind{0};
-  sys::SharedText<96> text;
+  sys::SharedText<512> text;
 };
 
 struct GroupHeader {
@@ -154,8 +154,8 @@ class GroupBlock {
     return reinterpret_cast<GroupHeader*>(base_)->failure;
   }
   // What has become of a member: it posts until its handles are gone, and looks here until all that
-  // it posted is complete.
-  enum : std::uint32_t { present, posts_no_more, gone };
+  // it posted is complete. `by_exception` is added if an exception took the handles away.
+  enum : std::uint32_t { present, posts_no_more, gone, by_exception = 4 };
   [[nodiscard]] std::atomic<std::uint32_t>& left(int member) const;
   [[nodiscard]] bool everyone_is_gone() const;
   [[nodiscard]] ChannelMemory collectives() const;

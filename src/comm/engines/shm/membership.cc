@@ -35,13 +35,13 @@ std::byte* Endpoint::make_block(int members, std::string key) {
   return block;
 }
 
-Group& Endpoint::add_group(const std::string& name, std::vector<int> members, std::byte* block) {
+Group& Endpoint::add_group(const GroupNames& names, std::vector<int> members, std::byte* block) {
   GroupBlock memory(block, static_cast<int>(members.size()));
   auto me = std::ranges::find(members, peers().rank()) - members.begin();
   try {
-    auto group = std::make_shared<Group>(*progress_, peers(), presence_, name, members, block);
+    auto group = std::make_shared<Group>(*progress_, peers(), presence_, names, members, block);
     std::lock_guard lock(progress_->mutex());
-    check_alive(name, members);
+    check_alive(names, members);
     groups_.push_back(std::move(group));
     return *groups_.back();
   } catch (...) {
@@ -52,32 +52,34 @@ Group& Endpoint::add_group(const std::string& name, std::vector<int> members, st
   }
 }
 
-void Endpoint::check_alive(const std::string& name, std::span<const int> members) const {
+void Endpoint::check_alive(const GroupNames& names, std::span<const int> members) const {
   for (int member : members) {
     if (!presence_.has_ended(member)) continue;
-    throw PeerLost(formatted("making group {}: rank {} of the world has ended", name, member));
+    throw PeerLost(formatted("making group {}: rank {} of the world has ended", names.name(),
+                             names_.world_rank(member)));
   }
 }
 
 Group& Endpoint::make_group(const std::string& name, std::vector<int> members) {
   auto key = formatted("{}group/{}", prefix_, name);
+  const GroupNames names = names_.part(members, name);
   int owner = members.front();
   if (owner != peers().rank()) {
-    auto* block = peers().base(owner) + find_block(key, name, members);
-    return add_group(name, std::move(members), block);
+    auto* block = peers().base(owner) + find_block(key, names, members);
+    return add_group(names, std::move(members), block);
   }
   reap();
   erase_used_keys();
-  auto* block = make_own_block(key, name, members);
+  auto* block = make_own_block(key, names, members);
   store_->set(key, std::to_string(block - arena_->data()));
-  return add_group(name, std::move(members), block);
+  return add_group(names, std::move(members), block);
 }
 
-std::byte* Endpoint::make_own_block(const std::string& key, const std::string& name,
+std::byte* Endpoint::make_own_block(const std::string& key, const GroupNames& names,
                                     std::span<const int> members) {
   try {
     std::lock_guard lock(progress_->mutex());
-    check_alive(name, members);
+    check_alive(names, members);
     return make_block(static_cast<int>(members.size()), key);
   } catch (const PeerLost& error) {
     refuse(key, std::string(lost_mark) + error.what());
@@ -85,7 +87,7 @@ std::byte* Endpoint::make_own_block(const std::string& key, const std::string& n
   } catch (const std::exception& error) {
     refuse(key,
            formatted("{}making group {}: its first member, rank {} of the world, could not: {}",
-                     refused_mark, name, peers().rank(), error.what()));
+                     refused_mark, names.name(), names_.world_rank(peers().rank()), error.what()));
     throw;
   }
 }
@@ -107,14 +109,14 @@ void Endpoint::erase_used_keys() {
   for (const auto& key : used) store_->erase(key);
 }
 
-std::uint64_t Endpoint::find_block(const std::string& key, const std::string& name,
+std::uint64_t Endpoint::find_block(const std::string& key, const GroupNames& names,
                                    std::span<const int> members) {
   constexpr auto look_again = std::chrono::milliseconds(200);
   auto deadline = Deadline::after(options_.timeout);
   for (;;) {
     {
       std::lock_guard lock(progress_->mutex());
-      check_alive(name, members);
+      check_alive(names, members);
     }
     try {
       return offset_in(key, store_->get(key, Deadline::after(look_again).or_sooner(deadline)));
@@ -123,23 +125,23 @@ std::uint64_t Endpoint::find_block(const std::string& key, const std::string& na
       bool is_gone = presence_.has_departed(members.front()) && !store_->try_get(key);
       if (is_gone)
         throw PeerLost(formatted("making group {}: its first member, rank {} of the world, left",
-                                 name, members.front()));
+                                 names.name(), names.world_rank(0)));
       if (!deadline.passed()) continue;
       throw Timeout(
           formatted("making group {}: rank {} of the world, its first member, has not "
                     "called within {}",
-                    name, members.front(), format_duration(options_.timeout)));
+                    names.name(), names.world_rank(0), format_duration(options_.timeout)));
     }
   }
 }
 
-void Endpoint::leave(Group& group) {
+void Endpoint::leave(Group& group, bool by_exception) {
   if (process_.is_copy_of_parent()) return;
   std::shared_ptr<Group> kept;  // from here on another thread may reap it
   {
     std::lock_guard lock(progress_->mutex());
     kept = *std::ranges::find(groups_, &group, &std::shared_ptr<Group>::get);
-    kept->leave();
+    kept->leave(by_exception);
     leaving_.push_back(kept.get());
     progress_->set_due(leaving_.size());
   }

@@ -104,7 +104,7 @@ std::optional<CallRecord> PostedCalls::last(int member) const {
 }
 
 std::string difference_between(const PostedCalls& calls, std::uint64_t sequence, int one, int other,
-                               std::string_view group) {
+                               const GroupNames& group) {
   if (other < 0) std::tie(one, other) = unlike_pair(calls, sequence);
   return diagnose::mismatch_sentence(calls.call(one, sequence), calls.ranks[one],
                                      calls.call(other, sequence), calls.ranks[other], group);

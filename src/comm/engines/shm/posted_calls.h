@@ -33,7 +33,7 @@ struct PostedCalls {
 // rank 0 called all_reduce #5 (sum, 100 x float32, a.cc:3) where rank 3 called broadcast #5 (root
 // 0, ...). `other` below 0: some two whose counts in an all_to_all do not fit.
 [[nodiscard]] std::string difference_between(const PostedCalls& calls, std::uint64_t sequence,
-                                             int one, int other, std::string_view group);
+                                             int one, int other, const GroupNames& group);
 
 // Of each member of a channel, and of operation `sequence` that some wait in. `is_executing(rank)`:
 // whether that rank executes a segment of it now.

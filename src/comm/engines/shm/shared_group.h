@@ -8,13 +8,13 @@
 //     posted still counts.
 #pragma once
 
+#include "comm/call/group_names.h"
 #include "comm/engines/shm/execution_marks.h"
 #include "comm/engines/shm/group_block.h"
 #include "comm/engines/shm/peers.h"
 #include "comm/engines/shm/presence.h"
 
 #include <cstdint>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -22,15 +22,15 @@ namespace lockstep::shm {
 
 class SharedGroup {
  public:
-  // `members`: world ranks in the group's order; `block`: where this process sees the group's
-  // block.
-  SharedGroup(const Peers& peers, const Presence& presence, std::string name,
+  // `members`: ranks of the endpoint in the group's order; `block`: where this process sees the
+  // group's block.
+  SharedGroup(const Peers& peers, const Presence& presence, GroupNames names,
               std::vector<int> members, std::byte* block);
 
   [[nodiscard]] const Peers& peers() const { return peers_; }
   [[nodiscard]] const Presence& presence() const { return presence_; }
   [[nodiscard]] const GroupBlock& block() const { return block_; }
-  [[nodiscard]] const std::string& name() const { return name_; }
+  [[nodiscard]] const GroupNames& names() const { return names_; }
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return static_cast<int>(members_.size()); }
   [[nodiscard]] const std::vector<int>& members() const { return members_; }
@@ -40,6 +40,8 @@ class SharedGroup {
 
   // That member (a number of the group) posts nothing more.
   [[nodiscard]] bool has_departed(int number) const;
+  // It has, and said that an exception is why.
+  [[nodiscard]] bool has_left_by_exception(int number) const;
   // Whether it says that it executes something of that execution_word().
   [[nodiscard]] bool executes(int number, std::uint64_t word) const;
 
@@ -55,7 +57,7 @@ class SharedGroup {
  private:
   const Peers& peers_;
   const Presence& presence_;
-  const std::string name_;
+  const GroupNames names_;
   const std::vector<int> members_;
   const GroupBlock block_;
   int rank_ = -1;

@@ -42,7 +42,7 @@ const Answer another{true, theirs, 8, call(Collective::all_gather, 8, 92, "")};
 TEST(CallQuery, WhoDoesNotAnswerIsNeeded) {
   auto query = query_about({1, 2, 3});
   query.answers = {{1, posted}, {2, posted}};
-  auto report = query.report("world");
+  auto report = query.report({"world"});
   EXPECT_EQ(report.kind, diagnose::FailureKind::timeout);
   EXPECT_EQ(report.text,
             "after 1s: rank 3 did not answer, and is needed for all_reduce #8 (bucket 2, 4 kB, "
@@ -55,7 +55,7 @@ TEST(CallQuery, WhoIsStoppedIsNamedBeforeAllOthers) {
   auto query = query_about({1, 2, 3});
   query.answers = {{1, not_posted}};
   query.stopped = {{3, "4711"}};
-  auto report = query.report("world");
+  auto report = query.report({"world"});
   EXPECT_EQ(report.kind, diagnose::FailureKind::timeout);
   EXPECT_EQ(report.text,
             "after 1s: rank 3 did not answer, and is needed for all_reduce #8 (bucket 2, 4 kB, "
@@ -66,7 +66,7 @@ TEST(CallQuery, WhoIsStoppedIsNamedBeforeAllOthers) {
 TEST(CallQuery, WhoDidNotCallIsNamedFirst) {
   auto query = query_about({1, 2, 3});
   query.answers = {{1, posted}, {2, not_posted}};
-  auto report = query.report("world");
+  auto report = query.report({"world"});
   EXPECT_EQ(report.kind, diagnose::FailureKind::timeout);
   EXPECT_EQ(report.text,
             "after 1s: rank 2 never called all_reduce #8 (bucket 2, 4 kB, train.cc:88) that ranks "
@@ -79,7 +79,7 @@ TEST(CallQuery, WhoDidNotCallIsNamedFirst) {
 TEST(CallQuery, WhoHasCalledNothingYetIsNamed) {
   auto query = query_about({1, 2});
   query.answers = {{1, Answer{}}, {2, Answer{}}};
-  EXPECT_EQ(query.report("world").text,
+  EXPECT_EQ(query.report({"world"}).text,
             "after 1s: ranks 1, 2 never called all_reduce #8 (bucket 2, 4 kB, train.cc:88) that "
             "rank 0 waits "
             "in; they have made no call yet");
@@ -89,7 +89,7 @@ TEST(CallQuery, WhoIsFurthestBehindIsNamed) {
   auto query = query_about({1, 2, 3});
   query.answers = {{1, not_posted}, {2, not_posted}, {3, not_posted}};
   query.answers.at(2).call->number = 5;
-  EXPECT_EQ(query.report("world").text,
+  EXPECT_EQ(query.report({"world"}).text,
             "after 1s: rank 2 never called all_reduce #8 (bucket 2, 4 kB, train.cc:88) that rank 0 "
             "waits in; its last call was broadcast #5 (weights, root 0, 1000 x float32, "
             "train.cc:80); ranks 1, 3 are behind, too");
@@ -100,7 +100,7 @@ TEST(CallQuery, ADifferenceComesBeforeADeadline) {
     auto query = query_about({1, 2}, cause);
     query.answers = {{1, not_posted}, {2, another}};
     if (cause == CallQuery::Cause::difference) query.answers.erase(1);
-    auto report = query.report("world");
+    auto report = query.report({"world"});
     EXPECT_EQ(report.kind, diagnose::FailureKind::mismatch);
     EXPECT_NE(report.text.find("rank 0 called all_reduce #8"), std::string::npos) << report.text;
     EXPECT_NE(report.text.find("rank 2 called all_gather #8 (1000 x float32, train.cc:92)"),
@@ -110,7 +110,7 @@ TEST(CallQuery, ADifferenceComesBeforeADeadline) {
 }
 
 TEST(CallQuery, WhoDiffersAndIsSilentIsNamedAllTheSame) {
-  auto report = query_about({2}, CallQuery::Cause::difference).report("world");
+  auto report = query_about({2}, CallQuery::Cause::difference).report({"world"});
   EXPECT_EQ(report.kind, diagnose::FailureKind::mismatch);
   EXPECT_NE(report.text.find("where rank 2 called another call, and did not say which"),
             std::string::npos)
