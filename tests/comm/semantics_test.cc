@@ -2,15 +2,22 @@
 // arguments are checked before anything is sent.
 #include <lockstep/base/error.h>
 
+#include "support/messages.h"
 #include "support/torch/engine_test.h"
 #include "support/torch/values.h"
 
+#include <ATen/ops/_efficientzerotensor.h>
+#include <ATen/ops/_neg_view.h>
+#include <ATen/ops/complex.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/imag.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
+#include <string>
 #include <thread>
+#include <utility>
 
 using namespace lockstep;
 using namespace std::chrono_literals;
@@ -217,6 +224,38 @@ TEST_P(Arguments, WrongOnesAreRefusedBeforeAnythingIsSent) {
     auto alive = at::ones({5});
     group.all_reduce(alive).wait();
     EXPECT_EQ(alive[0].item<float>(), static_cast<float>(size));
+  });
+}
+
+// Views that LibTorch calls contiguous, and whose values are not in their memory.
+TEST_P(Arguments, ViewsWithoutValuesOfTheirOwnAreReadAndNotWritten) {
+  run([](Group group) {
+    const auto size = static_cast<float>(group.size());
+    const auto numbers = at::complex(at::ones({3}), at::ones({3}));
+    const auto zeros = at::_efficientzerotensor({3}, at::TensorOptions(at::kFloat));
+    const std::pair<at::Tensor, std::string> cases[] = {
+        {numbers.conj(), "the output is a conjugated view; pass its resolve_conj()"},
+        {at::imag(numbers.conj()), "the output is not contiguous; pass a contiguous tensor"},
+        {at::_neg_view(at::ones({3})), "the output is a negated view; pass its resolve_neg()"},
+        {zeros, "the output is zeros without memory; pass a clone() of it"}};
+    for (const auto& [view, words] : cases) {
+      const auto text =
+          test::message_of<InvalidArgument>([&, view = view] { group.all_reduce(view).wait(); });
+      test::expect_words(text, {words + ", and copy from it"});
+    }
+    auto gathered = at::ones({3 * group.size()});
+    group.all_gather(gathered, zeros).wait();
+    EXPECT_EQ(gathered.sum().item<float>(), 0);
+    group.all_gather(gathered, at::_neg_view(at::ones({3}))).wait();
+    EXPECT_EQ(gathered.sum().item<float>(), -3 * size);
+  });
+}
+
+TEST_P(Arguments, APeerThatThereIsNotIsRefusedWhereHandlesAreAskedFor) {
+  run([](Group group) {
+    for (int peer : {-1, group.size(), group.rank()})
+      EXPECT_THROW(static_cast<void>(group.passes_handles(peer, 1 << 20)), InvalidArgument);
+    group.barrier().wait();
   });
 }
 

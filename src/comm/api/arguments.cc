@@ -25,9 +25,14 @@ bool is_integral(at::ScalarType dtype) {
   }
 }
 
-// Its memory holds its values, one after another.
-bool lies_plainly(const at::Tensor& tensor) {
-  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+// Why its memory does not hold its values, one after another, and what to pass instead; empty: it
+// does.
+std::string_view objection_to(const at::Tensor& tensor) {
+  if (tensor._is_zerotensor()) return "is zeros without memory; pass a clone() of it";
+  if (!tensor.is_contiguous()) return "is not contiguous; pass a contiguous tensor";
+  if (tensor.is_conj()) return "is a conjugated view; pass its resolve_conj()";
+  if (tensor.is_neg()) return "is a negated view; pass its resolve_neg()";
+  return {};
 }
 
 bool is_floating(at::ScalarType dtype) {
@@ -58,14 +63,15 @@ void Arguments::plain(const at::Tensor& tensor, std::string_view role) const {
 
 Operand Arguments::input(const at::Tensor& tensor) const {
   plain(tensor, "input");
-  if (lies_plainly(tensor)) return Operand::borrowed(tensor);
-  return Operand::owned(tensor.detach().resolve_conj().resolve_neg().contiguous());
+  if (objection_to(tensor).empty()) return Operand::borrowed(tensor);
+  const auto values = tensor._is_zerotensor() ? tensor.detach().clone() : tensor.detach();
+  return Operand::owned(values.resolve_conj().resolve_neg().contiguous());
 }
 
 void Arguments::output(const at::Tensor& tensor) const {
   plain(tensor, "output");
-  if (!lies_plainly(tensor))
-    refuse("the output is not contiguous; pass a contiguous tensor and copy from it");
+  if (const auto objection = objection_to(tensor); !objection.empty())
+    refuse("the output {}, and copy from it", objection);
 }
 
 void Arguments::absent(const at::Tensor& tensor, std::string_view role) const {

@@ -64,7 +64,8 @@ DType dtype_of(at::ScalarType dtype) {
       return DType::opaque16;
     default:
       throw InvalidArgument(
-          formatted("shm: no way to move elements of {} bytes", c10::elementSize(dtype)));
+          formatted("dtype {}: expected elements of 1, 2, 4, 8 or 16 bytes, found {}",
+                    c10::toString(dtype), c10::elementSize(dtype)));
   }
 }
 
