@@ -5,10 +5,11 @@
 #include "base/format.h"
 #include "base/text.h"
 #include "base/visible.h"
-#include "elastic/round_store.h"
+#include "comm/rendezvous/meeting_store.h"
 #include "launch/environment.h"
 #include "launch/round_keys.h"
 
+#include <lockstep/base/error.h>
 #include <lockstep/store/open.h>
 
 #include <algorithm>
@@ -117,8 +118,12 @@ std::optional<std::string> Rounds::marked(const std::string& name) const {
 }
 
 std::shared_ptr<Store> Rounds::filtered(std::shared_ptr<Store> store) const {
-  return std::make_shared<RoundStore>(
-      std::move(store), [rounds = *this] { return rounds.ended(); }, round_);
+  auto check = [rounds = *this, round = round_](Store&) {
+    if (const std::optional<std::string> end = rounds.ended())
+      throw PeerLost(formatted("round {} has ended: {}", round, *end));
+    return true;
+  };
+  return std::make_shared<rendezvous::MeetingStore>(std::move(store), std::move(check));
 }
 
 // As detect_rank() reads it from the environment of a worker that is started for this round.

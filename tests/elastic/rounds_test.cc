@@ -3,7 +3,6 @@
 #include <lockstep/store/memory_store.h>
 
 #include "elastic/round_loop.h"
-#include "elastic/round_store.h"
 #include "elastic/rounds.h"
 #include "elastic/small_agent.h"
 #include "support/messages.h"

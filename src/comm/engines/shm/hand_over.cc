@@ -243,7 +243,7 @@ void Meeting::accept_higher() {
   }
 }
 
-// PeerLost where the store has gone, or where what stands before it (src/elastic/round_store.h)
+// PeerLost where the store has gone, or where what stands before it (rendezvous/meeting_store.h)
 // knows that those that are missing will not come. It is asked for a key that no rank sets.
 void Meeting::ask_store() const {
   try {
