@@ -148,8 +148,8 @@ FileDescriptor open_pidfd(pid_t pid) {
   return FileDescriptor(static_cast<int>(number));
 }
 
-// The kernel looks at the descriptor first; signal 0 is none. Where the call itself is refused, /proc
-// has the word: "anon_inode:[pidfd]", "pidfd:[4711]".
+// The kernel looks at the descriptor first; signal 0 is none. Where the call itself is refused,
+// /proc has the word: "anon_inode:[pidfd]", "pidfd:[4711]".
 bool is_pidfd(int number) {
   if (::syscall(SYS_pidfd_send_signal, number, 0, nullptr, 0U) == 0 || errno == ESRCH) return true;
   if (errno == EBADF) return false;
