@@ -1,5 +1,6 @@
 // What the options of a run must be together.
 #include "base/check.h"
+#include "base/counted.h"
 #include "base/text.h"
 #include "base/visible.h"
 #include "train/communication.h"
@@ -34,10 +35,6 @@ void check_division(const Options& options) {
               options.shard);
   check_input(!options.reduce_in_step || options.node_shared,
               "--reduce-in-step needs --node-shared");
-}
-
-std::string counted(std::int64_t count, std::string_view noun, std::string_view plural = "s") {
-  return formatted("{} {}{}", count, noun, count == 1 ? "" : plural);
 }
 
 void check_batch(const Options& options, std::int64_t learners) {

@@ -1,5 +1,6 @@
 // What Run does about a checkpoint: whether it fits, and what is said of it.
 #include "base/check.h"
+#include "base/counted.h"
 #include "base/fingerprint.h"
 #include "base/format.h"
 #include "base/text.h"
@@ -188,8 +189,8 @@ void Run::say_notices() {
 
 void Run::say_round() {
   if (!world_.is_root()) return;
-  progress_.say(formatted("round {}: goes on at step {} of {} on {} {}", in_.round->number(), step_,
-                          steps_, world_.size(), world_.size() == 1 ? "rank" : "ranks"));
+  progress_.say(formatted("round {}: goes on at step {} of {} on {}", in_.round->number(), step_,
+                          steps_, counted(world_.size(), "rank")));
 }
 
 void Run::say_resumed(const checkpoint::TrainingState& state) {

@@ -1,6 +1,7 @@
 #include "train/strategy.h"
 
 #include "base/check.h"
+#include "base/counted.h"
 #include "base/visible.h"
 #include "train/axes.h"
 #include "train/elastic_options.h"
@@ -76,8 +77,8 @@ void check_servers(const Options& options, int ranks) {
               "--servers {} and --workers {} are {} ranks, found {}", servers, options.workers,
               servers + options.workers, ranks);
   check_input(servers < ranks,
-              "--strategy ps: {} of {} ranks are servers, and no worker is left: give --workers",
-              servers, ranks);
+              "--strategy ps: {} of {} would be servers, and no worker is left: give --workers",
+              servers, counted(ranks, "rank"));
   check_input(options.staleness == 0 || options.consistency == "auto" ||
                   options.consistency == "stale-synchronous",
               "--staleness {} needs --consistency stale-synchronous, found {}", options.staleness,

@@ -221,7 +221,7 @@ TEST(Strategies, CombinationsWithoutMeaningAreOneLine) {
                   setup.servers = 3;
                 },
                 3),
-            "--strategy ps: 3 of 3 ranks are servers, and no worker is left: give --workers");
+            "--strategy ps: 3 of 3 ranks would be servers, and no worker is left: give --workers");
   EXPECT_EQ(refused(
                 [&](RunSetup& setup) {
                   ps(setup);

@@ -2,6 +2,7 @@
 // tokens of a model in a folder of the model hubs.
 #include "apps/program.h"
 #include "base/check.h"
+#include "base/counted.h"
 #include "base/text.h"
 #include "base/visible.h"
 
@@ -126,14 +127,14 @@ CommandOptions declared(Given& given) {
   options.add(
       {"new-tokens", "N", "with --model: tokens to make", "20"},
       [&](const std::string& text) { given.new_tokens = checked_number(text, 0, most_tokens); });
-  options.add({"temperature", "T", "below 1: likelier text; above: stranger; 0: as --greedy", "1"},
+  options.add({"temperature", "T", "sampling temperature; 0: as --greedy", "1"},
               [&](const std::string& text) {
                 (void)temperature_of(text);
                 given.temperature = text;
               });
   options.add({"top-k", "K", "draw among the K likeliest tokens only; 0: among all", "0"},
               [&](const std::string& text) { given.top_k = checked_number(text, 0, most_tokens); });
-  options.add({"seed", "S", "which text", "1337"}, number_into(given.seed, 0, most_tokens));
+  options.add({"seed", "S", "random seed", "1337"}, number_into(given.seed, 0, most_tokens));
   options.add({"mesh", "AXES",
                "tp=2: 2 ranks compute the model together (lockstep run -n 2 lockstep generate)"},
               [&](const std::string& text) { given.mesh = text; });
@@ -175,10 +176,10 @@ void take_run(Given& given, const std::vector<std::string>& words) {
 void check_positions(const models::Gpt& model, std::int64_t prompt, std::int64_t more) {
   const std::int64_t block = model->options().block;
   check_input(more == 0 || prompt + more - 1 <= block,
-              "this GPT-2 has {} positions, and {} tokens of the prompt with --new-tokens {} need "
-              "{}: make at most {} new tokens",
-              block, prompt, more, prompt + more - 1,
-              std::max<std::int64_t>(0, block - prompt + 1));
+              "this GPT-2 has {} positions, and {} of the prompt with --new-tokens {} need "
+              "{}: make at most {}",
+              block, counted(prompt, "token"), more, prompt + more - 1,
+              counted(std::max<std::int64_t>(0, block - prompt + 1), "new token"));
 }
 void check_positions(const models::Llama&, std::int64_t, std::int64_t) {}
 

@@ -1,6 +1,7 @@
 #include "apps/plan/pipeline.h"
 
 #include "apps/program.h"
+#include "base/counted.h"
 #include "base/format.h"
 #include "base/text.h"
 #include "sys/files.h"
@@ -112,8 +113,9 @@ std::string report_of(const plan::Schedule& schedule, const plan::PipelineTimes&
                       const plan::Simulation& simulation) {
   const plan::StageTimes& stage = times.stages.front();
   const auto longest = &simulation.longest() - simulation.ranks.data();
-  return formatted("{}: {} stages on {} ranks, {} micro-batches\n", schedule.name, schedule.stages,
-                   schedule.rank_count(), schedule.micro_batches) +
+  return formatted("{}: {} on {}, {}\n", schedule.name, counted(schedule.stages, "stage"),
+                   counted(schedule.rank_count(), "rank"),
+                   counted(schedule.micro_batches, "micro-batch", "es")) +
          formatted("times: F {:g}, B {:g}, I {:g}, W {:g}, communication {:g}\n\n", stage.forward,
                    stage.backward, stage.input, stage.weight, times.communication) +
          text_picture(schedule, times, simulation) + "\n" + table_of(simulation) +

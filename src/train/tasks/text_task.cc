@@ -1,6 +1,7 @@
 #include "train/tasks/text_task.h"
 
 #include "base/check.h"
+#include "base/counted.h"
 #include "base/text.h"
 #include "base/visible.h"
 #include "data/bigram.h"
@@ -193,10 +194,9 @@ void TextTask::load(const Options& options, const Group& group) {
   ranks_ = group.size();
   tokens_ = own_tokens();
   std::int64_t rows = tokens_.train.size(0) / block_;
-  check_input(
-      rows >= ranks_,
-      "{}: expected a block of {} tokens for each of {} ranks, found {} tokens for training", data_,
-      block_, ranks_, tokens_.train.size(0));
+  check_input(rows >= ranks_, "{}: expected a block of {} for each of {}, found {} for training",
+              data_, counted(block_, "token"), counted(ranks_, "rank"),
+              counted(tokens_.train.size(0), "token"));
   training_.emplace(tokens_.train, block_);
   validation_.emplace(tokens_.validation, block_);
 }
