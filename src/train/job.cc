@@ -5,6 +5,9 @@
 #include "launch/environment.h"
 #include "sys/files.h"
 #include "sys/plain_file.h"
+#include "sys/topology.h"
+
+#include <unistd.h>
 
 #include <cstdint>
 #include <sstream>
@@ -18,10 +21,18 @@ constexpr const char* slurm_entry = "slurm ";
 
 bool is_positive(const char* variable) { return environment::integer(variable, 0).value_or(0) > 0; }
 
+// torchrun calls every run "none" unless it is told otherwise: then its agent, which starts all
+// rounds of a run, tells runs apart.
+std::string launch_of_this_process() {
+  const std::string run = environment::text(launch::variable::run_id).value_or("");
+  if (run != "none") return run;
+  return formatted("none of process {} on host {}", ::getppid(), sys::host_name());
+}
+
 }  // namespace
 
 Job job_of_this_process() {
-  return {.launch = environment::text(launch::variable::run_id).value_or(""),
+  return {.launch = launch_of_this_process(),
           .is_launched_again =
               is_positive(launch::variable::restart_count) || is_positive(launch::variable::round),
           .slurm = environment::text("SLURM_JOB_ID").value_or(""),

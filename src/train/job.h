@@ -8,7 +8,7 @@
 namespace lockstep::train {
 
 struct Job {
-  std::string launch;              // TORCHELASTIC_RUN_ID, of `lockstep run` and torchrun
+  std::string launch;              // the run of `lockstep run` or torchrun; empty: neither
   bool is_launched_again = false;  // in a later round, or after a restart
   std::string slurm;               // SLURM_JOB_ID, which a requeued job keeps
   bool is_requeued = false;

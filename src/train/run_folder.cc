@@ -24,6 +24,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr const char* lock_name = "run.lock";
 constexpr const char* config_name = "config.toml";
 constexpr const char* metrics_name = "metrics.jsonl";
 constexpr const char* result_name = "result.txt";
@@ -101,7 +102,7 @@ fs::path abandoned_name(const fs::path& path) {
 
 void RunFolder::lock() {
   if (lock_ || !is_there(path_)) return;
-  lock_.emplace(path_ / "run.lock");
+  lock_.emplace(path_ / lock_name);
   if (lock_->state() == sys::FileLock::State::busy && fence_ && fence_->is_of_earlier_round()) {
     notices_.push_back(
         formatted("{}: {}, of an earlier round of this run, still holds the lock; this round has "
@@ -138,6 +139,13 @@ std::optional<fs::path> RunFolder::chosen_start() const {
   if (options_.resume || names_one) return chosen();
   if (!options_.overwrite) check_is_new();
   return std::nullopt;
+}
+
+// If the folder has a lock, a run may be at work that has saved nothing yet: find_checkpoint() says
+// so.
+void RunFolder::check_start() const {
+  if (options_.resume && is_there(path_ / lock_name)) return;
+  (void)chosen_start();
 }
 
 std::optional<fs::path> RunFolder::find_checkpoint() {

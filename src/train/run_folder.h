@@ -38,7 +38,7 @@ class RunFolder {
   // Changes nothing but the lock.
   [[nodiscard]] std::optional<std::filesystem::path> find_checkpoint();
   // The same without the lock, before any rank is started: BadInput alone counts.
-  void check_start() const { (void)chosen_start(); }
+  void check_start() const;
   // In a later round of an elastic run: the newest one, if there is any. Changes nothing but the
   // lock.
   [[nodiscard]] std::optional<std::filesystem::path> newest_checkpoint();

@@ -1,5 +1,6 @@
 // A task that is none of the trainer's own, with no more than a task must have.
 #include <lockstep/train/epoch_batches.h>
+#include <lockstep/train/program.h>
 #include <lockstep/train/task.h>
 
 #include "train/messages.h"
@@ -136,6 +137,15 @@ TEST(OwnTaskChecks, OtherDataAndOtherModelsAreRefusedOnAResume) {
   EXPECT_EQ(refused(options, other_model),
             "--resume: bias is false, the checkpoint's is true: a run goes on with the model that "
             "it has");
+}
+
+// As a program that was started without even its own name.
+TEST(OwnTaskChecks, AProgramWithoutWordsSaysWhatIsMissing) {
+  SumTask task;
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(run_program(task, 0, nullptr), 2);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            "sum: --out is missing: name a folder for the run\n");
 }
 
 TEST(OwnTaskChecks, StopsEarly) {

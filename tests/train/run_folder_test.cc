@@ -250,6 +250,16 @@ TEST(RunFolder, ARestartOfAnotherJobIsRefused) {
   EXPECT_THROW((void)place.folder().find_checkpoint(), BadInput);
 }
 
+TEST(RunFolder, RunsOfTorchrunWithoutANameAreToldApart) {
+  Place place;
+  const Variables restarted{{{"TORCHELASTIC_RUN_ID", "none"}, {"TORCHELASTIC_RESTART_COUNT", "1"}}};
+  place.folder().open({});
+  fs::create_directories(place.out / "step-00000004");
+  EXPECT_EQ(place.folder().find_checkpoint(), place.out / "step-00000004");
+  write(place.out / ".job", "launch none of process 1 on host elsewhere\n");
+  EXPECT_THROW((void)place.folder().find_checkpoint(), BadInput);
+}
+
 TEST(RunFolder, ARequeuedJobOfSlurmGoesOnWithoutAnOption) {
   Place place;
   {
