@@ -101,6 +101,28 @@ TEST(GlobalBounds, WrongArgumentsAreRefusedAsOnOneProcess) {
     }
 }
 
+TEST(GlobalBounds, AnErrorOfAllRanksLeavesTheMeshAsItWas) {
+  const std::vector<BoundsCase> all = {
+      [](T x) { return x.max(); },
+      [](T x) { return x.amin(0); },
+      [](T x) { return x.argmax(0); },
+      [](T x) { return std::get<0>(x.max(0)); },
+      [](T x) { return std::get<0>(x.median(0)); },
+      [](T x) { return std::get<0>(x.aminmax(0)); },
+      [](T x) { return x.select(0, 0); },
+      [](T x) { return x.index_select(0, x.new_zeros({1}, at::kLong)); },
+  };
+  run_as_threads(3, [&](Group world) {
+    Mesh mesh = test::mesh_of_ranks(world, {3});
+    for (Placement one : {Placement(), Placement(Shard(0)), Placement(Shard(1))})
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        at::Tensor x = distribute(at::ones({0, 3}), mesh, {one});
+        EXPECT_ANY_THROW((void)all[i](x)) << i << " of " << describe(x);
+        EXPECT_EQ(full_tensor(distribute(at::ones({3}), mesh, {Shard(0)})).numel(), 3) << i;
+      }
+  });
+}
+
 TEST(GlobalBounds, TensorsWithoutElementsGiveThePlainResult) {
   const std::vector<BoundsCase> all = {
       [](T x) { return at::group_norm(x, 1); },
@@ -161,7 +183,7 @@ TEST(GlobalBounds, AnErrorOfOneRankReachesAllRanks) {
   for (const auto& [name, call] : all)
     for (std::int64_t rows : {0, 2}) {
       std::mutex mutex;
-      int failed = 0;
+      int failed = 0, refused = 0;
       std::string messages;
       run_as_threads(3, [&, call = call, rows](Group world) {
         Mesh mesh = test::mesh_of_ranks(world, {3});
@@ -173,6 +195,7 @@ TEST(GlobalBounds, AnErrorOfOneRankReachesAllRanks) {
         } catch (const std::exception& error) {
           message = error.what();
         }
+        const bool is_refused = !message.empty();
         try {  // the mesh's own group, which no operation on the tensors has used
           at::Tensor numbers = at::ones({3});
           world.all_reduce(numbers).wait();
@@ -181,8 +204,10 @@ TEST(GlobalBounds, AnErrorOfOneRankReachesAllRanks) {
         }
         std::lock_guard lock(mutex);
         failed += message.empty() ? 0 : 1;
+        refused += is_refused ? 1 : 0;
         messages += "\n" + message.substr(0, message.find('\n'));
       });
+      if (rows == 0) EXPECT_EQ(refused, 3) << name << messages;
       EXPECT_EQ(failed, 3) << name << " of " << rows << " rows" << messages;
     }
 }

@@ -1,6 +1,9 @@
 #include "base/check.h"
+#include "base/format.h"
 #include "global/rules/dims.h"
 #include "global/rules/tables.h"
+
+#include <lockstep/layout/box.h>
 
 #include <ATen/ops/aminmax.h>
 #include <ATen/ops/embedding.h>
@@ -53,10 +56,18 @@ std::int64_t first_row(const RulePlan& plan, std::int64_t rows) {
   return numbers.numel() == 0 ? rows : numbers[0].item<std::int64_t>();
 }
 
+// Otherwise only the ranks that have indices would fail.
+void check_dim_has_elements(const RuleCall& call, std::int64_t length, std::size_t index) {
+  check(length > 0 || layout::numel_of(call.sizes(index)) == 0,
+        "{}: expected no indices of a dim without elements, found sizes [{}]", call.operation(),
+        listed(call.sizes(index), ", "));
+}
+
 // weight [v, d], indices, padding_idx, scale_grad_by_freq, sparse
 Rule embedding(const RuleCall& call) {
   check(call.dim(0) == 2, "{}: expected a table of two dims, found {}", call.operation(),
         call.dim(0));
+  check_dim_has_elements(call, call.sizes(0)[0], 1);
   Rule rule = all_whole(call);
   rule.operands[1] = labels_but(rule, call.sizes(1));
   int width = rule.add();
@@ -103,6 +114,7 @@ Rule index_select(const RuleCall& call) {
     rule.results = {{{}, {}}};
     return rule;
   }
+  check_dim_has_elements(call, call.sizes(0)[static_cast<std::size_t>(dim)], 1);
   rule.operands[0] = labels_but(rule, call.sizes(0), {dim});
   Rule::Result result{call.sizes(0), rule.operands[0]};
   int index = call.dim(1) == 0 ? Rule::whole : rule.add();
@@ -117,6 +129,8 @@ Rule index_select(const RuleCall& call) {
 // self, dim, index, ...: dims in which all are of one length are cut together, but `dim`.
 Rule aligned(const RuleCall& call, std::size_t sizes_from) {
   std::int64_t dim = from_front(call.argument(1).toInt(), call.dim(0));
+  if (call.dim(0) > 0)
+    check_dim_has_elements(call, call.sizes(0)[static_cast<std::size_t>(dim)], 1);
   Rule rule = all_whole(call);
   for (std::size_t i = 0; i < call.sizes(0).size(); ++i) {
     bool is_alike = static_cast<std::int64_t>(i) != dim;
@@ -147,6 +161,7 @@ Rule index(const RuleCall& call) {
           "that depends on values; use where() or masked_fill()",
           call.operation());
     places.push_back(static_cast<std::int64_t>(place));
+    check_dim_has_elements(call, call.sizes(0).at(place), static_cast<std::size_t>(operand));
     if (one.sizes.size() > shape.size())
       shape.insert(shape.begin(), one.sizes.size() - shape.size(), 1);
     for (std::size_t i = 0; i < one.sizes.size(); ++i)

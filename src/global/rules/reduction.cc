@@ -1,3 +1,4 @@
+#include "base/format.h"
 #include "global/rules/dims.h"
 #include "global/rules/tables.h"
 
@@ -55,6 +56,10 @@ Rule of_dims(const RuleCall& call, std::optional<Op> op, bool is_empty_allowed =
   bool has_dims = has_dims_argument(call);
   if (op && is_narrowed(call)) op.reset();
   auto dims = dims_in(has_dims ? call.argument(1) : c10::IValue(), call.dim(0));
+  for (std::int64_t dim : dims)
+    check(is_empty_allowed || call.dim(0) == 0 || call.sizes(0)[static_cast<std::size_t>(dim)] > 0,
+          "{}: expected elements along the dims that it reduces, found sizes [{}]",
+          call.operation(), listed(call.sizes(0), ", "));
   Rule rule = reduced(call, dims, has_dims && flag(call, 2), op);
   for (Rule::Label& label : rule.labels) label.empty = is_empty_allowed;
   return rule;
@@ -256,8 +261,10 @@ void add_reduction_rules(RuleTable& table) {
   table["nansum"] = by(Op::sum, true);
   table["count_nonzero"] = count_nonzero;
   table["aminmax"] = aminmax;
-  table["median"] = table["nanmedian"] =
-      table["mode"] = [](const RuleCall& call) { return of_dims(call, std::nullopt, false); };
+  table["median"] = table["nanmedian"] = table["mode"] = [](const RuleCall& call) {
+    const bool is_of_all = call.arguments() == 1;  // that of no elements is NaN
+    return of_dims(call, std::nullopt, is_of_all);
+  };
   table["kthvalue"] = [](const RuleCall& call) {
     return reduced(call, dims_in(call.argument(2), call.dim(0)), flag(call, 3), std::nullopt);
   };
