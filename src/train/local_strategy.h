@@ -60,6 +60,8 @@ class LocalStrategy : public RunStrategy {
   virtual void take_own(const std::map<std::string, at::Tensor>& own);
   // Adds the bytes that `calls` give to collectives of all ranks to sent_bytes.
   void count_bytes(const std::function<void()>& calls);
+  // Of calls of groups that the strategy has made.
+  void add_sent_bytes(std::int64_t bytes) { sent_bytes_ += bytes; }
 
   const Options& options_;
   Task& task_;

@@ -123,6 +123,7 @@ class OuterUpdates final : public Copies {
   }
   void begin_at(std::int64_t) override {}  // its steps count from the run that it began in
   Handle& handle() override { return diloco_; }
+  [[nodiscard]] std::int64_t bytes_given() override { return diloco_.bytes_sent(); }
 
  private:
   [[nodiscard]] Tensors named_outer() const {
@@ -165,7 +166,9 @@ void OwnCopiesStrategy::update(double lr, const optim::GradientTransform& transf
   LocalStrategy::update(lr, transform, scaler);
   ++step_;
   RECORD_USER_SCOPE("communication");
-  count_bytes([&] { copies_->step(step_ == steps_); });
+  const std::int64_t before = copies_->bytes_given();
+  copies_->step(step_ == steps_);
+  add_sent_bytes(copies_->bytes_given() - before);
 }
 
 OwnCopiesStrategy::Tensors OwnCopiesStrategy::buffers() const {

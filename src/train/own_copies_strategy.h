@@ -33,6 +33,8 @@ class Copies {
   [[nodiscard]] virtual std::map<std::string, at::Tensor> state() = 0;
   virtual void load_state(const std::map<std::string, at::Tensor>& state) = 0;
   virtual void begin_at(std::int64_t steps) = 0;
+  // What this rank has given to collectives so far.
+  [[nodiscard]] virtual std::int64_t bytes_given() { return handle().group().traffic().bytes; }
 };
 
 class OwnCopiesStrategy : public LocalStrategy {

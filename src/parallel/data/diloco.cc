@@ -14,6 +14,7 @@
 #include <ATen/ops/isfinite.h>
 
 #include <exception>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -67,6 +68,9 @@ class DiLoCoState final : public data_parallel::OwnCopies {
   void before_load() override;
   void after_load() override;
   [[nodiscard]] double seconds_waited() const override { return waits_.seconds(); }
+  void abort(std::string_view reason) noexcept override {
+    for (const Group& own : {groups_.all, groups_.inside, groups_.across}) abort_group(own, reason);
+  }
   [[nodiscard]] std::int64_t steps() const { return steps_; }
   [[nodiscard]] std::int64_t bytes_sent() const { return bytes_sent_; }
 
@@ -75,8 +79,7 @@ class DiLoCoState final : public data_parallel::OwnCopies {
     return steps_ >= fragment.first_step &&
            (steps_ - fragment.first_step) % options_.inner_steps == 0;
   }
-  // The step at which the second of two exchanges is posted, so that each goes on while the ranks
-  // train.
+  // When the second of two exchanges is posted: each goes on while the ranks train.
   [[nodiscard]] std::int64_t half_way(const Fragment& fragment) const {
     return fragment.posted + (options_.overlap_steps + 1) / 2;
   }
@@ -84,7 +87,6 @@ class DiLoCoState final : public data_parallel::OwnCopies {
   // Where it throws, fragments of this rank are not those of the others any more.
   void communicate(const auto& calls);
   void post(std::size_t number);
-  void advance(Fragment& fragment);
   void arrive(Fragment& fragment, std::size_t number);
   [[nodiscard]] const at::Tensor& wait_for(Fragment& fragment);
   void wait_for_all();
@@ -92,6 +94,7 @@ class DiLoCoState final : public data_parallel::OwnCopies {
   void update(Fragment& fragment, const at::Tensor& average) const;
 
   DiLoCoOptions options_;
+  data_parallel::AveragingGroups groups_;
   std::vector<Fragment> fragments_;
   std::int64_t steps_ = 0;
   std::int64_t bytes_sent_ = 0;
@@ -101,7 +104,8 @@ class DiLoCoState final : public data_parallel::OwnCopies {
 
 DiLoCoState::DiLoCoState(torch::nn::Module& module, Group group, const DiLoCoOptions& options)
     : OwnCopies(module, std::move(group), "DiLoCo", describe(options), options.timeout),
-      options_(options) {
+      options_(options),
+      groups_(data_parallel::averaging_groups(group_, options.pseudo_gradients)) {
   auto runs = data_parallel::divide(parameters_, options.fragments);
   for (std::size_t p = 0; p < runs.size(); ++p) {
     Fragment fragment;
@@ -122,10 +126,10 @@ void DiLoCoState::check_usable() const {
 }
 
 void DiLoCoState::communicate(const auto& calls) {
-  const std::int64_t before = group_.traffic().bytes;
+  const std::int64_t before = groups_.bytes_given();
   try {
     calls();
-    bytes_sent_ += group_.traffic().bytes - before;
+    bytes_sent_ += groups_.bytes_given() - before;
   } catch (...) {
     failure_ = parallel::exception_text(std::current_exception());
     throw;
@@ -139,8 +143,11 @@ int DiLoCoState::step() {
   int arrived = 0;
   for (std::size_t number = 0; number < fragments_.size(); ++number)
     if (is_due(fragments_[number])) post(number);
-  for (Fragment& fragment : fragments_)
-    if (fragment.posted > 0 && steps_ == half_way(fragment)) advance(fragment);
+  for (Fragment& fragment : fragments_) {
+    if (fragment.posted == 0 || steps_ != half_way(fragment)) continue;
+    parallel::WaitTime::Scope waiting(waits_);
+    communicate([&] { fragment.average.advance(); });
+  }
   for (std::size_t number = 0; number < fragments_.size(); ++number) {
     Fragment& fragment = fragments_[number];
     if (fragment.posted == 0 || steps_ < fragment.posted + options_.overlap_steps) continue;
@@ -173,14 +180,9 @@ void DiLoCoState::post(std::size_t number) {
   fragment.posted = steps_;
   communicate([&] {
     fragment.average = PseudoGradientAverage(
-        group_, fragment.outer - flat_of(fragment.parameters), options_.pseudo_gradients,
+        groups_, fragment.outer - flat_of(fragment.parameters), options_.pseudo_gradients,
         formatted("DiLoCo fragment {}", number), options_.timeout);
   });
-}
-
-void DiLoCoState::advance(Fragment& fragment) {
-  parallel::WaitTime::Scope waiting(waits_);
-  communicate([&] { fragment.average.advance(); });
 }
 
 const at::Tensor& DiLoCoState::wait_for(Fragment& fragment) {

@@ -1,31 +1,27 @@
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 
 #include "base/check.h"
-#include "base/fingerprint.h"
 #include "base/format.h"
 #include "dispatch/lazy_storage.h"
 #include "module/rank_check.h"
 #include "optim/shared_update.h"
 #include "parallel/backward_step.h"
 #include "parallel/data/bucket_reducer.h"
+#include "parallel/data/hosts.h"
 #include "parallel/gradient_hooks.h"
 #include "parallel/handle_state.h"
 #include "parallel/state_broadcast.h"
 #include "parallel/step_joinable.h"
 #include "parallel/whole_parameters.h"
-#include "sys/topology.h"
 
 #include <lockstep/dispatch/deferral.h>
 #include <lockstep/module/state_dict.h>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
 #include <optional>
-#include <span>
 #include <utility>
 
 namespace lockstep {
@@ -201,12 +197,7 @@ std::optional<Group> sharing_memory(Group group) {
   if (group.size() == 1) return std::nullopt;
   if (share_memory(group)) return group;
   if (group.backend() != "hierarchical") return std::nullopt;
-  const auto own = static_cast<std::int64_t>(fingerprint(sys::host_of_rank()));
-  const at::Tensor all = at::empty({group.size()}, at::kLong);
-  group.all_gather(all, at::full({1}, own, at::kLong), {.tag = "hosts"}).wait();
-  const std::span<const std::int64_t> hosts(all.const_data_ptr<std::int64_t>(),
-                                            static_cast<std::size_t>(group.size()));
-  Group host = group.split(static_cast<int>(std::ranges::find(hosts, own) - hosts.begin()));
+  Group host = group.split(data_parallel::first_ranks_of_hosts(group).at(group.rank()));
   if (host.size() == 1 || !share_memory(host)) return std::nullopt;
   return host;
 }

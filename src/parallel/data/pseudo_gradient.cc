@@ -1,5 +1,7 @@
 #include "parallel/data/pseudo_gradient.h"
 
+#include "parallel/data/hosts.h"
+
 #include <lockstep/layout/shard_range.h>
 
 #include <ATen/ops/cat.h>
@@ -43,40 +45,64 @@ at::Tensor decode_int8(const at::Tensor& bytes, std::int64_t n) {
   return (multiples * scale).view({-1}).narrow(0, 0, n);
 }
 
-PseudoGradientAverage::PseudoGradientAverage(const Group& group, at::Tensor values,
+std::int64_t AveragingGroups::bytes_given() const {
+  const std::int64_t bytes = all.traffic().bytes;
+  if (inside.size() == 1) return bytes;
+  return bytes + inside.traffic().bytes + across.traffic().bytes;
+}
+
+AveragingGroups averaging_groups(const Group& all, PseudoGradients format) {
+  AveragingGroups flat{.all = all, .inside = Group(), .across = all};
+  if (format != PseudoGradients::int8 || all.backend() != "hierarchical") return flat;
+  const std::vector<int> hosts = first_ranks_of_hosts(all);
+  const auto on_host = [&](int first) { return std::ranges::count(hosts, first); };
+  const auto own = on_host(hosts[all.rank()]);
+  if (own == 1 || own == all.size()) return flat;
+  if (!std::ranges::all_of(hosts, [&](int first) { return on_host(first) == own; })) return flat;
+  Group inside = all.split(hosts[all.rank()]);
+  Group across = all.split(inside.rank());
+  return {.all = all, .inside = std::move(inside), .across = std::move(across)};
+}
+
+PseudoGradientAverage::PseudoGradientAverage(const AveragingGroups& groups, at::Tensor values,
                                              PseudoGradients format, std::string tag,
                                              std::optional<Duration> timeout)
-    : group_(group), values_(std::move(values)), tag_(std::move(tag)), timeout_(timeout) {
+    : groups_(groups), values_(std::move(values)), tag_(std::move(tag)), timeout_(timeout) {
   if (format == PseudoGradients::float32) {
-    work_ = group_->all_reduce(values_, Op::average, call());
+    work_ = groups_->all.all_reduce(values_, Op::average, call());
     return;
   }
-  const int ranks = group.size();
+  Group& inside = groups_->inside;
+  parts_ = layout::shard_counts(values_.numel(), inside.size());
+  const auto range = layout::shard_range(values_.numel(), inside.size(), inside.rank());
+  part_ = values_.narrow(0, range.begin, range.length());
+  inside.reduce_scatter(part_, values_, parts_, Op::average, call()).wait();
+  Group& across = groups_->across;
   std::vector<at::Tensor> encoded;
-  for (int rank = 0; rank < ranks; ++rank) {
-    const auto blocks = layout::shard_range(blocks_of(values_.numel()), ranks, rank);
-    const std::int64_t begin = std::min(blocks.begin * int8_block, values_.numel());
-    shares_.push_back(std::min(blocks.end * int8_block, values_.numel()) - begin);
-    encoded.push_back(encode_int8(values_.narrow(0, begin, shares_.back())));
+  for (int rank = 0; rank < across.size(); ++rank) {
+    const auto blocks = layout::shard_range(blocks_of(part_.numel()), across.size(), rank);
+    const std::int64_t begin = std::min(blocks.begin * int8_block, part_.numel());
+    shares_.push_back(std::min(blocks.end * int8_block, part_.numel()) - begin);
+    encoded.push_back(encode_int8(part_.narrow(0, begin, shares_.back())));
     bytes_.push_back(encoded.back().numel());
   }
   at::Tensor own = at::cat(encoded);
-  const std::vector<std::int64_t> from_each(ranks, bytes_[group.rank()]);
-  received_ = at::empty({ranks * from_each.front()}, own.options());
-  work_ = group_->all_to_all(received_, own, from_each, bytes_, call());
+  const std::vector<std::int64_t> from_each(across.size(), bytes_[across.rank()]);
+  received_ = at::empty({across.size() * from_each.front()}, own.options());
+  work_ = across.all_to_all(received_, own, from_each, bytes_, call());
 }
 
 void PseudoGradientAverage::advance() {
   if (!received_.defined()) return;
   work_.wait();
-  const std::int64_t share = shares_[group_->rank()];
-  const std::int64_t bytes = bytes_[group_->rank()];
+  Group& across = groups_->across;
+  const std::int64_t share = shares_[across.rank()], bytes = bytes_[across.rank()];
   at::Tensor sum = at::zeros({share}, received_.options().dtype(at::kFloat));
-  for (int rank = 0; rank < group_->size(); ++rank)
+  for (int rank = 0; rank < across.size(); ++rank)
     sum += decode_int8(received_.narrow(0, rank * bytes, bytes), share);
-  at::Tensor own = encode_int8(sum.div_(group_->size()));
+  at::Tensor own = encode_int8(sum.div_(across.size()));
   gathered_ = at::empty({std::reduce(bytes_.begin(), bytes_.end())}, own.options());
-  work_ = group_->all_gather(gathered_, own, bytes_, call());
+  work_ = across.all_gather(gathered_, own, bytes_, call());
   received_ = at::Tensor();
 }
 
@@ -87,11 +113,12 @@ at::Tensor PseudoGradientAverage::average() {
   if (!gathered_.defined()) return values_;
   std::int64_t begin = 0, byte = 0;
   for (std::size_t rank = 0; rank < shares_.size(); ++rank) {
-    values_.narrow(0, begin, shares_[rank])
+    part_.narrow(0, begin, shares_[rank])
         .copy_(decode_int8(gathered_.narrow(0, byte, bytes_[rank]), shares_[rank]));
     begin += shares_[rank];
     byte += bytes_[rank];
   }
+  groups_->inside.all_gather(values_, part_, parts_, call()).wait();
   return values_;
 }
 

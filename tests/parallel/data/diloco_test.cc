@@ -1,20 +1,17 @@
 #include <lockstep/parallel/data/diloco.h>
 
 #include "parallel/data/hook_support.h"
-#include "parallel/data/pseudo_gradient.h"
 
 #include <lockstep/module/state_dict.h>
 #include <lockstep/optim/adamw.h>
 
 #include <algorithm>
 #include <cmath>
-#include <random>
 
 namespace lockstep {
 namespace {
 
 using namespace test;
-using data_parallel::PseudoGradientAverage;
 
 const std::vector<std::vector<std::int64_t>> diloco_shapes = {{6, 5}, {7}, {3, 4}};
 
@@ -372,97 +369,6 @@ TEST(DiLoCoErrors, AFailedAverageEndsTheHandle) {
       EXPECT_TRUE(same_bits(before, table->weights[0]));
       EXPECT_TRUE(same_bits(diloco.state_parts()[1].tensor, first.at("outer.w1")));
     });
-}
-
-// Element by element in plain C++: each block as multiples of a 127th of its largest number.
-std::vector<float> rounded_to_int8(std::vector<float> values) {
-  for (std::size_t begin = 0; begin < values.size(); begin += 1024) {
-    const std::size_t end = std::min(begin + 1024, values.size());
-    float largest = 0;
-    for (std::size_t i = begin; i < end; ++i) largest = std::max(largest, std::abs(values[i]));
-    const float scale = largest / 127;
-    if (scale == 0) continue;
-    for (std::size_t i = begin; i < end; ++i) values[i] = std::nearbyint(values[i] / scale) * scale;
-  }
-  return values;
-}
-
-at::Tensor of_rank(int rank, std::int64_t n) {
-  std::mt19937 engine(71 + rank);
-  std::normal_distribution<float> normal;
-  at::Tensor result = at::empty({n});
-  for (auto* value = result.mutable_data_ptr<float>(); n > 0; --n) *value++ = normal(engine);
-  return result;
-}
-
-std::vector<float> numbers_in(const at::Tensor& values) {
-  const at::Tensor line = values.contiguous();
-  const auto* begin = line.const_data_ptr<float>();
-  return {begin, begin + line.numel()};
-}
-
-class Int8Averages : public testing::TestWithParam<Ranks> {};
-
-TEST_P(Int8Averages, AreTheMeanOfRoundedNumbersRoundedAgain) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
-    for (std::int64_t n : {1, 1023, 1025, 2048, 7000}) {
-      std::vector<float> expected(n);
-      for (int rank = 0; rank < group.size(); ++rank) {
-        const auto theirs = rounded_to_int8(numbers_in(of_rank(rank, n)));
-        for (std::int64_t i = 0; i < n; ++i) expected[i] += theirs[i];
-      }
-      for (float& value : expected) value /= static_cast<float>(group.size());
-      expected = rounded_to_int8(expected);
-      PseudoGradientAverage average(group, of_rank(group.rank(), n), PseudoGradients::int8, "mean",
-                                    std::nullopt);
-      if (group.rank() % 2 == 0) average.advance();  // or average() does
-      const at::Tensor found = average.average();
-      EXPECT_EQ(numbers_in(found), expected) << n;
-      at::Tensor first = found.clone();
-      group.broadcast(first).wait();
-      EXPECT_TRUE(same_bits(found, first)) << n;
-    }
-  });
-}
-
-// Half a step of each rounding: of the ranks' largest numbers, and of the mean's.
-TEST_P(Int8Averages, AreWithinTwoRoundings) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
-    constexpr std::int64_t n = 1024 * 40;
-    at::Tensor mean = at::zeros({n}), bound = at::zeros({n / 1024});
-    auto largest = [](const at::Tensor& values) {
-      return std::get<0>(values.view({-1, 1024}).abs().max(1));
-    };
-    for (int rank = 0; rank < group.size(); ++rank) {
-      mean += of_rank(rank, n) / group.size();
-      bound += largest(of_rank(rank, n)) / 254 / group.size();
-    }
-    const at::Tensor found = PseudoGradientAverage(group, of_rank(group.rank(), n),
-                                                   PseudoGradients::int8, "", std::nullopt)
-                                 .average();
-    const at::Tensor error = found - mean;
-    bound += (largest(mean) + bound) / 254;
-    EXPECT_TRUE((largest(error) <= bound * 1.0001).all().item<bool>());
-    // What the header says of normally distributed numbers.
-    const double relative = (error.norm() / mean.norm()).item<double>();
-    RecordProperty("relative_error", std::to_string(relative));
-    EXPECT_LT(relative, 0.012);
-    EXPECT_GT(relative, 0.004);
-  });
-}
-
-INSTANTIATE_TEST_SUITE_P(All, Int8Averages,
-                         testing::ValuesIn(ranks_of({Engine::local, Engine::shm}, {1, 2, 3, 5})),
-                         name_of_ranks);
-
-TEST(Int8, IsTheNearestMultiple) {
-  at::Tensor values = test::values({2500}, 4).to(at::kDouble);
-  values.narrow(0, 1024, 1024).zero_();
-  at::Tensor found =
-      data_parallel::decode_int8(data_parallel::encode_int8(values), 2500).to(at::kDouble);
-  EXPECT_LE(largest_difference(found, values), 0.5 / 127 / 2 + 1e-6);
-  EXPECT_EQ(found.narrow(0, 1024, 1024).abs().max().item<double>(), 0);
-  EXPECT_EQ(data_parallel::encode_int8(values).numel(), 2500 + 3 * 4);
 }
 
 }  // namespace

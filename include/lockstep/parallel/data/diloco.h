@@ -13,7 +13,9 @@
 // Bytes: a rank gives 4 n bytes every H steps for n parameters, where DistributedDataParallel gives
 // 4 n in every one. With int8 pseudo-gradients it gives m = n + 4 ceil(n / 1024) bytes to an
 // all_to_all, and the mean of its share, about m / R for R ranks, to an all_gather: on a network it
-// sends 2 m (R - 1) / R, where float32 sends 8 n (R - 1) / R.
+// sends 2 m (R - 1) / R, where float32 sends 8 n (R - 1) / R. On the engine `hierarchical` each
+// host's ranks first average what they have in float32 in their shared memory, and R is the number
+// of hosts (if all have equally many ranks; else of ranks).
 //
 // Streaming (Douillard et al. 2025, arXiv:2501.18512): the parameters are divided into fragments,
 // which communicate at different steps, so that the most that is sent at once is smaller; and a
@@ -76,9 +78,10 @@ struct DiLoCoOptions {
 // written by, and read into the module. To go on exactly, each rank saves its own state_dict(), its
 // inner optimizer and state().
 //
-// load_state_dict() and load_state_parts(), collective as state() is, begin anew from what they load: module and outer
+// load_state_dict() and load_state_parts() begin anew from what they load: module and outer
 // parameters are the same, and the outer momentum and fragments on their way, for which they wait,
-// are dropped; steps() goes on. load_state() after load_state_dict() brings back what it has.
+// are dropped; steps() goes on. load_state() after load_state_dict() brings back what it has. They
+// are collective where state() is.
 //
 // Where an average fails (PeerLost, Timeout), this rank cannot know what the others have of it:
 // step(), state() and loading are InvalidArgument from then on. What state_parts() gives stays the
@@ -113,9 +116,9 @@ class [[nodiscard]] DiLoCo : public Handle {
   [[nodiscard]] std::int64_t steps() const;
   [[nodiscard]] std::int64_t bytes_sent() const;
 
-  // Blocks for fragments that are on their way; where such travel in int8, collective. The outer parameters, their momentum, what has
-  // arrived and is not yet applied ("outer.NAME", "momentum.NAME", "arrived.NAME"), "step" and the
-  // steps at which fragments were posted.
+  // Blocks for fragments that are on their way; collective if there are such, in int8. The outer
+  // parameters, their momentum, what has arrived and is not yet applied ("outer.NAME",
+  // "momentum.NAME", "arrived.NAME"), "step" and the steps at which fragments were posted.
   [[nodiscard]] std::map<std::string, at::Tensor> state();
   // What state() has returned, on a handle with the same options. BadInput names what is missing,
   // unknown or of another shape, and then nothing has changed.
