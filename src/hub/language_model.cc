@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/visible.h"
+#include "checkpoint/file_names.h"
 #include "checkpoint/weight_files.h"
 #include "checkpoint/weight_folder.h"
 #include "hub/config.h"
@@ -36,14 +37,30 @@ bool is_passed_over(const models::Llama&, std::string_view name) {
   return name.ends_with(".rotary_emb.inv_freq");
 }
 
-// Where a file has the tensor that the module calls `name`: GPT-2 is also published without its
-// head, and then its names begin below `transformer.`.
+// Where a file has the tensor that the module calls `name`: models are also published without their
+// head (GPT2Model, LlamaModel), and then the names begin below `transformer.` or `model.`.
 std::optional<std::string> name_in(const checkpoint::WeightFiles& files, const std::string& name) {
-  constexpr std::string_view prefix = "transformer.";
   if (files.has(name)) return name;
-  if (name.starts_with(prefix) && files.has(name.substr(prefix.size())))
-    return name.substr(prefix.size());
+  for (const std::string_view prefix :
+       {std::string_view("transformer."), std::string_view("model.")})
+    if (name.starts_with(prefix) && files.has(name.substr(prefix.size())))
+      return name.substr(prefix.size());
   return std::nullopt;
+}
+
+// Weights that transformers saved with safe_serialization=False are pickles.
+void check_has_safetensors(const std::filesystem::path& folder) {
+  namespace fs = std::filesystem;
+  if (fs::exists(folder / checkpoint::model_file) || fs::exists(folder / checkpoint::index_file))
+    return;
+  check_input(!fs::exists(folder / "pytorch_model.bin"),
+              "{}: has pytorch_model.bin and no safetensors: `lockstep checkpoint convert {} NEW` "
+              "writes these",
+              folder.string(), folder.string());
+  check_input(!fs::exists(folder / "pytorch_model.bin.index.json"),
+              "{}: has shards of pytorch_model.bin and no safetensors: save_pretrained() of "
+              "transformers writes these",
+              folder.string());
 }
 
 void check_entry(const checkpoint::WeightFiles& files, const std::string& name,
@@ -126,6 +143,7 @@ Model made(const Options& options, const std::filesystem::path& folder) {
 
 template <class Model, class Options>
 LanguageModel loaded(const Options& options, const std::filesystem::path& folder) {
+  check_has_safetensors(folder);
   const checkpoint::WeightFiles files(folder);
   check_sizes(options, files, folder);
   Model model = made<Model>(options, folder);

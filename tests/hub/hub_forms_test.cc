@@ -1,0 +1,78 @@
+// Other forms in which folders of the model hubs come.
+#include <lockstep/hub/language_model.h>
+
+#include "support/messages.h"
+#include "support/temporary_folder.h"
+
+#include <lockstep/base/error.h>
+#include <lockstep/checkpoint/safetensors.h>
+#include <lockstep/module/state_dict.h>
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+
+models::Llama small_llama(bool tied) {
+  return models::Llama(models::LlamaOptions{.layers = 1,
+                                            .heads = 2,
+                                            .key_value_heads = 2,
+                                            .width = 8,
+                                            .hidden = 12,
+                                            .block = 16,
+                                            .vocabulary = 11,
+                                            .tied = tied});
+}
+
+// LlamaModel.save_pretrained() of transformers: without a head, and without "model." in front.
+TEST(HubForms, ALlamaWithoutItsHeadLoadsIfTheHeadIsTied) {
+  for (const bool tied : {true, false}) {
+    test::TemporaryFolder folder;
+    const models::Llama model = small_llama(tied);
+    hub::save_language_model(folder.path(), model);
+    const fs::path file = folder / "model.safetensors";
+    checkpoint::NamedTensors below;
+    const checkpoint::Safetensors whole = checkpoint::read_safetensors(file);
+    for (const auto& [name, tensor] : whole.tensors)
+      if (name.starts_with("model.")) below.emplace(name.substr(6), tensor);
+    checkpoint::write_safetensors(file, below, {{"format", "pt"}});
+    if (!tied) {
+      EXPECT_NE(test::message_of<BadInput>([&] {
+                  (void)hub::load_language_model(folder.path());
+                }).find("has no tensor 'lm_head.weight', which config.json asks for"),
+                std::string::npos);
+      continue;
+    }
+    const hub::LanguageModel loaded = hub::load_language_model(folder.path());
+    const auto expected = state_dict(*model);
+    for (const auto& [name, tensor] : state_dict(*std::get<models::Llama>(loaded)))
+      EXPECT_TRUE(tensor.equal(expected.at(name))) << name;
+  }
+}
+
+TEST(HubForms, WeightsOfPicklesAreNamed) {
+  test::TemporaryFolder folder;
+  hub::save_language_model(folder.path(), small_llama(true));
+  fs::remove(folder / "model.safetensors");
+  std::ofstream(folder / "pytorch_model.bin.index.json") << "{}";
+  auto said = [&] {
+    return test::message_of<BadInput>([&] { (void)hub::load_language_model(folder.path()); });
+  };
+  EXPECT_EQ(said(), folder.path().string() +
+                        ": has shards of pytorch_model.bin and no safetensors: save_pretrained() "
+                        "of transformers writes these");
+  std::ofstream(folder / "pytorch_model.bin") << "PK";
+  EXPECT_EQ(said(),
+            folder.path().string() +
+                ": has pytorch_model.bin and no safetensors: `lockstep checkpoint convert " +
+                folder.path().string() + " NEW` writes these");
+}
+
+}  // namespace
+}  // namespace lockstep
