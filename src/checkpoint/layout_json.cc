@@ -7,6 +7,7 @@
 #include "checkpoint/header_checksums.h"
 #include "checkpoint/safetensors_header.h"
 #include "checkpoint/shards.h"
+#include "checkpoint/slice_numbers.h"
 #include "sys/bounded_json.h"
 #include "sys/plain_file.h"
 
@@ -225,22 +226,23 @@ std::optional<double> number_in(const std::string& text) {
 
 std::map<std::string, std::vector<std::string>> parts_text(
     const std::vector<std::vector<PartDescription>>& by_rank) {
-  std::map<std::string, std::vector<std::pair<layout::TensorSlice, std::vector<int>>>> held;
+  struct Held {
+    std::vector<std::pair<const layout::TensorSlice*, std::vector<int>>> slices;
+    SliceNumbers numbers;
+  };
+  std::map<std::string, Held> held;
   for (std::size_t rank = 0; rank < by_rank.size(); ++rank)
     for (const PartDescription& part : by_rank[rank]) {
       if (part.slice.numel() == 0) continue;
-      auto& slices = held[part.name];
-      const auto same = std::ranges::find_if(
-          slices, [&](const auto& slice) { return slice.first == part.slice; });
-      if (same == slices.end())
-        slices.push_back({part.slice, {static_cast<int>(rank)}});
-      else
-        same->second.push_back(static_cast<int>(rank));
+      auto& [slices, numbers] = held[part.name];
+      const std::size_t number = numbers(part.slice);
+      if (number == slices.size()) slices.push_back({&part.slice, {}});
+      slices[number].second.push_back(static_cast<int>(rank));
     }
   std::map<std::string, std::vector<std::string>> texts;
-  for (const auto& [name, slices] : held)
-    for (const auto& [slice, ranks] : slices)
-      texts[name].push_back(formatted("{}: {}", ranks_text(ranks), slice_text(slice)));
+  for (const auto& [name, of] : held)
+    for (const auto& [slice, ranks] : of.slices)
+      texts[name].push_back(formatted("{}: {}", ranks_text(ranks), slice_text(*slice)));
   return texts;
 }
 

@@ -4,6 +4,7 @@
 #include "checkpoint/header_checksums.h"
 #include "checkpoint/parts_reader.h"
 #include "checkpoint/pieces.h"
+#include "checkpoint/slice_numbers.h"
 #include "layout/transfers.h"
 
 #include <lockstep/comm/together.h>
@@ -23,12 +24,15 @@ struct SameParts {
   std::vector<std::pair<std::size_t, std::size_t>> ranks;
 };
 
-void add(std::vector<SameParts>& slices, const layout::TensorSlice& slice, std::size_t rank,
-         std::size_t part) {
-  auto same =
-      std::ranges::find_if(slices, [&](const SameParts& parts) { return *parts.slice == slice; });
-  if (same == slices.end()) same = slices.insert(same, {&slice, {}});
-  same->ranks.emplace_back(rank, part);
+struct AllParts {  // of one tensor
+  std::vector<SameParts> slices;
+  SliceNumbers numbers;
+};
+
+void add(AllParts& all, const layout::TensorSlice& slice, std::size_t rank, std::size_t part) {
+  const std::size_t number = all.numbers(slice);
+  if (number == all.slices.size()) all.slices.push_back({&slice, {}});
+  all.slices[number].ranks.emplace_back(rank, part);
 }
 
 // Whether they are the whole between them, each element once.
@@ -59,15 +63,15 @@ PartsReader::SummedParts PartsReader::to_sum(
                     .own = std::vector<bool>(wanted[own].size()),
                     .shares = std::vector<std::uint32_t>(entries_.size())};
   if (!sees()) return found;
-  std::vector<std::vector<SameParts>> slices(entries_.size());
+  std::vector<AllParts> all(entries_.size());
   for (std::size_t rank = 0; rank < wanted.size(); ++rank)
     for (std::size_t i = 0; copies_[rank] == copies_[own] && i < wanted[rank].size(); ++i)
-      add(slices[by_name_.at(wanted[rank][i].name)], wanted[rank][i].slice, rank, i);
+      add(all[by_name_.at(wanted[rank][i].name)], wanted[rank][i].slice, rank, i);
   for (std::size_t entry = 0; entry < entries_.size(); ++entry) {
-    if (!has_checksum(entries_[entry]) || !are_whole(slices[entry], entries_[entry].shape))
+    if (!has_checksum(entries_[entry]) || !are_whole(all[entry].slices, entries_[entry].shape))
       continue;
     found.tensors[entry] = true;
-    for (const SameParts& parts : slices[entry]) {
+    for (const SameParts& parts : all[entry].slices) {
       const auto& [rank, part] = parts.ranks[entry % parts.ranks.size()];
       if (rank == own) found.own[part] = true;
     }

@@ -4,6 +4,7 @@
 #include "base/visible.h"
 #include "checkpoint/dtype_names.h"
 #include "checkpoint/header_checksums.h"
+#include "checkpoint/slice_numbers.h"
 #include "layout/transfers.h"
 
 #include <algorithm>
@@ -28,6 +29,7 @@ struct PlannedTensor {
   const PartDescription* first = nullptr;
   int first_rank = 0;
   std::vector<Copies> slices;
+  SliceNumbers numbers;
 };
 
 void add(PlannedTensor& tensor, const PartDescription& part, int rank) {
@@ -40,12 +42,11 @@ void add(PlannedTensor& tensor, const PartDescription& part, int rank) {
         tensor.first_rank, c10::toString(tensor.first->dtype),
         listed(tensor.first->slice.sizes, ", "), rank, c10::toString(part.dtype),
         listed(part.slice.sizes, ", "));
-  auto same = std::ranges::find_if(
-      tensor.slices, [&](const Copies& copies) { return copies.part->slice == part.slice; });
-  if (same == tensor.slices.end()) {
+  const std::size_t number = tensor.numbers(part.slice);
+  if (number == tensor.slices.size()) {
     tensor.slices.push_back({&part, {rank}});
   } else if (!part.is_replaced) {
-    same->ranks.push_back(rank);
+    tensor.slices[number].ranks.push_back(rank);
   }
 }
 

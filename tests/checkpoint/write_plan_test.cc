@@ -2,6 +2,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "checkpoint/layout_json.h"
 #include "layout/boxes.h"
 #include "support/fuzz.h"
 #include "support/messages.h"
@@ -9,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <ctime>
 #include <map>
 #include <set>
 #include <string>
@@ -178,6 +180,28 @@ TEST(WritePlan, WhatIsNoWholeIsNamed) {
                      {"rank 1 has Half [4]"});
   test::expect_words(refusal({{part("a", layout::whole_slice(Sizes{4}), at::kComplexDouble)}}),
                      {"ComplexDouble"});
+}
+
+// Each rank has rows of its own. Comparing each slice with each made this quadratic.
+TEST(WritePlan, TimeIsLinearInTheRanks) {
+  const auto seconds = [](std::int64_t ranks) {
+    Lists by_rank(static_cast<std::size_t>(ranks));
+    for (std::int64_t rank = 0; rank < ranks; ++rank)
+      for (int tensor = 0; tensor < 20; ++tensor)
+        by_rank[static_cast<std::size_t>(rank)].push_back(
+            part("tensor" + std::to_string(tensor),
+                 layout::box_slice(Sizes{4 * ranks, 2}, Box{{4 * rank, 0}, {4, 2}})));
+    double least = 1e9;
+    for (int turn = 0; turn < 3; ++turn) {
+      const std::clock_t begin = std::clock();
+      EXPECT_EQ(plan_of(by_rank).boxes.size(), 20 * by_rank.size());
+      EXPECT_EQ(parts_text(by_rank).at("tensor3").size(), by_rank.size());
+      least = std::min(least, static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC);
+    }
+    return least;
+  };
+  const double few = seconds(512), many = seconds(4096);
+  EXPECT_LT(many, 20 * few) << few << " s of 512 ranks, " << many << " s of 4096";
 }
 
 }  // namespace
