@@ -39,7 +39,8 @@ constexpr std::string_view root_class = "torch.distributed.checkpoint.metadata.M
                            index_class = "torch.distributed.checkpoint.metadata.MetadataIndex",
                            storage_class = "torch.distributed.checkpoint.metadata.StorageMeta",
                            place_class = "torch.distributed.checkpoint.filesystem._StorageInfo";
-constexpr std::size_t most_chunks = 4096;  // of one tensor
+constexpr std::size_t most_chunks = 4096;      // of one tensor
+constexpr std::size_t most_values = 64 << 20;  // of .metadata: some 30 for each part of a tensor
 constexpr std::size_t most_attributes = 64;
 
 const std::vector<std::string_view>& metadata_globals() {
@@ -182,7 +183,7 @@ DistributedFolder::DistributedFolder(fs::path folder, TorchReading how)
   const fs::path path = folder_ / metadata_name;
   std::string text = sys::read_plain_file(path, Pickle::most_bytes);
   try {
-    const Pickle pickle(std::move(text), metadata_globals());
+    const Pickle pickle(std::move(text), metadata_globals(), most_values);
     read_tensors(pickle, pickle.root());
     read_places(pickle, pickle.root());
     read_paths(pickle, pickle.root());

@@ -63,8 +63,7 @@ class PickleMachine {
 
   void push(Ref ref) { stack_.push_back(ref); }
   void push(Node node) {
-    if (tree_.nodes_.size() >= Pickle::most_nodes)
-      fail(formatted("more than {} values", Pickle::most_nodes));
+    if (tree_.nodes_.size() >= tree_.most_) fail(formatted("more than {} values", tree_.most_));
     tree_.nodes_.push_back(std::move(node));
     push(static_cast<Ref>(tree_.nodes_.size() - 1));
   }
@@ -286,7 +285,7 @@ class PickleMachine {
         put(next<std::uint32_t>());
         return true;
       case 0x94:
-        put(memo_.size());
+        put(memo_.size() + others_.size());
         return true;
       case 'h':
         get(next<std::uint8_t>());
@@ -300,12 +299,20 @@ class PickleMachine {
   }
   void put(std::uint64_t place) {
     need(1);
-    if (memo_.size() >= Pickle::most_nodes) fail("the memo holds too much");
-    memo_[place] = stack_.back();
+    if (memo_.size() + others_.size() >= tree_.most_) fail("the memo holds too much");
+    if (place < memo_.size()) {
+      memo_[place] = stack_.back();
+    } else if (place == memo_.size()) {
+      others_.erase(place);
+      memo_.push_back(stack_.back());
+    } else {
+      others_[place] = stack_.back();
+    }
   }
   void get(std::uint64_t place) {
-    const auto found = memo_.find(place);
-    if (found == memo_.end()) fail(formatted("the memo has no value {}", place));
+    if (place < memo_.size()) return push(memo_[place]);
+    const auto found = others_.find(place);
+    if (found == others_.end()) fail(formatted("the memo has no value {}", place));
     push(found->second);
   }
 
@@ -314,12 +321,13 @@ class PickleMachine {
   std::size_t at_ = 0;
   std::vector<Ref> stack_;
   std::vector<std::size_t> marks_;
-  std::unordered_map<std::uint64_t, Ref> memo_;
+  std::vector<Ref> memo_;                          // places from 0 on, as Python's pickler has them
+  std::unordered_map<std::uint64_t, Ref> others_;  // any other place
   std::unordered_map<std::string_view, std::size_t> globals_;
 };
 
-Pickle::Pickle(std::string pickle, std::span<const std::string_view> globals)
-    : pickle_(std::move(pickle)), globals_(globals) {
+Pickle::Pickle(std::string pickle, std::span<const std::string_view> globals, std::size_t most)
+    : pickle_(std::move(pickle)), globals_(globals), most_(most) {
   check_input(pickle_.size() <= most_bytes, "expected a pickle of at most {} bytes, found {}",
               most_bytes, pickle_.size());
   PickleMachine(*this).run();

@@ -49,9 +49,10 @@ class Pickle {
   static constexpr std::size_t most_bytes = 256 << 20;
   static constexpr std::size_t most_nodes = 8 << 20;
 
-  // `globals`: full names, which must outlive this. Throws BadInput without naming the file. Time
-  // and memory are linear in the length of `pickle`.
-  Pickle(std::string pickle, std::span<const std::string_view> globals);
+  // `globals`: full names, which must outlive this. Throws BadInput without naming the file, also
+  // for more than `most` values. Time and memory are linear in the length of `pickle`.
+  Pickle(std::string pickle, std::span<const std::string_view> globals,
+         std::size_t most = most_nodes);
   Pickle(const Pickle&) = delete;
   Pickle& operator=(const Pickle&) = delete;
 
@@ -67,6 +68,7 @@ class Pickle {
 
   const std::string pickle_;
   const std::span<const std::string_view> globals_;
+  const std::size_t most_;
   std::vector<Node> nodes_;
   Ref root_ = nothing;
 };

@@ -1,4 +1,6 @@
 // Folders that PyTorch's distributed checkpoint wrote with FSDP2, on 1 to 4 ranks.
+#include "checkpoint/distributed_checkpoint.h"
+
 #include "checkpoint/distributed_python.h"
 #include "support/messages.h"
 
@@ -78,7 +80,38 @@ TEST_P(WrittenOnRanks, IsLoadedIntoHandles) {
         const std::string refusal = test::message_of<CommonFailure>(
             [&] { load_distributed_model(folder / "dcp", handle, "optim"); });
         EXPECT_NE(refusal.find("expected a tensor 'optim.0."), std::string::npos) << refusal;
+        module->to(at::kDouble);  // values are not rounded without a word
+        Handle wide = DistributedDataParallel(module, group);
+        const std::string of_dtype =
+            test::message_of<CommonFailure>([&] { load_distributed_model(folder / "dcp", wide); });
+        EXPECT_NE(of_dtype.find("expected a tensor of Double"), std::string::npos) << of_dtype;
       });
+}
+
+// The .metadata of 350 tensors on 1,024 ranks.
+TEST_F(DistributedCheckpoint, ManyPartsOfManyTensorsAreRead) {
+  expect_python(R"(
+import pickle
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import *
+metadata = Metadata({}, {}, {})
+files = ["__%d_0.distcp" % i for i in range(1024)]
+offsets, one = [torch.Size([i]) for i in range(1024)], torch.Size([1])
+for tensor in range(350):
+    name = "model.t%d" % tensor
+    metadata.state_dict_metadata[name] = TensorStorageMetadata(
+        TensorProperties(dtype=torch.float32), torch.Size([1024]),
+        [ChunkStorageMetadata(offset, one) for offset in offsets])
+    for offset, file in zip(offsets, files):
+        metadata.storage_data[MetadataIndex(name, offset)] = _StorageInfo(file, 0, 100)
+    metadata.planner_data[name] = ("model", name[6:])
+pickle.dump(metadata, open(sys.argv[1], "wb"))
+)",
+                {(folder_ / ".metadata").string()});
+  const DistributedFolder folder(folder_.path(), {});
+  ASSERT_EQ(folder.in_order().size(), 350u);
+  EXPECT_EQ(folder.in_order()[9]->first, "model.t9");
+  EXPECT_EQ(folder.entries().at("model.t349").chunks.size(), 1024u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, WrittenOnRanks, testing::Values(1, 2, 3, 4));
