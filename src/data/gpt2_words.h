@@ -15,8 +15,8 @@ namespace lockstep::data {
                                       std::string_view source);
 
 // Returns false if no word of GPT-2 contains these bytes, so that a merge which makes them belongs
-// to another pattern of words. Only ASCII is looked at, whose characters have the same kinds in each
-// version of Unicode.
+// to another pattern of words. Only ASCII is looked at, whose characters are of the same kinds in
+// each version of Unicode.
 [[nodiscard]] bool is_within_gpt2_word(std::string_view bytes);
 
 }  // namespace lockstep::data
