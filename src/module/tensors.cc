@@ -96,9 +96,17 @@ bool is_ignored(const NamedParameter& parameter, std::span<const std::string> ig
                              [&](const std::string& name) { return is_named(name, ignored); });
 }
 
+void check_leaf(const std::string& name, const at::Tensor& tensor, std::string_view strategy) {
+  check(tensor.is_leaf(),
+        "{}: parameter {} is no leaf of autograd: it was computed from a tensor that requires a "
+        "gradient, so it cannot be trained: register its detach().clone()",
+        strategy, name);
+}
+
 void check_ordinary(const ModuleTensors& tensors, std::string_view strategy) {
   for (const auto& [name, tensor, aliases] : tensors.parameters) {
     check_one(strategy, "parameter", name, tensor);
+    check_leaf(name, tensor, strategy);
     check(!tensor.requires_grad() || !repeats_elements(tensor),
           "{}: elements of parameter {} share memory (expand() does that), so it cannot be "
           "trained: make it of a clone()",

@@ -39,6 +39,9 @@ struct ModuleTensors {
 [[nodiscard]] bool is_ignored(const NamedParameter& parameter,
                               std::span<const std::string> ignored);
 
+// InvalidArgument in one line for a parameter that no optimizer can train.
+void check_leaf(const std::string& name, const at::Tensor& tensor, std::string_view strategy);
+
 // InvalidArgument in one line for the first tensor that ranks cannot be given, or that cannot be
 // trained. The same on every rank where check_same_lines() has found no difference.
 void check_ordinary(const ModuleTensors& tensors, std::string_view strategy);

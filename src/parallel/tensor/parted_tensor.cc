@@ -22,11 +22,15 @@
 namespace lockstep::tensor_parallel {
 namespace {
 
-// Its values, where they are wanted: a deferred one gets its memory.
+// Its values, in a storage that has nothing else: a deferred one gets its memory.
 at::Tensor whole_values(const at::Tensor& tensor) {
-  if (!dispatch::is_deferred(tensor)) return tensor.detach().contiguous();
-  dispatch::give_values(tensor);
-  return dispatch::as_ordinary(tensor).detach().contiguous();
+  at::Tensor values = tensor.detach();
+  if (dispatch::is_deferred(tensor)) {
+    dispatch::give_values(tensor);
+    values = dispatch::as_ordinary(tensor).detach();
+  }
+  values = values.contiguous();
+  return values.nbytes() == values.storage().nbytes() ? values : values.clone();
 }
 
 global::PlacementList list_of(const Placements& all) { return {all.begin(), all.end()}; }
@@ -97,12 +101,20 @@ const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.storage().unsafeGetStorageImpl();
 }
 
+// Autograd makes the node of a view anew from the view's base after every write: a node that
+// connect() has given to a view would be lost.
+void make_no_view(const at::Tensor& tensor) {
+  if (torch::autograd::impl::get_view_autograd_meta(tensor) != nullptr)
+    tensor.unsafeGetTensorImpl()->set_autograd_meta(nullptr);
+}
+
 // A write to one of them is seen by graphs that have saved another.
-void share_version(const PartedTensor& parted) {
+void share_version(const PartedTensor& parted, const std::vector<at::Tensor>& divided) {
   const auto& version = torch::autograd::impl::version_counter(parted.local);
   torch::autograd::impl::set_version_counter(parted.tensor, version);
   for (const at::Tensor& leaf : parted.leaves)
     torch::autograd::impl::set_version_counter(leaf, version);
+  for (const at::Tensor& part : divided) torch::autograd::impl::set_version_counter(part, version);
 }
 
 }  // namespace
@@ -144,6 +156,7 @@ PartedTensor part_tensor(const at::Tensor& tensor, std::string name,
   for (const MeshAxis& axis : mesh.axes())
     if (axis.name != "tp" && parted.local.numel() > 0)
       mesh[axis.name].broadcast(parted.local, 0, {.tag = parted.name}).wait();
+  make_no_view(parted.tensor);
   parted.tensor.set_requires_grad(false);
   parted.tensor.mutable_grad().reset();
   parted.tensor.set_data(at::empty({0}, parted.local.options()));
@@ -179,13 +192,13 @@ bool HeldByLeaves::end(PartedTensor& parted) const {
   return true;
 }
 
-void attach(PartedTensor& parted, const Mesh& mesh) {
+void attach(PartedTensor& parted, const Mesh& mesh, const std::vector<at::Tensor>& divided) {
   at::NoGradGuard no_grad;
   const global::SpecPtr spec = global::Space::of(mesh).spec(
       list_of(placements_on(mesh, parted.placement)), parted.sizes,
       global::row_major_strides(parted.sizes), parted.local.scalar_type(), parted.local.device());
   parted.tensor.set_data(global::wrap(parted.local, spec, mesh));
-  share_version(parted);
+  share_version(parted, divided);
 }
 
 void connect(PartedTensor& parted, const std::shared_ptr<GradientMarks>& marks,

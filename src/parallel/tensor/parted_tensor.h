@@ -75,12 +75,12 @@ class HeldByLeaves {
   std::vector<const c10::StorageImpl*> of_leaves_;
 };
 
-// The module's tensor becomes a global one.
-void attach(PartedTensor& parted, const Mesh& mesh);
+// The module's tensor becomes a global one. `divided`: what a strategy made of the leaves.
+void attach(PartedTensor& parted, const Mesh& mesh, const std::vector<at::Tensor>& divided);
 // Gradients of the module's tensor go to the leaves from now on, and no more.
-// `divided`: what a strategy made of the leaves, which have gradients too.
+// `divided` as attach() has it, which have gradients too.
 void connect(PartedTensor& parted, const std::shared_ptr<GradientMarks>& marks,
-             const std::vector<at::Tensor>& divided = {});
+             const std::vector<at::Tensor>& divided);
 void disconnect(PartedTensor& parted);
 
 }  // namespace lockstep::tensor_parallel

@@ -173,7 +173,7 @@ void TensorParallelState::attach_all() {
     for (const NamedPart& part : handle_.named_parameters())
       divided[number_.at(part.name)].push_back(part.tensor);
   for (std::size_t i = 0; i < parted_.size(); ++i) {
-    attach(parted_[i], *tensors_);
+    attach(parted_[i], *tensors_, divided[i]);
     connect(parted_[i], marks_, divided[i]);
   }
   watch_ = std::make_shared<const modules::ModuleWatch>(*module_, std::vector<std::string>(),

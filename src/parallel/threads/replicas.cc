@@ -49,6 +49,7 @@ void check_tensor(const char* kind, const std::string& name, const at::Tensor& t
 void check_model(const modules::ModuleTensors& tensors, c10::Device device) {
   for (const NamedParameter& parameter : tensors.parameters) {
     check_tensor("parameter", parameter.name, parameter.tensor, device);
+    modules::check_leaf(parameter.name, parameter.tensor, "DataParallel");
     check(!parallel::is_hooked(parameter.tensor),
           "DataParallel: {} belongs to another handle, which reduces its gradients already",
           parameter.name);
