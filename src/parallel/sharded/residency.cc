@@ -42,7 +42,9 @@ class Residency::SliceOwner final : public dispatch::StorageOwner {
  public:
   SliceOwner(Residency& residency, std::size_t unit) : residency_(residency), unit_(unit) {}
   void pin(const dispatch::StorageUse& use) override {
-    if (use.writes) residency_.before_slice_write(unit_);
+    if (!use.writes) return;
+    residency_.before_slice_write(unit_);
+    residency_.units_[unit_]->slice_written();
   }
   void written() override { residency_.units_[unit_]->slice_written(); }
   void unpin() noexcept override {}

@@ -167,22 +167,23 @@ void Unit::make_slices(std::weak_ptr<dispatch::StorageOwner> owner) {
   for (const layout::FlatSlice& slice : owned_)
     slices_.push_back(storage.place(dtype_, slice.offset, {slice.of_tensor.length()}, {1})
                           .requires_grad_(trains_));
+  share_versions();
 }
 
-// Counts up with every write to a slice: operations tell their owner (LibTorch's optimizers write
-// some slices through data(), which has a version counter of its own), kernels that write past
-// LibTorch count the version up.
-std::int64_t Unit::version() const {
-  std::int64_t sum = slice_writes_;
-  for (const at::Tensor& slice : slices_) sum += slice._version();
-  return sum;
+// A write to a slice, or to the whole parameter, is seen by graphs that have saved the parameter.
+void Unit::share_versions() const {
+  for (const layout::FlatSlice& slice : owned_) {
+    const auto i = static_cast<std::size_t>(slice.entry);
+    torch::autograd::impl::set_version_counter(
+        slices_[i], torch::autograd::impl::version_counter(parameters_[i].tensor));
+  }
 }
 
 void Unit::post_gather(std::string_view tag) {
   at::NoGradGuard no_grad;
   arriving_ = memory_->take_whole();
-  gathered_version_ = version();
-  at::Tensor input = memory_->input(gathered_version_);
+  gathered_writes_ = slice_writes_;
+  at::Tensor input = memory_->input(gathered_writes_);
   CallOptions options = call();
   if (!tag.empty()) options.tag = tag;
   gather_ = group_.all_gather(arriving_, input, options);
@@ -263,6 +264,12 @@ void Unit::take_values(int i, const at::Tensor& values) {
       .narrow(0, offset, elements.length())
       .copy_(flattened(laid).narrow(0, elements.begin, elements.length()));
   memory_->shard_written();
+  slices_[static_cast<std::size_t>(i)].unsafeGetTensorImpl()->bump_version();
+}
+
+void Unit::parts_written() {
+  memory_->shard_written();
+  for (const at::Tensor& slice : slices_) slice.unsafeGetTensorImpl()->bump_version();
 }
 
 void Unit::hand_back() {

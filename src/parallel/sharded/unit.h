@@ -110,9 +110,9 @@ class Unit {
   [[nodiscard]] bool present() const { return phase_ == Phase::present; }
   [[nodiscard]] bool arriving() const { return phase_ == Phase::arriving; }
   // Slices have been written since the gather was posted, by an optimizer for example.
-  [[nodiscard]] bool outdated() const { return version() != gathered_version_; }
+  [[nodiscard]] bool outdated() const { return slice_writes_ != gathered_writes_; }
 
-  // An operation has written to a slice. Thread-safe.
+  // An operation writes to a slice, or has written. Thread-safe.
   void slice_written() { ++slice_writes_; }
 
   // Whether peers read this rank's shard where it lies.
@@ -148,7 +148,7 @@ class Unit {
   // such have been written: what is gathered is then outdated.
   [[nodiscard]] const at::Tensor& shard() const { return memory_->shard(); }
   [[nodiscard]] at::Tensor part(int i) const;
-  void parts_written() { memory_->shard_written(); }
+  void parts_written();
   // Local: the same for this rank's part of new values for parameter i.
   void take_values(int i, const at::Tensor& values);
   // Collective: the parameters become ordinary tensors.
@@ -177,11 +177,11 @@ class Unit {
       const std::vector<NamedParameter>& parameters);
 
   [[nodiscard]] CallOptions call() const { return {.tag = tag_, .timeout = settings_.timeout}; }
-  [[nodiscard]] std::int64_t version() const;
   [[nodiscard]] layout::FlatLayout make_layout() const;
   [[nodiscard]] dispatch::Part part_of(const layout::FlatSlice& slice) const;
   void take_parameters();
   void make_slices(std::weak_ptr<dispatch::StorageOwner> owner);
+  void share_versions() const;
 
   std::string name_;
   std::string tag_;
@@ -205,7 +205,7 @@ class Unit {
   Phase phase_ = Phase::absent;
   Work gather_;
   at::Tensor arriving_;  // the whole, while it is arriving
-  std::int64_t gathered_version_ = 0;
+  std::int64_t gathered_writes_ = 0;
 };
 
 }  // namespace lockstep::sharded
