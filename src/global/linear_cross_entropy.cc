@@ -61,7 +61,7 @@ struct Layout {
     if (space == nullptr) return tensor.detach();
     const global::GlobalTensor* found = global::global_of(tensor);
     if (found != nullptr) {
-      check(found->spec->space == space,
+      check(found->spec->space->has_ranks_of(*space),
             "linear_cross_entropy: expected tensors of one mesh, found mesh {} and another mesh {}",
             space->name(), found->spec->space->name());
       return global::values_in(tensor, wanted);

@@ -1,6 +1,8 @@
 #include "global/run.h"
 
 #include "base/check.h"
+#include "dispatch/each_tensor.h"
+#include "dispatch/key.h"
 #include "global/arguments.h"
 #include "global/convert.h"
 #include "global/decide.h"
@@ -19,6 +21,70 @@ namespace {
 
 using torch::jit::Stack;
 using Locals = c10::SmallVector<at::Tensor, 6>;
+
+// Puts action(tensor) in the place of each tensor among the arguments.
+template <typename Action>
+void replace_tensors(std::span<c10::IValue> values, const Action& action) {
+  for (c10::IValue& value : values) {
+    if (value.isTensor() && value.toTensor().defined()) value = action(value.toTensor());
+    if (!value.isList()) continue;
+    auto list = value.toList().copy();
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      const c10::IValue element = list.get(i);
+      if (element.isTensor() && element.toTensor().defined())
+        list.set(i, action(element.toTensor()));
+    }
+    value = std::move(list);
+  }
+}
+
+bool is_elsewhere(const at::Tensor& tensor, const Space& space) {
+  const GlobalTensor* found = global_of(tensor);
+  return found != nullptr && found->spec->space != &space &&
+         found->spec->space->has_ranks_of(space);
+}
+
+// The handles of a mesh have spaces of their own. A tensor of a handle decides where an operation
+// runs: the last one, since weights follow inputs. A tensor that is written stays where it is.
+const GlobalTensor& chosen(const Operation& operation, std::span<c10::IValue> values,
+                           const GlobalTensor& one) {
+  const GlobalTensor* last = &one;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (!values[i].isTensor()) continue;
+    const GlobalTensor* found = global_of(values[i].toTensor());
+    if (found == nullptr || !found->spec->space->has_ranks_of(*one.spec->space)) continue;
+    if (operation.written[i]) return *found;
+    if (found->spec->space->is_of_handle()) last = found;
+  }
+  return *last;
+}
+
+// Brings tensors of other spaces on the same ranks to that of the returned tensor.
+const GlobalTensor& bring_together(const Operation& operation, std::span<c10::IValue> values,
+                                   const GlobalTensor& one) {
+  bool is_mixed = false;
+  for (const c10::IValue& value : values)
+    dispatch::for_each_tensor_in(value, [&](const c10::TensorImpl& tensor) {
+      const auto* found =
+          tensor.has_storage()
+              ? nullptr
+              : static_cast<const GlobalTensor*>(dispatch::carrier_of(tensor, dispatch::key()));
+      is_mixed = is_mixed || (found != nullptr && found->spec->space != one.spec->space);
+    });
+  if (!is_mixed) return one;
+  const GlobalTensor& to = chosen(operation, values, one);
+  replace_tensors(values, [&](const at::Tensor& tensor) {
+    if (!is_elsewhere(tensor, *to.spec->space)) return tensor;
+    GlobalTensor& found = *global_of(tensor);
+    check_is_fresh(found, operation.name);
+    const Spec& spec = *found.spec;
+    return wrap(
+        found.local,
+        to.spec->space->spec(spec.placements, spec.sizes, spec.strides, spec.dtype, spec.device),
+        to.mesh);
+  });
+  return to;
+}
 
 // One call on its way.
 class Run {
@@ -279,11 +345,13 @@ void run_operation(dispatch::Call& call, const GlobalTensor& one) {
     return call.operation().callBoxedForDispatchKey(operation.composite, call.stack());
   if (operation.way == Operation::Way::in_place_view) return become_view(call, operation);
   at::AutoDispatchBelowADInplaceOrView below_autograd;
-  auto values = torch::jit::last(call.stack(), operation.written.size());
-  Space& space = *one.spec->space;
-  Arguments arguments(operation, {const_cast<c10::IValue*>(values.data()), values.size()}, space);
+  auto items = torch::jit::last(call.stack(), operation.written.size());
+  const std::span values(const_cast<c10::IValue*>(items.data()), items.size());
+  const GlobalTensor& place = bring_together(operation, values, one);
+  Space& space = *place.spec->space;
+  Arguments arguments(operation, values, space);
   if (!operation.gradient.empty()) check_gradient(operation, arguments, space);
-  Run run(call, operation, arguments, one);
+  Run run(call, operation, arguments, place);
   if (DecisionPtr decision = space.decisions().find(arguments.key)) return run.again(*decision);
   run.first();
 }

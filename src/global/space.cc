@@ -48,6 +48,12 @@ Space& Space::of(const Mesh& mesh) {
   return *static_cast<Space*>(mesh.attached([&] { return std::make_shared<Space>(mesh); }).get());
 }
 
+Mesh mesh_of_handle(const Mesh& mesh) {
+  Mesh own(mesh.group(), mesh.axes());
+  Space::of(own).belong_to(Space::of(mesh));
+  return own;
+}
+
 void Space::end_groups(std::string_view operation, const std::exception& error) {
   auto is = [&]<class Kind>(const Kind*) { return dynamic_cast<const Kind*>(&error) != nullptr; };
   bool is_of_group =

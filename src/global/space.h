@@ -54,6 +54,15 @@ class Space {
   // that no rank waits for this one. Nothing is left to do after an error of a group itself.
   void end_groups(std::string_view operation, const std::exception& error);
 
+  // Of the mesh of a handle, which has groups of its own over the ranks of another mesh: operations
+  // may have tensors of both, and run in the handle's space.
+  void belong_to(const Space& mesh) {
+    ranks_ = mesh.ranks_;
+    is_of_handle_ = true;
+  }
+  [[nodiscard]] bool is_of_handle() const { return is_of_handle_; }
+  [[nodiscard]] bool has_ranks_of(const Space& other) const { return ranks_ == other.ranks_; }
+
   // Any thread may read and write it.
   std::atomic<GlobalOptions> options{GlobalOptions()};
   // Set before the first operation, the same on all ranks.
@@ -70,9 +79,15 @@ class Space {
   std::vector<Group> groups_;  // by axis
   std::vector<AxisPlace> place_;
   std::string name_;
+  std::shared_ptr<const int> ranks_ = std::make_shared<const int>(0);  // one for all that have them
+  bool is_of_handle_ = false;
   std::mutex mutex_;  // guards what follows
   std::unordered_multimap<std::size_t, SpecPtr> specs_;
   std::unique_ptr<Decisions> decisions_;
 };
+
+// Collective, and blocks: a mesh of a handle's own over the ranks of `mesh`, so that nothing which
+// the handle says of its tensors is said of others on `mesh`.
+[[nodiscard]] Mesh mesh_of_handle(const Mesh& mesh);
 
 }  // namespace lockstep::global

@@ -1,6 +1,7 @@
 #include <lockstep/parallel/pipeline/sequences.h>
 
 #include "base/check.h"
+#include "global/space.h"
 
 #include <lockstep/global/redistribute.h>
 #include <lockstep/global/tensor.h>
@@ -24,6 +25,9 @@ CutSequences::CutSequences(const Mesh& tensors, CutSequencesOptions options)
   const auto place = static_cast<std::size_t>(axis - tensors.axes().begin());
   placements_[place] = Shard(dim_).zigzag(options.zigzag);
   sums_[place] = Partial();
+  GlobalOptions global = global::Space::of(tensors_).options;
+  global.replicate_plain = true;
+  set_global_options(tensors_, global);
 }
 
 at::Tensor CutSequences::cut(const at::Tensor& whole) const {

@@ -24,7 +24,7 @@ bool has_axis(const Mesh& mesh, std::string_view name) {
   return std::ranges::any_of(mesh.axes(), [&](const MeshAxis& axis) { return axis.name == name; });
 }
 
-Mesh checked(const Mesh& mesh, const ContextParallelOptions& options) {
+void check_options(const Mesh& mesh, const ContextParallelOptions& options) {
   for (const MeshAxis& axis : mesh.axes())
     check(axis.name == "cp" || axis.name == "tp",
           "context_parallel: expected a mesh of the axes cp and tp, found {}",
@@ -50,7 +50,11 @@ Mesh checked(const Mesh& mesh, const ContextParallelOptions& options) {
                              formatted("balance: {}", is_zigzag ? "zigzag" : "contiguous"),
                              formatted("sequence_dim: {}", options.sequence_dim)},
                             {.tag = "context_parallel"});
-  return mesh;
+}
+
+Mesh own_mesh(const Mesh& mesh, const ContextParallelOptions& options) {
+  check_options(mesh, options);
+  return global::mesh_of_handle(mesh);
 }
 
 }  // namespace
@@ -59,11 +63,12 @@ class ContextParallelState final : public TensorParallelState {
  public:
   ContextParallelState(std::shared_ptr<torch::nn::Module> module, const Mesh& mesh,
                        const ContextParallelOptions& options)
-      : TensorParallelState(std::move(module), checked(mesh, options), options.plan,
+      : TensorParallelState(std::move(module), own_mesh(mesh, options), options.plan,
                             {.sequence_parallel = options.sequence_parallel,
                              .sequence_dim = options.sequence_dim,
                              .strategy = options.strategy,
                              .mesh = options.mesh}),
+        given_(mesh),
         axis_(mesh.layout().axis("cp")),
         cut_(Shard(options.sequence_dim).zigzag(options.balance == ContextBalance::zigzag)) {
     if (options.method == ContextMethod::ulysses) {
@@ -90,6 +95,12 @@ class ContextParallelState final : public TensorParallelState {
     Placements whole(tensors().axes().size()), to = whole;
     to[static_cast<std::size_t>(axis_)] = cut_;
     return redistribute(from_local(batch, tensors(), whole), to);
+  }
+
+  // Tensors on the given mesh may be on their way to the module, too.
+  void abort(std::string_view reason) noexcept override {
+    TensorParallelState::abort(reason);
+    abort_mesh(given_, reason);
   }
 
   [[nodiscard]] std::int64_t scores() const {
@@ -120,6 +131,7 @@ class ContextParallelState final : public TensorParallelState {
           group.size());
   }
 
+  const Mesh given_;
   const int axis_;
   const Placement cut_;
 };

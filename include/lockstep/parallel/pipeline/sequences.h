@@ -1,6 +1,6 @@
 // CutSequences: a pipeline on whose stages context_parallel() cuts the sequences of a batch.
 //
-//   const lockstep::CutSequences cut(mesh["cp"]);
+//   const lockstep::CutSequences cut(mesh[{"cp"}]);
 //   lockstep::Pipeline pipeline(
 //       cut.stages(stages), schedule, mesh["pp"], cut.loss(lockstep::token_loss),
 //       {.strategy =
@@ -40,8 +40,9 @@ struct CutSequencesOptions {
 
 class CutSequences {
  public:
-  // Local. The mesh that context_parallel() has on each stage, or expert_parallel() as `tensors`:
-  // of the axis `cp`, or `cp` and `tp`. InvalidArgument for one without `cp`.
+  // Local. The mesh that context_parallel() is given on each stage, or expert_parallel() as
+  // `tensors`: of the axis `cp`, or `cp` and `tp`. InvalidArgument for one without `cp`. Plain
+  // tensors beside those on it count as replicated from now on (GlobalOptions::replicate_plain).
   explicit CutSequences(const Mesh& tensors, CutSequencesOptions options = {});
 
   // Local. The same stages, in their order, which give and take this rank's parts of sequences.
