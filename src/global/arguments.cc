@@ -99,9 +99,10 @@ void Arguments::add_value(const c10::IValue& value, int argument, bool written, 
 void Arguments::refuse_plain(const at::Tensor& tensor, int argument) const {
   throw InvalidArgument(formatted(
       "{}: expected global tensors on mesh {}, found a plain {} tensor of sizes {} as argument {}; "
-      "distribute() makes it global, and GlobalOptions::replicate_plain lets plain tensors count "
-      "as "
-      "replicated where they are only read",
+      "distribute() makes it global, and set_global_options(mesh, {{.replicate_plain = true}}) "
+      "lets "
+      "plain tensors count as replicated where they are only read; the mesh of a handle is "
+      "handle.tensors()",
       operation_.name, space_.name(), c10::toString(tensor.scalar_type()), c10::str(tensor.sizes()),
       argument));
 }

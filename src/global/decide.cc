@@ -213,7 +213,8 @@ void check_is_possible(const Operation& operation, const Arguments& arguments, c
         operation.name, describe_placements(arguments), space.name());
   check(operation.way == Operation::Way::rule || space.options.load().replicate_unknown,
         "{}: there is no rule for it on global tensors, found {} on mesh {}; {}; "
-        "GlobalOptions::replicate_unknown runs it on replicated tensors",
+        "set_global_options(mesh, {{.replicate_unknown = true, .replicate_plain = true}}) runs it on "
+        "replicated tensors; the mesh of a handle is handle.tensors()",
         operation.name, describe_placements(arguments), space.name(),
         how_to_register(operation.name));
 }
@@ -224,7 +225,9 @@ void check_gradient(const Operation& operation, const Arguments& arguments, cons
       arguments.tensors, [](const TensorArgument& one) { return one.tensor.requires_grad(); });
   check(!requires_grad,
         "{}: there is no rule for its gradient {} on global tensors, found {} on mesh {}; run it "
-        "under NoGradGuard, register a rule for {}, or set GlobalOptions::replicate_unknown",
+        "under NoGradGuard, register a rule for {}, or "
+        "set_global_options(mesh, {{.replicate_unknown = true, .replicate_plain = true}}); the mesh "
+        "of a handle is handle.tensors()",
         operation.name, operation.gradient, describe_placements(arguments), space.name(),
         operation.gradient);
 }

@@ -94,7 +94,9 @@ class [[nodiscard]] ContextParallel : public Handle {
   // part is memory of its own. InvalidArgument for a tensor without that dim, and for a global one.
   [[nodiscard]] at::Tensor cut(const at::Tensor& batch) const;
 
-  // Local. The mesh of the module's global tensors: for traffic(), and for tensors of one's own.
+  // Local. The mesh of the module's global tensors: for traffic(), for tensors of one's own, and
+  // for options (parallelize.h). It is the handle's own, with the axes of the mesh that
+  // context_parallel() was given; tensors of that one may stand beside the module's.
   [[nodiscard]] const Mesh& tensors() const;
   // Local. Products of a query with a key that ring attention has computed on this rank in
   // forward() so far, by row and head.

@@ -88,8 +88,9 @@ class [[nodiscard]] TensorParallel : public Handle {
 
   // Local. What describe() says of the plan.
   [[nodiscard]] const std::string& plan() const;
-  // Local. The mesh of the module's global tensors, of one axis, "tp": for traffic(), and for
-  // tensors of one's own.
+  // Local. The mesh of the module's global tensors, of one axis, "tp": for traffic(), for tensors
+  // of one's own, and for options, which replace each other:
+  //   set_global_options(tp.tensors(), {.replicate_unknown = true, .replicate_plain = true});
   [[nodiscard]] const Mesh& tensors() const;
 };
 
