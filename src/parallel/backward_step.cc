@@ -1,9 +1,11 @@
 #include "parallel/backward_step.h"
 
 #include "base/check.h"
+#include "base/format.h"
 #include "base/log.h"
 #include "base/scope_exit.h"
 #include "layout/bucket_plan.h"
+#include "parallel/exception_text.h"
 #include "parallel/reduction_errors.h"
 
 #include <lockstep/parallel/reduction_failed.h>
@@ -24,6 +26,7 @@ BackwardStep::BackwardStep(Group& group, std::shared_ptr<Reducer> reducer,
       reducer_(std::move(reducer)),
       watch_(std::move(watch)),
       options_(std::move(options)),
+      writes_(options_.equal, {.tag = options_.strategy, .timeout = options_.timeout}),
       ready_(reducer_->parameters().size()) {
   if (!buffers.empty()) buffers_ = std::make_unique<StateBroadcast>(group_, std::move(buffers));
 }
@@ -40,9 +43,25 @@ void BackwardStep::check_module() const {
   watch_.check();
 }
 
-void BackwardStep::on_gradient(int i) {
-  bool create_graph = at::GradMode::is_enabled();
+void BackwardStep::zero_grad() {
+  check_module();
+  clock_.zero_grad();
   Lock lock(mutex_);
+  writes_.begin();
+}
+
+void BackwardStep::on_gradient(int i) {
+  Lock lock(mutex_);
+  try {
+    take_gradient(i);
+  } catch (...) {
+    notice_.set_text(exception_text(std::current_exception()));
+    throw;
+  }
+}
+
+void BackwardStep::take_gradient(int i) {
+  bool create_graph = at::GradMode::is_enabled();
   at::NoGradGuard no_grad;
   bool reduces = paused_ == 0;
   begin(reduces, create_graph);
@@ -59,6 +78,7 @@ void BackwardStep::begin(bool reduces, bool create_graph) {
   bool begins_to_reduce = reduces && !reduces_;
   if (begins) {
     clock_.first_gradient();
+    notice_.settle();
     reducer_->begin();
   }
   if (begins_to_reduce) start_reduction();
@@ -132,12 +152,15 @@ void BackwardStep::finish() {
 // The others are told of an exception.
 void BackwardStep::check_static_graph() {
   if (!graph_known_ || all_ready()) return;
+  std::size_t changed = 0;
+  while (ready_[changed] ||
+         std::ranges::find(static_unused_, static_cast<int>(changed)) != static_unused_.end())
+    ++changed;
+  const std::string& name = reducer_->parameters()[changed].name;
+  notice_.set_text(formatted("static_graph: {} has no gradient, and had one", name));
   announce_failure();
   reducer_->end_failed_backward();
-  for (std::size_t i = 0; i < ready_.size(); ++i)
-    if (!ready_[i] &&
-        std::ranges::find(static_unused_, static_cast<int>(i)) == static_unused_.end())
-      throw_changed_graph(reducer_->parameters()[i].name, "has no gradient, and had one");
+  throw_changed_graph(name, "has no gradient, and had one");
 }
 
 JoinRound BackwardStep::announce() {
@@ -157,6 +180,7 @@ JoinRound BackwardStep::announce() {
 void BackwardStep::reduce(const JoinRound& ranks, bool shadows) {
   reducer_->end_backward(true);
   contribute_absent(shadows);
+  if (!shadows && writes_.has_written()) status_.say_written();
   reducer_->post_rest(status_);
   if (buffers_) buffers_->post(options_.timeout, ranks.first_active);
   StepStatus all;
@@ -166,6 +190,9 @@ void BackwardStep::reduce(const JoinRound& ranks, bool shadows) {
     if (buffers_) buffers_->finish();
   }
   check_status(all, ranks.active);
+  // The parameters of ranks without inputs stay behind until their Join ends.
+  if (ranks.active == group_.size()) check_writes(all);
+  writes_.end();
   if (ranks.active < group_.size() && divides_by_active())
     reducer_->scale_averages(static_cast<double>(group_.size()) / ranks.active);
   reducer_->publish(all);
@@ -238,14 +265,25 @@ void BackwardStep::contribute_absent(bool shadows) {
 
 void BackwardStep::check_status(const StepStatus& all, int active) {
   if (all.failed() > 0) {
+    post_notice(/*failed=*/false);
+    const std::string ranks = notice_.finish(group_);
     reducer_->discard(/*failed=*/true);
-    throw_failed_backward(all.failed(), group_.size());
+    throw_failed_backward(all.failed(), group_.size(), ranks);
   }
   if (options_.find_unused_parameters) return;
   std::string missing = describe_missing(all, active);
   if (missing.empty()) return;
   reducer_->discard(/*failed=*/false);
   throw_missing_gradients(missing, options_.strategy);
+}
+
+void BackwardStep::check_writes(const StepStatus& all) {
+  try {
+    writes_.compare(group_, all.written() > 0);
+  } catch (...) {
+    reducer_->discard(/*failed=*/false);
+    throw;
+  }
 }
 
 // Ranks without inputs say that they miss all.
@@ -311,6 +349,12 @@ void BackwardStep::post_failure(int buffers_root) {
   status_.say_failed();
   reducer_->post_failure(status_);
   if (buffers_) buffers_->post(options_.timeout, buffers_root);
+  post_notice(/*failed=*/true);
+}
+
+void BackwardStep::post_notice(bool failed) {
+  notice_.post(group_, failed, reducer_->parameters().front().tensor.device(),
+               {.tag = "failed backward()", .timeout = options_.timeout});
 }
 
 }  // namespace lockstep::parallel

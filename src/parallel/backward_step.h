@@ -25,10 +25,12 @@
 #include "base/mutex.h"
 #include "module/watch.h"
 #include "parallel/backward_watch.h"
+#include "parallel/failure_notice.h"
 #include "parallel/reducer.h"
 #include "parallel/state_broadcast.h"
 #include "parallel/step_clock.h"
 #include "parallel/wait_time.h"
+#include "parallel/write_watch.h"
 
 #include <lockstep/comm/group.h>
 #include <lockstep/parallel/join.h>
@@ -47,6 +49,8 @@ struct StepOptions {
   std::string strategy;  // for messages: "fully_shard()"
   bool find_unused_parameters = false;
   bool static_graph = false;  // with it: those that the first step leaves out stay the same
+  // Parameters that must have equal values on all ranks (write_watch.h).
+  std::vector<NamedParameter> equal = {};
   std::optional<Duration> timeout = std::nullopt;
   std::shared_ptr<WaitTime> waits = std::make_shared<WaitTime>();
 };
@@ -63,8 +67,10 @@ class BackwardStep final : public std::enable_shared_from_this<BackwardStep> {
   // The parameters that need that hook, in the reducer's order.
   [[nodiscard]] std::vector<at::Tensor> hooked() const;
 
-  // What the marks of the step are told to; zero_grad() is the handle's.
+  // What the marks of the step are told to.
   [[nodiscard]] StepClock& clock() { return clock_; }
+  // The handle's zero_grad(), of which gradients are the caller's matter. Throws as check_module().
+  void zero_grad();
 
   // no_sync(), which nests.
   void pause() { ++paused_; }
@@ -110,7 +116,10 @@ class BackwardStep final : public std::enable_shared_from_this<BackwardStep> {
   void contribute_absent(bool shadows) LOCKSTEP_REQUIRES(mutex_);
   void announce_failure() LOCKSTEP_REQUIRES(mutex_);
   void post_failure(int buffers_root) LOCKSTEP_REQUIRES(mutex_);
+  void post_notice(bool failed) LOCKSTEP_REQUIRES(mutex_);
+  void take_gradient(int i) LOCKSTEP_REQUIRES(mutex_);
   void check_status(const StepStatus& all, int active) LOCKSTEP_REQUIRES(mutex_);
+  void check_writes(const StepStatus& all) LOCKSTEP_REQUIRES(mutex_);
   void adopt_order_of(int root) LOCKSTEP_REQUIRES(mutex_);
   [[nodiscard]] bool all_ready() const LOCKSTEP_REQUIRES(mutex_) {
     return observed_.size() + static_unused_.size() == ready_.size();
@@ -128,6 +137,8 @@ class BackwardStep final : public std::enable_shared_from_this<BackwardStep> {
   const modules::ModuleWatch watch_;
   const StepOptions options_;
   StepClock clock_{options_.waits};
+  WriteWatch writes_ LOCKSTEP_GUARDED_BY(mutex_);
+  FailureNotice notice_ LOCKSTEP_GUARDED_BY(mutex_);
   std::unique_ptr<StateBroadcast> buffers_ LOCKSTEP_GUARDED_BY(mutex_);  // null when there are none
   std::atomic<int> paused_ = 0;
   bool graph_known_ LOCKSTEP_GUARDED_BY(mutex_) = false;  // of static_graph

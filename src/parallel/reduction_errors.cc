@@ -24,10 +24,10 @@ void throw_second_gradient(const std::string& parameter) {
       parameter));
 }
 
-void throw_failed_backward(int failed_ranks, int group_size) {
+void throw_failed_backward(int failed_ranks, int group_size, const std::string& ranks) {
   throw ReductionFailed(formatted(
-      "backward() ended with an exception on {} of {} ranks; gradients are undefined on all",
-      failed_ranks, group_size));
+      "backward() ended with an exception on {} of {} ranks: {}; gradients are undefined on all",
+      failed_ranks, group_size, ranks));
 }
 
 void throw_missing_gradients(const std::string& parameters, std::string_view strategy) {

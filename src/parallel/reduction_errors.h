@@ -12,7 +12,8 @@ namespace lockstep::parallel {
 
 [[noreturn]] void throw_sparse_gradient(const std::string& parameter, std::string_view strategy);
 [[noreturn]] void throw_second_gradient(const std::string& parameter);
-[[noreturn]] void throw_failed_backward(int failed_ranks, int group_size);
+// `ranks`: FailureNotice::finish().
+[[noreturn]] void throw_failed_backward(int failed_ranks, int group_size, const std::string& ranks);
 // `parameters`: MissingGradients::text().
 [[noreturn]] void throw_missing_gradients(const std::string& parameters, std::string_view strategy);
 

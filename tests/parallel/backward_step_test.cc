@@ -3,6 +3,7 @@
 
 #include "parallel/every_strategy.h"
 
+#include <cstdlib>
 #include <stdexcept>
 
 namespace lockstep {
@@ -39,7 +40,7 @@ TEST_P(BackwardStep, AnExceptionAfterTheLastGradientIsToldToTheOthers) {
         EXPECT_THROW(backward(true), std::runtime_error);
       } else {
         expect_contains(message_of<ReductionFailed>([&] { backward(false); }),
-                        "exception on 1 of 3 ranks");
+                        "exception on 1 of 3 ranks: rank 2; gradients");
       }
       handle.zero_grad();
       backward(false);
@@ -68,6 +69,27 @@ TEST_P(BackwardStep, ABackwardInsideNoSyncMayRunInsideAnotherOne) {
     });
     model.forward(middle, "bc").sum().backward();
     expect_handle_has(handle, expected);
+  });
+}
+
+// As a launcher tells it to a rank of a group that is a part of the world.
+TEST(FailedBackward, IsSaidWithTheRankOfTheWorld) {
+  run_group(Engine::shm, 2, [](Group group) {
+    ::setenv("RANK", group.rank() == 1 ? "5" : "4", 1);
+    Branches model;
+    DistributedDataParallel ddp(model, group);
+    at::Tensor middle = model->layers[0](batch(1));
+    if (group.rank() == 1)
+      middle.register_hook(
+          [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("mine"); });
+    const auto backward = [&] { model->forward(middle, "bc").sum().backward(); };
+    if (group.rank() == 1) {
+      EXPECT_THROW(backward(), std::runtime_error);
+    } else {
+      expect_contains(message_of<ReductionFailed>(backward),
+                      "exception on 1 of 2 ranks: rank 1 (rank 5 of the world); gradients");
+    }
+    group.barrier().wait();
   });
 }
 

@@ -134,6 +134,8 @@ DataParallelState::DataParallelState(std::shared_ptr<torch::nn::Module> module, 
           .strategy = "DistributedDataParallel",
           .find_unused_parameters = options.find_unused_parameters || options.static_graph,
           .static_graph = options.static_graph,
+          .equal =
+              hook_ && !hook_->averages_over_all() ? std::vector<NamedParameter>() : parameters_,
           .timeout = options.timeout,
           .waits = waits_});
   joinable_ = std::make_unique<parallel::StepJoinable>("DistributedDataParallel", group_, *step_);
@@ -152,8 +154,7 @@ std::vector<NamedPart> DataParallelState::named_parameters() const {
 }
 
 void DataParallelState::zero_grad(bool set_to_none) {
-  step_->check_module();
-  step_->clock().zero_grad();
+  step_->zero_grad();
   parallel::zero_gradients(parameters_, set_to_none);
 }
 

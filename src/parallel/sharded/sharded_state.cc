@@ -208,8 +208,7 @@ std::vector<NamedPart> ShardedState::named_parameters() const {
 }
 
 void ShardedState::zero_grad(bool set_to_none) {
-  step->check_module();
-  step->clock().zero_grad();
+  step->zero_grad();
   reducer->clear_gradients(set_to_none);
 }
 

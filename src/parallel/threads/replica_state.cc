@@ -145,7 +145,10 @@ void ReplicaState::compute(const std::vector<at::Tensor>& inputs,
       step(i).take_values();
     }
     const auto& rows = shares[static_cast<std::size_t>(i)];
-    if (!rows.empty()) task(i, rows);
+    if (rows.empty()) return;
+    const std::vector<std::int64_t> versions = step(i).versions();
+    task(i, rows);
+    step(i).check_not_written(versions);
   });
 }
 

@@ -76,6 +76,23 @@ void ReplicaStep::compute(const std::function<DeviceLoss(std::span<const at::Ten
   loss_ = value.detach().reshape({1}).to(at::kDouble);
 }
 
+std::vector<std::int64_t> ReplicaStep::versions() const {
+  std::vector<std::int64_t> versions;
+  for (const at::Tensor& parameter : replica_.parameters) versions.push_back(parameter._version());
+  return versions;
+}
+
+void ReplicaStep::check_not_written(const std::vector<std::int64_t>& before) const {
+  const std::vector<std::int64_t> now = versions();
+  const auto place = static_cast<std::size_t>(std::ranges::mismatch(now, before).in1 - now.begin());
+  if (place == now.size() || group_.size() == 1) return;
+  throw InvalidArgument(formatted(
+      "parameter {} was written in place, as an embedding with max_norm does in forward(): each "
+      "device would have other values, and all but the first one's would be lost; write it after "
+      "the optimizer's step() (weight.renorm_(2, 0, max_norm) in place of max_norm)",
+      names_[place]));
+}
+
 // Its memory in one dimension: contiguous, or as dense as the parameter is, in the same order.
 at::Tensor ReplicaStep::reducible(std::size_t i) {
   const at::Tensor& parameter = replica_.parameters[i];

@@ -34,6 +34,10 @@ class ReplicaStep {
   // Loss and backward of these rows, which are somewhere; nothing is reduced yet.
   void compute(const std::function<DeviceLoss(std::span<const at::Tensor>)>& loss,
                std::span<const at::Tensor> rows);
+  // Of the parameters' values: every write counts.
+  [[nodiscard]] std::vector<std::int64_t> versions() const;
+  // InvalidArgument names a parameter that has been written since; one device may write.
+  void check_not_written(const std::vector<std::int64_t>& before) const;
   // Over how many items the loss is a mean; 0 when this device has none.
   [[nodiscard]] double weight() const { return weight_; }
   // Whether parameter i has had a part.
