@@ -13,8 +13,11 @@ constexpr std::size_t most_named = 8;
 }  // namespace
 
 void throw_sparse_gradient(const std::string& parameter, std::string_view strategy) {
-  throw ReductionFailed(
-      formatted("the gradient of {} is sparse; {} averages dense ones", parameter, strategy));
+  throw ReductionFailed(formatted(
+      "the gradient of {} is sparse; {} averages dense ones: make the Embedding without "
+      "sparse(true), or train the table in a parameter server, which takes sparse gradients "
+      "(by_rows)",
+      parameter, strategy));
 }
 
 void throw_second_gradient(const std::string& parameter) {
