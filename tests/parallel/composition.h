@@ -107,13 +107,10 @@ class Composed {
     const std::int64_t rows = ids.size(0) / copies;
     const at::Tensor x = ids.narrow(0, own * rows, rows), y = targets.narrow(0, own * rows, rows);
     at::Tensor loss;
-    if (pipeline_) {
-      loss = pipeline_->step({x}, {y});
-    } else {
-      if (how_.before_forward) how_.before_forward();
-      loss = model_->loss(cut(x), cut(y));
-      loss.backward();
-    }
+    if (pipeline_) return number_of(pipeline_->step({x}, {y}));
+    if (how_.before_forward) how_.before_forward();
+    loss = model_->loss(cut(x), cut(y));
+    loss.backward();
     at::Tensor all = at::full({1}, number_of(loss), at::kDouble);
     if (data_) Group(data_->group()).all_reduce(all, Op::average).wait();
     return all.item<double>();

@@ -193,7 +193,8 @@ PipelineState::Result PipelineState::run(StepKind kind, const pipeline::Batch& b
   if (trains && paused_ == 0) ties_->send_gradients(group_, options_.timeout);
   now.part = "the end of a step";
   if (trains) parameters_->give_gradients();
-  if (kind != StepKind::forward) result.loss = on_all_ranks(result.loss);
+  if (kind != StepKind::forward)
+    result.loss = on_all_ranks(result.loss, /*of_all_pipelines=*/trains && paused_ == 0);
   return result;
 }
 
@@ -243,16 +244,19 @@ void PipelineState::fail(const Doing& now, const char* what) noexcept {
   for (auto& [stage, run] : runs_) run.clear();
 }
 
-at::Tensor PipelineState::on_all_ranks(const at::Tensor& loss) {
-  at::Tensor told = at::zeros({2}, at::kDouble);
+// The mean of the ranks with the last stage, as their gradients are averaged.
+at::Tensor PipelineState::on_all_ranks(const at::Tensor& loss, bool of_all_pipelines) {
+  at::Tensor told = at::zeros({3}, at::kDouble);
   if (loss.defined()) {
     told[0] = loss.item<double>();
-    told[1] = static_cast<double>(loss.scalar_type());
+    told[1] = 1;
+    told[2] = static_cast<double>(loss.scalar_type());
   }
-  group_.broadcast(told, ranks_.back(), call("loss of a pipeline")).wait();
+  Group ranks = of_all_pipelines ? group() : group_;
+  ranks.all_reduce(told, Op::sum, call("loss of a pipeline")).wait();
   const double* numbers = told.const_data_ptr<double>();
-  return at::full({}, numbers[0],
-                  at::TensorOptions(static_cast<at::ScalarType>(static_cast<int>(numbers[1]))));
+  const auto dtype = static_cast<at::ScalarType>(static_cast<int>(numbers[2] / numbers[1]));
+  return at::full({}, numbers[0] / numbers[1], at::TensorOptions(dtype));
 }
 
 void PipelineState::detach() {

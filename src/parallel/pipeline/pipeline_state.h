@@ -80,7 +80,7 @@ class PipelineState final : public HandleState {
   [[nodiscard]] std::vector<NamedPart> parts_of(pipeline::StageSet& set, const IsOwn& is_own);
   void load_sets(std::size_t from, const IsOwn& is_own,
                  const std::function<void(const NamedPart&)>& read);
-  [[nodiscard]] at::Tensor on_all_ranks(const at::Tensor& loss);
+  [[nodiscard]] at::Tensor on_all_ranks(const at::Tensor& loss, bool of_all_pipelines);
   [[nodiscard]] CallOptions call(const std::string& tag) const {
     return {.tag = tag, .timeout = options_.timeout};
   }

@@ -122,10 +122,12 @@ class [[nodiscard]] Pipeline : public Handle {
   // Forward and backward of one batch. `inputs` are the first stage's: tensors that all have the
   // same number of rows, at least one for each micro-batch; only the rank of the first stage reads
   // them. `targets` are the loss's, with as many rows; only the rank of the last stage reads them.
-  // Other ranks may pass the same or nothing. Returns the loss, on every rank.
+  // Other ranks may pass the same or nothing. Returns the loss on every rank: where a strategy
+  // joins several pipelines, the mean of theirs, as gradients are averaged. Inside no_sync()
+  // pipelines do not wait for each other, and each returns its own.
   at::Tensor step(const Tensors& inputs, const Tensors& targets);
-  // The loss alone, without gradients: forwards in the schedule's order. Modules are left in their
-  // mode: call eval() on the model as usual.
+  // The loss of this pipeline's rows alone, without gradients: forwards in the schedule's order.
+  // Modules are left in their mode: call eval() on the model as usual.
   [[nodiscard]] at::Tensor evaluate(const Tensors& inputs, const Tensors& targets);
   // The last stage's outputs, of all rows, without gradients; nothing on ranks without that stage.
   // Of an output without dims those of all micro-batches, in one dimension.
