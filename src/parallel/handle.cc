@@ -121,10 +121,6 @@ std::function<void(std::string_view)> HandleState::abort_of(const Handle& handle
   };
 }
 
-void HandleState::abort_handle(const Handle& handle, std::string_view reason) noexcept {
-  if (handle.is_attached()) abort_of(handle)(reason);
-}
-
 void HandleState::abort_group(Group group, std::string_view reason) noexcept {
   try {
     if (group.size() > 1) group.abort(reason);

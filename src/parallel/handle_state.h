@@ -40,7 +40,8 @@ class HandleState {
   [[nodiscard]] virtual double seconds_waited() const = 0;
   [[nodiscard]] virtual StepTiming timing() const { return {}; }
   // Local: ends every group that the strategy computes with, on every rank that can be reached. Of
-  // a strategy that has others than group() and those of mesh(): these too.
+  // a strategy that has others than group() and those of mesh(): these too. Called by any thread,
+  // also during detach(): reads only what is fixed when the strategy has been made.
   virtual void abort(std::string_view reason) noexcept;
   // abort() of a handle's strategy, for as long as that is there. To be called by any thread.
   [[nodiscard]] static std::function<void(std::string_view)> abort_of(const Handle& handle);
@@ -54,8 +55,6 @@ class HandleState {
  protected:
   // Nothing is left to do for one that is dead already, or has this rank alone.
   static void abort_group(Group group, std::string_view reason) noexcept;
-  // All groups of a handle's strategy.
-  static void abort_handle(const Handle& handle, std::string_view reason) noexcept;
   // The group of all its ranks and those of its axes.
   static void abort_mesh(const Mesh& mesh, std::string_view reason) noexcept;
 };

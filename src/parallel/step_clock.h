@@ -9,6 +9,7 @@
 #include <lockstep/parallel/handle.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -17,7 +18,10 @@ namespace lockstep::parallel {
 
 class StepClock {
  public:
-  explicit StepClock(std::shared_ptr<WaitTime> waits) : waits_(std::move(waits)) {}
+  // `waited`: seconds of waits so far.
+  explicit StepClock(std::function<double()> waited) : waits_(std::move(waited)) {}
+  explicit StepClock(std::shared_ptr<WaitTime> waits)
+      : StepClock([waits = std::move(waits)] { return waits->seconds(); }) {}
 
   void zero_grad() {
     Lock lock(mutex_);
@@ -30,12 +34,12 @@ class StepClock {
     Lock lock(mutex_);
     if (double seconds = lap(); phase_ != Phase::none) total_.forward += seconds;
     phase_ = Phase::backward;
-    waited_ = waits_->seconds();
+    waited_ = waits_();
   }
   // `reduced`: an update comes next, else another forward.
   void backward_ended(bool reduced) {
     Lock lock(mutex_);
-    double exposed = waits_->seconds() - waited_;
+    double exposed = waits_() - waited_;
     total_.exposed += exposed;
     total_.backward += lap() - exposed;
     if (reduced) ++total_.steps;
@@ -57,7 +61,7 @@ class StepClock {
     return std::chrono::duration<double>(now - std::exchange(last_, now)).count();
   }
 
-  const std::shared_ptr<WaitTime> waits_;
+  const std::function<double()> waits_;
   mutable Mutex mutex_;
   Phase phase_ LOCKSTEP_GUARDED_BY(mutex_) = Phase::none;
   Clock::time_point last_ LOCKSTEP_GUARDED_BY(mutex_);

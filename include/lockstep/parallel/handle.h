@@ -165,7 +165,8 @@ class [[nodiscard]] Handle {
   // (exposed communication).
   [[nodiscard]] double seconds_waited() const;
 
-  // Local. All zeros where a strategy does not measure it (Pipeline, DataParallel).
+  // Local. All zeros where a strategy does not measure it: Pipeline, DataParallel, LocalSgd and
+  // DiLoCo.
   [[nodiscard]] StepTiming timing() const;
 
   // What Join is given (lockstep/parallel/join.h). InvalidArgument where a strategy cannot join.

@@ -113,6 +113,8 @@ void PipelineState::keep_own(const std::vector<Stage>& stages) {
     runs_.emplace(own_stages_.back(), pipeline::StageRun(stages[i]));
   }
   sets_.emplace(runs_, options_.strategy);
+  for (const pipeline::StageSet& set : sets_->all())
+    if (set.handle) abort_sets_.push_back(abort_of(*set.handle));
   std::vector<NamedPart> all, parameters;
   for (const pipeline::StageSet& set : sets_->all())
     for (NamedPart& part : set.parameters()) all.push_back(std::move(part));
@@ -226,8 +228,7 @@ PipelineState::Result PipelineState::execute(StepKind kind, const pipeline::Batc
 // Other pipelines wait for this one in calls of the strategy's groups.
 void PipelineState::abort(std::string_view reason) noexcept {
   abort_group(group_, reason);
-  for (pipeline::StageSet& set : sets_->all())
-    if (set.handle) abort_handle(*set.handle, reason);
+  for (const auto& abort_set : abort_sets_) abort_set(reason);
   if (options_.all_ranks) abort_group(*options_.all_ranks, reason);
 }
 

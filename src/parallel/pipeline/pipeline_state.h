@@ -10,6 +10,7 @@
 
 #include <lockstep/parallel/pipeline/pipeline.h>
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -94,6 +95,8 @@ class PipelineState final : public HandleState {
   std::vector<int> own_stages_;
   std::map<int, pipeline::StageRun> runs_;
   std::optional<pipeline::StageSets> sets_;
+  // Of their handles, by any thread, also while they go.
+  std::vector<std::function<void(std::string_view)>> abort_sets_;
   std::vector<Entry> entries_;
   std::optional<pipeline::Ties> ties_;
   std::optional<pipeline::OwnParameters> parameters_;

@@ -89,6 +89,7 @@ ExpertParallelState::ExpertParallelState(std::shared_ptr<torch::nn::Module> modu
   train_rest();
   check(rest().is_attached(), "expert_parallel: expected a handle of the strategy, found none");
   if (!experts.empty()) train_experts(experts);
+  for (const Handle* handle : handles()) abort_handles_.push_back(abort_of(*handle));
   for (const auto& [name, mixture] : mixtures)
     mixture->set_exchange(std::make_shared<tensor_parallel::TokenExchange>(
         tensor_parallel::TokenExchange::Meshes{rows_, whole_rows_, tensors_}, name, sent_));
@@ -218,8 +219,7 @@ void ExpertParallelState::abort(std::string_view reason) noexcept {
   abort_mesh(mesh_, reason);
   abort_mesh(rows_, reason);
   if (whole_rows_) abort_mesh(*whole_rows_, reason);
-  abort_handle(rest(), reason);
-  abort_handle(experts_, reason);
+  for (const auto& abort_one : abort_handles_) abort_one(reason);
 }
 
 std::vector<NamedPart> ExpertParallelState::in_order(std::vector<NamedPart> parts) const {

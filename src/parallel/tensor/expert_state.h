@@ -12,6 +12,7 @@
 #include <lockstep/parallel/tensor/expert_parallel.h>
 #include <lockstep/parallel/tensor/parallelize.h>
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -86,6 +87,8 @@ class ExpertParallelState final : public HandleState {
   ContextParallel context_;      // with it, in its place
   std::optional<Mesh> tensors_;  // with tp or cp: of the global tensors of what is no expert
   TensorParallel experts_;
+  // Of both, by any thread, also while they go.
+  std::vector<std::function<void(std::string_view)>> abort_handles_;
   std::vector<NoSync> unsynchronized_;
   int paused_ = 0;
 };

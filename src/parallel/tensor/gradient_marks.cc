@@ -26,6 +26,7 @@ std::size_t GradientMarks::add(const at::Tensor& parameter, std::vector<at::Tens
 }
 
 void GradientMarks::before_gradient(std::size_t number) {
+  if (on_gradient_) on_gradient_();
   // Zeroing is noticed for all of them, those too that this backward() has no gradients of.
   const int backward = parallel::current_backward();
   if (std::exchange(last_backward_, backward) != backward) {

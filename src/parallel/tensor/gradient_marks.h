@@ -11,6 +11,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -25,6 +26,8 @@ class GradientMarks {
   std::size_t add(const at::Tensor& parameter, std::vector<at::Tensor> leaves);
   // A gradient of a parameter is about to be added to its leaves'.
   void before_gradient(std::size_t number);
+  // Called with each gradient, while the handle lives.
+  void on_gradient(std::function<void()> call) { on_gradient_ = std::move(call); }
   // For as long as `watch` lives, what it finds is thrown at the next backward() and clear(). It
   // holds the parameters, which hold this object.
   void watch(std::weak_ptr<const modules::ModuleWatch> watch) { watch_ = std::move(watch); }
@@ -41,6 +44,7 @@ class GradientMarks {
 
   at::Tensor mark_;
   std::weak_ptr<const modules::ModuleWatch> watch_;
+  std::function<void()> on_gradient_;
   int last_backward_ = -1;  // that a gradient came from
   std::vector<Entry> entries_;
 };

@@ -134,6 +134,7 @@ void TensorParallelState::train_parts() {
           "found one that divides them; name its module as a unit",
           apart);
     check(handle_.is_attached(), "parallelize: expected a handle of the strategy, found none");
+    abort_handle_ = abort_of(handle_);
     check(options_.mesh->group().size() == group_.size() * handle_.group().size(),
           "parallelize: expected a mesh of {} ranks, {} for tensor parallelism times {} for the "
           "strategy, found {}",
@@ -179,11 +180,21 @@ void TensorParallelState::attach_all() {
   watch_ = std::make_shared<const modules::ModuleWatch>(*module_, std::vector<std::string>(),
                                                         "parallelize() was called");
   marks_->watch(watch_);
+  start_clock();
+}
+
+void TensorParallelState::start_clock() {
+  clock_ = std::make_shared<tensor_parallel::BackwardClock>([this] { return seconds_waited(); },
+                                                            [this] { return paused_ == 0; });
+  marks_->on_gradient([clock = std::weak_ptr(clock_)] {
+    if (const auto own = clock.lock()) own->on_gradient();
+  });
 }
 
 void TensorParallelState::detach() {
   unsynchronized_.reset();
   handle_ = {};
+  clock_.reset();
   watch_.reset();
   marks_->clear();
   for (PartedTensor& parted : parted_) disconnect(parted);
@@ -225,6 +236,7 @@ std::vector<NamedPart> TensorParallelState::named_parameters() const {
 
 void TensorParallelState::zero_grad(bool set_to_none) {
   marks_->clear();
+  clock_->zero_grad();
   if (handle_.is_attached()) return handle_.zero_grad(set_to_none);
   std::vector<NamedParameter> leaves;
   for (const PartedTensor& parted : parted_)
@@ -343,7 +355,7 @@ void TensorParallelState::abort(std::string_view reason) noexcept {
   HandleState::abort(reason);
   abort_mesh(*tensors_, reason);
   abort_group(group_, reason);
-  abort_handle(handle_, reason);
+  if (abort_handle_) abort_handle_(reason);
 }
 
 const Group& TensorParallelState::group() const {

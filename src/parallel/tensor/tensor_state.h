@@ -3,15 +3,18 @@
 
 #include "module/watch.h"
 #include "parallel/handle_state.h"
+#include "parallel/tensor/backward_clock.h"
 #include "parallel/tensor/gradient_marks.h"
 #include "parallel/tensor/parted_tensor.h"
 
 #include <lockstep/parallel/tensor/parallelize.h>
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -42,6 +45,7 @@ class TensorParallelState : public HandleState {
     return handle_.is_attached() ? handle_.state_memory() : nullptr;
   }
   [[nodiscard]] double seconds_waited() const override;
+  [[nodiscard]] StepTiming timing() const override { return clock_->total(); }
   [[nodiscard]] const Group& group() const override;
   [[nodiscard]] std::optional<Mesh> mesh() const override { return options_.mesh; }
   void abort(std::string_view reason) noexcept override;
@@ -55,6 +59,7 @@ class TensorParallelState : public HandleState {
   void train_parts();
   [[nodiscard]] std::string take_parts();
   void attach_all();
+  void start_clock();
   [[nodiscard]] const PartedTensor& parted(const at::Tensor& tensor) const;
   [[nodiscard]] std::vector<NamedPart> own_parts(std::vector<NamedPart> parts) const;
   [[nodiscard]] std::vector<NamedPart> own_state(std::vector<NamedPart> parts) const;
@@ -78,6 +83,8 @@ class TensorParallelState : public HandleState {
   bool is_divided_ = false;                              // by the strategy: it has all tensors
   std::shared_ptr<torch::nn::Module> parts_;             // what the strategy trains
   Handle handle_;                                        // of it
+  std::function<void(std::string_view)> abort_handle_;   // by any thread, also while it goes
+  std::shared_ptr<tensor_parallel::BackwardClock> clock_;
   std::optional<NoSync> unsynchronized_;
   int paused_ = 0;
 };
