@@ -156,7 +156,9 @@ std::vector<ExpertParallelState::Found> ExpertParallelState::check_all() const {
         "expert_parallel: expected a strategy for what is no expert, found none");
   check_plan();
   std::vector<Found> found;
-  for (const auto& item : module_->named_modules("", /*include_self=*/true))
+  // A module that no pointer owns cannot be among them.
+  if (auto* mixture = module_->as<models::MixtureImpl>()) found.push_back({"", mixture});
+  for (const auto& item : module_->named_modules("", /*include_self=*/false))
     if (auto* mixture = item.value()->as<models::MixtureImpl>())
       found.push_back({item.key(), mixture});
   check(!found.empty() || options_.is_stage,

@@ -104,6 +104,22 @@ ExpertRecord record_of_one_process(const models::MoeOptions& options, at::Scalar
   return record;
 }
 
+TEST(ExpertModule, OnTheStackIsTakenAsOneThatAPointerOwns) {
+  run_as_threads(2, [](Group group) {
+    const auto options = expert_moe(4, 0);
+    const Mesh mesh(group, {{"ep", 2}});
+    auto owned = made_alike([&] { return models::Moe(options); }, at::kDouble);
+    models::MoeImpl model(options);
+    model.to(at::kDouble);
+    load_state_dict(model, state_dict(*owned));
+    auto of_owned = expert_parallel(*owned, mesh, averaged_experts());
+    auto moe = expert_parallel(model, mesh, averaged_experts());
+    const TokenBatch own = own_rows(TokenBatch(1, 4), group);
+    EXPECT_EQ(number_of(model.loss(own.ids, own.targets)),
+              number_of(owned->loss(own.ids, own.targets)));
+  });
+}
+
 class ExpertMoe : public EngineTest {};
 
 // In float a choice between two logits that are nearly equal may fall otherwise some day, and what
