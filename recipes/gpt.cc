@@ -1,6 +1,6 @@
-// A GPT on any mesh of pipeline, data, sharded and tensor parallelism: what each rank has is made
-// in one order, tensor parallelism, activation checkpointing, sharding, pipeline. An axis that is
-// left out has one rank.
+// A GPT on any mesh of pipeline, data, sharded and tensor parallelism. The pipeline cuts the model
+// into stages; of each stage a rank gets its part of tensor parallelism, which is sharded.
+// Activation checkpointing may be set up before or after. An axis that is left out has one rank.
 //
 //   lockstep run -n 8 build/release/examples/recipe_gpt pp=2,fsdp=2,tp=2
 //   lockstep run -n 4 build/release/examples/recipe_gpt dp=2,tp=2 200

@@ -1,5 +1,5 @@
-// A ResNet-18 on any mesh of pipeline, data and sharded data parallelism, in one order: activation
-// checkpointing, sharding, pipeline. Its convolutions are not worth cutting by tensor parallelism:
+// A ResNet-18 on any mesh of pipeline, data and sharded data parallelism, with activation
+// checkpointing. Its convolutions are not worth cutting by tensor parallelism:
 // the axis tp is left out. Each rank's batch normalisation uses its own rows' statistics.
 //
 //   lockstep run -n 4 build/release/examples/recipe_resnet pp=2,fsdp=2
