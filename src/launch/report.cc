@@ -37,6 +37,17 @@ bool is_all_of(const std::vector<SharedFailures::Failure>& failures, int rank) {
   return failures.size() == 1 && failures[0].ranks == std::vector<int>{rank};
 }
 
+// The error file, unless it says the same sentence as the rank has printed.
+void add_recorded(const FailureReport& report, std::vector<std::string>& lines) {
+  const auto is_recorded = [&](const SharedFailures::Failure& failure) {
+    return report.recorded == std::vector<std::string>{failure.sentence};
+  };
+  if (report.recorded.empty()) return;
+  if (report.shared && std::ranges::any_of(report.shared->failures(), is_recorded)) return;
+  lines.push_back("what it has recorded:");
+  for (const std::string& line : report.recorded) lines.push_back("  | " + line);
+}
+
 void add_last_lines(const FailureReport& report, std::vector<std::string>& lines) {
   if (report.last_lines.empty()) {
     lines.push_back("it had printed nothing");
@@ -63,8 +74,7 @@ std::vector<std::string> describe(const FailureReport& report) {
                             report.ranks, where, cause.pid, verb, cause.how, report.at,
                             format_duration(cause.after), says_all ? ", as shown above" : ""));
   add_last_lines(report, lines);
-  if (!report.recorded.empty()) lines.push_back("what it has recorded:");
-  for (const std::string& line : report.recorded) lines.push_back("  | " + line);
+  add_recorded(report, lines);
   if (!report.log_file.empty()) lines.push_back("its log: " + report.log_file);
   if (!report.error_file.empty()) lines.push_back("its error file: " + report.error_file);
   if (report.shared && !says_all) {

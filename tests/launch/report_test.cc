@@ -34,6 +34,7 @@ TEST(Report, AFailureThatWasShownOfTheCauseAloneIsNoLineMore) {
                        .at = "12:00:01",
                        .last_lines = {"lockstep eval: no such file"},
                        .shared = &failures,
+                       .recorded = {"no such file"},
                        .others = {{.rank = 0, .how = "exit code 1"}},
                        .ended_together = true};
   EXPECT_EQ(
