@@ -249,9 +249,8 @@ void Agent::Run::ask_rounds_to_stop(int signal) {
 }
 
 void Agent::Run::note_spare(const RoundPlan& plan) {
-  spare_line_ =
-      formatted("round {} runs on {} without this node, which waits until one of them leaves",
-                plan.round, counted(plan.nodes.size(), "node"));
+  spare_line_ = formatted("round {} runs on {}; this node waits until one leaves", plan.round,
+                          counted(plan.nodes.size(), "node"));
   waiting_line_ = Clock::now() + first_waiting_line;
 }
 

@@ -48,8 +48,8 @@ class RankOutput {
   Deadline show_unfinished(Clock::time_point now);
 
   [[nodiscard]] const LastLines& last_lines() const { return last_lines_; }
-  // Whether the last line on standard error may be the reason why the rank has ended: there is one,
-  // and it is no note of the library's log.
+  // Returns true if the last line on standard error may be the reason why the rank has ended: if
+  // there is one, and it is not a line of the library's log.
   [[nodiscard]] bool says_why() const;
   [[nodiscard]] const std::string& log_file() const { return log_file_; }
   // errno of the log write that failed, once, else 0.

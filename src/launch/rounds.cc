@@ -165,8 +165,8 @@ void Rounds::fail(const RoundPlan& plan, const RunResult& failure) {
   });
 }
 
-// Ranks of a world of one, and of programs without our init(), leave no word of it. What kills a
-// rank from outside says nothing of its program.
+// Returns true if the rank failed in its first minute and before init(). A rank that is alone, and
+// a program without our init(), do not say that they have called it. SIGKILL comes from outside.
 bool Rounds::is_early(const RoundPlan& plan, const RunResult& failure) {
   return failure.after < early && failure.exit_code != 128 + SIGKILL &&
          !keys_.try_get(round_key::inits_of(run_id_, plan.round, failure.rank));
@@ -178,9 +178,10 @@ void Rounds::pause_after_early_failures() {
   const int doublings = std::min(early_failures_ - 2, 5);
   const Duration pause = std::min<Duration>(first_pause * (1 << doublings), longest_pause);
   emit({.kind = RoundEvent::Kind::pause,
-        .why = formatted("{} failures in a row came soon and before init(): the next round begins "
-                         "in {}",
-                         early_failures_, format_duration(pause)),
+        .why = formatted(
+            "the program has failed {} times in a row before init(): the next round begins "
+            "in {}",
+            early_failures_, format_duration(pause)),
         .pause = pause});
 }
 

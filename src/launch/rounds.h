@@ -105,15 +105,15 @@ class Rounds {
 
   // None of these waits: a thread does.
   void offer(int round, const Offer& offer);
-  // A worker of this node has ended badly in that round, which ends: another follows, or the run is
-  // over when restarts are used up, or where the worker has met an error of use (exit code 2, soon
-  // and before init()). Where a node of the round has gone, that is the cause. Before workers that
-  // fail again and again before init() are started again, there are pauses.
+  // A worker of this node has ended badly in that round, which ends. Another round follows, after a
+  // pause if workers have failed before init() several times in a row; the run is over if restarts
+  // are used up, and after an error of use (exit code 2 before init()). If a node of the round has
+  // gone, that is the cause.
   void fail(const RoundPlan& plan, const RunResult& failure);
   // All workers of this node have ended well.
   void done(int round);
-  // This node was asked to stop: it leaves, where the run can go on without it, as it always can
-  // without a spare; else the run ends.
+  // This node was asked to stop: it leaves if the run can go on without it, as without any spare;
+  // else the run ends.
   void stop(const RunResult& stopped, bool is_spare);
   // Ends the run for all.
   void end_run(const RunResult& result);

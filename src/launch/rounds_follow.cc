@@ -112,7 +112,8 @@ void Rounds::look_at_round() {
 
 std::string Rounds::reason_to_end() {
   if (!others_may_come_) return "";
-  if (const auto lost = lost_node(plan_)) return *lost;
+  const auto lost = lost_node(plan_);
+  if (lost && !waits_for_the_others()) return *lost;
   const auto live = live_nodes();
   const bool room = std::ssize(plan_.nodes) < most_;
   const bool some_wait =
@@ -225,7 +226,7 @@ std::vector<int> Rounds::chosen(const std::set<int>& live) const {
 
 std::optional<std::string> Rounds::lost_node(const RoundPlan& plan) {
   const std::optional<int> group_rank = gone_node(plan);
-  if (!group_rank || waits_for_the_others()) return std::nullopt;
+  if (!group_rank) return std::nullopt;
   const RoundPlan::Node& lost = plan.nodes[*group_rank];
   return formatted("node {} (host {}) has left: {}", *group_rank, lost.host,
                    visible(keys_.try_get(round_key::gone(lost.node)).value_or(""), 200));

@@ -31,7 +31,7 @@ class SharedFailures {
   // Whether the line only repeats what was shown, or announces it. Without its end.
   [[nodiscard]] bool is_repeated(std::string_view line) const;
   [[nodiscard]] const std::vector<Failure>& failures() const { return failures_; }
-  // Whether one of our programs has said on this rank why it ends.
+  // Returns true if one of our programs has said on this rank why it ends.
   [[nodiscard]] bool has_complained(int rank) const;
 
  private:

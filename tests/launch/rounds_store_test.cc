@@ -186,8 +186,7 @@ TEST_F(RoundsWithAStore, ASpareOfARunOfOneNodeTakesOver) {
                                      .after = {}});
   EXPECT_EQ(ran[0].process.signal, SIGKILL);
   EXPECT_EQ(ran[1].exit_code, 0) << ran[1].problem << ran[1].error;
-  expect_words(ran[1].error, {"round 0 runs on 1 node without this node, which waits until one of "
-                              "them leaves\n",
+  expect_words(ran[1].error, {"round 0 runs on 1 node; this node waits until one leaves\n",
                               "round 1 begins: 1 rank on 1 node"});
 }
 

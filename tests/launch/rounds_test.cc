@@ -214,11 +214,11 @@ TEST(Rounds, AnErrorOfUseIsNotTriedAgain) {
 TEST(Rounds, FailuresBeforeInitAreTriedAgainAfterAGrowingPause) {
   const Ran ran = run_agent(restarting(1, 3, "[ $LOCKSTEP_ROUND = 3 ] || exit 7"));
   EXPECT_EQ(ran.result.exit_code, 0) << ran.error;
-  expect_words(ran.error, {"2 failures in a row came soon and before init(): the next round begins "
-                           "in 1s\n",
+  expect_words(ran.error, {"the program has failed 2 times in a row before init(): the next round "
+                           "begins in 1s\n",
                            "round 2 begins",
-                           "3 failures in a row came soon and before init(): the next round begins "
-                           "in 2s\n",
+                           "the program has failed 3 times in a row before init(): the next round "
+                           "begins in 2s\n",
                            "round 3 begins"});
   EXPECT_GE(ran.took, 3s);
   EXPECT_EQ(run_agent(joining("7")).error.find("in a row"), std::string::npos);

@@ -5,8 +5,8 @@
 
 namespace lockstep {
 
-// What to tell the user; empty if idle threads sleep soon, if there is one thread, or if the host
-// has cores to spare. `load` is its load average.
+// Returns the text of a warning; empty if idle threads sleep soon, if there is one thread, or if
+// the host has cores to spare. `load` is its load average.
 [[nodiscard]] std::string problem_of_waiting_threads(int threads, int cores, double load);
 
 // Says it, once a process. LibTorch has read the environment by then, so nothing can be changed.
