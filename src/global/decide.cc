@@ -211,25 +211,27 @@ void check_is_possible(const Operation& operation, const Arguments& arguments, c
         "{}: a global tensor has no memory of its own whose sizes, strides or offset it could read "
         "or set, found {} on mesh {}; use view(), reshape(), slice() or a new tensor",
         operation.name, describe_placements(arguments), space.name());
-  check(operation.way == Operation::Way::rule || space.options.load().replicate_unknown,
-        "{}: there is no rule for it on global tensors, found {} on mesh {}; {}; "
-        "set_global_options(mesh, {{.replicate_unknown = true, .replicate_plain = true}}) runs it on "
-        "replicated tensors; the mesh of a handle is handle.tensors()",
-        operation.name, describe_placements(arguments), space.name(),
-        how_to_register(operation.name));
+  check(
+      operation.way == Operation::Way::rule || space.options.load().replicate_unknown,
+      "{}: there is no rule for it on global tensors, found {} on mesh {}; {}; "
+      "set_global_options(mesh, {{.replicate_unknown = true, .replicate_plain = true}}) runs it on "
+      "replicated tensors; the mesh of a handle is handle.tensors()",
+      operation.name, describe_placements(arguments), space.name(),
+      how_to_register(operation.name));
 }
 
 void check_gradient(const Operation& operation, const Arguments& arguments, const Space& space) {
   if (!at::GradMode::is_enabled() || space.options.load().replicate_unknown) return;
   bool requires_grad = std::ranges::any_of(
       arguments.tensors, [](const TensorArgument& one) { return one.tensor.requires_grad(); });
-  check(!requires_grad,
-        "{}: there is no rule for its gradient {} on global tensors, found {} on mesh {}; run it "
-        "under NoGradGuard, register a rule for {}, or "
-        "set_global_options(mesh, {{.replicate_unknown = true, .replicate_plain = true}}); the mesh "
-        "of a handle is handle.tensors()",
-        operation.name, operation.gradient, describe_placements(arguments), space.name(),
-        operation.gradient);
+  check(
+      !requires_grad,
+      "{}: there is no rule for its gradient {} on global tensors, found {} on mesh {}; run it "
+      "under NoGradGuard, register a rule for {}, or "
+      "set_global_options(mesh, {{.replicate_unknown = true, .replicate_plain = true}}); the mesh "
+      "of a handle is handle.tensors()",
+      operation.name, operation.gradient, describe_placements(arguments), space.name(),
+      operation.gradient);
 }
 
 DecisionPtr decide(const c10::OperatorHandle& handle, const Operation& operation,
