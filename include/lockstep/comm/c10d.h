@@ -25,7 +25,7 @@ namespace lockstep {
 // for each part, on all of its ranks, each time with a store of its own. May block until all have
 // come, `timeout` at most. Sums and averages of float, double, int and long go to its allreduce and
 // reduce. All other reductions, reduce_scatter and everything in half precision, which is combined
-// in float, are composed of its allgather (up to 16 KiB), alltoall_base and gather. Everything else
+// in float, are composed of its allgather (small ones), alltoall_base and gather. Everything else
 // moves as bytes (broadcast, allgather, gather, scatter, alltoall_base, send, recv, barrier).
 // Tensors of a device reach it where they are, on a stream that is current in the calling thread
 // and comes after what the poster's had been given. An error of it is a PeerLost. Its abort() must

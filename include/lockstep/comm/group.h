@@ -21,7 +21,8 @@
 //
 // The engines `local`, `shm` and `mpi` sum in one fixed order, a balanced binary tree over rank
 // numbers (split at the largest power of two below the size). There equal inputs give equal bits,
-// whatever the timing. bfloat16 and half are summed in float.
+// whatever the timing. bfloat16 and half are summed in float and rounded once; `hierarchical` also
+// rounds what each host sends to the others.
 //
 // Errors: InvalidArgument is thrown before anything is sent. wait() or the next call throws
 // PeerLost, Timeout, Mismatch and Aborted.
@@ -58,8 +59,9 @@ struct CallOptions {
 // What a rank has given to the calls of a group.
 struct GroupTraffic {
   std::int64_t calls = 0;
-  // Of the inputs, as posted, not of what an engine moves for them: an all_reduce of b bytes counts
-  // b on every rank, a broadcast b on its root alone, recv and barrier nothing.
+  // Of the inputs, as posted, not of what an engine sends for them (docs/collectives.md): an
+  // all_reduce of b bytes counts b on every rank, a broadcast b on its root alone, recv and barrier
+  // nothing.
   std::int64_t bytes = 0;
   // Of tensors that peers read where they lie instead (send_by_handle).
   std::int64_t bytes_by_handle = 0;
