@@ -28,8 +28,7 @@ constexpr const char* usage_before_siblings =
     "  info        what this build has and what this machine offers\n";
 constexpr const char* usage_after_siblings =
     "  help        this text; `lockstep help COMMAND` is `lockstep COMMAND --help`\n"
-    "\n"
-    "  -V, --version  print the version; so does `lockstep version`\n";
+    "  version     print the version; also --version, -V\n";
 
 // What is said about the siblings that come with Lockstep; another is listed by its name alone.
 std::string_view about(std::string_view sibling) {
@@ -56,7 +55,7 @@ int unknown_command(const std::string& name) {
   const std::vector<std::string> siblings = sibling_names();
   std::vector<std::string_view> known{"--help", "--version"};
   if (!is_option) {
-    known = {"run", "store", "info", "help"};
+    known = {"run", "store", "info", "help", "version"};
     known.insert(known.end(), siblings.begin(), siblings.end());
   }
   std::string text = lockstep::unknown_name(is_option ? "option" : "command", name, known);

@@ -31,6 +31,7 @@ std::string full_path(const std::string& path) {
 
 Configuration::Configuration(Task& task, Options given)
     : options(std::move(given)), task_(task), settings_(task.name()) {
+  settings_.begin_group("Model and data");
   task_.declare(settings_);
   for (const Settings::Entry& entry : settings_.entries()) {
     check(!std::ranges::count(reserved, entry.name),

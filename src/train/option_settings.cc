@@ -16,14 +16,15 @@ void declare_places(Settings& settings, Options& o) {
                         "model.safetensors",
                 .synonyms = {"output", "output-dir", "out-dir", "save-dir"}},
                o.out);
-  settings.add({.name = "resume",
-                .help = "go on from the newest checkpoint in --out; auto: begin if there is none",
-                .scope = Scope::start},
-               o.resume);
+  settings.add(
+      {.name = "resume",
+       .help = "continue from the newest checkpoint in --out; auto: start if there is none",
+       .scope = Scope::start},
+      o.resume);
   // On the command line this is `--resume auto`.
   settings.add({.name = "resume-auto", .scope = Scope::start}, o.resume_auto);
   settings.add({.name = "overwrite",
-                .help = "begin, and remove what earlier runs left in --out",
+                .help = "start, and remove the files of earlier runs in --out",
                 .scope = Scope::start},
                o.overwrite);
   settings.add({.name = "resume-from",
@@ -58,7 +59,7 @@ void declare_steps(Settings& settings, Options& o) {
                 .synonyms = {"batch-size", "global-batch-size"}},
                o.batch);
   settings.add({.name = "accumulate",
-                .help = "micro-batches a rank and step",
+                .help = "gradient accumulation: micro-batches per step on each rank",
                 .least = 1,
                 .most = 1 << 20,
                 .synonyms = {"gradient-accumulation-steps", "grad-accum"}},
@@ -79,7 +80,7 @@ void declare_optimizer(Settings& settings, Options& o) {
   settings.add({.name = "weight-decay", .help = "on matrices, not on vectors", .most = 1e6},
                o.weight_decay);
   settings.add({.name = "clip",
-                .help = "largest global norm of the gradients; 0: any",
+                .help = "clip gradients to this global norm; 0: no clipping",
                 .synonyms = {"grad-clip", "max-grad-norm"}},
                o.clip);
   settings.add({.name = "schedule",
@@ -159,7 +160,7 @@ void declare_mesh(Settings& settings, Options& o) {
                 .choices = {"none", "optimizer", "gradients", "full"}},
                o.shard);
   settings.add({.name = "mesh",
-                .help = "the ranks on axes, of which the last one counts fastest: pp (stages), dp "
+                .help = "arrange the ranks on axes, the last one varies fastest: pp (stages), dp "
                         "(copies of the model), fsdp (shards of one, with --shard), tp (parts of "
                         "each layer), cp (parts of each sequence), ep (owners of experts), such as "
                         "pp=2,dp=2,tp=2; -1: what is left. gpt and llama take any of the first "
@@ -191,12 +192,12 @@ void declare_division(Settings& settings, Options& o) {
   settings.begin_group("Sharding and precision");
   const std::vector<std::string> dtypes{"fp32", "bf16", "fp16"};
   settings.add({.name = "precision",
-                .help = "with --shard: what is computed with, beside parameters in fp32: fp32, "
-                        "bf16 or fp16 (with a loss scale)",
+                .help = "with --shard: compute dtype (parameters stay fp32): fp32, bf16, or fp16 "
+                        "with loss scaling",
                 .choices = dtypes},
                o.precision);
   settings.add({.name = "reduce-dtype",
-                .help = "with --shard: what gradients are summed in over ranks",
+                .help = "with --shard: dtype in which gradients are summed over ranks",
                 .choices = dtypes},
                o.reduce_dtype);
   settings.add({.name = "prefetch",
@@ -294,8 +295,8 @@ void declare_communication(Settings& settings, Options& o) {
       {.name = "sync-batch-norm", .help = "of ddp: batch normalisation by the rows of all ranks"},
       o.sync_batch_norm);
   settings.add({.name = "uneven",
-                .help = "of ddp: each training sample once an epoch, also where ranks then have "
-                        "other numbers of rows"},
+                .help = "of ddp: use each training sample once per epoch; ranks may get different "
+                        "numbers of rows"},
                o.uneven);
 }
 

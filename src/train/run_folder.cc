@@ -190,7 +190,11 @@ void RunFolder::open(const Opening& opening) {
   if (!opening.is_continued && !is_restart()) make_room(opening);
   if (opening.is_taken) opening.is_taken();
   checkpoint::remove_partial(
-      path_, [](const std::string& name) { return is_file_of_run(name); }, std::chrono::hours(0));
+      path_,
+      [](const std::string& name) {
+        return is_file_of_run(name) || name == ".job" || name == checkpoint::latest_file;
+      },
+      std::chrono::hours(0));
   write_job(job_file(), job_);
   metrics_.emplace(path_ / metrics_name,
                    opening.repeats_row ? opening.resumed_at - 1 : opening.resumed_at);

@@ -211,12 +211,13 @@ INSTANTIATE_TEST_SUITE_P(Usage, HelpOf,
 TEST(Usage, HelpWithoutATaskShowsWhatEachTaskTakes) {
   if (!is_built("train")) GTEST_SKIP() << "lockstep-train was not built";
   const std::string help = lockstep_command({"train", "--help"}).output;
-  for (const char* words : {"--batch N                 rows of one step, over all ranks [gpt 12, "
-                            "llama 12, moe 12, mnist "
-                            "64,\n                            cifar 128, mlp 32]",
-                            "[gpt 2000, llama 2000, moe 2000, mlp 500]", "[mnist 10, cifar 30]",
-                            "gpt, llama, moe: attention heads [4]", "-n, --ranks N",
-                            "--accumulate N            micro-batches a rank and step [1]"})
+  for (const char* words :
+       {"--batch N                 rows of one step, over all ranks [gpt 12, "
+        "llama 12, moe 12, mnist "
+        "64,\n                            cifar 128, mlp 32]",
+        "[gpt 2000, llama 2000, moe 2000, mlp 500]", "[mnist 10, cifar 30]",
+        "gpt, llama, moe: attention heads [4]", "-n, --ranks N",
+        "--accumulate N            gradient accumulation: micro-batches per step on each rank [1]"})
     EXPECT_NE(help.find(words), std::string::npos) << words << "\n" << help;
 }
 
