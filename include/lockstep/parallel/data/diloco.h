@@ -24,6 +24,7 @@
 #pragma once
 
 #include <lockstep/comm/group.h>
+#include <lockstep/module/torchscript.h>
 #include <lockstep/parallel/handle.h>
 
 #include <ATen/core/Tensor.h>
@@ -101,6 +102,11 @@ class [[nodiscard]] DiLoCo : public Handle {
     }
   DiLoCo(const Holder& holder, Group group, Options options = {})
       : DiLoCo(*holder.ptr(), std::move(group), options) {}
+  // Does not compile: says what to do instead.
+  template <TorchScript Model>
+  DiLoCo(const Model& /*module*/, const Group& /*group*/, const Options& /*options*/ = {}) {
+    refuse_torchscript<Model>();
+  }
 
   // After the inner optimizer's step. In steps in which a fragment is due, collective: blocks for
   // fragments that arrive. Returns how many did. ReductionFailed, on every rank, where a

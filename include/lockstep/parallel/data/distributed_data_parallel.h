@@ -49,6 +49,7 @@
 #include <lockstep/base/deadline.h>
 #include <lockstep/comm/group.h>
 #include <lockstep/mesh/mesh.h>
+#include <lockstep/module/torchscript.h>
 #include <lockstep/parallel/data/communication_hook.h>
 #include <lockstep/parallel/handle.h>
 #include <lockstep/parallel/reduction_failed.h>
@@ -147,6 +148,13 @@ class [[nodiscard]] DistributedDataParallel : public Handle {
     }
   DistributedDataParallel(const Holder& holder, const Mesh& mesh, const Options& options = {})
       : DistributedDataParallel(std::shared_ptr<torch::nn::Module>(holder.ptr()), mesh, options) {}
+
+  // Does not compile: says what to do instead.
+  template <TorchScript Model>
+  DistributedDataParallel(const Model& /*module*/, const Group& /*group*/,
+                          const Options& /*options*/ = {}) {
+    refuse_torchscript<Model>();
+  }
 };
 
 }  // namespace lockstep

@@ -18,6 +18,7 @@
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/comm/group.h>
+#include <lockstep/module/torchscript.h>
 #include <lockstep/parallel/data/communication_hook.h>
 #include <lockstep/parallel/handle.h>
 
@@ -112,6 +113,11 @@ class [[nodiscard]] LocalSgd : public Handle {
     }
   LocalSgd(const Holder& holder, Group group, Options options = {})
       : LocalSgd(*holder.ptr(), std::move(group), options) {}
+  // Does not compile: says what to do instead.
+  template <TorchScript Model>
+  LocalSgd(const Model& /*module*/, const Group& /*group*/, const Options& /*options*/ = {}) {
+    refuse_torchscript<Model>();
+  }
 
   // After optimizer.step(): every `period`-th call is collective and averages the parameters.
   // Returns whether it did. Averaged is what requires a gradient then, or did in an earlier call.

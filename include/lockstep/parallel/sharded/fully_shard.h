@@ -53,6 +53,7 @@
 
 #include <lockstep/comm/group.h>
 #include <lockstep/mesh/mesh.h>
+#include <lockstep/module/torchscript.h>
 #include <lockstep/parallel/handle.h>
 #include <lockstep/parallel/reduction_failed.h>
 #include <lockstep/parallel/sharded/options.h>
@@ -156,6 +157,13 @@ template <typename Holder, typename Ranks>
 ShardedModule fully_shard(const Holder& holder, const Ranks& ranks,
                           const ShardOptions& options = {}) {
   return fully_shard(std::shared_ptr<torch::nn::Module>(holder.ptr()), ranks, options);
+}
+
+// Does not compile: says what to do instead.
+template <TorchScript Model>
+ShardedModule fully_shard(const Model& /*module*/, const Group& /*group*/,
+                          const ShardOptions& /*options*/ = {}) {
+  refuse_torchscript<Model>();
 }
 
 }  // namespace lockstep

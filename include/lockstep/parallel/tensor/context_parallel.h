@@ -40,6 +40,7 @@
 
 #include <lockstep/comm/group.h>
 #include <lockstep/mesh/mesh.h>
+#include <lockstep/module/torchscript.h>
 #include <lockstep/parallel/handle.h>
 #include <lockstep/parallel/tensor/plan.h>
 
@@ -116,6 +117,12 @@ class [[nodiscard]] ContextParallel : public Handle {
 [[nodiscard]] ContextParallel context_parallel(std::shared_ptr<torch::nn::Module> module,
                                                const Mesh& mesh,
                                                const ContextParallelOptions& options = {});
+// Does not compile: says what to do instead.
+template <TorchScript Model>
+ContextParallel context_parallel(const Model& /*module*/, const Group& /*group*/,
+                                 const ContextParallelOptions& /*options*/ = {}) {
+  refuse_torchscript<Model>();
+}
 
 }  // namespace lockstep
 

@@ -50,6 +50,7 @@
 
 #include <lockstep/comm/group.h>
 #include <lockstep/mesh/mesh.h>
+#include <lockstep/module/torchscript.h>
 #include <lockstep/parallel/handle.h>
 #include <lockstep/parallel/tensor/context_parallel.h>
 #include <lockstep/parallel/tensor/plan.h>
@@ -121,6 +122,12 @@ class [[nodiscard]] ExpertParallel : public Handle {
 // Shares ownership.
 [[nodiscard]] ExpertParallel expert_parallel(std::shared_ptr<torch::nn::Module> module,
                                              const Mesh& mesh, ExpertParallelOptions options);
+// Does not compile: says what to do instead.
+template <TorchScript Model>
+ExpertParallel expert_parallel(const Model& /*module*/, const Mesh& /*mesh*/,
+                               const ExpertParallelOptions& /*options*/) {
+  refuse_torchscript<Model>();
+}
 
 }  // namespace lockstep
 

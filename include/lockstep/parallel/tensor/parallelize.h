@@ -44,6 +44,7 @@
 #include <lockstep/base/deadline.h>
 #include <lockstep/comm/group.h>
 #include <lockstep/mesh/mesh.h>
+#include <lockstep/module/torchscript.h>
 #include <lockstep/parallel/handle.h>
 #include <lockstep/parallel/tensor/plan.h>
 
@@ -110,6 +111,13 @@ class [[nodiscard]] TensorParallel : public Handle {
 [[nodiscard]] TensorParallel parallelize(std::shared_ptr<torch::nn::Module> module, Group group,
                                          const TensorPlan& plan,
                                          TensorParallelOptions options = {});
+// Does not compile: says what to do instead.
+template <TorchScript Model>
+TensorParallel parallelize(const Model& /*module*/, const Group& /*group*/,
+                           const TensorPlan& /*plan*/,
+                           const TensorParallelOptions& /*options*/ = {}) {
+  refuse_torchscript<Model>();
+}
 
 }  // namespace lockstep
 

@@ -1,0 +1,27 @@
+// What the strategies say of a TorchScript module, when the program is compiled.
+#pragma once
+
+#include <concepts>
+#include <type_traits>
+
+#pragma GCC visibility push(default)
+
+namespace torch::jit {
+struct Module;
+}
+
+namespace lockstep {
+
+template <typename Model>
+concept TorchScript = std::same_as<std::remove_cvref_t<Model>, torch::jit::Module>;
+
+template <TorchScript Model>
+void refuse_torchscript() {
+  static_assert(!TorchScript<Model>,
+                "a torch::jit::Module is no torch::nn::Module; wrap it: register its parameters "
+                "in a torch::nn::Module, as examples/19_torchscript.cc does");
+}
+
+}  // namespace lockstep
+
+#pragma GCC visibility pop

@@ -1,0 +1,16 @@
+// Does not compile: the compiler says in one line how a TorchScript module is trained.
+#include <lockstep/lockstep.h>
+
+#include <torch/script.h>
+
+int main() {
+  lockstep::Group world;
+  torch::jit::Module script("script");
+  lockstep::DistributedDataParallel ddp(script, world, {.bucket_bytes = 1});
+  auto sharded = lockstep::fully_shard(script, world, {.units = {"*"}});
+  auto tensor = lockstep::parallelize(script, world, {{"0", lockstep::Colwise()}});
+  auto context = lockstep::context_parallel(script, world);
+  auto expert = lockstep::expert_parallel(script, lockstep::Mesh(world, {{"ep", 1}}), {});
+  lockstep::LocalSgd local(script, world);
+  lockstep::DiLoCo diloco(script, world);
+}
