@@ -1,7 +1,7 @@
 // A TorchScript module trains like any other model when its parameters are registered in a
 // torch::nn::Module. The script has the trained values: script.save() writes them.
 //
-//   lockstep run -n 2 build/release/examples/19_torchscript
+//   lockstep run -n 2 build/release/examples/20_torchscript
 #include <lockstep/lockstep.h>
 
 #include <torch/script.h>
