@@ -51,7 +51,8 @@ class Converted : public testing::Test {
 // There and back again: every file of tensors has the same ones.
 TEST_F(Converted, RunsBecomeAnyFormAndComeBack) {
   train("mlp --out mine --steps 4 --save-every 4 --layers 2 --width 8");
-  expect("convert mine all.pt", 0, {"all.pt: ", " of the model in ", "from a checkpoint\n"});
+  expect("convert mine all.pt", 0,
+         {"all.pt: ", " of the model in ", "from the checkpoint mine/step-00000004\n"});
   expect("convert mine m.safetensors", 0, {"; the optimizer's state was left out"});
   expect("convert mine shards --shard-bytes 1000", 0, {"shards: "});
   expect("convert all.pt back.safetensors", 0, {"from a file of torch.save()"});
@@ -117,6 +118,17 @@ TEST_F(Converted, ATrainedGptIsAGpt2OfTheHubs) {
   expect("convert hub copy --shard-bytes 2000", 0, {"copy: "});
   EXPECT_TRUE(std::filesystem::exists(folder_ / "copy/config.json"));
   expect("convert hub gpt2.pt", 0, {});
+  // A folder with weights in a pickle, as transformers saves with safe_serialization=False.
+  std::filesystem::create_directory(folder_ / "bin");
+  std::filesystem::copy(folder_ / "hub/config.json", folder_ / "bin/config.json");
+  std::filesystem::copy(folder_ / "gpt2.pt", folder_ / "bin/pytorch_model.bin");
+  expect("show bin", 0, {"a file of torch.save(), "});
+  expect("convert bin hub2", 0, {"hub2: "});
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "hub2/config.json"));
+  expect("diff hub/model.safetensors hub2/model.safetensors", 0, {"the same"});
+  // Nothing goes on from it: not `lockstep train`, whose run it is not.
+  expect("convert hub run/step-00000000", 1, {"is no checkpoint that a run goes on from"});
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
   expect_python(R"(
 state = torch.load("gpt2.pt", weights_only=True)
 assert state["transformer.h.0.attn.c_attn.weight"].shape == (8, 24)

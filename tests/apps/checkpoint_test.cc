@@ -74,6 +74,20 @@ TEST_F(SavedCheckpoints, AreVerifiedEachByItself) {
   expect("ls mine", 1, {"step-00000004  ", "step-00000006  ", "mine/step-00000002/layout.json"});
 }
 
+// What an elastic run saves beside a checkpoint belongs to it.
+TEST_F(SavedCheckpoints, HaveTheProgramsOwnTensorsBesideThem) {
+  std::filesystem::copy(folder_ / "mine/model.safetensors",
+                        folder_ / "mine/own-00000006.safetensors");
+  expect("verify mine", 0,
+         {"mine/step-00000006: whole\n", "mine/own-00000006.safetensors: whole\n"});
+  const std::string remark = "without the program's own tensors in mine/own-00000006.safetensors";
+  expect("reshard mine two --shards 2", 0, {remark});
+  expect("convert mine all.pt", 0, {remark});
+  damage("mine/own-00000006.safetensors");
+  expect("verify mine/step-00000006", 1,
+         {"mine/step-00000006: whole\n", "mine/own-00000006.safetensors: tensor ", "is damaged"});
+}
+
 // As PyTorch writes it: any of its bytes may be another one, and nobody can tell.
 TEST_F(SavedCheckpoints, WithoutChecksumsAreNotCalledWhole) {
   const std::string header = R"({"w":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}   )";

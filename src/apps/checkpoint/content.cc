@@ -4,10 +4,12 @@
 #include "base/format.h"
 #include "checkpoint/dtype_names.h"
 #include "checkpoint/file_names.h"
+#include "checkpoint/folders.h"
 #include "checkpoint/shards.h"
 
 #include <lockstep/checkpoint/training_state.h>
 
+#include <algorithm>
 #include <string_view>
 
 namespace lockstep::apps {
@@ -21,8 +23,14 @@ std::vector<fs::path> all_at(const fs::path& path) {
               path.string());
   if (!fs::is_directory(path) || is_checkpoint(path)) return {path};
   std::vector<fs::path> folders = checkpoint::list_checkpoints(path);
-  check_input(!folders.empty(), "{}: expected a checkpoint in this folder, found none",
-              path.string());
+  const auto is_file_of_tensors = [](const fs::directory_entry& entry) {
+    return entry.path().extension() == ".safetensors";
+  };
+  check_input(!folders.empty(), "{}: expected a checkpoint in this folder, found none{}",
+              path.string(),
+              std::ranges::any_of(fs::directory_iterator(path), is_file_of_tensors)
+                  ? "; name one of its files of safetensors, which no index belongs to"
+                  : "");
   return folders;
 }
 
@@ -47,6 +55,14 @@ std::uint64_t bytes_of(const fs::path& path) {
   for (const auto& entry : fs::directory_iterator(path))
     if (entry.is_regular_file()) bytes += entry.file_size();
   return bytes;
+}
+
+fs::path program_tensors_of(const fs::path& folder) {
+  if (checkpoint::step_of(folder) < 0) return {};
+  const std::string name = folder.filename().string();
+  const fs::path file =
+      folder.parent_path() / formatted("own{}.safetensors", name.substr(name.find('-')));
+  return fs::exists(file) ? file : fs::path();
 }
 
 std::string kind_of(const checkpoint::TensorEntry& entry) {

@@ -18,6 +18,7 @@
 #include <array>
 #include <optional>
 #include <utility>
+#include <vector>
 
 namespace lockstep::apps {
 namespace {
@@ -100,13 +101,20 @@ void write_folder(const fs::path& from, const fs::path& to, const Source& source
 }
 
 std::string remarks_on(const Source& source, Target target) {
-  if (target == Target::torch_file) return {};
+  std::vector<std::string> remarks;
   if (target == Target::step) {
-    if (source.optimizer.empty()) return "; without a state of an optimizer";
-    return source.assumed.empty() ? "" : "; " + source.assumed;
+    if (source.optimizer.empty()) remarks.push_back("without a state of an optimizer");
+    if (!source.assumed.empty()) remarks.push_back(source.assumed);
+    if (!source.training)
+      remarks.push_back("for a program's checkpoint::load(), not for `lockstep train`");
+  } else if (target != Target::torch_file) {
+    if (source.has_more) remarks.push_back("what is not of the model was left out");
+    if (!source.optimizer.empty()) remarks.push_back("the optimizer's state was left out");
   }
-  if (source.has_more) return "; what is not of the model was left out";
-  return source.optimizer.empty() ? "" : "; the optimizer's state was left out";
+  if (!source.left_out.empty()) remarks.push_back("without " + source.left_out);
+  std::string text;
+  for (const std::string& remark : remarks) text += "; " + remark;
+  return text;
 }
 
 }  // namespace
@@ -124,6 +132,10 @@ std::string convert(const fs::path& from, const fs::path& to, ConvertOptions opt
   options.source.for_checkpoint = target == Target::step;
   const Source source = source_at(from, options.source);
   check_input(!source.model.empty(), "{}: has no tensors", from.string());
+  check_input(target != Target::step || !source.config,
+              "{}: a model of the model hubs is no checkpoint that a run goes on from; "
+              "hub::load_language_model() and `lockstep generate --model` take it as it is",
+              from.string());
   if (target == Target::safetensors) {
     sys::AtomicFile file(to);
     checkpoint::write_tensors(file, source.model, metadata_of(source), {});

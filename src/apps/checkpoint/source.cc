@@ -39,7 +39,7 @@ std::shared_ptr<const WeightFiles> one_file(const fs::path& path) {
 
 Source of_checkpoint(const fs::path& folder) {
   const auto model = std::make_shared<const WeightFiles>(folder);
-  Source source{.kind = "a checkpoint",
+  Source source{.kind = formatted("the checkpoint {}", folder.string()),
                 .model = sources_in(model),
                 .optimizer = {},
                 .metadata = model->metadata(),
@@ -47,27 +47,41 @@ Source of_checkpoint(const fs::path& folder) {
                 .config = {},
                 .has_more = false,
                 .value = nullptr,
-                .assumed = {}};
+                .assumed = {},
+                .left_out = {}};
   const std::string optimizer = checkpoint::optimizer_file;
   if (fs::exists(folder / optimizer) || fs::exists(folder / (optimizer + ".index.json")))
     source.optimizer = sources_in(std::make_shared<const WeightFiles>(folder, optimizer));
+  if (const fs::path beside = program_tensors_of(folder); !beside.empty())
+    source.left_out = formatted("the program's own tensors in {}", beside.string());
   return source;
+}
+
+// Weights that transformers saved with safe_serialization=False.
+constexpr const char* pickled_weights = "pytorch_model.bin";
+
+bool has_only_pickled_weights(const fs::path& folder) {
+  return fs::exists(folder / pickled_weights) && !fs::exists(folder / checkpoint::model_file) &&
+         !fs::exists(folder / checkpoint::index_file);
+}
+
+std::optional<std::string> config_in(const fs::path& folder) {
+  if (!fs::exists(folder / "config.json")) return std::nullopt;
+  return sys::read_plain_file(folder / "config.json", most_config_bytes);
 }
 
 Source of_weights(const fs::path& folder) {
   const auto files = std::make_shared<const WeightFiles>(folder);
-  Source source{.kind = "a folder of safetensors",
-                .model = sources_in(files),
-                .optimizer = {},
-                .metadata = files->metadata(),
-                .training = {},
-                .config = {},
-                .has_more = false,
-                .value = nullptr,
-                .assumed = {}};
-  if (fs::exists(folder / "config.json"))
-    source.config = sys::read_plain_file(folder / "config.json", most_config_bytes);
-  return source;
+  return {.kind = "a folder of safetensors",
+          .model = sources_in(files),
+          .optimizer = {},
+          .metadata = files->metadata(),
+          .training = {},
+          .config = config_in(folder),
+          .has_more = false,
+          .value = nullptr,
+          .assumed = {},
+          .left_out = {}};
 }
 
 Source of_safetensors(const fs::path& path) {
@@ -80,7 +94,8 @@ Source of_safetensors(const fs::path& path) {
           .config = {},
           .has_more = false,
           .value = nullptr,
-          .assumed = {}};
+          .assumed = {},
+          .left_out = {}};
 }
 
 // The places of model and optimizer in a nest of dicts.
@@ -104,7 +119,8 @@ Source of_torch_file(const fs::path& path, const SourceOptions& options) {
                 .config = {},
                 .has_more = false,
                 .value = [value] { return c10::IValue(value); },
-                .assumed = {}};
+                .assumed = {},
+                .left_out = {}};
   divide(StateDicts(path, value), options, source);
   return source;
 }
@@ -120,7 +136,8 @@ Source of_distributed(const fs::path& folder, const SourceOptions& options) {
                 .config = {},
                 .has_more = false,
                 .value = [folder] { return checkpoint::read_distributed_checkpoint(folder); },
-                .assumed = {}};
+                .assumed = {},
+                .left_out = {}};
   divide(StateDicts(folder, from), options, source);
   return source;
 }
@@ -138,6 +155,7 @@ bool is_distributed(const fs::path& path) { return fs::exists(path / ".metadata"
 // Weights and no checkpoint of ours; a run that saved its model only is one too.
 bool is_weight_folder(const fs::path& path) {
   if (!fs::is_directory(path) || is_checkpoint(path)) return false;
+  if (has_only_pickled_weights(path)) return true;
   if (fs::exists(path / checkpoint::index_file) || fs::exists(path / "config.json")) return true;
   return fs::exists(path / checkpoint::model_file) && checkpoint::list_checkpoints(path).empty();
 }
@@ -154,6 +172,11 @@ Source source_at(const fs::path& path, const SourceOptions& options) {
   if (fs::exists(path) && !fs::is_directory(path))
     return is_torch_file(path) ? of_torch_file(path, options) : of_safetensors(path);
   if (is_distributed(path)) return of_distributed(path, options);
+  if (has_only_pickled_weights(path)) {
+    Source source = of_torch_file(path / pickled_weights, options);
+    source.config = config_in(path);
+    return source;
+  }
   if (is_weight_folder(path)) return of_weights(path);
   return of_checkpoint(one_at(path));
 }

@@ -27,7 +27,8 @@ struct Source {
   bool has_more = false;              // than model and optimizer
   // All of it as one value, where it is that of PyTorch; null: there is none.
   std::function<c10::IValue()> value;
-  std::string assumed;  // for messages: of how names were found
+  std::string assumed;   // for messages: of how names were found
+  std::string left_out;  // for messages: of a checkpoint, never in another form
 };
 
 struct SourceOptions {
