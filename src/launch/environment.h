@@ -70,6 +70,10 @@ inline constexpr const char* reserve_descriptor = "LOCKSTEP_RESERVE_FD";
 // has not: to the folder of the logs, else to a name in the folder for temporary files.
 inline constexpr const char* flight_folder = "LOCKSTEP_FLIGHT";
 
+// "1": each line that a rank prints gets its rank in front, so that the rank's own log need not
+// name it.
+inline constexpr const char* names_lines = "LOCKSTEP_NAMES_LINES";
+
 // Given only where the user has not set them.
 inline constexpr const char* omp_threads = "OMP_NUM_THREADS";  // max(1, usable cores / ranks here)
 // How idle threads of OpenMP wait, where the user has set none of these: "passive" and "0" when

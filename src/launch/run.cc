@@ -85,6 +85,7 @@ AgentResult Agent::Run::run() {
     guard_.reset();
     signals_.reset();
     hang_watch_.reset();
+    rank_ends_.reset();
     if (rendezvous_store_) remove_commit_folder(rendezvous_store_->run_id(), ::getpid());
     rendezvous_store_.reset();
     nodes_.reset();
@@ -171,9 +172,11 @@ void Agent::Run::open() {
     });
   errors_.emplace(spec_.log_folder, formatted("{}-{}", rendezvous_store_->run_id(), own_node()));
   flight_.emplace(spec_.environment, spec_.log_folder, rendezvous_store_->run_id());
-  std::erase_if(spec_.environment,
-                [](const auto& entry) { return entry.first == variable::flight_folder; });
+  std::erase_if(spec_.environment, [](const auto& entry) {
+    return entry.first == variable::flight_folder || entry.first == variable::names_lines;
+  });
   spec_.environment.emplace_back(variable::flight_folder, flight_->path());
+  if (spec_.prefix == PrefixStyle::rank) spec_.environment.emplace_back(variable::names_lines, "1");
 }
 
 LogFile Agent::Run::log_file(int rank) const {
@@ -352,7 +355,8 @@ void Agent::Run::say_records() {
   if (result_.exit_code == 0 || state_machine_.stop_signal() != 0)
     return flight_->discard(ranks_of_all());
   const std::string files = flight_->records(ranks_of_all());
-  if (!files.empty()) say("what the ranks called last: lockstep report hang " + files);
+  if (files.empty()) return flight_->discard(ranks_of_all());
+  say("what the ranks called last: lockstep report hang " + files);
 }
 
 // Writes what is left, as slowly as the reader takes it, unless the user asks to stop or the reader

@@ -4,6 +4,7 @@
 #include "launch/agent.h"
 #include "launch/agent_state.h"
 #include "launch/descendants.h"
+#include "launch/detection/rank_ends.h"
 #include "launch/error_file.h"
 #include "launch/flight_folder.h"
 #include "launch/guard.h"
@@ -72,6 +73,7 @@ class Agent::Run {
   void take_ended();
   void note_end(Worker& worker, sys::ExitStatus status);
   void note_failure(const RankEnd& end);
+  void tell_others_of_end(const RankEnd& end);
   void signalled(int signal);
   void send_to_all(int signal);
   void suspend();
@@ -131,6 +133,7 @@ class Agent::Run {
   std::optional<FlightFolder> flight_;
   std::optional<SignalQueue> signals_;
   std::optional<sys::RaisedOpenFilesLimit> open_files_;
+  std::optional<RankEnds> rank_ends_;  // made when it is first used
   std::optional<Subreaper> subreaper_;
   sys::FileDescriptor this_process_;  // for the ranks, which end when it ends
   std::optional<Guard> guard_;

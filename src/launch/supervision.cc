@@ -127,6 +127,18 @@ void Agent::Run::note_end(Worker& worker, sys::ExitStatus status) {
   result_.ends.push_back(worker.describe_end(status, now));
   state_machine_.ended(worker.rank(), status, now);
   if (state_machine_.cause() == worker.rank()) note_failure(result_.ends.back());
+  if (status.success()) tell_others_of_end(result_.ends.back());
+}
+
+// They may wait for it in init(); of any other end they learn by their own.
+void Agent::Run::tell_others_of_end(const RankEnd& end) {
+  const bool is_last = std::ranges::none_of(
+      workers_, [](const auto& worker) { return worker->process() != nullptr; });
+  if (!rendezvous_store_ || (is_last && !nodes_ && !rounds_)) return;
+  if (!rank_ends_)
+    rank_ends_.emplace(rendezvous_store_->store_address(), rendezvous_store_->secret());
+  const int attempt = rounds_ ? plan_.round : 0;
+  rank_ends_->tell(formatted("{}/{}", rendezvous_store_->run_id(), attempt), end.rank, end.how);
 }
 
 void Agent::Run::note_failure(const RankEnd& end) {

@@ -2,6 +2,9 @@
 // and with flight records that `lockstep report hang` explains.
 #include <gtest/gtest.h>
 
+#include <lockstep/base/deadline.h>
+
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <string>
@@ -44,6 +47,8 @@ TEST_P(SharedFailure, IsShownOnceAndExplainedByItsRecords) {
   EXPECT_EQ(count(run.error, "the group failed: after 1s: " + sentence), 1U) << run.error;
   EXPECT_EQ(count(run.error, sentence), 1U) << run.error;
   EXPECT_EQ(count(run.error, "terminate called"), 0U) << run.error;
+  EXPECT_EQ(count(run.error, "] error: the group failed"), 0U)
+      << "the rank stands before the line: " << run.error;
   const std::string records = (folder.path() / "flight-rank-*.json").string();
   expect_words(run.error, {"(bucket 2, 4 kB", "that ranks 0-2 wait in; its last call was broadcast",
                            "lockstep run: ranks 0-2 failed as shown above\n",
@@ -61,6 +66,17 @@ TEST_P(SharedFailure, IsShownOnceAndExplainedByItsRecords) {
                                "; of rank 3 there is no record",
                                "group world: ranks 0-2 were told: after 1s: " + sentence,
                                "the last call that all of them completed: broadcast #"});
+}
+
+// The others wait for it in init(), which gives them 5 minutes.
+TEST_P(SharedFailure, OfARankThatEndsWellBeforeInitIsSeenAtOnce) {
+  const auto begin = Clock::now();
+  const Finished run =
+      lockstep_command({"run", "-n", "3", "--failure-grace", "5", "sh", "-c",
+                        "[ \"$RANK\" = 1 ] && exit 0; exec " + program});
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(60));
+  EXPECT_NE(run.status.code, 0);
+  expect_words(run.error, {"rank 1 ended (exit code 0) before all ranks had met in init()"});
 }
 
 INSTANTIATE_TEST_SUITE_P(Engines, SharedFailure, testing::Values("shm", "gloo"),

@@ -17,7 +17,8 @@ void set_level(Level level);
 [[nodiscard]] Level level();
 
 // Stands before every later line of this process as "[prefix]", such as "rank 2"; empty for none.
-// From any thread. init() sets it to the rank.
+// From any thread. init() sets it to the rank, unless `lockstep run` puts the rank before each
+// line.
 void set_prefix(std::string_view prefix);
 
 }  // namespace lockstep::log

@@ -16,9 +16,12 @@
 #include "comm/init/run_store.h"
 #include "comm/init/waiting_threads.h"
 #include "comm/rendezvous/handshake.h"
+#include "comm/rendezvous/meeting_store.h"
 #include "launch/detection/agent_watch.h"
 #include "launch/detection/beat.h"
+#include "launch/detection/rank_ends.h"
 #include "launch/detection/rank_info.h"
+#include "launch/environment.h"
 #include "matmul/matmul.h"
 #include "sys/heap.h"
 #include "sys/own_address.h"
@@ -27,6 +30,8 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <atomic>
+#include <memory>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -66,12 +71,29 @@ bool is_first_on_host(const std::vector<std::string>& hosts, int rank) {
   return std::ranges::find(hosts, hosts.at(rank)) - hosts.begin() == rank;
 }
 
+// The store of `lockstep run`, whose agent knows which ranks have ended: PeerLost from a call that
+// waits there, until all have met. Later a rank may end while others go on.
+std::shared_ptr<Store> until_all_have_met(std::shared_ptr<Store> store,
+                                          const launch::RankInfo& info,
+                                          std::shared_ptr<std::atomic<bool>> all_have_met) {
+  auto check = [attempt = info.attempt, rank = info.rank,
+                all_have_met = std::move(all_have_met)](Store& below) {
+    if (*all_have_met) return false;
+    launch::check_rank_ends(below, attempt, rank);
+    return true;
+  };
+  return std::make_shared<rendezvous::MeetingStore>(std::move(store), std::move(check));
+}
+
 // A store that rank 0 of an earlier group of this run still holds may vanish while the ranks meet
 // for the next one: then they meet again, in the new one.
 rendezvous::WorldInfo meet(const launch::RankInfo& info, std::string_view backend,
-                           const StoreFilter& filter, Deadline deadline) {
+                           const StoreFilter& filter, Deadline deadline,
+                           const std::shared_ptr<std::atomic<bool>>& all_have_met) {
   for (;;) {
     auto store = open_run_store(info, deadline);
+    if (info.rendezvous->kind == launch::RankRendezvous::Kind::lockstep_store)
+      store = until_all_have_met(std::move(store), info, all_have_met);
     if (filter) store = filter(std::move(store));
     try {
       return rendezvous::handshake(store, info, backend, deadline);
@@ -104,14 +126,16 @@ Group init_at(const launch::RankInfo& info, const InitOptions& options, const St
     return {nullptr, "world", options.timeout};
   }
   auto deadline = Deadline::after(options.join_timeout);
-  auto world_info = meet(info, asked, filter, deadline);
+  auto all_have_met = std::make_shared<std::atomic<bool>>(false);
+  auto world_info = meet(info, asked, filter, deadline, all_have_met);
   bool by_mpirun = info.rendezvous->kind == launch::RankRendezvous::Kind::mpi;
   auto name = choose_backend(asked, world_info.hosts, by_mpirun, backend_names());
   check_input(name != "shm" || world_info.is_one_host(),
               "the backend shm needs all ranks on one host; rank {} shares its own with {} of {}",
               info.rank, world_info.local_size - 1, info.size - 1);
   share_cores(world_info.local_size);
-  log::set_prefix(formatted("rank {}", info.rank));
+  if (!environment::flag(launch::variable::names_lines).value_or(false))
+    log::set_prefix(formatted("rank {}", info.rank));
   if (is_first_on_host(world_info.hosts, info.rank)) warn_of_waiting_threads();
   BackendOptions backend{
       .timeout = options.timeout,
@@ -122,6 +146,7 @@ Group init_at(const launch::RankInfo& info, const InitOptions& options, const St
       .hosts = world_info.hosts};
   if (!world_info.is_one_host()) backend.address = address_of_this_host(*info.rendezvous);
   auto world = make_backend(name, world_info.store, info.rank, info.size, backend);
+  *all_have_met = true;
   if (!options.c10d) world = staged(std::move(world));
   return recorded_world(std::move(world), options.timeout);
 }
