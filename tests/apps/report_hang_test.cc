@@ -73,6 +73,18 @@ struct HangReport : testing::Test {
   std::vector<std::string> files;
 };
 
+TEST_F(HangReport, NamesThePeersOfAPartByTheirNumbersInTheWorld) {
+  write("flight-rank-3.json",
+        "{\"lockstep_flight_record\": 1, \"rank\": 3, \"size\": 4, \"engine\": \"shm\", "
+        "\"host\": \"here\", \"pid\": 7, \"written\": 1020.0, \"groups\": [{\"name\": "
+        "\"world/split#1/1\", \"members\": [1, 3]}], \"calls\": [" +
+            call(1, message("recv", 0), 1, 5, "waiting") + "]}");
+  const Finished finished = report();
+  EXPECT_NE(finished.output.find("rank 3 waits in recv #1 from rank 0 (rank 1 of the world, "),
+            std::string::npos)
+      << finished.output << finished.error;
+}
+
 TEST_F(HangReport, SaysWhoWaitsAndWhoNeverCame) {
   write(0, 3, {call(1, reduction("a"), 1, 1, "done"), call(2, reduction("b"), 2, 5, "waiting")});
   write(1, 3, {call(1, reduction("a"), 1, 1, "done"), call(2, reduction("b"), 2, 6, "failed")});
