@@ -71,9 +71,8 @@ TEST_P(SharedFailure, IsShownOnceAndExplainedByItsRecords) {
 // The others wait for it in init(), which gives them 5 minutes.
 TEST_P(SharedFailure, OfARankThatEndsWellBeforeInitIsSeenAtOnce) {
   const auto begin = Clock::now();
-  const Finished run =
-      lockstep_command({"run", "-n", "3", "--failure-grace", "5", "sh", "-c",
-                        "[ \"$RANK\" = 1 ] && exit 0; exec " + program});
+  const Finished run = lockstep_command({"run", "-n", "3", "--failure-grace", "5", "sh", "-c",
+                                         "[ \"$RANK\" = 1 ] && exit 0; exec " + program});
   EXPECT_LT(Clock::now() - begin, std::chrono::seconds(60));
   EXPECT_NE(run.status.code, 0);
   expect_words(run.error, {"rank 1 ended (exit code 0) before all ranks had met in init()"});

@@ -109,11 +109,11 @@ TEST(DeniedCalls, RanksOverSocketsDoWithoutOrSaySo) {
   const auto names = backend_names();
   if (std::ranges::find(names, "gloo") == names.end()) GTEST_SKIP() << "no Gloo in this build";
   expect_a_way_or_a_line("gloo",
-         {{"pidfd_open", SYS_pidfd_open, 0},
-          {"eventfd2", SYS_eventfd2, 0},
-          {"clone3", SYS_clone3, 0},
-          {"sched_getaffinity", SYS_sched_getaffinity, 0}},
-         {ENOSYS, EPERM, EAGAIN});
+                         {{"pidfd_open", SYS_pidfd_open, 0},
+                          {"eventfd2", SYS_eventfd2, 0},
+                          {"clone3", SYS_clone3, 0},
+                          {"sched_getaffinity", SYS_sched_getaffinity, 0}},
+                         {ENOSYS, EPERM, EAGAIN});
 }
 
 }  // namespace

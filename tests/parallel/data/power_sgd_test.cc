@@ -106,7 +106,7 @@ TEST_P(PowerSgd, SendsRTimesNPlusMNumbers) {
       backward(ddp, *table, step);
       return group.traffic().bytes - before - 3 * 4;  // without the status
     };
-    backward(ddp, *table, 0);  // exact, and the order of readiness
+    backward(ddp, *table, 0);       // exact, and the order of readiness
     const std::int64_t values = 8;  // of the one parameter, in the second step
     std::int64_t compressed = bytes(1) - values;
     EXPECT_EQ(compressed, r * (n + m) * 4);
