@@ -76,31 +76,31 @@ TEST(StepClock, AHandleMeasuresItsSteps) {
 
 using Strategy = std::function<Handle(torch::nn::Module& module, const Mesh& mesh)>;
 
-Handle averaged(torch::nn::Module& part, const Mesh& ranks) {
+Handle averaged_on(torch::nn::Module& part, const Mesh& ranks) {
   return DistributedDataParallel(part, ranks);
 }
 
 std::map<std::string, Strategy> strategies_of_tensors() {
   const TensorPlan plan = {{"a", Colwise()}, {"b", Rowwise()}};
-  return {
-      {"parallelize",
-       [=](torch::nn::Module& module, const Mesh& mesh) -> Handle {
-         return parallelize(module, mesh["tp"], plan);
-       }},
-      {"parallelize and ddp",
-       [=](torch::nn::Module& module, const Mesh& mesh) -> Handle {
-         return parallelize(
-             module, mesh["tp"], plan,
-             {.strategy = [=](auto& part) { return averaged(part, mesh[{"dp"}]); }, .mesh = mesh});
-       }},
-      {"context_parallel",
-       [](torch::nn::Module& module, const Mesh& mesh) -> Handle {
-         return context_parallel(module, Mesh(mesh.group(), {{"cp", 2}}));
-       }},
-      {"expert_parallel", [=](torch::nn::Module& module, const Mesh& mesh) -> Handle {
-         return expert_parallel(module, Mesh(mesh.group(), {{"ep", 1}, {"tp", 2}}),
-                                {.strategy = averaged, .plan = plan, .is_stage = true});
-       }}};
+  return {{"parallelize",
+           [=](torch::nn::Module& module, const Mesh& mesh) -> Handle {
+             return parallelize(module, mesh["tp"], plan);
+           }},
+          {"parallelize and ddp",
+           [=](torch::nn::Module& module, const Mesh& mesh) -> Handle {
+             return parallelize(
+                 module, mesh["tp"], plan,
+                 {.strategy = [=](auto& part) { return averaged_on(part, mesh[{"dp"}]); },
+                  .mesh = mesh});
+           }},
+          {"context_parallel",
+           [](torch::nn::Module& module, const Mesh& mesh) -> Handle {
+             return context_parallel(module, Mesh(mesh.group(), {{"cp", 2}}));
+           }},
+          {"expert_parallel", [=](torch::nn::Module& module, const Mesh& mesh) -> Handle {
+             return expert_parallel(module, Mesh(mesh.group(), {{"ep", 1}, {"tp", 2}}),
+                                    {.strategy = averaged_on, .plan = plan, .is_stage = true});
+           }}};
 }
 
 TEST(StepClock, HandlesOfGlobalTensorsMeasureTheirSteps) {

@@ -39,70 +39,70 @@ struct UnusualImpl : torch::nn::Module {
 TORCH_MODULE(Unusual);
 
 // What a program needs of a strategy; of one process, where `no_sync` does nothing.
-struct Trained {
+struct ProgramRun {
   Unusual model;
   std::function<void(const std::function<void()>&)> no_sync;
 };
 
 // One step on this rank's rows, up to and including backward().
-using Program = std::function<void(Trained&, const at::Tensor& rows)>;
+using Program = std::function<void(ProgramRun&, const at::Tensor& rows)>;
 
 std::map<std::string, Program> programs() {
-  auto loss = [](Trained& t, const at::Tensor& rows) {
+  auto loss = [](ProgramRun& t, const at::Tensor& rows) {
     return t.model->forward(rows).square().mean();
   };
   return {
       {"GradientPenalty",
-       [](Trained& t, const at::Tensor& rows) {
+       [](ProgramRun& t, const at::Tensor& rows) {
          at::Tensor x = rows.detach().requires_grad_();
          at::Tensor y = t.model->forward(x);
          at::Tensor slope = torch::autograd::grad({y.sum()}, {x}, {}, true, true)[0];
          (y.square().mean() + slope.square().mean()).backward();
        }},
       {"TwoForwardsThenOneBackward",
-       [=](Trained& t, const at::Tensor& rows) {
+       [=](ProgramRun& t, const at::Tensor& rows) {
          at::Tensor first = loss(t, rows), second = loss(t, rows * 2);
          (first + second).backward();
        }},
       {"TwoForwardsThenTwoBackwards",
-       [=](Trained& t, const at::Tensor& rows) {
+       [=](ProgramRun& t, const at::Tensor& rows) {
          at::Tensor first = loss(t, rows), second = loss(t, rows * 2);
          t.no_sync([&] { second.backward(); });
          first.backward();
        }},
       {"TwoBackwardsOfOneForward",
-       [=](Trained& t, const at::Tensor& rows) {
+       [=](ProgramRun& t, const at::Tensor& rows) {
          at::Tensor once = loss(t, rows);
          t.no_sync([&] { once.backward({}, /*retain_graph=*/true); });
          once.backward();
        }},
       {"AnOutputThatNobodyUses",
-       [=](Trained& t, const at::Tensor& rows) {
+       [=](ProgramRun& t, const at::Tensor& rows) {
          at::Tensor used = loss(t, rows), unused = loss(t, rows * 3);
          used.backward();
        }},
       {"ALayerOnlyInAnEarlierMicroBatch",
-       [=](Trained& t, const at::Tensor& rows) {
+       [=](ProgramRun& t, const at::Tensor& rows) {
          t.no_sync([&] { loss(t, rows).backward(); });
          (t.model->a->forward(rows).square().mean() * t.model->gain).backward();
        }},
   };
 }
 
-at::Tensor rows_of(int step, int rank) {
+at::Tensor program_rows(int step, int rank) {
   return values({6, 4}, static_cast<std::uint64_t>(10 * step + rank)).to(at::kDouble);
 }
 
-constexpr int steps = 3;
+constexpr int program_steps = 3;
 
 // The mean of the gradients that each rank's rows give to one model.
-std::map<std::string, at::Tensor> one_process(const Program& program, int ranks) {
-  Trained trained{Unusual(), [](const auto& body) { body(); }};
+std::map<std::string, at::Tensor> of_one_process(const Program& program, int ranks) {
+  ProgramRun trained{Unusual(), [](const auto& body) { body(); }};
   auto parameters = trained.model->parameters();
   torch::optim::AdamW adamw(parameters, torch::optim::AdamWOptions(0.01));
-  for (int step = 0; step < steps; ++step) {
+  for (int step = 0; step < program_steps; ++step) {
     adamw.zero_grad();
-    for (int rank = 0; rank < ranks; ++rank) program(trained, rows_of(step, rank));
+    for (int rank = 0; rank < ranks; ++rank) program(trained, program_rows(step, rank));
     for (const at::Tensor& parameter : parameters)
       if (parameter.grad().defined()) parameter.grad().div_(ranks);
     adamw.step();
@@ -114,14 +114,14 @@ class UnusualProgram : public testing::TestWithParam<Strategy> {
  protected:
   static void train(auto& handle, const Unusual& model, const Group& group,
                     const Program& program) {
-    Trained trained{model, [&](const auto& body) {
-                      auto scope = handle.no_sync();
-                      body();
-                    }};
+    ProgramRun trained{model, [&](const auto& body) {
+                         auto scope = handle.no_sync();
+                         body();
+                       }};
     torch::optim::AdamW adamw(handle.parameters(), torch::optim::AdamWOptions(0.01));
-    for (int step = 0; step < steps; ++step) {
+    for (int step = 0; step < program_steps; ++step) {
       handle.zero_grad();
-      program(trained, rows_of(step, group.rank()));
+      program(trained, program_rows(step, group.rank()));
       adamw.step();
     }
   }
@@ -146,7 +146,7 @@ class UnusualProgram : public testing::TestWithParam<Strategy> {
 TEST_P(UnusualProgram, TrainsAsOneProcess) {
   for (const auto& [name, program] : programs())
     for (int ranks : {1, 2, 3}) {
-      const auto expected = one_process(program, ranks);
+      const auto expected = of_one_process(program, ranks);
       run_as_threads(ranks, [&, &name = name, &program = program](const Group& group) {
         const auto found = ranks_together(GetParam(), group, program);
         for (const auto& [parameter, values] : expected)
