@@ -1,6 +1,8 @@
 #include "global/formulas.h"
 
 #include "base/check.h"
+#include "dispatch/call.h"
+#include "dispatch/key.h"
 #include "global/global_tensor.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -82,6 +84,10 @@ void replace_formulas() {
     auto* made = new std::vector<Library>;
     for (c10::DispatchKey key : {c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradCUDA})
       replace_for(made->emplace_back(Library::IMPL, "aten", key, __FILE__, __LINE__));
+    // Made of others, this operation does not come to the interceptors by itself.
+    made->emplace_back(Library::IMPL, "aten", dispatch::our_key, __FILE__, __LINE__)
+        .impl("cumprod_backward",
+              torch::CppFunction::makeFromBoxedFunction<&dispatch::intercept>());
     return made;
   }();
   (void)libraries;

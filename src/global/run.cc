@@ -86,6 +86,14 @@ const GlobalTensor& bring_together(const Operation& operation, std::span<c10::IV
   return to;
 }
 
+// Autograd notes a view after its kernel has returned. With this on, it keeps a function that makes
+// the view again from its base; otherwise the gradient of a write through the view would need
+// as_strided(). The next operation ends it: views that have the function also keep more memory.
+void replay_next_view(bool on) {
+  c10::AutogradState& state = c10::AutogradState::get_tls_state();
+  if (state.get_view_replay_enabled() != on) state.set_view_replay_enabled(on);
+}
+
 // One call on its way.
 class Run {
  public:
@@ -304,9 +312,7 @@ class Run {
                          local.device());
     }
     if (!operation_.is_view) return wrap(local, spec, mesh_);
-    // Lets autograd, which notes the view next, make it again from its base. Otherwise it would use
-    // as_strided() for the gradient of a write through the view.
-    c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
+    replay_next_view(at::GradMode::is_enabled());
     // A view of a tensor that was made outside of inference mode is one too.
     std::optional<c10::InferenceMode> off;
     if (c10::InferenceMode::is_enabled() && !arguments_.tensors[0].tensor.is_inference())
@@ -344,6 +350,7 @@ void run_operation(dispatch::Call& call, const GlobalTensor& one) {
   if (operation.way == Operation::Way::composite)
     return call.operation().callBoxedForDispatchKey(operation.composite, call.stack());
   if (operation.way == Operation::Way::in_place_view) return become_view(call, operation);
+  replay_next_view(false);
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   auto items = torch::jit::last(call.stack(), operation.written.size());
   const std::span values(const_cast<c10::IValue*>(items.data()), items.size());
