@@ -62,7 +62,7 @@ void expect_a_way(const std::vector<DeniedCall>& calls,
   });
 }
 
-std::vector<fs::path> names_in(const fs::path& folder) {
+std::vector<fs::path> paths_in(const fs::path& folder) {
   std::vector<fs::path> names;
   for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename());
   return names;
@@ -90,7 +90,7 @@ TEST(DeniedCalls, FilesAppearAsAWholeOrNotAtAll) {
       EXPECT_EQ(read_file(folder / "a" / "b" / "file"), "words");
     } catch (const Error&) {
       if (fs::exists(folder / "a" / "b"))
-        EXPECT_LE(names_in(folder / "a" / "b").size(), 1U) << "a temporary file is left";
+        EXPECT_LE(paths_in(folder / "a" / "b").size(), 1U) << "a temporary file is left";
       throw;
     }
   });
