@@ -174,7 +174,8 @@ void Agent::Run::begin_round(const RoundPlan& plan) {
     fresh.push_back(worker.get());
   }
   start_all(fresh);
-  for (Worker* worker : lost) note_lost(*worker);
+  for (Worker* worker : lost)
+    worker->has_ended_well() ? note_end(*worker, {.code = 0}) : note_lost(*worker);
   if (plan.round > 0) fill_reserve_ = Clock::now() + until_the_round_is_under_way;
 }
 

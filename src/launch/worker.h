@@ -49,6 +49,9 @@ class Worker {
   }
   [[nodiscard]] Standing standing() const { return standing_; }
   void set_standing(Standing standing) { standing_ = standing; }
+  // Whether it ended well while it was waiting: it may have seen the round before the agent did.
+  [[nodiscard]] bool has_ended_well() const { return has_ended_well_; }
+  void set_ended_well(bool well) { has_ended_well_ = well; }
   // Kills it. `why` is how its end reads: "killed by the agent: ...".
   void kill(const std::string& why);
   [[nodiscard]] const std::string& error_file() const { return error_file_; }
@@ -68,6 +71,7 @@ class Worker {
   int rank_;
   std::string name_;
   Standing standing_ = Standing::plain;
+  bool has_ended_well_ = false;
   std::string killed_why_;
   std::string error_file_;
   RankOutput output_;
