@@ -3,6 +3,7 @@
 
 The script starts itself again in a network and mount namespace of its own, so that everything it makes goes with it.
 """
+import contextlib
 import os
 import pathlib
 import shutil
@@ -52,6 +53,19 @@ def make_hosts(folder):
               f"ip link add out{host} type veth peer name eth0 netns {handle}; ip link set out{host} master br0 up;"
               f"nsenter --net={handle} sh -ec 'ip link set lo up; ip addr add {address(host)}/24 dev eth0;"
               f"ip link set eth0 up'")
+
+
+@contextlib.contextmanager
+def folder_of_hosts(prefix):
+    """A folder for a Cluster. Afterwards every process is ended and every namespace released."""
+    with tempfile.TemporaryDirectory(prefix=prefix) as name:
+        folder = pathlib.Path(name)
+        try:
+            yield folder
+        finally:
+            end_all()
+            for handle in folder.glob("host*"):
+                subprocess.run(["umount", str(handle)], capture_output=True)
 
 
 class Cluster:
@@ -219,21 +233,15 @@ def main():
     enter_namespace()
     if not os.access(lockstep(), os.X_OK):
         fail("the build has no lockstep")
-    with tempfile.TemporaryDirectory(prefix="lockstep-hosts-") as name:
-        folder = pathlib.Path(name)
-        try:
-            cluster = Cluster(folder)
-            limit_rate()
-            fail_and_see(cluster, folder)
-            kill_an_agent(cluster, folder)
-            cut_a_link(cluster, folder)
-            relay_with_delay(cluster, folder)
-            go_on_without_hosts(cluster, folder)
-            train(cluster)
-        finally:
-            end_all()
-            for handle in folder.glob("host*"):
-                subprocess.run(["umount", str(handle)], capture_output=True)
+    with folder_of_hosts("lockstep-hosts-") as folder:
+        cluster = Cluster(folder)
+        limit_rate()
+        fail_and_see(cluster, folder)
+        kill_an_agent(cluster, folder)
+        cut_a_link(cluster, folder)
+        relay_with_delay(cluster, folder)
+        go_on_without_hosts(cluster, folder)
+        train(cluster)
 
 
 if __name__ == "__main__":

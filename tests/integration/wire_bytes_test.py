@@ -3,15 +3,12 @@
 
 The hosts are the namespaces of several_hosts_test.py; the ranks run tests/apps/programs/wire_bytes.cc.
 """
-import pathlib
 import re
 import shutil
-import subprocess
-import tempfile
 
 import several_hosts_test
-from several_hosts_test import Cluster, address, enter_namespace
-from support import Process, build_folder, end_all, environment, expect, expect_words, shown, skip, why_no_world
+from several_hosts_test import Cluster, address, enter_namespace, folder_of_hosts
+from support import Process, build_folder, environment, expect, expect_words, shown, skip, why_no_world
 
 HOSTS = 4
 NUMBERS = 4_000_000  # 16 MB in float32
@@ -102,19 +99,13 @@ def compare(what, sent, ranks):
 def main():
     enter_namespace()
     several_hosts_test.HOSTS = HOSTS
-    with tempfile.TemporaryDirectory(prefix="lockstep-bytes-") as name:
-        folder = pathlib.Path(name)
-        try:
-            cluster = Cluster(folder)
-            measure(cluster, "gloo", [1, 1])
-            measure(cluster, "gloo", [1, 1, 1, 1])
-            measure(cluster, "hierarchical:gloo", [2, 2])
-            measure(cluster, "hierarchical:gloo", [2, 1, 1])
-            measure_mpi(folder, 2)
-        finally:
-            end_all()
-            for handle in folder.glob("host*"):
-                subprocess.run(["umount", str(handle)], capture_output=True)
+    with folder_of_hosts("lockstep-bytes-") as folder:
+        cluster = Cluster(folder)
+        measure(cluster, "gloo", [1, 1])
+        measure(cluster, "gloo", [1, 1, 1, 1])
+        measure(cluster, "hierarchical:gloo", [2, 2])
+        measure(cluster, "hierarchical:gloo", [2, 1, 1])
+        measure_mpi(folder, 2)
 
 
 if __name__ == "__main__":
