@@ -84,29 +84,17 @@ void load_distributed_model(const std::filesystem::path& folder, Handle& handle,
   Group group = handle.group();
   std::optional<DistributedModel> model;
   std::set<std::string> known;
-  std::size_t count = 0;
   together(group, [&] {
     model.emplace(folder, key);
-    const std::vector<NamedPart> state = handle.parts_to_load();
-    count = state.size();
-    known = model->check_fits(state);
+    known = model->check_fits(handle.parts_to_load());
   });
   known = names_of_all(group, known);
   together(group, [&] { model->check_all_known(known); });
-  // In the last of the handle's calls, so that all ranks learn of an error together.
-  std::vector<NamedPart> state;
-  auto fill_all = [&] {
-    c10::NoGradGuard no_grad;
-    together(group, [&] {
-      for (const NamedPart& part : state)
-        if (part.kind != PartKind::ignored) model->fill(part);
-    });
-  };
-  handle.load_state_parts([&](const NamedPart& part) {
-    state.push_back(part);
-    if (state.size() == count) fill_all();
+  const LoadScope scope = handle.loading();
+  together(group, [&] {
+    for (const NamedPart& part : scope)
+      if (part.kind != PartKind::ignored) model->fill(part);
   });
-  if (count == 0) fill_all();
 }
 
 }  // namespace lockstep::checkpoint

@@ -163,20 +163,10 @@ void check_nothing_ignored(const std::vector<NamedPart>& state) {
               "the handle ignores tensors, and the checkpoint has none that were ignored");
 }
 
-// In the last of the handle's calls, so that all ranks read together; a rank of a pipeline may have
-// nothing to fill.
 void read_model(Handle& handle, PartsReader& model, PartsReader* ignored) {
-  std::size_t count = handle.parts_to_load().size();
-  std::vector<NamedPart> state;
-  handle.load_state_parts([&](const NamedPart& part) {
-    state.push_back(part);
-    if (state.size() < count) return;
-    read_parts(state, model);
-    if (ignored != nullptr) read_ignored(state, *ignored);
-  });
-  if (count > 0) return;
-  read_parts(state, model);
-  if (ignored != nullptr) read_ignored(state, *ignored);
+  const LoadScope scope = handle.loading();
+  read_parts(scope.parts(), model);
+  if (ignored != nullptr) read_ignored(scope.parts(), *ignored);
 }
 
 }  // namespace lockstep::checkpoint

@@ -1,7 +1,6 @@
 #include <lockstep/parallel/handle.h>
 
 #include "base/check.h"
-#include "base/scope_exit.h"
 #include "module/slices.h"
 #include "parallel/handle_state.h"
 
@@ -10,6 +9,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include <exception>
 #include <utility>
 
 namespace lockstep {
@@ -23,11 +23,26 @@ void check_sizes(const at::Tensor& whole, const NamedPart& part) {
 
 }  // namespace
 
-NoSync::NoSync(std::shared_ptr<HandleState> state) : state_(std::move(state)) { state_->pause(); }
+NoSync::NoSync(std::shared_ptr<HandleState> state) : state_(std::move(state)) {
+  state_->begin_no_sync();
+}
 
 NoSync::~NoSync() {
-  if (state_) state_->resume();
+  if (state_) state_->end_no_sync();
 }
+
+LoadScope::LoadScope(std::shared_ptr<HandleState> state)
+    : state_(std::move(state)), exceptions_(std::uncaught_exceptions()) {
+  state_->begin_load();
+  try {
+    parts_ = state_->state_parts();
+  } catch (...) {
+    state_->end_load(/*complete=*/false);
+    throw;
+  }
+}
+
+LoadScope::~LoadScope() { state_->end_load(std::uncaught_exceptions() == exceptions_); }
 
 Handle& Handle::operator=(Handle&& other) noexcept {
   if (this == &other) return *this;
@@ -82,16 +97,7 @@ std::vector<NamedPart> Handle::state_parts() const {
 
 std::vector<NamedPart> Handle::parts_to_load() const { return state()->state_parts(); }
 
-void Handle::load_state_parts(const std::function<void(const NamedPart&)>& read) {
-  at::NoGradGuard no_grad;
-  state()->load_state_parts(read);
-}
-
-void HandleState::load_state_parts(const std::function<void(const NamedPart&)>& read) {
-  before_load();
-  ScopeExit loaded([this] { after_load(); });
-  for (const NamedPart& part : state_parts()) read(part);
-}
+LoadScope Handle::loading() { return LoadScope(state()); }
 
 HandleMemory Handle::memory() const { return state()->memory(); }
 
@@ -105,18 +111,23 @@ double Handle::seconds_waited() const { return state()->seconds_waited(); }
 
 StepTiming Handle::timing() const { return state()->timing(); }
 
+void HandleState::begin_loads(const std::vector<Handle*>& handles) {
+  std::size_t begun = 0;
+  try {
+    for (; begun < handles.size(); ++begun) of(*handles[begun]).begin_load();
+  } catch (...) {
+    for (std::size_t i = 0; i < begun; ++i) of(*handles[i]).end_load(/*complete=*/false);
+    throw;
+  }
+}
+
 void HandleState::abort(std::string_view reason) noexcept {
   abort_group(group(), reason);
   if (const std::optional<Mesh> axes = mesh()) abort_mesh(*axes, reason);
 }
 
 std::function<void(std::string_view)> HandleState::abort_of(const Handle& handle) {
-  struct Opened : Handle {
-    static std::weak_ptr<HandleState> state_of(const Handle& handle) {
-      return (handle.*&Opened::state)();
-    }
-  };
-  return [weak = Opened::state_of(handle)](std::string_view reason) {
+  return [weak = std::weak_ptr(handle.state())](std::string_view reason) {
     if (const auto state = weak.lock()) state->abort(reason);
   };
 }

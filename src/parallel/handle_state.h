@@ -4,6 +4,7 @@
 #include <lockstep/parallel/handle.h>
 #include <lockstep/parallel/join.h>
 
+#include <atomic>
 #include <functional>
 #include <string_view>
 
@@ -20,18 +21,16 @@ class HandleState {
   virtual void zero_grad(bool set_to_none) = 0;
   // InvalidArgument when there is nothing to clip; `operation` is for the message.
   virtual void check_gradients(std::string_view /*operation*/) const {}
-  // Of no_sync().
-  virtual void pause() = 0;
-  virtual void resume() = 0;
+  // If off, backward() only accumulates. Called by the first and the last no_sync() scope.
+  virtual void set_requires_gradient_sync(bool on) = 0;
 
   [[nodiscard]] virtual std::map<std::string, at::Tensor> state_dict() = 0;
   virtual void load_state_dict(const std::map<std::string, at::Tensor>& tensors) = 0;
   [[nodiscard]] virtual std::vector<NamedPart> state_parts() = 0;
-  // Under the caller's grad mode; see Handle.
-  virtual void load_state_parts(const std::function<void(const NamedPart&)>& read);
-  // Around the writes of load_state_parts().
-  virtual void before_load() {}
-  virtual void after_load() {}
+  // Around the writes of a LoadScope. `complete`: no exception ended them. After a begin_load()
+  // that threw there is no end_load().
+  virtual void begin_load() {}
+  virtual void end_load(bool /*complete*/) {}
 
   [[nodiscard]] virtual HandleMemory memory() const = 0;
   [[nodiscard]] virtual std::shared_ptr<optim::StateMemory> state_memory() const { return nullptr; }
@@ -52,11 +51,27 @@ class HandleState {
   // InvalidArgument where what ranks have is not one model, and nothing can be saved.
   virtual void check_one_model() const {}
 
+  // The state behind a handle. InvalidArgument if the handle has no module.
+  [[nodiscard]] static HandleState& of(const Handle& handle) { return *handle.state(); }
+  // Of no_sync() scopes, which nest.
+  void begin_no_sync() {
+    if (no_sync_scopes_++ == 0) set_requires_gradient_sync(false);
+  }
+  void end_no_sync() {
+    if (--no_sync_scopes_ == 0) set_requires_gradient_sync(true);
+  }
+  [[nodiscard]] bool requires_gradient_sync() const { return no_sync_scopes_ == 0; }
+
  protected:
+  // begin_load() of each. If one throws, the earlier ones have ended again.
+  static void begin_loads(const std::vector<Handle*>& handles);
   // Nothing is left to do for one that is dead already, or has this rank alone.
   static void abort_group(Group group, std::string_view reason) noexcept;
   // The group of all its ranks and those of its axes.
   static void abort_mesh(const Mesh& mesh, std::string_view reason) noexcept;
+
+ private:
+  std::atomic<int> no_sync_scopes_ = 0;  // read by threads of backward()
 };
 
 }  // namespace lockstep

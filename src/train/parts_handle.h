@@ -31,8 +31,7 @@ class PartsState : public HandleState {
     for (NamedPart& part : trained_) part.tensor.mutable_grad().reset();
   }
   // backward() only accumulates in any case.
-  void pause() override {}
-  void resume() override {}
+  void set_requires_gradient_sync(bool) override {}
   [[nodiscard]] std::map<std::string, at::Tensor> state_dict() override {
     throw InvalidArgument("this handle saves and loads parts, no state_dict()");
   }

@@ -28,9 +28,9 @@
 #include <lockstep/parallel/handle_memory.h>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -81,6 +81,32 @@ class [[nodiscard]] NoSync {
 
  private:
   std::shared_ptr<HandleState> state_;
+};
+
+// The parts of a handle while they get new values; gradient mode is off. What was written counts
+// when the scope ends. Its parts are those of Handle::parts_to_load().
+//
+//   for (const lockstep::NamedPart& part : handle.loading())
+//     part.tensor.copy_(lockstep::cut_part(wholes.at(part.name), part).view_as(part.tensor));
+//
+// If an exception ends the scope, the handle stays usable, with the parts as they were written.
+class [[nodiscard]] LoadScope {
+ public:
+  explicit LoadScope(std::shared_ptr<HandleState> state);
+  LoadScope(const LoadScope&) = delete;
+  LoadScope& operator=(const LoadScope&) = delete;
+  ~LoadScope();
+
+  [[nodiscard]] const std::vector<NamedPart>& parts() const& { return parts_; }
+  void parts() const&& = delete;  // the scope would end before the loop begins
+  [[nodiscard]] auto begin() const { return parts_.begin(); }
+  [[nodiscard]] auto end() const { return parts_.end(); }
+
+ private:
+  at::NoGradGuard no_grad_;
+  std::shared_ptr<HandleState> state_;
+  std::vector<NamedPart> parts_;
+  int exceptions_;  // in flight when the scope began
 };
 
 class [[nodiscard]] Handle {
@@ -140,10 +166,9 @@ class [[nodiscard]] Handle {
   [[nodiscard]] std::vector<NamedPart> state_parts() const;
   // The same, at any time, for what will be loaded: names, places and memory, and any values.
   [[nodiscard]] std::vector<NamedPart> parts_to_load() const;
-  // Gives this rank's parts new values: read() is called for each of them and writes into
-  // its tensor. Collective where parameters are divided; every rank writes parts of the same whole.
-  // What read() throws is thrown, and parts that it had written stay so.
-  void load_state_parts(const std::function<void(const NamedPart&)>& read);
+  // The scope in which this rank's parts get new values. Its beginning is collective where
+  // parameters are divided; every rank writes parts of the same whole.
+  [[nodiscard]] LoadScope loading();
 
   // Local. What this rank holds now; between backward() and zero_grad() it has gradients.
   [[nodiscard]] HandleMemory memory() const;
@@ -183,6 +208,8 @@ class [[nodiscard]] Handle {
   [[nodiscard]] const std::shared_ptr<HandleState>& state() const;
 
  private:
+  friend class HandleState;
+
   std::shared_ptr<HandleState> state_;
 };
 

@@ -65,8 +65,8 @@ class DiLoCoState final : public data_parallel::OwnCopies {
 
   void load_state_dict(const std::map<std::string, at::Tensor>& tensors) override;
   [[nodiscard]] std::vector<NamedPart> state_parts() override;
-  void before_load() override;
-  void after_load() override;
+  void begin_load() override;
+  void end_load(bool complete) override;
   [[nodiscard]] double seconds_waited() const override { return waits_.seconds(); }
   void abort(std::string_view reason) noexcept override {
     for (const Group& own : {groups_.all, groups_.inside, groups_.across}) abort_group(own, reason);
@@ -268,14 +268,14 @@ void DiLoCoState::load_state_dict(const std::map<std::string, at::Tensor>& tenso
   for (Fragment& fragment : fragments_) fragment.outer.copy_(flat_of(fragment.parameters));
 }
 
-void DiLoCoState::before_load() {
+void DiLoCoState::begin_load() {
   check_usable();
   wait_for_all();
   begin_anew();
 }
 
 // The outer parameters have new values.
-void DiLoCoState::after_load() {
+void DiLoCoState::end_load(bool) {
   for (const Fragment& fragment : fragments_)
     for_parts(fragment, fragment.outer, [](const NamedParameter& own, const at::Tensor& part) {
       own.tensor.detach().copy_(part);

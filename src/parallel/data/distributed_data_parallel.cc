@@ -58,8 +58,7 @@ class DataParallelState final : public HandleState {
   void detach() override;
   [[nodiscard]] std::vector<NamedPart> named_parameters() const override;
   void zero_grad(bool set_to_none) override;
-  void pause() override { step_->pause(); }
-  void resume() override { step_->resume(); }
+  void set_requires_gradient_sync(bool on) override { on ? step_->resume() : step_->pause(); }
 
   [[nodiscard]] std::map<std::string, at::Tensor> state_dict() override {
     return lockstep::state_dict(*module_);
@@ -69,7 +68,7 @@ class DataParallelState final : public HandleState {
   }
   [[nodiscard]] std::vector<NamedPart> state_parts() override;
   void check_one_model() const override;
-  void load_state_parts(const std::function<void(const NamedPart&)>& read) override;
+  void end_load(bool complete) override;
 
   [[nodiscard]] HandleMemory memory() const override;
   [[nodiscard]] std::shared_ptr<optim::SharedUpdate> shared_update() override;
@@ -170,9 +169,8 @@ std::vector<NamedPart> DataParallelState::state_parts() {
   return parallel::whole_state_parts(*module_, ignored_);
 }
 
-void DataParallelState::load_state_parts(const std::function<void(const NamedPart&)>& read) {
-  HandleState::load_state_parts(read);
-  if (hook_) hook_->models_are_equal(group_);
+void DataParallelState::end_load(bool complete) {
+  if (complete && hook_) hook_->models_are_equal(group_);
 }
 
 HandleMemory DataParallelState::memory() const {

@@ -163,9 +163,8 @@ class LocalSgdState final : public data_parallel::OwnCopies {
           "or call average_now()",
           averager_.steps());
   }
-  void load_state_parts(const std::function<void(const NamedPart&)>& read) override {
-    OwnCopies::load_state_parts(read);
-    say_equal();
+  void end_load(bool complete) override {
+    if (complete) say_equal();
   }
   bool step() {
     find_trained();

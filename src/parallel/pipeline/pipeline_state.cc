@@ -170,7 +170,7 @@ PipelineState::Result PipelineState::run(StepKind kind, const Tensors& inputs,
   const pipeline::Batch batch(
       group_, kind,
       {is_first ? &inputs : nullptr, is_last && kind != StepKind::forward ? &targets : nullptr,
-       trained(), paused_ > 0},
+       trained(), !requires_gradient_sync()},
       schedule_.micro_batches, first, last, options_.timeout);
   Doing now;
   try {
@@ -192,11 +192,12 @@ PipelineState::Result PipelineState::run(StepKind kind, const pipeline::Batch& b
   if (trains) parameters_->take_gradients();
   Result result = execute(kind, batch, now);
   now = {.part = "the exchange of tied gradients"};
-  if (trains && paused_ == 0) ties_->send_gradients(group_, options_.timeout);
+  if (trains && requires_gradient_sync()) ties_->send_gradients(group_, options_.timeout);
   now.part = "the end of a step";
   if (trains) parameters_->give_gradients();
   if (kind != StepKind::forward)
-    result.loss = on_all_ranks(result.loss, /*of_all_pipelines=*/trains && paused_ == 0);
+    result.loss =
+        on_all_ranks(result.loss, /*of_all_pipelines=*/trains && requires_gradient_sync());
   return result;
 }
 
@@ -215,7 +216,7 @@ PipelineState::Result PipelineState::execute(StepKind kind, const pipeline::Batc
   pipeline::Execution execution(
       schedule, batch, kind, mailbox,
       {runs_, loss_, [this](const plan::Action& action) { sets_->before_backward(action); }});
-  if (trains) sets_->begin_step(actions, /*stays_local=*/paused_ > 0);
+  if (trains) sets_->begin_step(actions, /*stays_local=*/!requires_gradient_sync());
   execution.run(actions, now.action);
   sets_->end_step();
   if (trains) {
@@ -346,25 +347,17 @@ void PipelineState::check_one_model() const {
     if (set.handle) (void)set.handle->state_parts();
 }
 
-void PipelineState::load_state_parts(const std::function<void(const NamedPart&)>& read) {
-  load_sets(0, own_parts(), read);
+std::vector<Handle*> PipelineState::handles() {
+  std::vector<Handle*> all;
+  for (pipeline::StageSet& set : sets_->all())
+    if (set.handle) all.push_back(&*set.handle);
+  return all;
 }
 
-// The next set inside the last call of this one: what is written in the last call of all is
-// written before any set's handle looks at its parts.
-void PipelineState::load_sets(std::size_t from, const IsOwn& is_own,
-                              const std::function<void(const NamedPart&)>& read) {
-  if (from == sets_->all().size()) return;
-  pipeline::StageSet& set = sets_->all()[from];
-  std::size_t left = set.handle ? set.handle->parts_to_load().size() : 0;
-  if (left == 0) {
-    for (const NamedPart& part : parts_of(set, is_own)) read(part);
-    return load_sets(from + 1, is_own, read);
-  }
-  set.handle->load_state_parts([&](const NamedPart& part) {
-    if (is_own(part)) read(part);
-    if (--left == 0) load_sets(from + 1, is_own, read);
-  });
+void PipelineState::begin_load() { begin_loads(handles()); }
+
+void PipelineState::end_load(bool complete) {
+  for (Handle* handle : handles()) of(*handle).end_load(complete);
 }
 
 std::shared_ptr<optim::StateMemory> PipelineState::state_memory() const {

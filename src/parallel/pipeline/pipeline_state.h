@@ -36,12 +36,12 @@ class PipelineState final : public HandleState {
   void detach() override;
   [[nodiscard]] std::vector<NamedPart> named_parameters() const override;
   void zero_grad(bool set_to_none) override;
-  void pause() override { ++paused_; }
-  void resume() override { --paused_; }
+  void set_requires_gradient_sync(bool) override {}  // run() asks
   [[nodiscard]] std::map<std::string, at::Tensor> state_dict() override;
   void load_state_dict(const std::map<std::string, at::Tensor>& tensors) override;
   [[nodiscard]] std::vector<NamedPart> state_parts() override;
-  void load_state_parts(const std::function<void(const NamedPart&)>& read) override;
+  void begin_load() override;
+  void end_load(bool complete) override;
   void check_one_model() const override;
   [[nodiscard]] HandleMemory memory() const override;
   [[nodiscard]] std::shared_ptr<optim::StateMemory> state_memory() const override;
@@ -79,8 +79,8 @@ class PipelineState final : public HandleState {
   using IsOwn = std::function<bool(const NamedPart&)>;
   [[nodiscard]] IsOwn own_parts() const;
   [[nodiscard]] std::vector<NamedPart> parts_of(pipeline::StageSet& set, const IsOwn& is_own);
-  void load_sets(std::size_t from, const IsOwn& is_own,
-                 const std::function<void(const NamedPart&)>& read);
+  // Of the strategy's; none without one.
+  [[nodiscard]] std::vector<Handle*> handles();
   [[nodiscard]] at::Tensor on_all_ranks(const at::Tensor& loss, bool of_all_pipelines);
   [[nodiscard]] CallOptions call(const std::string& tag) const {
     return {.tag = tag, .timeout = options_.timeout};
@@ -103,7 +103,6 @@ class PipelineState final : public HandleState {
   std::unordered_map<std::uint64_t, pipeline::SpecBook> books_;  // by kind of batch
   Pipeline::Measured measured_;
   double waited_ = 0;
-  int paused_ = 0;
 };
 
 }  // namespace lockstep

@@ -237,12 +237,12 @@ std::vector<NamedPart> ShardedState::state_parts() {
   return list;
 }
 
-void ShardedState::before_load() {
+void ShardedState::begin_load() {
   step->check_module();
   residency->before_write();
 }
 
-void ShardedState::after_load() {
+void ShardedState::end_load(bool) {
   for (const auto& unit : residency->units()) unit->parts_written();
   residency->invalidate();
 }

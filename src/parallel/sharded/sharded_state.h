@@ -34,14 +34,13 @@ class ShardedState final : public HandleState {
   [[nodiscard]] std::vector<NamedPart> named_parameters() const override;
   void zero_grad(bool set_to_none) override;
   void check_gradients(std::string_view operation) const override;
-  void pause() override { step->pause(); }
-  void resume() override { step->resume(); }
+  void set_requires_gradient_sync(bool on) override { on ? step->resume() : step->pause(); }
 
   [[nodiscard]] std::map<std::string, at::Tensor> state_dict() override;
   void load_state_dict(const std::map<std::string, at::Tensor>& tensors) override;
   [[nodiscard]] std::vector<NamedPart> state_parts() override;
-  void before_load() override;
-  void after_load() override;
+  void begin_load() override;
+  void end_load(bool complete) override;
 
   [[nodiscard]] HandleMemory memory() const override;
   [[nodiscard]] std::shared_ptr<optim::StateMemory> state_memory() const override;

@@ -204,9 +204,8 @@ void ExpertParallelState::train_experts(const Tensors& experts) {
   experts_ = parallelize(*experts_module_, mesh_["ep"], plan, std::move(options));
   if (!has("tp")) return;
   // Ranks of tp have the same experts, and nothing else gives them the same values.
-  experts_.load_state_parts([&](const NamedPart& part) {
+  for (const NamedPart& part : experts_.loading())
     mesh_["tp"].broadcast(part.tensor, 0, {.tag = part.name}).wait();
-  });
 }
 
 void ExpertParallelState::detach() {
@@ -242,13 +241,10 @@ void ExpertParallelState::zero_grad(bool set_to_none) {
   for (Handle* handle : handles()) handle->zero_grad(set_to_none);
 }
 
-void ExpertParallelState::pause() {
-  if (paused_++ > 0) return;
+void ExpertParallelState::set_requires_gradient_sync(bool on) {
+  unsynchronized_.clear();
+  if (on) return;
   for (Handle* handle : handles()) unsynchronized_.push_back(handle->no_sync());
-}
-
-void ExpertParallelState::resume() {
-  if (--paused_ == 0) unsynchronized_.clear();
 }
 
 std::map<std::string, at::Tensor> ExpertParallelState::state_dict() {
@@ -280,12 +276,10 @@ std::vector<NamedPart> ExpertParallelState::state_parts() {
   return in_order(std::move(all));
 }
 
-void ExpertParallelState::load_state_parts(const std::function<void(const NamedPart&)>& read) {
-  auto read_with_names = [&](NamedPart part) {
-    part.aliases = aliases_[place_.at(part.name)];
-    read(part);
-  };
-  for (Handle* handle : handles()) handle->load_state_parts(read_with_names);
+void ExpertParallelState::begin_load() { begin_loads(handles()); }
+
+void ExpertParallelState::end_load(bool complete) {
+  for (Handle* handle : handles()) of(*handle).end_load(complete);
 }
 
 HandleMemory ExpertParallelState::memory() const {

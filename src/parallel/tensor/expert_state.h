@@ -36,12 +36,12 @@ class ExpertParallelState final : public HandleState {
   void detach() override;
   [[nodiscard]] std::vector<NamedPart> named_parameters() const override;
   void zero_grad(bool set_to_none) override;
-  void pause() override;
-  void resume() override;
+  void set_requires_gradient_sync(bool on) override;
   [[nodiscard]] std::map<std::string, at::Tensor> state_dict() override;
   void load_state_dict(const std::map<std::string, at::Tensor>& tensors) override;
   [[nodiscard]] std::vector<NamedPart> state_parts() override;
-  void load_state_parts(const std::function<void(const NamedPart&)>& read) override;
+  void begin_load() override;
+  void end_load(bool complete) override;
   [[nodiscard]] HandleMemory memory() const override;
   [[nodiscard]] std::shared_ptr<optim::StateMemory> state_memory() const override;
   [[nodiscard]] double seconds_waited() const override;
@@ -90,7 +90,6 @@ class ExpertParallelState final : public HandleState {
   // Of both, by any thread, also while they go.
   std::vector<std::function<void(std::string_view)>> abort_handles_;
   std::vector<NoSync> unsynchronized_;
-  int paused_ = 0;
 };
 
 }  // namespace lockstep

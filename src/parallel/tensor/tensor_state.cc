@@ -184,8 +184,8 @@ void TensorParallelState::attach_all() {
 }
 
 void TensorParallelState::start_clock() {
-  clock_ = std::make_shared<tensor_parallel::BackwardClock>([this] { return seconds_waited(); },
-                                                            [this] { return paused_ == 0; });
+  clock_ = std::make_shared<tensor_parallel::BackwardClock>(
+      [this] { return seconds_waited(); }, [this] { return requires_gradient_sync(); });
   marks_->on_gradient([clock = std::weak_ptr(clock_)] {
     if (const auto own = clock.lock()) own->on_gradient();
   });
@@ -244,12 +244,11 @@ void TensorParallelState::zero_grad(bool set_to_none) {
   parallel::zero_gradients(leaves, set_to_none);
 }
 
-void TensorParallelState::pause() {
-  if (paused_++ == 0 && handle_.is_attached()) unsynchronized_.emplace(handle_.no_sync());
-}
-
-void TensorParallelState::resume() {
-  if (--paused_ == 0) unsynchronized_.reset();
+void TensorParallelState::set_requires_gradient_sync(bool on) {
+  if (on || !handle_.is_attached())
+    unsynchronized_.reset();
+  else
+    unsynchronized_.emplace(handle_.no_sync());
 }
 
 const TensorParallelState::PartedTensor& TensorParallelState::parted(
@@ -311,9 +310,12 @@ void TensorParallelState::load_state_dict(const std::map<std::string, at::Tensor
   if (is_divided_) handle_.load_state_dict(divided);
 }
 
-void TensorParallelState::load_state_parts(const std::function<void(const NamedPart&)>& read) {
-  if (!is_divided_) return HandleState::load_state_parts(read);
-  handle_.load_state_parts([&](const NamedPart& part) { read(own_state({part}).front()); });
+void TensorParallelState::begin_load() {
+  if (handle_.is_attached()) of(handle_).begin_load();
+}
+
+void TensorParallelState::end_load(bool complete) {
+  if (handle_.is_attached()) of(handle_).end_load(complete);
 }
 
 std::vector<NamedPart> TensorParallelState::state_parts() {

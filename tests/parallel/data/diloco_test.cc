@@ -233,7 +233,7 @@ TEST_P(DiLoCos, WhatIsSavedIsTheOuterModel) {
       group.broadcast(root).wait();
       EXPECT_TRUE(same_bits(root, part.tensor)) << part.name;
     }
-    diloco.load_state_parts([](const NamedPart& part) { part.tensor.fill_(0.5); });
+    for (const NamedPart& part : diloco.loading()) part.tensor.fill_(0.5);
     EXPECT_TRUE(at::equal(table->weights[2], at::full({3, 4}, 0.5, at::kDouble)));
   });
 }
@@ -257,8 +257,7 @@ TEST_P(DiLoCos, LoadingBeginsAnew) {
       DiLoCo other(fresh, group, options);
       torch::optim::SGD other_sgd(other.parameters(), 0.01);
       if (by_parts) {
-        diloco.load_state_parts(
-            [&](const NamedPart& part) { part.tensor.copy_(loaded.at(part.name)); });
+        for (const NamedPart& part : diloco.loading()) part.tensor.copy_(loaded.at(part.name));
       } else {
         diloco.load_state_dict(loaded);
       }

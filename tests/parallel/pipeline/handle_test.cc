@@ -152,11 +152,10 @@ TEST_P(PipelineHandle, StatesAreThoseOfTheWholeModel) {
     other.pipeline.load_state_dict(state);
     for (const auto& [name, tensor] : other.pipeline.state_dict())
       expect_same_bits(tensor, state.at(name), name);
-    other.pipeline.load_state_parts([](const NamedPart& part) { part.tensor.zero_(); });
+    for (const NamedPart& part : other.pipeline.loading()) part.tensor.zero_();
     std::map<std::string, at::Tensor> parts;
     for (const NamedPart& part : piped.pipeline.state_parts()) parts[part.name] = part.tensor;
-    other.pipeline.load_state_parts(
-        [&](const NamedPart& part) { part.tensor.copy_(parts.at(part.name)); });
+    for (const NamedPart& part : other.pipeline.loading()) part.tensor.copy_(parts.at(part.name));
     for (const auto& [name, tensor] : other.pipeline.state_dict())
       expect_same_bits(tensor, state.at(name), name);
     auto unknown = state;

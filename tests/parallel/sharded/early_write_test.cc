@@ -133,9 +133,8 @@ TEST_P(EarlyWrite, ByALoadIsRefused) {
                     "inplace operation");
     expect_contains(refusal_after(pair.model,
                                   [&] {
-                                    pair.sharded->load_state_parts([](const NamedPart& part) {
-                                      at::Tensor(part.tensor).mul_(1);
-                                    });
+                                    for (const NamedPart& part : pair.sharded->loading())
+                                      part.tensor.mul_(1);
                                   }),
                     "inplace operation");
   });

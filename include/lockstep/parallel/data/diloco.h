@@ -79,7 +79,7 @@ struct DiLoCoOptions {
 // written by, and read into the module. To go on exactly, each rank saves its own state_dict(), its
 // inner optimizer and state().
 //
-// load_state_dict() and load_state_parts() begin anew from what they load: module and outer
+// load_state_dict() and loading() begin anew from what they load: module and outer
 // parameters are the same, and the outer momentum and fragments on their way, for which they wait,
 // are dropped; steps() goes on. load_state() after load_state_dict() brings back what it has. They
 // are collective where state() is.
