@@ -2,7 +2,6 @@
 #include "base/visible.h"
 #include "checkpoint/distributed_checkpoint.h"
 #include "checkpoint/file_part.h"
-#include "checkpoint/part_exchange.h"
 #include "module/slices.h"
 
 #include <lockstep/comm/together.h>

@@ -5,6 +5,7 @@
 #include <lockstep/layout/tensor_slice.h>
 
 #include "module/slices.h"
+#include "parallel/part_exchange.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
@@ -15,13 +16,9 @@
 
 namespace lockstep::checkpoint {
 
-struct PartDescription {
-  std::string name;
-  c10::ScalarType dtype{};
-  layout::TensorSlice slice;
-  bool is_replaced = false;  // by the copy of a lower rank that has the same elements
-  bool operator==(const PartDescription&) const = default;
-};
+using parallel::exchange_parts;
+using parallel::names_of_all;
+using parallel::PartDescription;
 
 // One that is to be written. `values` gives its elements, here and now: a tensor of the whole's
 // sizes, or one in one dimension that has them in the order of the slice.

@@ -3,7 +3,6 @@
 #include "base/check.h"
 #include "base/visible.h"
 #include "checkpoint/own_tensors.h"
-#include "checkpoint/part_exchange.h"
 
 #include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty_like.h>

@@ -4,7 +4,6 @@
 #include "base/visible.h"
 #include "checkpoint/optimizer_fields.h"
 #include "checkpoint/optimizer_state.h"
-#include "checkpoint/part_exchange.h"
 #include "optim/state_tensors.h"
 #include "sys/topology.h"
 

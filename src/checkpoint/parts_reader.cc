@@ -5,7 +5,6 @@
 #include "base/visible.h"
 #include "checkpoint/checksum.h"
 #include "checkpoint/header_checksums.h"
-#include "checkpoint/part_exchange.h"
 #include "checkpoint/pieces.h"
 #include "checkpoint/tensor_bytes.h"
 #include "layout/runs.h"

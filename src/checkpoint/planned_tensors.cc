@@ -1,6 +1,5 @@
 #include "checkpoint/planned_tensors.h"
 
-#include "checkpoint/part_exchange.h"
 #include "checkpoint/pieces.h"
 #include "checkpoint/tensor_bytes.h"
 #include "layout/runs.h"

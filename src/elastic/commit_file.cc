@@ -1,8 +1,8 @@
 #include "elastic/commit_file.h"
 
 #include "checkpoint/header_checksums.h"
-#include "checkpoint/part_exchange.h"
 #include "module/slices.h"
+#include "parallel/part_exchange.h"
 
 #include <lockstep/comm/together.h>
 
@@ -45,7 +45,7 @@ std::size_t part_with(const std::vector<checkpoint::PartDescription>& parts,
 
 CommitFile::CommitFile(std::string name, Group& group, const std::vector<FilePart>& parts)
     : name_(std::move(name)), parts_(descriptions_of(parts)) {
-  const auto by_rank = checkpoint::exchange_parts(group, parts_);
+  const auto by_rank = parallel::exchange_parts(group, parts_);
   together(group, [&] {
     plan_ = checkpoint::plan_writing(by_rank, {}, only(group), {.files = 1});
     checkpoint::SafetensorsHeader& header = plan_.shards.front();

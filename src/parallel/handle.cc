@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "module/slices.h"
 #include "parallel/handle_state.h"
+#include "parallel/state_dict.h"
 
 #include <lockstep/optim/clipping.h>
 
@@ -84,10 +85,12 @@ void Handle::clip_grad_value(double largest) {
   optim::clip_grad_value(parameters(), largest);
 }
 
-std::map<std::string, at::Tensor> Handle::state_dict() const { return state()->state_dict(); }
+std::map<std::string, at::Tensor> Handle::state_dict() const {
+  return parallel::get_model_state_dict(*state());
+}
 
 void Handle::load_state_dict(const std::map<std::string, at::Tensor>& tensors) {
-  state()->load_state_dict(tensors);
+  parallel::set_model_state_dict(state(), tensors);
 }
 
 std::vector<NamedPart> Handle::state_parts() const {
@@ -102,10 +105,6 @@ LoadScope Handle::loading() { return LoadScope(state()); }
 HandleMemory Handle::memory() const { return state()->memory(); }
 
 std::shared_ptr<optim::StateMemory> Handle::state_memory() const { return state()->state_memory(); }
-
-std::shared_ptr<optim::SharedUpdate> Handle::shared_update() const {
-  return state()->shared_update();
-}
 
 double Handle::seconds_waited() const { return state()->seconds_waited(); }
 

@@ -12,6 +12,9 @@ namespace lockstep {
 
 class HandleState {
  public:
+  // What each rank has of the module.
+  enum class Holds { wholes, parts };
+  explicit HandleState(Holds holds = Holds::parts) : holds_(holds) {}
   virtual ~HandleState() = default;
 
   // Local, once, before anything else goes: the module is on its own.
@@ -24,8 +27,6 @@ class HandleState {
   // If off, backward() only accumulates. Called by the first and the last no_sync() scope.
   virtual void set_requires_gradient_sync(bool on) = 0;
 
-  [[nodiscard]] virtual std::map<std::string, at::Tensor> state_dict() = 0;
-  virtual void load_state_dict(const std::map<std::string, at::Tensor>& tensors) = 0;
   [[nodiscard]] virtual std::vector<NamedPart> state_parts() = 0;
   // Around the writes of a LoadScope. `complete`: no exception ended them. After a begin_load()
   // that threw there is no end_load().
@@ -34,8 +35,6 @@ class HandleState {
 
   [[nodiscard]] virtual HandleMemory memory() const = 0;
   [[nodiscard]] virtual std::shared_ptr<optim::StateMemory> state_memory() const { return nullptr; }
-  // Null: every rank updates what it has.
-  [[nodiscard]] virtual std::shared_ptr<optim::SharedUpdate> shared_update() { return nullptr; }
   [[nodiscard]] virtual double seconds_waited() const = 0;
   [[nodiscard]] virtual StepTiming timing() const { return {}; }
   // Local: ends every group that the strategy computes with, on every rank that can be reached. Of
@@ -60,6 +59,8 @@ class HandleState {
   void end_no_sync() {
     if (--no_sync_scopes_ == 0) set_requires_gradient_sync(true);
   }
+  // Whether state_parts() are whole tensors that every rank has; equal on all ranks.
+  [[nodiscard]] bool holds_wholes() const { return holds_ == Holds::wholes; }
   [[nodiscard]] bool requires_gradient_sync() const { return no_sync_scopes_ == 0; }
 
  protected:
@@ -71,6 +72,7 @@ class HandleState {
   static void abort_mesh(const Mesh& mesh, std::string_view reason) noexcept;
 
  private:
+  const Holds holds_;
   std::atomic<int> no_sync_scopes_ = 0;  // read by threads of backward()
 };
 

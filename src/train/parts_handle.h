@@ -32,10 +32,6 @@ class PartsState : public HandleState {
   }
   // backward() only accumulates in any case.
   void set_requires_gradient_sync(bool) override {}
-  [[nodiscard]] std::map<std::string, at::Tensor> state_dict() override {
-    throw InvalidArgument("this handle saves and loads parts, no state_dict()");
-  }
-  void load_state_dict(const std::map<std::string, at::Tensor>&) override { (void)state_dict(); }
   [[nodiscard]] std::vector<NamedPart> state_parts() override { return all_; }
   [[nodiscard]] HandleMemory memory() const override {
     HandleMemory memory;

@@ -150,12 +150,13 @@ class [[nodiscard]] Handle {
   void clip_grad_value(double largest);
 
   // Whole tensors under the names of Python's state_dict(), tied ones under each, on every rank.
-  // Where parameters are divided: collective, and copies; else local, and they share memory with
-  // the module.
+  // If every rank has the whole module (DistributedDataParallel, LocalSgd, DiLoCo, DataParallel):
+  // local, and the tensors share memory with the module. Else: collective over group(), and copies.
+  // Tensors that a strategy ignores are this rank's own.
   [[nodiscard]] std::map<std::string, at::Tensor> state_dict() const;
-  // Every rank passes the same whole tensors. Everything is checked first: BadInput names what is
-  // missing, unknown or of another shape, and then nothing was written. Collective where
-  // parameters are divided.
+  // Every rank passes the same whole tensors. Checks everything first: BadInput on every rank names
+  // a tensor that is missing, unknown, of another shape, or tied and unequal, and nothing was
+  // written. Collective where state_dict() is.
   void load_state_dict(const std::map<std::string, at::Tensor>& tensors);
 
   // Local. What this rank has of each parameter and buffer, each once, in the order of Python's

@@ -63,7 +63,6 @@ class DiLoCoState final : public data_parallel::OwnCopies {
   [[nodiscard]] std::map<std::string, at::Tensor> state();
   void load_state(const std::map<std::string, at::Tensor>& state);
 
-  void load_state_dict(const std::map<std::string, at::Tensor>& tensors) override;
   [[nodiscard]] std::vector<NamedPart> state_parts() override;
   void begin_load() override;
   void end_load(bool complete) override;
@@ -257,15 +256,6 @@ void DiLoCoState::begin_anew() {
     fragment.average = {};
     fragment.arrived = fragment.momentum = at::Tensor();
   }
-}
-
-void DiLoCoState::load_state_dict(const std::map<std::string, at::Tensor>& tensors) {
-  check_usable();
-  wait_for_all();
-  OwnCopies::load_state_dict(tensors);
-  begin_anew();
-  at::NoGradGuard no_grad;
-  for (Fragment& fragment : fragments_) fragment.outer.copy_(flat_of(fragment.parameters));
 }
 
 void DiLoCoState::begin_load() {

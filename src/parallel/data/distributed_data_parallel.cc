@@ -15,7 +15,6 @@
 #include "parallel/whole_parameters.h"
 
 #include <lockstep/dispatch/deferral.h>
-#include <lockstep/module/state_dict.h>
 
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
@@ -60,18 +59,12 @@ class DataParallelState final : public HandleState {
   void zero_grad(bool set_to_none) override;
   void set_requires_gradient_sync(bool on) override { on ? step_->resume() : step_->pause(); }
 
-  [[nodiscard]] std::map<std::string, at::Tensor> state_dict() override {
-    return lockstep::state_dict(*module_);
-  }
-  void load_state_dict(const std::map<std::string, at::Tensor>& tensors) override {
-    lockstep::load_state_dict(*module_, tensors);
-  }
   [[nodiscard]] std::vector<NamedPart> state_parts() override;
   void check_one_model() const override;
   void end_load(bool complete) override;
 
   [[nodiscard]] HandleMemory memory() const override;
-  [[nodiscard]] std::shared_ptr<optim::SharedUpdate> shared_update() override;
+  [[nodiscard]] std::shared_ptr<optim::SharedUpdate> shared_update();
   [[nodiscard]] double seconds_waited() const override { return waits_->seconds(); }
   [[nodiscard]] StepTiming timing() const override { return step_->clock().total(); }
   [[nodiscard]] Joinable& joinable() override { return *joinable_; }
@@ -94,7 +87,8 @@ class DataParallelState final : public HandleState {
 
 DataParallelState::DataParallelState(std::shared_ptr<torch::nn::Module> module, Group group,
                                      std::optional<Mesh> mesh, const DataParallelOptions& options)
-    : module_(std::move(module)),
+    : HandleState(Holds::wholes),
+      module_(std::move(module)),
       group_(std::move(group)),
       mesh_(std::move(mesh)),
       ignored_(options.ignored),
@@ -218,6 +212,12 @@ std::shared_ptr<optim::SharedUpdate> DataParallelState::shared_update() {
               "their gradients has gone");
         own->check_averaged();
       });
+}
+
+// Only this strategy gives every rank every parameter and its averaged gradient.
+std::shared_ptr<optim::SharedUpdate> Handle::shared_update() const {
+  auto* own = dynamic_cast<DataParallelState*>(state().get());
+  return own == nullptr ? nullptr : own->shared_update();
 }
 
 namespace {

@@ -5,8 +5,6 @@
 #include "parallel/state_broadcast.h"
 #include "parallel/whole_parameters.h"
 
-#include <lockstep/module/state_dict.h>
-
 #include <torch/nn/module.h>
 
 #include <utility>
@@ -20,7 +18,7 @@ constexpr std::int64_t bytes_at_once = std::int64_t{25} << 20;
 
 OwnCopies::OwnCopies(torch::nn::Module& module, Group group, const std::string& strategy,
                      std::vector<std::string> options, std::optional<Duration> timeout)
-    : module_(module), group_(std::move(group)) {
+    : HandleState(Holds::wholes), module_(module), group_(std::move(group)) {
   CallOptions call{.tag = strategy, .timeout = timeout};
   modules::ModuleTensors tensors = modules::tensors_of(module);
   std::vector<std::string> lines = std::move(options);
@@ -39,12 +37,6 @@ std::vector<NamedPart> OwnCopies::named_parameters() const {
 }
 
 void OwnCopies::zero_grad(bool set_to_none) { parallel::zero_gradients(parameters_, set_to_none); }
-
-std::map<std::string, at::Tensor> OwnCopies::state_dict() { return lockstep::state_dict(module_); }
-
-void OwnCopies::load_state_dict(const std::map<std::string, at::Tensor>& tensors) {
-  lockstep::load_state_dict(module_, tensors);
-}
 
 std::vector<NamedPart> OwnCopies::state_parts() { return parallel::whole_state_parts(module_); }
 

@@ -26,8 +26,6 @@ class OwnCopies : public HandleState {
   [[nodiscard]] std::vector<NamedPart> named_parameters() const override;
   void zero_grad(bool set_to_none) override;
   void set_requires_gradient_sync(bool) override {}
-  [[nodiscard]] std::map<std::string, at::Tensor> state_dict() override;
-  void load_state_dict(const std::map<std::string, at::Tensor>& tensors) override;
   [[nodiscard]] std::vector<NamedPart> state_parts() override;
   [[nodiscard]] HandleMemory memory() const override;
   [[nodiscard]] const Group& group() const override { return group_; }

@@ -12,7 +12,6 @@
 #include <lockstep/comm/together.h>
 #include <lockstep/plan/schedule_file.h>
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
@@ -80,14 +79,6 @@ void PipelineState::check_ranks(const std::vector<Stage>& stages) const {
 }
 
 // Two tensors of one name would be one in a state dict.
-void PipelineState::check_new_name(const std::string& name, const Stage& stage) const {
-  for (const Entry& entry : entries_)
-    check(std::ranges::find(entry.names, name) == entry.names.end(),
-          "Pipeline: stage {}: expected other names than those of earlier stages, found a second "
-          "tensor {}; stage_of() names tensors by their stage",
-          stage.name, name);
-}
-
 void PipelineState::list_entries(const std::vector<Stage>& stages) {
   std::map<const at::TensorImpl*, std::size_t> places;
   for (std::size_t stage = 0; stage < stages.size(); ++stage)
@@ -98,11 +89,14 @@ void PipelineState::list_entries(const std::vector<Stage>& stages) {
         entries_.push_back(
             {{}, entry.tensor.sizes().vec(), entry.tensor.scalar_type(), static_cast<int>(stage)});
       auto& names = entries_[place->second].names;
-      for (const std::string& name : entry.names)
-        if (std::ranges::find(names, name) == names.end()) {
-          check_new_name(name, stages[stage]);
-          names.push_back(name);
-        }
+      for (const std::string& name : entry.names) {
+        const auto [known, is_new_name] = entry_named_.emplace(name, place->second);
+        check(known->second == place->second,
+              "Pipeline: stage {}: expected other names than those of earlier stages, found a "
+              "second tensor {}; stage_of() names tensors by their stage",
+              stages[stage].name, name);
+        if (is_new_name) names.push_back(name);
+      }
     }
 }
 
@@ -275,33 +269,6 @@ void PipelineState::zero_grad(bool set_to_none) {
   ties_->forget_gradients();
 }
 
-std::map<std::string, at::Tensor> PipelineState::state_dict() {
-  at::NoGradGuard no_grad;
-  std::map<std::string, at::Tensor> own, all;
-  for (const pipeline::StageSet& set : sets_->all()) own.merge(set.state_dict());
-  for (const Entry& entry : entries_) {
-    const int owner = ranks_[static_cast<std::size_t>(entry.stage)];
-    at::Tensor tensor =
-        owner == group_.rank()
-            ? own.at(entry.names.front()).detach().clone(at::MemoryFormat::Contiguous)
-            : at::empty(entry.sizes, at::TensorOptions(entry.dtype).device(device_of(runs_)));
-    group_.broadcast(tensor, owner, call(entry.names.front())).wait();
-    for (const std::string& name : entry.names) all[name] = tensor;
-  }
-  return all;
-}
-
-// Every rank has all tensors, so every rank checks those of all stages.
-void PipelineState::load_state_dict(const std::map<std::string, at::Tensor>& tensors) {
-  std::set<std::string> known;
-  for (const Entry& entry : entries_) known.insert(entry.names.begin(), entry.names.end());
-  for (const auto& [name, tensor] : tensors)
-    check_input(known.contains(name), "{}: expected a tensor of the model, found an unknown name",
-                name);
-  for (const Entry& entry : entries_) (void)modules::values_for(entry.names, entry.sizes, tensors);
-  for (pipeline::StageSet& set : sets_->all()) set.load_state_dict(tensors);
-}
-
 PipelineState::IsOwn PipelineState::own_parts() const {
   std::set<std::string> elsewhere;
   for (const Entry& entry : entries_)
@@ -318,8 +285,12 @@ PipelineState::IsOwn PipelineState::own_parts() const {
 
 std::vector<NamedPart> PipelineState::parts_of(pipeline::StageSet& set, const IsOwn& is_own) {
   std::vector<NamedPart> list;
-  const auto add = [&](const NamedPart& part) {
-    if (is_own(part)) list.push_back(part);
+  const auto add = [&](NamedPart part) {
+    if (!is_own(part)) return;
+    // Stages of other ranks may have the tensor under other names.
+    part.aliases = entries_[entry_named_.at(part.name)].names;
+    std::erase(part.aliases, part.name);
+    list.push_back(std::move(part));
   };
   if (set.handle) {
     std::ranges::for_each(set.handle->parts_to_load(), add);

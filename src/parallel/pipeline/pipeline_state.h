@@ -37,8 +37,6 @@ class PipelineState final : public HandleState {
   [[nodiscard]] std::vector<NamedPart> named_parameters() const override;
   void zero_grad(bool set_to_none) override;
   void set_requires_gradient_sync(bool) override {}  // run() asks
-  [[nodiscard]] std::map<std::string, at::Tensor> state_dict() override;
-  void load_state_dict(const std::map<std::string, at::Tensor>& tensors) override;
   [[nodiscard]] std::vector<NamedPart> state_parts() override;
   void begin_load() override;
   void end_load(bool complete) override;
@@ -62,7 +60,6 @@ class PipelineState final : public HandleState {
 
   void check_arguments(const std::vector<Stage>& stages) const;
   void check_ranks(const std::vector<Stage>& stages) const;
-  void check_new_name(const std::string& name, const Stage& stage) const;
   void list_entries(const std::vector<Stage>& stages);
   void keep_own(const std::vector<Stage>& stages);
   void check_all_ranks() const;
@@ -98,6 +95,7 @@ class PipelineState final : public HandleState {
   // Of their handles, by any thread, also while they go.
   std::vector<std::function<void(std::string_view)>> abort_sets_;
   std::vector<Entry> entries_;
+  std::map<std::string, std::size_t> entry_named_;  // in them
   std::optional<pipeline::Ties> ties_;
   std::optional<pipeline::OwnParameters> parameters_;
   std::unordered_map<std::uint64_t, pipeline::SpecBook> books_;  // by kind of batch

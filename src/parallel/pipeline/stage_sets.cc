@@ -1,10 +1,8 @@
 #include "parallel/pipeline/stage_sets.h"
 
-#include "module/state_entries.h"
 #include "parallel/pipeline/part_of_model.h"
 #include "parallel/whole_parameters.h"
 
-#include <lockstep/module/state_dict.h>
 
 #include <algorithm>
 #include <set>
@@ -56,22 +54,6 @@ bool StageSets::adds_gradients(const plan::Action& action) const {
 
 std::vector<NamedPart> StageSet::parameters() const {
   return handle ? handle->named_parameters() : parallel::whole_parts(unique_parameters(*module));
-}
-
-std::map<std::string, at::Tensor> StageSet::state_dict() const {
-  return handle ? handle->state_dict() : lockstep::state_dict(*module);
-}
-
-void StageSet::load_state_dict(const std::map<std::string, at::Tensor>& tensors) {
-  std::map<std::string, at::Tensor> own;
-  for (const modules::StateEntry& entry : modules::state_entries(*module))
-    for (const std::string& name : entry.names)
-      if (const auto found = tensors.find(name); found != tensors.end()) own.insert(*found);
-  if (handle) {
-    handle->load_state_dict(own);
-  } else {
-    lockstep::load_state_dict(*module, own);
-  }
 }
 
 StageSets::StageSets(const std::map<int, StageRun>& stages, const Strategy& strategy)

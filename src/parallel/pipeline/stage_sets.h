@@ -32,10 +32,6 @@ struct StageSet {
 
   // As the handle gives them, or whole.
   [[nodiscard]] std::vector<NamedPart> parameters() const;
-  // Whole tensors under all their names.
-  [[nodiscard]] std::map<std::string, at::Tensor> state_dict() const;
-  // Checked before, of this set's tensors alone.
-  void load_state_dict(const std::map<std::string, at::Tensor>& tensors);
 };
 
 class StageSets {

@@ -18,7 +18,6 @@
 #include <lockstep/dispatch/deferral.h>
 #include <lockstep/dispatch/part.h>
 
-#include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
@@ -244,39 +243,6 @@ void ShardedState::begin_load() {
 
 void ShardedState::end_load(bool) {
   for (const auto& unit : residency->units()) unit->parts_written();
-  residency->invalidate();
-}
-
-std::map<std::string, at::Tensor> ShardedState::state_dict() {
-  step->check_module();
-  std::map<const void*, at::Tensor> values;
-  for (const auto& unit : residency->units()) {
-    std::vector<at::Tensor> whole = unit->whole_values();
-    for (std::size_t i = 0; i < whole.size(); ++i)
-      values[unit->parameters()[i].tensor.unsafeGetTensorImpl()] = whole[i];
-  }
-  std::map<std::string, at::Tensor> named;
-  for (const auto& [names, tensor] : modules::state_entries(*module)) {
-    auto found = values.find(tensor.unsafeGetTensorImpl());
-    at::Tensor whole = found == values.end() ? tensor.detach().clone() : found->second;
-    for (const std::string& name : names) named[name] = whole;
-  }
-  return named;
-}
-
-void ShardedState::load_state_dict(const std::map<std::string, at::Tensor>& tensors) {
-  at::NoGradGuard no_grad;
-  step->check_module();
-  std::vector<modules::Assignment> assignments = modules::assignments_of(*module, tensors);
-  residency->before_write();
-  for (const auto& [tensor, values] : assignments) {
-    auto found = by_tensor_.find(tensor.unsafeGetTensorImpl());
-    if (found == by_tensor_.end()) {
-      tensor.detach().copy_(values);
-    } else {
-      found->second.unit->take_values(found->second.number, values);
-    }
-  }
   residency->invalidate();
 }
 

@@ -36,8 +36,6 @@ class ShardedState final : public HandleState {
   void check_gradients(std::string_view operation) const override;
   void set_requires_gradient_sync(bool on) override { on ? step->resume() : step->pause(); }
 
-  [[nodiscard]] std::map<std::string, at::Tensor> state_dict() override;
-  void load_state_dict(const std::map<std::string, at::Tensor>& tensors) override;
   [[nodiscard]] std::vector<NamedPart> state_parts() override;
   void begin_load() override;
   void end_load(bool complete) override;

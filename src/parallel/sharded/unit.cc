@@ -256,17 +256,6 @@ at::Tensor Unit::part(int i) const {
   return shard().narrow(0, offset, elements.length());
 }
 
-void Unit::take_values(int i, const at::Tensor& values) {
-  at::NoGradGuard no_grad;
-  const auto& [entry, elements, offset] = owned_[static_cast<std::size_t>(i)];
-  at::Tensor laid = at::empty_strided(values.sizes(), strides(i), shard().options()).copy_(values);
-  shard()
-      .narrow(0, offset, elements.length())
-      .copy_(flattened(laid).narrow(0, elements.begin, elements.length()));
-  memory_->shard_written();
-  slices_[static_cast<std::size_t>(i)].unsafeGetTensorImpl()->bump_version();
-}
-
 void Unit::parts_written() {
   memory_->shard_written();
   for (const at::Tensor& slice : slices_) slice.unsafeGetTensorImpl()->bump_version();

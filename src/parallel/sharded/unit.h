@@ -149,8 +149,6 @@ class Unit {
   [[nodiscard]] const at::Tensor& shard() const { return memory_->shard(); }
   [[nodiscard]] at::Tensor part(int i) const;
   void parts_written();
-  // Local: the same for this rank's part of new values for parameter i.
-  void take_values(int i, const at::Tensor& values);
   // Collective: the parameters become ordinary tensors.
   void hand_back();
   // Local, while it is absent: the same parameters have other names now.

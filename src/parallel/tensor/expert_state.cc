@@ -9,7 +9,6 @@
 
 #include <lockstep/global/tensor.h>
 
-#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <iterator>
@@ -65,14 +64,15 @@ ExpertParallelState::ExpertParallelState(std::shared_ptr<torch::nn::Module> modu
   check(module_ != nullptr, "expert_parallel: expected a module, found none");
   const std::vector<Found> mixtures = check_all();
   if (has("cp")) whole_rows_ = without(rows_, "cp");
+  std::map<std::string, bool> is_expert;  // by first name
   for (const modules::StateEntry& entry : modules::state_entries(*module_)) {
     place_.emplace(entry.names.front(), aliases_.size());
     aliases_.emplace_back(entry.names.begin() + 1, entry.names.end());
-    is_expert_[entry.names.front()] = false;
+    is_expert[entry.names.front()] = false;
   }
   for (const auto& [name, mixture] : mixtures)
     for (const char* weight : {"up", "down"})
-      is_expert_.at(name.empty() ? weight : name + "." + weight) = true;
+      is_expert.at(name.empty() ? weight : name + "." + weight) = true;
   Tensors others, experts;
   const modules::ModuleTensors tensors = modules::tensors_of(*module_);
   auto add = [&](const std::string& name, const at::Tensor& tensor, bool is_buffer) {
@@ -80,7 +80,7 @@ ExpertParallelState::ExpertParallelState(std::shared_ptr<torch::nn::Module> modu
     one.name = name;
     one.leaves = {tensor};
     one.is_buffer = is_buffer;
-    (is_expert_.at(name) ? experts : others).push_back(std::move(one));
+    (is_expert.at(name) ? experts : others).push_back(std::move(one));
   };
   for (const NamedParameter& one : tensors.parameters) add(one.name, one.tensor, false);
   for (const auto& [name, tensor] : tensors.buffers) add(name, tensor, true);
@@ -245,28 +245,6 @@ void ExpertParallelState::set_requires_gradient_sync(bool on) {
   unsynchronized_.clear();
   if (on) return;
   for (Handle* handle : handles()) unsynchronized_.push_back(handle->no_sync());
-}
-
-std::map<std::string, at::Tensor> ExpertParallelState::state_dict() {
-  std::map<std::string, at::Tensor> all;
-  for (const Handle* handle : handles()) all.merge(handle->state_dict());
-  for (const auto& [name, place] : place_)
-    for (const std::string& alias : aliases_[place]) all[alias] = all.at(name);
-  return all;
-}
-
-void ExpertParallelState::load_state_dict(const std::map<std::string, at::Tensor>& tensors) {
-  std::map<const void*, at::Tensor> values;
-  for (const modules::Assignment& one : modules::assignments_of(*module_, tensors))
-    values[one.tensor.unsafeGetTensorImpl()] = one.values;
-  std::map<std::string, at::Tensor> of_rest, of_experts;
-  for (const modules::StateEntry& entry : modules::state_entries(*module_)) {
-    const std::string& name = entry.names.front();
-    (is_expert_.at(name) ? of_experts : of_rest)[name] =
-        values.at(entry.tensor.unsafeGetTensorImpl());
-  }
-  rest().load_state_dict(of_rest);
-  if (experts_.is_attached()) experts_.load_state_dict(of_experts);
 }
 
 std::vector<NamedPart> ExpertParallelState::state_parts() {

@@ -37,8 +37,6 @@ class ExpertParallelState final : public HandleState {
   [[nodiscard]] std::vector<NamedPart> named_parameters() const override;
   void zero_grad(bool set_to_none) override;
   void set_requires_gradient_sync(bool on) override;
-  [[nodiscard]] std::map<std::string, at::Tensor> state_dict() override;
-  void load_state_dict(const std::map<std::string, at::Tensor>& tensors) override;
   [[nodiscard]] std::vector<NamedPart> state_parts() override;
   void begin_load() override;
   void end_load(bool complete) override;
@@ -81,7 +79,6 @@ class ExpertParallelState final : public HandleState {
       std::make_shared<tensor_parallel::TokenExchange::Sent>();
   std::map<std::string, std::size_t> place_;       // of a tensor, by its first name
   std::vector<std::vector<std::string>> aliases_;  // by place
-  std::map<std::string, bool> is_expert_;          // by first name
   std::shared_ptr<torch::nn::Module> rest_module_, experts_module_;
   Handle rest_;                  // without an axis cp
   ContextParallel context_;      // with it, in its place

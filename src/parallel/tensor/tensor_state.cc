@@ -11,8 +11,6 @@
 
 #include <lockstep/global/tensor.h>
 
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/cat.h>
 
 #include <algorithm>
 #include <mutex>
@@ -258,56 +256,6 @@ const TensorParallelState::PartedTensor& TensorParallelState::parted(
         "a parallelized module: expected the tensors that it had, found another; make the handle "
         "after changing the module");
   return parted_[found->second];
-}
-
-at::Tensor TensorParallelState::whole(const PartedTensor& one,
-                                      const std::map<std::string, at::Tensor>& divided) const {
-  if (!one.is_divided) return one.is_cut() ? full_tensor(one.tensor.detach()) : one.local.clone();
-  if (!one.is_cut()) return divided.at(one.name);
-  std::vector<at::Tensor> parts;
-  for (std::size_t i = 0; i < one.leaves.size(); ++i)
-    parts.push_back(divided.at(tensor_parallel::name_of_leaf(one, i)));
-  return full_tensor(from_local(at::cat(parts).view(one.local.sizes()), *tensors_,
-                                tensor_parallel::placements_on(*tensors_, one.placement),
-                                one.sizes));
-}
-
-at::Tensor TensorParallelState::cut(const PartedTensor& one, const at::Tensor& values) const {
-  return one.is_cut() ? global::cut(values, one.placement, group_.size(), group_.rank()) : values;
-}
-
-std::map<std::string, at::Tensor> TensorParallelState::state_dict() {
-  at::NoGradGuard no_grad;
-  std::map<std::string, at::Tensor> all, divided;
-  if (is_divided_) divided = handle_.state_dict();
-  for (const modules::StateEntry& entry : modules::state_entries(*module_)) {
-    const at::Tensor tensor = whole(parted(entry.tensor), divided);
-    for (const std::string& name : entry.names) all[name] = tensor;
-  }
-  return all;
-}
-
-void TensorParallelState::load_state_dict(const std::map<std::string, at::Tensor>& tensors) {
-  at::NoGradGuard no_grad;
-  std::map<std::string, at::Tensor> divided;
-  for (const auto& [tensor, values] : modules::assignments_of(*module_, tensors)) {
-    const PartedTensor& one = parted(tensor);
-    const at::Tensor part = cut(one, values);
-    if (!is_divided_) {
-      at::Tensor(one.local).copy_(part);
-    } else if (!one.is_cut()) {
-      divided[one.name] = part;
-    } else {
-      const at::Tensor flat = part.contiguous().view({-1});
-      std::int64_t offset = 0;
-      for (std::size_t i = 0; i < one.leaves.size(); ++i) {
-        const std::int64_t count = one.leaves[i].numel();
-        divided[tensor_parallel::name_of_leaf(one, i)] = flat.narrow(0, offset, count);
-        offset += count;
-      }
-    }
-  }
-  if (is_divided_) handle_.load_state_dict(divided);
 }
 
 void TensorParallelState::begin_load() {

@@ -35,8 +35,6 @@ class TensorParallelState : public HandleState {
   [[nodiscard]] std::vector<NamedPart> named_parameters() const override;
   void zero_grad(bool set_to_none) override;
   void set_requires_gradient_sync(bool on) override;
-  [[nodiscard]] std::map<std::string, at::Tensor> state_dict() override;
-  void load_state_dict(const std::map<std::string, at::Tensor>& tensors) override;
   [[nodiscard]] std::vector<NamedPart> state_parts() override;
   void begin_load() override;
   void end_load(bool complete) override;
@@ -63,9 +61,6 @@ class TensorParallelState : public HandleState {
   [[nodiscard]] const PartedTensor& parted(const at::Tensor& tensor) const;
   [[nodiscard]] std::vector<NamedPart> own_parts(std::vector<NamedPart> parts) const;
   [[nodiscard]] std::vector<NamedPart> own_state(std::vector<NamedPart> parts) const;
-  [[nodiscard]] at::Tensor whole(const PartedTensor& one,
-                                 const std::map<std::string, at::Tensor>& divided) const;
-  [[nodiscard]] at::Tensor cut(const PartedTensor& one, const at::Tensor& values) const;
 
   std::shared_ptr<torch::nn::Module> module_;
   const std::shared_ptr<Group> kept_group_;  // here alone: parts refer to it

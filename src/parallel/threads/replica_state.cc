@@ -10,7 +10,6 @@
 #include "parallel/whole_parameters.h"
 
 #include <lockstep/comm/local.h>
-#include <lockstep/module/state_dict.h>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
@@ -60,7 +59,8 @@ bool is_abort(const std::exception_ptr& problem) {
 
 ReplicaState::ReplicaState(std::shared_ptr<torch::nn::Module> model,
                            std::vector<ComputeDevice> devices, const ReplicaOptions& options)
-    : model_(not_null(std::move(model))),
+    : HandleState(Holds::wholes),
+      model_(not_null(std::move(model))),
       team_(std::move(devices)),
       replicas_(make_replicas(model_, team_.devices(), options)),
       watch_(*model_, {}, "DataParallel was made") {
@@ -225,14 +225,6 @@ std::vector<NamedPart> ReplicaState::named_parameters() const {
 void ReplicaState::zero_grad(bool set_to_none) {
   watch_.check();
   parallel::zero_gradients(parameters_, set_to_none);
-}
-
-std::map<std::string, at::Tensor> ReplicaState::state_dict() {
-  return lockstep::state_dict(*model_);
-}
-
-void ReplicaState::load_state_dict(const std::map<std::string, at::Tensor>& tensors) {
-  lockstep::load_state_dict(*model_, tensors);
 }
 
 std::vector<NamedPart> ReplicaState::state_parts() { return parallel::whole_state_parts(*model_); }

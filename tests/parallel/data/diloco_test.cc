@@ -186,7 +186,7 @@ TEST_P(DiLoCos, GoesOnFromItsState) {
         (void)diloco.step();
       }
       DiLoCo resumed(second, group, options);
-      resumed.load_state_dict(diloco.state_dict());
+      lockstep::load_state_dict(*second, lockstep::state_dict(*table));
       resumed.load_state(diloco.state());
       EXPECT_EQ(resumed.steps(), saved_at);
       torch::optim::SGD other(resumed.parameters(), 0.01);

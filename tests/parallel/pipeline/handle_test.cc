@@ -161,7 +161,7 @@ TEST_P(PipelineHandle, StatesAreThoseOfTheWholeModel) {
     auto unknown = state;
     unknown["9.up.weight"] = at::ones({1});
     EXPECT_EQ(message_of<BadInput>([&] { other.pipeline.load_state_dict(unknown); }),
-              "9.up.weight: expected a tensor of the model, found an unknown name");
+              "loading a model: found a tensor named 9.up.weight that the model does not have");
     // What one stage lacks is refused on the ranks of the others too, before anything is written.
     for (const bool is_missing : {true, false}) {
       auto wrong = state;

@@ -75,13 +75,13 @@ struct DiLoCoOptions {
 
 // Its parameters are the module's own, and float32 or wider. Buffers stay each rank's own.
 //
-// state_parts() has the outer parameters, which are the same on all ranks: what a checkpoint is
-// written by, and read into the module. To go on exactly, each rank saves its own state_dict(), its
-// inner optimizer and state().
+// state_parts() and state_dict() give the outer parameters, which are equal on all ranks and which
+// checkpoints contain. To resume exactly, each rank saves lockstep::state_dict() of its own module,
+// its inner optimizer and state().
 //
 // load_state_dict() and loading() begin anew from what they load: module and outer
 // parameters are the same, and the outer momentum and fragments on their way, for which they wait,
-// are dropped; steps() goes on. load_state() after load_state_dict() brings back what it has. They
+// are dropped; steps() goes on. load_state() after them restores what it has. They
 // are collective where state() is.
 //
 // Where an average fails (PeerLost, Timeout), this rank cannot know what the others have of it:

@@ -1,10 +1,10 @@
-#include "checkpoint/part_exchange.h"
+#include "parallel/part_exchange.h"
 
 #include <lockstep/comm/local.h>
 
 #include <gtest/gtest.h>
 
-namespace lockstep::checkpoint {
+namespace lockstep::parallel {
 namespace {
 
 std::vector<PartDescription> parts_of(int rank) {
@@ -15,7 +15,9 @@ std::vector<PartDescription> parts_of(int rank) {
          .dtype = i % 2 == 0 ? at::kFloat : at::kBFloat16,
          .slice = layout::range_slice(std::vector<std::int64_t>{4, 6}, {i, 9 + i},
                                       i == 1 ? std::vector<int>{1, 0} : std::vector<int>{}),
-         .is_replaced = i == 2});
+         .is_replaced = i == 2,
+         .aliases = std::vector<std::string>(static_cast<std::size_t>(i % 3), "tied"),
+         .device = i == 3 ? c10::kCUDA : c10::kCPU});
   if (rank == 2) parts.push_back({"", at::kLong, layout::whole_slice({}), false});
   return parts;
 }
@@ -31,4 +33,4 @@ TEST(PartExchange, EveryRankGetsEveryList) {
 }
 
 }  // namespace
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::parallel

@@ -1,4 +1,4 @@
-#include "checkpoint/part_exchange.h"
+#include "parallel/part_exchange.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
@@ -7,7 +7,7 @@
 #include <numeric>
 #include <utility>
 
-namespace lockstep::checkpoint {
+namespace lockstep::parallel {
 namespace {
 
 constexpr std::size_t word_bytes = sizeof(std::int64_t);
@@ -59,8 +59,6 @@ class Decoder {
   std::span<const std::int64_t> words_;
 };
 
-}  // namespace
-
 std::vector<std::int64_t> encoded(std::span<const PartDescription> parts) {
   Encoder encoder;
   encoder.number(static_cast<std::int64_t>(parts.size()));
@@ -74,6 +72,9 @@ std::vector<std::int64_t> encoded(std::span<const PartDescription> parts) {
     encoder.number(part.slice.range.end);
     encoder.numbers(part.slice.dim_order);
     encoder.number(part.is_replaced ? 1 : 0);
+    encoder.number(static_cast<std::int64_t>(part.aliases.size()));
+    for (const std::string& alias : part.aliases) encoder.text(alias);
+    encoder.number(static_cast<std::int64_t>(part.device));
   }
   return encoder.take();
 }
@@ -91,9 +92,14 @@ std::vector<PartDescription> decoded(std::span<const std::int64_t> words) {
     part.slice.range.end = decoder.number();
     part.slice.dim_order = decoder.numbers<int>();
     part.is_replaced = decoder.number() != 0;
+    part.aliases.resize(static_cast<std::size_t>(decoder.number()));
+    for (std::string& alias : part.aliases) alias = decoder.text();
+    part.device = static_cast<c10::DeviceType>(decoder.number());
   }
   return parts;
 }
+
+}  // namespace
 
 std::vector<std::vector<PartDescription>> exchange_parts(Group& group,
                                                          std::span<const PartDescription> own) {
@@ -102,13 +108,14 @@ std::vector<std::vector<PartDescription>> exchange_parts(Group& group,
   std::vector<std::int64_t> lengths(static_cast<std::size_t>(group.size()));
   group
       .all_gather(at::from_blob(lengths.data(), {group.size()}, at::kLong),
-                  at::from_blob(&length, {1}, at::kLong), {.tag = "checkpoint"})
+                  at::from_blob(&length, {1}, at::kLong), {.tag = "exchange of parts"})
       .wait();
   std::vector<std::int64_t> all(
       static_cast<std::size_t>(std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0})));
   group
       .all_gather(at::from_blob(all.data(), {static_cast<std::int64_t>(all.size())}, at::kLong),
-                  at::from_blob(words.data(), {length}, at::kLong), lengths, {.tag = "checkpoint"})
+                  at::from_blob(words.data(), {length}, at::kLong), lengths,
+                  {.tag = "exchange of parts"})
       .wait();
   std::vector<std::vector<PartDescription>> by_rank;
   std::span<const std::int64_t> left(all);
@@ -128,4 +135,4 @@ std::set<std::string> names_of_all(Group& group, const std::set<std::string>& ow
   return all;
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::parallel

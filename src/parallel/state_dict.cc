@@ -1,0 +1,303 @@
+#include "parallel/state_dict.h"
+
+#include "base/check.h"
+#include "base/visible.h"
+#include "module/slices.h"
+#include "module/state_entries.h"
+#include "parallel/part_exchange.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+#include <utility>
+#include <vector>
+
+namespace lockstep::parallel {
+namespace {
+
+constexpr std::int64_t bytes_at_once = std::int64_t{25} << 20;
+constexpr CallOptions state_call{.tag = "state dict"};
+
+// A tensor of the whole model.
+struct Whole {
+  // Its elements on the lowest rank that has them.
+  struct Piece {
+    int rank = 0;
+    layout::TensorSlice slice;
+
+    [[nodiscard]] std::int64_t bytes(at::ScalarType dtype) const {
+      // The pieces of one round lie side by side, and each must be aligned for its dtype.
+      const std::int64_t own = slice.numel() * static_cast<std::int64_t>(c10::elementSize(dtype));
+      return (own + 15) / 16 * 16;
+    }
+  };
+
+  std::vector<std::string> names;  // over all ranks
+  std::vector<std::int64_t> sizes;
+  at::ScalarType dtype{};
+  c10::DeviceType device{};
+  std::vector<Piece> pieces;
+  int ranks_with_all = 0;
+  std::vector<NamedPart> own;  // parts of this rank
+};
+
+bool has_all(const NamedPart& part) {
+  return part.slice.is_whole() && part.tensor.sizes() == at::IntArrayRef(part.slice.sizes);
+}
+
+std::vector<std::string> names_of(const std::string& first,
+                                  const std::vector<std::string>& aliases) {
+  std::vector<std::string> names{first};
+  names.insert(names.end(), aliases.begin(), aliases.end());
+  return names;
+}
+
+// All tensors of the model, in the order in which the ranks name them.
+class WholeModel {
+ public:
+  // Collective unless `state` holds whole tensors.
+  explicit WholeModel(HandleState& state) : group_(state.group()) {
+    std::vector<NamedPart> parts = state.state_parts();
+    is_local_ = state.holds_wholes() || group_.size() == 1;
+    const std::vector<PartDescription> own = described(parts);
+    if (is_local_) {
+      for (const PartDescription& one : own) add(one, group_.rank());
+    } else {
+      const auto all = exchange_parts(group_, own);
+      for (std::size_t rank = 0; rank < all.size(); ++rank)
+        for (const PartDescription& one : all[rank]) add(one, static_cast<int>(rank));
+    }
+    for (NamedPart& part : parts) take_own(std::move(part));
+    if (!is_local_) check_complete();
+  }
+
+  [[nodiscard]] std::vector<Whole>& tensors() { return tensors_; }
+  [[nodiscard]] bool has_name(const std::string& name) const { return places_.contains(name); }
+  [[nodiscard]] const Whole& at(const std::string& name) const {
+    return tensors_[places_.at(name)];
+  }
+  // False if other ranks have elements of it that this rank has not, or this rank of theirs.
+  [[nodiscard]] bool is_everywhere(const Whole& one) const {
+    return is_local_ || one.ranks_with_all == group_.size();
+  }
+  [[nodiscard]] Group& group() { return group_; }
+
+ private:
+  // Values that belong to no whole are not told to other ranks.
+  static std::vector<PartDescription> described(const std::vector<NamedPart>& parts) {
+    std::vector<PartDescription> list;
+    for (const NamedPart& part : parts)
+      if (part.kind != PartKind::ignored)
+        list.push_back({.name = part.name,
+                        .dtype = part.tensor.scalar_type(),
+                        .slice = part.slice,
+                        .aliases = part.aliases,
+                        .device = part.tensor.device().type()});
+    return list;
+  }
+
+  Whole& whole_named(const std::vector<std::string>& names, const layout::TensorSlice& slice,
+                     at::ScalarType dtype, c10::DeviceType device) {
+    const auto known = std::ranges::find_if(
+        names, [this](const std::string& name) { return places_.contains(name); });
+    const std::size_t place = known == names.end() ? tensors_.size() : places_.at(*known);
+    if (place == tensors_.size())
+      tensors_.push_back({.names = {},
+                          .sizes = slice.sizes,
+                          .dtype = dtype,
+                          .device = device,
+                          .pieces = {},
+                          .own = {}});
+    Whole& one = tensors_[place];
+    for (const std::string& name : names)
+      if (places_.emplace(name, place).second) one.names.push_back(name);
+    return one;
+  }
+
+  void add(const PartDescription& part, int rank) {
+    Whole& one =
+        whole_named(names_of(part.name, part.aliases), part.slice, part.dtype, part.device);
+    check(one.sizes == part.slice.sizes && one.dtype == part.dtype,
+          "state dict: {}: expected a tensor of {} [{}], as a lower rank has it, found {} [{}] on "
+          "rank {}",
+          visible(part.name), c10::toString(one.dtype), listed(one.sizes, ", "),
+          c10::toString(part.dtype), listed(part.slice.sizes, ", "), rank);
+    if (part.slice.is_whole()) ++one.ranks_with_all;
+    const bool is_known =
+        std::ranges::find(one.pieces, part.slice, &Whole::Piece::slice) != one.pieces.end();
+    if (!is_known) one.pieces.push_back({rank, part.slice});
+  }
+
+  void take_own(NamedPart part) {
+    Whole& one = whole_named(names_of(part.name, part.aliases), part.slice,
+                             part.tensor.scalar_type(), part.tensor.device().type());
+    if (part.kind == PartKind::ignored) one.ranks_with_all = group_.size();
+    one.own.push_back(std::move(part));
+  }
+
+  void check_complete() const {
+    for (const Whole& one : tensors_) {
+      if (one.ranks_with_all > 0) continue;
+      const std::int64_t found = std::accumulate(
+          one.pieces.begin(), one.pieces.end(), std::int64_t{0},
+          [](std::int64_t sum, const Whole::Piece& piece) { return sum + piece.slice.numel(); });
+      check(found >= layout::numel_of(one.sizes),
+            "state dict: {}: expected {} elements on the ranks of the handle, found {}",
+            visible(one.names.front()), layout::numel_of(one.sizes), found);
+    }
+  }
+
+  Group group_;
+  bool is_local_ = false;
+  std::vector<Whole> tensors_;
+  std::map<std::string, std::size_t> places_;  // in it
+};
+
+// Lies in memory as the ranks' parts do.
+at::Tensor empty_whole(const Whole& one) {
+  const at::TensorOptions options = at::TensorOptions(one.dtype).device(one.device);
+  const std::vector<int>& order = one.pieces.front().slice.dim_order;
+  if (order.empty()) return at::empty(one.sizes, options);
+  std::vector<std::int64_t> outermost_first, back(order.size());
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    outermost_first.push_back(one.sizes[static_cast<std::size_t>(order[i])]);
+    back[static_cast<std::size_t>(order[i])] = static_cast<std::int64_t>(i);
+  }
+  return at::empty(outermost_first, options).permute(back);
+}
+
+at::Tensor box_of_part(const NamedPart& part, const layout::Box& box) {
+  return has_all(part) ? modules::box_in_whole(part.tensor, box)
+                       : modules::box_in_part(part.tensor, part.slice, box);
+}
+
+// A copy of the elements that this rank has, and places for the others.
+at::Tensor copied(const Whole& one) {
+  for (const NamedPart& part : one.own)
+    if (has_all(part)) return part.tensor.clone();
+  at::Tensor whole = empty_whole(one);
+  for (const NamedPart& part : one.own)
+    for (const layout::Box& box : layout::boxes_of(part.slice))
+      modules::box_in_whole(whole, box).copy_(box_of_part(part, box));
+  return whole;
+}
+
+// Pieces that travel in one all_gather.
+class Round {
+ public:
+  Round(Group& group, std::map<std::string, at::Tensor>& all)
+      : group_(group), all_(all), bytes_of_rank_(static_cast<std::size_t>(group.size())) {}
+
+  void add(const Whole& one) {
+    for (const Whole::Piece& piece : one.pieces) {
+      if (piece.slice.numel() == 0) continue;
+      if (!pieces_.empty() && (bytes_ >= bytes_at_once || device_ != one.device)) gather();
+      device_ = one.device;
+      pieces_.emplace_back(&one, &piece);
+      bytes_of_rank_[static_cast<std::size_t>(piece.rank)] += piece.bytes(one.dtype);
+      bytes_ += piece.bytes(one.dtype);
+    }
+  }
+
+  void gather() {
+    if (pieces_.empty()) return;
+    const at::TensorOptions bytes = at::TensorOptions(at::kByte).device(device_);
+    const at::Tensor to = at::empty({bytes_}, bytes);
+    group_.all_gather(to, own_bytes(bytes), bytes_of_rank_, state_call).wait();
+    std::vector<std::int64_t> next(bytes_of_rank_.size());
+    std::exclusive_scan(bytes_of_rank_.begin(), bytes_of_rank_.end(), next.begin(),
+                        std::int64_t{0});
+    for (const auto& [one, piece] : pieces_) {
+      std::int64_t& offset = next[static_cast<std::size_t>(piece->rank)];
+      if (piece->rank != group_.rank())
+        paste(values_at(to, offset, *one, *piece), piece->slice, all_.at(one->names.front()));
+      offset += piece->bytes(one->dtype);
+    }
+    pieces_.clear();
+    std::ranges::fill(bytes_of_rank_, 0);
+    bytes_ = 0;
+  }
+
+ private:
+  // In the order in which other ranks read them.
+  [[nodiscard]] at::Tensor own_bytes(const at::TensorOptions& options) const {
+    at::Tensor from = at::zeros({bytes_of_rank_[static_cast<std::size_t>(group_.rank())]}, options);
+    std::int64_t offset = 0;
+    for (const auto& [one, piece] : pieces_) {
+      if (piece->rank != group_.rank()) continue;
+      const auto part = std::ranges::find(one->own, piece->slice, &NamedPart::slice);
+      values_at(from, offset, *one, *piece).copy_(part->tensor.reshape({-1}));
+      offset += piece->bytes(one->dtype);
+    }
+    return from;
+  }
+
+  static at::Tensor values_at(const at::Tensor& bytes, std::int64_t offset, const Whole& one,
+                              const Whole::Piece& piece) {
+    return bytes.narrow(0, offset, piece.bytes(one.dtype))
+        .view(one.dtype)
+        .narrow(0, 0, piece.slice.numel());
+  }
+
+  static void paste(const at::Tensor& values, const layout::TensorSlice& slice,
+                    const at::Tensor& whole) {
+    for (const layout::Box& box : layout::boxes_of(slice))
+      modules::box_in_whole(whole, box).copy_(modules::box_in_part(values, slice, box));
+  }
+
+  Group& group_;
+  std::map<std::string, at::Tensor>& all_;  // by first names
+  std::vector<std::pair<const Whole*, const Whole::Piece*>> pieces_;
+  std::vector<std::int64_t> bytes_of_rank_;
+  std::int64_t bytes_ = 0;
+  c10::DeviceType device_ = c10::kCPU;
+};
+
+}  // namespace
+
+std::map<std::string, at::Tensor> get_model_state_dict(HandleState& state) {
+  at::NoGradGuard no_grad;
+  std::map<std::string, at::Tensor> all;
+  if (state.holds_wholes()) {
+    for (const NamedPart& part : state.state_parts())
+      for (const std::string& name : names_of(part.name, part.aliases)) all[name] = part.tensor;
+    return all;
+  }
+  WholeModel model(state);
+  for (const Whole& one : model.tensors()) all[one.names.front()] = copied(one);
+  Round round(model.group(), all);
+  for (const Whole& one : model.tensors())
+    if (!model.is_everywhere(one)) round.add(one);
+  round.gather();
+  for (const Whole& one : model.tensors())
+    for (const std::string& name : one.names) all[name] = all.at(one.names.front());
+  return all;
+}
+
+void set_model_state_dict(const std::shared_ptr<HandleState>& state,
+                          const std::map<std::string, at::Tensor>& tensors) {
+  at::NoGradGuard no_grad;
+  WholeModel model(*state);
+  std::map<std::string, at::Tensor> values;
+  for (const Whole& one : model.tensors())
+    values[one.names.front()] = modules::values_for(one.names, one.sizes, tensors);
+  for (const auto& [name, tensor] : tensors)
+    check_input(model.has_name(name),
+                "loading a model: found a tensor named {} that the model does not have",
+                visible(name));
+  for (const NamedPart& part : LoadScope(state)) {
+    const at::Tensor& whole = values.at(model.at(part.name).names.front());
+    if (has_all(part)) {
+      part.tensor.copy_(whole);
+      continue;
+    }
+    for (const layout::Box& box : layout::boxes_of(part.slice))
+      box_of_part(part, box).copy_(modules::box_in_whole(whole, box));
+  }
+}
+
+}  // namespace lockstep::parallel

@@ -1,0 +1,177 @@
+// State dicts of parts that lie anywhere, without a strategy.
+#include "parallel/state_dict.h"
+
+#include "parallel/support.h"
+
+#include <lockstep/parallel/handle.h>
+
+#include <ATen/ops/arange.h>
+
+namespace lockstep {
+namespace {
+
+using namespace test;
+
+class ListedParts final : public HandleState {
+ public:
+  ListedParts(Group group, std::vector<NamedPart> parts)
+      : group_(std::move(group)), parts_(std::move(parts)) {}
+
+  void detach() override {}
+  [[nodiscard]] std::vector<NamedPart> named_parameters() const override { return parts_; }
+  void zero_grad(bool) override {}
+  void set_requires_gradient_sync(bool) override {}
+  [[nodiscard]] std::vector<NamedPart> state_parts() override { return parts_; }
+  void begin_load() override { ++loads_; }
+  void end_load(bool complete) override { complete_ = complete; }
+  [[nodiscard]] HandleMemory memory() const override { return {}; }
+  [[nodiscard]] double seconds_waited() const override { return 0; }
+  [[nodiscard]] const Group& group() const override { return group_; }
+
+  int loads_ = 0;
+  bool complete_ = false;
+
+ private:
+  Group group_;
+  std::vector<NamedPart> parts_;
+};
+
+using Wholes = std::map<std::string, at::Tensor>;
+
+Wholes model() {
+  Wholes all;
+  all["cut"] = at::arange(60, at::kFloat).view({6, 10});
+  all["order"] = at::arange(35, at::kDouble).view({7, 5});
+  all["bytes"] = at::arange(9, at::kByte);
+  all["large"] = at::arange(std::int64_t{3} << 20, at::kLong).view({3, -1});  // 24 MiB
+  all["after"] = at::arange(std::int64_t{3} << 19, at::kLong);
+  all["tied"] = at::arange(4, at::kFloat);
+  all["last"] = at::arange(3, at::kBFloat16);
+  all["own"] = at::arange(2, at::kInt);
+  all["none"] = at::empty({0, 3});
+  all["alias"] = all["tied"];
+  return all;
+}
+
+NamedPart part_of(const Wholes& wholes, const std::string& name, layout::TensorSlice slice) {
+  NamedPart part{name, at::Tensor(), {}, std::move(slice)};
+  part.tensor = cut_part(wholes.at(name), part);
+  return part;
+}
+
+// `rank` of `ranks`: a range of rows, a range in column-major order, all, or what one rank has.
+std::vector<NamedPart> parts_of(const Wholes& wholes, int rank, int ranks) {
+  std::vector<NamedPart> parts;
+  const auto range = [&](const std::string& name, std::vector<int> dim_order = {}) {
+    const std::int64_t numel = wholes.at(name).numel();
+    const layout::Range own{numel * rank / ranks, numel * (rank + 1) / ranks};
+    parts.push_back(part_of(
+        wholes, name, layout::range_slice(wholes.at(name).sizes(), own, std::move(dim_order))));
+  };
+  const auto whole = [&](const std::string& name) {
+    parts.push_back(
+        {name, wholes.at(name).clone(), {}, layout::whole_slice(wholes.at(name).sizes())});
+  };
+  range("cut");
+  range("order", {1, 0});
+  range("bytes");
+  range("large");
+  range("after");
+  if (rank == 0) {
+    whole("tied");
+    parts.back().aliases = {"alias"};
+  }
+  if (rank == ranks - 1) whole("last");
+  whole("none");
+  whole("own");
+  parts.back().tensor.add_(rank);
+  parts.back().kind = PartKind::ignored;
+  return parts;
+}
+
+TEST(StateDict, IsMadeOfThePartsOfAllRanksAndCutIntoThemAgain) {
+  const Wholes wholes = model();
+  for (int ranks : {1, 2, 3, 5})
+    run_as_threads(ranks, [&](Group group) {
+      const auto state =
+          std::make_shared<ListedParts>(group, parts_of(wholes, group.rank(), group.size()));
+      const Wholes found = parallel::get_model_state_dict(*state);
+      ASSERT_EQ(found.size(), wholes.size());
+      for (const auto& [name, tensor] : wholes)
+        EXPECT_TRUE(found.at(name).equal(name == "own" ? tensor + group.rank() : tensor)) << name;
+      Wholes other;
+      for (const auto& [name, tensor] : found) other[name] = tensor + 1;
+      parallel::set_model_state_dict(state, other);
+      EXPECT_EQ(state->loads_, 1);
+      EXPECT_TRUE(state->complete_);
+      for (const auto& [name, tensor] : parallel::get_model_state_dict(*state))
+        EXPECT_TRUE(tensor.equal(other.at(name))) << name;
+    });
+}
+
+// A copy of an earlier state must not change with the handle.
+TEST(StateDict, HasMemoryOfItsOwn) {
+  run_as_threads(2, [&](Group group) {
+    const Wholes wholes = model();
+    ListedParts state(group, parts_of(wholes, group.rank(), group.size()));
+    const Wholes found = parallel::get_model_state_dict(state);
+    for (const NamedPart& part : state.state_parts()) part.tensor.zero_();
+    for (const char* name : {"cut", "tied", "last"})
+      EXPECT_TRUE(found.at(name).equal(wholes.at(name))) << name;
+  });
+}
+
+TEST(StateDict, WhatDoesNotFitIsRefusedOnEveryRankBeforeAnythingIsWritten) {
+  const Wholes wholes = model();
+  run_as_threads(3, [&](Group group) {
+    const auto state =
+        std::make_shared<ListedParts>(group, parts_of(wholes, group.rank(), group.size()));
+    const Wholes before = parallel::get_model_state_dict(*state);
+    const auto refused = [&](Wholes tensors) {
+      return message_of<BadInput>([&] { parallel::set_model_state_dict(state, tensors); });
+    };
+    Wholes wrong = before;
+    wrong.erase("last");  // only one rank has it
+    EXPECT_EQ(refused(wrong), "loading a model: expected a tensor named last, found none");
+    wrong = before;
+    wrong["order"] = at::ones({5, 7}, at::kDouble);
+    EXPECT_EQ(refused(wrong), "loading a model: order: expected shape [7, 5], found [5, 7]");
+    wrong = before;
+    wrong["alias"] = wrong["alias"] + 1;  // only one rank knows that it is tied
+    EXPECT_EQ(
+        refused(wrong),
+        "loading a model: alias is tied to tied: expected equal values, found different ones");
+    wrong = before;
+    wrong["more"] = at::ones({1});
+    EXPECT_EQ(refused(wrong),
+              "loading a model: found a tensor named more that the model does not have");
+    EXPECT_EQ(state->loads_, 0);
+    for (const auto& [name, tensor] : parallel::get_model_state_dict(*state))
+      EXPECT_TRUE(tensor.equal(before.at(name))) << name;
+  });
+}
+
+TEST(StateDict, ElementsThatNoRankHasAreAnError) {
+  const Wholes wholes = model();
+  run_as_threads(3, [&](Group group) {
+    std::vector<NamedPart> parts = parts_of(wholes, group.rank(), group.size());
+    if (group.rank() == 1) parts.erase(parts.begin());
+    ListedParts state(group, std::move(parts));
+    EXPECT_EQ(message_of<InvalidArgument>([&] { (void)parallel::get_model_state_dict(state); }),
+              "state dict: cut: expected 60 elements on the ranks of the handle, found 40");
+  });
+}
+
+TEST(StateDict, RanksThatDescribeATensorDifferentlyAreAnError) {
+  run_as_threads(2, [&](Group group) {
+    Wholes wholes;
+    wholes["w"] = at::ones({4}, group.is_root() ? at::kFloat : at::kDouble);
+    ListedParts state(group, {part_of(wholes, "w", layout::whole_slice(wholes["w"].sizes()))});
+    EXPECT_EQ(message_of<InvalidArgument>([&] { (void)parallel::get_model_state_dict(state); }),
+              "state dict: w: expected a tensor of Float [4], as a lower rank has it, found Double "
+              "[4] on rank 1");
+  });
+}
+
+}  // namespace
+}  // namespace lockstep
