@@ -27,23 +27,26 @@ std::vector<NamedPart> whole_parts(const std::vector<NamedParameter>& parameters
   return list;
 }
 
-void zero_gradients(const std::vector<NamedParameter>& parameters, bool set_to_none) {
-  for (const NamedParameter& parameter : parameters) {
-    at::Tensor& gradient = parameter.tensor.mutable_grad();
-    if (!gradient.defined()) continue;
-    if (set_to_none) {
-      gradient.reset();
-    } else {
-      gradient = gradient.detach();
-      gradient.zero_();
-    }
+void zero_gradient(const at::Tensor& parameter, bool set_to_none) {
+  at::Tensor& gradient = parameter.mutable_grad();
+  if (!gradient.defined()) return;
+  if (set_to_none) {
+    gradient.reset();
+  } else {
+    gradient = gradient.detach();
+    gradient.zero_();
   }
 }
 
-void count_memory(const at::Tensor& parameter, HandleMemory& memory) {
-  memory.whole += static_cast<std::int64_t>(parameter.nbytes());
-  const at::Tensor& gradient = parameter.grad();
-  if (gradient.defined()) memory.gradients += static_cast<std::int64_t>(gradient.nbytes());
+HandleMemory memory_of(const std::vector<NamedPart>& parameters) {
+  HandleMemory memory;
+  for (const NamedPart& part : parameters) {
+    const auto bytes = static_cast<std::int64_t>(part.tensor.nbytes());
+    (part.slice.is_whole() ? memory.whole : memory.shards) += bytes;
+    if (const at::Tensor& gradient = part.tensor.grad(); gradient.defined())
+      memory.gradients += static_cast<std::int64_t>(gradient.nbytes());
+  }
+  return memory;
 }
 
 PartKinds::PartKinds(const torch::nn::Module& module, std::span<const std::string> ignored) {

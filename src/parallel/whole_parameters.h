@@ -20,11 +20,11 @@ void check_not_sharded(const std::vector<NamedParameter>& parameters, std::strin
 
 [[nodiscard]] std::vector<NamedPart> whole_parts(const std::vector<NamedParameter>& parameters);
 
-// Handle::zero_grad(): gradients that someone else holds keep their values.
-void zero_gradients(const std::vector<NamedParameter>& parameters, bool set_to_none);
+// Handle::zero_grad() of one parameter. A gradient that the program holds keeps its values.
+void zero_gradient(const at::Tensor& parameter, bool set_to_none);
 
-// Adds bytes of a parameter and its gradient.
-void count_memory(const at::Tensor& parameter, HandleMemory& memory);
+// The bytes of whole tensors, shards and gradients.
+[[nodiscard]] HandleMemory memory_of(const std::vector<NamedPart>& parameters);
 
 // Of which kind each of a module's tensors is, for state_parts() (lockstep/parallel/handle.h).
 class PartKinds {

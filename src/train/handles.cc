@@ -98,8 +98,8 @@ Handle outer_handle(const Options& options, const Task& task, const PartOfRun& p
                     const std::shared_ptr<CommunicationHook>& hook = nullptr) {
   // Gradients of slots are added up by SlotGradients.
   if (options.shard == "none" && options.elastic)
-    return PartsHandle(std::make_shared<PartsState>(learners.group(), trained_parts(*part.stage),
-                                                    parallel::whole_state_parts(*part.stage)));
+    return PartsHandle(parts_state(learners.group(), trained_parts(*part.stage),
+                                   parallel::whole_state_parts(*part.stage)));
   if (options.shard == "none") return DistributedDataParallel(part.stage, learners, {.hook = hook});
   ShardOptions how = shard_options(options, task);
   how.units.insert(how.units.end(), part.tied.begin(), part.tied.end());

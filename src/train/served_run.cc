@@ -78,7 +78,7 @@ class ServedRun {
                     torch::optim::Optimizer* optimizer) {
     std::vector<NamedPart> saved = parts;
     for (NamedPart& part : saved) part.tensor = part.tensor.detach();
-    PartsHandle handle(std::make_shared<PartsState>(all_, parts, std::move(saved)));
+    PartsHandle handle(parts_state(all_, parts, std::move(saved)));
     std::unique_ptr<torch::optim::Optimizer> nothing;
     if (optimizer == nullptr) nothing = optimizer_of_nothing();
     torch::optim::Optimizer& own = optimizer == nullptr ? *nothing : *optimizer;

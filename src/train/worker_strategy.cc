@@ -68,10 +68,9 @@ void WorkerStrategy::attach(std::shared_ptr<torch::nn::Module> module,
   worker_.emplace(module_, met.place.meeting, met.place.number);
   const std::vector<NamedPart> trained = trained_parts(*module_);
   const std::vector<NamedPart> all = parallel::whole_state_parts(*module_);
-  state_ = std::make_shared<PartsState>(workers_, trained, all);
+  state_ = parts_state(workers_, trained, all);
   handle_ = PartsHandle(state_);
-  rest_ = PartsHandle(
-      std::make_shared<PartsState>(all_, std::vector<NamedPart>(), other_parts(all, trained)));
+  rest_ = PartsHandle(parts_state(all_, {}, other_parts(all, trained)));
   nothing_ = optimizer_of_nothing();
 }
 
@@ -88,12 +87,8 @@ double WorkerStrategy::backward(const Batch& part, double share, optim::GradScal
 void WorkerStrategy::update(double, const optim::GradientTransform& transform, optim::GradScaler&) {
   // Where a gradient makes an update of its own, it is clipped here; of a mean by the server.
   if (transform.clip_norm && !waits_each_step()) handle_.clip_grad_norm(*transform.clip_norm);
-  const auto began = Pace::Clock::now();
-  {
-    RECORD_USER_SCOPE("communication");
-    worker_->step();
-  }
-  state_->add_wait(std::chrono::duration<double>(Pace::Clock::now() - began).count());
+  parallel::WaitTime::Scope waiting(state_->waits());
+  worker_->step();
 }
 
 bool WorkerStrategy::waits_each_step() const {

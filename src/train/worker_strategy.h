@@ -56,7 +56,7 @@ class WorkerStrategy : public RunStrategy {
   bool is_attached_ = false;
   std::unique_ptr<StoreServer> store_server_;  // of rank 0; in it all meet
   std::shared_ptr<torch::nn::Module> module_;
-  std::shared_ptr<PartsState> state_;
+  std::shared_ptr<parallel::WholeModuleState> state_;
   Handle handle_;                                     // on the whole model, over the workers
   Handle rest_;                                       // what no server has, over all
   std::unique_ptr<torch::optim::Optimizer> nothing_;  // the optimizer of nothing

@@ -47,7 +47,7 @@ class BucketReducer final : public parallel::Reducer {
   void post_failure(const parallel::StepStatus& own) override;
   void end_failed_backward() override {}
   void clear_gradients(bool set_to_none) override {
-    parallel::zero_gradients(parameters_, set_to_none);
+    for (const NamedParameter& one : parameters_) parallel::zero_gradient(one.tensor, set_to_none);
   }
   void adopt_order(const std::vector<int>& order) override;
 

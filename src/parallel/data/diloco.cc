@@ -4,7 +4,6 @@
 #include "parallel/data/diloco_fragments.h"
 #include "parallel/data/own_copies.h"
 #include "parallel/exception_text.h"
-#include "parallel/wait_time.h"
 
 #include <lockstep/parallel/reduction_failed.h>
 
@@ -66,7 +65,6 @@ class DiLoCoState final : public data_parallel::OwnCopies {
   [[nodiscard]] std::vector<NamedPart> state_parts() override;
   void begin_load() override;
   void end_load(bool complete) override;
-  [[nodiscard]] double seconds_waited() const override { return waits_.seconds(); }
   void abort(std::string_view reason) noexcept override {
     for (const Group& own : {groups_.all, groups_.inside, groups_.across}) abort_group(own, reason);
   }
@@ -98,7 +96,6 @@ class DiLoCoState final : public data_parallel::OwnCopies {
   std::int64_t steps_ = 0;
   std::int64_t bytes_sent_ = 0;
   std::string failure_;  // what communicate() has thrown
-  parallel::WaitTime waits_;
 };
 
 DiLoCoState::DiLoCoState(torch::nn::Module& module, Group group, const DiLoCoOptions& options)
@@ -144,7 +141,7 @@ int DiLoCoState::step() {
     if (is_due(fragments_[number])) post(number);
   for (Fragment& fragment : fragments_) {
     if (fragment.posted == 0 || steps_ != half_way(fragment)) continue;
-    parallel::WaitTime::Scope waiting(waits_);
+    parallel::WaitTime::Scope waiting(*waits_);
     communicate([&] { fragment.average.advance(); });
   }
   for (std::size_t number = 0; number < fragments_.size(); ++number) {
@@ -186,7 +183,7 @@ void DiLoCoState::post(std::size_t number) {
 
 const at::Tensor& DiLoCoState::wait_for(Fragment& fragment) {
   if (!fragment.arrived.defined()) {
-    parallel::WaitTime::Scope waiting(waits_);
+    parallel::WaitTime::Scope waiting(*waits_);
     communicate([&] { fragment.arrived = fragment.average.average(); });
   }
   return fragment.arrived;

@@ -9,10 +9,9 @@
 #include "parallel/data/bucket_reducer.h"
 #include "parallel/data/hosts.h"
 #include "parallel/gradient_hooks.h"
-#include "parallel/handle_state.h"
 #include "parallel/state_broadcast.h"
 #include "parallel/step_joinable.h"
-#include "parallel/whole_parameters.h"
+#include "parallel/whole_module_state.h"
 
 #include <lockstep/dispatch/deferral.h>
 
@@ -49,36 +48,28 @@ std::vector<std::string> describe(const modules::ModuleTensors& tensors,
 
 }  // namespace
 
-class DataParallelState final : public HandleState {
+class DataParallelState final : public parallel::WholeModuleState {
  public:
   DataParallelState(std::shared_ptr<torch::nn::Module> module, Group group,
                     std::optional<Mesh> mesh, const DataParallelOptions& options);
 
   void detach() override;
-  [[nodiscard]] std::vector<NamedPart> named_parameters() const override;
   void zero_grad(bool set_to_none) override;
   void set_requires_gradient_sync(bool on) override { on ? step_->resume() : step_->pause(); }
 
-  [[nodiscard]] std::vector<NamedPart> state_parts() override;
   void check_one_model() const override;
   void end_load(bool complete) override;
 
-  [[nodiscard]] HandleMemory memory() const override;
   [[nodiscard]] std::shared_ptr<optim::SharedUpdate> shared_update();
-  [[nodiscard]] double seconds_waited() const override { return waits_->seconds(); }
   [[nodiscard]] StepTiming timing() const override { return step_->clock().total(); }
   [[nodiscard]] Joinable& joinable() override { return *joinable_; }
-  [[nodiscard]] const Group& group() const override { return group_; }
   [[nodiscard]] std::optional<Mesh> mesh() const override { return mesh_; }
 
  private:
   std::shared_ptr<torch::nn::Module> module_;
-  Group group_;
   std::optional<Mesh> mesh_;
-  std::vector<std::string> ignored_;
   std::shared_ptr<CommunicationHook> hook_;
   std::vector<NamedParameter> parameters_;
-  std::shared_ptr<parallel::WaitTime> waits_ = std::make_shared<parallel::WaitTime>();
   std::shared_ptr<BucketReducer> reducer_;
   std::shared_ptr<BackwardStep> step_;
   std::unique_ptr<parallel::StepJoinable> joinable_;
@@ -87,11 +78,9 @@ class DataParallelState final : public HandleState {
 
 DataParallelState::DataParallelState(std::shared_ptr<torch::nn::Module> module, Group group,
                                      std::optional<Mesh> mesh, const DataParallelOptions& options)
-    : HandleState(Holds::wholes),
+    : WholeModuleState(*module, std::move(group), options.ignored),
       module_(std::move(module)),
-      group_(std::move(group)),
       mesh_(std::move(mesh)),
-      ignored_(options.ignored),
       hook_(options.hook) {
   check(options.bucket_bytes >= 1 && options.first_bucket_bytes >= 1 && options.in_place_bytes >= 1,
         "DistributedDataParallel: bucket sizes must be positive, found {}, {} and {} bytes",
@@ -142,13 +131,9 @@ void DataParallelState::detach() {
   reducer_->release();
 }
 
-std::vector<NamedPart> DataParallelState::named_parameters() const {
-  return parallel::whole_parts(parameters_);
-}
-
 void DataParallelState::zero_grad(bool set_to_none) {
   step_->zero_grad();
-  parallel::zero_gradients(parameters_, set_to_none);
+  WholeModuleState::zero_grad(set_to_none);
 }
 
 void DataParallelState::check_one_model() const {
@@ -159,19 +144,8 @@ void DataParallelState::check_one_model() const {
         hook_ ? hook_->describe() : "");
 }
 
-std::vector<NamedPart> DataParallelState::state_parts() {
-  return parallel::whole_state_parts(*module_, ignored_);
-}
-
 void DataParallelState::end_load(bool complete) {
   if (complete && hook_) hook_->models_are_equal(group_);
-}
-
-HandleMemory DataParallelState::memory() const {
-  HandleMemory memory;
-  for (const NamedParameter& parameter : parameters_)
-    parallel::count_memory(parameter.tensor, memory);
-  return memory;
 }
 
 namespace {

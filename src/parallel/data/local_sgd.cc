@@ -178,7 +178,6 @@ class LocalSgdState final : public data_parallel::OwnCopies {
     averager_.average_now();
     say_equal();
   }
-  [[nodiscard]] double seconds_waited() const override { return 0; }
   ModelAverager& averager() { return averager_; }
 
  private:

@@ -18,7 +18,7 @@ constexpr std::int64_t bytes_at_once = std::int64_t{25} << 20;
 
 OwnCopies::OwnCopies(torch::nn::Module& module, Group group, const std::string& strategy,
                      std::vector<std::string> options, std::optional<Duration> timeout)
-    : HandleState(Holds::wholes), module_(module), group_(std::move(group)) {
+    : WholeModuleState(module, std::move(group)) {
   CallOptions call{.tag = strategy, .timeout = timeout};
   modules::ModuleTensors tensors = modules::tensors_of(module);
   std::vector<std::string> lines = std::move(options);
@@ -30,21 +30,6 @@ OwnCopies::OwnCopies(torch::nn::Module& module, Group group, const std::string& 
   std::vector<at::Tensor> state = tensors.buffer_tensors();
   for (const NamedParameter& parameter : parameters_) state.push_back(parameter.tensor);
   parallel::broadcast_now(group_, state, bytes_at_once, call);
-}
-
-std::vector<NamedPart> OwnCopies::named_parameters() const {
-  return parallel::whole_parts(parameters_);
-}
-
-void OwnCopies::zero_grad(bool set_to_none) { parallel::zero_gradients(parameters_, set_to_none); }
-
-std::vector<NamedPart> OwnCopies::state_parts() { return parallel::whole_state_parts(module_); }
-
-HandleMemory OwnCopies::memory() const {
-  HandleMemory memory;
-  for (const NamedParameter& parameter : parameters_)
-    parallel::count_memory(parameter.tensor, memory);
-  return memory;
 }
 
 }  // namespace lockstep::data_parallel

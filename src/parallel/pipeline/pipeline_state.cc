@@ -107,11 +107,10 @@ void PipelineState::keep_own(const std::vector<Stage>& stages) {
     runs_.emplace(own_stages_.back(), pipeline::StageRun(stages[i]));
   }
   sets_.emplace(runs_, options_.strategy);
-  for (const pipeline::StageSet& set : sets_->all())
-    if (set.handle) abort_sets_.push_back(abort_of(*set.handle));
+  for (const pipeline::StageSet& set : sets_->all()) abort_sets_.push_back(abort_of(set.handle));
   std::vector<NamedPart> all, parameters;
   for (const pipeline::StageSet& set : sets_->all())
-    for (NamedPart& part : set.parameters()) all.push_back(std::move(part));
+    for (NamedPart& part : set.handle.named_parameters()) all.push_back(std::move(part));
   ties_->take_parts(all, group_, options_.timeout);
   std::set<const at::TensorImpl*> had;
   for (NamedPart& part : all)
@@ -127,11 +126,12 @@ void PipelineState::keep_own(const std::vector<Stage>& stages) {
 
 void PipelineState::check_all_ranks() const {
   const int all = group().size();
-  bool has_handle = false;
+  check(options_.strategy || all == group_.size(),
+        "Pipeline: all_ranks has {} ranks, the pipeline {}: expected a strategy that joins several "
+        "pipelines, found none",
+        all, group_.size());
   for (const pipeline::StageSet& set : sets_->all()) {
-    if (!set.handle) continue;
-    has_handle = true;
-    const int copies = set.handle->group().size();
+    const int copies = set.handle.group().size();
     check(copies == 1 || options_.all_ranks.has_value(),
           "Pipeline: stage {} is trained by a strategy of {} ranks: expected PipelineOptions"
           "::all_ranks, the group of all ranks that have parts of the model (mesh.group()), found "
@@ -142,10 +142,6 @@ void PipelineState::check_all_ranks() const {
           "trained by a strategy of so many), found {}",
           copies * group_.size(), group_.size(), copies, set.name, all);
   }
-  check(has_handle || all == group_.size(),
-        "Pipeline: all_ranks has {} ranks, the pipeline {}: expected a strategy that joins several "
-        "pipelines, found none",
-        all, group_.size());
 }
 
 // Which parameters are trained may change from step to step, and with it what is passed on.
@@ -263,8 +259,7 @@ void PipelineState::detach() {
 std::vector<NamedPart> PipelineState::named_parameters() const { return parameters_->parts(); }
 
 void PipelineState::zero_grad(bool set_to_none) {
-  for (pipeline::StageSet& set : sets_->all())
-    if (set.handle) set.handle->zero_grad(set_to_none);
+  for (pipeline::StageSet& set : sets_->all()) set.handle.zero_grad(set_to_none);
   parameters_->zero_grad(set_to_none);
   ties_->forget_gradients();
 }
@@ -292,16 +287,7 @@ std::vector<NamedPart> PipelineState::parts_of(pipeline::StageSet& set, const Is
     std::erase(part.aliases, part.name);
     list.push_back(std::move(part));
   };
-  if (set.handle) {
-    std::ranges::for_each(set.handle->parts_to_load(), add);
-    return list;
-  }
-  // Buffers too are this rank's alone.
-  for (const modules::StateEntry& entry : modules::state_entries(*set.module))
-    add({entry.names.front(),
-         entry.tensor.detach(),
-         {entry.names.begin() + 1, entry.names.end()},
-         layout::whole_slice(entry.tensor.sizes())});
+  std::ranges::for_each(set.handle.parts_to_load(), add);
   return list;
 }
 
@@ -314,14 +300,12 @@ std::vector<NamedPart> PipelineState::state_parts() {
 }
 
 void PipelineState::check_one_model() const {
-  for (const pipeline::StageSet& set : sets_->all())
-    if (set.handle) (void)set.handle->state_parts();
+  for (const pipeline::StageSet& set : sets_->all()) of(set.handle).check_one_model();
 }
 
 std::vector<Handle*> PipelineState::handles() {
   std::vector<Handle*> all;
-  for (pipeline::StageSet& set : sets_->all())
-    if (set.handle) all.push_back(&*set.handle);
+  for (pipeline::StageSet& set : sets_->all()) all.push_back(&set.handle);
   return all;
 }
 
@@ -333,22 +317,16 @@ void PipelineState::end_load(bool complete) {
 
 std::shared_ptr<optim::StateMemory> PipelineState::state_memory() const {
   std::vector<std::shared_ptr<optim::StateMemory>> all;
-  for (const pipeline::StageSet& set : sets_->all())
-    if (set.handle) all.push_back(set.handle->state_memory());
+  for (const pipeline::StageSet& set : sets_->all()) all.push_back(set.handle.state_memory());
   return parallel::one_of(std::move(all));
 }
 
 HandleMemory PipelineState::memory() const {
   HandleMemory memory;
-  for (const pipeline::StageSet& set : sets_->all()) {
-    if (!set.handle) {  // the copies of tied weights too, which are other ranks' to train
-      for (const NamedPart& part : set.parameters())
-        memory.whole += static_cast<std::int64_t>(part.tensor.nbytes());
-      continue;
-    }
-    memory += set.handle->memory();
-  }
+  // The copies of tied weights too, which are other ranks' to train; but not their gradients.
+  for (const pipeline::StageSet& set : sets_->all()) memory += set.handle.memory();
   if (options_.strategy) return memory;
+  memory.gradients = 0;
   for (const NamedPart& part : parameters_->parts())
     if (const at::Tensor& gradient = part.tensor.grad(); gradient.defined())
       memory.gradients += static_cast<std::int64_t>(gradient.nbytes());

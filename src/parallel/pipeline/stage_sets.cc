@@ -1,8 +1,7 @@
 #include "parallel/pipeline/stage_sets.h"
 
 #include "parallel/pipeline/part_of_model.h"
-#include "parallel/whole_parameters.h"
-
+#include "parallel/whole_module_state.h"
 
 #include <algorithm>
 #include <set>
@@ -52,10 +51,6 @@ bool StageSets::adds_gradients(const plan::Action& action) const {
   return reaches_weights && runs_.at(action.stage).trains();
 }
 
-std::vector<NamedPart> StageSet::parameters() const {
-  return handle ? handle->named_parameters() : parallel::whole_parts(unique_parameters(*module));
-}
-
 StageSets::StageSets(const std::map<int, StageRun>& stages, const Strategy& strategy)
     : runs_(stages) {
   for (StagesOfSet& shared : sets_of(stages)) {
@@ -67,7 +62,9 @@ StageSets::StageSets(const std::map<int, StageRun>& stages, const Strategy& stra
       modules.push_back(one.module);
     }
     set.module = modules.size() == 1 ? modules.front() : merged(modules);
-    if (strategy) set.handle.emplace(strategy(*set.module));
+    set.handle =
+        strategy ? strategy(*set.module)
+                 : parallel::PlainHandle(std::make_shared<parallel::WholeModuleState>(*set.module));
     sets_.push_back(std::move(set));
   }
 }
@@ -78,7 +75,7 @@ void StageSets::begin_step(const std::vector<plan::Action>& actions, bool stays_
     set.to_come = static_cast<int>(std::ranges::count_if(actions, [&](const plan::Action& action) {
       return std::ranges::binary_search(set.stages, action.stage) && adds_gradients(action);
     }));
-    if (set.handle) set.unsynchronized.emplace(set.handle->no_sync());
+    set.unsynchronized.emplace(set.handle.no_sync());
   }
 }
 

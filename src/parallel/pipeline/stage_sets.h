@@ -25,13 +25,10 @@ struct StageSet {
   std::string name;                           // of its stages, for messages
   std::vector<int> stages;                    // in their order
   std::shared_ptr<torch::nn::Module> module;  // with the tensors of all of them
-  std::optional<Handle> handle;               // absent without a strategy
+  Handle handle;                              // of the strategy, or a plain one
   // In a step: local until its last backward.
   std::optional<NoSync> unsynchronized = std::nullopt;
   int to_come = 0;  // backwards with gradients of weights
-
-  // As the handle gives them, or whole.
-  [[nodiscard]] std::vector<NamedPart> parameters() const;
 };
 
 class StageSets {

@@ -11,7 +11,6 @@
 
 #include <lockstep/global/tensor.h>
 
-
 #include <algorithm>
 #include <mutex>
 #include <utility>
@@ -236,10 +235,8 @@ void TensorParallelState::zero_grad(bool set_to_none) {
   marks_->clear();
   clock_->zero_grad();
   if (handle_.is_attached()) return handle_.zero_grad(set_to_none);
-  std::vector<NamedParameter> leaves;
   for (const PartedTensor& parted : parted_)
-    for (const at::Tensor& leaf : parted.leaves) leaves.push_back({parted.name, leaf, {}});
-  parallel::zero_gradients(leaves, set_to_none);
+    for (const at::Tensor& leaf : parted.leaves) parallel::zero_gradient(leaf, set_to_none);
 }
 
 void TensorParallelState::set_requires_gradient_sync(bool on) {
@@ -282,17 +279,7 @@ std::vector<NamedPart> TensorParallelState::state_parts() {
 }
 
 HandleMemory TensorParallelState::memory() const {
-  if (is_divided_) return handle_.memory();
-  HandleMemory memory;
-  for (const PartedTensor& parted : parted_) {
-    if (parted.is_buffer) continue;
-    const auto bytes = static_cast<std::int64_t>(parted.local.nbytes());
-    (parted.is_cut() ? memory.shards : memory.whole) += bytes;
-    for (const at::Tensor& leaf : parted.leaves)
-      if (leaf.grad().defined())
-        memory.gradients += static_cast<std::int64_t>(leaf.grad().nbytes());
-  }
-  return memory;
+  return is_divided_ ? handle_.memory() : parallel::memory_of(named_parameters());
 }
 
 double TensorParallelState::seconds_waited() const {

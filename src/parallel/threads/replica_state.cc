@@ -26,7 +26,8 @@ namespace {
 // The device whose thread this is; -1 in others.
 thread_local int device_of_thread = -1;
 
-std::shared_ptr<torch::nn::Module> not_null(std::shared_ptr<torch::nn::Module> model) {
+const std::shared_ptr<torch::nn::Module>& not_null(
+    const std::shared_ptr<torch::nn::Module>& model) {
   check(model != nullptr, "DataParallel: the model is null");
   return model;
 }
@@ -59,8 +60,8 @@ bool is_abort(const std::exception_ptr& problem) {
 
 ReplicaState::ReplicaState(std::shared_ptr<torch::nn::Module> model,
                            std::vector<ComputeDevice> devices, const ReplicaOptions& options)
-    : HandleState(Holds::wholes),
-      model_(not_null(std::move(model))),
+    : WholeModuleState(*not_null(model)),
+      model_(std::move(model)),
       team_(std::move(devices)),
       replicas_(make_replicas(model_, team_.devices(), options)),
       watch_(*model_, {}, "DataParallel was made") {
@@ -141,7 +142,7 @@ void ReplicaState::compute(const std::vector<at::Tensor>& inputs,
     if (!alone) random.emplace(fingerprint_of(seed, i));
     {
       std::optional<parallel::WaitTime::Scope> waiting;
-      if (i == 0) waiting.emplace(waits_);
+      if (i == 0) waiting.emplace(*waits_);
       step(i).take_values();
     }
     const auto& rows = shares[static_cast<std::size_t>(i)];
@@ -181,7 +182,7 @@ void ReplicaState::reduce() {
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     if (std::ranges::any_of(steps_, [&](const auto& each) { return each->has_gradient(i); }))
       used.push_back(i);
-  parallel::WaitTime::Scope waiting(waits_);
+  parallel::WaitTime::Scope waiting(*waits_);
   run([&](int i) { step(i).reduce(step(i).weight() * team_.size() / total, used); });
 }
 
@@ -218,22 +219,17 @@ at::Tensor ReplicaState::forward(const Forward& forward, const std::vector<at::T
   return outputs.size() == 1 ? outputs.front() : at::cat(outputs);
 }
 
-std::vector<NamedPart> ReplicaState::named_parameters() const {
-  return parallel::whole_parts(parameters_);
-}
-
 void ReplicaState::zero_grad(bool set_to_none) {
   watch_.check();
-  parallel::zero_gradients(parameters_, set_to_none);
+  WholeModuleState::zero_grad(set_to_none);
 }
 
-std::vector<NamedPart> ReplicaState::state_parts() { return parallel::whole_state_parts(*model_); }
-
 HandleMemory ReplicaState::memory() const {
-  HandleMemory memory;
+  std::vector<NamedPart> all;
   for (const Replica& replica : replicas_)
-    for (const at::Tensor& tensor : replica.parameters) parallel::count_memory(tensor, memory);
-  return memory;
+    for (const at::Tensor& tensor : replica.parameters)
+      all.push_back({{}, tensor, {}, layout::whole_slice(tensor.sizes())});
+  return parallel::memory_of(all);
 }
 
 }  // namespace lockstep::threads

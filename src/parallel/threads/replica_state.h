@@ -4,11 +4,10 @@
 #include "module/tensors.h"
 #include "module/watch.h"
 #include "parallel/gradient_hooks.h"
-#include "parallel/handle_state.h"
 #include "parallel/threads/device_team.h"
 #include "parallel/threads/replica_step.h"
 #include "parallel/threads/replicas.h"
-#include "parallel/wait_time.h"
+#include "parallel/whole_module_state.h"
 
 #include <lockstep/parallel/threads/data_parallel.h>
 
@@ -21,7 +20,7 @@
 
 namespace lockstep::threads {
 
-class ReplicaState final : public HandleState {
+class ReplicaState final : public parallel::WholeModuleState {
  public:
   ReplicaState(std::shared_ptr<torch::nn::Module> model, std::vector<ComputeDevice> devices,
                const ReplicaOptions& options);
@@ -36,13 +35,8 @@ class ReplicaState final : public HandleState {
   }
 
   void detach() override { hooks_.reset(); }
-  [[nodiscard]] std::vector<NamedPart> named_parameters() const override;
   void zero_grad(bool set_to_none) override;
-  void set_requires_gradient_sync(bool) override {}
-  [[nodiscard]] std::vector<NamedPart> state_parts() override;
   [[nodiscard]] HandleMemory memory() const override;
-  [[nodiscard]] double seconds_waited() const override { return waits_.seconds(); }
-  [[nodiscard]] const Group& group() const override { return alone_; }
 
  private:
   [[nodiscard]] ReplicaStep& step(int i) { return *steps_[static_cast<std::size_t>(i)]; }
@@ -69,8 +63,6 @@ class ReplicaState final : public HandleState {
   std::vector<std::string> names_;  // of parameters and buffers, as Replica has them
   modules::ModuleWatch watch_;
   std::vector<std::unique_ptr<ReplicaStep>> steps_;  // by device
-  parallel::WaitTime waits_;
-  Group alone_;
   std::unique_ptr<parallel::GradientHooks> hooks_;
 };
 

@@ -1,0 +1,55 @@
+// WholeModuleState: the handle of a strategy whose ranks have all of the module, or of tensors that
+// no strategy trains.
+#pragma once
+
+#include "parallel/handle_state.h"
+#include "parallel/wait_time.h"
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace lockstep::parallel {
+
+class WholeModuleState : public HandleState {
+ public:
+  using ListParts = std::function<std::vector<NamedPart>()>;
+
+  // `trained`: the parameters of an optimizer. `list` returns the parts to save and load.
+  WholeModuleState(Group group, std::vector<NamedPart> trained, ListParts list,
+                   Holds holds = Holds::wholes);
+  // All parameters and buffers of a module, which outlives the handle; `ignored`: patterns.
+  explicit WholeModuleState(const torch::nn::Module& module, Group group = Group(),
+                            std::vector<std::string> ignored = {});
+
+  void detach() override {}
+  [[nodiscard]] std::vector<NamedPart> named_parameters() const override { return trained_; }
+  void zero_grad(bool set_to_none) override;
+  void set_requires_gradient_sync(bool) override {}
+  [[nodiscard]] std::vector<NamedPart> state_parts() override { return list_(); }
+  [[nodiscard]] HandleMemory memory() const override;
+  [[nodiscard]] double seconds_waited() const override { return waits_->seconds(); }
+  [[nodiscard]] const Group& group() const override { return group_; }
+
+  [[nodiscard]] WaitTime& waits() { return *waits_; }
+
+ protected:
+  Group group_;
+  const std::shared_ptr<WaitTime> waits_ = std::make_shared<WaitTime>();
+
+ private:
+  std::vector<NamedPart> trained_;
+  const ListParts list_;
+};
+
+// A handle of tensors that no strategy trains.
+struct PlainHandle : Handle {
+  explicit PlainHandle(std::shared_ptr<WholeModuleState> state) : Handle(std::move(state)) {}
+};
+
+}  // namespace lockstep::parallel
