@@ -110,38 +110,38 @@ double Handle::seconds_waited() const { return state()->seconds_waited(); }
 
 StepTiming Handle::timing() const { return state()->timing(); }
 
-void HandleState::begin_loads(const std::vector<Handle*>& handles) {
-  std::size_t begun = 0;
-  try {
-    for (; begun < handles.size(); ++begun) of(*handles[begun]).begin_load();
-  } catch (...) {
-    for (std::size_t i = 0; i < begun; ++i) of(*handles[i]).end_load(/*complete=*/false);
-    throw;
+namespace {
+
+// A group that is dead already, or has this rank alone, needs nothing.
+void abort_all(const std::vector<Group>& groups, std::string_view reason) noexcept {
+  for (Group group : groups) {
+    try {
+      if (group.size() > 1) group.abort(reason);
+    } catch (...) {
+      // It is dead then.
+    }
   }
 }
 
-void HandleState::abort(std::string_view reason) noexcept {
-  abort_group(group(), reason);
-  if (const std::optional<Mesh> axes = mesh()) abort_mesh(*axes, reason);
-}
+}  // namespace
+
+void HandleState::abort(std::string_view reason) const noexcept { abort_all(*groups_, reason); }
 
 std::function<void(std::string_view)> HandleState::abort_of(const Handle& handle) {
-  return [weak = std::weak_ptr(handle.state())](std::string_view reason) {
-    if (const auto state = weak.lock()) state->abort(reason);
+  return [weak = std::weak_ptr(of(handle).groups_)](std::string_view reason) {
+    if (const auto groups = weak.lock()) abort_all(*groups, reason);
   };
 }
 
-void HandleState::abort_group(Group group, std::string_view reason) noexcept {
-  try {
-    if (group.size() > 1) group.abort(reason);
-  } catch (...) {
-    // It is dead then.
-  }
+void HandleState::aborts(const Group& group) { groups_->push_back(group); }
+
+void HandleState::aborts(const Mesh& mesh) {
+  aborts(mesh.group());
+  for (const MeshAxis& axis : mesh.axes()) aborts(mesh[axis.name]);
 }
 
-void HandleState::abort_mesh(const Mesh& mesh, std::string_view reason) noexcept {
-  abort_group(mesh.group(), reason);
-  for (const MeshAxis& axis : mesh.axes()) abort_group(mesh[axis.name], reason);
+void HandleState::aborts(const HandleState& other) {
+  groups_->insert(groups_->end(), other.groups_->begin(), other.groups_->end());
 }
 
 Joinable& Handle::joinable() { return state()->joinable(); }

@@ -6,7 +6,10 @@
 
 #include <atomic>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <string_view>
+#include <vector>
 
 namespace lockstep {
 
@@ -37,11 +40,11 @@ class HandleState {
   [[nodiscard]] virtual std::shared_ptr<optim::StateMemory> state_memory() const { return nullptr; }
   [[nodiscard]] virtual double seconds_waited() const = 0;
   [[nodiscard]] virtual StepTiming timing() const { return {}; }
-  // Local: ends every group that the strategy computes with, on every rank that can be reached. Of
-  // a strategy that has others than group() and those of mesh(): these too. Called by any thread,
-  // also during detach(): reads only what is fixed when the strategy has been made.
-  virtual void abort(std::string_view reason) noexcept;
-  // abort() of a handle's strategy, for as long as that is there. To be called by any thread.
+  // Local: ends every group that aborts() has listed, on every rank that can be reached. Called by
+  // any thread, also during detach().
+  void abort(std::string_view reason) const noexcept;
+  // Returns a callback that calls abort(), and does nothing once the strategy is destroyed. Any
+  // thread may call it.
   [[nodiscard]] static std::function<void(std::string_view)> abort_of(const Handle& handle);
   // InvalidArgument where the strategy has none.
   [[nodiscard]] virtual Joinable& joinable();
@@ -64,15 +67,16 @@ class HandleState {
   [[nodiscard]] bool requires_gradient_sync() const { return no_sync_scopes_ == 0; }
 
  protected:
-  // begin_load() of each. If one throws, the earlier ones have ended again.
-  static void begin_loads(const std::vector<Handle*>& handles);
-  // Nothing is left to do for one that is dead already, or has this rank alone.
-  static void abort_group(Group group, std::string_view reason) noexcept;
-  // The group of all its ranks and those of its axes.
-  static void abort_mesh(const Mesh& mesh, std::string_view reason) noexcept;
+  // Lists what abort() ends: the groups in which this strategy's ranks wait for each other; of a
+  // mesh that of all ranks and those of its axes; of another strategy all that it lists. Called in
+  // constructors alone: other threads read the list without a lock.
+  void aborts(const Group& group);
+  void aborts(const Mesh& mesh);
+  void aborts(const HandleState& other);
 
  private:
   const Holds holds_;
+  const std::shared_ptr<std::vector<Group>> groups_ = std::make_shared<std::vector<Group>>();
   std::atomic<int> no_sync_scopes_ = 0;  // read by threads of backward()
 };
 

@@ -14,7 +14,9 @@ WholeModuleState::WholeModuleState(Group group, std::vector<NamedPart> trained, 
     : HandleState(holds),
       group_(std::move(group)),
       trained_(std::move(trained)),
-      list_(std::move(list)) {}
+      list_(std::move(list)) {
+  aborts(group_);
+}
 
 WholeModuleState::WholeModuleState(const torch::nn::Module& module, Group group,
                                    std::vector<std::string> ignored)

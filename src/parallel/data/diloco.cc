@@ -13,7 +13,6 @@
 #include <ATen/ops/isfinite.h>
 
 #include <exception>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -65,9 +64,6 @@ class DiLoCoState final : public data_parallel::OwnCopies {
   [[nodiscard]] std::vector<NamedPart> state_parts() override;
   void begin_load() override;
   void end_load(bool complete) override;
-  void abort(std::string_view reason) noexcept override {
-    for (const Group& own : {groups_.all, groups_.inside, groups_.across}) abort_group(own, reason);
-  }
   [[nodiscard]] std::int64_t steps() const { return steps_; }
   [[nodiscard]] std::int64_t bytes_sent() const { return bytes_sent_; }
 
@@ -102,6 +98,7 @@ DiLoCoState::DiLoCoState(torch::nn::Module& module, Group group, const DiLoCoOpt
     : OwnCopies(module, std::move(group), "DiLoCo", describe(options), options.timeout),
       options_(options),
       groups_(data_parallel::averaging_groups(group_, options.pseudo_gradients)) {
+  for (const Group& own : {groups_.all, groups_.inside, groups_.across}) aborts(own);
   auto runs = data_parallel::divide(parameters_, options.fragments);
   for (std::size_t p = 0; p < runs.size(); ++p) {
     Fragment fragment;

@@ -85,6 +85,7 @@ DataParallelState::DataParallelState(std::shared_ptr<torch::nn::Module> module, 
   check(options.bucket_bytes >= 1 && options.first_bucket_bytes >= 1 && options.in_place_bytes >= 1,
         "DistributedDataParallel: bucket sizes must be positive, found {}, {} and {} bytes",
         options.bucket_bytes, options.first_bucket_bytes, options.in_place_bytes);
+  if (mesh_) aborts(*mesh_);
   CallOptions call{.tag = "DistributedDataParallel", .timeout = options.timeout};
   modules::ModuleTensors tensors = modules::tensors_of(*module_, options.ignored);
   modules::check_same_lines(group_, describe(tensors, options), call);

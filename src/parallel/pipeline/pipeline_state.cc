@@ -6,7 +6,6 @@
 #include "module/rank_check.h"
 #include "module/state_entries.h"
 #include "module/tensors.h"
-#include "parallel/state_memories.h"
 #include "parallel/whole_parameters.h"
 
 #include <lockstep/comm/together.h>
@@ -107,7 +106,9 @@ void PipelineState::keep_own(const std::vector<Stage>& stages) {
     runs_.emplace(own_stages_.back(), pipeline::StageRun(stages[i]));
   }
   sets_.emplace(runs_, options_.strategy);
-  for (const pipeline::StageSet& set : sets_->all()) abort_sets_.push_back(abort_of(set.handle));
+  aborts(group_);  // other pipelines wait for this one in the groups of the strategy
+  for (const pipeline::StageSet& set : sets_->all()) add_child(set.handle);
+  if (options_.all_ranks) aborts(*options_.all_ranks);
   std::vector<NamedPart> all, parameters;
   for (const pipeline::StageSet& set : sets_->all())
     for (NamedPart& part : set.handle.named_parameters()) all.push_back(std::move(part));
@@ -216,13 +217,6 @@ PipelineState::Result PipelineState::execute(StepKind kind, const pipeline::Batc
   return {execution.loss(), kind == StepKind::forward ? execution.outputs() : Tensors()};
 }
 
-// Other pipelines wait for this one in calls of the strategy's groups.
-void PipelineState::abort(std::string_view reason) noexcept {
-  abort_group(group_, reason);
-  for (const auto& abort_set : abort_sets_) abort_set(reason);
-  if (options_.all_ranks) abort_group(*options_.all_ranks, reason);
-}
-
 // Tells the other ranks, and forgets what was begun.
 void PipelineState::fail(const Doing& now, const char* what) noexcept {
   try {
@@ -252,6 +246,7 @@ at::Tensor PipelineState::on_all_ranks(const at::Tensor& loss, bool of_all_pipel
 }
 
 void PipelineState::detach() {
+  CompositeState::detach();
   sets_.reset();
   runs_.clear();
 }
@@ -259,7 +254,7 @@ void PipelineState::detach() {
 std::vector<NamedPart> PipelineState::named_parameters() const { return parameters_->parts(); }
 
 void PipelineState::zero_grad(bool set_to_none) {
-  for (pipeline::StageSet& set : sets_->all()) set.handle.zero_grad(set_to_none);
+  CompositeState::zero_grad(set_to_none);
   parameters_->zero_grad(set_to_none);
   ties_->forget_gradients();
 }
@@ -278,55 +273,23 @@ PipelineState::IsOwn PipelineState::own_parts() const {
   };
 }
 
-std::vector<NamedPart> PipelineState::parts_of(pipeline::StageSet& set, const IsOwn& is_own) {
+std::vector<NamedPart> PipelineState::state_parts() {
+  const IsOwn is_own = own_parts();
   std::vector<NamedPart> list;
-  const auto add = [&](NamedPart part) {
-    if (!is_own(part)) return;
+  for (NamedPart& part : CompositeState::state_parts()) {
+    if (!is_own(part)) continue;
     // Stages of other ranks may have the tensor under other names.
     part.aliases = entries_[entry_named_.at(part.name)].names;
     std::erase(part.aliases, part.name);
     list.push_back(std::move(part));
-  };
-  std::ranges::for_each(set.handle.parts_to_load(), add);
+  }
   return list;
-}
-
-std::vector<NamedPart> PipelineState::state_parts() {
-  const IsOwn is_own = own_parts();
-  std::vector<NamedPart> list;
-  for (pipeline::StageSet& set : sets_->all())
-    for (NamedPart& part : parts_of(set, is_own)) list.push_back(std::move(part));
-  return list;
-}
-
-void PipelineState::check_one_model() const {
-  for (const pipeline::StageSet& set : sets_->all()) of(set.handle).check_one_model();
-}
-
-std::vector<Handle*> PipelineState::handles() {
-  std::vector<Handle*> all;
-  for (pipeline::StageSet& set : sets_->all()) all.push_back(&set.handle);
-  return all;
-}
-
-void PipelineState::begin_load() { begin_loads(handles()); }
-
-void PipelineState::end_load(bool complete) {
-  for (Handle* handle : handles()) of(*handle).end_load(complete);
-}
-
-std::shared_ptr<optim::StateMemory> PipelineState::state_memory() const {
-  std::vector<std::shared_ptr<optim::StateMemory>> all;
-  for (const pipeline::StageSet& set : sets_->all()) all.push_back(set.handle.state_memory());
-  return parallel::one_of(std::move(all));
 }
 
 HandleMemory PipelineState::memory() const {
-  HandleMemory memory;
-  // The copies of tied weights too, which are other ranks' to train; but not their gradients.
-  for (const pipeline::StageSet& set : sets_->all()) memory += set.handle.memory();
+  HandleMemory memory = CompositeState::memory();
   if (options_.strategy) return memory;
-  memory.gradients = 0;
+  memory.gradients = 0;  // copies of tied weights have some too, which other ranks count
   for (const NamedPart& part : parameters_->parts())
     if (const at::Tensor& gradient = part.tensor.grad(); gradient.defined())
       memory.gradients += static_cast<std::int64_t>(gradient.nbytes());

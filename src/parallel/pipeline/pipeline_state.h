@@ -1,7 +1,7 @@
 // PipelineState: what stands behind a Pipeline.
 #pragma once
 
-#include "parallel/handle_state.h"
+#include "parallel/composite_state.h"
 #include "parallel/pipeline/execution.h"
 #include "parallel/pipeline/own_parameters.h"
 #include "parallel/pipeline/stage_sets.h"
@@ -20,7 +20,7 @@
 
 namespace lockstep {
 
-class PipelineState final : public HandleState {
+class PipelineState final : public parallel::CompositeState {
  public:
   PipelineState(const std::vector<Stage>& stages, plan::Schedule schedule, Group group,
                 PipelineLoss loss, PipelineOptions options);
@@ -36,15 +36,9 @@ class PipelineState final : public HandleState {
   void detach() override;
   [[nodiscard]] std::vector<NamedPart> named_parameters() const override;
   void zero_grad(bool set_to_none) override;
-  void set_requires_gradient_sync(bool) override {}  // run() asks
   [[nodiscard]] std::vector<NamedPart> state_parts() override;
-  void begin_load() override;
-  void end_load(bool complete) override;
-  void check_one_model() const override;
   [[nodiscard]] HandleMemory memory() const override;
-  [[nodiscard]] std::shared_ptr<optim::StateMemory> state_memory() const override;
   [[nodiscard]] double seconds_waited() const override { return waited_; }
-  void abort(std::string_view reason) noexcept override;
   [[nodiscard]] const Group& group() const override {
     return options_.all_ranks ? *options_.all_ranks : group_;
   }
@@ -75,9 +69,6 @@ class PipelineState final : public HandleState {
   // Whether a part belongs to this rank, and was not asked about before.
   using IsOwn = std::function<bool(const NamedPart&)>;
   [[nodiscard]] IsOwn own_parts() const;
-  [[nodiscard]] std::vector<NamedPart> parts_of(pipeline::StageSet& set, const IsOwn& is_own);
-  // Of the strategy's; none without one.
-  [[nodiscard]] std::vector<Handle*> handles();
   [[nodiscard]] at::Tensor on_all_ranks(const at::Tensor& loss, bool of_all_pipelines);
   [[nodiscard]] CallOptions call(const std::string& tag) const {
     return {.tag = tag, .timeout = options_.timeout};
@@ -92,8 +83,6 @@ class PipelineState final : public HandleState {
   std::vector<int> own_stages_;
   std::map<int, pipeline::StageRun> runs_;
   std::optional<pipeline::StageSets> sets_;
-  // Of their handles, by any thread, also while they go.
-  std::vector<std::function<void(std::string_view)>> abort_sets_;
   std::vector<Entry> entries_;
   std::map<std::string, std::size_t> entry_named_;  // in them
   std::optional<pipeline::Ties> ties_;

@@ -77,6 +77,9 @@ ShardedState::ShardedState(sharded::Groups the_groups, const ShardOptions& optio
       options_(options),
       pool_(std::make_shared<sharded::BufferPool>(groups->gather)) {
   sharded::check_options(options);
+  for (const Group& group : {groups->whole, groups->gather, groups->reduce, groups->replicas})
+    aborts(group);
+  if (groups->mesh) aborts(*groups->mesh);
   if (!options.offload.empty() || options.offload_to_host)
     offload = std::make_shared<sharded::Offload>(options.offload);
 }
@@ -262,12 +265,6 @@ HandleMemory ShardedState::memory() const {
 
 std::shared_ptr<optim::StateMemory> ShardedState::state_memory() const {
   return offload && offload->is_in_files() ? offload : nullptr;
-}
-
-void ShardedState::abort(std::string_view reason) noexcept {
-  HandleState::abort(reason);
-  for (const Group& group : {groups->gather, groups->reduce, groups->replicas})
-    abort_group(group, reason);
 }
 
 void ShardedState::reset_peak_memory() { pool_->reset_peak(); }

@@ -47,7 +47,6 @@ class ShardedState final : public HandleState {
   [[nodiscard]] StepTiming timing() const override { return step->clock().total(); }
   [[nodiscard]] const Group& group() const override { return groups->whole; }
   [[nodiscard]] std::optional<Mesh> mesh() const override { return groups->mesh; }
-  void abort(std::string_view reason) noexcept override;
 
   void unshard();
   void reset_peak_memory();

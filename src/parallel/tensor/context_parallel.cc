@@ -68,9 +68,9 @@ class ContextParallelState final : public TensorParallelState {
                              .sequence_dim = options.sequence_dim,
                              .strategy = options.strategy,
                              .mesh = options.mesh}),
-        given_(mesh),
         axis_(mesh.layout().axis("cp")),
         cut_(Shard(options.sequence_dim).zigzag(options.balance == ContextBalance::zigzag)) {
+    aborts(mesh);  // tensors on it may be on their way to the module
     if (options.method == ContextMethod::ulysses) {
       global::take_attention();
       space().wishes.heads_axis = axis_;
@@ -95,12 +95,6 @@ class ContextParallelState final : public TensorParallelState {
     Placements whole(tensors().axes().size()), to = whole;
     to[static_cast<std::size_t>(axis_)] = cut_;
     return redistribute(from_local(batch, tensors(), whole), to);
-  }
-
-  // Tensors on the given mesh may be on their way to the module, too.
-  void abort(std::string_view reason) noexcept override {
-    TensorParallelState::abort(reason);
-    abort_mesh(given_, reason);
   }
 
   [[nodiscard]] std::int64_t scores() const {
@@ -131,7 +125,6 @@ class ContextParallelState final : public TensorParallelState {
           group.size());
   }
 
-  const Mesh given_;
   const int axis_;
   const Placement cut_;
 };

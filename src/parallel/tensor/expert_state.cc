@@ -4,14 +4,11 @@
 #include "module/rank_check.h"
 #include "module/state_entries.h"
 #include "module/tensors.h"
-#include "parallel/state_memories.h"
 #include "parallel/tensor/module_of_parts.h"
 
 #include <lockstep/global/tensor.h>
 
-
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 namespace lockstep {
@@ -41,18 +38,6 @@ Mesh without(const Mesh& mesh, const char* axis) {
 
 bool ExpertParallelState::has(std::string_view axis) const {
   return !names_in(mesh_, {axis}).empty();
-}
-
-std::vector<Handle*> ExpertParallelState::handles() {
-  std::vector<Handle*> all = {&rest()};
-  if (experts_.is_attached()) all.push_back(&experts_);
-  return all;
-}
-
-std::vector<const Handle*> ExpertParallelState::handles() const {
-  std::vector<const Handle*> all = {&rest()};
-  if (experts_.is_attached()) all.push_back(&experts_);
-  return all;
 }
 
 ExpertParallelState::ExpertParallelState(std::shared_ptr<torch::nn::Module> module, Mesh mesh,
@@ -89,7 +74,11 @@ ExpertParallelState::ExpertParallelState(std::shared_ptr<torch::nn::Module> modu
   train_rest();
   check(rest().is_attached(), "expert_parallel: expected a handle of the strategy, found none");
   if (!experts.empty()) train_experts(experts);
-  for (const Handle* handle : handles()) abort_handles_.push_back(abort_of(*handle));
+  add_child(rest());
+  if (experts_.is_attached()) add_child(experts_);
+  aborts(mesh_);
+  aborts(rows_);
+  if (whole_rows_) aborts(*whole_rows_);
   for (const auto& [name, mixture] : mixtures)
     mixture->set_exchange(std::make_shared<tensor_parallel::TokenExchange>(
         tensor_parallel::TokenExchange::Meshes{rows_, whole_rows_, tensors_}, name, sent_));
@@ -209,18 +198,10 @@ void ExpertParallelState::train_experts(const Tensors& experts) {
 }
 
 void ExpertParallelState::detach() {
-  unsynchronized_.clear();
+  CompositeState::detach();
   experts_ = {};
   context_ = {};
   rest_ = {};
-}
-
-// Ranks wait for each other in the groups of all axes, and in those of sets of them.
-void ExpertParallelState::abort(std::string_view reason) noexcept {
-  abort_mesh(mesh_, reason);
-  abort_mesh(rows_, reason);
-  if (whole_rows_) abort_mesh(*whole_rows_, reason);
-  for (const auto& abort_one : abort_handles_) abort_one(reason);
 }
 
 std::vector<NamedPart> ExpertParallelState::in_order(std::vector<NamedPart> parts) const {
@@ -231,51 +212,11 @@ std::vector<NamedPart> ExpertParallelState::in_order(std::vector<NamedPart> part
 }
 
 std::vector<NamedPart> ExpertParallelState::named_parameters() const {
-  std::vector<NamedPart> all;
-  for (const Handle* handle : handles())
-    std::ranges::move(handle->named_parameters(), std::back_inserter(all));
-  return in_order(std::move(all));
-}
-
-void ExpertParallelState::zero_grad(bool set_to_none) {
-  for (Handle* handle : handles()) handle->zero_grad(set_to_none);
-}
-
-void ExpertParallelState::set_requires_gradient_sync(bool on) {
-  unsynchronized_.clear();
-  if (on) return;
-  for (Handle* handle : handles()) unsynchronized_.push_back(handle->no_sync());
+  return in_order(CompositeState::named_parameters());
 }
 
 std::vector<NamedPart> ExpertParallelState::state_parts() {
-  std::vector<NamedPart> all;
-  for (const Handle* handle : handles())
-    std::ranges::move(handle->state_parts(), std::back_inserter(all));
-  return in_order(std::move(all));
-}
-
-void ExpertParallelState::begin_load() { begin_loads(handles()); }
-
-void ExpertParallelState::end_load(bool complete) {
-  for (Handle* handle : handles()) of(*handle).end_load(complete);
-}
-
-HandleMemory ExpertParallelState::memory() const {
-  HandleMemory all;
-  for (const Handle* handle : handles()) all += handle->memory();
-  return all;
-}
-
-std::shared_ptr<optim::StateMemory> ExpertParallelState::state_memory() const {
-  std::vector<std::shared_ptr<optim::StateMemory>> all;
-  for (const Handle* handle : handles()) all.push_back(handle->state_memory());
-  return parallel::one_of(std::move(all));
-}
-
-double ExpertParallelState::seconds_waited() const {
-  double all = 0;
-  for (const Handle* handle : handles()) all += handle->seconds_waited();
-  return all;
+  return in_order(CompositeState::state_parts());
 }
 
 }  // namespace lockstep

@@ -4,7 +4,7 @@
 // strategy trains all else. What they say of their tensors comes together again here.
 #pragma once
 
-#include "parallel/handle_state.h"
+#include "parallel/composite_state.h"
 #include "parallel/tensor/parted_tensor.h"
 #include "parallel/tensor/token_exchange.h"
 
@@ -12,7 +12,6 @@
 #include <lockstep/parallel/tensor/expert_parallel.h>
 #include <lockstep/parallel/tensor/parallelize.h>
 
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -22,7 +21,7 @@
 
 namespace lockstep {
 
-class ExpertParallelState final : public HandleState {
+class ExpertParallelState final : public parallel::CompositeState {
  public:
   ExpertParallelState(std::shared_ptr<torch::nn::Module> module, Mesh mesh,
                       ExpertParallelOptions options);
@@ -35,16 +34,8 @@ class ExpertParallelState final : public HandleState {
 
   void detach() override;
   [[nodiscard]] std::vector<NamedPart> named_parameters() const override;
-  void zero_grad(bool set_to_none) override;
-  void set_requires_gradient_sync(bool on) override;
   [[nodiscard]] std::vector<NamedPart> state_parts() override;
-  void begin_load() override;
-  void end_load(bool complete) override;
-  [[nodiscard]] HandleMemory memory() const override;
-  [[nodiscard]] std::shared_ptr<optim::StateMemory> state_memory() const override;
-  [[nodiscard]] double seconds_waited() const override;
   [[nodiscard]] StepTiming timing() const override { return rest().timing(); }
-  void abort(std::string_view reason) noexcept override;
   [[nodiscard]] const Group& group() const override { return mesh_.group(); }
   [[nodiscard]] std::optional<Mesh> mesh() const override { return mesh_; }
 
@@ -60,9 +51,6 @@ class ExpertParallelState final : public HandleState {
   [[nodiscard]] bool has(std::string_view axis) const;
   [[nodiscard]] Handle& rest() { return context_.is_attached() ? context_ : rest_; }
   [[nodiscard]] const Handle& rest() const { return context_.is_attached() ? context_ : rest_; }
-  // What is no expert, and the experts where there are some.
-  [[nodiscard]] std::vector<Handle*> handles();
-  [[nodiscard]] std::vector<const Handle*> handles() const;
   [[nodiscard]] Mesh tensor_mesh() const;
   void train_rest();
   void train_experts(const Tensors& experts);
@@ -84,9 +72,6 @@ class ExpertParallelState final : public HandleState {
   ContextParallel context_;      // with it, in its place
   std::optional<Mesh> tensors_;  // with tp or cp: of the global tensors of what is no expert
   TensorParallel experts_;
-  // Of both, by any thread, also while they go.
-  std::vector<std::function<void(std::string_view)>> abort_handles_;
-  std::vector<NoSync> unsynchronized_;
 };
 
 }  // namespace lockstep

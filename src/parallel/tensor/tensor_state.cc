@@ -52,6 +52,9 @@ TensorParallelState::TensorParallelState(std::shared_ptr<torch::nn::Module> modu
       tensors_(tensors) {
   check(module_ != nullptr, "parallelize: expected a module, found none");
   part_all(plan);
+  aborts(group_);
+  aborts(*tensors_);
+  if (options_.mesh) aborts(*options_.mesh);
   if (options_.strategy) train_parts();
   attach_all();
 }
@@ -131,7 +134,6 @@ void TensorParallelState::train_parts() {
           "found one that divides them; name its module as a unit",
           apart);
     check(handle_.is_attached(), "parallelize: expected a handle of the strategy, found none");
-    abort_handle_ = abort_of(handle_);
     check(options_.mesh->group().size() == group_.size() * handle_.group().size(),
           "parallelize: expected a mesh of {} ranks, {} for tensor parallelism times {} for the "
           "strategy, found {}",
@@ -142,6 +144,7 @@ void TensorParallelState::train_parts() {
             "parallelize: expected a strategy for the module of parts that it is given, found one "
             "with {}",
             part.name);
+    add_child(handle_);
   } catch (...) {
     (void)take_parts();
     is_divided_ = false;
@@ -189,7 +192,7 @@ void TensorParallelState::start_clock() {
 }
 
 void TensorParallelState::detach() {
-  unsynchronized_.reset();
+  CompositeState::detach();
   handle_ = {};
   clock_.reset();
   watch_.reset();
@@ -221,7 +224,7 @@ std::vector<NamedPart> TensorParallelState::own_state(std::vector<NamedPart> par
 }
 
 std::vector<NamedPart> TensorParallelState::named_parameters() const {
-  if (is_divided_) return own_parts(handle_.named_parameters());
+  if (is_divided_) return own_parts(CompositeState::named_parameters());
   std::vector<NamedPart> list;
   for (const PartedTensor& parted : parted_) {
     if (parted.is_buffer) continue;
@@ -234,16 +237,9 @@ std::vector<NamedPart> TensorParallelState::named_parameters() const {
 void TensorParallelState::zero_grad(bool set_to_none) {
   marks_->clear();
   clock_->zero_grad();
-  if (handle_.is_attached()) return handle_.zero_grad(set_to_none);
+  if (has_children()) return CompositeState::zero_grad(set_to_none);
   for (const PartedTensor& parted : parted_)
     for (const at::Tensor& leaf : parted.leaves) parallel::zero_gradient(leaf, set_to_none);
-}
-
-void TensorParallelState::set_requires_gradient_sync(bool on) {
-  if (on || !handle_.is_attached())
-    unsynchronized_.reset();
-  else
-    unsynchronized_.emplace(handle_.no_sync());
 }
 
 const TensorParallelState::PartedTensor& TensorParallelState::parted(
@@ -255,16 +251,8 @@ const TensorParallelState::PartedTensor& TensorParallelState::parted(
   return parted_[found->second];
 }
 
-void TensorParallelState::begin_load() {
-  if (handle_.is_attached()) of(handle_).begin_load();
-}
-
-void TensorParallelState::end_load(bool complete) {
-  if (handle_.is_attached()) of(handle_).end_load(complete);
-}
-
 std::vector<NamedPart> TensorParallelState::state_parts() {
-  if (is_divided_) return own_state(handle_.state_parts());
+  if (is_divided_) return own_state(CompositeState::state_parts());
   std::vector<NamedPart> list;
   for (const modules::StateEntry& entry : modules::state_entries(*module_)) {
     const PartedTensor& one = parted(entry.tensor);
@@ -279,20 +267,13 @@ std::vector<NamedPart> TensorParallelState::state_parts() {
 }
 
 HandleMemory TensorParallelState::memory() const {
-  return is_divided_ ? handle_.memory() : parallel::memory_of(named_parameters());
+  return is_divided_ ? CompositeState::memory() : parallel::memory_of(named_parameters());
 }
 
 double TensorParallelState::seconds_waited() const {
   global::Space& space = global::Space::of(*tensors_);
   std::lock_guard lock(space.traffic_mutex);
-  return space.seconds_waited + (handle_.is_attached() ? handle_.seconds_waited() : 0);
-}
-
-void TensorParallelState::abort(std::string_view reason) noexcept {
-  HandleState::abort(reason);
-  abort_mesh(*tensors_, reason);
-  abort_group(group_, reason);
-  if (abort_handle_) abort_handle_(reason);
+  return space.seconds_waited + CompositeState::seconds_waited();
 }
 
 const Group& TensorParallelState::group() const {

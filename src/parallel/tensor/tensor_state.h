@@ -2,25 +2,23 @@
 #pragma once
 
 #include "module/watch.h"
-#include "parallel/handle_state.h"
+#include "parallel/composite_state.h"
 #include "parallel/tensor/backward_clock.h"
 #include "parallel/tensor/gradient_marks.h"
 #include "parallel/tensor/parted_tensor.h"
 
 #include <lockstep/parallel/tensor/parallelize.h>
 
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <unordered_map>
 #include <vector>
 
 namespace lockstep {
 
-class TensorParallelState : public HandleState {
+class TensorParallelState : public parallel::CompositeState {
  public:
   // `tensors`: a mesh of the axis `tp`, or of `cp` (context_parallel.h), or of both.
   TensorParallelState(std::shared_ptr<torch::nn::Module> module, const Mesh& tensors,
@@ -34,19 +32,12 @@ class TensorParallelState : public HandleState {
   void detach() override;
   [[nodiscard]] std::vector<NamedPart> named_parameters() const override;
   void zero_grad(bool set_to_none) override;
-  void set_requires_gradient_sync(bool on) override;
   [[nodiscard]] std::vector<NamedPart> state_parts() override;
-  void begin_load() override;
-  void end_load(bool complete) override;
   [[nodiscard]] HandleMemory memory() const override;
-  [[nodiscard]] std::shared_ptr<optim::StateMemory> state_memory() const override {
-    return handle_.is_attached() ? handle_.state_memory() : nullptr;
-  }
   [[nodiscard]] double seconds_waited() const override;
   [[nodiscard]] StepTiming timing() const override { return clock_->total(); }
   [[nodiscard]] const Group& group() const override;
   [[nodiscard]] std::optional<Mesh> mesh() const override { return options_.mesh; }
-  void abort(std::string_view reason) noexcept override;
 
  private:
   using PartedTensor = tensor_parallel::PartedTensor;
@@ -78,9 +69,7 @@ class TensorParallelState : public HandleState {
   bool is_divided_ = false;                              // by the strategy: it has all tensors
   std::shared_ptr<torch::nn::Module> parts_;             // what the strategy trains
   Handle handle_;                                        // of it
-  std::function<void(std::string_view)> abort_handle_;   // by any thread, also while it goes
   std::shared_ptr<tensor_parallel::BackwardClock> clock_;
-  std::optional<NoSync> unsynchronized_;
 };
 
 }  // namespace lockstep

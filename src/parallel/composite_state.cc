@@ -1,0 +1,76 @@
+#include "parallel/composite_state.h"
+
+#include "parallel/state_memories.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <iterator>
+#include <utility>
+
+namespace lockstep::parallel {
+
+void CompositeState::add_child(const Handle& child) {
+  children_.push_back(&of(child));
+  aborts(of(child));
+}
+
+std::vector<NamedPart> CompositeState::named_parameters() const {
+  std::vector<NamedPart> all;
+  for (const HandleState* child : children_)
+    std::ranges::move(child->named_parameters(), std::back_inserter(all));
+  return all;
+}
+
+std::vector<NamedPart> CompositeState::state_parts() {
+  std::vector<NamedPart> all;
+  for (HandleState* child : children_)
+    std::ranges::move(child->state_parts(), std::back_inserter(all));
+  return all;
+}
+
+void CompositeState::zero_grad(bool set_to_none) {
+  for (HandleState* child : children_) child->zero_grad(set_to_none);
+}
+
+void CompositeState::set_requires_gradient_sync(bool on) {
+  for (HandleState* child : children_) on ? child->end_no_sync() : child->begin_no_sync();
+}
+
+// If one throws, the earlier ones end again.
+void CompositeState::begin_load() {
+  std::size_t begun = 0;
+  try {
+    for (; begun < children_.size(); ++begun) children_[begun]->begin_load();
+  } catch (...) {
+    for (std::size_t i = 0; i < begun; ++i) children_[i]->end_load(/*complete=*/false);
+    throw;
+  }
+}
+
+void CompositeState::end_load(bool complete) {
+  for (HandleState* child : children_) child->end_load(complete);
+}
+
+void CompositeState::check_one_model() const {
+  for (const HandleState* child : children_) child->check_one_model();
+}
+
+HandleMemory CompositeState::memory() const {
+  HandleMemory all;
+  for (const HandleState* child : children_) all += child->memory();
+  return all;
+}
+
+std::shared_ptr<optim::StateMemory> CompositeState::state_memory() const {
+  std::vector<std::shared_ptr<optim::StateMemory>> all;
+  for (const HandleState* child : children_) all.push_back(child->state_memory());
+  return one_of(std::move(all));
+}
+
+double CompositeState::seconds_waited() const {
+  double all = 0;
+  for (const HandleState* child : children_) all += child->seconds_waited();
+  return all;
+}
+
+}  // namespace lockstep::parallel

@@ -1,0 +1,40 @@
+// CompositeState: the handle of a strategy that is made of others. It asks each of their handles.
+#pragma once
+
+#include "parallel/handle_state.h"
+
+#include <memory>
+#include <vector>
+
+namespace lockstep::parallel {
+
+class CompositeState : public HandleState {
+ public:
+  // Derived classes then release the handles that they own.
+  void detach() override { children_.clear(); }
+
+  // Of all children, one after the other.
+  [[nodiscard]] std::vector<NamedPart> named_parameters() const override;
+  [[nodiscard]] std::vector<NamedPart> state_parts() override;
+
+  void zero_grad(bool set_to_none) override;
+  void set_requires_gradient_sync(bool on) override;
+  void begin_load() override;
+  void end_load(bool complete) override;
+  void check_one_model() const override;
+  [[nodiscard]] HandleMemory memory() const override;
+  [[nodiscard]] std::shared_ptr<optim::StateMemory> state_memory() const override;
+  [[nodiscard]] double seconds_waited() const override;
+
+ protected:
+  // In the constructor. The derived class owns `child`, until detach().
+  void add_child(const Handle& child);
+  // By a constructor that fails.
+  void drop_children() { children_.clear(); }
+  [[nodiscard]] bool has_children() const { return !children_.empty(); }
+
+ private:
+  std::vector<HandleState*> children_;
+};
+
+}  // namespace lockstep::parallel
