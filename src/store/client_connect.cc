@@ -76,9 +76,9 @@ void TcpStore::Connection::try_once(Deadline deadline) {
 void TcpStore::Connection::begin_session(store::FrameReader& frames, Deadline deadline) {
   send_frames({store::encode({0, store::Code::session, 0, {session_}})});
   std::string sealed;
-  while (!frames.next(sealed)) {
+  for (sys::Retries retries(socket_.get(), POLLIN, deadline); !frames.next(sealed);) {
     std::array<std::byte, 4096> buffer;
-    if (!sys::wait_ready(socket_.get(), POLLIN, deadline))
+    if (!retries.wait())
       throw Timeout(formatted("store at {} takes connections but does not answer", address_));
     const auto count = sys::receive_now(socket_.get(), buffer);
     if (count) frames.append({reinterpret_cast<const char*>(buffer.data()), *count});

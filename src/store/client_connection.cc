@@ -165,7 +165,7 @@ void TcpStore::Connection::send_frames(const std::vector<std::string>& messages)
       left = left.subspan(*sent);
       continue;
     }
-    if (!sys::wait_ready(socket_.get(), POLLOUT | POLLIN, deadline))
+    if (deadline.passed() || !sys::wait_ready(socket_.get(), POLLOUT | POLLIN, deadline))
       throw Timeout(formatted("store at {} takes no requests", address_));
     read_if_nobody_does();
   }

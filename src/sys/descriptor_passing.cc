@@ -37,14 +37,14 @@ std::vector<FileDescriptor> take_descriptors(msghdr& message) {
 template <typename Transfer>
 std::size_t when_ready(int socket, short events, Deadline deadline, const char* what,
                        Transfer transfer) {
-  for (;;) {
+  for (Retries retries(socket, events, deadline);;) {
     ssize_t count = transfer();
     if (count > 0) return static_cast<std::size_t>(count);
     bool closed = count == 0 || errno == ECONNRESET || errno == EPIPE;
     if (closed) throw PeerLost(std::string(what) + ": the other side has closed the connection");
     if (errno == EINTR) continue;
     if (errno != EAGAIN && errno != EWOULDBLOCK) throw SystemError(what, errno);
-    if (!wait_ready(socket, events, deadline))
+    if (!retries.wait())
       throw Timeout(std::string(what) + ": the other side did not follow in time");
   }
 }

@@ -5,6 +5,7 @@
 #include <string>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -97,6 +98,15 @@ bool wait_ready(int socket, short events, Deadline deadline) {
   }
 }
 
+bool Retries::wait() {
+  if (is_last_) return false;
+  if (std::exchange(waited_, true))
+    std::this_thread::sleep_for(std::min<Duration>(std::chrono::milliseconds(1), deadline_.left()));
+  if (!wait_ready(socket_, events_, deadline_)) return false;
+  is_last_ = deadline_.passed();
+  return true;
+}
+
 FileDescriptor listen_on(const SocketAddress& address, int backlog) {
   FileDescriptor socket = make_socket(address);
   int on = 1;
@@ -127,9 +137,9 @@ FileDescriptor accept_now(int listener) {
 }
 
 FileDescriptor accept_one(int listener, Deadline deadline) {
-  for (;;) {
+  for (Retries retries(listener, POLLIN, deadline);;) {
     if (FileDescriptor socket = accept_now(listener)) return socket;
-    if (!wait_ready(listener, POLLIN, deadline)) {
+    if (!retries.wait()) {
       throw Timeout("waiting for a connection to " + SocketAddress::local(listener).text() +
                     ": no peer has connected in time");
     }
@@ -199,21 +209,21 @@ std::optional<std::size_t> receive_now(int socket, std::span<std::byte> bytes) {
 
 void send_all(int socket, std::span<const std::byte> bytes, Deadline deadline) {
   while (!bytes.empty()) {
-    if (auto count = send_now(socket, bytes)) {
-      bytes = bytes.subspan(*count);
-    } else if (!wait_ready(socket, POLLOUT, deadline)) {
-      throw Timeout("sending: " + std::to_string(bytes.size()) + " bytes were not taken in time");
-    }
+    std::optional<std::size_t> count;
+    for (Retries retries(socket, POLLOUT, deadline); !(count = send_now(socket, bytes));)
+      if (!retries.wait())
+        throw Timeout("sending: " + std::to_string(bytes.size()) + " bytes were not taken in time");
+    bytes = bytes.subspan(*count);
   }
 }
 
 void receive_exact(int socket, std::span<std::byte> bytes, Deadline deadline) {
   while (!bytes.empty()) {
-    if (auto count = receive_now(socket, bytes)) {
-      bytes = bytes.subspan(*count);
-    } else if (!wait_ready(socket, POLLIN, deadline)) {
-      throw Timeout("receiving: " + std::to_string(bytes.size()) + " bytes did not come in time");
-    }
+    std::optional<std::size_t> count;
+    for (Retries retries(socket, POLLIN, deadline); !(count = receive_now(socket, bytes));)
+      if (!retries.wait())
+        throw Timeout("receiving: " + std::to_string(bytes.size()) + " bytes did not come in time");
+    bytes = bytes.subspan(*count);
   }
 }
 

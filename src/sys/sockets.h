@@ -52,6 +52,24 @@ void receive_exact(int socket, std::span<std::byte> bytes, Deadline deadline);
 // when the deadline passed.
 [[nodiscard]] bool wait_ready(int socket, short events, Deadline deadline);
 
+// Between attempts at one transfer that are refused with EAGAIN. poll() may report that the socket
+// is ready although the kernel refuses each attempt (a shortage, a filter of system calls): these
+// are paced, and end with the deadline like all others.
+class Retries {
+ public:
+  Retries(int socket, short events, Deadline deadline)
+      : socket_(socket), events_(events), deadline_(deadline) {}
+  // Blocks until the socket is ready. False when the deadline passed and no attempt is left.
+  [[nodiscard]] bool wait();
+
+ private:
+  int socket_;
+  short events_;
+  Deadline deadline_;
+  bool waited_ = false;
+  bool is_last_ = false;
+};
+
 [[nodiscard]] inline std::span<const std::byte> bytes_of(std::string_view text) {
   return std::as_bytes(std::span(text.data(), text.size()));
 }
