@@ -180,7 +180,7 @@ JoinRound BackwardStep::announce() {
 void BackwardStep::reduce(const JoinRound& ranks, bool shadows) {
   reducer_->end_backward(true);
   contribute_absent(shadows);
-  if (!shadows && writes_.has_written()) status_.say_written();
+  if (!shadows && (writes_.has_written() || reducer_->has_written())) status_.say_written();
   reducer_->post_rest(status_);
   if (buffers_) buffers_->post(options_.timeout, ranks.first_active);
   StepStatus all;
@@ -193,6 +193,7 @@ void BackwardStep::reduce(const JoinRound& ranks, bool shadows) {
   // The parameters of ranks without inputs stay behind until their Join ends.
   if (ranks.active == group_.size()) check_writes(all);
   writes_.end();
+  reducer_->forget_writes();
   if (ranks.active < group_.size() && divides_by_active())
     reducer_->scale_averages(static_cast<double>(group_.size()) / ranks.active);
   reducer_->publish(all);
@@ -280,6 +281,8 @@ void BackwardStep::check_status(const StepStatus& all, int active) {
 void BackwardStep::check_writes(const StepStatus& all) {
   try {
     writes_.compare(group_, all.written() > 0);
+    if (all.written() > 0 && group_.size() > 1)
+      reducer_->compare_writes(group_, {.tag = options_.strategy, .timeout = options_.timeout});
   } catch (...) {
     reducer_->discard(/*failed=*/false);
     throw;

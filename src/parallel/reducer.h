@@ -3,6 +3,7 @@
 
 #include "parallel/step_status.h"
 
+#include <lockstep/comm/group.h>
 #include <lockstep/module/named_parameters.h>
 
 #include <vector>
@@ -45,6 +46,12 @@ class Reducer {
   [[nodiscard]] virtual bool scales_averages() const { return false; }
   // Before publish(), for this step: averages are multiplied by it.
   virtual void scale_averages(double /*factor*/) {}
+  // For parameters of which each rank keeps a part: whether an operation on this rank has written a
+  // whole one since the last compare_writes() or forget_writes().
+  [[nodiscard]] virtual bool has_written() { return false; }
+  // Collective, when one has on some rank. Mismatch on all ranks, unless all have written the same.
+  virtual void compare_writes(Group& /*group*/, const CallOptions& /*call*/) {}
+  virtual void forget_writes() {}
   // Averages become .grad of what the optimizer sees, or are added to it. Blocks until they are
   // there.
   virtual void publish(const StepStatus& all) = 0;

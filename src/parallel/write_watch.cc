@@ -26,16 +26,32 @@ std::int64_t version_of(const at::Tensor& tensor) {
 }
 
 at::Tensor values_of(const NamedParameter& parameter) {
-  const at::Tensor values = dispatch::values_of(parameter.tensor).detach();
+  return dispatch::values_of(parameter.tensor).detach();
+}
+
+at::Tensor real_values_of(const at::Tensor& values) {
   return values.is_complex() ? at::view_as_real(values) : values;
 }
 
-// Of all bits and their places, in pieces whose sums are exact in any order.
+// A device of another kind may not have the operations of a fingerprint.
+at::Tensor where_it_can_be_read(const at::Tensor& values) {
+  return values.is_cpu() || values.is_cuda() ? values : values.cpu();
+}
+
+bool is_far(const at::Tensor& own, const at::Tensor& other) {
+  const double distance = (own.to(at::kDouble) - other.to(at::kDouble)).abs().max().item<double>();
+  return !(distance <= rounding * other.abs().max().item<double>());
+}
+
+}  // namespace
+
+// In pieces whose sums are exact in any order.
 std::int64_t fingerprint_of_bits(const at::Tensor& values) {
   static constexpr at::ScalarType integers[] = {at::kChar, at::kShort, at::kInt, at::kLong};
   constexpr std::int64_t piece = std::int64_t{1} << 20;
-  const auto size = static_cast<unsigned>(values.element_size());
-  const at::Tensor bits = values.contiguous().view(integers[std::countr_zero(size)]).view({-1});
+  const at::Tensor real = real_values_of(where_it_can_be_read(values));
+  const auto size = static_cast<unsigned>(real.element_size());
+  const at::Tensor bits = real.contiguous().view(integers[std::countr_zero(size)]).view({-1});
   const at::Tensor places =
       at::arange(std::min(piece, bits.numel()), bits.options().dtype(at::kLong)).mul_(2).add_(1);
   std::uint64_t all = 0;
@@ -48,13 +64,6 @@ std::int64_t fingerprint_of_bits(const at::Tensor& values) {
   }
   return static_cast<std::int64_t>(all);
 }
-
-bool is_far(const at::Tensor& own, const at::Tensor& other) {
-  const double distance = (own.to(at::kDouble) - other.to(at::kDouble)).abs().max().item<double>();
-  return !(distance <= rounding * other.abs().max().item<double>());
-}
-
-}  // namespace
 
 void WriteWatch::begin() {
   versions_.clear();
@@ -107,7 +116,7 @@ void WriteWatch::compare(Group& group, bool some_wrote) {
 // Of a parameter whose bits differ.
 void WriteWatch::compare_values(Group& group, std::size_t parameter) const {
   const NamedParameter& one = parameters_[parameter];
-  const at::Tensor own = values_of(one).contiguous();
+  const at::Tensor own = real_values_of(values_of(one)).contiguous();
   const at::Tensor of_root = own.clone();
   group.broadcast(of_root, 0, call_).wait();
   const at::Tensor far = at::zeros({1}, own.options().dtype(at::kInt));

@@ -23,6 +23,9 @@
 
 namespace lockstep::parallel {
 
+// Of all bits and their places: equal for equal values, on any machine.
+[[nodiscard]] std::int64_t fingerprint_of_bits(const at::Tensor& values);
+
 class WriteWatch {
  public:
   // Parameters that every rank has, in the same order. `call`: the strategy's tag and deadline.

@@ -1,5 +1,6 @@
 #include "parallel/sharded/residency.h"
 
+#include "base/fingerprint.h"
 #include "base/format.h"
 #include "parallel/backward_watch.h"
 
@@ -65,6 +66,7 @@ Unit& Residency::add(std::string name, std::vector<NamedParameter> parameters,
   owners_.push_back(std::move(slices));
   Lock lock(mutex_);
   was_written_.push_back(false);
+  writes_.emplace_back();
   dropped_.push_back(false);
   return *units_.back();
 }
@@ -100,6 +102,8 @@ void Residency::pin(int unit, const dispatch::StorageUse& use) {
     throw Timeout(explained(used, use, error.what()));
   }
   ++used.pins;
+  auto& writes = writes_[static_cast<std::size_t>(unit)];
+  if (use.writes && writes.fingerprint == 0) writes.offset = use.offset;
   if (!use.writes || use.operation != "aten::mul_") return;
   last_write_ = {.unit = unit, .shard = used.shard().clone()};
 }
@@ -116,8 +120,24 @@ void Residency::undo_last_write() {
 
 void Residency::written(int unit) {
   Lock lock(mutex_);
-  units_[static_cast<std::size_t>(unit)]->write_back();
+  Unit& used = *units_[static_cast<std::size_t>(unit)];
+  used.write_back();
   was_written_[static_cast<std::size_t>(unit)] = true;
+  auto& writes = writes_[static_cast<std::size_t>(unit)];
+  writes.fingerprint = static_cast<std::int64_t>(
+      combine_fingerprints(static_cast<std::uint64_t>(writes.fingerprint),
+                           static_cast<std::uint64_t>(used.fingerprint())) |
+      1);
+}
+
+bool Residency::has_writes() {
+  Lock lock(mutex_);
+  return std::ranges::any_of(writes_, [](const Writes& one) { return one.fingerprint != 0; });
+}
+
+std::vector<Residency::Writes> Residency::take_writes() {
+  Lock lock(mutex_);
+  return std::exchange(writes_, std::vector<Writes>(writes_.size()));
 }
 
 void Residency::unpin(int unit) noexcept {

@@ -46,6 +46,7 @@
 
 #include <lockstep/comm/group.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -96,6 +97,16 @@ class Residency {
   // If the last write was aten::mul_ on a parameter, and nothing but its unit was used since: it
   // has not happened. An optimizer with weight decay multiplies before it looks at the gradient.
   void undo_last_write();
+  // What operations of this rank have written to whole parameters since the last call of
+  // take_writes(). An operation whose values depend on the batch, as an embedding's with max_norm
+  // do, writes other values on each rank, and each shard keeps its own rank's.
+  struct Writes {
+    std::int64_t fingerprint = 0;  // of the whole after each of them; 0: there were none
+    std::int64_t offset = 0;       // of the parameter that was written first
+  };
+  [[nodiscard]] bool has_writes();
+  // One for each unit.
+  [[nodiscard]] std::vector<Writes> take_writes();
   // All ranks are past their uses of what is gathered here now, or will be when `when` is complete.
   void all_have_read(Work when = {});
   // All shards are about to change. Waits for gathers that are under way; collective with
@@ -167,6 +178,7 @@ class Residency {
   Work read_until_ LOCKSTEP_GUARDED_BY(mutex_);
   // In place, since it was gathered; by a write to a slice, and not gathered since.
   std::vector<bool> was_written_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::vector<Writes> writes_ LOCKSTEP_GUARDED_BY(mutex_);
   std::vector<bool> dropped_ LOCKSTEP_GUARDED_BY(mutex_);
   // All that are arriving or present, and perhaps others.
   std::vector<int> gathered_ LOCKSTEP_GUARDED_BY(mutex_);

@@ -5,6 +5,7 @@
 #include "layout/unit_plan.h"
 #include "module/slices.h"
 #include "module/specs.h"
+#include "parallel/write_watch.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -222,6 +223,11 @@ Work Unit::post_barrier(std::string_view tag) {
 void Unit::write_back() {
   at::NoGradGuard no_grad;
   memory_->write_back();
+}
+
+std::int64_t Unit::fingerprint() const {
+  at::NoGradGuard no_grad;
+  return parallel::fingerprint_of_bits(memory_->used_whole());
 }
 
 const std::string& Unit::parameter_at(std::int64_t offset) const {

@@ -136,6 +136,8 @@ class Unit {
   [[nodiscard]] Work post_barrier(std::string_view tag);
   // The whole has been written in place: the shard takes its part.
   void write_back();
+  // Of the whole's bits, while it is present.
+  [[nodiscard]] std::int64_t fingerprint() const;
 
   // The name of the parameter at an element of the storage.
   [[nodiscard]] const std::string& parameter_at(std::int64_t offset) const;

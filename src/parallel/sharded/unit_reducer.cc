@@ -1,8 +1,12 @@
 #include "parallel/sharded/unit_reducer.h"
 
 #include "base/check.h"
+#include "base/format.h"
 
 #include <lockstep/base/deadline.h>
+#include <lockstep/base/error.h>
+
+#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <chrono>
@@ -145,6 +149,35 @@ parallel::StepStatus UnitReducer::wait() {
   if (sent_.defined()) status_.tensor().copy_(std::exchange(sent_, at::Tensor()));
   residency_.all_have_read();
   return status_;
+}
+
+void UnitReducer::compare_writes(Group& group, const CallOptions& call) {
+  const std::vector<Residency::Writes> writes = residency_.take_writes();
+  const auto units = static_cast<std::int64_t>(writes.size());
+  at::Tensor own = at::empty({units, 2}, at::kLong);
+  for (std::int64_t u = 0; u < units; ++u) {
+    auto* numbers = own.mutable_data_ptr<std::int64_t>() + 2 * u;
+    numbers[0] = writes[static_cast<std::size_t>(u)].fingerprint;
+    numbers[1] = writes[static_cast<std::size_t>(u)].offset;
+  }
+  if (group.backend() == "nccl") own = own.to(parameter(0).device());
+  at::Tensor all = at::empty({group.size(), units, 2}, own.options());
+  group.all_gather(all, own, call).wait();
+  all = all.cpu();
+  for (std::int64_t u = 0; u < units; ++u)
+    for (int rank = 1; rank < group.size(); ++rank) {
+      const at::Tensor here = all[rank][u], of_root = all[0][u];
+      if (here[0].equal(of_root[0])) continue;
+      const at::Tensor& writer = here[0].item<std::int64_t>() != 0 ? here : of_root;
+      const int number = static_cast<int>(u);
+      throw Mismatch(formatted(
+          "{}: parameter {} of unit {} was written in place with other values on rank {} than on "
+          "rank 0, as an embedding with max_norm does in forward(), and each shard would keep its "
+          "own rank's; write it after the optimizer's step(), the same on all ranks "
+          "(weight.renorm_(2, 0, max_norm) in place of max_norm)",
+          call.tag, unit(number).parameter_at(writer[1].item<std::int64_t>()), unit(number).name(),
+          rank));
+    }
 }
 
 void UnitReducer::discard(bool failed) {

@@ -51,6 +51,9 @@ class UnitReducer final : public parallel::Reducer {
   [[nodiscard]] bool contribute_absent(int i) override;
   void post_rest(const parallel::StepStatus& own) override;
   [[nodiscard]] parallel::StepStatus wait() override;
+  [[nodiscard]] bool has_written() override { return residency_.has_writes(); }
+  void compare_writes(Group& group, const CallOptions& call) override;
+  void forget_writes() override { static_cast<void>(residency_.take_writes()); }
   void publish(const parallel::StepStatus& all) override;
   void discard(bool failed) override;
   void post_failure(const parallel::StepStatus& own) override;

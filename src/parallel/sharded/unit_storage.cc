@@ -44,6 +44,9 @@ class SharedStorage final : public UnitStorage {
   }
 
   [[nodiscard]] bool is_read_by_peers() const override { return true; }
+  [[nodiscard]] const at::Tensor& used_whole() const override {
+    return copy_.defined() ? copy_ : whole_;
+  }
 
   // A cast of the shard is published once.
   at::Tensor input(std::int64_t version) override {

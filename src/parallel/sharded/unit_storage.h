@@ -54,6 +54,8 @@ class UnitStorage {
   [[nodiscard]] at::Tensor own_part() const {
     return whole_.narrow(0, need_.range.begin, need_.range.length());
   }
+  // The whole, or this rank's copy of it, as operations use it.
+  [[nodiscard]] virtual const at::Tensor& used_whole() const { return whole_; }
   // Whether peers read this rank's range of the whole where it lies.
   [[nodiscard]] virtual bool is_read_by_peers() const { return false; }
 
