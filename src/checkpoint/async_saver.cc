@@ -22,7 +22,6 @@
 #include <future>
 #include <optional>
 #include <span>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -58,14 +57,6 @@ void check_same_ranks(Group& group, const Group& of) {
   });
 }
 
-sys::Thread thread_of(std::function<void()> body) {
-  try {
-    return {"checkpoint", std::move(body)};
-  } catch (const std::system_error& failure) {
-    throw SystemError("starting the thread that writes a checkpoint", failure.code().value());
-  }
-}
-
 }  // namespace
 
 // Invariant: while `writing`, the thread alone uses `content`, `snapshot` and `error`.
@@ -97,7 +88,7 @@ struct AsyncSaver::State {
     std::promise<bool> all;
     try {
       together(group, [&] {
-        thread = thread_of([this, out, go = all.get_future().share()] {
+        thread = sys::Thread("checkpoint", [this, out, go = all.get_future().share()] {
           if (go.get()) write(out);
         });
       });

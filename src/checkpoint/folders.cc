@@ -5,6 +5,7 @@
 #include "base/visible.h"
 #include "checkpoint/file_names.h"
 #include "sys/files.h"
+#include "sys/random_bytes.h"
 
 #include <lockstep/base/error.h>
 
@@ -16,8 +17,6 @@
 #include <string>
 #include <string_view>
 #include <system_error>
-
-#include <sys/random.h>
 
 namespace lockstep::checkpoint {
 namespace {
@@ -93,8 +92,7 @@ std::int64_t step_of(const fs::path& folder) {
 
 std::string random_word() {
   std::uint64_t random = 0;
-  if (::getrandom(&random, sizeof(random), 0) != sizeof(random))
-    throw SystemError("getting random bytes", errno);
+  sys::fill_randomly(std::as_writable_bytes(std::span(&random, 1)));
   return formatted("{:016x}", random);
 }
 

@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "base/text.h"
 #include "sys/file_descriptor.h"
+#include "sys/reserved_file.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -71,7 +72,7 @@ SharedFile SharedFile::make(const fs::path& path, std::size_t bytes) {
       ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, owner_alone));
   if (!file) throw SystemError("making " + path.string(), errno);
   const std::size_t least = std::max<std::size_t>(bytes, 1);
-  if (const int error = ::posix_fallocate(file.get(), 0, static_cast<off_t>(least)); error != 0) {
+  if (const int error = sys::take_space(file.get(), least); error != 0) {
     ::unlink(path.c_str());
     throw SystemError(formatted("reserving {} bytes for {}", least, path.string()), error);
   }

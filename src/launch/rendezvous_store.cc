@@ -4,19 +4,20 @@
 #include "base/format.h"
 #include "launch/environment.h"
 #include "sys/high_descriptor.h"
+#include "sys/random_bytes.h"
 
 #include <lockstep/base/error.h>
 
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdint>
+#include <span>
 #include <utility>
 
 namespace lockstep::launch {
@@ -25,8 +26,7 @@ namespace {
 
 std::string random_bytes(std::size_t size) {
   std::string bytes(size, '\0');
-  if (::getrandom(bytes.data(), size, 0) != static_cast<ssize_t>(size))
-    throw SystemError("reading random bytes", errno);
+  sys::fill_randomly(std::as_writable_bytes(std::span(bytes)));
   return bytes;
 }
 

@@ -72,15 +72,18 @@ Pages pages_around(const void* begin, std::size_t bytes) {
 
 }  // namespace
 
+int take_space(int file, std::size_t bytes) {
+  const ErrorInsteadOfSignal quiet(SIGXFSZ);
+  const int error = ::posix_fallocate(file, 0, static_cast<off_t>(bytes));
+  const bool is_refused = error == ENOSYS || error == EPERM || error == EACCES || error == EINVAL ||
+                          error == EOPNOTSUPP;
+  return is_refused ? fill_with_zeros(file, bytes) : error;
+}
+
 ReservedFile::ReservedFile(const std::filesystem::path& folder, std::size_t bytes) : bytes_(bytes) {
   FileDescriptor file = nameless_file(folder);
   if (bytes == 0) return;
-  const ErrorInsteadOfSignal quiet(SIGXFSZ);
-  int error = ::posix_fallocate(file.get(), 0, static_cast<off_t>(bytes));
-  if (error == ENOSYS || error == EPERM || error == EACCES || error == EINVAL ||
-      error == EOPNOTSUPP)
-    error = fill_with_zeros(file.get(), bytes);
-  if (error != 0)
+  if (const int error = take_space(file.get(), bytes); error != 0)
     throw SystemError("reserving " + std::to_string(bytes) + " bytes in " + folder.string(), error);
   void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
   if (memory == MAP_FAILED) throw SystemError("mapping a file in " + folder.string(), errno);

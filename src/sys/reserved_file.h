@@ -29,6 +29,10 @@ class ReservedFile {
   std::size_t bytes_ = 0;
 };
 
+// Gives a new file that many bytes, zeros whose space on the disk is taken, so that it can be
+// mapped. Returns an error number, or 0.
+[[nodiscard]] int take_space(int file, std::size_t bytes);
+
 // Advice about a stretch of such memory, which nothing depends on. It will be used soon: it is read
 // in while the caller goes on.
 void fetch_ahead(const void* begin, std::size_t bytes) noexcept;

@@ -2,6 +2,10 @@
 
 #include "sys/blocked_signals.h"
 
+#include <lockstep/base/error.h>
+
+#include <string>
+#include <system_error>
 #include <utility>
 
 #include <pthread.h>
@@ -10,10 +14,14 @@ namespace lockstep::sys {
 
 Thread::Thread(const char* name, std::function<void()> body) {
   BlockedSignals blocked;
-  thread_ = std::thread([name, body = std::move(body)] {
-    (void)::pthread_setname_np(::pthread_self(), name);
-    body();
-  });
+  try {
+    thread_ = std::thread([name, body = std::move(body)] {
+      (void)::pthread_setname_np(::pthread_self(), name);
+      body();
+    });
+  } catch (const std::system_error& refused) {
+    throw SystemError(std::string("starting the thread ") + name, refused.code().value());
+  }
 }
 
 Thread::~Thread() {

@@ -14,6 +14,7 @@ class Thread {
  public:
   Thread() = default;
   // `name` shows in debuggers and in /proc: 15 letters at most. `body` must not throw.
+  // SystemError when the system starts no more threads.
   Thread(const char* name, std::function<void()> body);
   Thread(Thread&& other) noexcept = default;
   // Only when there is no thread here that has not been joined.

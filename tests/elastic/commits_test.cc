@@ -10,7 +10,9 @@
 #include "elastic/commit_files.h"
 #include "elastic/copies_or_shards.h"
 #include "elastic/small_agent.h"
+#include "support/denied_calls.h"
 #include "support/messages.h"
+#include "support/processes.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
@@ -22,6 +24,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdint>
@@ -33,6 +36,8 @@
 #include <thread>
 #include <vector>
 
+#include <sys/syscall.h>
+
 using namespace lockstep;
 using namespace std::chrono_literals;
 using test::contains;
@@ -42,6 +47,21 @@ using test::SmallAgent;
 namespace {
 
 namespace fs = std::filesystem;
+
+// An old kernel or a container refuses to reserve space.
+TEST(CommitControl, SpaceThatCannotBeReservedIsFilled) {
+  for (const auto& call :
+       test::denied_calls({{"fallocate", SYS_fallocate, 0}}, {ENOSYS, EPERM, EINVAL, EOPNOTSUPP})) {
+    SCOPED_TRACE(call.text());
+    const test::TemporaryFolder folder;
+    test::expect_ranks(1, [&](int) {
+      if (!test::deny(call)) return;
+      CommitControl control = CommitControl::make(folder.path(), 3);
+      control.mark(0, 2, 1);
+      EXPECT_EQ(control.ranks(), 3);
+    });
+  }
+}
 
 TEST(CommitControl, ABufferIsWholeWhenAllRanksHaveMarkedItWithOneNumber) {
   const test::TemporaryFolder folder;

@@ -6,6 +6,7 @@
 #include "support/processes.h"
 #include "support/temporary_folder.h"
 #include "sys/affinity.h"
+#include "sys/descriptor_passing.h"
 #include "sys/file_lock.h"
 #include "sys/files.h"
 #include "sys/positioned_file.h"
@@ -14,12 +15,14 @@
 #include "sys/reserved_file.h"
 #include "sys/shared_memory.h"
 #include "sys/sockets.h"
+#include "sys/thread.h"
 
 #include <lockstep/base/error.h>
 
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <ctime>
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -196,6 +199,65 @@ TEST(DeniedCalls, ProgramsAreStartedWithoutClosingManyDescriptorsAtOnce) {
     ASSERT_TRUE(status.has_value());
     EXPECT_TRUE(status->success());
   });
+}
+
+// poll() says that the socket is ready, and the call is refused again and again.
+TEST(DeniedCalls, ATransferThatIsRefusedForEverEndsWithItsDeadline) {
+  const auto calls = test::denied_calls({{"sendmsg", SYS_sendmsg, 0},
+                                         {"sendto", SYS_sendto, 0},
+                                         {"recvmsg", SYS_recvmsg, 0},
+                                         {"recvfrom", SYS_recvfrom, 0},
+                                         {"accept4", SYS_accept4, 0}},
+                                        {EAGAIN});
+  for (const auto& call : calls) {
+    SCOPED_TRACE(call.text());
+    const auto deadline = [] { return Deadline::after(std::chrono::milliseconds(300)); };
+    const auto [left, right] = socket_pair();
+    const FileDescriptor listener = listen_on(SocketAddress::tcp("127.0.0.1", 0));
+    const FileDescriptor caller = connect_to(SocketAddress::local(listener.get()), deadline());
+    std::string words = "words";
+    const int numbers[] = {right.get()};
+    send_descriptors(left.get(), bytes_of(words), numbers, deadline());
+    send_all(left.get(), bytes_of(words), deadline());
+    test::expect_ranks(1, [&](int) {
+      if (!test::deny(call)) return;
+      const auto bytes = std::as_writable_bytes(std::span(words));
+      const std::string name = call.name;
+      const auto begin = Clock::now();
+      const auto cpu = std::clock();
+      const auto refused = [&](const auto& action) { EXPECT_THROW(action(), Timeout); };
+      if (name == "sendmsg")
+        refused([&] { send_descriptors(left.get(), bytes_of(words), numbers, deadline()); });
+      if (name == "sendto") refused([&] { send_all(left.get(), bytes_of(words), deadline()); });
+      if (name == "recvmsg")
+        refused([&] { static_cast<void>(receive_descriptors(right.get(), bytes, 1, deadline())); });
+      if (name == "recvfrom") refused([&] { receive_exact(right.get(), bytes, deadline()); });
+      if (name == "accept4")
+        refused([&] { static_cast<void>(accept_one(listener.get(), deadline())); });
+      EXPECT_LT(Clock::now() - begin, std::chrono::seconds(5));
+      EXPECT_LT(std::clock() - cpu, CLOCKS_PER_SEC / 5) << "it spins";
+    });
+  }
+}
+
+// glibc does without clone3() where that is ENOSYS; old containers say EPERM.
+TEST(DeniedCalls, AThreadThatCannotBeStartedIsOneLine) {
+  for (const auto& call :
+       test::denied_calls({{"clone3", SYS_clone3, 0}}, {ENOSYS, EPERM, EAGAIN})) {
+    SCOPED_TRACE(call.text());
+    test::expect_ranks(1, [&](int) {
+      if (!test::deny(call)) return;
+      bool has_run = false;
+      const std::string text = test::message_of<SystemError>([&] {
+        Thread thread("a-thread", [&] { has_run = true; });
+        thread.join();
+      });
+      if (!has_run) {
+        EXPECT_TRUE(test::contains(text, "starting the thread a-thread")) << text;
+        EXPECT_TRUE(test::contains(text, std::generic_category().message(call.error))) << text;
+      }
+    });
+  }
 }
 
 TEST(DeniedCalls, CoresThatCannotBeAskedForAreOneLine) {

@@ -13,7 +13,6 @@
 #include <atomic>
 #include <chrono>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -43,7 +42,7 @@ bool run_in_time(std::function<void()> action, Duration limit, std::string& prob
         },
         limit);
     return over && !*failed;
-  } catch (const std::system_error& error) {
+  } catch (const SystemError& error) {
     problem = error.what();
     return false;
   }

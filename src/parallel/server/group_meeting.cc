@@ -3,17 +3,16 @@
 #include "base/check.h"
 #include "base/format.h"
 #include "sys/own_address.h"
+#include "sys/random_bytes.h"
 #include "sys/topology.h"
 
 #include <lockstep/comm/together.h>
 #include <lockstep/store/open.h>
 #include <lockstep/store/prefix_store.h>
 
-#include <sys/random.h>
-
 #include <array>
-#include <cerrno>
 #include <optional>
+#include <span>
 #include <string>
 
 namespace lockstep::ps {
@@ -22,8 +21,7 @@ namespace {
 // Any bytes; written in hexadecimal, so that they travel as text.
 std::string new_secret() {
   std::array<unsigned char, 32> bytes{};
-  if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
-    throw SystemError("getting random bytes", errno);
+  sys::fill_randomly(std::as_writable_bytes(std::span(bytes)));
   std::string text;
   for (unsigned char byte : bytes) text += formatted("{:02x}", static_cast<int>(byte));
   return text;
