@@ -134,32 +134,63 @@ bool flag_at(const nlohmann::json& object, const char* key, bool otherwise) {
   return object.at(key).get<bool>();
 }
 
-// The files of the hubs that say how a text becomes words: ByteLevel's own pattern is GPT-2's, and
-// a normalizer or another pre_tokenizer before it changes the words.
+// The object in a file; an empty one without the file.
+nlohmann::json object_of(const fs::path& file) {
+  if (!fs::exists(file)) return nlohmann::json::object();
+  nlohmann::json json = json_of(file);
+  return json.is_object() ? json : nlohmann::json::object();
+}
+
+// ByteLevel's own pattern is GPT-2's, and a normalizer or another pre_tokenizer before it changes
+// the words.
+void check_tokenizer(const fs::path& file) {
+  const nlohmann::json json = json_of(file);
+  const bool is_object = json.is_object();
+  const nlohmann::json words =
+      is_object && json.contains("pre_tokenizer") ? json.at("pre_tokenizer") : nlohmann::json();
+  if (text_at(words, "type") != "ByteLevel" || !flag_at(words, "use_regex", true) ||
+      flag_at(words, "add_prefix_space", true))
+    refuse_words(file, formatted("the pre_tokenizer {}", words.dump()));
+  if (json.contains("normalizer") && !json.at("normalizer").is_null())
+    refuse_words(file, formatted("the normalizer {}", json.at("normalizer").dump()));
+}
+
+// Classes of transformers that cut the words of GPT-2 from a vocab.json and a merges.txt.
+constexpr std::array<std::string_view, 6> classes_with_gpt2_words{
+    "GPT2Tokenizer",    "RobertaTokenizer", "BartTokenizer",
+    "CodeGenTokenizer", "LEDTokenizer",     "LongformerTokenizer"};
+
+// Models for which transformers takes one of these where no file names a class.
+constexpr std::array<std::string_view, 12> models_with_gpt2_words{
+    "gpt2",    "gpt_neo", "gptj",    "gpt_bigcode", "starcoder2", "opt",
+    "roberta", "bart",    "codegen", "phi",         "led",        "longformer"};
+
+template <std::size_t size>
+bool is_among(const std::array<std::string_view, size>& names, std::string_view name) {
+  return std::ranges::find(names, name) != names.end();
+}
+
+// The files of the hubs that say how a text becomes words, in transformers' order: tokenizer.json,
+// the class in tokenizer_config.json, that in config.json, the model's.
 void check_has_gpt2_words(const fs::path& folder) {
-  if (const fs::path file = folder / "tokenizer.json"; fs::exists(file)) {
-    const nlohmann::json json = json_of(file);
-    const bool is_object = json.is_object();
-    const nlohmann::json words =
-        is_object && json.contains("pre_tokenizer") ? json.at("pre_tokenizer") : nlohmann::json();
-    if (text_at(words, "type") != "ByteLevel" || !flag_at(words, "use_regex", true) ||
-        flag_at(words, "add_prefix_space", true))
-      refuse_words(file, formatted("the pre_tokenizer {}", words.dump()));
-    if (json.contains("normalizer") && !json.at("normalizer").is_null())
-      refuse_words(file, formatted("the normalizer {}", json.at("normalizer").dump()));
-  } else if (const fs::path config = folder / "tokenizer_config.json"; fs::exists(config)) {
-    std::string name = text_at(json_of(config), "tokenizer_class");
+  if (const fs::path file = folder / "tokenizer.json"; fs::exists(file))
+    return check_tokenizer(file);
+  const fs::path tokenizer = folder / "tokenizer_config.json", model = folder / "config.json";
+  const nlohmann::json of_tokenizer = object_of(tokenizer), of_model = object_of(model);
+  if (flag_at(of_tokenizer, "add_prefix_space", false))
+    refuse_words(tokenizer, "add_prefix_space, a blank before each text");
+  for (const auto& [file, json] :
+       {std::pair(tokenizer, of_tokenizer), std::pair(model, of_model)}) {
+    std::string name = text_at(json, "tokenizer_class");
     if (name.ends_with("Fast")) name.resize(name.size() - 4);
-    constexpr std::array<std::string_view, 7> known{"",
-                                                    "GPT2Tokenizer",
-                                                    "RobertaTokenizer",
-                                                    "BartTokenizer",
-                                                    "CodeGenTokenizer",
-                                                    "LEDTokenizer",
-                                                    "LongformerTokenizer"};
-    if (std::ranges::find(known, name) == known.end())
-      refuse_words(config, formatted("the tokenizer_class {}", name));
+    if (name.empty()) continue;
+    if (!is_among(classes_with_gpt2_words, name))
+      refuse_words(file, formatted("the tokenizer_class {}", name));
+    return;
   }
+  const std::string type = text_at(of_model, "model_type");
+  if (!type.empty() && !is_among(models_with_gpt2_words, type))
+    refuse_words(model, formatted("no tokenizer_class, and the model_type {}", type));
 }
 
 // Tokens that may be part of a merge: single bytes, and what merges before have made.

@@ -208,6 +208,20 @@ TEST_F(SmallBpe, FilesOfAnotherTokenizerAreRefused) {
                 .find("tokenizer_config.json: expected a tokenizer with GPT-2's words, found the "
                       "tokenizer_class Qwen2Tokenizer"),
             std::string::npos);
+  EXPECT_NE(
+      beside(config.c_str(), R"({"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": true})")
+          .find("found add_prefix_space, a blank before each text"),
+      std::string::npos);
+  EXPECT_EQ(beside(config.c_str(), "{}"), nothing);
+  // transformers takes the class that belongs to the model where no file names one.
+  EXPECT_EQ(beside("config.json", R"({"model_type": "gpt_bigcode"})"), nothing);
+  EXPECT_EQ(beside("config.json", R"({"hidden_size": 64})"), nothing);
+  EXPECT_EQ(beside("config.json", R"({"model_type": "llama", "tokenizer_class": "GPT2Tokenizer"})"),
+            nothing);
+  EXPECT_NE(beside("config.json", R"({"model_type": "llama"})")
+                .find("config.json: expected a tokenizer with GPT-2's words, found no "
+                      "tokenizer_class, and the model_type llama"),
+            std::string::npos);
   EXPECT_EQ(beside(json.c_str(), R"({"normalizer": null, "pre_tokenizer": )" + plain + "}"),
             nothing);
   for (const std::string& other :

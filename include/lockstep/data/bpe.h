@@ -36,8 +36,9 @@ class Bpe {
   // result is not in the vocabulary.
   //
   // Also BadInput if the tables were made for words of another pattern than GPT-2's: a merge across
-  // the borders of GPT-2's words, or a tokenizer.json or tokenizer_config.json in the folder of
-  // `vocabulary` that says so. Tables without these two files, such as your own, count as GPT-2's.
+  // the borders of GPT-2's words, or a tokenizer.json, tokenizer_config.json or config.json in the
+  // folder of `vocabulary` that says so, as transformers reads them. Tables without these files,
+  // such as your own, count as GPT-2's.
   [[nodiscard]] static Bpe load(const std::filesystem::path& vocabulary,
                                 const std::filesystem::path& merges);
 
