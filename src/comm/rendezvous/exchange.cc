@@ -1,9 +1,13 @@
 #include "comm/rendezvous/exchange.h"
 
 #include "base/format.h"
+#include "base/log.h"
 #include "base/text.h"
 
 #include <lockstep/base/error.h>
+
+#include <chrono>
+#include <cstddef>
 
 namespace lockstep::rendezvous {
 namespace {
@@ -14,14 +18,41 @@ std::string key_of(const Exchange& between, int rank) {
 
 std::string key_of_all(const std::string& key) { return key + "/all"; }
 
-[[noreturn]] void throw_missing(Store& store, const Exchange& between, Duration timeout) {
+std::vector<int> missing_ranks(Store& store, const Exchange& between) {
   std::vector<int> missing;
-  for (int rank = 0; rank < between.size; ++rank) {
+  for (int rank = 0; rank < between.size; ++rank)
     if (!store.try_get(key_of(between, rank))) missing.push_back(rank);
-  }
+  return missing;
+}
+
+[[noreturn]] void throw_missing(Store& store, const Exchange& between, Duration timeout) {
   throw Timeout(formatted("rank {} of {} timed out after {} waiting for {} {}", between.rank,
-                          between.size, format_duration(timeout), rank_list(missing),
-                          between.purpose));
+                          between.size, format_duration(timeout),
+                          rank_list(missing_ranks(store, between)), between.purpose));
+}
+
+void remind(Store& store, const Exchange& between, Duration left) {
+  const std::vector<int> missing = missing_ranks(store, between);
+  const auto lower = static_cast<std::size_t>(between.rank);
+  const bool is_lowest =
+      missing.size() >= lower && (lower == 0 || missing[lower - 1] < between.rank);
+  if (missing.empty() || !is_lowest) return;
+  log::warning("rank {} of {} has waited {} for {} {}, and gives up in {}", between.rank,
+               between.size, format_duration(between.remind_after), rank_list(missing),
+               between.purpose, format_duration(std::chrono::ceil<std::chrono::seconds>(left)));
+}
+
+// `reminder`: never, once the missing ranks have been named.
+std::string text_of(Store& store, const Exchange& between, int rank, Deadline deadline,
+                    Deadline& reminder) {
+  try {
+    return store.get(key_of(between, rank), deadline.or_sooner(reminder));
+  } catch (const Timeout&) {
+    if (deadline.passed() || reminder.is_never()) throw;
+  }
+  reminder = Deadline::never();
+  remind(store, between, deadline.left());
+  return store.get(key_of(between, rank), deadline);
 }
 
 }  // namespace
@@ -31,10 +62,11 @@ std::vector<std::string> exchange(
     const std::function<void(int rank, const std::string& text)>& check) {
   const auto deadline = Deadline::after(timeout);
   store.set(key_of(between, between.rank), mine);
+  auto reminder = Deadline::after(between.remind_after);
   std::vector<std::string> texts;
   for (int rank = 0; rank < between.size; ++rank) {
     try {
-      texts.push_back(store.get(key_of(between, rank), deadline));
+      texts.push_back(text_of(store, between, rank, deadline, reminder));
     } catch (const Timeout&) {
       throw_missing(store, between, timeout);
     }

@@ -7,6 +7,7 @@
 #include <lockstep/base/deadline.h>
 #include <lockstep/store/store.h>
 
+#include <chrono>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -19,6 +20,9 @@ struct Exchange {
   int rank = 0;
   int size = 1;
   std::string purpose;  // ends the sentence of a timeout: "to call init()"
+  // A rank may have ended, and nothing here tells: after so long the lowest rank that is here logs
+  // which ranks are missing.
+  Duration remind_after = std::chrono::seconds(20);
 };
 // Blocks until all texts are there, and returns them by rank. `check(rank, text)`, if any, is
 // called for each as it comes, in rank order, and may throw. Timeout: "rank 0 of 3 timed out after

@@ -1,0 +1,62 @@
+// Ranks that wait for others which have ended, where no launcher tells: they are named in the log
+// soon, and again by the timeout.
+#include "comm/rendezvous/exchange.h"
+
+#include "support/messages.h"
+
+#include <lockstep/base/error.h>
+#include <lockstep/store/memory_store.h>
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <string>
+
+namespace lockstep::rendezvous {
+namespace {
+
+using namespace std::chrono_literals;
+
+Exchange between(int rank) {
+  return {.prefix = "hello/",
+          .rank = rank,
+          .size = 4,
+          .purpose = "to call init()",
+          .remind_after = 30ms};
+}
+
+struct Waited {
+  std::string error, log;
+};
+
+// Of `rank`, when ranks `here` have come.
+Waited wait_as(int rank, const std::vector<int>& here) {
+  MemoryStore store;
+  for (int other : here) store.set("hello/" + std::to_string(other), "words");
+  testing::internal::CaptureStderr();
+  Waited waited;
+  waited.error = test::message_of<Timeout>(
+      [&] { static_cast<void>(exchange(store, between(rank), "words", 300ms)); });
+  waited.log = testing::internal::GetCapturedStderr();
+  return waited;
+}
+
+TEST(Exchange, MissingRanksAreNamedLongBeforeTheTimeout) {
+  const Waited waited = wait_as(0, {2});
+  EXPECT_TRUE(test::contains(waited.error,
+                             "rank 0 of 4 timed out after 300ms waiting for ranks 1, 3 to call"))
+      << waited.error;
+  EXPECT_TRUE(test::contains(waited.log,
+                             "rank 0 of 4 has waited 30ms for ranks 1, 3 to call init(), and gives "
+                             "up in 1s"))
+      << waited.log;
+}
+
+TEST(Exchange, TheLowestRankThatIsThereNamesThem) {
+  EXPECT_TRUE(test::contains(wait_as(1, {2}).log, "waited 30ms for ranks 0, 3")) << "rank 1";
+  EXPECT_EQ(wait_as(2, {1}).log, "");
+  EXPECT_EQ(wait_as(3, {0, 1}).log, "");
+}
+
+}  // namespace
+}  // namespace lockstep::rendezvous
