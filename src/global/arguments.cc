@@ -2,6 +2,7 @@
 
 #include "base/fingerprint.h"
 #include "base/format.h"
+#include "global/decide.h"
 
 #include <lockstep/base/error.h>
 
@@ -31,6 +32,8 @@ Arguments::Arguments(const Operation& operation, std::span<c10::IValue> values, 
       add_value(values[i], argument, operation.written[i], operation.ignored[i]);
     }
   }
+  if (is_mixed) return;
+  if (has_plain_) take_plain();
   if (!operation.statistics || !values[operation.statistics->training].toBool()) return;
   for (TensorArgument& one : tensors)
     one.written |= static_cast<std::size_t>(one.argument) >= operation.statistics->first &&
@@ -44,11 +47,14 @@ void Arguments::add(at::Tensor tensor, int argument, int element, bool written) 
       tensors.emplace_back(TensorArgument{std::move(tensor), global, argument, element, written})
           .tensor;
   if (global != nullptr) {
-    if (global->spec->space != &space_)
+    if (global->spec->space != &space_) {
+      is_mixed = global->spec->space->has_ranks_of(space_);
+      if (is_mixed) return;
       throw InvalidArgument(formatted(
           "{}: expected tensors of one mesh, found mesh {} and another mesh {}; full_tensor() and "
           "distribute() bring a tensor from one to the other",
           operation_.name, space_.name(), global->spec->space->name()));
+    }
     key.add(global_mark);
     return key.add(word_of(global->spec.get()));
   }
@@ -58,8 +64,7 @@ void Arguments::add(at::Tensor tensor, int argument, int element, bool written) 
     key.add(number_mark);
     return key.add(static_cast<std::uint64_t>(kept.scalar_type()));
   }
-  if (!space_.options.load().replicate_plain || written) refuse_plain(kept, argument);
-  space_.plain_check.look(kept, operation_.name, space_.all());
+  has_plain_ = true;
   key.add(plain_mark);
   key.add(static_cast<std::uint64_t>(kept.scalar_type()));
   key.add(static_cast<std::uint64_t>(kept.dim()));
@@ -96,15 +101,31 @@ void Arguments::add_value(const c10::IValue& value, int argument, bool written, 
   key.can_be_remembered = false;
 }
 
-void Arguments::refuse_plain(const at::Tensor& tensor, int argument) const {
+// Once it is known that the space is the right one.
+void Arguments::take_plain() const {
+  const bool is_allowed = space_.options.load().replicate_plain;
+  for (const TensorArgument& one : tensors) {
+    if (one.global != nullptr || (one.tensor.dim() == 0 && !one.written)) continue;
+    if (!is_allowed || one.written) refuse_plain(one);
+    space_.plain_check.look(one.tensor, operation_.name, space_.all());
+  }
+}
+
+void Arguments::give_back(std::span<c10::IValue> values) {
+  for (TensorArgument& one : tensors)
+    if (one.element < 0) values[static_cast<std::size_t>(one.argument)] = std::move(one.tensor);
+}
+
+void Arguments::refuse_plain(const TensorArgument& plain) const {
+  check_is_possible(operation_, *this, space_);  // no other tensor would do
   throw InvalidArgument(formatted(
       "{}: expected global tensors on mesh {}, found a plain {} tensor of sizes {} as argument {}; "
       "distribute() makes it global, and set_global_options(mesh, {{.replicate_plain = true}}) "
       "lets "
       "plain tensors count as replicated where they are only read; the mesh of a handle is "
       "handle.tensors()",
-      operation_.name, space_.name(), c10::toString(tensor.scalar_type()), c10::str(tensor.sizes()),
-      argument));
+      operation_.name, space_.name(), c10::toString(plain.tensor.scalar_type()),
+      c10::str(plain.tensor.sizes()), plain.argument));
 }
 
 std::string describe_placements(const Arguments& arguments) {

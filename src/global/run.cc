@@ -1,7 +1,6 @@
 #include "global/run.h"
 
 #include "base/check.h"
-#include "dispatch/each_tensor.h"
 #include "dispatch/key.h"
 #include "global/arguments.h"
 #include "global/convert.h"
@@ -62,16 +61,6 @@ const GlobalTensor& chosen(const Operation& operation, std::span<c10::IValue> va
 // Brings tensors of other spaces on the same ranks to that of the returned tensor.
 const GlobalTensor& bring_together(const Operation& operation, std::span<c10::IValue> values,
                                    const GlobalTensor& one) {
-  bool is_mixed = false;
-  for (const c10::IValue& value : values)
-    dispatch::for_each_tensor_in(value, [&](const c10::TensorImpl& tensor) {
-      const auto* found =
-          tensor.has_storage()
-              ? nullptr
-              : static_cast<const GlobalTensor*>(dispatch::carrier_of(tensor, dispatch::key()));
-      is_mixed = is_mixed || (found != nullptr && found->spec->space != one.spec->space);
-    });
-  if (!is_mixed) return one;
   const GlobalTensor& to = chosen(operation, values, one);
   replace_tensors(values, [&](const at::Tensor& tensor) {
     if (!is_elsewhere(tensor, *to.spec->space)) return tensor;
@@ -343,6 +332,15 @@ void become_view(dispatch::Call& call, const Operation& operation) {
   stack.back() = self;
 }
 
+void run_in_space(dispatch::Call& call, const Operation& operation, Arguments& arguments,
+                  const GlobalTensor& place) {
+  Space& space = *place.spec->space;
+  if (!operation.gradient.empty()) check_gradient(operation, arguments, space);
+  Run run(call, operation, arguments, place);
+  if (DecisionPtr decision = space.decisions().find(arguments.key)) return run.again(*decision);
+  run.first();
+}
+
 }  // namespace
 
 void run_operation(dispatch::Call& call, const GlobalTensor& one) {
@@ -354,13 +352,12 @@ void run_operation(dispatch::Call& call, const GlobalTensor& one) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   auto items = torch::jit::last(call.stack(), operation.written.size());
   const std::span values(const_cast<c10::IValue*>(items.data()), items.size());
+  Arguments arguments(operation, values, *one.spec->space);
+  if (!arguments.is_mixed) return run_in_space(call, operation, arguments, one);
+  arguments.give_back(values);
   const GlobalTensor& place = bring_together(operation, values, one);
-  Space& space = *place.spec->space;
-  Arguments arguments(operation, values, space);
-  if (!operation.gradient.empty()) check_gradient(operation, arguments, space);
-  Run run(call, operation, arguments, place);
-  if (DecisionPtr decision = space.decisions().find(arguments.key)) return run.again(*decision);
-  run.first();
+  Arguments together(operation, values, *place.spec->space);
+  run_in_space(call, operation, together, place);
 }
 
 }  // namespace lockstep::global
