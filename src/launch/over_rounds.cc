@@ -174,8 +174,10 @@ void Agent::Run::begin_round(const RoundPlan& plan) {
     fresh.push_back(worker.get());
   }
   start_all(fresh);
+  // One that has ended well may have seen the round before the agent did.
   for (Worker* worker : lost)
-    worker->has_ended_well() ? note_end(*worker, {.code = 0}) : note_lost(*worker);
+    worker->end() && worker->end()->success() ? note_end(*worker, *worker->end())
+                                              : note_lost(*worker);
   if (plan.round > 0) fill_reserve_ = Clock::now() + until_the_round_is_under_way;
 }
 

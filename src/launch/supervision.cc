@@ -123,10 +123,7 @@ void Agent::Run::take_ended() {
 void Agent::Run::note_end(Worker& worker, sys::ExitStatus status) {
   const auto now = Clock::now();
   worker.output().finish();
-  if (worker.standing() == Worker::Standing::waiting) {
-    worker.set_ended_well(status.success());
-    return;  // begin_round() sees it
-  }
+  if (worker.standing() == Worker::Standing::waiting) return;  // begin_round() sees it
   result_.ends.push_back(worker.describe_end(status, now));
   state_machine_.ended(worker.rank(), status, now);
   if (state_machine_.cause() == worker.rank()) note_failure(result_.ends.back());

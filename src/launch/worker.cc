@@ -91,15 +91,16 @@ void Worker::spawn(const std::string& file, const WorkerSpec& spec, const RankSp
   command.end_with_parent = true;
   process_ = sys::Process::spawn(command);
   running_ = true;
+  end_.reset();
   started_ = Clock::now();
   output_.close_rank_ends();
 }
 
 std::optional<sys::ExitStatus> Worker::take_end() {
   if (!running_) return std::nullopt;
-  const auto status = process_->try_wait();
-  running_ = !status;
-  return status;
+  end_ = process_->try_wait();
+  running_ = !end_;
+  return end_;
 }
 
 void Worker::kill(const std::string& why) {

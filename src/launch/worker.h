@@ -49,9 +49,6 @@ class Worker {
   }
   [[nodiscard]] Standing standing() const { return standing_; }
   void set_standing(Standing standing) { standing_ = standing; }
-  // Whether it ended well while it was waiting: it may have seen the round before the agent did.
-  [[nodiscard]] bool has_ended_well() const { return has_ended_well_; }
-  void set_ended_well(bool well) { has_ended_well_ = well; }
   // Kills it. `why` is how its end reads: "killed by the agent: ...".
   void kill(const std::string& why);
   [[nodiscard]] const std::string& error_file() const { return error_file_; }
@@ -62,6 +59,8 @@ class Worker {
   [[nodiscard]] int pid() const { return process_ ? process_->pid() : 0; }
   // How it ended, once, when it has.
   [[nodiscard]] std::optional<sys::ExitStatus> take_end();
+  // The same again; nothing while it runs.
+  [[nodiscard]] const std::optional<sys::ExitStatus>& end() const { return end_; }
   [[nodiscard]] RankEnd describe_end(sys::ExitStatus status, Clock::time_point now) const;
 
  private:
@@ -71,7 +70,6 @@ class Worker {
   int rank_;
   std::string name_;
   Standing standing_ = Standing::plain;
-  bool has_ended_well_ = false;
   std::string killed_why_;
   std::string error_file_;
   RankOutput output_;
@@ -80,6 +78,7 @@ class Worker {
   sys::FileDescriptor in_reserve_;  // its own, while it is started
   bool is_ready_ = false;
   bool running_ = false;
+  std::optional<sys::ExitStatus> end_;
   Clock::time_point started_;
 };
 
