@@ -64,7 +64,7 @@ class RefuseBeside final : public c10::OperatorKernel {
   [[noreturn]] void refuse(const OperatorHandle& operation) const {
     throw InvalidArgument(formatted(
         "{}: a {} tensor beside a global, sharded, deferred or recomputed one is not supported: "
-        "make it dense first",
+        "make it dense first, by to_dense()",
         operation.schema().name(), layout_));
   }
 

@@ -290,5 +290,20 @@ TEST(CheckpointActivations, WhatCannotBeIsOneLine) {
             std::string::npos);
 }
 
+// As the step of an optimizer with the sparse gradient of an embedding.
+TEST(CheckpointActivations, ASparseOperandIsOneLine) {
+  auto model = models::Gpt(gpt_options());
+  checkpoint_activations(*model, "transformer.h.*");
+  at::NoGradGuard no_grad;
+  for (at::Tensor& parameter : model->parameters()) {
+    const at::Tensor sparse = at::ones_like(parameter).to_sparse();
+    const std::string text = refusal([&] { parameter.add_(sparse, -0.1); });
+    EXPECT_EQ(text,
+              "aten::add_: a sparse tensor beside a global, sharded, deferred or recomputed one is "
+              "not supported: make it dense first, by to_dense()");
+    EXPECT_EQ(refusal([&] { parameter.add_(sparse.to_dense(), -0.1); }), "");
+  }
+}
+
 }  // namespace
 }  // namespace lockstep
