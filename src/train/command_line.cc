@@ -5,9 +5,7 @@
 #include "base/nearest.h"
 #include "base/text.h"
 #include "base/visible.h"
-#include "train/config_file.h"
 #include "train/configuration.h"
-#include "train/resume_command.h"
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/version.h>
@@ -25,6 +23,8 @@ namespace {
 
 constexpr const char* resume_option = "resume";
 constexpr const char* automatic = "auto";  // --resume auto
+constexpr std::string_view plain_letters =
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-+=./:,@%";
 
 // The tasks of a program, each with its defaults.
 using Known = std::list<Configuration>;
@@ -57,16 +57,9 @@ const Settings::Entry* entry_in(const Configuration& one, std::string_view name)
   return found == entries.end() ? nullptr : &*found;
 }
 
-std::string_view value_name(const Settings::Entry& entry) {
-  if (!entry.value_name.empty()) return entry.value_name;
-  if (!entry.choices.empty()) return "WORD";
-  if (std::holds_alternative<std::string*>(entry.variable)) return "PATH";
-  return std::holds_alternative<bool*>(entry.variable) ? "" : "N";
-}
-
 // "12", or for several tasks "gpt 12, mnist 64" where their values differ.
 std::string standard_of(const Settings::Entry& entry, const Shown& shown) {
-  if (std::holds_alternative<bool*>(entry.variable)) return {};
+  if (entry.is_flag()) return {};
   std::vector<std::string> texts, named;
   for (const Configuration* one : shown) {
     const Settings::Entry* own = entry_in(*one, entry.name);
@@ -118,7 +111,7 @@ CommandOptions declared(std::string_view command, const Known& known, const Conf
     for (const Settings::Entry& entry : from.settings().entries())
       if (added.insert(entry.name).second)
         options.add({.name = entry.name,
-                     .value = std::string(value_name(entry)),
+                     .value = std::string(entry.value_in_help()),
                      .help = is_listed ? help_of(entry, shown) : std::string(),
                      .standard = is_listed ? standard_of(entry, shown) : std::string(),
                      .letter = entry.name == "ranks" ? 'n' : '\0',
@@ -210,6 +203,10 @@ Configuration& configured(Known& known, Words& words) {
   return task;
 }
 
+bool is_option(std::string_view word, std::string_view name) {
+  return word == name || word.starts_with(formatted("{}=", name));
+}
+
 }  // namespace
 
 CommandLine parse_command_line(std::string_view command, std::span<Task* const> tasks,
@@ -235,6 +232,39 @@ CommandLine parse_command_line(std::string_view command, std::span<Task* const> 
   } catch (const BadInput& error) {
     throw UsageError(error.what());
   }
+}
+
+std::string shell_word(std::string_view word) {
+  if (!word.empty() && word.find_first_not_of(plain_letters) == std::string_view::npos)
+    return std::string(word);
+  std::string quoted = "'";
+  for (char letter : word) quoted += letter == '\'' ? std::string("'\\''") : std::string(1, letter);
+  return quoted + "'";
+}
+
+std::string command_without_resume(std::span<const std::string> words) {
+  std::string command;
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    if (is_option(words[i], "--overwrite") || is_option(words[i], "--resume-auto")) continue;
+    if (is_option(words[i], "--resume")) {
+      if (i + 1 < words.size() && words[i] == "--resume" && words[i + 1] == "auto") ++i;
+      continue;
+    }
+    if (is_option(words[i], "--resume-from")) {
+      if (words[i] == "--resume-from") ++i;  // its value
+      continue;
+    }
+    command += (command.empty() ? "" : " ") + shell_word(words[i]);
+  }
+  return command;
+}
+
+std::string resume_command(const Configuration& configuration, std::string_view how) {
+  std::string command = configuration.options.command;
+  if (command.empty())
+    command = formatted("lockstep train {} --out {}", configuration.task_name(),
+                        shell_word(configuration.options.out));
+  return formatted("{} {}", command, how);
 }
 
 }  // namespace lockstep::train

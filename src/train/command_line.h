@@ -1,7 +1,9 @@
 // From the words of a command line to a task and its options: the task's defaults, then the file
 // named by --config, then the words. With --resume and no --config the file is OUT/config.toml, so
-// that a run goes on with its own options.
+// that a run goes on with its own options. And back: the command with which a run goes on.
 #pragma once
+
+#include "train/configuration.h"
 
 #include <lockstep/train/options.h>
 #include <lockstep/train/task.h>
@@ -24,5 +26,16 @@ struct CommandLine {
 // bounds, a file that cannot be read. Reads --config's file, changes nothing else.
 [[nodiscard]] CommandLine parse_command_line(std::string_view command, std::span<Task* const> tasks,
                                              std::span<const std::string> words);
+
+// One word as a shell reads it: in quotes where it needs them.
+[[nodiscard]] std::string shell_word(std::string_view word);
+
+// The words of a command line for a shell, without the options that say how the run starts:
+// --resume, --resume-from, --overwrite.
+[[nodiscard]] std::string command_without_resume(std::span<const std::string> words);
+
+// The whole command; `how` is "--resume", or "--resume-from step-00000100". A run that no command
+// line began is named by its task and folder.
+[[nodiscard]] std::string resume_command(const Configuration& configuration, std::string_view how);
 
 }  // namespace lockstep::train

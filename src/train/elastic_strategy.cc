@@ -1,6 +1,5 @@
 #include "train/elastic_strategy.h"
 
-#include "train/axes.h"
 #include "train/micro_batches.h"
 #include "train/random_streams.h"
 #include "train/strategy.h"
@@ -35,7 +34,7 @@ bool are_equal(const std::vector<Batch>& parts, std::int64_t slots) {
 
 Mesh mesh_of(const Options& options, const Group& world) {
   std::vector<MeshAxis> axes = division_of(options, world.size()).axes;
-  const bool is_divided = options.shard != "none";
+  const bool is_divided = level_of(options).has_value();
   if (axes.empty()) axes = {{std::string(is_divided ? shards_axis : copies_axis), world.size()}};
   return {world, std::move(axes)};
 }

@@ -37,7 +37,7 @@ class ElasticStrategy : public LocalStrategy {
   [[nodiscard]] double backward_slot(const Batch& rows, double share, std::int64_t step,
                                      std::int64_t slot, optim::GradScaler& scaler);
   void pass_for_others(const Batch& rows, optim::GradScaler& scaler);
-  [[nodiscard]] bool is_divided() const { return options_.shard != "none"; }
+  [[nodiscard]] bool is_divided() const { return level_of(options_).has_value(); }
   void begin_buffers();
   void end_buffers();
 

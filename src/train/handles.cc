@@ -3,7 +3,6 @@
 #include "base/check.h"
 #include "checkpoint/optimizer_state.h"
 #include "parallel/whole_parameters.h"
-#include "train/axes.h"
 #include "train/parts_handle.h"
 
 #include <lockstep/mesh/mesh.h>
@@ -21,34 +20,13 @@
 namespace lockstep::train {
 namespace {
 
-std::optional<c10::ScalarType> dtype_of(const std::string& word) {
-  if (word == "bf16") return at::kBFloat16;
-  if (word == "fp16") return at::kHalf;
-  return std::nullopt;
-}
-
-ContextMethod context_method(const Options& options) {
-  return options.context_method == "ring" ? ContextMethod::ring : ContextMethod::ulysses;
-}
-
-ShardLevel level_of(const std::string& word) {
-  if (word == "optimizer") return ShardLevel::optimizer;
-  return word == "gradients" ? ShardLevel::gradients : ShardLevel::full;
-}
-
 ShardOptions shard_options(const Options& options, const Task& task) {
-  std::vector<std::string> patterns = task.units();
-  auto compute = compute_dtype(options);
-  auto reduce = dtype_of(options.reduce_dtype);
-  if (compute && !reduce) reduce = at::kFloat;
-  return {.units = {patterns.begin(), patterns.end()},
-          .level = level_of(options.shard),
-          .storage = options.node_shared ? ShardStorage::node_shared : ShardStorage::private_memory,
-          .compute_dtype = compute,
-          .reduce_dtype = reduce,
-          .reduce_in_step = options.reduce_in_step,
-          .prefetch = static_cast<int>(options.prefetch),
-          .offload = options.offload};
+  const std::vector<std::string> patterns = task.units();
+  ShardOptions how = options.sharding;
+  how.level = level_of(options).value_or(ShardLevel::full);
+  how.units = {patterns.begin(), patterns.end()};
+  if (how.compute_dtype && !how.reduce_dtype) how.reduce_dtype = at::kFloat;
+  return how;
 }
 
 bool has_axis(const Mesh& mesh, std::string_view name) {
@@ -97,10 +75,10 @@ Handle outer_handle(const Options& options, const Task& task, const PartOfRun& p
                     const Mesh& learners,
                     const std::shared_ptr<CommunicationHook>& hook = nullptr) {
   // Gradients of slots are added up by SlotGradients.
-  if (options.shard == "none" && options.elastic)
+  if (!level_of(options) && options.elastic)
     return PartsHandle(parts_state(learners.group(), trained_parts(*part.stage),
                                    parallel::whole_state_parts(*part.stage)));
-  if (options.shard == "none") return DistributedDataParallel(part.stage, learners, {.hook = hook});
+  if (!level_of(options)) return DistributedDataParallel(part.stage, learners, {.hook = hook});
   ShardOptions how = shard_options(options, task);
   how.units.insert(how.units.end(), part.tied.begin(), part.tied.end());
   how.units = stage_units(how.units, part.model, *part.stage);
@@ -110,10 +88,6 @@ Handle outer_handle(const Options& options, const Task& task, const PartOfRun& p
 }
 
 }  // namespace
-
-std::optional<c10::ScalarType> compute_dtype(const Options& options) {
-  return dtype_of(options.precision);
-}
 
 Handle make_handle_on(const Options& options, const Task& task, const PartOfRun& part,
                       const Mesh& mesh, const std::shared_ptr<CommunicationHook>& hook) {
@@ -143,7 +117,7 @@ ExpertParallel make_expert_handle(const Options& options, const Task& task, cons
             return outer_handle(options, task, parts_of(part, parts), ranks);
           },
       .sequence_parallel = options.sequence_parallel,
-      .method = context_method(options),
+      .method = options.context_method,
       .is_stage = part.is_stage,
       .tensors = context_tensors_of(mesh, options)};
   if (has_axis(mesh, tensor_axis)) how.plan = plan_for(task, part);
@@ -156,7 +130,7 @@ ExpertParallel make_expert_handle(const Options& options, const Task& task, cons
 // The strategy adds gradients up over the ranks of cp, too: one call for all of them.
 ContextParallel make_context_handle(const Options& options, const Task& task, const PartOfRun& part,
                                     const Mesh& mesh) {
-  ContextParallelOptions how{.method = context_method(options),
+  ContextParallelOptions how{.method = options.context_method,
                              .sequence_parallel = options.sequence_parallel,
                              .mesh = without_stages(mesh)};
   if (has_axis(mesh, tensor_axis)) how.plan = plan_for(task, part);
@@ -184,7 +158,7 @@ Handle make_handle(const Options& options, const Task& task,
   if (!division.axes.empty())
     return make_handle_on(options, task, {.model = *module, .stage = module},
                           Mesh(group, mesh_axes(division, task)), hook);
-  if (options.shard == "none")
+  if (!level_of(options))
     return DistributedDataParallel(std::move(module), group, {.hook = std::move(hook)});
   return fully_shard(std::move(module), group, shard_options(options, task));
 }

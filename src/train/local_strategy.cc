@@ -2,9 +2,8 @@
 
 #include "base/check.h"
 #include "base/format.h"
-#include "train/communication.h"
 #include "train/micro_batches.h"
-#include "train/optimizers.h"
+#include "train/optimizer.h"
 
 #include <lockstep/comm/together.h>
 #include <lockstep/module/checkpoint_activations.h>
@@ -24,12 +23,10 @@ constexpr std::string_view of_hook = "hook.";
 LocalStrategy::LocalStrategy(const Options& options, Task& task, Group world)
     : options_(options), task_(task), world_(std::move(world)), hook_(hook_of_options(options)) {}
 
-void LocalStrategy::attach(std::shared_ptr<torch::nn::Module> module, const ScheduleOptions&,
-                           std::int64_t) {
+void LocalStrategy::attach(std::shared_ptr<torch::nn::Module> module, RunLength) {
   if (options_.sync_batch_norm) sync_.emplace(*module, world_);
   if (options_.checkpoint_every > 0)
-    checkpoint_activations(*module, task_.units().front(),
-                           {.every = static_cast<int>(options_.checkpoint_every)});
+    checkpoint_activations(*module, task_.units().front(), {.every = options_.checkpoint_every});
   make_handle(std::move(module));
   // Copies that differ are each rank's own to update.
   std::shared_ptr<optim::SharedUpdate> shared;
@@ -54,9 +51,10 @@ double LocalStrategy::backward(const Batch& part, double share, optim::GradScale
   count_bytes([&] {
     at::Tensor loss = [&] {
       RECORD_USER_SCOPE("forward");
-      return task_.loss(cut(cast_batch(part, compute_dtype(options_))));
+      return task_.loss(cut(cast_batch(part, options_.sharding.compute_dtype)));
     }();
-    if (compute_dtype(options_)) loss = loss.to(at::kFloat);  // float16 has no room for its scale
+    if (options_.sharding.compute_dtype)
+      loss = loss.to(at::kFloat);  // float16 has no room for its scale
     {
       RECORD_USER_SCOPE("backward");
       scaler.scale(share == 1 ? loss : loss * share).backward();
@@ -85,7 +83,8 @@ void LocalStrategy::update(double lr, const optim::GradientTransform& transform,
     count_bytes(step);
   }
   scaler.update();
-  if (options_.reduce_in_step) handle().zero_grad();  // or an evaluation computes averages for all
+  if (options_.sharding.reduce_in_step)
+    handle().zero_grad();  // or an evaluation computes averages for all
 }
 
 std::map<std::string, at::Tensor> LocalStrategy::own() {
@@ -129,7 +128,7 @@ void LocalStrategy::load(const std::filesystem::path& folder) {
 
 std::vector<std::pair<std::string, std::string>> LocalStrategy::results() {
   // fully_shard() has groups of its own, too.
-  if (world_.size() == 1 || options_.shard != "none") return {};
+  if (world_.size() == 1 || level_of(options_)) return {};
   return {{"sent_bytes", formatted("{}", sent_bytes_)}};
 }
 

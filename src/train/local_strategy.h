@@ -27,8 +27,7 @@ class LocalStrategy : public RunStrategy {
  public:
   LocalStrategy(const Options& options, Task& task, Group world);
 
-  void attach(std::shared_ptr<torch::nn::Module> module, const ScheduleOptions& schedule,
-              std::int64_t steps_per_epoch) override;
+  void attach(std::shared_ptr<torch::nn::Module> module, RunLength length) override;
   Handle& handle() override { return handle_; }
   torch::optim::Optimizer* optimizer() override { return optimizer_.get(); }
 

@@ -3,11 +3,13 @@
 #include "base/environment.h"
 #include "base/format.h"
 #include "sys/failure_text.h"
-#include "train/strategy.h"
+#include "train/option_table.h"
+#include "train/option_values.h"
 
 #include <lockstep/base/error.h>
 
 #include <algorithm>
+#include <optional>
 
 namespace lockstep::train {
 namespace {
@@ -15,7 +17,7 @@ namespace {
 constexpr double bytes_of_a_number = 4;
 
 double numbers_of_state(const Options& options) {
-  if (options.optimizer == "adamw") return 2;
+  if (options.optimizer == OptimizerKind::adamw) return 2;
   return options.momentum > 0 ? 1 : 0;
 }
 
@@ -30,17 +32,18 @@ std::string count_text(double count) {
 // As ShardLevel counts; a whole model that is computed with in 16 bits lies beside float32 shards.
 double bytes_of_a_rank(const Options& options, double parameters, int ranks) {
   const double state = bytes_of_a_number * numbers_of_state(options);
-  const bool is_narrow = options.precision != "fp32";
+  const bool is_narrow = options.sharding.compute_dtype.has_value();
   const double number = is_narrow ? 2 : bytes_of_a_number;
   double whole = 0;                                     // what a rank has undivided
   double divided = bytes_of_a_number + number + state;  // parameters, gradients, state
-  if (options.shard == "none") {
+  const std::optional<ShardLevel> level = level_of(options);
+  if (!level) {
     whole = divided;
     divided = 0;
-  } else if (options.shard != "full" && !options.node_shared) {
+  } else if (*level != ShardLevel::full && options.sharding.storage != ShardStorage::node_shared) {
     whole = number;
     if (!is_narrow) divided -= number;
-    if (options.shard == "optimizer") {
+    if (*level == ShardLevel::optimizer) {
       whole += number;
       divided -= number;
     }
@@ -52,19 +55,19 @@ double bytes_of_a_rank(const Options& options, double parameters, int ranks) {
 
 void check_memory(const Options& options, const ModelSize& model, int ranks, int local_ranks,
                   const sys::MemorySize& memory) {
-  if (!options.offload.empty()) return;
+  if (!options.sharding.offload.empty()) return;
   double kept = bytes_of_a_rank(options, model.parameters, ranks);
   double passing = bytes_of_a_number * model.activations / division_of(options, ranks).context;
   if ((kept + passing) * local_ranks <= static_cast<double>(memory.available)) return;
   std::string text = formatted(
       "the model does not fit: {} parameters, their gradients and the state of {} take at least "
       "{}, the activations of a step {}",
-      count_text(model.parameters), options.optimizer, sys::rough_size(kept),
+      count_text(model.parameters), word_of(options.optimizer), sys::rough_size(kept),
       sys::rough_size(passing));
   if (local_ranks > 1) text += formatted(" in each of {} ranks on this machine", local_ranks);
   text += formatted("; {}; choose a smaller --width, --layers or --batch",
                     sys::free_memory_text(memory));
-  if (options.shard == "none" && ranks > 1) text += ", or divide the model by --shard full";
+  if (!level_of(options) && ranks > 1) text += ", or divide the model by --shard full";
   throw BadInput(text);
 }
 

@@ -1,9 +1,9 @@
 #include "train/mesh_strategy.h"
 
 #include "base/check.h"
-#include "train/axes.h"
 #include "train/local_strategy.h"
 #include "train/micro_batches.h"
+#include "train/option_values.h"
 
 #include <lockstep/global/tensor.h>
 #include <lockstep/models/generate.h>
@@ -83,7 +83,7 @@ class PipelineStrategy final : public MeshStrategy {
   double backward(const Batch& part, double share, optim::GradScaler& scaler) override {
     check(share == 1, "a pipeline takes a batch whole");
     scale_ = scaler.enabled() ? scaler.state().scale : 1;
-    const Batch batch = cast_batch(part, compute_dtype(options_));
+    const Batch batch = cast_batch(part, options_.sharding.compute_dtype);
     return pipeline_.step({batch.data}, {batch.target}).item<double>() / scale_;
   }
 
@@ -144,7 +144,7 @@ class PipelineStrategy final : public MeshStrategy {
     module_ = std::move(module);
     const std::vector<ModelPiece> pieces = task_.pieces();
     check_input(!pieces.empty(), "--mesh {}: the task {} has no pieces for stages (Task::pieces())",
-                options_.mesh, task_.name());
+                mesh_text(options_.mesh), task_.name());
     std::map<std::string, int> uses;
     for (const ModelPiece& piece : pieces)
       for (const std::string& name : piece.modules)
@@ -155,7 +155,7 @@ class PipelineStrategy final : public MeshStrategy {
     const auto blocks = static_cast<int>(pieces.size()) - 2;
     check_input(blocks >= count,
                 "--mesh {}: {} stages of --pipeline {} need as many blocks, found {}",
-                options_.mesh, count, options_.pipeline, blocks);
+                mesh_text(options_.mesh), count, options_.pipeline, blocks);
     std::vector<Stage> stages = split(*module_, pieces, even_points(pieces, count));
     if (const auto tensors = context_tensors_of(mesh_, options_)) sequences_.emplace(*tensors);
     if (sequences_) stages = sequences_->stages(std::move(stages));
@@ -172,7 +172,7 @@ class PipelineStrategy final : public MeshStrategy {
         stages, schedule, mesh_["pp"],
         [this](const Tensors& outputs, const Tensors& targets) {
           at::Tensor loss = loss_of(outputs, targets);
-          if (compute_dtype(options_)) loss = loss.to(at::kFloat);
+          if (options_.sharding.compute_dtype) loss = loss.to(at::kFloat);
           return scale_ == 1 ? loss : loss * scale_;
         },
         how);
@@ -187,12 +187,11 @@ class PipelineStrategy final : public MeshStrategy {
 
   [[nodiscard]] plan::Schedule schedule_of(int stages) const {
     try {
-      return plan::make_schedule(
-          options_.pipeline,
-          {.stages = stages, .micro_batches = static_cast<int>(options_.accumulate)});
+      return plan::make_schedule(options_.pipeline,
+                                 {.stages = stages, .micro_batches = options_.accumulate});
     } catch (const InvalidArgument& error) {
       throw BadInput(formatted("--pipeline {} with --accumulate {} micro-batches on --mesh {}: {}",
-                               options_.pipeline, options_.accumulate, options_.mesh,
+                               options_.pipeline, options_.accumulate, mesh_text(options_.mesh),
                                error.what()));
     }
   }

@@ -5,7 +5,6 @@
 #include "checkpoint/optimizer_state.h"
 #include "parallel/state_broadcast.h"
 #include "parallel/whole_parameters.h"
-#include "train/communication.h"
 #include "train/worker_strategy.h"
 
 #include <lockstep/parallel/data/diloco.h>
@@ -52,7 +51,7 @@ std::int64_t steps_in(const Tensors& state) {
 class Averaged final : public Copies {
  public:
   Averaged(torch::nn::Module& module, const Group& world, const Options& options)
-      : local_(module, world, {.period = options.local_sgd}) {}
+      : local_(module, world, options.local_sgd) {}
   void step(bool) override { (void)local_.step(); }
   void show() override { local_.average_now(); }
   Tensors state() override { return {{"steps", one_number(local_.steps())}}; }
@@ -68,10 +67,10 @@ class Averaged final : public Copies {
 class AveragedLater final : public Copies {
  public:
   AveragedLater(torch::nn::Module& module, const Group& world, const Options& options)
-      : hook_(post_local_sgd({.start_step = options.local_sgd_start})),
+      : hook_(post_local_sgd(options.post_local_sgd)),
         ddp_(module, world, {.broadcast_buffers = false, .hook = hook_}),
-        averager_(ddp_.parameters(), {{options.local_sgd, world}}, options.local_sgd_start, hook_) {
-  }
+        averager_(ddp_.parameters(), {{options.local_sgd.period, world}},
+                  options.post_local_sgd.start_step, hook_) {}
   Handle& handle() override { return ddp_; }
   void step(bool) override { (void)averager_.step(); }
   void show() override { averager_.average_now(); }
@@ -100,7 +99,7 @@ class AveragedLater final : public Copies {
 class OuterUpdates final : public Copies {
  public:
   OuterUpdates(torch::nn::Module& module, const Group& world, const Options& options)
-      : diloco_(module, world, diloco_options(options)) {}
+      : diloco_(module, world, options.diloco) {}
   void step(bool is_last) override {
     (void)diloco_.step();
     if (is_last) (void)diloco_.synchronize();
@@ -145,17 +144,16 @@ OwnCopiesStrategy::~OwnCopiesStrategy() = default;
 
 Handle& OwnCopiesStrategy::handle() { return copies_->handle(); }
 
-void OwnCopiesStrategy::attach(std::shared_ptr<torch::nn::Module> module,
-                               const ScheduleOptions& schedule, std::int64_t steps_per_epoch) {
+void OwnCopiesStrategy::attach(std::shared_ptr<torch::nn::Module> module, RunLength length) {
   module_ = module;
-  steps_ = schedule.steps;
-  LocalStrategy::attach(std::move(module), schedule, steps_per_epoch);
+  steps_ = length.steps;
+  LocalStrategy::attach(std::move(module), length);
 }
 
 void OwnCopiesStrategy::make_handle(std::shared_ptr<torch::nn::Module> module) {
-  if (options_.diloco > 0)
+  if (options_.diloco.inner_steps > 0)
     copies_ = std::make_unique<OuterUpdates>(*module, world_, options_);
-  else if (options_.local_sgd_start > 0)
+  else if (options_.post_local_sgd.start_step > 0)
     copies_ = std::make_unique<AveragedLater>(*module, world_, options_);
   else
     copies_ = std::make_unique<Averaged>(*module, world_, options_);
@@ -215,10 +213,13 @@ OwnCopiesStrategy::Tensors OwnCopiesStrategy::own() {
 }
 
 std::string OwnCopiesStrategy::kind() const {
-  if (options_.diloco == 0)
-    return formatted("local-sgd {} from {}", options_.local_sgd, options_.local_sgd_start);
-  return formatted("diloco {} int8 {} fragments {} overlap {}", options_.diloco,
-                   options_.diloco_int8, options_.diloco_fragments, options_.diloco_overlap);
+  const DiLoCoOptions& diloco = options_.diloco;
+  if (diloco.inner_steps == 0)
+    return formatted("local-sgd {} from {}", options_.local_sgd.period,
+                     options_.post_local_sgd.start_step);
+  return formatted("diloco {} int8 {} fragments {} overlap {}", diloco.inner_steps,
+                   diloco.pseudo_gradients == PseudoGradients::int8, diloco.fragments,
+                   diloco.overlap_steps);
 }
 
 void OwnCopiesStrategy::begin_at(std::int64_t step) {

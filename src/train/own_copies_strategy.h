@@ -44,8 +44,7 @@ class OwnCopiesStrategy : public LocalStrategy {
   OwnCopiesStrategy(const Options& options, Task& task, Group world);
   ~OwnCopiesStrategy() override;
 
-  void attach(std::shared_ptr<torch::nn::Module> module, const ScheduleOptions& schedule,
-              std::int64_t steps_per_epoch) override;
+  void attach(std::shared_ptr<torch::nn::Module> module, RunLength length) override;
   Handle& handle() override;
   // Of nothing, for saving: each rank's own state is in own().
   torch::optim::Optimizer* optimizer() override { return nothing_.get(); }

@@ -1,21 +1,17 @@
 #include <lockstep/train/program.h>
 
 #include "base/check.h"
-#include "base/text.h"
 #include "elastic/round_loop.h"
 #include "sys/program.h"
 #include "train/command_line.h"
-#include "train/elastic_options.h"
-#include "train/option_settings.h"
+#include "train/option_table.h"
+#include "train/option_values.h"
 #include "train/ranks.h"
-#include "train/resume_command.h"
 #include "train/run_folder.h"
-#include "train/strategy.h"
 #include "train/task_programs.h"
 
 #include <lockstep/train/trainer.h>
 
-#include <chrono>
 #include <cstdio>
 #include <functional>
 #include <optional>
@@ -33,7 +29,7 @@ void check_start(const Options& options, const Task& task, int ranks) {
   if (options.elastic) {
     const int of_a_model = ranks_of_a_model(options);
     check_input(ranks >= of_a_model, "--mesh {}: expected at least {} ranks for one copy, found {}",
-                options.mesh, of_a_model, ranks);
+                mesh_text(options.mesh), of_a_model, ranks);
     ranks = ranks / of_a_model * of_a_model;
   }
   check_run(options, task, ranks);
@@ -85,7 +81,7 @@ int run_program(const std::string& name, const std::string& shell_name,
          .ranks = options.ranks,
          .usual_ranks = usual_ranks(options),
          .flight_folder = options.out,
-         .grace = parse_duration(options.grace).value_or(std::chrono::seconds(30)),
+         .grace = options.grace,
          .check = [&](int ranks) { check_start(options, *line.task, ranks); },
          .check_files = [&] { check_folder(*line.task, options); },
          .body = [&](Group world) { return be_a_rank(*line.task, options, std::move(world)); },

@@ -10,7 +10,6 @@
 #include "train/memory_need.h"
 #include "train/micro_batches.h"
 #include "train/model_description.h"
-#include "train/optimizers.h"
 #include "train/random_streams.h"
 
 #include <lockstep/checkpoint/checkpoint.h>
@@ -63,8 +62,8 @@ Run::Run(Task& task, const Options& options, Group world, RunStrategy& strategy,
                                   : std::nullopt),
       trace_(options_, world_),
       strategy_(strategy),
-      scaler_({.enabled = options.precision == "fp16"}) {
-  if (options_.threads > 0) at::set_num_threads(static_cast<int>(options_.threads));
+      scaler_({.enabled = options.sharding.compute_dtype == at::kHalf}) {
+  if (options_.threads > 0) at::set_num_threads(options_.threads);
   if (is_continued_) interrupt_.emplace();  // the last round's state is in memory
   std::optional<checkpoint::TrainingState> state = shared_state();
   begin(state);
@@ -108,7 +107,7 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
   compare_data();
   steps_per_epoch_ = task_.steps_per_epoch();
   steps_ = options_.steps > 0 ? options_.steps : options_.epochs * steps_per_epoch_;
-  schedule_ = schedule_of(options_, steps_, steps_per_epoch_);
+  schedule_ = schedule_of(options_, {steps_, steps_per_epoch_});
   attach();
   torch::manual_seed(stream_seed(options_.seed, seed_stream_of_rank(strategy_.draws())));
   stopping_.patience = options_.patience;
@@ -119,7 +118,7 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
 // What does not fit into the ranks' parts is found by each of them alike, and one speaks for all.
 void Run::attach() {
   try {
-    strategy_.attach(module_, schedule_, steps_per_epoch_);
+    strategy_.attach(module_, {steps_, steps_per_epoch_});
   } catch (const CommonFailure&) {
     throw;
   } catch (const BadInput&) {
@@ -180,7 +179,7 @@ void Run::step() {
 void Run::make_step() {
   strategy_.begin_step();
   if (has_round()) *in_.begun = step_ + 1;
-  lr_ = learning_rate(schedule_, step_);
+  lr_ = schedule_(options_.lr, step_);
   Batch batch;
   {
     RECORD_USER_SCOPE("data");

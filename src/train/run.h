@@ -8,11 +8,11 @@
 #include "train/early_stopping.h"
 #include "train/evaluator.h"
 #include "train/interrupt.h"
+#include "train/optimizer.h"
 #include "train/pace.h"
 #include "train/progress.h"
 #include "train/run_folder.h"
 #include "train/run_strategy.h"
-#include "train/schedule.h"
 #include "train/trace.h"
 
 #include <lockstep/checkpoint/async_saver.h>
@@ -182,7 +182,7 @@ class Run {
   std::shared_ptr<torch::nn::Module> module_;
   RunStrategy& strategy_;
   optim::GradScaler scaler_;
-  ScheduleOptions schedule_;
+  optim::Schedule schedule_;
   EarlyStopping stopping_;
   std::optional<Evaluator> evaluator_;
   std::optional<checkpoint::AsyncSaver> saver_;  // of --async-save

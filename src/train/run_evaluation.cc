@@ -15,12 +15,13 @@ constexpr std::int64_t usual_sample = 200;  // tokens
 
 Evaluator::Options Run::how_to_evaluate() {
   // Ranks that compute or keep a model together go through it equally often.
-  const bool in_step = options_.shard != "none" || strategy_.learners().size() < world_.size() ||
+  const bool in_step = level_of(options_).has_value() ||
+                       strategy_.learners().size() < world_.size() ||
                        division_of(options_, world_.size()).is_model_parallel();
   return {.batches = options_.eval_batches,
           .in_step = in_step,
           .parts = options_.elastic ? options_.slots : 0,
-          .compute_dtype = compute_dtype(options_),
+          .compute_dtype = options_.sharding.compute_dtype,
           .tell =
               [&](double share) {
                 if (!world_.is_root()) return;
@@ -66,7 +67,7 @@ void Run::evaluate_now() {
 void Run::make_up() {
   if (!left_out_) return;
   left_out_ = false;
-  lr_ = learning_rate(schedule_, step_ - 1);
+  lr_ = schedule_(options_.lr, step_ - 1);
   strategy_.meet(/*shows_model=*/true);
   if (evaluation_is_due()) evaluate();
   if (sample_is_due()) sample();

@@ -7,7 +7,7 @@
 #include "checkpoint/file_names.h"
 #include "checkpoint/folders.h"
 #include "train/checkpoint_fit.h"
-#include "train/config_file.h"
+#include "train/configuration.h"
 
 #include "sys/files.h"
 

@@ -10,8 +10,8 @@
 
 #include "checkpoint/folders.h"
 #include "train/checkpoint_fit.h"
+#include "train/command_line.h"
 #include "train/model_description.h"
-#include "train/resume_command.h"
 
 #include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/comm/together.h>

@@ -8,7 +8,7 @@
 namespace lockstep::train {
 
 bool Run::may_fail(const std::function<void()>& action) {
-  if (options_.on_save_error == "stop") {
+  if (options_.on_save_error == OnSaveError::stop) {
     action();
     return true;
   }

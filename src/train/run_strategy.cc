@@ -1,7 +1,6 @@
 #include "train/run_strategy.h"
 
 #include "base/check.h"
-#include "train/communication.h"
 #include "train/elastic_strategy.h"
 #include "train/local_strategy.h"
 #include "train/mesh_strategy.h"
@@ -66,7 +65,7 @@ class DeviceStrategy : public LocalStrategy {
                 "--strategy dp: the task {} makes no replicas of its model "
                 "(Task::make_replica()): train it with --ranks {}",
                 task_.name(), options_.devices);
-    replicas_ = TaskReplicas(task_, std::move(module), static_cast<int>(options_.devices));
+    replicas_ = TaskReplicas(task_, std::move(module), options_.devices);
   }
 
   TaskReplicas replicas_;
@@ -79,7 +78,8 @@ void RunStrategy::join(const std::function<void()>& backward) { backward(); }
 std::unique_ptr<RunStrategy> make_local_strategy(const Options& options, Task& task,
                                                  const Group& world) {
   if (options.elastic) return std::make_unique<ElasticStrategy>(options, task, world);
-  if (options.strategy == "dp") return std::make_unique<DeviceStrategy>(options, task, world);
+  if (options.strategy == StrategyKind::dp)
+    return std::make_unique<DeviceStrategy>(options, task, world);
   if (has_own_copies(options)) return std::make_unique<OwnCopiesStrategy>(options, task, world);
   if (division_of(options, world.size()).is_model_parallel())
     return make_mesh_strategy(options, task, world);

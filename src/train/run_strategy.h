@@ -2,7 +2,7 @@
 // all.
 #pragma once
 
-#include "train/schedule.h"
+#include "train/optimizer.h"
 #include "train/strategy.h"
 
 #include <lockstep/checkpoint/checkpoint.h>
@@ -32,8 +32,7 @@ class RunStrategy {
   virtual ~RunStrategy() = default;
 
   // Collective, once, before all others: the handle on the task's model, and its optimizer.
-  virtual void attach(std::shared_ptr<torch::nn::Module> module, const ScheduleOptions& schedule,
-                      std::int64_t steps_per_epoch) = 0;
+  virtual void attach(std::shared_ptr<torch::nn::Module> module, RunLength length) = 0;
   [[nodiscard]] virtual Handle& handle() = 0;
   // Null where other processes update: then save() alone can save.
   [[nodiscard]] virtual torch::optim::Optimizer* optimizer() { return nullptr; }

@@ -4,7 +4,6 @@
 #include "base/text.h"
 #include "checkpoint/file_names.h"
 #include "checkpoint/shards.h"
-#include "train/config_file.h"
 #include "train/configuration.h"
 #include "train/model_description.h"
 #include "train/tasks/gpt.h"

@@ -4,7 +4,7 @@
 #include "base/format.h"
 #include "parallel/server/group_meeting.h"
 #include "train/interrupt.h"
-#include "train/optimizers.h"
+#include "train/optimizer.h"
 #include "train/worker_strategy.h"
 
 #include <lockstep/comm/together.h>
@@ -29,12 +29,12 @@ class ServedRun {
 
   // Until the last worker has left.
   void serve() {
-    if (options_.threads > 0) at::set_num_threads(static_cast<int>(options_.threads));
+    if (options_.threads > 0) at::set_num_threads(options_.threads);
     share_failure(all_, "");  // until the workers have read their data
-    told_ = share_steps(all_, {});
+    length_ = share_steps(all_, {});
     interrupt_.emplace();
-    schedule_ = schedule_of(options_, told_.steps, told_.steps_per_epoch);
-    const ps::GroupMeeting met = ps::meet_in_group(all_, static_cast<int>(server_count(options_)));
+    schedule_ = schedule_of(options_, length_);
+    const ps::GroupMeeting met = ps::meet_in_group(all_, server_count(options_));
     (void)ps::Server(met.place.meeting, met.place.number, server_options()).run();
   }
 
@@ -44,11 +44,11 @@ class ServedRun {
         .optimizer =
             [this](const std::vector<NamedPart>& parts) { return make_optimizer(options_, parts); },
         .consistency = consistency_of(options_),
-        .staleness = static_cast<int>(options_.staleness)};
+        .staleness = options_.staleness};
     options.before_update = [this](torch::optim::Optimizer& optimizer, std::int64_t updates) {
       const bool is_mean = consistency_of(options_) == ps::Consistency::synchronous;
       const std::int64_t steps = is_mean ? updates : updates / workers();
-      set_learning_rate(optimizer, learning_rate(schedule_, first_step_ + steps));
+      set_learning_rate(optimizer, schedule_(options_.lr, first_step_ + steps));
     };
     options.step = [this](torch::optim::Optimizer& optimizer) {
       optim::GradientTransform transform;
@@ -102,8 +102,8 @@ class ServedRun {
   Group all_;
   // Workers end the run when a signal comes, and need their servers for it.
   std::optional<Interrupt> interrupt_;
-  ServedSteps told_;
-  ScheduleOptions schedule_;
+  RunLength length_;
+  optim::Schedule schedule_;
   std::int64_t first_step_ = 0;  // of this run: updates count from it
 };
 
@@ -131,13 +131,6 @@ Report share_report(Group& all, const std::string& failure, Report report) {
 }
 
 }  // namespace
-
-ps::Consistency consistency_of(const Options& options) {
-  if (options.consistency == "asynchronous") return ps::Consistency::asynchronous;
-  const bool is_stale = options.consistency == "stale-synchronous" ||
-                        (options.consistency == "auto" && options.staleness > 0);
-  return is_stale ? ps::Consistency::stale_synchronous : ps::Consistency::synchronous;
-}
 
 Report run_on_servers(Task& task, const Options& options, Group world,
                       const std::function<Report(Group workers, RunStrategy& strategy)>& train_as) {

@@ -9,7 +9,6 @@
 #include "train/run_strategy.h"
 
 #include <lockstep/comm/group.h>
-#include <lockstep/parallel/server/server.h>
 #include <lockstep/train/options.h>
 #include <lockstep/train/task.h>
 #include <lockstep/train/trainer.h>
@@ -17,9 +16,6 @@
 #include <functional>
 
 namespace lockstep::train {
-
-// As --consistency and --staleness say.
-[[nodiscard]] ps::Consistency consistency_of(const Options& options);
 
 // Collective over `world`, whose last ranks become servers. `train_as` is what a worker does, with
 // its strategy, in the group of all workers. All ranks return the report that it gives.

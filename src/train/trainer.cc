@@ -2,9 +2,9 @@
 
 #include "base/check.h"
 #include "elastic/round_loop.h"
-#include "train/elastic_options.h"
 #include "train/interrupt.h"
-#include "train/option_settings.h"
+#include "train/option_table.h"
+#include "train/option_values.h"
 #include "train/run.h"
 #include "train/served_run.h"
 
@@ -63,7 +63,7 @@ Report train_locally(Task& task, const Options& options, const Group& world,
 Report train(Task& task, const Options& given, Group world) {
   together(world, [&] { check_run(given, task, world.size()); });
   const Options options = given.elastic ? elastic_options(given) : given;
-  if (options.strategy == "ps")
+  if (options.strategy == StrategyKind::ps)
     return run_on_servers(task, options, std::move(world),
                           [&](Group workers, RunStrategy& strategy) {
                             return train_by(task, options, std::move(workers), strategy);
@@ -79,7 +79,7 @@ std::optional<Report> train_elastically(Task& task, const Options& given,
   std::int64_t begun = 0;
   const auto prepare = [&] {
     const Options options = elastic_options(given);
-    if (options.threads > 0) at::set_num_threads(static_cast<int>(options.threads));
+    if (options.threads > 0) at::set_num_threads(options.threads);
     try {
       task.load(options, Group());
       has_data = true;
@@ -106,10 +106,9 @@ std::optional<Report> train_elastically(Task& task, const Options& given,
 
 Report train(Task& task, const Options& options, const Mesh& mesh) {
   check(options.mesh.empty(), "train: give a mesh or Options::mesh, not both; found {}",
-        options.mesh);
+        mesh_text(options.mesh));
   Options on_mesh = options;
-  for (const MeshAxis& axis : mesh.axes())
-    on_mesh.mesh += formatted("{}{}={}", on_mesh.mesh.empty() ? "" : ",", axis.name, axis.size);
+  on_mesh.mesh = mesh.axes();
   return train(task, on_mesh, mesh.group());
 }
 

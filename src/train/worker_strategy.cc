@@ -37,7 +37,7 @@ std::unique_ptr<torch::optim::Optimizer> optimizer_of_nothing() {
                                              torch::optim::SGDOptions(1));
 }
 
-ServedSteps share_steps(Group& all, const ServedSteps& own) {
+RunLength share_steps(Group& all, const RunLength& own) {
   at::Tensor numbers = at::tensor({own.steps, own.steps_per_epoch}, at::kLong);
   all.broadcast(numbers, 0, {.tag = "steps"}).wait();
   const auto* values = numbers.const_data_ptr<std::int64_t>();
@@ -57,12 +57,11 @@ std::unique_ptr<StoreServer> WorkerStrategy::leave() {
   return std::move(store_server_);
 }
 
-void WorkerStrategy::attach(std::shared_ptr<torch::nn::Module> module,
-                            const ScheduleOptions& schedule, std::int64_t steps_per_epoch) {
+void WorkerStrategy::attach(std::shared_ptr<torch::nn::Module> module, RunLength length) {
   module_ = std::move(module);
   is_attached_ = true;
   share_failure(all_, "");
-  (void)share_steps(all_, {schedule.steps, steps_per_epoch});
+  (void)share_steps(all_, length);
   ps::GroupMeeting met = ps::meet_in_group(all_, all_.size() - workers_.size());
   store_server_ = std::move(met.store_server);
   worker_.emplace(module_, met.place.meeting, met.place.number);

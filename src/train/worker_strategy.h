@@ -28,8 +28,7 @@ class WorkerStrategy : public RunStrategy {
   [[nodiscard]] std::unique_ptr<StoreServer> leave();
 
   // Collective over all: tells the servers that they may begin.
-  void attach(std::shared_ptr<torch::nn::Module> module, const ScheduleOptions& schedule,
-              std::int64_t steps_per_epoch) override;
+  void attach(std::shared_ptr<torch::nn::Module> module, RunLength length) override;
   Handle& handle() override { return handle_; }
   double backward(const Batch& part, double share, optim::GradScaler& scaler) override;
   void update(double lr, const optim::GradientTransform& transform,
@@ -64,11 +63,7 @@ class WorkerStrategy : public RunStrategy {
 };
 
 // Numbers that servers are told when workers are ready; collective over all, from rank 0.
-struct ServedSteps {
-  std::int64_t steps = 0;
-  std::int64_t steps_per_epoch = 1;
-};
-[[nodiscard]] ServedSteps share_steps(Group& all, const ServedSteps& own);
+[[nodiscard]] RunLength share_steps(Group& all, const RunLength& own);
 
 // Collective over all: throws CommonFailure with what rank 0 says, unless that is empty.
 void share_failure(Group& all, const std::string& failure);

@@ -33,8 +33,8 @@ TEST(CheckpointFit, SaysWhatChanged) {
   now.data = std::filesystem::absolute("text.txt");
   EXPECT_EQ(changes_since(Configured(now).all, 2, state), "");
   now.lr = 0.25;
-  now.offload = "/x\n";
-  now.mesh = "dp=3";
+  now.sharding.offload = "/x\n";
+  now.mesh = parse_axes("dp=3");
   EXPECT_EQ(changes_since(Configured(now).all, 3, state),
             "lr 0.001 -> 0.25, mesh none -> dp=3, offload none -> /x\\n, ranks 2 -> 3");
 }

@@ -1,6 +1,6 @@
 #include "train/command_line.h"
 
-#include "train/config_file.h"
+#include "train/configuration.h"
 
 #include "support/temporary_folder.h"
 #include "train/messages.h"
@@ -56,7 +56,7 @@ TEST(CommandLine, TheTaskMayComeFromTheFile) {
   const Parsed found({"--config", (folder / "run.toml").string()});
   const Options& options = found.line.options;
   EXPECT_EQ(found.line.task->name(), "mnist");
-  EXPECT_EQ(options.optimizer, "sgd");
+  EXPECT_EQ(options.optimizer, OptimizerKind::sgd);
   EXPECT_EQ(options.epochs, 2);
 }
 
@@ -134,7 +134,7 @@ TEST(CommandLine, TheOnlyTaskIsNotNamed) {
   CommandLine line = parsed({"--width", "9", "--precision", "bf16"});
   EXPECT_EQ(line.task, task.get());
   EXPECT_EQ(setting_of(*task, "width"), "9");
-  EXPECT_EQ(line.options.precision, "bf16");
+  EXPECT_EQ(line.options.sharding.compute_dtype, at::kBFloat16);
   EXPECT_TRUE(parsed({"--help"}).help.starts_with("Usage: my_program [OPTIONS]"))
       << parsed({"--help"}).help;
   EXPECT_EQ(test::message_of([&] { (void)parsed({"mlp"}); }), "unexpected word 'mlp'");

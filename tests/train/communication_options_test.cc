@@ -1,5 +1,5 @@
 // What --hook, --local-sgd, --diloco, --sync-batch-norm and --uneven refuse, in one line each.
-#include "train/communication.h"
+#include "train/option_table.h"
 
 #include "support/temporary_folder.h"
 #include "support/torch/ranks.h"
@@ -30,7 +30,7 @@ std::string refused(const Change& change, int ranks = 2) {
 TEST(Communication, WhatFitsTogetherIsTaken) {
   for (const Way& way : all_ways()) EXPECT_EQ(refused(way.change), "nothing was thrown");
   EXPECT_EQ(refused([](Options& o) {
-              o.hook = "bf16";
+              o.hook = parse_hook("bf16");
               o.uneven = o.sync_batch_norm = true;
             }),
             "nothing was thrown");
@@ -38,45 +38,44 @@ TEST(Communication, WhatFitsTogetherIsTaken) {
 
 TEST(Communication, HooksThatAreNoneAreOneLine) {
   const std::string expected =
-      ": expected none, bf16, fp16, powersgd:RANK, bf16+powersgd:RANK or fp16+powersgd:RANK";
+      "expected none, bf16, fp16, powersgd:RANK, bf16+powersgd:RANK or fp16+powersgd:RANK";
   for (const char* text :
        {"", "bf17", "bf16+", "powersgd", "powersgd:", "powersgd:0", "powersgd:-1", "powersgd:2x",
         "powersgd:2+bf16", "bf16+fp16", "bf16powersgd:2", "powersgd:99999999999999999999"})
-    EXPECT_EQ(refused([&](Options& o) { o.hook = text; }),
-              "--hook " + std::string(text) + expected);
+    EXPECT_EQ(test::message_of([&] { (void)parse_hook(text); }),
+              expected + ", found '" + std::string(text) + "'");
 }
 
 TEST(Communication, CombinationsWithoutMeaningAreOneLine) {
   EXPECT_EQ(refused([](Options& o) {
-              o.hook = "bf16";
-              o.diloco = 3;
+              o.hook = parse_hook("bf16");
+              o.diloco.inner_steps = 3;
             }),
             "--hook bf16 and --diloco 3: expected one of the two");
-  EXPECT_EQ(refused([](Options& o) { o.local_sgd = o.diloco = 3; }),
+  EXPECT_EQ(refused([](Options& o) { o.local_sgd.period = o.diloco.inner_steps = 3; }),
             "--local-sgd 3 and --diloco 3: expected one of the two");
   EXPECT_EQ(refused([](Options& o) {
-              o.hook = "bf16";
-              o.shard = "full";
+              o.hook = parse_hook("bf16");
+              o.shard = ShardLevel::full;
             }),
             "--hook bf16 needs --shard none, found --shard full");
   EXPECT_EQ(refused(
                 [](Options& o) {
-                  o.local_sgd = 3;
-                  o.strategy = "ps";
+                  o.local_sgd.period = 3;
+                  o.strategy = StrategyKind::ps;
                 },
                 3),
             "--local-sgd 3 needs --strategy ddp, found --strategy ps");
   EXPECT_EQ(refused([](Options& o) {
-              o.diloco = 3;
-              o.mesh = "dp=2";
+              o.diloco.inner_steps = 3;
+              o.mesh = parse_axes("dp=2");
             }),
-            "--diloco 3 takes all ranks: expected no --mesh, found dp=2");
+            "--diloco 3 and --mesh dp=2: expected one of the two");
   EXPECT_EQ(refused([](Options& o) {
-              o.local_sgd = 3;
+              o.local_sgd.period = 3;
               o.uneven = true;
             }),
-            "--uneven: with --local-sgd 3 ranks do not wait for each other in every step: expected "
-            "one of the two");
+            "--uneven and --local-sgd 3: expected one of the two");
   EXPECT_EQ(refused([](Options& o) {
               o.uneven = o.sync_batch_norm = true;
               o.accumulate = 2;
@@ -86,24 +85,26 @@ TEST(Communication, CombinationsWithoutMeaningAreOneLine) {
 }
 
 TEST(Communication, WhatNeedsAnotherOptionSaysWhich) {
-  EXPECT_EQ(refused([](Options& o) { o.hook_start = 3; }),
-            "--hook-start 3 needs --hook powersgd:RANK");
-  EXPECT_EQ(refused([](Options& o) { o.local_sgd_start = 3; }),
+  EXPECT_EQ(refused([](Options& o) { o.hook.power_sgd.start_step = 3; }),
+            "--hook-start 3 needs --hook powersgd:RANK, found --hook none");
+  EXPECT_EQ(refused([](Options& o) { o.post_local_sgd.start_step = 3; }),
             "--local-sgd-start 3 needs --local-sgd N");
-  EXPECT_EQ(refused([](Options& o) { o.diloco_int8 = true; }), "--diloco-int8 needs --diloco N");
-  EXPECT_EQ(refused([](Options& o) { o.diloco_fragments = 2; }),
+  EXPECT_EQ(refused([](Options& o) { o.diloco.pseudo_gradients = PseudoGradients::int8; }),
+            "--diloco-int8 needs --diloco N");
+  EXPECT_EQ(refused([](Options& o) { o.diloco.fragments = 2; }),
             "--diloco-fragments 2 needs --diloco N");
-  EXPECT_EQ(refused([](Options& o) { o.outer_lr = 0.5; }), "--outer-lr 0.5 needs --diloco N");
+  EXPECT_EQ(refused([](Options& o) { o.diloco.outer_lr = 0.5; }),
+            "--outer-lr 0.5 needs --diloco N");
   EXPECT_EQ(refused([](Options& o) {
-              o.diloco = 3;
-              o.diloco_fragments = 4;
+              o.diloco.inner_steps = 3;
+              o.diloco.fragments = 4;
             }),
             "--diloco-fragments 4: expected no more than the 3 steps of --diloco");
-  EXPECT_EQ(refused([](Options& o) { o.diloco = o.diloco_overlap = 3; }),
+  EXPECT_EQ(refused([](Options& o) { o.diloco.inner_steps = o.diloco.overlap_steps = 3; }),
             "--diloco-overlap 3: expected less than the 3 steps of --diloco");
   EXPECT_EQ(refused([](Options& o) {
-              o.diloco = 3;
-              o.outer_momentum = 1;
+              o.diloco.inner_steps = 3;
+              o.diloco.outer_momentum = 1;
             }),
             "--outer-momentum 1: expected less than 1");
 }
@@ -122,7 +123,7 @@ TEST(Communication, WhatTheModelDoesNotHaveIsOneLine) {
   options.sync_batch_norm = true;
   expect_refused("SyncBatchNorm: the module has no BatchNorm1d, 2d or 3d");
   options.sync_batch_norm = false;
-  options.hook = "powersgd:500";
+  options.hook = parse_hook("powersgd:500");
   expect_refused("rank 500 is too large for every parameter");
 }
 

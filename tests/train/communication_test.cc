@@ -1,6 +1,6 @@
 // --hook, --local-sgd, --diloco, --sync-batch-norm and --uneven: what they train, and what a
 // checkpoint keeps of them.
-#include "train/communication.h"
+#include "train/option_table.h"
 
 #include "support/temporary_folder.h"
 #include "support/torch/ranks.h"
@@ -76,12 +76,11 @@ TEST_P(EveryWay, GoesOnWithOtherRanksAndWithoutIt) {
   EXPECT_LT(distance(options.out, on_two.out), 0.1);
   std::filesystem::remove_all(on_two.out);
   RunSetup plain = cut_at(options, 4);
-  static_cast<Options&>(plain).hook = "none";
-  plain.hook_start = plain.local_sgd = plain.local_sgd_start = plain.diloco = 0;
-  plain.diloco_int8 = false;
-  plain.diloco_fragments = 1;
-  plain.diloco_overlap = 0;
-  plain.diloco_mixing = 0;
+  const Options unset;
+  plain.hook = unset.hook;
+  plain.local_sgd = unset.local_sgd;
+  plain.post_local_sgd = unset.post_local_sgd;
+  plain.diloco = unset.diloco;
   run(2, plain);
   EXPECT_EQ(metrics_of(plain.out).size(), 8u);
   EXPECT_LT(distance(options.out, plain.out), 0.1);
@@ -130,19 +129,19 @@ TEST(Hooks, TrainAlmostTheSameModelWithFewerBytes) {
 TEST(OwnCopies, AverageEveryStepIsDistributedDataParallel) {
   TemporaryFolder folder;
   RunSetup options = tiny_mlp(folder);
-  options.optimizer = "sgd";
+  options.optimizer = OptimizerKind::sgd;
   options.lr = 0.05;
   run(3, options);
   RunSetup local = options;
   local.out += "-local";
-  local.local_sgd = 1;
+  local.local_sgd.period = 1;
   run(3, local);
   EXPECT_LT(distance(options.out, local.out), 1e-6);
   RunSetup diloco = options;
   diloco.out += "-diloco";
-  diloco.diloco = 1;
-  diloco.outer_lr = 1;
-  diloco.outer_momentum = 0;
+  diloco.diloco.inner_steps = 1;
+  diloco.diloco.outer_lr = 1;
+  diloco.diloco.outer_momentum = 0;
   run(3, diloco);
   EXPECT_LT(distance(options.out, diloco.out), 1e-6);
 }
@@ -152,16 +151,16 @@ TEST(OwnCopies, DiLoCoEndsWithAllThatWasLearned) {
   TemporaryFolder folder;
   RunSetup options = tiny_mlp(folder);
   options.steps = 10;
-  options.diloco = 1000;
-  options.outer_lr = 1;
-  options.outer_momentum = 0;
+  options.diloco.inner_steps = 1000;
+  options.diloco.outer_lr = 1;
+  options.diloco.outer_momentum = 0;
   run(2, options);
   RunSetup local = options;
   local.out += "-local";
-  local.diloco = 0;
-  local.outer_lr = Options().outer_lr;
-  local.outer_momentum = Options().outer_momentum;
-  local.local_sgd = 1000;
+  local.diloco.inner_steps = 0;
+  local.diloco.outer_lr = Options().diloco.outer_lr;
+  local.diloco.outer_momentum = Options().diloco.outer_momentum;
+  local.local_sgd.period = 1000;
   run(2, local);
   EXPECT_LT(distance(options.out, local.out), 1e-6);
 }
@@ -175,7 +174,7 @@ TEST(OwnCopies, SendSeldom) {
   run(2, options);
   RunSetup seldom = options;
   seldom.out += "-seldom";
-  seldom.diloco = 20;
+  seldom.diloco.inner_steps = 20;
   run(2, seldom);
   EXPECT_LT(sent_bytes(seldom), sent_bytes(options) / 19);
   EXPECT_GT(sent_bytes(seldom), 0);
@@ -185,7 +184,7 @@ TEST(OwnCopies, SendSeldom) {
 TEST(OwnCopies, StopAndGoOnBetweenAverages) {
   TemporaryFolder folder;
   RunSetup options = tiny_mnist(folder);
-  options.local_sgd = 4;
+  options.local_sgd.period = 4;
   options.save_every = 3;
   run(3, options);
   for (std::int64_t step : {3, 6, 9}) {

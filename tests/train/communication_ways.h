@@ -1,6 +1,8 @@
 // The ways in which ranks of --strategy ddp communicate, by the options that ask for them.
 #pragma once
 
+#include "train/option_values.h"
+
 #include <lockstep/train/options.h>
 
 #include <functional>
@@ -24,8 +26,8 @@ inline void PrintTo(const Way& way, std::ostream* out) { *out << way.name; }
 inline Way hook(const std::string& text, std::int64_t start = 0) {
   std::string name = text + (start > 0 ? "_from_" + std::to_string(start) : "");
   return {std::regex_replace(name, std::regex("[:+]"), "_"), [=](Options& options) {
-            options.hook = text;
-            options.hook_start = start;
+            options.hook = parse_hook(text);
+            options.hook.power_sgd.start_step = start;
           }};
 }
 
@@ -35,19 +37,19 @@ inline std::vector<Way> hooks() {
 }
 
 inline std::vector<Way> copies() {
-  return {{"local_sgd", [](Options& options) { options.local_sgd = 3; }},
+  return {{"local_sgd", [](Options& options) { options.local_sgd.period = 3; }},
           {"post_local_sgd",
            [](Options& options) {
-             options.local_sgd = 2;
-             options.local_sgd_start = 3;
+             options.local_sgd.period = 2;
+             options.post_local_sgd.start_step = 3;
            }},
-          {"diloco", [](Options& options) { options.diloco = 3; }},
+          {"diloco", [](Options& options) { options.diloco.inner_steps = 3; }},
           {"diloco_int8_in_fragments", [](Options& options) {
-             options.diloco = 4;
-             options.diloco_int8 = true;
-             options.diloco_fragments = 2;
-             options.diloco_overlap = 1;
-             options.diloco_mixing = 0.5;
+             options.diloco = {.inner_steps = 4,
+                               .pseudo_gradients = PseudoGradients::int8,
+                               .fragments = 2,
+                               .overlap_steps = 1,
+                               .mixing = 0.5};
            }}};
 }
 

@@ -5,8 +5,8 @@
 
 #include "elastic/small_agent.h"
 #include "support/messages.h"
-#include "train/elastic_options.h"
 #include "train/elastic_runs.h"
+#include "train/option_table.h"
 
 #include <gtest/gtest.h>
 
@@ -69,8 +69,8 @@ TEST(ElasticShards, HaveTheBytesOfOneProcess) {
   for (const auto& [ranks, shard, is_shared] :
        {std::tuple(2, "optimizer", false), std::tuple(3, "gradients", false),
         std::tuple(4, "full", false), std::tuple(5, "full", true)}) {
-    options.shard = shard;
-    options.node_shared = is_shared;
+    set_option(options, "shard", shard);
+    options.sharding.storage = is_shared ? ShardStorage::node_shared : ShardStorage::private_memory;
     const RunSetup divided = elastic_setup(options, std::to_string(ranks) + shard);
     run(ranks, divided);
     expect_same_run(alone, divided);
@@ -112,7 +112,7 @@ TEST(ElasticShards, ThatAreKilledShrunkAndGrownEndWithTheBytesOfAnUndisturbedRun
   options.slots = 4;
   const RunSetup undisturbed = elastic_setup(options, "undisturbed");
   run(3, undisturbed);
-  options.shard = "full";
+  options.shard = ShardLevel::full;
   const RunSetup disturbed = elastic_setup(options, "disturbed");
   SmallAgent agent([&] { return train_worker(disturbed); });
   kill_and_shrink(agent, disturbed, 12, 20);
@@ -158,29 +158,39 @@ TEST(ElasticRun, DoesNotTakeUpAFolderThatHoldsAnotherRun) {
 }
 
 TEST(ElasticOptions, WhatDoesNotFitIsOneLine) {
-  Options fits;
+  RunSetup fits("mlp");
+  fits.out = "x";
   fits.elastic = true;
   fits.batch = 12;
   fits.slots = 4;
-  EXPECT_NO_THROW(check_elastic(fits));
   const auto refusal = [&](const std::function<void(Options&)>& change) {
-    Options options = fits;
+    RunSetup options = fits;
     change(options);
-    return message_of<BadInput>([&] { check_elastic(options); });
+    return message_of<BadInput>([&] { check_run(options, 1); });
   };
+  EXPECT_EQ(refusal([](Options&) {}), "no error");
   EXPECT_TRUE(contains(refusal([](Options& o) { o.slots = 13; }),
                        "--batch 12 has fewer rows than --slots 13"));
   EXPECT_TRUE(contains(refusal([](Options& o) { o.slots = 5; }),
                        "--batch 12 must be divisible by --slots 5; try --batch 10 or 15"));
-  EXPECT_TRUE(contains(refusal([](Options& o) { o.strategy = "ps"; }), "found --strategy ps"));
+  EXPECT_TRUE(contains(refusal([](Options& o) { o.strategy = StrategyKind::ps; }),
+                       "--elastic needs --strategy ddp, found --strategy ps"));
+  fits.shard = ShardLevel::full;
+  EXPECT_EQ(refusal([](Options&) {}), "no error");
+  EXPECT_EQ(refusal([](Options& o) {
+              o.sharding.storage = ShardStorage::node_shared;
+              o.sharding.reduce_in_step = true;
+            }),
+            "--elastic and --reduce-in-step: expected one of the two");
+  EXPECT_EQ(refusal([](Options& o) { o.sharding.compute_dtype = at::kBFloat16; }),
+            "--elastic and --precision bf16: expected one of the two");
+  fits.shard.reset();
+  EXPECT_EQ(refusal([](Options& o) { o.uneven = true; }),
+            "--elastic and --uneven: expected one of the two");
   EXPECT_TRUE(
-      contains(refusal([](Options& o) { o.reduce_in_step = true; }), "found --reduce-in-step"));
-  EXPECT_TRUE(
-      contains(refusal([](Options& o) { o.precision = "bf16"; }), "found --precision bf16"));
-  fits.shard = "full";
-  EXPECT_NO_THROW(check_elastic(fits));
-  EXPECT_TRUE(contains(refusal([](Options& o) { o.mesh = "pp=2"; }), "found --mesh pp=2"));
-  EXPECT_TRUE(contains(refusal([](Options& o) { o.accumulate = 2; }), "found --accumulate 2"));
+      contains(refusal([](Options& o) { o.mesh = parse_axes("pp=2"); }), "found --mesh pp=2"));
+  EXPECT_EQ(refusal([](Options& o) { o.accumulate = 2; }),
+            "--elastic and --accumulate 2: expected one of the two");
   EXPECT_TRUE(
       contains(refusal([](Options& o) { o.elastic = false; }), "--slots 4 needs --elastic"));
   Options unset;

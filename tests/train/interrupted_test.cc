@@ -153,18 +153,19 @@ TEST_P(InterruptedRun, ASampleStopsBetweenTwoTokens) {
 INSTANTIATE_TEST_SUITE_P(
     , InterruptedRun,
     testing::Values(Ranks{"alone", 1}, Ranks{"ddp", 2, [](Options&) {}, 1},
-                    Ranks{"full", 2, [](Options& o) { o.shard = "full"; }, 1},
-                    Ranks{"tensor", 2, [](Options& o) { o.mesh = "tp=2"; }, 1},
-                    Ranks{"copies_of_tensor", 4, [](Options& o) { o.mesh = "dp=2,tp=2"; }, 3},
-                    Ranks{"pipeline", 2, [](Options& o) { o.mesh = "pp=2"; }, 1},
+                    Ranks{"full", 2, [](Options& o) { o.shard = ShardLevel::full; }, 1},
+                    Ranks{"tensor", 2, [](Options& o) { o.mesh = parse_axes("tp=2"); }, 1},
+                    Ranks{"copies_of_tensor", 4,
+                          [](Options& o) { o.mesh = parse_axes("dp=2,tp=2"); }, 3},
+                    Ranks{"pipeline", 2, [](Options& o) { o.mesh = parse_axes("pp=2"); }, 1},
                     Ranks{"devices", 1,
                           [](Options& o) {
-                            o.strategy = "dp";
+                            o.strategy = StrategyKind::dp;
                             o.devices = 2;
                           }},
-                    Ranks{"servers", 3, [](Options& o) { o.strategy = "ps"; }, 1},
-                    Ranks{"local_sgd", 2, [](Options& o) { o.local_sgd = 2; }, 1},
-                    Ranks{"diloco", 2, [](Options& o) { o.diloco = 2; }, 1},
+                    Ranks{"servers", 3, [](Options& o) { o.strategy = StrategyKind::ps; }, 1},
+                    Ranks{"local_sgd", 2, [](Options& o) { o.local_sgd.period = 2; }, 1},
+                    Ranks{"diloco", 2, [](Options& o) { o.diloco.inner_steps = 2; }, 1},
                     Ranks{"slots", 2,
                           [](Options& o) {
                             o.elastic = true;
@@ -175,7 +176,7 @@ INSTANTIATE_TEST_SUITE_P(
                           [](Options& o) {
                             o.elastic = true;
                             o.accumulate = 1;
-                            o.mesh = "tp=2";
+                            o.mesh = parse_axes("tp=2");
                           },
                           1}),
     [](const auto& one) { return one.param.name; });

@@ -62,8 +62,9 @@ TEST(MemoryNeed, ActivationsOfABlockAreSixteenWidths) {
 TEST(MemoryNeed, IsThatOfTheLevelOfSharding) {
   RunSetup options("gpt");  // AdamW
   auto bytes = [&](const char* shard, bool node_shared = false) {
-    options.shard = shard;
-    options.node_shared = node_shared;
+    set_option(options, "shard", shard);
+    options.sharding.storage =
+        node_shared ? ShardStorage::node_shared : ShardStorage::private_memory;
     return bytes_of_a_rank(options, 1, 4);
   };
   EXPECT_EQ(bytes("none"), 16);
@@ -71,15 +72,16 @@ TEST(MemoryNeed, IsThatOfTheLevelOfSharding) {
   EXPECT_EQ(bytes("gradients"), 4 + 12 / 4.0);
   EXPECT_EQ(bytes("full"), 16 / 4.0);
   EXPECT_EQ(bytes("optimizer", true), 16 / 4.0);  // at least: they have it in common
-  options.precision = "bf16";  // masters in float32, what is used and its gradients in 16 bits
+  // Masters in float32, parameters in use and their gradients in 16 bits.
+  options.sharding.compute_dtype = at::kBFloat16;
   EXPECT_EQ(bytes("optimizer"), 4 + 12 / 4.0);
   EXPECT_EQ(bytes("gradients"), 2 + 14 / 4.0);
   EXPECT_EQ(bytes("full"), 14 / 4.0);
-  options.precision = "fp32";
-  options.mesh = "dp=2,fsdp=2";
+  options.sharding.compute_dtype = std::nullopt;
+  options.mesh = parse_axes("dp=2,fsdp=2");
   EXPECT_EQ(bytes("full"), 16 / 2.0);
-  options.mesh = "";
-  options.optimizer = "sgd";
+  options.mesh.clear();
+  options.optimizer = OptimizerKind::sgd;
   EXPECT_EQ(bytes("none"), 8);
   options.momentum = 0.9;
   EXPECT_EQ(bytes("none"), 12);
@@ -106,10 +108,10 @@ TEST(MemoryNeed, WhatDoesNotFitSaysWhatIsNeededAndWhatIsThere) {
       "--batch, or divide the model by --shard full");
   EXPECT_EQ(said({.parameters = 0.6e9}, 2, 1), fits);
   EXPECT_NE(said({.parameters = 1e6, .activations = 5e9}, 1, 1), fits);
-  options.shard = "full";
+  options.shard = ShardLevel::full;
   EXPECT_EQ(said({.parameters = 0.6e9}, 2, 2), fits);
   EXPECT_NE(said({.parameters = 1e13}, 2, 2), fits);
-  options.offload = "/somewhere";
+  options.sharding.offload = "/somewhere";
   EXPECT_EQ(said({.parameters = 1e13}, 2, 2), fits);
 }
 

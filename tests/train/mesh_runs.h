@@ -51,9 +51,8 @@ inline RunSetup text_run(const test::TemporaryFolder& folder, const std::string&
 
 inline RunSetup on_mesh(RunSetup options, const OnMesh& mesh) {
   options.out += "-" + name_of(mesh);
-  options.mesh = mesh.mesh;
+  set_option(options, "mesh", mesh.mesh);
   options.pipeline = mesh.pipeline;
-  if (mesh.mesh.find("fsdp") != std::string::npos) options.shard = "full";
   return options;
 }
 

@@ -69,8 +69,8 @@ TEST_P(MeshResume, ARunGoesOnOnAnotherMesh) {
   run(GetParam().from.ranks, first);
   RunSetup second = cut_at(first, 3);
   second.resume = true;
-  second.mesh = GetParam().to.mesh;
-  second.shard = second.mesh.find("fsdp") != std::string::npos ? "full" : "none";
+  set_option(second, "mesh", GetParam().to.mesh);
+  second.shard = std::nullopt;  // full where the mesh has an axis fsdp
   run(GetParam().to.ranks, second);
   EXPECT_LT(distance(options.out, second.out), 1e-4);
 }
@@ -97,10 +97,10 @@ TEST(MeshOptions, WhatDoesNotFitIsOneLine) {
   TemporaryFolder folder;
   RunSetup options = text_run(folder, "gpt");
   options.pipeline = "zb-h1";
-  EXPECT_NE(refusal(options, 1).find("--pipeline needs an axis pp in --mesh, found no --mesh"),
+  EXPECT_NE(refusal(options, 1).find("--pipeline zb-h1 needs --mesh pp=N, found no --mesh"),
             std::string::npos);
   options.pipeline = "1f1b";
-  options.mesh = "tp=2,pp=2";
+  options.mesh = parse_axes("tp=2,pp=2");
   EXPECT_NE(refusal(options, 2).find("the sizes multiply to 4, but the group has 2 ranks"),
             std::string::npos);
 }
@@ -120,31 +120,31 @@ TEST(MeshOptions, AxesThatATaskCannotHaveAreOneLine) {
            Case{"moe", "ep=3", 3, "--mesh ep=3: expected experts that 3 ranks divide, found 8"},
        }) {
     RunSetup options = text_run(folder, one.task);
-    options.mesh = one.mesh;
+    set_option(options, "mesh", one.mesh);
     options.batch = 12;
     options.accumulate = 1;
     EXPECT_NE(refusal(options, one.ranks).find(one.expected), std::string::npos)
         << refusal(options, one.ranks);
   }
   RunSetup mlp = tiny("mlp", folder);
-  mlp.mesh = "cp=2";
+  mlp.mesh = parse_axes("cp=2");
   EXPECT_EQ(refusal(mlp, 2),
             "--mesh cp=2: the task mlp has no sequences to cut over cp (Task::sequence_heads())");
   for (const char* mesh : {"dp=1,tp=2", "tp=2"}) {
-    mlp.mesh = mesh;
+    set_option(mlp, "mesh", mesh);
     EXPECT_EQ(refusal(mlp, 2),
               "--mesh " + std::string(mesh) +
                   ": the task mlp has no plan for tensor parallelism (Task::tensor_plan()): "
                   "expected --mesh without tp");
   }
   RunSetup options = text_run(folder, "llama");
-  options.mesh = "cp=3";
-  options.context_method = "ulysses";
+  options.mesh = parse_axes("cp=3");
+  options.context_method = ContextMethod::ulysses;
   EXPECT_EQ(refusal(options, 3),
             "--context-method ulysses on --mesh cp=3: expected heads of keys that 3 ranks divide, "
             "found 4; ring takes any");
-  options.mesh = "";
-  EXPECT_EQ(refusal(options, 1), "--context-method needs an axis cp in --mesh, found no --mesh");
+  options.mesh.clear();
+  EXPECT_EQ(refusal(options, 1), "--context-method ulysses needs --mesh cp=N, found no --mesh");
 }
 
 class MisnamedTask : public GptTask {
@@ -158,7 +158,7 @@ class MisnamedTask : public GptTask {
 TEST(MeshOptions, AModelThatRanksCannotDivideIsAFailureOfAll) {
   TemporaryFolder folder;
   RunSetup options = text_run(folder, "gpt");
-  options.mesh = "dp=1,tp=2";
+  options.mesh = parse_axes("dp=1,tp=2");
   test::run_group(test::Engine::shm, 2, [&](Group group) {
     MisnamedTask task;
     options.settle(task);
@@ -176,14 +176,14 @@ TEST(MeshOptions, WhatNeedsTheWholeModelIsRefusedOnPartsOfIt) {
   for (const char* mesh : {"pp=2", "tp=2", "cp=2"}) {
     const auto expect_refused = [&](const std::string& name, const auto& choose) {
       RunSetup options = text_run(folder, "gpt");
-      options.mesh = mesh;
+      set_option(options, "mesh", mesh);
       choose(options);
       const std::string expected =
           name +
           ": expected ranks that have the whole model, without pp, tp, cp and ep, found --mesh ";
       EXPECT_NE(refusal(options, 2).find(expected + mesh), std::string::npos) << name << mesh;
     };
-    expect_refused("--hook", [](RunSetup& options) { options.hook = "bf16"; });
+    expect_refused("--hook", [](RunSetup& options) { options.hook = parse_hook("bf16"); });
     expect_refused("--sync-batch-norm", [](RunSetup& options) { options.sync_batch_norm = true; });
     expect_refused("--uneven", [](RunSetup& options) { options.uneven = true; });
   }
@@ -192,14 +192,14 @@ TEST(MeshOptions, WhatNeedsTheWholeModelIsRefusedOnPartsOfIt) {
 TEST(MeshTrainingOfCopies, AHookIsThatOfTheSameRanksWithoutAMesh) {
   TemporaryFolder folder;
   RunSetup options = text_run(folder, "gpt");
-  options.hook = "powersgd:1";
+  options.hook = parse_hook("powersgd:1");
   run(2, options);
   const RunSetup on_copies = on_mesh(options, {"dp=2", 2});
   run(2, on_copies);
   EXPECT_EQ(distance(options.out, on_copies.out), 0);
   RunSetup without = on_mesh(options, {"dp=2", 2, "gpt", "1f1b"});
   without.out += "-without";
-  without.hook = "none";
+  without.hook = {};
   run(2, without);
   EXPECT_GT(distance(options.out, without.out), 0);
 }
@@ -210,7 +210,7 @@ TEST(MeshTrainingOfSequences, UlyssesAndCheckpointedActivationsAreOneProcessToo)
   const RunSetup options = text_run(folder, "gpt");
   run(1, options);
   RunSetup ulysses = on_mesh(options, {"cp=2", 2});
-  ulysses.context_method = "ulysses";
+  ulysses.context_method = ContextMethod::ulysses;
   run(2, ulysses);
   expect_near_rows(options, ulysses);
   RunSetup again = on_mesh(options, {"cp=2,dp=1", 2});
@@ -249,7 +249,7 @@ TEST(MeshTrainingWithDropout, ARunGoesOnOnAnotherMeshOfAsManyRanks) {
   options.dropout = 0.2;
   run(2, options);
   RunSetup second = cut_at(options, 3);
-  second.mesh = "tp=2";
+  second.mesh = parse_axes("tp=2");
   run(2, second);
   EXPECT_EQ(metrics_of(second.out).back()["step"].get<int>(), 6);
 }
@@ -299,13 +299,15 @@ TEST(MeshTrainingOfExperts, ADeferredModelHasTheValuesOfAnyOther) {
 TEST(MeshTrainingOfSequences, SequenceParallelLayersOfPartsAreOneProcessToo) {
   struct Row {
     OnMesh mesh;
-    std::string method;
+    ContextMethod method;
   };
-  for (const Row& row :
-       {Row{{"pp=2,cp=2,tp=2", 8, "llama"}, "ring"}, Row{{"ep=2,tp=2,cp=2", 8, "moe"}, "ring"},
-        Row{{"cp=2,tp=2", 4}, "ulysses"}, Row{{"pp=2,cp=2,tp=2", 8}, "ulysses"},
-        Row{{"cp=2,fsdp=2,tp=2", 8}, "ulysses"}, Row{{"ep=2,cp=2,tp=2", 8, "moe"}, "ulysses"}}) {
-    SCOPED_TRACE(name_of(row.mesh) + " " + row.method);
+  for (const Row& row : {Row{{"pp=2,cp=2,tp=2", 8, "llama"}, ContextMethod::ring},
+                         Row{{"ep=2,tp=2,cp=2", 8, "moe"}, ContextMethod::ring},
+                         Row{{"cp=2,tp=2", 4}, ContextMethod::ulysses},
+                         Row{{"pp=2,cp=2,tp=2", 8}, ContextMethod::ulysses},
+                         Row{{"cp=2,fsdp=2,tp=2", 8}, ContextMethod::ulysses},
+                         Row{{"ep=2,cp=2,tp=2", 8, "moe"}, ContextMethod::ulysses}}) {
+    SCOPED_TRACE(name_of(row.mesh) + " " + std::string(word_of(row.method)));
     TemporaryFolder folder;
     RunSetup options = text_run(folder, row.mesh.task);
     options.steps = 3;
@@ -327,8 +329,8 @@ TEST(MeshTrainingOffloaded, ShardsAreTheSameOnEachAxis) {
     run(mesh.ranks, options);
     RunSetup other = options;
     other.out += "-offloaded";
-    other.offload = folder / "disk";
-    std::filesystem::create_directories(other.offload);
+    other.sharding.offload = folder / "disk";
+    std::filesystem::create_directories(other.sharding.offload);
     run(mesh.ranks, other);
     EXPECT_EQ(distance(options.out, other.out), 0) << mesh.mesh;
   }

@@ -95,7 +95,7 @@ TEST_P(OwnTask, IsTrainedEvaluatedSavedAndGoesOnToTheBit) {
   TemporaryFolder folder;
   for (const char* shard : {"none", "full"}) {
     Options options = of_sums(folder);
-    options.shard = shard;
+    set_option(options, "shard", shard);
     options.out += shard;
     run_sums(GetParam(), options);
     auto rows = metrics_of(options.out);
@@ -227,7 +227,7 @@ TEST(OwnTask, UnevenRowsAreRefusedByRank) {
       options.steps = 5;
       options.batch = 12;
       options.accumulate = 2;
-      options.shard = shard;
+      set_option(options, "shard", shard);
       options.threads = 1;
       EXPECT_EQ(test::message_of([&] { (void)train(task, options, group); }),
                 "Task::batch: step 2: expected equally many rows on all ranks, found 4 on rank 0 "
@@ -240,18 +240,18 @@ TEST(OwnTask, UnevenRowsAreRefusedByRank) {
 TEST(OwnTaskByOtherStrategies, DevicesAreRefusedAndServersTrainIt) {
   TemporaryFolder folder;
   Options options = of_sums(folder);
-  options.strategy = "dp";
+  options.strategy = StrategyKind::dp;
   options.devices = 2;
   SumTask task;
   EXPECT_EQ(test::message_of([&] { (void)train(task, options, Group()); }),
             "--strategy dp: the task sum makes no replicas of its model (Task::make_replica()): "
             "train it with --ranks 2");
   EXPECT_FALSE(fs::exists(options.out));
-  options.strategy = "ddp";
+  options.strategy = StrategyKind::ddp;
   options.devices = 0;
   run_sums(2, options);
   Options served = options;
-  served.strategy = "ps";
+  served.strategy = StrategyKind::ps;
   served.out += "-served";
   run_sums(3, served);
   EXPECT_EQ(distance(options.out, served.out), 0);

@@ -13,6 +13,8 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <utility>
@@ -22,15 +24,9 @@ namespace {
 
 using test::TemporaryFolder;
 
-std::optional<c10::ScalarType> dtype_named(const std::string& word) {
-  if (word == "bf16") return at::kBFloat16;
-  if (word == "fp16") return at::kHalf;
-  return std::nullopt;
-}
-
 RunSetup sharded_mlp(const TemporaryFolder& folder) {
   RunSetup setup = tiny_mlp(folder);
-  setup.shard = "full";
+  setup.shard = ShardLevel::full;
   setup.layers = 4;
   return setup;
 }
@@ -47,12 +43,10 @@ RunSetup by_hand(int ranks, RunSetup setup, const std::vector<MeshAxis>& axes = 
     task->load(setup, group);
     torch::manual_seed(static_cast<std::uint64_t>(setup.seed));
     auto module = task->make_model();
-    const auto compute = dtype_named(setup.precision);
-    ShardOptions how{.units = {"layers.*"},
-                     .compute_dtype = compute,
-                     .reduce_dtype = setup.reduce_dtype == "fp32" ? std::optional(at::kFloat)
-                                                                  : dtype_named(setup.reduce_dtype),
-                     .prefetch = static_cast<int>(setup.prefetch)};
+    const auto compute = setup.sharding.compute_dtype;
+    ShardOptions how = setup.sharding;
+    how.units = {"layers.*"};
+    if (!how.reduce_dtype) how.reduce_dtype = at::kFloat;
     Handle handle = axes.empty() ? fully_shard(module, group, how)
                                  : fully_shard(module, Mesh(group, axes), how);
     optim::AdamW adamw(handle.parameters(), torch::optim::AdamWOptions(setup.lr).weight_decay(0));
@@ -82,9 +76,9 @@ TEST_P(Precision, IsThatOfALoopOfOnesOwnToTheBit) {
                                           {"fp16", "fp32"}}) {
     TemporaryFolder folder;
     RunSetup setup = sharded_mlp(folder);
-    setup.precision = precision;
-    setup.reduce_dtype = reduce;
-    setup.prefetch = 2;
+    set_option(setup, "precision", precision);
+    set_option(setup, "reduce-dtype", reduce);
+    setup.sharding.prefetch = 2;
     run(GetParam(), setup);
     EXPECT_EQ(distance(setup.out, by_hand(GetParam(), setup).out), 0) << precision << reduce;
     auto rows = metrics_of(setup.out);
@@ -100,8 +94,8 @@ TEST_P(Precision, ChangesWhatIsLearnedALittle) {
   for (const char* precision : {"bf16", "fp16"})
     for (const char* level : {"optimizer", "gradients", "full"}) {
       RunSetup setup = exact;
-      setup.shard = level;
-      setup.precision = precision;
+      set_option(setup, "shard", level);
+      set_option(setup, "precision", precision);
       setup.out += std::string(precision) + level;
       run(GetParam(), setup);
       EXPECT_NE(distance(exact.out, setup.out), 0) << precision << level;
@@ -113,8 +107,8 @@ TEST_P(Precision, ChangesWhatIsLearnedALittle) {
 TEST_P(Precision, Float16GoesOnToTheBit) {
   TemporaryFolder folder;
   RunSetup setup = tiny_gpt(folder);
-  setup.shard = "full";
-  setup.precision = "fp16";
+  setup.shard = ShardLevel::full;
+  setup.sharding.compute_dtype = at::kHalf;
   setup.accumulate = 2;
   run(GetParam(), setup);
   RunSetup again = cut_at(setup, 4);
@@ -130,11 +124,11 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Precision, testing::Values(1, 2, 3));
 TEST(PrecisionRun, ConvolutionsComputeInBfloat16) {
   TemporaryFolder folder;
   RunSetup setup = tiny_mnist(folder);
-  setup.shard = "full";
+  setup.shard = ShardLevel::full;
   run(2, setup);
   RunSetup narrow = setup;
   narrow.out += "-bf16";
-  narrow.precision = "bf16";
+  narrow.sharding.compute_dtype = at::kBFloat16;
   run(2, narrow);
   EXPECT_NE(distance(setup.out, narrow.out), 0);
   EXPECT_NEAR(last_val_loss(narrow.out), last_val_loss(setup.out), 0.05);
@@ -148,8 +142,8 @@ TEST(PrecisionRun, MayChangeOnAResume) {
     RunSetup again = cut_at(setup, 4);
     std::filesystem::rename(again.out, again.out + precision);
     again.out += precision;
-    again.shard = "full";
-    again.precision = precision;
+    again.shard = ShardLevel::full;
+    set_option(again, "precision", precision);
     run(2, again);
     EXPECT_NEAR(last_val_loss(again.out), last_val_loss(setup.out), 2e-2);
   }
@@ -158,13 +152,13 @@ TEST(PrecisionRun, MayChangeOnAResume) {
 TEST(MeshRun, HybridShardingIsThatOfALoopOfOnesOwnToTheBit) {
   TemporaryFolder folder;
   RunSetup setup = sharded_mlp(folder);
-  setup.mesh = "dp=-1,fsdp=2";
+  setup.mesh = parse_axes("dp=-1,fsdp=2");
   run(4, setup);
   EXPECT_EQ(distance(setup.out, by_hand(4, setup, {{"dp", 2}, {"fsdp", 2}}).out), 0);
   RunSetup plain = setup;
   plain.out += "-plain";
-  plain.mesh = "";
-  plain.shard = "none";
+  plain.mesh.clear();
+  plain.shard = std::nullopt;
   run(4, plain);
   EXPECT_EQ(distance(setup.out, plain.out), 0);
 }
@@ -173,8 +167,8 @@ TEST(MeshRun, GoesOnUnderOtherMeshesAndNumbersOfRanks) {
   TemporaryFolder folder;
   RunSetup setup = tiny_gpt(folder);
   setup.clip = 0;
-  setup.shard = "full";
-  setup.mesh = "dp=2,fsdp=2";
+  setup.shard = ShardLevel::full;
+  setup.mesh = parse_axes("dp=2,fsdp=2");
   setup.accumulate = 3;
   run(4, setup);
   int number = 0;
@@ -183,8 +177,8 @@ TEST(MeshRun, GoesOnUnderOtherMeshesAndNumbersOfRanks) {
     std::string out = again.out + std::to_string(++number);
     std::filesystem::rename(again.out, out);
     again.out = out;
-    again.shard = shard;
-    again.mesh = mesh;
+    set_option(again, "shard", shard);
+    set_option(again, "mesh", mesh);
     again.accumulate = ranks == 3 ? 1 : 3;
     run(ranks, again);
     return again;
@@ -204,13 +198,34 @@ TEST(MeshRun, GoesOnUnderOtherMeshesAndNumbersOfRanks) {
         << mesh;
 }
 
+// An axis that is named is used.
+TEST(MeshRun, AnAxisFsdpAloneMeansShardFull) {
+  TemporaryFolder folder;
+  RunSetup full = sharded_mlp(folder);
+  full.mesh = parse_axes("fsdp=2");
+  run(2, full);
+  RunSetup alone = full;
+  alone.shard.reset();
+  alone.sharding.prefetch = 2;  // needs --shard full
+  alone.out += "-alone";
+  run(2, alone);
+  EXPECT_EQ(distance(full.out, alone.out), 0);
+  const auto bytes_of = [](const RunSetup& setup) {
+    return metrics_of(setup.out).back()["model_bytes"];
+  };
+  EXPECT_EQ(bytes_of(full), bytes_of(alone));
+  std::ifstream file(alone.out + "/config.toml");
+  const std::string config((std::istreambuf_iterator<char>(file)), {});
+  EXPECT_NE(config.find("shard = 'full'\nmesh = 'fsdp=2'\n"), std::string::npos) << config;
+}
+
 TEST(MeshRun, AMeshMayBeGivenInPlaceOfItsName) {
   TemporaryFolder folder;
   RunSetup named = sharded_mlp(folder);
-  named.mesh = "dp=2,fsdp=1";
+  named.mesh = parse_axes("dp=2,fsdp=1");
   run(2, named);
   RunSetup given = named;
-  given.mesh = "";
+  given.mesh.clear();
   given.out += "-given";
   test::run_group(test::Engine::shm, 2, [&](Group group) {
     (void)train(*given.make(), given, Mesh(group, {{"dp", 2}, {"fsdp", 1}}));
@@ -234,8 +249,8 @@ TEST(MeshRun, WhatMakesNoSenseIsOneLineBeforeAnythingRuns) {
   };
   auto mesh = [&](const char* text, const char* shard = "full", int ranks = 4) {
     return said(ranks, [&](RunSetup& setup) {
-      setup.mesh = text;
-      setup.shard = shard;
+      set_option(setup, "mesh", text);
+      set_option(setup, "shard", shard);
     });
   };
   EXPECT_EQ(mesh("dp=2,fsdp=2"), "nothing was thrown");
@@ -247,38 +262,38 @@ TEST(MeshRun, WhatMakesNoSenseIsOneLineBeforeAnythingRuns) {
             "ranks");
   EXPECT_NE(said(2,
                  [](RunSetup& setup) {
-                   setup.mesh = "dp=2,fsdp=2";
-                   setup.shard = "full";
+                   setup.mesh = parse_axes("dp=2,fsdp=2");
+                   setup.shard = ShardLevel::full;
                    setup.places["mesh"] = "out/config.toml line 9";
                  })
                 .find("but the group has 2 ranks (mesh is set in out/config.toml line 9)"),
             std::string::npos);
   EXPECT_NE(mesh("dp=3,fsdp=-1").find("4 ranks cannot be divided by 3"), std::string::npos);
-  EXPECT_NE(mesh("dp").find("expected name=size, such as dp=2, found 'dp'"), std::string::npos);
+  EXPECT_NE(test::message_of([&] { (void)mesh("dp"); }).find("mesh: mesh 'dp': expected name=size"),
+            std::string::npos);
   EXPECT_NE(mesh("dp=2,dp=2").find("axis dp comes twice"), std::string::npos);
   EXPECT_NE(mesh("fsdp=0"), "nothing was thrown");
-  EXPECT_EQ(mesh("dp=2,fsdp=2", "none"),
-            "--mesh dp=2,fsdp=2: fsdp needs --shard optimizer, gradients or full; --shard none "
-            "makes copies (dp) only");
+  EXPECT_EQ(mesh("dp=2,fsdp=2", "none"), "nothing was thrown");  // full
   EXPECT_EQ(mesh("dp=4"),
-            "--mesh dp=4: expected an axis fsdp, over which --shard full divides the model");
-  EXPECT_EQ(said(2, [](RunSetup& setup) { setup.precision = "bf16"; }),
-            "--precision bf16 needs --shard optimizer, gradients or full: --shard none computes "
-            "and sums in the parameters' own fp32");
-  EXPECT_NE(said(2, [](RunSetup& setup) { setup.reduce_dtype = "fp16"; })
+            "--mesh dp=4: expected an axis fsdp, over which --shard full divides the model, or "
+            "--shard none");
+  EXPECT_EQ(said(2, [](RunSetup& setup) { setup.sharding.compute_dtype = at::kBFloat16; }),
+            "--precision bf16 needs --shard optimizer, gradients or full, found --shard none");
+  EXPECT_NE(said(2, [](RunSetup& setup) { setup.sharding.reduce_dtype = at::kHalf; })
                 .find("--reduce-dtype fp16 needs --shard"),
             std::string::npos);
   EXPECT_EQ(said(2,
                  [](RunSetup& setup) {
-                   setup.prefetch = 3;
-                   setup.shard = "gradients";
+                   setup.sharding.prefetch = 3;
+                   setup.shard = ShardLevel::gradients;
                  }),
             "--prefetch 3 needs --shard full, found --shard gradients");
   EXPECT_NE(said(4,
                  [](RunSetup& setup) {
-                   setup.shard = "full";
-                   setup.mesh = "dp=2,fsdp=2";
-                   setup.node_shared = setup.reduce_in_step = true;
+                   setup.shard = ShardLevel::full;
+                   setup.mesh = parse_axes("dp=2,fsdp=2");
+                   setup.sharding.reduce_in_step = true;
+                   setup.sharding.storage = ShardStorage::node_shared;
                  })
                 .find("--reduce-in-step needs all ranks on the axis fsdp"),
             std::string::npos);

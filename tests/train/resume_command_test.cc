@@ -1,4 +1,4 @@
-#include "train/resume_command.h"
+#include "train/command_line.h"
 
 #include "train/command_line.h"
 #include "train/run_setup.h"

@@ -4,7 +4,7 @@
 #include <lockstep/comm/together.h>
 #include <lockstep/train/trainer.h>
 #include "checkpoint/layout_json.h"
-#include "train/config_file.h"
+#include "train/configuration.h"
 
 #include "support/temporary_folder.h"
 #include "support/torch/ranks.h"

@@ -4,7 +4,8 @@
 
 #include "base/format.h"
 #include "train/configuration.h"
-#include "train/option_settings.h"
+#include "train/option_table.h"
+#include "train/option_values.h"
 #include "train/tasks/known.h"
 
 #include <lockstep/train/trainer.h>
@@ -51,6 +52,14 @@ struct RunSetup : Options {
       if (value) settings.set(name, formatted("{}", *value));
   }
 };
+
+// Sets one of the trainer's options as a command line does.
+inline void set_option(Options& options, const std::string& name, const std::string& text) {
+  const std::unique_ptr<Task> task = make_task("gpt");
+  Settings settings;
+  declare_options(settings, options, *task);
+  settings.set(name, text);
+}
 
 // A task of its own for every run.
 inline Report train(const RunSetup& setup, Group group) {

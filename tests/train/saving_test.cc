@@ -42,7 +42,7 @@ TEST_P(AsyncSaving, ChangesNothingOfTheRun) {
     TemporaryFolder folder;
     RunSetup plain = tiny_gpt(folder);
     plain.dropout = 0.2;
-    plain.shard = shard;
+    set_option(plain, "shard", shard);
     RunSetup async = plain;
     async.out += "-async";
     async.async_save = true;
@@ -77,7 +77,7 @@ TEST(SaveErrors, StopTheRunUnlessItIsToldToGoOn) {
     EXPECT_EQ(checkpoints_in(options.out), std::vector<std::string>{});
 
     options.out += "-on";
-    options.on_save_error = "go-on";
+    options.on_save_error = OnSaveError::go_on;
     EXPECT_EQ(train(options, Group()).step, 8);
     EXPECT_EQ(checkpoints_in(options.out),
               (std::vector<std::string>{"step-00000006", "step-00000008"}));
@@ -90,7 +90,7 @@ TEST(SaveErrors, OfTheLastCheckpointAreAlwaysErrors) {
     TemporaryFolder folder;
     RunSetup options = tiny_mlp(folder);
     options.async_save = async;
-    options.on_save_error = "go-on";
+    options.on_save_error = OnSaveError::go_on;
     const auto hook = full_for("step-00000008");
     const std::string message = test::message_of([&] { (void)train(options, Group()); });
     EXPECT_NE(message.find("No space left on device"), std::string::npos) << message;
@@ -103,7 +103,7 @@ TEST(SaveErrors, OfServersStopTheRunUnlessItIsToldToGoOn) {
   for (const char* file : {"step-00000003", "optimizer.safetensors"}) {
     TemporaryFolder folder;
     RunSetup options = tiny_mlp(folder);
-    options.strategy = "ps";
+    options.strategy = StrategyKind::ps;
     options.servers = 2;
     options.save_every = 3;
     const auto hook = full_for(file);
@@ -115,11 +115,11 @@ TEST(SaveErrors, OfServersStopTheRunUnlessItIsToldToGoOn) {
   }
   TemporaryFolder folder;
   RunSetup options = tiny_mlp(folder);
-  options.strategy = "ps";
+  options.strategy = StrategyKind::ps;
   options.servers = 2;
   options.save_every = 3;
   options.out += "-on";
-  options.on_save_error = "go-on";
+  options.on_save_error = OnSaveError::go_on;
   const auto hook = full_for("step-00000003");
   run(4, options);
   EXPECT_EQ(checkpoints_in(options.out),
@@ -130,7 +130,7 @@ TEST(SaveErrors, OfTheBestModelAreForgottenWithIt) {
   TemporaryFolder folder;
   RunSetup options = tiny_mlp(folder);
   options.eval_every = 4;
-  options.on_save_error = "go-on";
+  options.on_save_error = OnSaveError::go_on;
   {
     const auto hook = full_for(".best.safetensors");
     EXPECT_EQ(train(options, Group()).last_line.find("best="), std::string::npos);

@@ -7,7 +7,13 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace lockstep::train {
 namespace {
@@ -77,6 +83,110 @@ TEST(Settings, ValuesAreChecked) {
   EXPECT_EQ(set("precision", "fp8"), "precision: unknown value 'fp8'; known: fp32, bf16, fp16");
   EXPECT_EQ(set("resume", "yes"), "resume: expected true or false, found 'yes'");
   EXPECT_EQ(set("prefetch", "-1"), "prefetch: expected a whole number from 0 to 1000, found '-1'");
+}
+
+enum class Shape { round, square };
+constexpr std::array<Named<Shape>, 2> names_of(Shape) {
+  return {{{"round", Shape::round}, {"square", Shape::square}}};
+}
+
+TEST(Settings, EnumsAndWholeNumbersOfAnySizeAreVariables) {
+  Settings settings("mine");
+  Shape shape = Shape::round;
+  int count = 3;
+  std::optional<int> level;
+  settings.add({.name = "shape"}, shape);
+  settings.add({.name = "count"}, count);
+  settings.add({.name = "level"}, in_words<std::optional<int>>({{"none", {}}, {"one", 1}}, level));
+  for (const auto& [name, text] :
+       {std::pair("shape", "square"), std::pair("count", "0"), std::pair("level", "one")})
+    settings.set(name, text);
+  EXPECT_EQ(shape, Shape::square);
+  EXPECT_EQ(word_of(shape), "square");
+  EXPECT_EQ(count, 0);
+  EXPECT_EQ(level, 1);
+  settings.set("level", "none");
+  EXPECT_EQ(level, std::nullopt);
+  EXPECT_EQ(settings.text("shape"), "square");
+  EXPECT_EQ(settings.entry("shape").standard, "round");
+  const auto refused = [&](const char* name, const char* text) {
+    return test::message_of([&] { settings.set(name, text); });
+  };
+  EXPECT_EQ(refused("shape", "sqare"), "shape: unknown value 'sqare'; did you mean 'square'?");
+  EXPECT_EQ(refused("count", "3000000000"),
+            "count: expected a whole number from 0 to 2147483647, found '3000000000'");
+  EXPECT_EQ(shape, Shape::square);
+  level = 7;
+  EXPECT_EQ(test::message_of([&] { (void)settings.text("level"); }),
+            "Settings: expected a value that one of the words none, one stands for, found another "
+            "one");
+}
+
+// What a setting with these needs lacks, beside settings of each kind.
+struct Needing {
+  explicit Needing(std::vector<std::string> needs) {
+    settings.add({.name = "given", .needs = std::move(needs)}, given);
+    settings.add({.name = "shape"}, shape);
+    settings.add({.name = "is-large"}, is_large);
+    settings.add({.name = "count"}, count);
+    settings.add({.name = "axes", .value_name = "AXES"}, axes);
+    given = 2;
+  }
+  [[nodiscard]] std::string lacks() const {
+    return test::message_of([&] { settings.check_needs(); });
+  }
+
+  Settings settings;
+  std::int64_t given = 1, count = 0;
+  Shape shape = Shape::round;
+  bool is_large = false;
+  std::string axes;
+};
+
+TEST(Settings, WhatASettingNeedsIsCheckedWhereItIsNotTheDefault) {
+  const std::string fits = "nothing was thrown";
+  Needing shape({"shape"});
+  EXPECT_EQ(shape.lacks(), "--given 2 needs --shape square, found --shape round");
+  shape.given = 1;
+  EXPECT_EQ(shape.lacks(), fits);
+  shape.given = 2;
+  shape.shape = Shape::square;
+  EXPECT_EQ(shape.lacks(), fits);
+  Needing flag({"is-large"});
+  EXPECT_EQ(flag.lacks(), "--given 2 needs --is-large");
+  flag.is_large = true;
+  EXPECT_EQ(flag.lacks(), fits);
+  Needing number({"count"});
+  EXPECT_EQ(number.lacks(), "--given 2 needs --count N");
+  Needing word({"axes tp=N|pp"});
+  EXPECT_EQ(word.lacks(), "--given 2 needs --axes tp=N or pp, found no --axes");
+  word.axes = "dp=2,http=4";
+  EXPECT_EQ(word.lacks(), "--given 2 needs --axes tp=N or pp, found --axes dp=2,http=4");
+  for (const char* axes : {"dp=2,tp=4", "tp=1", "pp=2"}) {
+    word.axes = axes;
+    EXPECT_EQ(word.lacks(), fits) << axes;
+  }
+  Needing alone({"no count", "no is-large"});
+  EXPECT_EQ(alone.lacks(), fits);
+  alone.is_large = true;
+  EXPECT_EQ(alone.lacks(), "--given 2 and --is-large: expected one of the two");
+  alone.count = 4;
+  EXPECT_EQ(alone.lacks(), "--given 2 and --count 4: expected one of the two");
+}
+
+TEST(Settings, NeedsOfTheTrainersOptionsNameOptionsThatThereAre) {
+  const std::unique_ptr<Task> task = make_task("gpt");
+  Options options;
+  Settings settings;
+  declare_options(settings, options, *task);
+  int needs = 0;
+  for (const Settings::Entry& entry : settings.entries())
+    for (std::string need : entry.needs) {
+      if (need.starts_with("no ")) need = need.substr(3);
+      EXPECT_NO_THROW((void)settings.entry(need.substr(0, need.find(' ')))) << entry.name;
+      ++needs;
+    }
+  EXPECT_GT(needs, 50);
 }
 
 TEST(Settings, StepsAndEpochsReplaceEachOther) {

@@ -25,7 +25,7 @@ const char* const levels[] = {"optimizer", "gradients", "full"};
 // The same run under another strategy, in a folder of its own.
 RunSetup sharded(RunSetup options, const std::string& level) {
   options.out += "-" + level;
-  options.shard = level;
+  set_option(options, "shard", level);
   return options;
 }
 
@@ -34,7 +34,7 @@ class Sharded : public testing::TestWithParam<int> {};
 void expect_same_training(int ranks, RunSetup options) {
   options.clip = 0;  // norms are summed in another order
   RunSetup plain = options;
-  plain.node_shared = false;
+  plain.sharding.storage = ShardStorage::private_memory;
   run(ranks, plain);
   for (const char* level : levels) {
     RunSetup other = sharded(options, level);
@@ -55,7 +55,7 @@ TEST_P(Sharded, AGptTrainsAsUnderDdpToTheBit) {
 TEST_P(Sharded, NodeSharedTrainsAsUnderDdpToTheBit) {
   TemporaryFolder folder;
   RunSetup options = tiny_gpt(folder);
-  options.node_shared = true;
+  options.sharding.storage = ShardStorage::node_shared;
   expect_same_training(GetParam(), options);
 }
 
@@ -66,14 +66,14 @@ TEST_P(Sharded, GradientsAreSummedInTheStepToTheSameBits) {
   for (const auto& [level, optimizer] : kinds) {
     RunSetup options = tiny_gpt(folder);
     options.out += optimizer;
-    options.optimizer = optimizer;
+    set_option(options, "optimizer", optimizer);
     options.accumulate = 2;
     RunSetup before = sharded(options, level);
-    before.node_shared = true;
+    before.sharding.storage = ShardStorage::node_shared;
     run(GetParam(), before);
     RunSetup in_step = before;
     in_step.out += "-in-step";
-    in_step.reduce_in_step = true;
+    in_step.sharding.reduce_in_step = true;
     run(GetParam(), in_step);
     expect_same_rows(before, in_step);
     EXPECT_EQ(distance(before.out, in_step.out), 0) << level;
@@ -110,15 +110,15 @@ TEST_P(Sharded, OffloadTrainsAndGoesOnAsUnderDdpToTheBit) {
   run(GetParam(), options);
   for (const char* level : levels) {
     RunSetup other = sharded(options, level);
-    other.offload = folder / "disk";
-    std::filesystem::create_directories(other.offload);
+    other.sharding.offload = folder / "disk";
+    std::filesystem::create_directories(other.sharding.offload);
     run(GetParam(), other);
     expect_same_rows(options, other);
     RunSetup again = cut_at(other, 4);
     run(GetParam(), again);
     expect_same_rows(options, again);
     EXPECT_EQ(distance(options.out, again.out), 0) << level;
-    EXPECT_TRUE(std::filesystem::is_empty(other.offload));
+    EXPECT_TRUE(std::filesystem::is_empty(other.sharding.offload));
   }
 }
 
@@ -139,7 +139,7 @@ TEST_P(Sharded, ARunGoesOnUnderEveryStrategyAsIfItHadNeverStopped) {
     RunSetup whole = from == "none" ? options : sharded(options, from);
     if (from != "none") run(GetParam(), whole);
     RunSetup again = cut_at(whole, 4);
-    again.shard = to;
+    set_option(again, "shard", to);
     run(GetParam(), again);
     expect_same_rows(options, again);
     EXPECT_EQ(distance(options.out, again.out), 0) << from << " to " << to;
@@ -166,7 +166,7 @@ TEST(ShardedRun, GoesOnWithAnotherNumberOfRanks) {
 TEST(ShardedRun, OptimizerStateInACheckpointIsThatOfDdp) {
   TemporaryFolder folder;
   RunSetup options = tiny_mnist(folder);
-  options.optimizer = "adamw";
+  options.optimizer = OptimizerKind::adamw;
   options.lr = 1e-3;
   RunSetup other = sharded(options, "full");
   for (const RunSetup& one : {options, other}) run(3, one);
@@ -218,7 +218,7 @@ TEST(ShardedRun, MetricsSayWhatARankHolds) {
 TEST(ShardedRun, AFolderForOffloadThatIsNotThereIsOneLine) {
   TemporaryFolder folder;
   RunSetup options = sharded(tiny_mlp(folder), "full");
-  options.offload = folder / "missing";
+  options.sharding.offload = folder / "missing";
   test::run_group(test::Engine::shm, 2, [&](Group group) {
     std::string message = test::message_of([&] { (void)train(options, group); });
     EXPECT_NE(message.find("missing"), std::string::npos) << message;
@@ -230,19 +230,19 @@ TEST(ShardedRun, AFolderForOffloadThatIsNotThereIsOneLine) {
 TEST(ShardedRun, WhatNeedsShardsIsRefusedWithoutThem) {
   RunSetup options("mlp");
   options.out = "x";
-  options.node_shared = true;
+  options.sharding.storage = ShardStorage::node_shared;
   EXPECT_EQ(test::message_of([&] { check_run(options, 1); }),
-            "--node-shared needs --shard optimizer, gradients or full");
-  options.node_shared = false;
-  options.offload = "y";
+            "--node-shared needs --shard optimizer, gradients or full, found --shard none");
+  options.sharding.storage = ShardStorage::private_memory;
+  options.sharding.offload = "y";
   EXPECT_EQ(test::message_of([&] { check_run(options, 1); }),
-            "--offload needs --shard optimizer, gradients or full");
-  options.offload.clear();
+            "--offload y needs --shard optimizer, gradients or full, found --shard none");
+  options.sharding.offload.clear();
   options.deferred = true;
   EXPECT_EQ(test::message_of([&] { check_run(options, 1); }),
-            "--deferred needs --shard optimizer, gradients or full");
+            "--deferred needs --shard optimizer, gradients or full, found --shard none");
   options.deferred = false;
-  options.reduce_in_step = true;
+  options.sharding.reduce_in_step = true;
   EXPECT_EQ(test::message_of([&] { check_run(options, 1); }),
             "--reduce-in-step needs --node-shared");
   EXPECT_EQ(test::message_of([&] { Configured(options).all.settings().set("shard", "half"); }),

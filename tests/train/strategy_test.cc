@@ -18,17 +18,17 @@ namespace {
 using test::TemporaryFolder;
 
 RunSetup on_servers(RunSetup options, const std::string& consistency, int servers = 1) {
-  options.strategy = "ps";
+  options.strategy = StrategyKind::ps;
   options.servers = servers;
-  options.consistency = consistency;
+  set_option(options, "consistency", consistency);
   options.out += "-ps";
   return options;
 }
 
 RunSetup without_servers(RunSetup options) {
-  options.strategy = "ddp";
+  options.strategy = StrategyKind::ddp;
   options.servers = 0;
-  options.consistency = "auto";
+  options.consistency = std::nullopt;
   return options;
 }
 
@@ -151,7 +151,7 @@ TEST(Strategies, WhatWorkersFindWrongIsSaidOnceOnAllRanks) {
   expect_said("--resume: expected a checkpoint in ");
   options.resume = false;
   options.lr = 1e6;
-  options.optimizer = "sgd";
+  options.optimizer = OptimizerKind::sgd;
   options.steps = 40;
   expect_said("expected a finite loss");
 }
@@ -164,7 +164,7 @@ TEST(Strategies, DevicesOfOneProcessTrainTheSameModel) {
     run(1, options);
     for (int devices : {1, 2, 3}) {
       RunSetup threads = options;
-      threads.strategy = "dp";
+      threads.strategy = StrategyKind::dp;
       threads.devices = devices;
       threads.out += "-" + std::to_string(devices);
       run(1, threads);
@@ -177,7 +177,7 @@ TEST(Strategies, DevicesOfOneProcessTrainTheSameModel) {
 TEST(Strategies, DevicesGoOnToTheBit) {
   TemporaryFolder folder;
   RunSetup options = tiny_mnist(folder);
-  options.strategy = "dp";
+  options.strategy = StrategyKind::dp;
   options.devices = 2;
   options.accumulate = 3;
   run(1, options);
@@ -198,22 +198,22 @@ TEST(Strategies, CombinationsWithoutMeaningAreOneLine) {
     return text;
   };
   auto dp = [](RunSetup& setup) {
-    setup.strategy = "dp";
+    setup.strategy = StrategyKind::dp;
     setup.devices = 2;
   };
-  auto ps = [](RunSetup& setup) { setup.strategy = "ps"; };
+  auto ps = [](RunSetup& setup) { setup.strategy = StrategyKind::ps; };
   EXPECT_EQ(refused([&](RunSetup& setup) { dp(setup); }, 1), "nothing was thrown");
   EXPECT_EQ(refused([&](RunSetup& setup) { ps(setup); }, 4), "nothing was thrown");
   EXPECT_EQ(refused([&](RunSetup& setup) { dp(setup); }, 2),
             "--strategy dp: all devices are threads of one process, found 2 ranks; processes are "
             "--strategy ddp");
-  EXPECT_EQ(refused([&](RunSetup& setup) { setup.strategy = "dp"; }, 1),
+  EXPECT_EQ(refused([&](RunSetup& setup) { setup.strategy = StrategyKind::dp; }, 1),
             "--strategy dp needs --devices, the threads that compute");
   EXPECT_EQ(refused([&](RunSetup& setup) { setup.devices = 2; }, 1),
             "--devices 2 needs --strategy dp, found --strategy ddp");
   EXPECT_EQ(refused([&](RunSetup& setup) { setup.workers = 3; }, 3),
             "--workers 3 needs --strategy ps, found --strategy ddp");
-  EXPECT_EQ(refused([&](RunSetup& setup) { setup.consistency = "asynchronous"; }, 3),
+  EXPECT_EQ(refused([&](RunSetup& setup) { setup.consistency = ps::Consistency::asynchronous; }, 3),
             "--consistency asynchronous needs --strategy ps, found --strategy ddp");
   EXPECT_EQ(refused(
                 [&](RunSetup& setup) {
@@ -233,10 +233,11 @@ TEST(Strategies, CombinationsWithoutMeaningAreOneLine) {
                 [&](RunSetup& setup) {
                   ps(setup);
                   setup.staleness = 4;
-                  setup.consistency = "synchronous";
+                  setup.consistency = ps::Consistency::synchronous;
                 },
                 3),
-            "--staleness 4 needs --consistency stale-synchronous, found synchronous");
+            "--staleness 4 needs --consistency auto or stale-synchronous, found --consistency "
+            "synchronous");
   EXPECT_EQ(refused(
                 [&](RunSetup& setup) {
                   ps(setup);
@@ -249,11 +250,10 @@ TEST(Strategies, CombinationsWithoutMeaningAreOneLine) {
   EXPECT_EQ(refused(
                 [&](RunSetup& setup) {
                   dp(setup);
-                  setup.shard = "full";
+                  setup.shard = ShardLevel::full;
                 },
                 1),
-            "--strategy dp makes whole copies of the model: expected --shard none and no --mesh, "
-            "found --shard full");
+            "--strategy dp needs --shard none, found --shard full");
   EXPECT_EQ(refused(
                 [&](RunSetup& setup) {
                   ps(setup);
@@ -266,7 +266,7 @@ TEST(Strategies, CombinationsWithoutMeaningAreOneLine) {
 TEST(Strategies, ServersAndWorkersSayHowManyProcessesThereAre) {
   RunSetup setup("mlp");
   EXPECT_EQ(usual_ranks(setup), 1);
-  setup.strategy = "ps";
+  setup.strategy = StrategyKind::ps;
   setup.servers = 2;
   EXPECT_EQ(usual_ranks(setup), 1);
   setup.workers = 3;

@@ -81,7 +81,7 @@ TEST(Trace, OfAShortRunIsWrittenAtItsEnd) {
   traced.out += "-traced";
   traced.trace = folder / "trace.json";
   traced.trace_steps = 1000;
-  traced.local_sgd = 0;
+  traced.local_sgd.period = 0;
   run(2, traced);
   EXPECT_EQ(distance(options.out, traced.out), 0);
   EXPECT_EQ(spans_of(folder / "trace.rank1.json")["forward"].size(), 6u);
@@ -92,13 +92,13 @@ TEST(Trace, OfOtherStrategiesShowsTheirCommunication) {
   RunSetup options = tiny_mlp(folder);
   options.trace = folder / "trace.json";
   options.trace_steps = 4;
-  options.diloco = 2;
+  options.diloco.inner_steps = 2;
   run(2, options);
   EXPECT_EQ(spans_of(folder / "trace.rank0.json")["update"].size(), 4u);
   EXPECT_GE(spans_of(folder / "trace.rank0.json")["communication"].size(), 4u);
-  options.diloco = 0;
+  options.diloco.inner_steps = 0;
   options.out += "-ps";
-  options.strategy = "ps";
+  options.strategy = StrategyKind::ps;
   options.workers = 2;
   run(3, options);
   EXPECT_EQ(spans_of(folder / "trace.rank1.json")["communication"].size(), 4u);

@@ -51,7 +51,7 @@ TEST_P(Resume, AnEpochGoesOnInItsMiddle) {
 TEST_P(Resume, SgdWithoutMomentumAndAccumulationGoOn) {
   TemporaryFolder folder;
   RunSetup options = tiny_mlp(folder);
-  options.optimizer = "sgd";
+  options.optimizer = OptimizerKind::sgd;
   options.accumulate = 2;
   expect_exact_resume(GetParam(), options);
 }
@@ -121,7 +121,7 @@ TEST(Trainer, LearnsTheTinyDigits) {
   TemporaryFolder folder;
   RunSetup options = tiny_mnist(folder);
   options.epochs = 40;
-  options.gamma = 1;
+  options.step.gamma = 1;
   run(2, options);
   EXPECT_GT(metrics_of(options.out).back()["accuracy"].get<double>(), 0.9);
 }
@@ -248,7 +248,7 @@ TEST(Trainer, AModelOfAnotherShapeIsRefusedOnResume) {
 TEST(Trainer, ALossThatIsNoNumberEndsTheRun) {
   TemporaryFolder folder;
   RunSetup options = tiny_mlp(folder);
-  options.optimizer = "sgd";
+  options.optimizer = OptimizerKind::sgd;
   options.lr = 1e6;
   options.steps = 1000;
   test::run_group(Engine::shm, 2, [&](Group group) {

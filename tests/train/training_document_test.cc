@@ -78,8 +78,8 @@ TEST(TrainingDocument, ListsWhatARunWrites) {
   run(1, options);
   options = tiny_mlp(folder);
   options.out += "-mlp";
-  options.shard = "full";
-  options.precision = "fp16";
+  options.shard = ShardLevel::full;
+  options.sharding.compute_dtype = at::kHalf;
   run(1, options);
   for (const auto& row : metrics_of(options.out))
     for (const auto& [field, value] : row.items()) fields.insert(field);

@@ -6,15 +6,20 @@
 //     settings.add({.name = "width", .help = "features between layers", .least = 1}, width_);
 //   }
 //
-// What a variable holds when it is added is its default. Not thread-safe.
+// Variables are texts, numbers, flags and enums (NamedEnum below); WrittenValue binds others. The
+// value of a variable when it is added is its default. Not thread-safe.
 #pragma once
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -31,25 +36,69 @@ enum class Scope {
 };
 
 struct Setting {
-  std::string name;                       // small letters, digits and dashes
-  std::string help;                       // for --help: one line
-  std::string value_name = {};            // for --help: "AXES"; empty: WORD, PATH or N by its kind
-  std::vector<std::string> choices = {};  // of a text: the words that it may be; empty: any text
-  double least = 0;                       // of a number: its bounds, both included
+  std::string name;             // small letters, digits and dashes
+  std::string help;             // for --help: one line
+  std::string value_name = {};  // for --help: "AXES"; empty: WORD, PATH or N by its kind
+  double least = 0;             // bounds of a number, both included
   double most = 1e15;
-  // Of a text: it names a file or folder. Files keep it with the folder in front.
+  // A text that names a file or folder. Files keep it with the folder in front.
   bool is_path = false;
+  // A value other than the default needs all of these (Settings::check_needs()):
+  // "elastic" or "diloco": another value than their default; "shard full", "strategy ddp|dp": one
+  // of these words in the value; "mesh pp=N", "hook powersgd:RANK": likewise, up to '=' or ':';
+  // "no mesh": the default.
+  std::vector<std::string> needs = {};
   Scope scope = Scope::run;
   std::function<void()> changed = {};      // called after a value was set
   std::vector<std::string> synonyms = {};  // names in other programs: an error suggests this one
   std::string group = {};                  // the heading in --help; empty: that of begin_group()
 };
 
+// A word of command lines and files, and the value that it stands for.
+template <class Value>
+struct Named {
+  std::string_view word;
+  Value value;
+};
+
+// Names of an enum are what names_of() returns for a value of it, found beside the enum:
+//
+//   enum class Shape { round, square };
+//   constexpr std::array<Named<Shape>, 2> names_of(Shape) {
+//     return {{{"round", Shape::round}, {"square", Shape::square}}};
+//   }
+template <class Enum>
+concept NamedEnum = std::is_enum_v<Enum> && requires(Enum value) { names_of(value); };
+
+// A variable of another type than texts and numbers.
+struct WrittenValue {
+  std::vector<std::string> words = {};  // all texts of it; empty: there are others, too
+  std::function<std::string()> text;
+  std::function<void(std::string_view text)> set;  // BadInput says what was expected and found
+};
+
+// The variable has one of these values, each of which is written as a word.
+template <class Value>
+[[nodiscard]] WrittenValue in_words(std::vector<Named<Value>> names, Value& variable);
+
+template <NamedEnum Enum>
+[[nodiscard]] std::string_view word_of(Enum value);
+
 class Settings {
  public:
-  using Variable = std::variant<std::string*, std::int64_t*, double*, bool*>;
+  using Variable = std::variant<std::string*, std::int64_t*, int*, double*, WrittenValue>;
   struct Entry : Setting {
     Variable variable;
+    std::string standard = {};  // the default, as text_of() has it
+
+    // A text without choices or one of several words; written in quotes in files.
+    [[nodiscard]] bool is_text() const;
+    // true or false: no value is needed on a command line.
+    [[nodiscard]] bool is_flag() const;
+    // The words that it may be; empty: it is not written in words.
+    [[nodiscard]] std::span<const std::string> words() const;
+    // For --help: "WORD"; empty for a flag.
+    [[nodiscard]] std::string_view value_in_help() const;
   };
 
   // `owner` is for messages: "heads is an option of gpt, not of mnist".
@@ -57,10 +106,19 @@ class Settings {
 
   // The variable outlives the table. InvalidArgument for a name of other characters, or one that
   // is there already.
-  template <typename Value>
-    requires std::constructible_from<Variable, Value*>
+  template <class Value>
+    requires(std::is_same_v<Value, bool> || NamedEnum<Value> ||
+             std::constructible_from<Variable, Value*>)
   void add(Setting setting, Value& variable) {
-    add_entry({std::move(setting), &variable});
+    if constexpr (std::is_same_v<Value, bool>)
+      add(std::move(setting), in_words<bool>({{"false", false}, {"true", true}}, variable));
+    else if constexpr (NamedEnum<Value>)
+      add(std::move(setting), in_words(named<Value>(), variable));
+    else
+      add_entry({std::move(setting), &variable});
+  }
+  void add(Setting setting, WrittenValue variable) {
+    add_entry({std::move(setting), std::move(variable)});
   }
   // The heading in --help for what is added from now on.
   void begin_group(std::string heading) { group_ = std::move(heading); }
@@ -77,10 +135,18 @@ class Settings {
   // The value as set() reads it.
   [[nodiscard]] std::string text(std::string_view name) const { return text_of(entry(name)); }
   [[nodiscard]] static std::string text_of(const Entry& entry);
-  // Whether set() would take the present value. A number outside of its bounds means: none given.
+  // Returns true if set() accepts the present value. A number outside its bounds means: not given.
   [[nodiscard]] static bool is_given(const Entry& entry);
+  // BadInput in one line for a setting whose value is not its default, and which lacks what it
+  // needs: "--prefetch 3 needs --shard full, found --shard none".
+  void check_needs() const;
 
  private:
+  template <class Enum>
+  [[nodiscard]] static std::vector<Named<Enum>> named() {
+    const auto names = names_of(Enum{});
+    return {names.begin(), names.end()};
+  }
   void add_entry(Entry entry);
 
   std::string owner_;
@@ -88,6 +154,40 @@ class Settings {
   std::vector<Entry> entries_;
   std::map<std::string, std::vector<std::string>, std::less<>> elsewhere_;
 };
+
+namespace detail {
+// The place of the word; BadInput suggests the nearest one.
+[[nodiscard]] std::size_t place_of_word(std::span<const std::string> words, std::string_view text);
+// InvalidArgument: a value that none of these words stands for.
+[[noreturn]] void throw_without_word(std::span<const std::string> words);
+}  // namespace detail
+
+template <class Value>
+WrittenValue in_words(std::vector<Named<Value>> names, Value& variable) {
+  std::vector<std::string> words;
+  for (const Named<Value>& name : names) words.emplace_back(name.word);
+  return {.words = words,
+          .text =
+              [names, words, &variable] {
+                for (const Named<Value>& name : names)
+                  if (name.value == variable) return std::string(name.word);
+                detail::throw_without_word(words);
+              },
+          .set =
+              [names, words, &variable](std::string_view text) {
+                variable = names[detail::place_of_word(words, text)].value;
+              }};
+}
+
+template <NamedEnum Enum>
+std::string_view word_of(Enum value) {
+  std::vector<std::string> words;
+  for (const auto& name : names_of(value)) {
+    if (name.value == value) return name.word;
+    words.emplace_back(name.word);
+  }
+  detail::throw_without_word(words);
+}
 
 }  // namespace lockstep::train
 

@@ -1,6 +1,6 @@
 // lockstep-train: `lockstep train gpt|mnist|mlp`.
 #include "base/environment.h"
-#include "train/resume_command.h"
+#include "train/command_line.h"
 #include "train/task_programs.h"
 #include "train/tasks/known.h"
 

@@ -42,11 +42,11 @@ Options CifarTask::defaults() const {
   options.steps = 0;
   options.epochs = 30;
   options.batch = 128;
-  options.optimizer = "sgd";
+  options.optimizer = OptimizerKind::sgd;
   options.lr = 0.1;
   options.momentum = 0.9;
   options.weight_decay = 5e-4;
-  options.schedule = "cosine";
+  options.schedule = ScheduleKind::cosine;
   return options;
 }
 

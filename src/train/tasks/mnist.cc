@@ -12,11 +12,11 @@ Options MnistTask::defaults() const {
   options.steps = 0;
   options.epochs = 10;
   options.batch = 64;
-  options.optimizer = "sgd";
+  options.optimizer = OptimizerKind::sgd;
   options.lr = 0.01;
   options.momentum = 0.9;
-  options.schedule = "step";
-  options.gamma = 0.7;
+  options.schedule = ScheduleKind::step;
+  options.step.gamma = 0.7;
   return options;
 }
 

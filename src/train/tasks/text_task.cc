@@ -58,7 +58,7 @@ Options TextTask::defaults() const {
   options.batch = 12;
   options.lr = 1e-3;
   options.min_lr = 1e-4;
-  options.schedule = "cosine";
+  options.schedule = ScheduleKind::cosine;
   options.warmup = 100;
   options.beta2 = 0.99;
   options.weight_decay = 0.1;
@@ -107,7 +107,6 @@ void TextTask::declare_tokens(Settings& settings) {
                 .help = "what a token is: chars (those of the text), bytes (all 256), bpe (of "
                         "--bpe), tokens (--data is numbers of tokens: a file, or a folder of "
                         "train.bin and val.bin)",
-                .choices = {"chars", "bytes", "bpe", "tokens"},
                 .scope = Scope::shape},
                vocabulary_);
   settings.add({.name = "vocabulary-size",
@@ -119,23 +118,23 @@ void TextTask::declare_tokens(Settings& settings) {
                 .help = "of bpe and tokens: folder of vocab.json and merges.txt, as GPT-2's",
                 .is_path = true},
                bpe_);
-  settings.add({.name = "token-dtype",
-                .help = "of tokens: uint16 or uint32, little-endian",
-                .choices = {"uint16", "uint32"},
-                .scope = Scope::model},
-               token_dtype_);
+  settings.add(
+      {.name = "token-dtype",
+       .help = "of tokens: uint16 or uint32, little-endian",
+       .scope = Scope::model},
+      in_words<c10::ScalarType>({{"uint16", at::kUInt16}, {"uint32", at::kUInt32}}, token_dtype_));
 }
 
 void TextTask::check() const {
   check_shape([](const char* name) { return std::string("--") + name; });
   check_input(!data_.empty(), "--data is missing: name a file or folder to learn from");
-  const bool is_plain = vocabulary_ == "chars" || vocabulary_ == "bytes";
+  const bool is_plain = vocabulary_ == Vocabulary::chars || vocabulary_ == Vocabulary::bytes;
   check_input(!is_plain || (bpe_.empty() && vocabulary_size_ == 0),
               "--{} needs --vocabulary bpe or tokens, found {}",
-              bpe_.empty() ? "vocabulary-size" : "bpe", vocabulary_);
-  check_input(vocabulary_ != "bpe" || !bpe_.empty(),
+              bpe_.empty() ? "vocabulary-size" : "bpe", word_of(vocabulary_));
+  check_input(vocabulary_ != Vocabulary::bpe || !bpe_.empty(),
               "--vocabulary bpe needs --bpe, the folder of vocab.json and merges.txt");
-  check_input(vocabulary_ != "tokens" || !bpe_.empty() || vocabulary_size_ > 0,
+  check_input(vocabulary_ != Vocabulary::tokens || !bpe_.empty() || vocabulary_size_ > 0,
               "--vocabulary tokens needs --vocabulary-size, or --bpe");
 }
 
@@ -158,15 +157,16 @@ void TextTask::restore(const checkpoint::Metadata& description) {
     check_input(found != description.end(), "expected an entry '{}', found none", name);
     return found->second;
   };
-  if (vocabulary_ == "bytes") {
+  if (vocabulary_ == Vocabulary::bytes) {
     known_ = data::Vocabulary::bytes();
     return;
   }
-  if (vocabulary_ != "chars") {
+  if (vocabulary_ != Vocabulary::chars) {
     const std::optional<std::int64_t> size = parse_integer(entry(tokens_entry));
     check_input(size.has_value(), "{}: expected a number, found '{}'", tokens_entry,
                 visible(entry(tokens_entry)));
-    if (vocabulary_ == "bpe" || description.contains(bpe_entry)) bpe_print_ = entry(bpe_entry);
+    if (vocabulary_ == Vocabulary::bpe || description.contains(bpe_entry))
+      bpe_print_ = entry(bpe_entry);
     known_ = data::Tokenizer::numbers(*size);
     return;
   }
@@ -216,9 +216,9 @@ void TextTask::load_validation(const Options& options, const Group&, const std::
 }
 
 void TextTask::find_tokenizer(const std::string& text) {
-  if (vocabulary_ == "bytes") {
+  if (vocabulary_ == Vocabulary::bytes) {
     known_ = data::Vocabulary::bytes();
-  } else if (vocabulary_ == "chars") {
+  } else if (vocabulary_ == Vocabulary::chars) {
     if (!known_) known_ = data::Vocabulary::characters(text, data_);
   } else if (known_) {
     known_ = tokenizer();
@@ -230,21 +230,20 @@ void TextTask::find_tokenizer(const std::string& text) {
 }
 
 at::Tensor TextTask::tokens_of(const std::filesystem::path& data) {
-  if (vocabulary_ == "tokens") {
+  if (vocabulary_ == Vocabulary::tokens) {
     find_tokenizer("");
-    return data::map_tokens(data, token_dtype_ == "uint16" ? at::kUInt16 : at::kUInt32,
-                            known_->size());
+    return data::map_tokens(data, token_dtype_, known_->size());
   }
   const std::string text = data::read_text(data);
   find_tokenizer(text);
-  check_input(vocabulary_ != "bpe" || known_->bpe() != nullptr,
+  check_input(vocabulary_ != Vocabulary::bpe || known_->bpe() != nullptr,
               "--bpe is missing: name the folder of vocab.json and merges.txt");
   return known_->encode(text, data.string());
 }
 
 TextTask::Tokens TextTask::own_tokens() {
   const std::filesystem::path data(data_);
-  if (vocabulary_ == "tokens" && std::filesystem::is_directory(data))
+  if (vocabulary_ == Vocabulary::tokens && std::filesystem::is_directory(data))
     return {tokens_of(data / "train.bin"), tokens_of(data / "val.bin")};
   const at::Tensor all = tokens_of(data);
   const auto train = static_cast<std::int64_t>(static_cast<double>(all.size(0)) * training_part);
@@ -307,7 +306,7 @@ double TextTask::weight_of(const Batch& batch) const {
 }
 
 std::vector<std::pair<std::string, std::string>> TextTask::results() const {
-  const bool is_too_large = vocabulary_ == "tokens" || known_->size() > most_of_bigram;
+  const bool is_too_large = vocabulary_ == Vocabulary::tokens || known_->size() > most_of_bigram;
   if (tokens_.train.size(0) == 0 || is_too_large) return {};
   double bigram = data::bigram_cross_entropy(tokens_.train, tokens_.validation, known_->size());
   return {{"bigram", loss_text(bigram)}};

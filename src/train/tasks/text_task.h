@@ -8,11 +8,22 @@
 #include <lockstep/train/task.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <optional>
 #include <string>
 
 namespace lockstep::train {
+
+// What a token is.
+enum class Vocabulary { chars, bytes, bpe, tokens };
+
+constexpr std::array<Named<Vocabulary>, 4> names_of(Vocabulary) {
+  return {{{"chars", Vocabulary::chars},
+           {"bytes", Vocabulary::bytes},
+           {"bpe", Vocabulary::bpe},
+           {"tokens", Vocabulary::tokens}}};
+}
 
 class TextTask : public Task {
  public:
@@ -83,10 +94,10 @@ class TextTask : public Task {
   void find_tokenizer(const std::string& text);
 
   std::string data_;
-  std::string vocabulary_ = "chars";  // chars, bytes, bpe, tokens
+  Vocabulary vocabulary_ = Vocabulary::chars;
   std::int64_t vocabulary_size_ = 0;  // of bpe and tokens; 0: that of the encoding
   std::string bpe_;                   // a folder; empty: none
-  std::string token_dtype_ = "uint16";
+  c10::ScalarType token_dtype_ = at::kUInt16;
 
   std::optional<data::Tokenizer> known_;
   std::string bpe_print_;  // of the description that was restored: which tables

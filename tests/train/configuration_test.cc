@@ -1,4 +1,4 @@
-#include "train/config_file.h"
+#include "train/configuration.h"
 
 #include "support/temporary_folder.h"
 #include "train/messages.h"
@@ -38,7 +38,7 @@ TEST(ConfigFile, SetsWhatItNames) {
   EXPECT_EQ(options.lr, 0.5);
   EXPECT_EQ(options.weight_decay, 1.0);
   EXPECT_EQ(setting_of(*made->task, "data"), "a b");
-  EXPECT_EQ(options.schedule, "step");
+  EXPECT_EQ(options.schedule, ScheduleKind::step);
   EXPECT_EQ(options.epochs, 3);
   EXPECT_EQ(options.steps, 0);
   EXPECT_EQ(setting_of(*made->task, "heads"), "4");
@@ -109,11 +109,28 @@ TEST(ConfigFile, WhatIsWrittenReadsBackAsTheSameOptions) {
     written.all.options.out = "a folder \"with\" quotes\\";
     written.all.options.lr = 1.0 / 3;
     written.all.options.seed = 77;
+    written.all.options.mesh = parse_axes("dp=2,fsdp=-1,tp=2");
+    written.all.options.hook = parse_hook("bf16+powersgd:3");
+    written.all.options.hook.power_sgd.start_step = 5;
+    written.all.options.schedule = ScheduleKind::one_cycle;
+    written.all.options.consistency = ps::Consistency::stale_synchronous;
+    written.all.options.context_method = ContextMethod::ulysses;
+    written.all.options.pipeline = "zb-h1";
+    written.all.options.diloco = {.inner_steps = 3, .pseudo_gradients = PseudoGradients::int8};
+    written.all.options.sharding = {.storage = ShardStorage::node_shared,
+                                    .compute_dtype = at::kHalf,
+                                    .reduce_dtype = at::kBFloat16,
+                                    .prefetch = 7};
     write_config(folder / "config.toml", written.all);
     std::vector<ConfigEntry> entries = read_config(folder / "config.toml");
     EXPECT_EQ(entries.front().name, "task");
     apply_config(read.all, entries);
     EXPECT_EQ(read.all.kept(), written.all.kept());
+    EXPECT_EQ(read.all.options.mesh, written.all.options.mesh);
+    EXPECT_EQ(read.all.options.sharding.compute_dtype, at::kHalf);
+    EXPECT_EQ(read.all.options.sharding.storage, ShardStorage::node_shared);
+    EXPECT_EQ(read.all.options.diloco.inner_steps, 3);
+    EXPECT_EQ(read.all.options.hook.power_sgd.rank, 3);
   }
 }
 

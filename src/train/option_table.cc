@@ -1,10 +1,9 @@
-#include "train/option_settings.h"
+#include "train/option_table.h"
 
-#include <lockstep/plan/schedule.h>
+#include "train/option_values.h"
 
 #include <string>
-#include <string_view>
-#include <utility>
+#include <vector>
 
 namespace lockstep::train {
 namespace {
@@ -70,8 +69,7 @@ void declare_steps(Settings& settings, Options& o) {
 void declare_optimizer(Settings& settings, Options& o) {
   settings.begin_group("Optimizer");
   constexpr double most_beta = 0.999999;
-  settings.add({.name = "optimizer", .help = "adamw or sgd", .choices = {"adamw", "sgd"}},
-               o.optimizer);
+  settings.add({.name = "optimizer", .help = "adamw or sgd"}, o.optimizer);
   settings.add({.name = "lr", .help = "learning rate", .most = 1e6, .synonyms = {"learning-rate"}},
                o.lr);
   settings.add({.name = "momentum", .help = "of sgd", .most = 1}, o.momentum);
@@ -85,7 +83,6 @@ void declare_optimizer(Settings& settings, Options& o) {
                o.clip);
   settings.add({.name = "schedule",
                 .help = "constant, step, cosine, wsd or one-cycle",
-                .choices = {"constant", "step", "cosine", "wsd", "one-cycle"},
                 .synonyms = {"lr-scheduler", "lr-scheduler-type"}},
                o.schedule);
   settings.add({.name = "warmup",
@@ -97,8 +94,8 @@ void declare_optimizer(Settings& settings, Options& o) {
                o.decay);
   settings.add(
       {.name = "step-size", .help = "steps between two decays of the step schedule; 0: one epoch"},
-      o.step_size);
-  settings.add({.name = "gamma", .help = "factor of one decay", .most = 1}, o.gamma);
+      o.step.step_size);
+  settings.add({.name = "gamma", .help = "factor of one decay", .most = 1}, o.step.gamma);
 }
 
 void declare_looks(Settings& settings, Options& o, bool makes_samples) {
@@ -117,11 +114,11 @@ void declare_looks(Settings& settings, Options& o, bool makes_samples) {
   settings.add({.name = "keep", .help = "newest checkpoints to keep; 0: all"}, o.keep);
   settings.add({.name = "async-save",
                 .help = "write checkpoints while training goes on; costs memory for a copy of what "
-                        "a rank writes"},
+                        "a rank writes",
+                .needs = {"strategy ddp|dp"}},
                o.async_save);
   settings.add({.name = "on-save-error",
-                .help = "when the disk refuses what is saved during training: stop, or go-on",
-                .choices = {"stop", "go-on"}},
+                .help = "when the disk refuses what is saved during training: stop, or go-on"},
                o.on_save_error);
   settings.add({.name = "patience",
                 .help = "evaluations without a better validation loss before stopping; 0: never"},
@@ -156,68 +153,71 @@ void declare_mesh(Settings& settings, Options& o) {
   settings.begin_group("Mesh of ranks");
   settings.add({.name = "shard",
                 .help = "what ranks divide between them: none, optimizer, gradients (and "
-                        "optimizer) or full",
-                .choices = {"none", "optimizer", "gradients", "full"}},
-               o.shard);
+                        "optimizer) or full, which --mesh fsdp=N means by itself"},
+               shard_in_words(o));
   settings.add({.name = "mesh",
                 .help = "arrange the ranks on axes, the last one varies fastest: pp (stages), dp "
-                        "(copies of the model), fsdp (shards of one, with --shard), tp (parts of "
+                        "(copies of the model), fsdp (shards of one, see --shard), tp (parts of "
                         "each layer), cp (parts of each sequence), ep (owners of experts), such as "
                         "pp=2,dp=2,tp=2; -1: what is left. gpt and llama take any of the first "
                         "five together, moe any of the six, other tasks dp and fsdp",
                 .value_name = "AXES"},
-               o.mesh);
-  std::vector<std::string> schedules;
-  for (const std::string_view name : plan::schedule_names()) schedules.emplace_back(name);
+               mesh_as_text(o.mesh));
   settings.add({.name = "pipeline",
                 .help = "of --mesh pp: the schedule of the --accumulate micro-batches",
-                .choices = std::move(schedules)},
-               o.pipeline);
+                .needs = {"mesh pp=N"}},
+               schedule_in_words(o.pipeline));
   settings.add({.name = "sequence-parallel",
                 .help = "of --mesh tp, without cp: activations between layers are cut along the "
-                        "sequence"},
+                        "sequence",
+                .needs = {"mesh tp=N"}},
                o.sequence_parallel);
   settings.add({.name = "context-method",
                 .help = "of --mesh cp: how attention works on parts of sequences: ring (keys and "
                         "values go round) or ulysses (heads are cut instead)",
-                .choices = {"ring", "ulysses"}},
+                .needs = {"mesh cp=N"}},
                o.context_method);
   settings.add({.name = "checkpoint-every",
                 .help = "activations of every nth block are computed again in backward; 0: none",
-                .most = 10'000},
+                .most = 10'000,
+                .needs = {"strategy ddp"}},
                o.checkpoint_every);
 }
 
 void declare_division(Settings& settings, Options& o) {
   settings.begin_group("Sharding and precision");
-  const std::vector<std::string> dtypes{"fp32", "bf16", "fp16"};
   settings.add({.name = "precision",
                 .help = "with --shard: compute dtype (parameters stay fp32): fp32, bf16, or fp16 "
                         "with loss scaling",
-                .choices = dtypes},
-               o.precision);
+                .needs = {"shard"}},
+               dtype_in_words(o.sharding.compute_dtype));
   settings.add({.name = "reduce-dtype",
                 .help = "with --shard: dtype in which gradients are summed over ranks",
-                .choices = dtypes},
-               o.reduce_dtype);
+                .needs = {"shard"}},
+               dtype_in_words(o.sharding.reduce_dtype));
   settings.add({.name = "prefetch",
                 .help = "with --shard full: units that are gathered ahead of their use",
-                .most = 1000},
-               o.prefetch);
+                .most = 1000,
+                .needs = {"shard full"}},
+               o.sharding.prefetch);
   settings.add({.name = "node-shared",
-                .help = "with --shard: ranks of one host have the parameters in memory once"},
-               o.node_shared);
+                .help = "with --shard: ranks of one host have the parameters in memory once",
+                .needs = {"shard"}},
+               node_shared_as_flag(o.sharding.storage));
   settings.add({.name = "reduce-in-step",
                 .help = "with --node-shared: the optimizer sums gradients over the ranks as it "
-                        "reads them"},
-               o.reduce_in_step);
+                        "reads them",
+                .needs = {"node-shared"}},
+               o.sharding.reduce_in_step);
   settings.add({.name = "offload",
                 .help = "with --shard: folder for shards and optimizer state that are not in use",
-                .is_path = true},
-               o.offload);
+                .is_path = true,
+                .needs = {"shard"}},
+               o.sharding.offload);
   settings.add({.name = "deferred",
                 .help = "with --shard: a new model gets its memory one unit at a time, while it "
-                        "is divided"},
+                        "is divided",
+                .needs = {"shard"}},
                o.deferred);
 }
 
@@ -227,28 +227,70 @@ void declare_strategy(Settings& settings, Options& o) {
   settings.add({.name = "strategy",
                 .help = "ddp (every rank computes and updates; --shard divides the model), dp "
                         "(devices of one process) or ps (parameter servers)",
-                .choices = {"ddp", "dp", "ps"}},
+                .needs = {"shard none", "no mesh"}},
                o.strategy);
   settings.add({.name = "devices",
                 .help = "of dp: groups of cores, each with a copy of the model",
-                .most = most},
+                .most = most,
+                .needs = {"strategy dp"}},
                o.devices);
-  settings.add(
-      {.name = "servers", .help = "of ps: ranks that keep the parameters; 0: one", .most = most},
-      o.servers);
+  settings.add({.name = "servers",
+                .help = "of ps: ranks that keep the parameters; 0: one",
+                .most = most,
+                .needs = {"strategy ps"}},
+               o.servers);
   settings.add({.name = "workers",
                 .help = "of ps: ranks that compute gradients; 0: all others of --ranks",
-                .most = most},
+                .most = most,
+                .needs = {"strategy ps"}},
                o.workers);
   settings.add({.name = "consistency",
                 .help = "of ps: synchronous (one update of the mean), stale-synchronous (an update "
                         "of each gradient, see --staleness) or asynchronous; auto: by --staleness",
-                .choices = {"auto", "synchronous", "stale-synchronous", "asynchronous"}},
-               o.consistency);
+                .needs = {"strategy ps"}},
+               consistency_in_words(o.consistency));
   settings.add({.name = "staleness",
                 .help = "of ps: steps that a worker may be ahead of the slowest",
-                .most = 1e9},
+                .most = 1e9,
+                .needs = {"strategy ps", "consistency auto|stale-synchronous"}},
                o.staleness);
+}
+
+void declare_diloco(Settings& settings, DiLoCoOptions& diloco) {
+  settings.add({.name = "diloco",
+                .help = "of ddp: an outer update every N steps, of how far the ranks have come; "
+                        "0: none",
+                .needs = {"strategy ddp", "shard none", "no mesh"}},
+               diloco.inner_steps);
+  settings.add(
+      {.name = "diloco-int8", .help = "of --diloco: send 8 bits a parameter", .needs = {"diloco"}},
+      int8_as_flag(diloco.pseudo_gradients));
+  settings.add({.name = "diloco-fragments",
+                .help = "of --diloco: parts of the model that are sent at different steps",
+                .least = 1,
+                .most = 1e6,
+                .needs = {"diloco"}},
+               diloco.fragments);
+  settings.add({.name = "diloco-overlap",
+                .help = "of --diloco: steps for which a fragment is on its way",
+                .needs = {"diloco"}},
+               diloco.overlap_steps);
+  settings.add({.name = "diloco-mixing",
+                .help = "of --diloco: how much of its own values a rank keeps when a fragment "
+                        "arrives, below 1",
+                .most = 1,
+                .needs = {"diloco"}},
+               diloco.mixing);
+  settings.add({.name = "outer-lr",
+                .help = "of --diloco: of the outer SGD",
+                .most = 1e6,
+                .needs = {"diloco"}},
+               diloco.outer_lr);
+  settings.add({.name = "outer-momentum",
+                .help = "of --diloco: Nesterov's, below 1",
+                .most = 1,
+                .needs = {"diloco"}},
+               diloco.outer_momentum);
 }
 
 void declare_communication(Settings& settings, Options& o) {
@@ -256,47 +298,33 @@ void declare_communication(Settings& settings, Options& o) {
   settings.add({.name = "hook",
                 .help = "of ddp: how gradients travel: none (as they are), bf16, fp16, "
                         "powersgd:RANK, bf16+powersgd:RANK, fp16+powersgd:RANK",
-                .value_name = "HOOK"},
-               o.hook);
-  settings.add(
-      {.name = "hook-start", .help = "of --hook powersgd: steps that are averaged exactly first"},
-      o.hook_start);
+                .value_name = "HOOK",
+                .needs = {"no local-sgd", "no diloco", "strategy ddp", "shard none"}},
+               hook_as_text(o.hook));
+  settings.add({.name = "hook-start",
+                .help = "of --hook powersgd: steps that are averaged exactly first",
+                .needs = {"hook powersgd:RANK"}},
+               o.hook.power_sgd.start_step);
   settings.add({.name = "local-sgd",
                 .help = "of ddp: average the ranks' models every N steps instead of gradients in "
-                        "each; 0: gradients"},
-               o.local_sgd);
+                        "each; 0: gradients",
+                .needs = {"no diloco", "strategy ddp", "shard none", "no mesh"}},
+               o.local_sgd.period);
   settings.add({.name = "local-sgd-start",
-                .help = "of --local-sgd: steps in which gradients are averaged first"},
-               o.local_sgd_start);
-  settings.add({.name = "diloco",
-                .help = "of ddp: an outer update every N steps, of how far the ranks have come; "
-                        "0: none"},
-               o.diloco);
-  settings.add({.name = "diloco-int8", .help = "of --diloco: send 8 bits a parameter"},
-               o.diloco_int8);
-  settings.add({.name = "diloco-fragments",
-                .help = "of --diloco: parts of the model that are sent at different steps",
-                .least = 1,
-                .most = 1e6},
-               o.diloco_fragments);
-  settings.add(
-      {.name = "diloco-overlap", .help = "of --diloco: steps for which a fragment is on its way"},
-      o.diloco_overlap);
-  settings.add({.name = "diloco-mixing",
-                .help = "of --diloco: how much of its own values a rank keeps when a fragment "
-                        "arrives, below 1",
-                .most = 1},
-               o.diloco_mixing);
-  settings.add({.name = "outer-lr", .help = "of --diloco: of the outer SGD", .most = 1e6},
-               o.outer_lr);
-  settings.add({.name = "outer-momentum", .help = "of --diloco: Nesterov's, below 1", .most = 1},
-               o.outer_momentum);
-  settings.add(
-      {.name = "sync-batch-norm", .help = "of ddp: batch normalisation by the rows of all ranks"},
-      o.sync_batch_norm);
+                .help = "of --local-sgd: steps in which gradients are averaged first",
+                .needs = {"local-sgd"}},
+               o.post_local_sgd.start_step);
+  declare_diloco(settings, o.diloco);
+  const std::vector<std::string> in_every_step{"no local-sgd", "no diloco", "strategy ddp",
+                                               "shard none"};
+  settings.add({.name = "sync-batch-norm",
+                .help = "of ddp: batch normalisation by the rows of all ranks",
+                .needs = in_every_step},
+               o.sync_batch_norm);
   settings.add({.name = "uneven",
                 .help = "of ddp: use each training sample once per epoch; ranks may get different "
-                        "numbers of rows"},
+                        "numbers of rows",
+                .needs = in_every_step},
                o.uneven);
 }
 
@@ -313,7 +341,7 @@ void declare_processes(Settings& settings, Options& o) {
                         "killed",
                 .value_name = "TIME",
                 .scope = Scope::start},
-               o.grace);
+               time_as_text(o.grace));
   settings.add(
       {.name = "threads", .help = "threads of a rank; 0: its share of the cores", .most = most},
       o.threads);
@@ -324,12 +352,16 @@ void declare_elastic(Settings& settings, Options& o) {
   constexpr double most_slots = 1 << 16;
   settings.add({.name = "elastic",
                 .help = "go on in place when ranks are lost or join; the results are the same bits "
-                        "at any number of ranks"},
+                        "at any number of ranks",
+                .needs = {"strategy ddp", "no precision", "no reduce-dtype", "no accumulate",
+                          "no hook", "no local-sgd", "no diloco", "no sync-batch-norm", "no uneven",
+                          "no reduce-in-step"}},
                o.elastic);
   settings.add({.name = "slots",
                 .help = "with --elastic: micro-batches of a step, which the ranks divide; 0: the "
                         "most up to 8 that divide --batch",
-                .most = most_slots},
+                .most = most_slots,
+                .needs = {"elastic"}},
                o.slots);
 }
 
