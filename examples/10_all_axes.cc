@@ -1,70 +1,56 @@
-// Four kinds of parallelism on one mesh, around a GPT as it is: two stages of a pipeline, two
-// copies of each, of which each is divided over two ranks, and each layer of a stage is computed by
-// two ranks together. Sixteen ranks have room for all of them; eight leave the copies out.
+// One program for every mesh. The axes are its argument: stages of a pipeline (pp), copies (dp),
+// shards (fsdp), parts of each layer (tp), parts of each sequence (cp) and owners of experts (ep).
+// It prints the same losses on every mesh; a mixture of experts (`moe`) shows that in float64.
 //
-//   lockstep run -n 8 build/release/examples/10_all_axes
+//   lockstep run -n 8 build/release/examples/10_all_axes pp=2,dp=-1,fsdp=2,tp=2
+//   lockstep run -n 2 build/release/examples/10_all_axes dp=-1
+//   lockstep run -n 4 build/release/examples/10_all_axes cp=2,ep=2 moe
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
 
 #include <cstdio>
 #include <exception>
-#include <vector>
+#include <string>
 
 namespace ls = lockstep;
 
-int main() try {
-  ls::Group world = ls::init();
-  const ls::Mesh mesh(world, {{"pp", 2}, {"dp", -1}, {"fsdp", 2}, {"tp", 2}});
-  torch::manual_seed(1);  // the same model on every rank
-  const ls::models::GptOptions options{
-      .layers = 4, .heads = 4, .width = 64, .block = 16, .vocabulary = 50};
-  auto model = ls::deferred([&] { return ls::models::Gpt(options); });
+const ls::models::GptOptions shape{
+    .layers = 4, .heads = 4, .width = 64, .block = 16, .vocabulary = 50};
 
-  // Activations of each block are computed again in backward(), on each rank its part.
-  auto checkpoints = ls::checkpoint_activations(*model, "transformer.h.*");
+template <typename Net>
+void train(Net model, const ls::Mesh& mesh, int micro_batches) {
+  ls::ParallelModel gpt = ls::parallelize(
+      model, mesh,
+      {.activation_checkpointing = {"transformer.h.*"}, .micro_batches = micro_batches});
+  ls::optim::AdamW adamw(gpt.parameters(), 3e-3);
+  ls::Group data = gpt.data();
+  if (mesh.group().is_root()) std::printf("%s", gpt.plan().c_str());
 
-  // The inner two axes divide what a stage has: layers over tp, and each rank's parts over fsdp.
-  const std::vector<ls::UnitRule> units = {"transformer.h.*", "transformer.wte"};
-  const auto sharded = [&](torch::nn::Module& parts) -> ls::Handle {
-    return ls::fully_shard(parts, mesh[{"dp", "fsdp"}],
-                           {.units = ls::stage_units(units, *model, parts)});
-  };
-  const auto divided = [&](torch::nn::Module& stage) -> ls::Handle {
-    const auto plan = ls::stage_plan(ls::gpt_tensor_plan(options), *model, stage);
-    return ls::parallelize(stage, mesh["tp"], plan,
-                           {.strategy = sharded, .mesh = mesh[{"dp", "fsdp", "tp"}]});
-  };
-
-  const auto pieces = ls::pieces_of(model);
-  const auto stages = ls::split(*model, pieces, ls::even_points(pieces, 2));
-  const auto schedule = ls::plan::make_schedule("1f1b", {.stages = 2, .micro_batches = 4});
-  ls::Pipeline pipeline(stages, schedule, mesh["pp"], ls::token_loss,
-                        {.strategy = divided, .all_ranks = mesh.group()});
-  torch::optim::AdamW adamw(pipeline.parameters(), torch::optim::AdamWOptions(0.003));
-
-  double last = 0;
-  for (int step = 0; step < 40; ++step) {
-    // Counting from anywhere; ranks of one pipeline and of tp have the same rows.
-    const int data = mesh.coordinate("dp") * mesh.size("fsdp") + mesh.coordinate("fsdp");
-    const at::Tensor begin = torch::arange(8).view({8, 1}) * 5 + step + 3 * data;
-    const at::Tensor rows = (begin + torch::arange(17)) % 50;
-    pipeline.zero_grad();
-    last = pipeline.step({rows.narrow(1, 0, 16)}, {rows.narrow(1, 1, 16)}).item<double>();
-    pipeline.clip_grad_norm(1.0);
+  for (int step = 0; step < 5; ++step) {
+    // Counting from anywhere: a batch of 48 rows, the same on every mesh, and this rank's rows.
+    const at::Tensor batch = (torch::arange(48).view({48, 1}) * 5 + step + torch::arange(17)) % 50;
+    const at::Tensor rows = batch.tensor_split(data.size())[data.rank()];
+    gpt.zero_grad();
+    at::Tensor loss = gpt.step({rows.narrow(1, 0, 16)}, {rows.narrow(1, 1, 16)});
+    gpt.clip_grad_norm(1.0);
     adamw.step();
+    data.all_reduce(loss, ls::Op::average).wait();
+    if (mesh.group().is_root()) std::printf("step %d loss %.9f\n", step, loss.item<double>());
   }
+}
 
-  std::int64_t whole = 0;
-  for (const auto& [name, tensor] : pipeline.state_dict())
-    if (name != "lm_head.weight") whole += static_cast<std::int64_t>(tensor.nbytes());
-  if (world.is_root()) {
-    const ls::HandleMemory memory = pipeline.memory();
-    std::printf("%s\n", mesh.picture().c_str());
-    std::printf("the model has %lld bytes, rank 0 keeps %lld of them\n",
-                static_cast<long long>(whole), static_cast<long long>(memory.shards));
-    std::printf("blocks computed again: %lld\n",
-                static_cast<long long>(checkpoints.counts().recomputations));
-    std::printf("final loss %s 1.0\n", last < 1 ? "below" : "above");
+int main(int argc, char** argv) try {
+  ls::Group world = ls::init();
+  const ls::Mesh mesh(world, ls::parse_axes(argc > 1 ? argv[1] : "dp=-1"));
+  torch::manual_seed(1);
+  if (argc > 2 && argv[2] == std::string("moe")) {
+    ls::models::MoeOptions options{.gpt = shape};
+    options.mixture.capacity_factor = 1.5;
+    ls::models::Moe model(options);
+    model->to(torch::kDouble);
+    train(model, mesh, 1);  // each micro-batch gives its tokens to the experts on its own
+  } else {
+    train(ls::deferred([] { return ls::models::Gpt(shape); }), mesh, 4);
   }
 } catch (const std::exception& error) {  // one line, not an abort
   std::fprintf(stderr, "%s\n", error.what());

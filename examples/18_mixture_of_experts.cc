@@ -17,27 +17,23 @@ int main() {
   options.mixture.experts = 4;
   options.mixture.capacity_factor = 1.25;
   auto model = ls::models::Moe(options);
-  auto moe = ls::expert_parallel(*model, mesh[{"dp", "ep"}],
-                                 {.strategy = [](torch::nn::Module& part, const ls::Mesh& ranks) {
-                                   return ls::DistributedDataParallel(part, ranks);
-                                 }});
+  auto moe = ls::parallelize(model, mesh);
   torch::optim::AdamW adamw(moe.parameters(), torch::optim::AdamWOptions(1e-3));
-  if (world.is_root()) std::cout << moe.plan() << "\n";
+  if (world.is_root()) std::cout << moe.plan();
 
   double last = 0;
   for (int step = 0; step < 150; ++step) {
-    // Counting: each row begins elsewhere, and another one on each rank.
-    const at::Tensor begin = torch::arange(8).view({8, 1}) * 5 + step + 3 * world.rank();
-    const at::Tensor rows = (begin + torch::arange(17)) % 50;
+    // Counting from anywhere: 32 rows, of which each rank takes its own.
+    const at::Tensor batch = (torch::arange(32).view({32, 1}) * 5 + step + torch::arange(17)) % 50;
+    const at::Tensor rows = batch.tensor_split(moe.data().size())[moe.data().rank()];
     moe.zero_grad();
-    at::Tensor loss = model->loss(rows.narrow(1, 0, 16), rows.narrow(1, 1, 16));
-    loss.backward();
+    at::Tensor loss = moe.step({rows.narrow(1, 0, 16)}, {rows.narrow(1, 1, 16)});
     moe.clip_grad_norm(1.0);
     adamw.step();
     last = loss.item<double>();
   }
   const ls::models::MixtureLoad& load = model->mixtures().front()->last_load();
   if (world.is_root())
-    std::cout << "dropped " << load.dropped << " of " << 2 * 8 * 16 * world.size() << " choices\n"
+    std::cout << "dropped " << load.dropped << " of " << 2 * 32 * 16 << " choices\n"
               << "final loss " << (last < 1.0 ? "below" : "above") << " 1.0\n";
 }

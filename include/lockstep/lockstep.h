@@ -26,9 +26,9 @@
 #include <lockstep/data/tokenizer.h>
 #include <lockstep/data/tokens.h>
 #include <lockstep/data/torch_sampler.h>
-#include <lockstep/global/linear_cross_entropy.h>
 #include <lockstep/elastic/elastic.h>
 #include <lockstep/elastic/slot_gradients.h>
+#include <lockstep/global/linear_cross_entropy.h>
 #include <lockstep/global/redistribute.h>
 #include <lockstep/global/rule.h>
 #include <lockstep/global/tensor.h>
@@ -58,7 +58,8 @@
 #include <lockstep/parallel/data/sync_batch_norm.h>
 #include <lockstep/parallel/handle.h>
 #include <lockstep/parallel/join.h>
-#include <lockstep/parallel/pipeline/language_models.h>
+#include <lockstep/parallel/model_plans.h>
+#include <lockstep/parallel/parallelize.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
 #include <lockstep/parallel/pipeline/sequences.h>
 #include <lockstep/parallel/server/meeting.h>
@@ -69,7 +70,7 @@
 #include <lockstep/parallel/sharded/sharded_build.h>
 #include <lockstep/parallel/tensor/context_parallel.h>
 #include <lockstep/parallel/tensor/expert_parallel.h>
-#include <lockstep/parallel/tensor/parallelize.h>
+#include <lockstep/parallel/tensor/tensor_parallel.h>
 #include <lockstep/parallel/threads/data_parallel.h>
 #include <lockstep/parallel/threads/devices.h>
 #include <lockstep/plan/schedule_file.h>

@@ -22,12 +22,17 @@
 namespace lockstep {
 namespace {
 
-// The outermost module around a parameter that the pattern names; empty: none.
-std::string_view block_of(const std::string& pattern, const NamedParameter& parameter) {
+using Patterns = std::vector<std::string>;
+
+// The outermost module around a parameter that one of the patterns names; empty: none.
+std::string_view block_of(const Patterns& patterns, const NamedParameter& parameter) {
   const auto around = [&](const std::string& name) -> std::string_view {
     std::string_view found;
     for (std::string_view path : layout::paths_of(name))  // the deepest first
-      if (path != name && layout::names_path(pattern, path)) found = path;
+      if (path != name && std::ranges::any_of(patterns, [&](const std::string& pattern) {
+            return layout::names_path(pattern, path);
+          }))
+        found = path;
     return found;
   };
   std::string_view found = around(parameter.name);
@@ -85,6 +90,11 @@ void ActivationCheckpoints::reset() { state_->reset_counts(); }
 
 ActivationCheckpoints checkpoint_activations(torch::nn::Module& module, const std::string& pattern,
                                              const ActivationOptions& options) {
+  return checkpoint_activations(module, Patterns{pattern}, options);
+}
+
+ActivationCheckpoints checkpoint_activations(torch::nn::Module& module, const Patterns& patterns,
+                                             const ActivationOptions& options) {
   check_options(options);
   const std::vector<NamedParameter> parameters = unique_parameters(module);
   std::map<std::string_view, int> number;  // of the modules that the pattern names
@@ -92,14 +102,18 @@ ActivationCheckpoints checkpoint_activations(torch::nn::Module& module, const st
     check(!dispatch::has_block_mark(parameter.tensor),
           "checkpoint_activations: {}: expected one call for a module, found a second one",
           parameter.name);
-    const std::string_view block = block_of(pattern, parameter);
+    const std::string_view block = block_of(patterns, parameter);
     if (!block.empty()) number.emplace(block, static_cast<int>(number.size()));
   }
-  if (number.empty()) refuse(pattern, parameters);
+  for (const std::string& pattern : patterns)
+    if (std::ranges::none_of(parameters, [&](const NamedParameter& parameter) {
+          return !block_of({pattern}, parameter).empty();
+        }))
+      refuse(pattern, parameters);
   auto state = std::make_shared<dispatch::Recomputation>(
       std::set<std::string>(options.keep.begin(), options.keep.end()));
   for (const NamedParameter& parameter : parameters) {
-    const std::string_view block = block_of(pattern, parameter);
+    const std::string_view block = block_of(patterns, parameter);
     const bool is_chosen = !block.empty() && number.at(block) % options.every == 0;
     dispatch::mark_block(parameter.tensor, state, is_chosen ? number.at(block) : -1);
     give_key(parameter.tensor);

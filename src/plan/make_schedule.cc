@@ -250,6 +250,8 @@ Sizes checked_sizes(const Maker& maker, const ScheduleShape& shape) {
 
 std::span<const std::string_view> schedule_names() { return names; }
 
+int stages_per_rank(std::string_view name) { return maker_of(name).least_chunks; }
+
 Schedule make_schedule(std::string_view name, ScheduleShape shape) {
   const Maker& maker = maker_of(name);
   const Sizes sizes = checked_sizes(maker, shape);

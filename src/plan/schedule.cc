@@ -16,11 +16,19 @@ std::vector<int> rank_of_stages(const Schedule& schedule) {
   return ranks;
 }
 
-Schedule forward_only(const Schedule& schedule) {
+// A forward waits for forwards of its own micro-batch alone, so any micro-batches may be left out.
+Schedule forward_only(const Schedule& schedule, int micro_batches) {
   Schedule forwards = schedule;
+  forwards.micro_batches = micro_batches;
   for (std::vector<Action>& actions : forwards.ranks)
-    std::erase_if(actions, [](const Action& a) { return a.compute != Compute::forward; });
+    std::erase_if(actions, [&](const Action& a) {
+      return a.compute != Compute::forward || a.micro_batch >= micro_batches;
+    });
   return forwards;
+}
+
+Schedule forward_only(const Schedule& schedule) {
+  return forward_only(schedule, schedule.micro_batches);
 }
 
 }  // namespace lockstep::plan

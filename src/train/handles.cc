@@ -9,7 +9,7 @@
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
 #include <lockstep/parallel/tensor/expert_parallel.h>
-#include <lockstep/parallel/tensor/parallelize.h>
+#include <lockstep/parallel/tensor/tensor_parallel.h>
 
 #include <algorithm>
 #include <initializer_list>
@@ -106,7 +106,7 @@ Handle make_handle_on(const Options& options, const Task& task, const PartOfRun&
     };
     how.mesh = without_stages(mesh);
   }
-  return parallelize(part.stage, mesh[tensor_axis], plan, how);
+  return parallelize_tensors(part.stage, mesh[tensor_axis], plan, how);
 }
 
 ExpertParallel make_expert_handle(const Options& options, const Task& task, const PartOfRun& part,

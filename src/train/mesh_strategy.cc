@@ -7,7 +7,7 @@
 
 #include <lockstep/global/tensor.h>
 #include <lockstep/models/generate.h>
-#include <lockstep/parallel/pipeline/language_models.h>
+#include <lockstep/parallel/model_plans.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
 #include <lockstep/parallel/pipeline/sequences.h>
 

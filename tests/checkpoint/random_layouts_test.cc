@@ -6,7 +6,7 @@
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
-#include <lockstep/parallel/tensor/parallelize.h>
+#include <lockstep/parallel/tensor/tensor_parallel.h>
 #include <lockstep/plan/schedule.h>
 
 #include "checkpoint/model_parts.h"
@@ -148,7 +148,7 @@ struct LaidOut {
         options.strategy = outer;
         options.mesh = mesh[{"dp", "tp"}];
       }
-      return parallelize(module, mesh["tp"], stage_plan(plan, *whole, module), options);
+      return parallelize_tensors(module, mesh["tp"], stage_plan(plan, *whole, module), options);
     };
     if (layout.pipeline > 1) {
       PipelineOptions options;

@@ -3,7 +3,7 @@
 #include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/models/gpt.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
-#include <lockstep/parallel/tensor/parallelize.h>
+#include <lockstep/parallel/tensor/tensor_parallel.h>
 
 #include "parallel/tensor/support.h"
 #include "support/temporary_folder.h"
@@ -33,7 +33,7 @@ TEST(TensorCheckpoint, IsLoadedOnAnyNumberOfRanks) {
     const TemporaryFolder folder;
     run_group(Engine::local, saved_on, [&](Group group) {
       auto model = made_alike(checkpoint_gpt, at::kDouble);
-      auto tp = parallelize(*model, group, gpt_tensor_plan(small_gpt()));
+      auto tp = parallelize_tensors(*model, group, gpt_tensor_plan(small_gpt()));
       torch::optim::AdamW adamw(tp.parameters(), torch::optim::AdamWOptions(0.003));
       for (int step = 0; step < 3; ++step) tensor_step_of(model, tp, adamw, step);
       checkpoint::save(folder.path(), tp, adamw, {.step = 3});
@@ -47,7 +47,7 @@ TEST(TensorCheckpoint, IsLoadedOnAnyNumberOfRanks) {
     for (const int ranks : {1, 2, 3, 4})
       run_group(Engine::local, ranks, [&](Group group) {
         auto model = made_alike(checkpoint_gpt, at::kDouble);
-        auto tp = parallelize(*model, group, gpt_tensor_plan(small_gpt()));
+        auto tp = parallelize_tensors(*model, group, gpt_tensor_plan(small_gpt()));
         torch::optim::AdamW own(tp.parameters(), torch::optim::AdamWOptions(0.003));
         ASSERT_EQ(checkpoint::load_latest(folder.path(), tp, own)->step, 3);
         EXPECT_NEAR(tensor_step_of(model, tp, own, 3), first, 1e-11);
@@ -68,7 +68,8 @@ TEST(TensorCheckpoint, WithDataParallelismOutsideIsWrittenOnce) {
   run_group(Engine::local, 4, [&](Group world) {
     const Mesh mesh(world, {{"dp", 2}, {"tp", 2}});
     auto model = made_alike(checkpoint_gpt, at::kDouble);
-    auto handle = parallelize(*model, mesh["tp"], gpt_tensor_plan(small_gpt()), strategy(mesh));
+    auto handle =
+        parallelize_tensors(*model, mesh["tp"], gpt_tensor_plan(small_gpt()), strategy(mesh));
     torch::optim::AdamW adamw(handle.parameters(), torch::optim::AdamWOptions(0.003));
     tensor_step_of(model, handle, adamw, 0);
     checkpoint::save(folder.path(), handle, adamw, {.step = 1});

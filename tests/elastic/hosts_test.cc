@@ -4,8 +4,8 @@
 #include <lockstep/mesh/mesh.h>
 #include <lockstep/models/mlp.h>
 #include <lockstep/optim/adamw.h>
-#include <lockstep/parallel/tensor/parallelize.h>
 #include <lockstep/parallel/tensor/plan.h>
+#include <lockstep/parallel/tensor/tensor_parallel.h>
 
 #include "elastic/copies_or_shards.h"
 #include "elastic/small_agent.h"
@@ -54,11 +54,12 @@ struct HostsResult {
 // Of ranks that are neighbours, and so on one host.
 Handle parts_of_copies(models::Mlp& model, const Group& group) {
   const Mesh mesh(group, {{"dp", -1}, {"tp", 2}});
-  return parallelize(model.ptr(), mesh["tp"], {{"layers.0", Colwise()}, {"layers.1", Rowwise()}},
-                     {.strategy = [mesh](torch::nn::Module& parts) -> Handle {
-                        return DistributedDataParallel(parts, mesh["dp"]);
-                      },
-                      .mesh = mesh});
+  return parallelize_tensors(model.ptr(), mesh["tp"],
+                             {{"layers.0", Colwise()}, {"layers.1", Rowwise()}},
+                             {.strategy = [mesh](torch::nn::Module& parts) -> Handle {
+                                return DistributedDataParallel(parts, mesh["dp"]);
+                              },
+                              .mesh = mesh});
 }
 
 void train_round(ElasticState& state, const HostsTraining& how, HostsResult& result) {

@@ -104,7 +104,8 @@ TEST_F(OneDnn, MultipliesUnderShardedParameters) {
 
 TEST_F(OneDnn, MultipliesPartsOfTensors) {
   expect_near_truth(3, 1, [](torch::nn::Module& model, Group world) {
-    return parallelize(model, Mesh(world, {{"tp", 3}})["tp"], transformer_tensor_plan(12), {});
+    return parallelize_tensors(model, Mesh(world, {{"tp", 3}})["tp"], transformer_tensor_plan(12),
+                               {});
   });
 }
 

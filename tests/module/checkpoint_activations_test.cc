@@ -293,7 +293,7 @@ TEST(CheckpointActivations, WhatCannotBeIsOneLine) {
 // As the step of an optimizer with the sparse gradient of an embedding.
 TEST(CheckpointActivations, ASparseOperandIsOneLine) {
   auto model = models::Gpt(gpt_options());
-  checkpoint_activations(*model, "transformer.h.*");
+  checkpoint_activations(*model, {"transformer.h.*"});
   at::NoGradGuard no_grad;
   for (at::Tensor& parameter : model->parameters()) {
     const at::Tensor sparse = at::ones_like(parameter).to_sparse();

@@ -10,7 +10,7 @@
 #include <lockstep/parallel/sharded/fully_shard.h>
 #include <lockstep/parallel/tensor/context_parallel.h>
 #include <lockstep/parallel/tensor/expert_parallel.h>
-#include <lockstep/parallel/tensor/parallelize.h>
+#include <lockstep/parallel/tensor/tensor_parallel.h>
 
 #include <atomic>
 #include <map>
@@ -35,7 +35,7 @@ std::map<std::string, Make> makers() {
   return {{"ddp", [](const Mesh& mesh) { return averaged(*layers(), mesh); }},
           {"parallelize",
            [](const Mesh& mesh) -> Handle {
-             return parallelize(
+             return parallelize_tensors(
                  layers(), mesh["b"], {{"0", Colwise()}},
                  {.strategy = [mesh](auto& part) { return averaged(part, mesh[{"a"}]); },
                   .mesh = mesh});

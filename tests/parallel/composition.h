@@ -4,14 +4,7 @@
 
 #include <lockstep/mesh/mesh.h>
 #include <lockstep/models/moe.h>
-#include <lockstep/module/checkpoint_activations.h>
-#include <lockstep/parallel/data/distributed_data_parallel.h>
-#include <lockstep/parallel/pipeline/language_models.h>
-#include <lockstep/parallel/pipeline/sequences.h>
-#include <lockstep/parallel/sharded/fully_shard.h>
-#include <lockstep/parallel/tensor/context_parallel.h>
-#include <lockstep/parallel/tensor/expert_parallel.h>
-#include <lockstep/parallel/tensor/parallelize.h>
+#include <lockstep/parallel/parallelize.h>
 #include <lockstep/plan/schedule.h>
 
 #include "parallel/parity_optimizer.h"
@@ -21,9 +14,6 @@
 #include <cctype>
 #include <cmath>
 #include <functional>
-#include <initializer_list>
-#include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -63,56 +53,35 @@ inline int ranks_of(const Composition& what) {
   return ranks;
 }
 
-// One of them, on the ranks of a group.
+inline int size_of(const Composition& what, const std::string& axis) {
+  for (const MeshAxis& one : what.axes)
+    if (one.name == axis) return one.size;
+  return 1;
+}
+
+// One of them, on the ranks of a group: parallelize() with the options of a Composition.
 template <typename Model>
 class Composed {
  public:
-  Composed(Model model, TensorPlan plan, std::vector<UnitRule> units, Group world, Composition how)
+  Composed(Model model, Group world, Composition how)
       : model_(std::move(model)),
-        plan_(std::move(plan)),
-        units_(std::move(units)),
         how_(std::move(how)),
-        mesh_(std::move(world), how_.axes) {
-    data_axes_ = among({"dp", "ep", "fsdp"});
-    if (!data_axes_.empty()) data_ = mesh_.sub_mesh(data_axes_);
-    if (has("cp")) find_context();
-    if (has("ep")) of_stage_ = mesh_.sub_mesh(among({"dp", "ep", "cp", "fsdp", "tp"}));
-    if (has("pp")) {
-      make_pipeline();
-    } else {
-      if (how_.checkpoints) checkpoints_ = checkpoint_activations(*model_, units_.front().pattern);
-      if (has("ep"))
-        experts_.emplace(expert_strategy(*model_));
-      else if (has("cp"))
-        context_.emplace(context_strategy(*model_));
-      else
-        handle_ = strategy(*model_);
-    }
-  }
+        handle_(parallelize(model_.ptr(), Mesh(std::move(world), how_.axes), plan(), options())) {}
 
-  [[nodiscard]] Handle& handle() {
-    if (experts_) return *experts_;
-    return context_ ? *context_ : handle_;
-  }
+  [[nodiscard]] ParallelModel& all() { return handle_; }
   [[nodiscard]] Model& model() { return model_; }
-  [[nodiscard]] const Mesh& mesh() const { return mesh_; }
-  [[nodiscard]] const std::optional<ActivationCheckpoints>& checkpoints() const {
-    return checkpoints_;
-  }
+  [[nodiscard]] const Mesh& mesh() const { return handle_.mesh(); }
 
   // Forward and backward of the whole batch, of which each data rank takes its rows; the loss of
   // all.
   double step(const at::Tensor& ids, const at::Tensor& targets) {
-    const int copies = data_ ? data_->group().size() : 1, own = data_ ? data_->group().rank() : 0;
-    const std::int64_t rows = ids.size(0) / copies;
-    const at::Tensor x = ids.narrow(0, own * rows, rows), y = targets.narrow(0, own * rows, rows);
-    at::Tensor loss;
-    if (pipeline_) return number_of(pipeline_->step({x}, {y}));
-    if (how_.before_forward) how_.before_forward();
-    loss = model_->loss(cut(x), cut(y));
-    loss.backward();
-    at::Tensor all = at::full({1}, number_of(loss), at::kDouble);
-    if (data_) Group(data_->group()).all_reduce(all, Op::average).wait();
+    Group data = handle_.data();
+    const auto own = [&](const at::Tensor& rows) {
+      return rows.tensor_split(data.size())[static_cast<std::size_t>(data.rank())];
+    };
+    const at::Tensor loss = handle_.step({own(ids)}, {own(targets)});
+    at::Tensor all = at::full({1}, loss.item<double>(), at::kDouble);
+    data.all_reduce(all, Op::average).wait();
     return all.item<double>();
   }
 
@@ -121,119 +90,37 @@ class Composed {
   }
 
  private:
-  [[nodiscard]] std::vector<std::string> among(std::initializer_list<const char*> names) const {
-    std::vector<std::string> found;
-    for (const char* name : names)
-      if (has(name)) found.emplace_back(name);
-    return found;
-  }
-
-  [[nodiscard]] at::Tensor cut(const at::Tensor& batch) const {
-    if (experts_) return experts_->cut(batch);
-    return context_ ? context_->cut(batch) : batch;
-  }
-
-  Handle outer(torch::nn::Module& part, const Mesh& ranks) {
-    if (!has("fsdp"))
-      return DistributedDataParallel(part, ranks, {.bucket_bytes = how_.buckets ? 20000 : 1 << 25});
-    return fully_shard(part, ranks,
-                       {.units = stage_units(units_, *model_, part), .level = how_.level});
-  }
-
-  // The ranks that add gradients up are those of cp besides.
-  void find_context() {
-    std::vector<std::string> axes = data_axes_, tensors = {"cp"};
-    axes.insert(axes.end() - (has("fsdp") ? 1 : 0), "cp");
-    averaging_ = mesh_.sub_mesh(axes);
-    if (has("tp")) tensors.insert(tensors.begin(), "tp");
-    tensors_ = mesh_.sub_mesh(tensors);
-    if (has("tp")) axes.emplace_back("tp");
-    of_stage_ = mesh_.sub_mesh(axes);
-  }
-
-  ContextParallel context_strategy(torch::nn::Module& part) {
-    ContextParallelOptions options{.method = how_.context};
-    if (has("tp")) options.plan = stage_plan(plan_, *model_, part);
-    options.strategy = [this](torch::nn::Module& parts) { return outer(parts, *averaging_); };
-    options.mesh = of_stage_;
-    return context_parallel(part, *tensors_, options);
-  }
-
-  ExpertParallel expert_strategy(torch::nn::Module& part) {
-    ExpertParallelOptions options{
-        .strategy = [this](torch::nn::Module& parts,
-                           const Mesh& ranks) { return outer(parts, ranks); },
-        .sequence_parallel = how_.sequence,
-        .method = how_.context,
-        .is_stage = has("pp"),
-        .tensors = tensors_};
-    if (has("tp")) options.plan = stage_plan(plan_, *model_, part);
-    return expert_parallel(part, *of_stage_, options);
-  }
-
-  // Tensor, context and expert parallelism inside, data parallelism outside.
-  Handle strategy(torch::nn::Module& part) {
-    if (has("ep")) return expert_strategy(part);
-    if (has("cp")) return context_strategy(part);
-    if (!has("tp")) return outer(part, *data_);
-    TensorParallelOptions options{.sequence_parallel = how_.sequence};
-    if (data_) {
-      options.strategy = [this](torch::nn::Module& parts) { return outer(parts, *data_); };
-      auto axes = data_axes_;
-      axes.push_back("tp");
-      options.mesh = mesh_.sub_mesh(axes);
-    }
-    return parallelize(part, mesh_["tp"], stage_plan(plan_, *model_, part), options);
-  }
-
-  void make_pipeline() {
-    const auto pieces = pieces_of(model_);
-    const int ranks = mesh_.size("pp");
-    const bool two =
-        how_.schedule == "interleaved" || how_.schedule == "zbv" || how_.schedule == "dualpipev";
-    auto stages = split(*model_, pieces, even_points(pieces, two ? 2 * ranks : ranks));
-    if (how_.before_forward)
-      for (Stage& stage : stages)
-        stage.forward = [deed = how_.before_forward,
-                         inner = std::move(stage.forward)](const Tensors& inputs) {
+  [[nodiscard]] ParallelPlan plan() const {
+    ParallelPlan plan = lockstep::parallel_plan(model_);
+    if (!how_.before_forward) return plan;
+    const int stages = size_of(how_, "pp") * plan::stages_per_rank(how_.schedule);
+    std::vector<std::string> first{plan.pieces.front().name};
+    if (has("pp"))
+      for (std::string& point : even_points(plan.pieces, stages)) first.push_back(std::move(point));
+    for (ModelPiece& piece : plan.pieces)
+      if (std::ranges::find(first, piece.name) != first.end())
+        piece.forward = [deed = how_.before_forward,
+                         inner = std::move(piece.forward)](const Tensors& inputs) {
           deed();
           return inner(inputs);
         };
-    PipelineLoss loss = token_loss;
-    if (tensors_) {
-      const CutSequences sequences(*tensors_);
-      stages = sequences.stages(stages);
-      loss = sequences.loss(loss);
-    }
-    if (how_.checkpoints) checkpoints_ = checkpoint_activations(*model_, units_.front().pattern);
-    const auto schedule =
-        plan::make_schedule(how_.schedule, {.stages = static_cast<int>(stages.size()),
-                                            .chunks = two ? 2 : 0,
-                                            .micro_batches = how_.micro_batches});
-    PipelineOptions options{.all_ranks = mesh_.group()};
-    if (how_.axes.size() > 1)
-      options.strategy = [this](torch::nn::Module& stage) { return strategy(stage); };
-    Pipeline pipeline(stages, schedule, mesh_["pp"], loss, options);
-    pipeline_ = std::make_unique<Pipeline>(std::move(pipeline));
+    return plan;
   }
 
- public:
-  [[nodiscard]] Handle& all() { return pipeline_ ? static_cast<Handle&>(*pipeline_) : handle(); }
+  [[nodiscard]] ParallelOptions options() const {
+    ParallelOptions options{.sequence_parallel = how_.sequence,
+                            .context = how_.context,
+                            .shard = {.level = how_.level},
+                            .data = {.bucket_bytes = how_.buckets ? 20000 : 1 << 25},
+                            .pipeline = {how_.schedule},
+                            .micro_batches = has("pp") ? how_.micro_batches : 1};
+    if (how_.checkpoints) options.activation_checkpointing = lockstep::parallel_plan(model_).blocks;
+    return options;
+  }
 
- private:
   Model model_;
-  TensorPlan plan_;
-  std::vector<UnitRule> units_;
   const Composition how_;
-  Mesh mesh_;
-  std::vector<std::string> data_axes_;
-  std::optional<Mesh> data_;
-  std::optional<Mesh> averaging_, tensors_, of_stage_;  // with cp or ep
-  std::optional<ActivationCheckpoints> checkpoints_;
-  Handle handle_;
-  std::optional<ContextParallel> context_;
-  std::optional<ExpertParallel> experts_;
-  std::unique_ptr<Pipeline> pipeline_;
+  ParallelModel handle_;
 };
 
 using ComposedGpt = Composed<models::Gpt>;
@@ -246,9 +133,7 @@ inline models::GptOptions composed_gpt() {
 }
 
 inline ComposedGpt composed(Group world, const Composition& how, at::ScalarType dtype) {
-  return ComposedGpt(made_alike([] { return models::Gpt(composed_gpt()); }, dtype),
-                     gpt_tensor_plan(composed_gpt()), {"transformer.h.*", "transformer.wte"},
-                     std::move(world), how);
+  return {made_alike([] { return models::Gpt(composed_gpt()); }, dtype), std::move(world), how};
 }
 
 inline models::MoeOptions composed_moe(double capacity, int every = 1) {
@@ -265,8 +150,7 @@ inline models::Moe moe_of(double capacity, at::ScalarType dtype, int every = 1) 
 }
 
 inline Composed<models::Moe> composed(Group world, models::Moe model, const Composition& how) {
-  const TensorPlan plan = moe_tensor_plan(model->options());
-  return {std::move(model), plan, {"transformer.h.*", "transformer.wte"}, std::move(world), how};
+  return {std::move(model), std::move(world), how};
 }
 
 // The rows of a step of which micro-batch `number` is made, of ranks that have rows of their own:

@@ -25,7 +25,6 @@ Outcome outcome_of(Group world, Composition how, double dropout) {
   models::GptOptions options = composed_gpt();
   options.dropout = dropout;
   ComposedGpt composed(made_alike([&] { return models::Gpt(options); }, at::kFloat),
-                       gpt_tensor_plan(options), {"transformer.h.*", "transformer.wte"},
                        std::move(world), how);
   Outcome outcome;
   for (int step = 0; step < 2; ++step) {
@@ -36,7 +35,7 @@ Outcome outcome_of(Group world, Composition how, double dropout) {
   for (const NamedPart& part : composed.all().named_parameters())
     if (part.tensor.grad().defined())
       outcome.gradients.push_back(dispatch::values_of(part.tensor.grad()).clone());
-  if (composed.checkpoints()) outcome.counts = composed.checkpoints()->counts();
+  outcome.counts = composed.all().checkpoints();
   return outcome;
 }
 
@@ -87,7 +86,7 @@ Traffic backward_traffic(Group group, std::int64_t layers, bool checkpoints) {
   const models::GptOptions options = small_gpt(layers, /*bias=*/false);
   auto model = made_alike([&] { return models::Gpt(options); }, at::kFloat);
   if (checkpoints) checkpoint_activations(*model, "transformer.h.*");
-  auto tp = parallelize(*model, std::move(group), gpt_tensor_plan(options));
+  auto tp = parallelize_tensors(*model, std::move(group), gpt_tensor_plan(options));
   const TokenBatch batch(1);
   at::Tensor loss = model->loss(batch.ids, batch.targets);
   reset_traffic(tp.tensors());

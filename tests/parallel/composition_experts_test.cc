@@ -5,6 +5,7 @@
 
 #include <lockstep/models/moe.h>
 #include <lockstep/module/state_dict.h>
+#include <lockstep/parallel/sharded/fully_shard.h>
 #include <lockstep/parallel/tensor/expert_parallel.h>
 
 #include "support/torch/engine_test.h"
@@ -30,12 +31,6 @@ struct ExpertComposition {
   int steps = steps_of_a_row;
   int every = 1;  // blocks with a mixture
 };
-
-int size_of(const Composition& how, const std::string& name) {
-  for (const MeshAxis& axis : how.axes)
-    if (axis.name == name) return axis.size;
-  return 1;
-}
 
 // Of one process with the rows of all ranks: a micro-batch has those that each of them has in it.
 double difference(const ExpertComposition& what, at::ScalarType dtype) {

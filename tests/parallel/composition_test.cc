@@ -116,8 +116,7 @@ TEST(LlamaCompositions, StepsAreThoseOfOneProcess) {
     const Composition how{.axes = axes, .checkpoints = true};
     run_group(Engine::local, ranks_of(how), [&](Group world) {
       auto plain = made_alike(make, at::kDouble);
-      Composed<models::Llama> composed(made_alike(make, at::kDouble), llama_tensor_plan(options),
-                                       {"model.layers.*"}, std::move(world), how);
+      Composed<models::Llama> composed(made_alike(make, at::kDouble), std::move(world), how);
       for (int step = 0; step < 2; ++step) {
         const TokenBatch batch(step, 16);
         composed.all().zero_grad();

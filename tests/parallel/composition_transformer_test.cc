@@ -91,7 +91,7 @@ TEST_P(TransformerPlans, GradientsAreAsNearToTheTruthAsThoseOfOneProcess) {
                            {.units = {"encoder.layers.*", "decoder.layers.*"}});
       };
     }
-    auto handle = parallelize(*model, mesh["tp"], transformer_tensor_plan(12), options);
+    auto handle = parallelize_tensors(*model, mesh["tp"], transformer_tensor_plan(12), options);
     const std::int64_t rows = batch_rows / copies;
     loss_of(model, at::kFloat, own * rows, rows).backward();
     double worst = 0;

@@ -6,7 +6,7 @@
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 #include <lockstep/parallel/tensor/context_parallel.h>
 #include <lockstep/parallel/tensor/expert_parallel.h>
-#include <lockstep/parallel/tensor/parallelize.h>
+#include <lockstep/parallel/tensor/tensor_parallel.h>
 
 #include <chrono>
 #include <map>
@@ -84,11 +84,11 @@ std::map<std::string, Strategy> strategies_of_tensors() {
   const TensorPlan plan = {{"a", Colwise()}, {"b", Rowwise()}};
   return {{"parallelize",
            [=](torch::nn::Module& module, const Mesh& mesh) -> Handle {
-             return parallelize(module, mesh["tp"], plan);
+             return parallelize_tensors(module, mesh["tp"], plan);
            }},
           {"parallelize and ddp",
            [=](torch::nn::Module& module, const Mesh& mesh) -> Handle {
-             return parallelize(
+             return parallelize_tensors(
                  module, mesh["tp"], plan,
                  {.strategy = [=](auto& part) { return averaged_on(part, mesh[{"dp"}]); },
                   .mesh = mesh});
@@ -134,7 +134,7 @@ TEST(StepClock, HandlesOfGlobalTensorsMeasureTheirSteps) {
 TEST(StepClock, InsideNoSyncAHandleOfGlobalTensorsCountsNoStep) {
   run_as_threads(2, [](Group group) {
     Branches model;
-    auto tp = parallelize(*model, group, {{"a", Colwise()}});
+    auto tp = parallelize_tensors(*model, group, {{"a", Colwise()}});
     {
       const NoSync scope = tp.no_sync();
       model->forward(values({2, 3}, 1), "abc").sum().backward();

@@ -10,7 +10,7 @@
 #include <lockstep/parallel/sharded/deferred.h>
 #include <lockstep/parallel/tensor/context_parallel.h>
 #include <lockstep/parallel/tensor/expert_parallel.h>
-#include <lockstep/parallel/tensor/parallelize.h>
+#include <lockstep/parallel/tensor/tensor_parallel.h>
 #include <lockstep/parallel/threads/data_parallel.h>
 
 #include <lockstep/global/tensor.h>
@@ -101,7 +101,7 @@ Trained by_pipeline(Viewed& model, const Group& group) {
       std::vector<Stage>{stage}, plan::make_schedule("1f1b", {.stages = 1, .micro_batches = 1}),
       mesh["pp"], [](const Tensors& outputs, const Tensors&) { return outputs.front(); },
       PipelineOptions{.strategy = [mesh](torch::nn::Module& part) -> Handle {
-                        return parallelize(part, mesh["tp"], {{"layer", Colwise()}});
+                        return parallelize_tensors(part, mesh["tp"], {{"layer", Colwise()}});
                       },
                       .all_ranks = group});
   return {.handle = pipeline,
@@ -123,18 +123,18 @@ std::map<std::string, Train> strategies() {
   std::map<std::string, Train> all = {
       {"parallelize",
        [](Viewed& model, const Group& group) {
-         return trained(parallelize(*model, group, {{"layer", Colwise()}}));
+         return trained(parallelize_tensors(*model, group, {{"layer", Colwise()}}));
        }},
       {"context_parallel",
        [](Viewed& model, const Group& group) { return trained(context_parallel(*model, group)); }},
       {"parallelize_and_ddp",
        [](Viewed& model, const Group& group) {
          const Mesh mesh(group, {{"dp", 1}, {"tp", group.size()}});
-         return trained(parallelize(*model, mesh["tp"], {{"layer", Colwise()}},
-                                    {.strategy = [mesh](torch::nn::Module& part) -> Handle {
-                                       return DistributedDataParallel(part, mesh[{"dp"}]);
-                                     },
-                                     .mesh = mesh}));
+         return trained(parallelize_tensors(*model, mesh["tp"], {{"layer", Colwise()}},
+                                            {.strategy = [mesh](torch::nn::Module& part) -> Handle {
+                                               return DistributedDataParallel(part, mesh[{"dp"}]);
+                                             },
+                                             .mesh = mesh}));
        }},
       {"expert_parallel", by_expert_parallel},
       {"ddp", [](Viewed& model,

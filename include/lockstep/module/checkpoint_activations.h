@@ -79,6 +79,10 @@ class ActivationCheckpoints {
 // in `keep` that LibTorch does not know, a module that has been given to this function before.
 ActivationCheckpoints checkpoint_activations(torch::nn::Module& module, const std::string& pattern,
                                              const ActivationOptions& options = {});
+// The modules that any of the patterns names.
+ActivationCheckpoints checkpoint_activations(torch::nn::Module& module,
+                                             const std::vector<std::string>& patterns,
+                                             const ActivationOptions& options = {});
 
 }  // namespace lockstep
 

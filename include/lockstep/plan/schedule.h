@@ -83,6 +83,9 @@ struct ScheduleShape {
 // InvalidArgument in one line: an unknown name (and what was probably meant), stages that chunks
 // do not divide, or what the definition does not allow.
 [[nodiscard]] Schedule make_schedule(std::string_view name, ScheduleShape shape);
+// The least number of stages that a rank has in a named schedule: 2 for interleaved, zbv and
+// dualpipev, otherwise 1. InvalidArgument for an unknown name.
+[[nodiscard]] int stages_per_rank(std::string_view name);
 
 // What is wrong with a schedule, and where.
 struct ScheduleProblem {
@@ -103,6 +106,8 @@ void check_schedule(const Schedule& schedule);
 [[nodiscard]] std::vector<int> rank_of_stages(const Schedule& schedule);
 
 // The forwards of a schedule alone, for evaluation. Without a deadlock where the schedule has none.
+// Of the first `micro_batches` micro-batches, or of all.
+[[nodiscard]] Schedule forward_only(const Schedule& schedule, int micro_batches);
 [[nodiscard]] Schedule forward_only(const Schedule& schedule);
 
 }  // namespace lockstep::plan

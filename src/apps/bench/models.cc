@@ -5,6 +5,7 @@
 
 #include <lockstep/models/gpt.h>
 #include <lockstep/models/mlp.h>
+#include <lockstep/parallel/model_plans.h>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/mse_loss.h>

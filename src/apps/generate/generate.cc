@@ -10,8 +10,9 @@
 #include <lockstep/hub/language_model.h>
 #include <lockstep/mesh/mesh.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
+#include <lockstep/parallel/model_plans.h>
 #include <lockstep/parallel/tensor/expert_parallel.h>
-#include <lockstep/parallel/tensor/parallelize.h>
+#include <lockstep/parallel/tensor/tensor_parallel.h>
 #include <lockstep/train/generation.h>
 #include <lockstep/train/saved_model.h>
 
@@ -77,7 +78,7 @@ class Ranks {
   [[nodiscard]] TensorParallel divide(std::shared_ptr<torch::nn::Module> model,
                                       const TensorPlan& plan) const {
     if (!is_parallel_) return {};
-    return parallelize(std::move(model), group_, plan);
+    return parallelize_tensors(std::move(model), group_, plan);
   }
   // The same of a model with mixtures: each rank has all experts, and part of all else.
   [[nodiscard]] Handle divide(const train::SavedLanguageModel& model, bool has_experts) const {

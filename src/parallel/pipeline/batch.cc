@@ -3,14 +3,19 @@
 #include "base/check.h"
 #include "base/fingerprint.h"
 #include "base/format.h"
+#include "parallel/pipeline/specs.h"
+#include "parallel/pipeline/stage_run.h"
 
 #include <lockstep/base/error.h>
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/stack.h>
 
 #include <algorithm>
 #include <array>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace lockstep::pipeline {
@@ -80,23 +85,21 @@ std::uint64_t fingerprint_of_sizes(const Tensors* tensors) {
   return all;
 }
 
-void check_rows(const char* what, int rank, std::int64_t rows, int micro_batches) {
-  check(rows != Rows::no_tensors, "pipeline: {}: expected tensors on rank {}, found none", what,
-        rank);
+// `what`: "step(): inputs". `where`: " on rank 2", or nothing in a group of one rank.
+void check_rows(const std::string& what, const std::string& where, std::int64_t rows,
+                int micro_batches) {
+  check(rows != Rows::no_tensors, "{}: expected tensors{}, found none", what, where);
   check(rows != Rows::no_rows,
-        "pipeline: {}: expected tensors with rows on rank {}, found one without dims or undefined",
-        what, rank);
+        "{}: expected tensors with rows{}, found one without dims or undefined", what, where);
   check(rows != Rows::different,
-        "pipeline: {}: expected tensors with equally many rows on rank {}, found different ones",
-        what, rank);
+        "{}: expected tensors with equally many rows{}, found different ones", what, where);
   check(rows != Rows::want_gradients,
-        "pipeline: {}: expected tensors that require no gradient on rank {}, found one that does: "
-        "step() computes gradients of parameters alone; make what computes this tensor a part of "
-        "a stage, or pass detach()",
-        what, rank);
-  check(rows >= micro_batches,
-        "pipeline: {}: expected a row for each of {} micro-batches, found {}", what, micro_batches,
-        rows);
+        "{}: expected tensors that require no gradient{}, found one that does: step() computes "
+        "gradients of parameters alone; make what computes this tensor a part of the model, or "
+        "pass detach()",
+        what, where);
+  check(rows >= micro_batches, "{}: expected a row for each of {} micro-batches, found {}", what,
+        micro_batches, rows);
 }
 
 }  // namespace
@@ -118,11 +121,17 @@ Batch::Batch(Group& group, StepKind kind, BatchView given, int micro_batches, in
   check_same_call(told);
   const auto of = [&](int rank) { return told[static_cast<std::size_t>(rank)]; };
   rows_ = of(first_rank).inputs;
-  check_rows("inputs", first_rank, rows_, micro_batches);
+  if (kind != StepKind::train && rows_ > 0 && rows_ < micro_batches_)
+    micro_batches_ = static_cast<int>(rows_);
+  const std::string call = name_of(own.call);
+  const auto where = [&](int rank) {
+    return group.size() == 1 ? std::string() : formatted(" on rank {}", rank);
+  };
+  check_rows(call + ": inputs", where(first_rank), rows_, micro_batches_);
   if (kind != StepKind::forward) {
     const std::int64_t targets = of(last_rank).targets;
-    check_rows("targets", last_rank, targets, micro_batches);
-    check(targets == rows_, "pipeline: targets: expected {} rows, as the inputs have, found {}",
+    check_rows(call + ": targets", where(last_rank), targets, micro_batches_);
+    check(targets == rows_, "{}: targets: expected {} rows, as the inputs have, found {}", call,
           rows_, targets);
   }
   kind_ = combine_fingerprints(static_cast<std::uint64_t>(of(first_rank).sizes),
@@ -146,6 +155,28 @@ Tensors Batch::cut(const Tensors& tensors, int micro_batch) const {
   for (const at::Tensor& tensor : tensors)
     parts.push_back(tensor.detach().narrow(0, rows.begin, rows.length()));
   return parts;
+}
+
+at::Tensor plain_loss(const at::Tensor& loss, StepKind kind) {
+  const at::Tensor whole = plain(loss);
+  check(whole.defined() && whole.numel() == 1 && whole.is_floating_point(),
+        "loss: expected one number of a floating-point type, found {}",
+        whole.defined() ? describe(specs_of({whole})) : "an undefined tensor");
+  check(kind != StepKind::train || whole.requires_grad(),
+        "loss: expected one that requires a gradient, found none");
+  return whole;
+}
+
+Tensors joined(const std::vector<Tensors>& micro_batches) {
+  std::vector<Tensors> all;  // by output
+  for (const Tensors& outputs : micro_batches) {
+    all.resize(outputs.size());
+    for (std::size_t i = 0; i < outputs.size(); ++i) all[i].push_back(outputs[i]);
+  }
+  Tensors whole;
+  for (const Tensors& parts : all)
+    whole.push_back(parts.front().dim() == 0 ? at::stack(parts) : at::cat(parts));
+  return whole;
 }
 
 }  // namespace lockstep::pipeline

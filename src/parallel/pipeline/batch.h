@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 namespace lockstep::pipeline {
 
@@ -27,13 +28,15 @@ class Batch {
   Batch(Group& group, StepKind kind, BatchView given, int micro_batches, int first_rank,
         int last_rank, std::optional<Duration> timeout);
 
+  // As many as the schedule has; in evaluate() and forward() as many as rows, if these are fewer.
+  [[nodiscard]] int micro_batches() const { return micro_batches_; }
   // Equal for steps whose stages pass on tensors of equal sizes, of which the same ones require a
   // gradient.
   [[nodiscard]] std::uint64_t kind() const { return kind_; }
   [[nodiscard]] layout::Range rows_of(int micro_batch) const;
   // Of all rows.
   [[nodiscard]] double share_of(int micro_batch) const;
-  // Of the tensors that this rank was given.
+  // Of the tensors that this rank was given, without history.
   [[nodiscard]] Tensors inputs_of(int micro_batch) const {
     return cut(*given_.inputs, micro_batch);
   }
@@ -49,5 +52,13 @@ class Batch {
   std::int64_t rows_ = 0;
   std::uint64_t kind_ = 0;
 };
+
+// What a loss function returned, as a plain tensor; collective over ranks that have it together.
+// InvalidArgument unless it is one number, and in a training step requires a gradient.
+[[nodiscard]] at::Tensor plain_loss(const at::Tensor& loss, StepKind kind);
+
+// The outputs of all rows: those of the micro-batches, one after the other. An output without dims
+// becomes one with an element per micro-batch.
+[[nodiscard]] Tensors joined(const std::vector<Tensors>& micro_batches);
 
 }  // namespace lockstep::pipeline

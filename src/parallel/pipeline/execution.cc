@@ -3,9 +3,7 @@
 #include "base/check.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/stack.h>
 
 #include <chrono>
 #include <utility>
@@ -92,14 +90,11 @@ Tensors Execution::end_forward(const Action& action, const Tensors& outputs) {
     outputs_[action.micro_batch] = outputs;
     return {};
   }
-  const at::Tensor loss = plain(parts_.loss(outputs, batch_.targets_of(action.micro_batch)));
-  check(loss.defined() && loss.numel() == 1 && loss.is_floating_point(),
-        "pipeline: loss: expected one number of a floating-point type, found {}",
-        loss.defined() ? describe(specs_of({loss})) : "an undefined tensor");
+  const at::Tensor loss =
+      plain_loss(parts_.loss(outputs, batch_.targets_of(action.micro_batch)), kind_);
   const at::Tensor part = loss.detach().reshape({}) * batch_.share_of(action.micro_batch);
   loss_ = loss_.defined() ? loss_ + part : part;
   if (kind_ != StepKind::train) return {};
-  check(loss.requires_grad(), "pipeline: loss: expected one that requires a gradient, found none");
   losses_[action.micro_batch] = loss.detach();
   return {loss};
 }
@@ -146,14 +141,8 @@ Tensors Execution::take(const Result& result, int stage) {
 
 Tensors Execution::outputs() const {
   std::vector<Tensors> all;
-  for (const auto& [micro_batch, tensors] : outputs_) {
-    all.resize(tensors.size());
-    for (std::size_t i = 0; i < tensors.size(); ++i) all[i].push_back(tensors[i]);
-  }
-  Tensors whole;
-  for (const Tensors& parts : all)
-    whole.push_back(parts.front().dim() == 0 ? at::stack(parts) : at::cat(parts));
-  return whole;
+  for (const auto& [micro_batch, tensors] : outputs_) all.push_back(tensors);
+  return joined(all);
 }
 
 Pipeline::Measured Execution::measured(const std::vector<int>& stages) const {

@@ -37,7 +37,6 @@ c10::Device device_of(const std::map<int, pipeline::StageRun>& stages) {
 PipelineState::PipelineState(const std::vector<Stage>& stages, plan::Schedule schedule, Group group,
                              PipelineLoss loss, PipelineOptions options)
     : schedule_((plan::check_schedule(schedule), std::move(schedule))),
-      forwards_(plan::forward_only(schedule_)),
       ranks_(plan::rank_of_stages(schedule_)),
       kept_group_(std::make_shared<Group>(std::move(group))),
       loss_(std::move(loss)),
@@ -155,7 +154,7 @@ std::uint64_t PipelineState::trained() const {
 }
 
 PipelineState::Result PipelineState::run(StepKind kind, const Tensors& inputs,
-                                         const Tensors& targets) {
+                                         const Tensors& targets, bool own_loss) {
   const int first = ranks_.front(), last = ranks_.back();
   const bool is_first = first == group_.rank(), is_last = last == group_.rank();
   const pipeline::Batch batch(
@@ -165,7 +164,7 @@ PipelineState::Result PipelineState::run(StepKind kind, const Tensors& inputs,
       schedule_.micro_batches, first, last, options_.timeout);
   Doing now;
   try {
-    return run(kind, batch, now);
+    return run(kind, batch, own_loss, now);
   } catch (const std::exception& error) {
     fail(now, error.what());
     throw;
@@ -175,7 +174,8 @@ PipelineState::Result PipelineState::run(StepKind kind, const Tensors& inputs,
   }
 }
 
-PipelineState::Result PipelineState::run(StepKind kind, const pipeline::Batch& batch, Doing& now) {
+PipelineState::Result PipelineState::run(StepKind kind, const pipeline::Batch& batch, bool own_loss,
+                                         Doing& now) {
   const bool trains = kind == StepKind::train;
   now.part = "the exchange of tied values";
   ties_->send_values(group_, options_.timeout);
@@ -187,8 +187,8 @@ PipelineState::Result PipelineState::run(StepKind kind, const pipeline::Batch& b
   now.part = "the end of a step";
   if (trains) parameters_->give_gradients();
   if (kind != StepKind::forward)
-    result.loss =
-        on_all_ranks(result.loss, /*of_all_pipelines=*/trains && requires_gradient_sync());
+    result.loss = on_all_ranks(
+        result.loss, /*of_all_pipelines=*/trains && requires_gradient_sync() && !own_loss);
   return result;
 }
 
@@ -197,7 +197,9 @@ PipelineState::Result PipelineState::execute(StepKind kind, const pipeline::Batc
   if (books_.size() >= most_books && !books_.contains(batch.kind())) books_.clear();
   const bool is_new = !books_.contains(batch.kind());
   const bool trains = kind == StepKind::train;
-  const plan::Schedule& schedule = trains ? schedule_ : forwards_;
+  const plan::Schedule forwards =
+      trains ? plan::Schedule() : plan::forward_only(schedule_, batch.micro_batches());
+  const plan::Schedule& schedule = trains ? schedule_ : forwards;
   const auto& actions = schedule.ranks[static_cast<std::size_t>(group_.rank())];
   pipeline::Mailbox mailbox(group_, schedule, books_[batch.kind()],
                             {.tells_specs = is_new,

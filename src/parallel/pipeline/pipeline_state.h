@@ -29,8 +29,13 @@ class PipelineState final : public parallel::CompositeState {
     at::Tensor loss;  // on every rank, unless only outputs are asked for
     Tensors outputs;
   };
-  Result run(pipeline::StepKind kind, const Tensors& inputs, const Tensors& targets);
+  // The loss of a training step is the mean of all pipelines that the strategy joins to this one,
+  // unless `own_loss`.
+  Result run(pipeline::StepKind kind, const Tensors& inputs, const Tensors& targets,
+             bool own_loss = false);
   [[nodiscard]] const std::vector<int>& stages() const { return own_stages_; }
+  // The rank that has the last stage.
+  [[nodiscard]] int last_rank() const { return ranks_.back(); }
   [[nodiscard]] const Pipeline::Measured& measured() const { return measured_; }
 
   void detach() override;
@@ -63,7 +68,7 @@ class PipelineState final : public parallel::CompositeState {
     const char* part = "the beginning";
     std::optional<plan::Action> action = std::nullopt;
   };
-  Result run(pipeline::StepKind kind, const pipeline::Batch& batch, Doing& now);
+  Result run(pipeline::StepKind kind, const pipeline::Batch& batch, bool own_loss, Doing& now);
   Result execute(pipeline::StepKind kind, const pipeline::Batch& batch, Doing& now);
   void fail(const Doing& now, const char* what) noexcept;
   // Whether a part belongs to this rank, and was not asked about before.
@@ -74,7 +79,7 @@ class PipelineState final : public parallel::CompositeState {
     return {.tag = tag, .timeout = options_.timeout};
   }
 
-  const plan::Schedule schedule_, forwards_;
+  const plan::Schedule schedule_;
   const std::vector<int> ranks_;             // of stages
   const std::shared_ptr<Group> kept_group_;  // here alone: parts refer to it
   Group& group_ = *kept_group_;

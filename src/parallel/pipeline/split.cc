@@ -217,4 +217,14 @@ std::vector<Stage> split(const torch::nn::Module& model, const std::vector<Model
   return stages;
 }
 
+std::vector<std::string> even_points(const std::vector<ModelPiece>& pieces, int stages) {
+  const auto blocks = static_cast<std::int64_t>(pieces.size()) - 2;
+  check(stages >= 1 && blocks >= stages, "even_points: expected {} blocks or more, found {}",
+        stages, blocks);
+  std::vector<std::string> points;
+  for (std::int64_t stage = 1; stage < stages; ++stage)
+    points.push_back(pieces[static_cast<std::size_t>(1 + blocks * stage / stages)].name);
+  return points;
+}
+
 }  // namespace lockstep

@@ -3,6 +3,8 @@
 #include "parallel/pipeline/part_of_model.h"
 #include "parallel/whole_module_state.h"
 
+#include <lockstep/dispatch/deferral.h>
+
 #include <algorithm>
 #include <set>
 #include <utility>
@@ -65,6 +67,9 @@ StageSets::StageSets(const std::map<int, StageRun>& stages, const Strategy& stra
     set.handle =
         strategy ? strategy(*set.module)
                  : parallel::PlainHandle(std::make_shared<parallel::WholeModuleState>(*set.module));
+    // A deferred() model that no strategy has given its values.
+    for (const NamedPart& part : set.handle.named_parameters())
+      if (dispatch::is_deferred(part.tensor)) dispatch::give_values(part.tensor);
     sets_.push_back(std::move(set));
   }
 }

@@ -5,10 +5,12 @@
 #include "module/state_entries.h"
 #include "module/tensors.h"
 #include "parallel/tensor/module_of_parts.h"
+#include "parallel/tensor/tensor_state.h"
 
 #include <lockstep/global/tensor.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace lockstep {
@@ -115,11 +117,13 @@ void ExpertParallelState::train_rest() {
     rest_ = options_.strategy(*rest_module_, rows_);
     return;
   }
-  TensorParallel rest = parallelize(*rest_module_, mesh_["tp"], options_.plan,
-                                    {.sequence_parallel = options_.sequence_parallel,
-                                     .sequence_dim = options_.sequence_dim,
-                                     .strategy = strategy,
-                                     .mesh = mesh_});
+  // A stage may have nothing that the plan names: it is replicated.
+  TensorParallel rest(std::make_shared<TensorParallelState>(
+      rest_module_, mesh_.sub_mesh({"tp"}), options_.plan,
+      TensorParallelOptions{.sequence_parallel = options_.sequence_parallel,
+                            .sequence_dim = options_.sequence_dim,
+                            .strategy = strategy,
+                            .mesh = mesh_}));
   tensors_ = rest.tensors();
   rest_ = std::move(rest);
 }
@@ -190,7 +194,7 @@ void ExpertParallelState::train_experts(const Tensors& experts) {
     };
     options.mesh = rows_;
   }
-  experts_ = parallelize(*experts_module_, mesh_["ep"], plan, std::move(options));
+  experts_ = parallelize_tensors(*experts_module_, mesh_["ep"], plan, std::move(options));
   if (!has("tp")) return;
   // Ranks of tp have the same experts, and nothing else gives them the same values.
   for (const NamedPart& part : experts_.loading())

@@ -1,7 +1,7 @@
 // ExpertParallelState: what stands behind the handle of expert_parallel().
 //
-// Two handles: parallelize() cuts the experts of all mixtures over the ranks of `ep`, and the
-// strategy trains all else. What they say of their tensors comes together again here.
+// Two handles: parallelize_tensors() cuts the experts of all mixtures over the ranks of `ep`, and
+// the strategy trains all else. What they say of their tensors comes together again here.
 #pragma once
 
 #include "parallel/composite_state.h"
@@ -10,7 +10,7 @@
 
 #include <lockstep/parallel/tensor/context_parallel.h>
 #include <lockstep/parallel/tensor/expert_parallel.h>
-#include <lockstep/parallel/tensor/parallelize.h>
+#include <lockstep/parallel/tensor/tensor_parallel.h>
 
 #include <map>
 #include <memory>

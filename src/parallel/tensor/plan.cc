@@ -25,38 +25,6 @@ std::string describe(const TensorPlan& plan, const torch::nn::Module& module, in
                                   sequence_parallel);
 }
 
-TensorPlan gpt_tensor_plan(const models::GptOptions& options) {
-  return {{"transformer.wte", Vocabulary()},
-          {"transformer.h.*.attn.c_attn", Colwise(3).heads(options.heads)},
-          {"transformer.h.*.attn.c_proj", Rowwise()},
-          {"transformer.h.*.mlp.c_fc", Colwise()},
-          {"transformer.h.*.mlp.c_proj", Rowwise()}};
-}
-
-TensorPlan moe_tensor_plan(const models::MoeOptions& options) {
-  TensorPlan plan = gpt_tensor_plan(options.gpt);
-  const bool is_dense = options.every > 1;  // in some blocks
-  if (!is_dense)
-    std::erase_if(plan,
-                  [](const auto& one) { return one.first.find(".mlp.") != std::string::npos; });
-  return plan;
-}
-
-TensorPlan llama_tensor_plan(const models::LlamaOptions& options) {
-  const std::string layer = "model.layers.*.";
-  const auto keys = Colwise().heads(options.key_value_heads);
-  TensorPlan plan = {{"model.embed_tokens", Vocabulary()},
-                     {layer + "self_attn.q_proj", Colwise().heads(options.heads)},
-                     {layer + "self_attn.k_proj", keys},
-                     {layer + "self_attn.v_proj", keys},
-                     {layer + "self_attn.o_proj", Rowwise()},
-                     {layer + "mlp.gate_proj", Colwise()},
-                     {layer + "mlp.up_proj", Colwise()},
-                     {layer + "mlp.down_proj", Rowwise()}};
-  if (!options.tied) plan.push_back({"lm_head", Vocabulary()});
-  return plan;
-}
-
 TensorPlan stage_plan(const TensorPlan& plan, const torch::nn::Module& model,
                       const torch::nn::Module& stage) {
   (void)tensor_parallel::planned(plan, model, 1);

@@ -1,4 +1,4 @@
-// TensorParallelState: what stands behind the handle of parallelize().
+// TensorParallelState: what stands behind the handle of parallelize_tensors().
 #pragma once
 
 #include "module/watch.h"
@@ -7,7 +7,7 @@
 #include "parallel/tensor/gradient_marks.h"
 #include "parallel/tensor/parted_tensor.h"
 
-#include <lockstep/parallel/tensor/parallelize.h>
+#include <lockstep/parallel/tensor/tensor_parallel.h>
 
 #include <map>
 #include <memory>

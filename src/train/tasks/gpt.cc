@@ -3,7 +3,7 @@
 #include "base/check.h"
 #include "train/tasks/tensor_checks.h"
 
-#include <lockstep/parallel/pipeline/language_models.h>
+#include <lockstep/parallel/model_plans.h>
 
 namespace lockstep::train {
 
@@ -59,7 +59,7 @@ void GptTask::check_tensors(const checkpoint::NamedTensors& tensors) const {
 
 TensorPlan GptTask::tensor_plan() const { return gpt_tensor_plan(model_options()); }
 
-std::vector<ModelPiece> GptTask::pieces() const { return pieces_of(model_); }
+std::vector<ModelPiece> GptTask::pieces() const { return parallel_plan(model_).pieces; }
 
 at::Tensor GptTask::loss(const Batch& batch) { return model_->loss(batch.data, batch.target); }
 

@@ -3,7 +3,7 @@
 #include "base/check.h"
 #include "train/tasks/tensor_checks.h"
 
-#include <lockstep/parallel/pipeline/language_models.h>
+#include <lockstep/parallel/model_plans.h>
 
 namespace lockstep::train {
 
@@ -62,7 +62,7 @@ Replica LlamaTask::make_replica() const {
 
 TensorPlan LlamaTask::tensor_plan() const { return llama_tensor_plan(model_options()); }
 
-std::vector<ModelPiece> LlamaTask::pieces() const { return pieces_of(model_); }
+std::vector<ModelPiece> LlamaTask::pieces() const { return parallel_plan(model_).pieces; }
 
 void LlamaTask::check_tensors(const checkpoint::NamedTensors& tensors) const {
   check_entry("layers", layers_, count_layers(tensors, "model.layers.", ".input_layernorm.weight"));

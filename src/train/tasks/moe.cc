@@ -3,7 +3,7 @@
 #include "base/check.h"
 #include "train/tasks/tensor_checks.h"
 
-#include <lockstep/parallel/pipeline/language_models.h>
+#include <lockstep/parallel/model_plans.h>
 
 namespace lockstep::train {
 
@@ -109,7 +109,7 @@ void MoeTask::check_tensors(const checkpoint::NamedTensors& tensors) const {
 
 TensorPlan MoeTask::tensor_plan() const { return moe_tensor_plan(model_options()); }
 
-std::vector<ModelPiece> MoeTask::pieces() const { return pieces_of(model_); }
+std::vector<ModelPiece> MoeTask::pieces() const { return parallel_plan(model_).pieces; }
 
 at::Tensor MoeTask::loss(const Batch& batch) { return model_->loss(batch.data, batch.target); }
 

@@ -12,7 +12,7 @@
 
 #include <lockstep/data/text.h>
 #include <lockstep/data/tokens.h>
-#include <lockstep/parallel/pipeline/language_models.h>
+#include <lockstep/parallel/model_plans.h>
 #include <lockstep/train/generation.h>
 
 #include <ATen/CPUGeneratorImpl.h>

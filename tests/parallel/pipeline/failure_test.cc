@@ -126,21 +126,19 @@ TEST_P(PipelineFailsOn, ABatchThatIsNoneLeavesTheGroupAlive) {
     const auto refused = [&](const Tensors& inputs, const Tensors& targets) {
       return message_of<InvalidArgument>([&] { (void)pipeline.step(inputs, targets); });
     };
-    EXPECT_EQ(refused({}, batch.targets),
-              "pipeline: inputs: expected tensors on rank 0, found none");
+    EXPECT_EQ(refused({}, batch.targets), "step(): inputs: expected tensors on rank 0, found none");
     EXPECT_EQ(refused(small.inputs, small.targets),
-              "pipeline: inputs: expected a row for each of 6 micro-batches, found 5");
+              "step(): inputs: expected a row for each of 6 micro-batches, found 5");
     EXPECT_EQ(refused(batch.inputs, small.targets),
-              "pipeline: targets: expected a row for each of 6 micro-batches, found 5");
+              "step(): targets: expected a row for each of 6 micro-batches, found 5");
     EXPECT_EQ(refused(batch.inputs, piped_batch(13, 1).targets),
-              "pipeline: targets: expected 12 rows, as the inputs have, found 13");
+              "step(): targets: expected 12 rows, as the inputs have, found 13");
     EXPECT_EQ(refused({at::ones({})}, batch.targets),
-              "pipeline: inputs: expected tensors with rows on rank 0, found one without dims or "
+              "step(): inputs: expected tensors with rows on rank 0, found one without dims or "
               "undefined");
-    EXPECT_EQ(
-        refused({batch.inputs[0], small.inputs[0]}, batch.targets),
-        "pipeline: inputs: expected tensors with equally many rows on rank 0, found different "
-        "ones");
+    EXPECT_EQ(refused({batch.inputs[0], small.inputs[0]}, batch.targets),
+              "step(): inputs: expected tensors with equally many rows on rank 0, found different "
+              "ones");
     EXPECT_TRUE(pipeline.step(batch.inputs, batch.targets).defined());
   });
 }

@@ -6,7 +6,7 @@
 #include <lockstep/optim/adamw.h>
 #include <lockstep/optim/sgd.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
-#include <lockstep/parallel/tensor/parallelize.h>
+#include <lockstep/parallel/tensor/tensor_parallel.h>
 
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
@@ -167,11 +167,12 @@ TEST_P(EarlyWrite, UnderTensorParallelismIsRefused) {
       const Mesh mesh(group, {{"fsdp", 2}, {"tp", 2}});
       torch::nn::Sequential model(torch::nn::Linear(4, 12), torch::nn::Linear(12, 12));
       fill_parameters(*model, 3);
-      auto handle = parallelize(*model, mesh["tp"], {{"1", Colwise(3)}},
-                                {.strategy = [&](torch::nn::Module& parts) -> Handle {
-                                   return fully_shard(parts, mesh["fsdp"], {.level = GetParam()});
-                                 },
-                                 .mesh = mesh});
+      auto handle =
+          parallelize_tensors(*model, mesh["tp"], {{"1", Colwise(3)}},
+                              {.strategy = [&](torch::nn::Module& parts) -> Handle {
+                                 return fully_shard(parts, mesh["fsdp"], {.level = GetParam()});
+                               },
+                               .mesh = mesh});
       const auto write = [&] {
         torch::NoGradGuard off;
         int number = 0;

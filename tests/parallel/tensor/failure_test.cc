@@ -1,5 +1,5 @@
 // What goes wrong on one rank of tensor parallelism is told to all of them.
-#include <lockstep/parallel/tensor/parallelize.h>
+#include <lockstep/parallel/tensor/tensor_parallel.h>
 
 #include "parallel/tensor/support.h"
 #include "support/processes.h"
@@ -49,7 +49,7 @@ void expect_tensor_rank_named(int victim, const std::function<void()>& deed, Dur
       WithDeed model([&] {
         if (rank == victim) deed();
       });
-      auto tp = parallelize(*model, group, deed_plan);
+      auto tp = parallelize_tensors(*model, group, deed_plan);
       at::Tensor loss = model->forward(values({4, 6}, 1)).square().mean();
       loss.backward();
       ADD_FAILURE() << "no error";
@@ -91,9 +91,9 @@ TEST_P(TensorRefuses, RanksWithDifferentPlansAreAMismatch) {
   run([&](Group group) {
     WithDeed model([] {});
     const TensorPlan plan = group.rank() == 1 ? TensorPlan{{"up", Colwise()}} : deed_plan;
-    expect_contains(message_of<Mismatch>([&] { (void)parallelize(*model, group, plan); }),
+    expect_contains(message_of<Mismatch>([&] { (void)parallelize_tensors(*model, group, plan); }),
                     "plan down: Rowwise");
-    EXPECT_TRUE(parallelize(*model, group, deed_plan).is_attached());
+    EXPECT_TRUE(parallelize_tensors(*model, group, deed_plan).is_attached());
   });
 }
 
@@ -103,14 +103,15 @@ TEST_P(TensorRefuses, RanksWithDifferentOptionsAreAMismatch) {
     WithDeed model([] {});
     const bool other = group.rank() == 1;
     const auto message = [&](const TensorParallelOptions& options) {
-      return message_of<Mismatch>([&] { (void)parallelize(*model, group, deed_plan, options); });
+      return message_of<Mismatch>(
+          [&] { (void)parallelize_tensors(*model, group, deed_plan, options); });
     };
     expect_contains(message({.sequence_parallel = other}), "sequence_parallel: in dim 1");
     expect_contains(message({.sequence_parallel = true, .sequence_dim = other ? 0 : 1}),
                     "sequence_parallel: in dim 0");
     expect_contains(message({.sequence_parallel = true, .sequence_dim = other ? 2 : 1}),
                     "sequence_parallel: in dim 2");
-    EXPECT_TRUE(parallelize(*model, group, deed_plan).is_attached());
+    EXPECT_TRUE(parallelize_tensors(*model, group, deed_plan).is_attached());
   });
 }
 
@@ -118,7 +119,7 @@ TEST_P(TensorRefuses, RanksWithDifferentOptionsAreAMismatch) {
 TEST_P(TensorRefuses, RanksWithDifferentBatchesAreAMismatch) {
   run([&](Group group) {
     WithDeed model([] {});
-    auto tp = parallelize(*model, group, deed_plan);
+    auto tp = parallelize_tensors(*model, group, deed_plan);
     auto step = [&](int seed) {
       tp.zero_grad();
       model->forward(values({4, 6}, seed)).square().mean().backward();
@@ -135,7 +136,7 @@ TEST_P(TensorRefuses, RanksWithDifferentBatchesAreAMismatch) {
 TEST_P(TensorRefuses, BatchesThatPartLaterAreAMismatch) {
   run([&](Group group) {
     torch::nn::Embedding table(37, 12);
-    auto tp = parallelize(*table, group, {{"weight", Vocabulary()}});
+    auto tp = parallelize_tensors(*table, group, {{"weight", Vocabulary()}});
     const auto steps = [&] {
       for (int i = 0; i < 2000; ++i)
         (void)table->forward(torch::tensor({3, i % 37, i > 700 && group.rank() == 1 ? 5 : 4}));
@@ -150,8 +151,8 @@ TEST_P(TensorRefuses, AStrategyThatThrowsLeavesGradientsToTheModule) {
     WithDeed model([] {});
     const auto refuse = [](torch::nn::Module&) -> Handle { throw InvalidArgument("not today"); };
     const auto call = [&] {
-      (void)parallelize(*model, group, deed_plan,
-                        {.strategy = refuse, .mesh = Mesh(group, {{"tp", group.size()}})});
+      (void)parallelize_tensors(*model, group, deed_plan,
+                                {.strategy = refuse, .mesh = Mesh(group, {{"tp", group.size()}})});
     };
     EXPECT_EQ(message_of<InvalidArgument>(call), "not today");
     model->forward(values({4, 6}, 1)).square().mean().backward();

@@ -1,5 +1,5 @@
 // What is refused of a plan before anything runs, and what a plan says of itself.
-#include <lockstep/parallel/tensor/parallelize.h>
+#include <lockstep/parallel/tensor/tensor_parallel.h>
 
 #include "parallel/tensor/support.h"
 
@@ -42,7 +42,7 @@ TEST(TensorPlan, OptionsThatDoNotFitAreOneLine) {
   models::Gpt gpt(small_gpt());
   const auto refused_by = [&](TensorParallelOptions options) {
     return message_of<InvalidArgument>([&] {
-      (void)parallelize(*gpt, Group(), gpt_tensor_plan(small_gpt()), std::move(options));
+      (void)parallelize_tensors(*gpt, Group(), gpt_tensor_plan(small_gpt()), std::move(options));
     });
   };
   EXPECT_EQ(refused_by({.sequence_parallel = true, .sequence_dim = 2}),
@@ -50,9 +50,9 @@ TEST(TensorPlan, OptionsThatDoNotFitAreOneLine) {
   EXPECT_EQ(refused_by({.strategy = [](torch::nn::Module&) { return Handle(); }}),
             "parallelize: expected a strategy together with the mesh of all axes, found a strategy "
             "alone");
-  auto tp = parallelize(*gpt, Group(), gpt_tensor_plan(small_gpt()));
+  auto tp = parallelize_tensors(*gpt, Group(), gpt_tensor_plan(small_gpt()));
   EXPECT_EQ(message_of<InvalidArgument>([&] {
-              (void)parallelize(*gpt, Group(), gpt_tensor_plan(small_gpt()));
+              (void)parallelize_tensors(*gpt, Group(), gpt_tensor_plan(small_gpt()));
             }).substr(0, 35),
             "parallelize: transformer.wte.weight");
 }
@@ -79,6 +79,16 @@ TEST(TensorPlan, TheReadyOnesNameWhatThereIs) {
   const std::string text = describe(transformer_tensor_plan(12), *model, 4, true);
   expect_contains(text, "tensor parallel on 4 ranks, sequence parallel");
   expect_contains(text, "decoder.layers.*.multihead_attn.out_proj: Rowwise: 2 parameters");
+}
+
+// It would replicate every layer, and say nothing.
+TEST(TensorRefuses, AnEmptyPlanForSeveralRanks) {
+  run_group(Engine::local, 2, [](Group group) {
+    auto gpt = made_alike([] { return models::Gpt(small_gpt()); }, at::kFloat);
+    EXPECT_EQ(message_of<InvalidArgument>([&] { (void)parallelize_tensors(*gpt, group, {}); }),
+              "parallelize: expected a tensor plan for 2 ranks, found an empty one, which "
+              "replicates every layer");
+  });
 }
 
 }  // namespace

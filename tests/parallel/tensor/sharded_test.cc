@@ -1,5 +1,5 @@
 // fully_shard() inside tensor parallelism: each rank keeps a shard of its parts.
-#include <lockstep/parallel/tensor/parallelize.h>
+#include <lockstep/parallel/tensor/tensor_parallel.h>
 
 #include <lockstep/module/state_dict.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
@@ -46,13 +46,13 @@ TensorParallel sharded(models::Gpt& model, const Mesh& mesh, const models::GptOp
                        Case how, ShardOptions shards = {}) {
   shards.units = {"transformer.h.*"};
   shards.level = how.level;
-  return parallelize(*model, mesh["tp"], gpt_tensor_plan(options),
-                     {.sequence_parallel = how.sequence,
-                      .strategy =
-                          [mesh, shards](torch::nn::Module& parts) {
-                            return fully_shard(parts, mesh.sub_mesh(outside(mesh)), shards);
-                          },
-                      .mesh = mesh});
+  return parallelize_tensors(*model, mesh["tp"], gpt_tensor_plan(options),
+                             {.sequence_parallel = how.sequence,
+                              .strategy =
+                                  [mesh, shards](torch::nn::Module& parts) {
+                                    return fully_shard(parts, mesh.sub_mesh(outside(mesh)), shards);
+                                  },
+                              .mesh = mesh});
 }
 
 class ShardedTensor : public EngineTest {};
@@ -172,14 +172,14 @@ TEST_P(ShardedTensor, AFusedWeightMustBeInOneUnit) {
     const models::GptOptions options = odd_gpt();
     auto model = made_alike([&] { return models::Gpt(options); }, at::kFloat);
     try {
-      (void)parallelize(*model, mesh["tp"], gpt_tensor_plan(options),
-                        {.strategy =
-                             [&](torch::nn::Module& parts) {
-                               return fully_shard(
-                                   parts, mesh.sub_mesh(outside(mesh)),
-                                   {.units = {"transformer.h.0.attn.c_attn.weight"}});
-                             },
-                         .mesh = mesh});
+      (void)parallelize_tensors(*model, mesh["tp"], gpt_tensor_plan(options),
+                                {.strategy =
+                                     [&](torch::nn::Module& parts) {
+                                       return fully_shard(
+                                           parts, mesh.sub_mesh(outside(mesh)),
+                                           {.units = {"transformer.h.0.attn.c_attn.weight"}});
+                                     },
+                                 .mesh = mesh});
       ADD_FAILURE() << "expected an error";
     } catch (const InvalidArgument& error) {
       EXPECT_NE(std::string(error.what()).find("transformer.h.0.attn.c_attn.weight"),

@@ -6,7 +6,8 @@
 #include <lockstep/global/tensor.h>
 #include <lockstep/models/gpt.h>
 #include <lockstep/module/named_parameters.h>
-#include <lockstep/parallel/tensor/parallelize.h>
+#include <lockstep/parallel/model_plans.h>
+#include <lockstep/parallel/tensor/tensor_parallel.h>
 
 #include "parallel/support.h"
 

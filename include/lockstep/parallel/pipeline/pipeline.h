@@ -127,7 +127,8 @@ class [[nodiscard]] Pipeline : public Handle {
   // pipelines do not wait for each other, and each returns its own.
   at::Tensor step(const Tensors& inputs, const Tensors& targets);
   // The loss of this pipeline's rows alone, without gradients: forwards in the schedule's order.
-  // Modules are left in their mode: call eval() on the model as usual.
+  // Modules are left in their mode: call eval() on the model as usual. One row is enough here and
+  // in forward(): there are as many micro-batches as rows, if these are fewer.
   [[nodiscard]] at::Tensor evaluate(const Tensors& inputs, const Tensors& targets);
   // The last stage's outputs, of all rows, without gradients; nothing on ranks without that stage.
   // Of an output without dims those of all micro-batches, in one dimension.

@@ -45,13 +45,15 @@ class CutSequences {
   // tensors beside those on it count as replicated from now on (GlobalOptions::replicate_plain).
   explicit CutSequences(const Mesh& tensors, CutSequencesOptions options = {});
 
+  // Local. A batch, the same on every rank of `cp`, as a global tensor that is cut along its
+  // sequence. InvalidArgument for a tensor without that dim.
+  [[nodiscard]] at::Tensor cut(const at::Tensor& whole) const;
   // Local. The same stages, in their order, which give and take this rank's parts of sequences.
   [[nodiscard]] std::vector<Stage> stages(std::vector<Stage> stages) const;
   // Local. The same loss, of this rank's parts of the last stage's outputs and of whole targets.
   [[nodiscard]] PipelineLoss loss(PipelineLoss loss) const;
 
  private:
-  [[nodiscard]] at::Tensor cut(const at::Tensor& whole) const;
   [[nodiscard]] at::Tensor of_part(const at::Tensor& part) const;
   [[nodiscard]] at::Tensor part_of(const at::Tensor& output) const;
 

@@ -117,6 +117,12 @@ struct ModelPiece {
                                        const std::vector<ModelPiece>& pieces,
                                        const std::vector<std::string>& points);
 
+// Points that cut the pieces between the first and the last one, the blocks, into `stages` parts as
+// equal as can be; the first piece goes with the first of them, and the last piece with the last.
+// InvalidArgument if there are fewer blocks than stages.
+[[nodiscard]] std::vector<std::string> even_points(const std::vector<ModelPiece>& pieces,
+                                                   int stages);
+
 }  // namespace lockstep
 
 #pragma GCC visibility pop

@@ -34,8 +34,8 @@
 // `cp` are then like further ranks of data parallelism. Without one an all_reduce for each
 // parameter does it when backward() reaches it.
 //
-// What parallelize() says of the module, of plain tensors, of random numbers and of errors holds
-// here. Every rank of the group calls the same operations in the same order.
+// What parallelize_tensors() says of the module, of plain tensors, of random numbers and of errors
+// holds here. Every rank of the group calls the same operations in the same order.
 #pragma once
 
 #include <lockstep/comm/group.h>
@@ -71,7 +71,7 @@ struct ContextParallelOptions {
   // With a mesh of `cp` and `tp`: how parameters are cut along `tp`.
   TensorPlan plan = {};
   // With a plan: between layers a rank's part of a sequence is cut once more, along `tp`
-  // (parallelize.h). The mesh then has `cp` before `tp`, or each cut would move the other one.
+  // (tensor_parallel.h). The mesh then has `cp` before `tp`, or each cut would move the other one.
   bool sequence_parallel = false;
   // Trains this rank's parts, over ranks among which those of `cp` are:
   //   {.strategy = [&](torch::nn::Module& parts) {
@@ -96,7 +96,7 @@ class [[nodiscard]] ContextParallel : public Handle {
   [[nodiscard]] at::Tensor cut(const at::Tensor& batch) const;
 
   // Local. The mesh of the module's global tensors: for traffic(), for tensors of one's own, and
-  // for options (parallelize.h). It is the handle's own, with the axes of the mesh that
+  // for options (tensor_parallel.h). It is the handle's own, with the axes of the mesh that
   // context_parallel() was given; tensors of that one may stand beside the module's.
   [[nodiscard]] const Mesh& tensors() const;
   // Local. Products of a query with a key that ring attention has computed on this rank in
@@ -104,10 +104,10 @@ class [[nodiscard]] ContextParallel : public Handle {
   [[nodiscard]] std::int64_t scores() const;
 };
 
-// Collective, and blocks, as parallelize(). InvalidArgument, before anything is changed: a mesh
-// with other axes than `cp` and `tp`, or without `cp`; a plan without `tp`; what parallelize()
-// refuses.
-// Mismatch when ranks have different models or options. The module must outlive the handle.
+// Collective, and blocks, as parallelize_tensors(). InvalidArgument, before anything is changed: a
+// mesh with other axes than `cp` and `tp`, or without `cp`; a plan without `tp`; what
+// parallelize_tensors() refuses. Mismatch when ranks have different models or options. The module
+// must outlive the handle.
 [[nodiscard]] ContextParallel context_parallel(torch::nn::Module& module, Group group,
                                                const ContextParallelOptions& options = {});
 // On mesh["cp"] and mesh["tp"]. With `tp` before `cp` attention by heads needs no other collective.

@@ -24,9 +24,9 @@
 // the ranks' tokens where the experts are, and averaged by the strategy over the ranks that have
 // the same experts: those of the mesh's other axes.
 //
-// With an axis `tp` besides, what is no expert is cut along it (parallelize.h), and the ranks that
-// differ on it alone pass the same batch. Each of them computes its experts for all of its tokens:
-// experts are cut along `ep` alone.
+// With an axis `tp` besides, what is no expert is cut along it (tensor_parallel.h), and the ranks
+// that differ on it alone pass the same batch. Each of them computes its experts for all of its
+// tokens: experts are cut along `ep` alone.
 //
 // With an axis `cp` the ranks that differ on it pass the same batch too, and cut its sequences:
 // model->loss(moe.cut(ids), moe.cut(targets)). What is no expert is as context_parallel() says
@@ -40,9 +40,9 @@
 // Ranks should have batches of one size; with others the average is of the ranks' means. With `cp`
 // and a capacity they must have as many rows: a Mismatch where they have not.
 //
-// Errors: as of parallelize(). An exception on some ranks only, in an expert for instance, leaves
-// the others waiting for this step's collectives: let it end the rank, or call abort() of the
-// groups. A Pipeline does so.
+// Errors: as of parallelize_tensors(). An exception on some ranks only, in an expert for instance,
+// leaves the others waiting for this step's collectives: let it end the rank, or call abort() of
+// the groups. A Pipeline does so.
 //
 // Every rank of the mesh calls the same operations in the same order. Threads: one thread a time
 // per handle.

@@ -14,9 +14,6 @@
 #pragma once
 
 #include <lockstep/global/placement.h>
-#include <lockstep/models/gpt_block.h>
-#include <lockstep/models/llama_block.h>
-#include <lockstep/models/moe.h>
 
 #include <cstdint>
 #include <span>
@@ -87,26 +84,20 @@ using TensorPlan = std::vector<std::pair<std::string, TensorStyle>>;
 // "Colwise", "Colwise(3), 12 heads", "Rowwise", "Vocabulary".
 [[nodiscard]] std::string describe(TensorStyle style);
 
-// For models::Gpt.
-[[nodiscard]] TensorPlan gpt_tensor_plan(const models::GptOptions& options);
-// For models::Moe: what is no expert, for expert_parallel() on a mesh with an axis `tp`.
-[[nodiscard]] TensorPlan moe_tensor_plan(const models::MoeOptions& options);
-// For models::Llama. The number of ranks must divide the heads, and those of keys and values too.
-[[nodiscard]] TensorPlan llama_tensor_plan(const models::LlamaOptions& options);
 // For torch::nn::Transformer, and the encoder and decoder layers of torch::nn inside any module:
 // `prefix` are the names before "encoder" and "decoder", "model." for instance.
 [[nodiscard]] TensorPlan transformer_tensor_plan(std::int64_t heads,
                                                  const std::string& prefix = "");
 
 // Local: of a plan for a whole model what names something in `stage`, a stage of a Pipeline or
-// another part of the model with the names of the whole. InvalidArgument as parallelize() says, for
-// the whole model.
+// another part of the model with the names of the whole. InvalidArgument as parallelize_tensors()
+// says, for the whole model.
 [[nodiscard]] TensorPlan stage_plan(const TensorPlan& plan, const torch::nn::Module& model,
                                     const torch::nn::Module& stage);
 
 // Local: what a plan does to a model on `ranks` ranks, without doing it, as a text of several
 // lines: each pattern with what it names, bytes of parameters a rank, and collectives a layer.
-// InvalidArgument as parallelize() says.
+// InvalidArgument as parallelize_tensors() says.
 [[nodiscard]] std::string describe(const TensorPlan& plan, const torch::nn::Module& module,
                                    int ranks, bool sequence_parallel = false);
 

@@ -6,7 +6,7 @@
 #include <lockstep/comm/group.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
-#include <lockstep/parallel/tensor/parallelize.h>
+#include <lockstep/parallel/tensor/tensor_parallel.h>
 
 #include <torch/optim/optimizer.h>
 

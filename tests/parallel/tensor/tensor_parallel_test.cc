@@ -1,5 +1,5 @@
 // parallelize(): the gradients, losses and parameters of one process, and a Handle like others.
-#include <lockstep/parallel/tensor/parallelize.h>
+#include <lockstep/parallel/tensor/tensor_parallel.h>
 
 #include <lockstep/models/mlp.h>
 #include <lockstep/module/state_dict.h>
@@ -39,7 +39,7 @@ void expect_refused(const std::function<void()>& action, const std::vector<std::
 TEST_P(Parallelize, AnMlpHasTheGradientsOfOneProcess) {
   run([&](Group group) {
     auto plain = made_alike(wide_mlp, at::kDouble), model = made_alike(wide_mlp, at::kDouble);
-    auto tp = parallelize(*model, group, mlp_plan);
+    auto tp = parallelize_tensors(*model, group, mlp_plan);
     const at::Tensor x = values({5, 6}, 3).to(at::kDouble);
     for (int step = 0; step < 2; ++step) {
       at::Tensor loss = square_loss(model->forward(x)), expected = square_loss(plain->forward(x));
@@ -64,8 +64,8 @@ void expect_activations_alone_are_reduced(Group group, const Between& between) {
                                  Linear(width, width));
   };
   auto plain = made_alike(make, at::kDouble), model = made_alike(make, at::kDouble);
-  auto tp = parallelize(*model, group,
-                        {{"0", Colwise()}, {"2", Rowwise()}, {"4", Colwise()}, {"6", Rowwise()}});
+  auto tp = parallelize_tensors(
+      *model, group, {{"0", Colwise()}, {"2", Rowwise()}, {"4", Colwise()}, {"6", Rowwise()}});
   const at::Tensor x = values({rows, width}, 3).to(at::kDouble);
   const std::int64_t n = group.size(), activation = rows * width * 8;
   reset_traffic(tp.tensors());
@@ -97,7 +97,7 @@ TEST_P(Parallelize, GradientsOfWeightsAreNotCopied) {
       return torch::nn::Sequential(torch::nn::Linear(width, width), torch::nn::ReLU());
     };
     auto model = made_alike(make, at::kDouble);
-    auto tp = parallelize(*model, group, {{"0", Colwise()}});
+    auto tp = parallelize_tensors(*model, group, {{"0", Colwise()}});
     at::Tensor loss = square_loss(model->forward(at::ones({1, width}, at::kDouble)));
     Allocations allocations;
     loss.backward();
@@ -110,7 +110,7 @@ TEST_P(Parallelize, GradientsOfWeightsAreNotCopied) {
 TEST_P(Parallelize, ZeroingIsTheSameFromAllSides) {
   run([&](Group group) {
     auto plain = made_alike(wide_mlp, at::kDouble), model = made_alike(wide_mlp, at::kDouble);
-    auto tp = parallelize(*model, group, mlp_plan);
+    auto tp = parallelize_tensors(*model, group, mlp_plan);
     torch::optim::AdamW adamw(tp.parameters(), torch::optim::AdamWOptions(0.01));
     const at::Tensor x = values({5, 6}, 3).to(at::kDouble);
     square_loss(plain->forward(x)).backward();
@@ -131,7 +131,7 @@ TEST_P(Parallelize, ZeroingIsTheSameFromAllSides) {
 TEST_P(Parallelize, ZeroingTheModuleReachesWhatTheNextBackwardDoesNot) {
   run([&](Group group) {
     auto model = made_alike(wide_mlp, at::kDouble);
-    auto tp = parallelize(*model, group, mlp_plan);
+    auto tp = parallelize_tensors(*model, group, mlp_plan);
     const auto backward = [&](std::size_t layer) {
       const at::Tensor x = values({5, layer == 0 ? 6 : 10}, 3).to(at::kDouble);
       square_loss(model->at<torch::nn::LinearImpl>(layer).forward(x)).backward();
@@ -158,7 +158,7 @@ TEST_P(Parallelize, ZeroingTheModuleReachesWhatTheNextBackwardDoesNot) {
 TEST_P(Parallelize, ClippingTakesTheNormOfAllParts) {
   run([&](Group group) {
     auto plain = made_alike(wide_mlp, at::kDouble), model = made_alike(wide_mlp, at::kDouble);
-    auto tp = parallelize(*model, group, mlp_plan);
+    auto tp = parallelize_tensors(*model, group, mlp_plan);
     const at::Tensor x = values({5, 6}, 3).to(at::kDouble);
     square_loss(model->forward(x)).backward();
     square_loss(plain->forward(x)).backward();
@@ -176,7 +176,7 @@ TEST_P(Parallelize, WhatTrainsLaterIsNamed) {
       auto model = made_alike(wide_mlp, at::kDouble);
       at::Tensor frozen = model->at<torch::nn::LinearImpl>(2).weight;
       frozen.requires_grad_(false);
-      auto tp = parallelize(*model, group, mlp_plan);
+      auto tp = parallelize_tensors(*model, group, mlp_plan);
       const auto backward = [&] { square_loss(model->forward(x)).backward(); };
       backward();
       tp.zero_grad();
@@ -202,7 +202,7 @@ TEST_P(Parallelize, ParametersThatShareMemoryAreRefused) {
   run([&](Group group) {
     auto model = made_alike(wide_mlp, at::kDouble);
     const at::Tensor first = model->at<torch::nn::LinearImpl>(0).weight;
-    const auto call = [&] { (void)parallelize(*model, group, mlp_plan); };
+    const auto call = [&] { (void)parallelize_tensors(*model, group, mlp_plan); };
     {
       at::Tensor tied = model->register_parameter("tied", first.detach().t());
       expect_refused(call, {"parallelize", "0.weight", "tied"});
@@ -218,7 +218,7 @@ TEST_P(Parallelize, ParametersThatShareMemoryAreRefused) {
 TEST_P(Parallelize, TheModulesOwnParametersAreRefusedElsewhere) {
   run([&](Group group) {
     auto model = made_alike(wide_mlp, at::kDouble);
-    auto tp = parallelize(*model, group, mlp_plan);
+    auto tp = parallelize_tensors(*model, group, mlp_plan);
     const auto build = [&] {
       torch::optim::AdamW adamw(model->parameters(), torch::optim::AdamWOptions(0.01));
     };
@@ -240,7 +240,7 @@ TEST_P(Parallelize, StatesAreThoseOfTheWholeModel) {
   run([&](Group group) {
     const auto make = [] { return models::Gpt(small_gpt()); };
     auto plain = made_alike(make, at::kFloat), model = made_alike(make, at::kFloat);
-    auto tp = parallelize(*model, group, gpt_tensor_plan(small_gpt()));
+    auto tp = parallelize_tensors(*model, group, gpt_tensor_plan(small_gpt()));
     const auto expected = lockstep::state_dict(*plain);
     const auto found = tp.state_dict();
     ASSERT_EQ(found.size(), expected.size());
@@ -271,7 +271,7 @@ TEST_P(Parallelize, StatesAreThoseOfTheWholeModel) {
 TEST_P(Parallelize, AModuleWithoutItsHandleIsOfGlobalTensors) {
   run([&](Group group) {
     auto model = made_alike(wide_mlp, at::kDouble);
-    { auto tp = parallelize(*model, group, mlp_plan); }
+    { auto tp = parallelize_tensors(*model, group, mlp_plan); }
     square_loss(model->forward(values({5, 6}, 3).to(at::kDouble))).backward();
     for (const at::Tensor& parameter : model->parameters()) {
       EXPECT_TRUE(parameter.is_leaf());
@@ -289,7 +289,7 @@ TEST_P(Parallelize, FrozenParametersAndBuffersStayWhatTheyAre) {
       return model;
     };
     auto plain = made_alike(make, at::kDouble), model = made_alike(make, at::kDouble);
-    auto tp = parallelize(*model, group, {{"0", Colwise()}, {"1", Rowwise()}});
+    auto tp = parallelize_tensors(*model, group, {{"0", Colwise()}, {"1", Rowwise()}});
     const at::Tensor x = values({5, 6}, 3).to(at::kDouble);
     square_loss(model->forward(x)).backward();
     square_loss(plain->forward(x)).backward();
@@ -315,8 +315,8 @@ TEST_P(OnThreads, ATransformerOfTorchHasTheGradientsOfOneProcess) {
   run([&](Group group) {
     for (const bool sequence : {false, true}) {
       auto plain = made_alike(make, at::kDouble), model = made_alike(make, at::kDouble);
-      auto tp = parallelize(*model, group, transformer_tensor_plan(12),
-                            {.sequence_parallel = sequence, .sequence_dim = 0});
+      auto tp = parallelize_tensors(*model, group, transformer_tensor_plan(12),
+                                    {.sequence_parallel = sequence, .sequence_dim = 0});
       const at::Tensor from = values({7, 2, 24}, 3).to(at::kDouble);
       const at::Tensor to = values({5, 2, 24}, 4).to(at::kDouble);
       // The last layer is a norm, so that the mean of squares is a constant.
@@ -348,7 +348,7 @@ TEST_P(OnThreads, ARankHasItsPartsOnlyFromTheBeginning) {
       whole += bytes;
       largest = std::max(largest, bytes);
     }
-    auto tp = parallelize(*model, group, gpt_tensor_plan(options));
+    auto tp = parallelize_tensors(*model, group, gpt_tensor_plan(options));
     const HandleMemory memory = tp.memory();
     const std::int64_t own = memory.shards + memory.whole, slack = 64 << 10;
     EXPECT_LT(own, whole / group.size() + (whole - largest) / 8);
@@ -362,7 +362,7 @@ TEST_P(OnThreads, TextIsGeneratedAsOnOneProcess) {
   const auto make = [] { return models::Gpt(small_gpt()); };
   run([&](Group group) {
     auto plain = made_alike(make, at::kDouble), model = made_alike(make, at::kDouble);
-    auto tp = parallelize(*model, group, gpt_tensor_plan(small_gpt()));
+    auto tp = parallelize_tensors(*model, group, gpt_tensor_plan(small_gpt()));
     const at::Tensor begin = TokenBatch(1, 2, 3).ids;
     const models::GenerateOptions greedy{.temperature = 0};
     const at::Tensor found = model->generate(begin, 12, greedy);

@@ -1,8 +1,9 @@
-// parallelize: tensor parallelism. The large parameters of a model are cut over the ranks of a
-// group, which compute every layer together, all on the same batch.
+// parallelize_tensors: tensor parallelism. The large parameters of a model are cut over the ranks
+// of a group, which compute every layer together, all on the same batch.
 //
 //   auto model = lockstep::deferred([&] { return lockstep::models::Gpt(options); });
-//   auto tp = lockstep::parallelize(*model, mesh["tp"], lockstep::gpt_tensor_plan(options));
+//   auto tp = lockstep::parallelize_tensors(*model, mesh["tp"],
+//                                           lockstep::gpt_tensor_plan(options));
 //   torch::optim::AdamW adamw(tp.parameters(), 1e-3);     // the handle's, not the module's
 //   ...
 //   tp.zero_grad();
@@ -37,8 +38,8 @@
 // step: let it end the rank, or call abort() of the group, and the others get a PeerLost or Aborted
 // that names it. A rank that calls nothing any more is named by a Timeout.
 //
-// Every rank of the group calls parallelize(), and then the same operations in the same order.
-// Threads: one thread a time per handle.
+// Every rank of the group calls parallelize_tensors(), and then the same operations in the same
+// order. Threads: one thread a time per handle.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -97,25 +98,25 @@ class [[nodiscard]] TensorParallel : public Handle {
 
 // Collective, and blocks. The values are rank 0's; a rank never has more than its parts and, on
 // rank 0, one whole parameter and a copy of it to send, where deferred() made the model.
-// InvalidArgument, before anything is changed: a pattern that names nothing (and what was probably
-// meant), a parameter that two patterns cut in two ways, parts or heads that do not divide, a
-// parameter without dims, parameters whose memory is shared or in use outside the module. Mismatch
-// when ranks have different models, plans or options. What the strategy throws comes when the
-// module has been cut. The module must outlive the handle; when the handle goes, the module's
-// parameters are global tensors on their own. A parameter that is registered later, or unfrozen, is
-// an InvalidArgument of the next zero_grad() or backward().
-[[nodiscard]] TensorParallel parallelize(torch::nn::Module& module, Group group,
-                                         const TensorPlan& plan,
-                                         TensorParallelOptions options = {});
+// InvalidArgument, before anything is changed: an empty plan for several ranks, a pattern that
+// names nothing (and what was probably meant), a parameter that two patterns cut in two ways, parts
+// or heads that do not divide, a parameter without dims, parameters whose memory is shared or in
+// use outside the module. Mismatch when ranks have different models, plans or options. What the
+// strategy throws comes when the module has been cut. The module must outlive the handle; when the
+// handle goes, the module's parameters are global tensors on their own. A parameter that is
+// registered later, or unfrozen, is an InvalidArgument of the next zero_grad() or backward().
+[[nodiscard]] TensorParallel parallelize_tensors(torch::nn::Module& module, Group group,
+                                                 const TensorPlan& plan,
+                                                 TensorParallelOptions options = {});
 // Shares ownership.
-[[nodiscard]] TensorParallel parallelize(std::shared_ptr<torch::nn::Module> module, Group group,
-                                         const TensorPlan& plan,
-                                         TensorParallelOptions options = {});
+[[nodiscard]] TensorParallel parallelize_tensors(std::shared_ptr<torch::nn::Module> module,
+                                                 Group group, const TensorPlan& plan,
+                                                 TensorParallelOptions options = {});
 // Does not compile: says what to do instead.
 template <TorchScript Model>
-TensorParallel parallelize(const Model& /*module*/, const Group& /*group*/,
-                           const TensorPlan& /*plan*/,
-                           const TensorParallelOptions& /*options*/ = {}) {
+TensorParallel parallelize_tensors(const Model& /*module*/, const Group& /*group*/,
+                                   const TensorPlan& /*plan*/,
+                                   const TensorParallelOptions& /*options*/ = {}) {
   refuse_torchscript<Model>();
 }
 

@@ -1,0 +1,195 @@
+// parallelize(): one model on one mesh, by every strategy that the mesh has an axis for.
+//
+//   const lockstep::Mesh mesh(world, {{"pp", 2}, {"dp", -1}, {"fsdp", 2}, {"tp", 2}});
+//   auto model = lockstep::deferred([&] { return lockstep::models::Gpt(shape); });
+//   lockstep::ParallelModel gpt = lockstep::parallelize(model, mesh, {.micro_batches = 4});
+//   lockstep::optim::AdamW adamw(gpt.parameters(), 3e-3);        // the handle's, not the module's
+//   ...
+//   gpt.zero_grad();
+//   at::Tensor loss = gpt.step({tokens}, {targets});       // forward, loss, backward
+//   gpt.clip_grad_norm(1.0);
+//   adamw.step();
+//
+// The same program runs on every mesh; losses differ by rounding only. Axes, in any order:
+//
+//   pp     stages of a pipeline                       pipeline/pipeline.h
+//   dp     copies, each with rows of its own          data/distributed_data_parallel.h
+//   ep     owners of experts, with rows of their own  tensor/expert_parallel.h
+//   cp     parts of every sequence                    tensor/context_parallel.h
+//   fsdp   shards, each with rows of its own          sharded/fully_shard.h
+//   tp     parts of every layer                       tensor/tensor_parallel.h
+//
+// An absent axis has one rank, and options for it are ignored. The headers above say what each
+// strategy does to the module and what its errors are.
+//
+// Rows: a batch is divided over the ranks of data(). Each of them passes its rows to step(); ranks
+// of pp, cp and tp pass the same rows. A batch that data().size() does not divide loses no row:
+//
+//   lockstep::Group data = gpt.data();
+//   at::Tensor own = batch.tensor_split(data.size())[data.rank()];
+//
+// Without an axis pp the module's own forward() and backward() work as with every other handle;
+// step() is then a loop over the micro-batches.
+//
+// step(), evaluate() and forward() are collective over all ranks of the mesh. Threads: one thread
+// at a time per ParallelModel.
+#pragma once
+
+#include <lockstep/comm/group.h>
+#include <lockstep/mesh/mesh.h>
+#include <lockstep/module/checkpoint_activations.h>
+#include <lockstep/module/torchscript.h>
+#include <lockstep/parallel/data/distributed_data_parallel.h>
+#include <lockstep/parallel/handle.h>
+#include <lockstep/parallel/model_plans.h>
+#include <lockstep/parallel/parallel_plan.h>
+#include <lockstep/parallel/pipeline/pipeline.h>
+#include <lockstep/parallel/sharded/options.h>
+#include <lockstep/parallel/tensor/context_parallel.h>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/pimpl.h>
+
+#include <concepts>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#pragma GCC visibility push(default)
+
+namespace lockstep {
+
+struct PipelinePlan {
+  std::string schedule = "1f1b";  // plan::schedule_names()
+  int stages_per_rank = 0;        // 0: plan::stages_per_rank(schedule)
+};
+
+// The same on all ranks.
+struct ParallelOptions {
+  // tp. Empty: the model's plan.
+  TensorPlan tensor = {};
+  bool sequence_parallel = false;  // TensorParallelOptions::sequence_parallel
+  // cp. ulysses needs cp x tp to divide the heads.
+  ContextMethod context = ContextMethod::ring;
+  ContextBalance balance = ContextBalance::zigzag;
+  // cp, and tp with sequence_parallel: the dim of inputs and targets that is the sequence.
+  int sequence_dim = 1;
+  // On every mesh: activations of the modules that these patterns name are recomputed in
+  // backward(), of every nth of them.
+  std::vector<std::string> activation_checkpointing = {};
+  int checkpoint_every = 1;
+  // fsdp. Without units: the model's blocks, and modules of several pieces (tied weights).
+  ShardOptions shard = {};
+  // dp, ep and cp, on a mesh without fsdp.
+  DataParallelOptions data = {};
+  // pp.
+  PipelinePlan pipeline = {};
+  // On every mesh: parts into which step() cuts its rows. With pp these are the micro-batches of
+  // the schedule; otherwise gradients are accumulated.
+  int micro_batches = 1;
+};
+
+struct ParallelModelParts;
+
+class [[nodiscard]] ParallelModel : public Handle {
+ public:
+  using Options = ParallelOptions;
+
+  // Attached to no module.
+  ParallelModel() = default;
+  // Use parallelize().
+  ParallelModel(Handle handle, std::shared_ptr<ParallelModelParts> parts);
+
+  // Forward, loss and backward of this rank's rows; adds to the gradients. Inputs and targets are
+  // tensors with equally many rows in dim 0, which are cut into micro-batches as equally as can be
+  // (10 rows in 4 micro-batches: 2, 3, 2, 3). `loss` is the mean over the rows of a micro-batch: a
+  // function of the model's outputs and the targets of these rows, called where the outputs are.
+  // Under tp and cp these are global tensors (lockstep/global/tensor.h). An empty `loss` is the
+  // plan's.
+  //
+  // Returns the mean over this rank's rows, equal on all ranks that passed the same rows. Gradients
+  // are averaged over data() in the last backward; inside no_sync() they stay local. For a log of
+  // all rows: gpt.data().all_reduce(loss, Op::average).wait().
+  //
+  // An invalid batch (no rows, fewer rows than micro-batches, different row counts, inputs that
+  // require a gradient) throws InvalidArgument on every rank that was given it, before anything is
+  // sent; the groups stay usable. An exception on one rank: with pp all ranks throw Aborted, which
+  // names rank, action and text; without pp the others throw PeerLost or Timeout.
+  at::Tensor step(const Tensors& inputs, const Tensors& targets, const PipelineLoss& loss = {});
+  // The loss of step() without gradients, in the module's mode (train() or eval()). One row is
+  // enough: there are as many micro-batches as rows, if these are fewer.
+  [[nodiscard]] at::Tensor evaluate(const Tensors& inputs, const Tensors& targets,
+                                    const PipelineLoss& loss = {});
+  // The model's outputs of this rank's rows, without gradients, whole on every rank that passed
+  // these rows. One row is enough. An output without dims has one element per micro-batch.
+  [[nodiscard]] Tensors forward(const Tensors& inputs);
+
+  // Local. For a loop of one's own on a mesh with cp and without pp, which calls the module's
+  // forward(): this rank's part of each sequence, as global tensors. The batch as it is without cp.
+  [[nodiscard]] Tensors cut(const Tensors& batch) const;
+
+  // Local. The ranks that have rows of their own: those of dp, ep and fsdp, in this order.
+  [[nodiscard]] Group data() const;
+  // Local. The mesh that parallelize() was given.
+  [[nodiscard]] const Mesh& mesh() const;
+  // Local. Ranks that must draw the same random numbers (dropout under tp and cp) have the same
+  // number, all others another one: torch::manual_seed(seed + gpt.random_stream()).
+  [[nodiscard]] int random_stream() const;
+  // Local. What each axis does to the model, in a few lines.
+  [[nodiscard]] std::string plan() const;
+  // Local. Of the latest step(), with pp; zeros otherwise.
+  [[nodiscard]] Pipeline::Measured measured() const;
+  // Local. Of options.activation_checkpointing; without it the counts are zero.
+  [[nodiscard]] ActivationCheckpoints::Counts checkpoints() const;
+
+ private:
+  [[nodiscard]] ParallelModelParts& parts() const;
+
+  std::shared_ptr<ParallelModelParts> parts_;
+};
+
+// Collective over the mesh, and blocks. Values are those of the first rank of the mesh's dp, ep,
+// cp, fsdp and tp; a model of deferred() gets no more memory on a rank than its parts and one whole
+// parameter. Shares ownership of the model.
+//
+// Every rank throws, before anything has changed: InvalidArgument for an unknown axis, an axis that
+// the plan says nothing about, blocks, heads or experts that the ranks do not divide, a pattern
+// that names nothing; Mismatch if ranks have different models or options.
+[[nodiscard]] ParallelModel parallelize(std::shared_ptr<torch::nn::Module> model, const Mesh& mesh,
+                                        ParallelPlan plan, ParallelOptions options = {});
+
+namespace detail {
+
+// The forward() of a model, if it has one of tensors that is no template and not overloaded.
+template <typename Impl>
+StageForward own_forward(const torch::nn::ModuleHolder<Impl>& model) {
+  if constexpr (requires { stage_of(std::string(), model.ptr(), &Impl::forward); })
+    return stage_of("model", model).forward;
+  return {};
+}
+
+}  // namespace detail
+
+// Takes the plan from parallel_plan(model). A model without that function trains on dp and fsdp.
+template <typename Net>
+  requires std::derived_from<Net, torch::nn::ModuleHolder<typename Net::ContainedType>>
+[[nodiscard]] ParallelModel parallelize(const Net& model, const Mesh& mesh,
+                                        ParallelOptions options = {}) {
+  ParallelPlan plan;
+  if constexpr (requires { parallel_plan(model); }) plan = parallel_plan(model);
+  if (!plan.forward) plan.forward = detail::own_forward(model);
+  return parallelize(std::shared_ptr<torch::nn::Module>(model.ptr()), mesh, std::move(plan),
+                     std::move(options));
+}
+
+// Does not compile: says what to do instead.
+template <TorchScript Model>
+ParallelModel parallelize(const Model& /*model*/, const Mesh& /*mesh*/,
+                          const ParallelOptions& /*options*/ = {}) {
+  refuse_torchscript<Model>();
+}
+
+}  // namespace lockstep
+
+#pragma GCC visibility pop

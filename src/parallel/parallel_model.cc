@@ -1,0 +1,172 @@
+#include "parallel/parallel_model.h"
+
+#include "base/check.h"
+#include "parallel/pipeline/batch.h"
+#include "parallel/pipeline/pipeline_state.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include <optional>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+using pipeline::StepKind;
+
+const PipelineLoss& loss_of(const ParallelModelParts& own, const PipelineLoss& given,
+                            const char* call) {
+  const PipelineLoss& loss = given ? given : own.plan_loss;
+  check(loss != nullptr,
+        "{}: expected a loss, found none: give one, or ParallelPlan::loss in parallel_plan(const "
+        "Net&)",
+        call);
+  return loss;
+}
+
+Tensors cut_all(const ParallelModelParts& own, const Tensors& batch) {
+  if (!own.sequences) return batch;
+  Tensors parts;
+  for (const at::Tensor& one : batch) parts.push_back(own.sequences->cut(one));
+  return parts;
+}
+
+// Without pp: one loop over the micro-batches, as naive as a loop of one process.
+class Loop {
+ public:
+  Loop(const ParallelModelParts& own, StepKind kind, const Tensors& inputs, const Tensors* targets)
+      : own_(own),
+        kind_(kind),
+        batch_(alone_, kind, {&inputs, targets}, own.micro_batches, 0, 0, {}) {}
+
+  // The mean loss of the rows. In a training step gradients stay on this rank until the last
+  // backward, which averages them.
+  at::Tensor loss(Handle& handle, const PipelineLoss& loss_of_rows) {
+    at::AutoGradMode mode(kind_ == StepKind::train);
+    at::Tensor sum;
+    for (int i = 0; i < batch_.micro_batches(); ++i) {
+      std::optional<NoSync> local;
+      if (i + 1 < batch_.micro_batches() && kind_ == StepKind::train)
+        local.emplace(handle.no_sync());
+      const Tensors outputs = forward(i);
+      const at::Tensor mean =
+          pipeline::plain_loss(loss_of_rows(outputs, cut_all(own_, batch_.targets_of(i))), kind_);
+      const double share = batch_.share_of(i);
+      if (kind_ == StepKind::train) (share == 1 ? mean : mean * share).backward();
+      const at::Tensor part = mean.detach().reshape({}) * share;
+      sum = sum.defined() ? sum + part : part;
+    }
+    return sum;
+  }
+
+  Tensors outputs() {
+    at::NoGradGuard no_grad;
+    std::vector<Tensors> all;
+    for (int i = 0; i < batch_.micro_batches(); ++i) {
+      Tensors& outputs = all.emplace_back(forward(i));
+      for (at::Tensor& one : outputs) one = pipeline::plain(one);
+    }
+    return pipeline::joined(all);
+  }
+
+ private:
+  [[nodiscard]] Tensors forward(int micro_batch) const {
+    return own_.whole->forward(cut_all(own_, batch_.inputs_of(micro_batch)));
+  }
+
+  const ParallelModelParts& own_;
+  const StepKind kind_;
+  Group alone_;  // ranks of one model have the same rows, so that no rank must be asked
+  pipeline::Batch batch_;
+};
+
+// Tensors of one rank of a pipeline, on all of its ranks.
+Tensors broadcast_all(Group& stages, Tensors tensors, int root, c10::Device device) {
+  const std::string tag = "outputs of a pipeline";
+  at::Tensor message = at::empty({pipeline::spec_numbers}, at::kLong);
+  if (stages.rank() == root) message = pipeline::message_of(pipeline::specs_of(tensors), tag);
+  stages.broadcast(message, root, {.tag = tag}).wait();
+  if (stages.rank() != root)
+    for (const pipeline::TensorSpec& spec : pipeline::specs_in(message, tag))
+      tensors.push_back(at::empty(spec.sizes, at::TensorOptions(spec.dtype).device(device)));
+  for (at::Tensor& one : tensors) {
+    one = one.contiguous();
+    stages.broadcast(one, root, {.tag = tag}).wait();
+  }
+  return tensors;
+}
+
+// Of this rank's parts of sequences; collective over the ranks that have the others.
+Tensors whole_sequences(const CutSequences& sequences, const Tensors& parts) {
+  Tensors whole;
+  const PipelineLoss take = [&whole](const Tensors& outputs, const Tensors& /*targets*/) {
+    for (const at::Tensor& one : outputs) whole.push_back(pipeline::plain(one));
+    return at::Tensor();
+  };
+  (void)sequences.loss(take)(parts, {});
+  return whole;
+}
+
+}  // namespace
+
+ParallelModel::ParallelModel(Handle handle, std::shared_ptr<ParallelModelParts> parts)
+    : Handle(std::move(handle)), parts_(std::move(parts)) {}
+
+ParallelModelParts& ParallelModel::parts() const {
+  (void)state();
+  return *parts_;
+}
+
+at::Tensor ParallelModel::step(const Tensors& inputs, const Tensors& targets,
+                               const PipelineLoss& loss) {
+  ParallelModelParts& own = parts();
+  const PipelineLoss& of_rows = loss_of(own, loss, "step()");
+  if (own.whole) return Loop(own, StepKind::train, inputs, &targets).loss(*this, of_rows);
+  *own.step_loss = of_rows;
+  return static_cast<PipelineState&>(*state())
+      .run(StepKind::train, inputs, targets, /*own_loss=*/true)
+      .loss;
+}
+
+at::Tensor ParallelModel::evaluate(const Tensors& inputs, const Tensors& targets,
+                                   const PipelineLoss& loss) {
+  ParallelModelParts& own = parts();
+  const PipelineLoss& of_rows = loss_of(own, loss, "evaluate()");
+  if (own.whole) return Loop(own, StepKind::evaluate, inputs, &targets).loss(*this, of_rows);
+  *own.step_loss = of_rows;
+  return static_cast<PipelineState&>(*state()).run(StepKind::evaluate, inputs, targets).loss;
+}
+
+Tensors ParallelModel::forward(const Tensors& inputs) {
+  ParallelModelParts& own = parts();
+  if (own.whole) return Loop(own, StepKind::forward, inputs, nullptr).outputs();
+  auto& pipeline = static_cast<PipelineState&>(*state());
+  at::NoGradGuard no_grad;
+  Tensors outputs = pipeline.run(StepKind::forward, inputs, {}).outputs;
+  if (own.sequences && !outputs.empty()) outputs = whole_sequences(*own.sequences, outputs);
+  return broadcast_all(own.stages, std::move(outputs), pipeline.last_rank(), inputs[0].device());
+}
+
+Tensors ParallelModel::cut(const Tensors& batch) const { return cut_all(parts(), batch); }
+
+Group ParallelModel::data() const { return parts().data; }
+
+const Mesh& ParallelModel::mesh() const { return parts().mesh; }
+
+int ParallelModel::random_stream() const {
+  return parts().data.rank() * parts().stages.size() + parts().stage_place;
+}
+
+std::string ParallelModel::plan() const { return parts().plan; }
+
+Pipeline::Measured ParallelModel::measured() const {
+  if (parts().whole) return {};
+  return static_cast<PipelineState&>(*state()).measured();
+}
+
+ActivationCheckpoints::Counts ParallelModel::checkpoints() const {
+  return parts().checkpoints ? parts().checkpoints->counts() : ActivationCheckpoints::Counts{};
+}
+
+}  // namespace lockstep

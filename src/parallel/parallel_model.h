@@ -1,0 +1,30 @@
+// What a ParallelModel (lockstep/parallel/parallelize.h) knows beside its handle.
+#pragma once
+
+#include "parallel/pipeline/stage_run.h"
+
+#include <lockstep/parallel/parallelize.h>
+#include <lockstep/parallel/pipeline/sequences.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace lockstep {
+
+struct ParallelModelParts {
+  Mesh mesh;        // as parallelize() was given it
+  Group data;       // ranks that have rows of their own
+  Group stages;     // of axis pp; one rank without it
+  int stage_place;  // of this rank on pp
+  int micro_batches;
+  PipelineLoss plan_loss;
+  // With pp: the loss of the step that is running, which the pipeline's loss calls.
+  std::shared_ptr<PipelineLoss> step_loss;
+  std::optional<pipeline::StageRun> whole;  // without pp: the model as one stage
+  std::optional<CutSequences> sequences;    // with cp
+  std::optional<ActivationCheckpoints> checkpoints;
+  std::string plan;
+};
+
+}  // namespace lockstep

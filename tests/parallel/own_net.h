@@ -1,0 +1,80 @@
+// A user's model with a parallel plan of its own, for the tests of parallelize().
+#pragma once
+
+#include <lockstep/parallel/parallelize.h>
+
+#include "parallel/composition.h"
+#include "parallel/support.h"
+
+#include <string>
+#include <vector>
+
+namespace lockstep::test {
+
+// A model of the user's own, which says how it is parallelized.
+struct ResidualImpl : torch::nn::Module {
+  explicit ResidualImpl(int width)
+      : wide(register_module("wide", torch::nn::Linear(width, 4 * width))),
+        narrow(register_module("narrow", torch::nn::Linear(4 * width, width))) {}
+  at::Tensor forward(const at::Tensor& x) { return x + narrow(torch::tanh(wide(x))); }
+  torch::nn::Linear wide, narrow;
+};
+TORCH_MODULE(Residual);
+
+struct OwnNetImpl : torch::nn::Module {
+  OwnNetImpl()
+      : in(register_module("in", torch::nn::Linear(8, 12))),
+        out(register_module("out", torch::nn::Linear(12, 1))),
+        blocks(register_module("blocks",
+                               torch::nn::Sequential(Residual(12), Residual(12), Residual(12)))) {
+    fill_parameters(*this, 5);
+    to(at::kDouble);
+  }
+  at::Tensor forward(const at::Tensor& x) { return out(blocks->forward(in(x))); }
+  torch::nn::Linear in, out;
+  torch::nn::Sequential blocks;
+};
+TORCH_MODULE(OwnNet);
+
+inline ParallelPlan parallel_plan(const OwnNet& net) {
+  ParallelPlan plan{.tensor = {{"blocks.*.wide", Colwise()}, {"blocks.*.narrow", Rowwise()}},
+                    .blocks = {"blocks.*"}};
+  plan.pieces.push_back(piece_of("in", net->in));
+  for (int i = 0; i < 3; ++i)
+    plan.pieces.push_back(
+        piece_of("blocks." + std::to_string(i), Residual(net->blocks->ptr<ResidualImpl>(i))));
+  plan.pieces.push_back(piece_of("out", net->out));
+  return plan;
+}
+
+// The same without a plan.
+struct PlainNetImpl : OwnNetImpl {
+  at::Tensor forward(const at::Tensor& x) { return OwnNetImpl::forward(x); }
+};
+TORCH_MODULE(PlainNet);
+
+inline at::Tensor mean_square(const Tensors& outputs, const Tensors& targets) {
+  return (outputs[0] - targets[0]).square().mean();
+}
+
+struct OwnBatch {
+  explicit OwnBatch(int seed, std::int64_t rows = 24)
+      : x(values({rows, 8}, seed).to(at::kDouble)), y(x.sum(1, true)) {}
+  at::Tensor x, y;
+};
+
+inline at::Tensor own_rows(const Group& data, const at::Tensor& rows) {
+  return rows.tensor_split(data.size())[static_cast<std::size_t>(data.rank())];
+}
+
+inline double average_over(Group data, const at::Tensor& loss) {
+  at::Tensor all = at::full({1}, loss.item<double>(), at::kDouble);
+  data.all_reduce(all, Op::average).wait();
+  return all.item<double>();
+}
+
+inline int ranks_of(const std::vector<MeshAxis>& axes) {
+  return ranks_of(Composition{.axes = axes});
+}
+
+}  // namespace lockstep::test

@@ -1,0 +1,167 @@
+// The errors of parallelize() and of a ParallelModel: one line on every rank, and nothing changed.
+#include <lockstep/parallel/parallelize.h>
+
+#include "parallel/own_net.h"
+#include "support/torch/engine_test.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace lockstep::test {
+namespace {
+
+// Message of a call on every rank, which is the same.
+template <typename Thrown>
+void expect_refused(const std::vector<MeshAxis>& axes, const std::string& message,
+                    const std::function<void(const Mesh&)>& call) {
+  run_group(Engine::local, ranks_of(axes), [&](Group world) {
+    const Mesh mesh(world, axes);
+    EXPECT_EQ(message_of<Thrown>([&] { call(mesh); }), message);
+    world.barrier().wait();
+  });
+}
+
+TEST(ParallelizeRefuses, AxesThatTheModelSaysNothingAbout) {
+  const auto plain = [](const Mesh& mesh) { (void)parallelize(PlainNet(), mesh); };
+  const auto own = [](const Mesh& mesh) { (void)parallelize(OwnNet(), mesh); };
+  expect_refused<InvalidArgument>(
+      {{"data", 2}}, "parallelize: axis \"data\": known axes are pp, dp, ep, cp, fsdp, tp", plain);
+  expect_refused<InvalidArgument>({{"tp", 2}},
+                                  "parallelize: axis tp=2 needs a tensor plan: give .tensor, or "
+                                  "parallel_plan(const Net&)",
+                                  plain);
+  expect_refused<InvalidArgument>(
+      {{"pp", 2}, {"dp", 2}},
+      "parallelize: axis pp=2 needs .pieces: give them in parallel_plan(const Net&)", plain);
+  expect_refused<InvalidArgument>({{"cp", 2}},
+                                  "parallelize: axis cp=2 needs a model of sequences: give .heads "
+                                  "in parallel_plan(const Net&)",
+                                  own);
+  expect_refused<InvalidArgument>({{"ep", 2}},
+                                  "parallelize: axis ep=2 needs a model with mixtures of experts "
+                                  "(models::Mixture), found none",
+                                  own);
+}
+
+TEST(ParallelizeRefuses, SizesThatDoNotDivide) {
+  expect_refused<InvalidArgument>({{"pp", 4}}, "even_points: expected 4 blocks or more, found 3",
+                                  [](const Mesh& mesh) { (void)parallelize(OwnNet(), mesh); });
+  expect_refused<InvalidArgument>(
+      {{"tp", 3}},
+      "parallelize: transformer.h.0.attn.c_attn.weight: expected a "
+      "number of heads that 3 ranks divide, found 4",
+      [](const Mesh& mesh) { (void)parallelize(models::Gpt(composed_gpt()), mesh); });
+  expect_refused<InvalidArgument>(
+      {{"ep", 3}},
+      "parallelize: transformer.h.0.moe: expected experts that 3 ranks "
+      "divide, found 4",
+      [](const Mesh& mesh) { (void)parallelize(moe_of(0, at::kFloat), mesh); });
+  expect_refused<InvalidArgument>(
+      {{"cp", 3}},
+      "parallelize: context ulysses: expected heads of keys that 3 ranks of cp and tp divide, "
+      "found 4; ring takes any",
+      [](const Mesh& mesh) {
+        (void)parallelize(models::Gpt(composed_gpt()), mesh, {.context = ContextMethod::ulysses});
+      });
+}
+
+// A model that was refused trains with other options: nothing had changed.
+TEST(ParallelizeRefuses, PatternsThatNameNothingBeforeAnythingHasChanged) {
+  run_group(Engine::local, 2, [](Group world) {
+    const Mesh mesh(world, {{"fsdp", 2}});
+    OwnNet net;
+    const auto refused = [&](const ParallelOptions& options) {
+      return message_of<InvalidArgument>([&] { (void)parallelize(net, mesh, options); });
+    };
+    EXPECT_NE(refused({.activation_checkpointing = {"blocks.*", "block.*"}})
+                  .find("unknown pattern 'block.*'; did you mean"),
+              std::string::npos);
+    EXPECT_NE(refused({.activation_checkpointing = {"blocks.*"}, .shard = {.units = {"block.*"}}})
+                  .find("block.*"),
+              std::string::npos);
+    EXPECT_EQ(refused({.micro_batches = 0}),
+              "parallelize: expected micro_batches of at least 1, found 0");
+    const at::Tensor view = net->in->weight.detach();
+    EXPECT_NE(refused({.activation_checkpointing = {"blocks.*"}}).find("in.weight"),
+              std::string::npos);
+  });
+  run_group(Engine::local, 2, [](Group world) {
+    const Mesh mesh(world, {{"fsdp", 2}});
+    OwnNet net;
+    (void)message_of<InvalidArgument>([&] {
+      (void)parallelize(net, mesh,
+                        {.activation_checkpointing = {"blocks.*"}, .shard = {.units = {"no"}}});
+    });
+    ParallelModel model = parallelize(net, mesh, {.activation_checkpointing = {"blocks.*", "out"}});
+    const OwnBatch batch(1);
+    (void)model.step({batch.x}, {batch.y}, mean_square);
+    (void)model.step({batch.x}, {batch.y}, mean_square);
+    EXPECT_GT(model.checkpoints().recomputations, 0);
+  });
+}
+
+TEST(ParallelizeRefuses, RanksWithOtherModelsOrOptions) {
+  run_group(Engine::local, 2, [](Group world) {
+    const Mesh mesh(world, {{"dp", 2}});
+    const auto refused = [&](const models::MlpOptions& shape, const ParallelOptions& options) {
+      return message_of<Mismatch>([&] { (void)parallelize(models::Mlp(shape), mesh, options); });
+    };
+    const std::int64_t width = world.is_root() ? 4 : 5;
+    EXPECT_NE(refused({.sizes = {3, width, 2}}, {}).find("layers.0.weight"), std::string::npos);
+    EXPECT_NE(refused({.sizes = {3, 4, 2}}, {.micro_batches = 1 + world.rank()})
+                  .find("micro_batches = 1"),
+              std::string::npos);
+  });
+}
+
+TEST(ParallelizeRefuses, BatchesThatAreNoneAndTheGroupsStayUsable) {
+  for (const char* axis : {"dp", "pp", "tp"})
+    run_group(Engine::local, 2, [&](Group world) {
+      OwnNet net;
+      ParallelModel model = parallelize(net, Mesh(world, {{axis, 2}}), {.micro_batches = 4});
+      const std::string rank = axis == std::string("pp") ? " on rank 0" : "";
+      const OwnBatch batch(1, 8), three(1, 3), none(1, 0);
+      const auto refused = [&](const Tensors& inputs, const Tensors& targets) {
+        return message_of<InvalidArgument>([&] { (void)model.step(inputs, targets, mean_square); });
+      };
+      EXPECT_EQ(refused({none.x}, {none.y}),
+                "step(): inputs: expected a row for each of 4 micro-batches, found 0");
+      EXPECT_EQ(refused({three.x}, {three.y}),
+                "step(): inputs: expected a row for each of 4 micro-batches, found 3");
+      EXPECT_EQ(refused({}, {batch.y}), "step(): inputs: expected tensors" + rank + ", found none");
+      EXPECT_EQ(refused({batch.x}, {three.y}),
+                "step(): targets: expected a row for each of 4 micro-batches, found 3");
+      EXPECT_NE(refused({batch.x.clone().requires_grad_()}, {batch.y}).find("pass detach()"),
+                std::string::npos);
+      EXPECT_EQ(message_of<InvalidArgument>(
+                    [&] { (void)model.evaluate({none.x}, {none.y}, mean_square); }),
+                "evaluate(): inputs: expected a row for each of 4 micro-batches, found 0");
+      EXPECT_EQ(message_of<InvalidArgument>([&] { (void)model.step({batch.x}, {batch.y}); }),
+                "step(): expected a loss, found none: give one, or ParallelPlan::loss in "
+                "parallel_plan(const Net&)");
+      (void)model.step({batch.x}, {batch.y}, mean_square);
+      EXPECT_GT(model.clip_grad_norm(1e9), 0);
+    });
+}
+
+TEST(ParallelizeRefuses, AModelWithoutOneForwardInStep) {
+  auto model = std::make_shared<PlainNetImpl>();
+  ParallelModel handle = parallelize(model, Mesh(Group(), {{"dp", 1}}), ParallelPlan());
+  const OwnBatch batch(1);
+  EXPECT_EQ(
+      message_of<InvalidArgument>([&] { (void)handle.step({batch.x}, {batch.y}, mean_square); }),
+      "step(): the model has no single forward() of tensors: expected .pieces or .forward in "
+      "parallel_plan(const Net&), found none");
+}
+
+TEST(ParallelizeRefuses, AnUnattachedModel) {
+  ParallelModel model;
+  EXPECT_NE(message_of<InvalidArgument>([&] { (void)model.data(); }).find("no module"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace lockstep::test

@@ -1,0 +1,309 @@
+// parallelize(): on every mesh the losses, gradients and models of one process.
+#include <lockstep/parallel/parallelize.h>
+
+#include <lockstep/module/state_dict.h>
+#include <lockstep/parallel/sharded/deferred.h>
+
+#include "parallel/own_net.h"
+#include "support/torch/engine_test.h"
+
+#include <gtest/gtest.h>
+#include <torch/nn/utils/clip_grad.h>
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep::test {
+namespace {
+
+// `count` meshes of these axes, each of 1 or 2 ranks, in any order, of 8 ranks at most. The same in
+// every run.
+std::vector<std::vector<MeshAxis>> random_meshes(std::vector<std::string> names, int count) {
+  std::mt19937 random(7);
+  std::vector<std::vector<MeshAxis>> meshes;
+  while (static_cast<int>(meshes.size()) < count) {
+    std::vector<MeshAxis> axes;
+    std::shuffle(names.begin(), names.end(), random);
+    for (const std::string& name : names)
+      if (random() % 3 > 0) axes.push_back({name, 1 + static_cast<int>(random() % 2)});
+    if (!axes.empty() && ranks_of(axes) <= 8 && std::ranges::find(meshes, axes) == meshes.end())
+      meshes.push_back(axes);
+  }
+  return meshes;
+}
+
+// Losses, norms and the model after three steps beside one process that computes each micro-batch
+// of all ranks' rows.
+template <typename Model>
+void expect_one_process(Group world, const std::vector<MeshAxis>& axes, Model plain, Model model,
+                        const std::string& schedule) {
+  constexpr std::int64_t rows = 16;
+  constexpr int micro_batches = 2;
+  const std::string text = text_of(Composition{.axes = axes, .schedule = schedule});
+  ParallelModel handle = parallelize(model, Mesh(world, axes),
+                                     {.pipeline = {schedule}, .micro_batches = micro_batches});
+  Group data = handle.data();
+  const auto optimizer = parity_optimizer(at::kDouble, handle.parameters());
+  const auto of_plain = parity_optimizer(at::kDouble, plain->parameters());
+  for (int step = 0; step < 3; ++step) {
+    const TokenBatch batch(step, rows);
+    handle.zero_grad();
+    of_plain->zero_grad();
+    double expected = 0;
+    for (int i = 0; i < micro_batches; ++i) {
+      const auto part = [&](const at::Tensor& all) {
+        return rows_of_micro_batch(all, data.size(), micro_batches, i);
+      };
+      const at::Tensor loss = plain->loss(part(batch.ids), part(batch.targets)) / micro_batches;
+      loss.backward();
+      expected += loss.template item<double>();
+    }
+    const at::Tensor loss =
+        handle.step({own_rows(data, batch.ids)}, {own_rows(data, batch.targets)});
+    EXPECT_FALSE(is_global(loss)) << text;
+    EXPECT_NEAR(average_over(data, loss), expected, 1e-11) << text;
+    const double norm = torch::nn::utils::clip_grad_norm_(plain->parameters(), 0.5);
+    EXPECT_NEAR(handle.clip_grad_norm(0.5), norm, 1e-9 * norm) << text;
+    optimizer->step();
+    of_plain->step();
+  }
+  const auto expected = state_dict(*plain);
+  for (const auto& [name, tensor] : handle.state_dict())
+    expect_close_to(tensor, expected.at(name), 1e-9, text + ": " + name);
+}
+
+TEST(Parallelize, AGptOnRandomMeshesIsOneProcess) {
+  int number = 0;
+  for (const auto& axes : random_meshes({"pp", "dp", "cp", "fsdp", "tp"}, 14)) {
+    const char* schedule = ++number % 3 == 0 ? "zbv" : "1f1b";
+    run_group(
+        Engine::local, ranks_of(axes),
+        [&](Group world) {
+          const auto make = [] { return models::Gpt(composed_gpt()); };
+          expect_one_process(std::move(world), axes, made_alike(make, at::kDouble),
+                             made_alike(make, at::kDouble), schedule);
+        },
+        std::chrono::seconds(60));
+  }
+}
+
+TEST(Parallelize, AMixtureOfExpertsOnRandomMeshesOfAllAxesIsOneProcess) {
+  for (const auto& axes : random_meshes({"pp", "dp", "ep", "cp", "fsdp", "tp"}, 10))
+    run_group(
+        Engine::local, ranks_of(axes),
+        [&](Group world) {
+          expect_one_process(std::move(world), axes, moe_of(1, at::kDouble), moe_of(1, at::kDouble),
+                             "1f1b");
+        },
+        std::chrono::seconds(60));
+}
+
+TEST(Parallelize, ADeferredModelOnAnyMeshHasItsValues) {
+  for (const std::vector<MeshAxis>& axes : {std::vector<MeshAxis>{{"dp", 1}},
+                                            {{"pp", 1}},
+                                            {{"pp", 2}},
+                                            {{"pp", 2}, {"dp", 2}},
+                                            {{"fsdp", 2}},
+                                            {{"tp", 2}, {"dp", 1}}})
+    run_group(Engine::local, ranks_of(axes), [&](Group world) {
+      // Large enough that the embeddings are deferred.
+      models::GptOptions shape = composed_gpt();
+      shape.vocabulary = 1000;
+      auto plain = made_alike([&] { return models::Gpt(shape); }, at::kFloat);
+      auto model = [&] {
+        std::lock_guard lock(generator_mutex());
+        torch::manual_seed(11);
+        return deferred([&] { return models::Gpt(shape); }, {.smallest = 1024});
+      }();
+      ParallelModel gpt = parallelize(model, Mesh(world, axes));
+      Group data = gpt.data();
+      const TokenBatch batch(1, 4);
+      const at::Tensor loss =
+          gpt.step({own_rows(data, batch.ids)}, {own_rows(data, batch.targets)});
+      EXPECT_NEAR(average_over(data, loss), plain->loss(batch.ids, batch.targets).item<double>(),
+                  1e-5)
+          << text_of(Composition{.axes = axes});
+    });
+}
+
+TEST(Parallelize, AUsersModelIsOneProcessOnEachAxis) {
+  for (const std::vector<MeshAxis>& axes : {std::vector<MeshAxis>{{"dp", 1}},
+                                            {{"dp", 3}},
+                                            {{"fsdp", 3}},
+                                            {{"tp", 2}},
+                                            {{"pp", 3}},
+                                            {{"pp", 2}, {"dp", 2}, {"tp", 2}},
+                                            {{"tp", 2}, {"fsdp", 2}, {"pp", 2}}})
+    run_group(Engine::local, ranks_of(axes), [&](Group world) {
+      OwnNet plain, net;
+      ParallelModel model = parallelize(net, Mesh(world, axes), {.micro_batches = 2});
+      const OwnBatch batch(1);
+      Group data = model.data();
+      const at::Tensor expected = mean_square({plain->forward(batch.x)}, {batch.y});
+      expected.backward();
+      const at::Tensor loss =
+          model.step({own_rows(data, batch.x)}, {own_rows(data, batch.y)}, mean_square);
+      EXPECT_NEAR(average_over(data, loss), expected.item<double>(), 1e-12);
+      const double norm = torch::nn::utils::clip_grad_norm_(plain->parameters(), 1e9);
+      EXPECT_NEAR(model.clip_grad_norm(1e9), norm, 1e-11 * norm);
+    });
+}
+
+TEST(Parallelize, ThreeRanksLoseNoRow) {
+  for (const char* axis : {"dp", "fsdp"})
+    run_group(Engine::local, 3, [&](Group world) {
+      OwnNet net;
+      ParallelModel model = parallelize(net, Mesh(world, {{axis, 3}}));
+      Group data = model.data();
+      std::int64_t rows = 0;
+      const OwnBatch batch(1, 10);
+      (void)model.step({own_rows(data, batch.x)}, {own_rows(data, batch.y)},
+                       [&](const Tensors& outputs, const Tensors& targets) {
+                         rows += outputs[0].size(0);
+                         return mean_square(outputs, targets);
+                       });
+      at::Tensor all = at::tensor({rows}, at::kLong);
+      data.all_reduce(all).wait();
+      EXPECT_EQ(all.item<std::int64_t>(), 10);
+    });
+}
+
+TEST(Parallelize, AModelWithoutAPlanTrainsOnDpAndFsdp) {
+  for (const std::vector<MeshAxis>& axes :
+       {std::vector<MeshAxis>{{"dp", 2}}, {{"fsdp", 2}}, {{"dp", 2}, {"fsdp", 2}}})
+    run_group(Engine::local, ranks_of(axes), [&](Group world) {
+      PlainNet plain, net;
+      ParallelModel model = parallelize(net, Mesh(world, axes));
+      Group data = model.data();
+      const OwnBatch batch(1);
+      const at::Tensor loss =
+          model.step({own_rows(data, batch.x)}, {own_rows(data, batch.y)}, mean_square);
+      EXPECT_NEAR(average_over(data, loss),
+                  mean_square({plain->forward(batch.x)}, {batch.y}).item<double>(), 1e-12);
+    });
+}
+
+TEST(Parallelize, PlansOfAbsentAxesAreIgnored) {
+  OwnNet net;
+  ParallelModel model = parallelize(net, Mesh(Group(), {{"dp", 1}}),
+                                    {.tensor = {{"nothing", Colwise()}},
+                                     .sequence_parallel = true,
+                                     .context = ContextMethod::ulysses,
+                                     .pipeline = {"no schedule", 7}});
+  const OwnBatch batch(1);
+  EXPECT_GT(model.step({batch.x}, {batch.y}, mean_square).item<double>(), 0);
+}
+
+TEST(Parallelize, RowsAreCutAsAPipelineCutsThem) {
+  for (const char* axis : {"dp", "pp"}) {
+    const int ranks = axis == std::string("pp") ? 2 : 1;
+    run_group(Engine::local, ranks, [&](Group world) {
+      OwnNet net;
+      ParallelModel model = parallelize(net, Mesh(world, {{axis, ranks}}), {.micro_batches = 4});
+      std::vector<std::int64_t> rows;
+      const PipelineLoss loss = [&](const Tensors& outputs, const Tensors& targets) {
+        rows.push_back(outputs[0].size(0));
+        EXPECT_EQ(targets[0].size(0), outputs[0].size(0));
+        return mean_square(outputs, targets);
+      };
+      const OwnBatch batch(1, 10);
+      (void)model.step({batch.x}, {batch.y}, loss);
+      const bool has_loss = world.rank() == world.size() - 1;
+      EXPECT_EQ(rows,
+                has_loss ? (std::vector<std::int64_t>{2, 3, 2, 3}) : std::vector<std::int64_t>());
+      rows.clear();
+      const OwnBatch one(2, 1);
+      const double found = model.evaluate({one.x}, {one.y}, loss).item<double>();
+      EXPECT_EQ(rows, has_loss ? std::vector<std::int64_t>{1} : std::vector<std::int64_t>());
+      OwnNet plain;
+      EXPECT_NEAR(found, mean_square({plain->forward(one.x)}, {one.y}).item<double>(), 1e-12);
+    });
+  }
+}
+
+TEST(Parallelize, EvaluateAndForwardAreThoseOfOneProcessOnEveryRank) {
+  for (const std::vector<MeshAxis>& axes : {std::vector<MeshAxis>{{"dp", 1}},
+                                            {{"tp", 2}},
+                                            {{"cp", 2}},
+                                            {{"fsdp", 2}},
+                                            {{"pp", 2}},
+                                            {{"pp", 2}, {"cp", 2}, {"tp", 2}}})
+    for (const std::int64_t rows : {1, 3, 8})
+      run_group(Engine::local, ranks_of(axes), [&](Group world) {
+        const std::string text = text_of(Composition{.axes = axes});
+        const auto make = [] { return models::Gpt(composed_gpt()); };
+        auto plain = made_alike(make, at::kDouble), model = made_alike(make, at::kDouble);
+        ParallelModel gpt = parallelize(model, Mesh(world, axes), {.micro_batches = 4});
+        const TokenBatch batch(1, rows);
+        at::NoGradGuard no_grad;
+        EXPECT_NEAR(gpt.evaluate({batch.ids}, {batch.targets}).item<double>(),
+                    plain->loss(batch.ids, batch.targets).item<double>(), 1e-11)
+            << text;
+        const Tensors outputs = gpt.forward({batch.ids});
+        ASSERT_EQ(outputs.size(), 1u) << text;
+        EXPECT_FALSE(is_global(outputs[0])) << text;
+        expect_close_to(outputs[0], plain->forward(batch.ids), 1e-10, text);
+        for (const NamedPart& part : gpt.named_parameters())
+          EXPECT_FALSE(part.tensor.grad().defined()) << text << part.name;
+      });
+}
+
+// An exception of the loss, which one rank alone computes, ends the step on all ranks.
+TEST(Parallelize, AnExceptionInAStageNamesRankAndAction) {
+  run_group(Engine::local, 4, [](Group world) {
+    OwnNet net;
+    const Mesh mesh(world, {{"pp", 2}, {"dp", 2}});
+    ParallelModel model = parallelize(net, mesh);
+    const OwnBatch batch(1);
+    const PipelineLoss failing = [](const Tensors&, const Tensors&) -> at::Tensor {
+      throw std::runtime_error("no loss today");
+    };
+    try {
+      (void)model.step({batch.x}, {batch.y}, failing);
+      ADD_FAILURE() << "no error";
+    } catch (const Aborted& error) {
+      EXPECT_NE(std::string(error.what()).find("no loss today"), std::string::npos);
+      EXPECT_NE(std::string(error.what()).find("1F0"), std::string::npos) << error.what();
+    } catch (const std::runtime_error& error) {
+      EXPECT_EQ(mesh.coordinate("pp"), 1) << error.what();
+    }
+  });
+}
+
+TEST(ParallelModel, SaysWhatEachAxisDoes) {
+  run_group(Engine::local, 8, [](Group world) {
+    auto model = made_alike([] { return models::Gpt(composed_gpt()); }, at::kFloat);
+    ParallelModel gpt = parallelize(model, Mesh(world, {{"tp", 2}, {"pp", 2}, {"fsdp", 2}}));
+    const std::string plan = gpt.plan();
+    for (const char* words :
+         {"parallelize on tp=2, pp=2, fsdp=2 (8 ranks)",
+          "stage 0 on rank 0 of pp: embedding..transformer.h.1", "tensor parallel on 2 ranks",
+          "shards: on 2 ranks of fsdp, units transformer.h.*, transformer.wte"})
+      EXPECT_NE(plan.find(words), std::string::npos) << words << " in " << plan;
+    EXPECT_EQ(gpt.mesh().layout().describe(), "tp=2, pp=2, fsdp=2");
+    EXPECT_EQ(gpt.data().size(), 2);
+    EXPECT_EQ(gpt.group().size(), 8);
+    // Ranks of tp draw the same numbers, others do not.
+    const Mesh& mesh = gpt.mesh();
+    EXPECT_EQ(gpt.random_stream(), 2 * mesh.coordinate("fsdp") + mesh.coordinate("pp"));
+  });
+}
+
+TEST(ParallelModel, OutlivesTheModelsOfTheProgram) {
+  run_group(Engine::local, 2, [](Group world) {
+    for (const char* axis : {"dp", "fsdp", "tp", "pp"}) {
+      ParallelModel model = parallelize(OwnNet(), Mesh(world, {{axis, 2}}));
+      const OwnBatch batch(1);
+      (void)model.step({batch.x}, {batch.y}, mean_square);
+      ParallelModel moved = std::move(model);
+      EXPECT_GT(moved.clip_grad_norm(1e9), 0);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::test
