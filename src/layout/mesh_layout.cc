@@ -64,13 +64,22 @@ MeshLayout::MeshLayout(std::vector<MeshAxis> axes, int ranks)
         sizes_of(axes_), product, ranks);
 }
 
+std::optional<int> MeshLayout::find(std::string_view axis) const {
+  const auto found = std::ranges::find(axes_, axis, &MeshAxis::name);
+  if (found == axes_.end()) return std::nullopt;
+  return static_cast<int>(found - axes_.begin());
+}
+
 int MeshLayout::axis(std::string_view name) const {
+  if (const auto found = find(name)) return *found;
   std::vector<std::string_view> known;
-  for (const MeshAxis& axis : axes_) {
-    if (axis.name == name) return static_cast<int>(&axis - axes_.data());
-    known.push_back(axis.name);
-  }
+  for (const MeshAxis& axis : axes_) known.emplace_back(axis.name);
   throw InvalidArgument(formatted("mesh {}: {}", describe(), unknown_name("axis", name, known)));
+}
+
+int MeshLayout::size(std::string_view axis) const {
+  const auto found = find(axis);
+  return found ? axes_[static_cast<std::size_t>(*found)].size : 1;
 }
 
 std::vector<int> MeshLayout::coordinates(int rank) const {

@@ -26,7 +26,7 @@ struct Mesh::State {
   const MeshLayout layout;
   std::vector<Group> of_axis;
   Mutex mutex;
-  std::map<std::vector<int>, std::shared_ptr<State>> parts LOCKSTEP_GUARDED_BY(mutex);
+  std::map<std::vector<std::string>, std::shared_ptr<State>> parts LOCKSTEP_GUARDED_BY(mutex);
   std::shared_ptr<void> attached LOCKSTEP_GUARDED_BY(mutex);
 };
 
@@ -45,37 +45,37 @@ Mesh::Mesh(Group group, std::vector<MeshAxis> axes)
 const MeshLayout& Mesh::layout() const { return state_->layout; }
 const Group& Mesh::group() const { return state_->group; }
 
-int Mesh::size(std::string_view axis) const {
-  return axes()[static_cast<std::size_t>(layout().axis(axis))].size;
-}
-
 int Mesh::coordinate(std::string_view axis) const {
-  return coordinates()[static_cast<std::size_t>(layout().axis(axis))];
+  const auto found = layout().find(axis);
+  return found ? coordinates()[static_cast<std::size_t>(*found)] : 0;
 }
 
 std::vector<int> Mesh::coordinates() const { return layout().coordinates(group().rank()); }
 
 Group Mesh::operator[](std::string_view axis) const {
-  return state_->of_axis[static_cast<std::size_t>(layout().axis(axis))];
+  const auto found = layout().find(axis);
+  return found ? state_->of_axis[static_cast<std::size_t>(*found)] : Group();
 }
 
 Mesh Mesh::operator[](std::initializer_list<std::string_view> axes) const {
   return sub_mesh(std::vector<std::string>(axes.begin(), axes.end()));
 }
 
-Mesh Mesh::sub_mesh(std::span<const std::string> names) const {
-  std::vector<int> numbers;
+Mesh Mesh::sub_mesh(const std::vector<std::string>& names) const {
+  std::vector<int> present;
   std::vector<MeshAxis> chosen;
   for (const std::string& name : names) {
-    numbers.push_back(layout().axis(name));
-    chosen.push_back(axes()[static_cast<std::size_t>(numbers.back())]);
+    if (const auto found = layout().find(name)) present.push_back(*found);
+    chosen.push_back({name, size(name)});
   }
+  if (chosen == axes()) return *this;
   Lock lock(state_->mutex);
-  auto found = state_->parts.find(numbers);
+  auto found = state_->parts.find(names);
   if (found == state_->parts.end()) {
-    MeshLayout checked(chosen, static_cast<int>(layout().peers(group().rank(), numbers).size()));
-    Group part = state_->split(numbers);
-    found = state_->parts.emplace(numbers, make(std::move(part), checked.axes())).first;
+    // Throws before any call if the names are invalid.
+    MeshLayout checked(chosen, static_cast<int>(layout().peers(group().rank(), present).size()));
+    Group part = state_->split(present);
+    found = state_->parts.emplace(names, make(std::move(part), checked.axes())).first;
   }
   return Mesh(found->second);
 }

@@ -30,6 +30,14 @@ TEST(MeshLayout, InfersOneSize) {
   EXPECT_EQ(MeshLayout({{"dp", 4}, {"tp", -1}}, 4).axes()[1].size, 1);
 }
 
+TEST(MeshLayout, AnAbsentAxisHasSizeOne) {
+  MeshLayout layout({{"dp", 3}, {"tp", 2}}, 6);
+  EXPECT_EQ(layout.find("tp"), 1);
+  EXPECT_EQ(layout.find("cp"), std::nullopt);
+  EXPECT_EQ(layout.size("dp"), 3);
+  EXPECT_EQ(layout.size("cp"), 1);
+}
+
 // Every three sizes to 4: coordinates and ranks are one to one, and the peers on any axes partition
 // the ranks.
 TEST(MeshLayout, RanksAndCoordinatesAreOneToOne) {

@@ -5,6 +5,7 @@
 //                    pp 1   rank 3 rank 4 rank 5       ranks are neighbours (one host, if possible)
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -30,8 +31,12 @@ class MeshLayout {
   [[nodiscard]] const std::vector<MeshAxis>& axes() const { return axes_; }
   [[nodiscard]] int ranks() const { return ranks_; }
 
-  // The place of an axis in axes(). InvalidArgument names the axes there are.
+  // The place of an axis in axes(); std::nullopt if it is absent.
+  [[nodiscard]] std::optional<int> find(std::string_view axis) const;
+  // The same; InvalidArgument, which lists the axes, if it is absent.
   [[nodiscard]] int axis(std::string_view name) const;
+  // An absent axis has size 1.
+  [[nodiscard]] int size(std::string_view axis) const;
 
   // One coordinate an axis, and back.
   [[nodiscard]] std::vector<int> coordinates(int rank) const;

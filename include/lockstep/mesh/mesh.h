@@ -1,12 +1,13 @@
 // Mesh: the ranks of a group on named axes, and a group for every axis.
 //
-//   lockstep::Mesh mesh(world, {{"pp", 2}, {"dp", -1}, {"tp", 2}});   // -1: what is left
-//   mesh["tp"].all_reduce(x).wait();                           // the ranks that differ on tp only
-//   lockstep::DistributedDataParallel ddp(model, mesh[{"pp", "dp"}]);   // two axes, as one group
+//   lockstep::Mesh mesh(world, {{"pp", 2}, {"dp", -1}, {"tp", 2}});   // -1: the remaining ranks
+//   mesh["tp"].all_reduce(x).wait();               // a group: the ranks that differ on tp only
+//   mesh["cp"].size();                             // 1: an absent axis has one rank
+//   lockstep::DistributedDataParallel ddp(model, mesh.sub_mesh({"pp", "dp"}));   // a mesh
 //
-// A value handle: copies share one mesh. Constructing one, and the first use of a set of two or
-// more axes, are collective: every rank of the mesh does it, in the same order, and it blocks.
-// All else is local. Any thread may call.
+// A value handle: copies share one mesh. The constructor and the first sub_mesh() of a list of axes
+// are collective and block: every rank of the mesh calls them, in the same order. All other
+// functions are local. Thread-safe.
 #pragma once
 
 #include <lockstep/comm/group.h>
@@ -15,7 +16,6 @@
 #include <functional>
 #include <initializer_list>
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,8 +31,9 @@ class Mesh {
 
   [[nodiscard]] const MeshLayout& layout() const;
   [[nodiscard]] const std::vector<MeshAxis>& axes() const { return layout().axes(); }
-  [[nodiscard]] int size(std::string_view axis) const;
-  // This rank's place on an axis: its number in mesh[axis].
+  // An absent axis has size 1.
+  [[nodiscard]] int size(std::string_view axis) const { return layout().size(axis); }
+  // The coordinate of this rank on an axis: its rank in mesh[axis]. 0 if the axis is absent.
   [[nodiscard]] int coordinate(std::string_view axis) const;
   [[nodiscard]] std::vector<int> coordinates() const;
 
@@ -40,18 +41,23 @@ class Mesh {
   [[nodiscard]] const Group& group() const;
   operator const Group&() const { return group(); }
 
-  // The ranks that differ from this one on `axis` only, numbered by it.
+  // The group of the ranks that differ from this one on `axis` only, in the order of their
+  // coordinates. If the axis is absent, a group of one rank.
   [[nodiscard]] Group operator[](std::string_view axis) const;
-  // Those that differ on these axes only, as a mesh of their own; its group() numbers them by the
-  // axes in the order given, the last one fastest.
+  // The same as sub_mesh().
   [[nodiscard]] Mesh operator[](std::initializer_list<std::string_view> axes) const;
-  [[nodiscard]] Mesh sub_mesh(std::span<const std::string> axes) const;
+
+  // The mesh of the ranks that differ from this one on `axes` only. It has exactly these axes, in
+  // this order, so its group() numbers the ranks by them, the last one fastest; absent axes have
+  // size 1. Returns this mesh itself if `axes` are all of its axes in their order. InvalidArgument
+  // if no axis is given, one is given twice, or one has no valid name.
+  [[nodiscard]] Mesh sub_mesh(const std::vector<std::string>& axes) const;
 
   // "mesh pp=2, dp=2 (4 ranks)", and a line for each row of ranks.
   [[nodiscard]] std::string picture() const { return layout().picture(); }
 
-  // For a floor that keeps something for each mesh (global tensors): what `make` returned to the
-  // first call. Copies share it, and it goes with the last of them.
+  // For a layer that keeps an object for each mesh (global tensors): the result of the first call
+  // of `make`. Copies of the mesh share the object, which is destroyed with the last of them.
   [[nodiscard]] std::shared_ptr<void> attached(
       const std::function<std::shared_ptr<void>()>& make) const;
 
