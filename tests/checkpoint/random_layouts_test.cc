@@ -146,7 +146,7 @@ struct LaidOut {
       TensorParallelOptions options;
       if (layout.outer > 1) {
         options.strategy = outer;
-        options.mesh = mesh[{"dp", "tp"}];
+        options.mesh = mesh.sub_mesh({"dp", "tp"});
       }
       return parallelize_tensors(module, mesh["tp"], stage_plan(plan, *whole, module), options);
     };

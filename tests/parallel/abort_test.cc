@@ -37,7 +37,7 @@ std::map<std::string, Make> makers() {
            [](const Mesh& mesh) -> Handle {
              return parallelize_tensors(
                  layers(), mesh["b"], {{"0", Colwise()}},
-                 {.strategy = [mesh](auto& part) { return averaged(part, mesh[{"a"}]); },
+                 {.strategy = [mesh](auto& part) { return averaged(part, mesh.sub_mesh({"a"})); },
                   .mesh = mesh});
            }},
           {"pipeline",

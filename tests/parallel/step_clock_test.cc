@@ -90,7 +90,7 @@ std::map<std::string, Strategy> strategies_of_tensors() {
            [=](torch::nn::Module& module, const Mesh& mesh) -> Handle {
              return parallelize_tensors(
                  module, mesh["tp"], plan,
-                 {.strategy = [=](auto& part) { return averaged_on(part, mesh[{"dp"}]); },
+                 {.strategy = [=](auto& part) { return averaged_on(part, mesh.sub_mesh({"dp"})); },
                   .mesh = mesh});
            }},
           {"context_parallel",

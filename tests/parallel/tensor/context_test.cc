@@ -104,13 +104,13 @@ TEST_P(ContextAndOthers, GradientsAreThoseOfOneProcessOnTheWholeBatch) {
     for (const ContextKind& kind : context_kinds) {
       auto plain = made_alike([] { return models::Gpt(small_gpt()); }, at::kDouble);
       auto model = made_alike([] { return models::Gpt(small_gpt()); }, at::kDouble);
-      auto handle = context_parallel(*model, mesh[{"tp", "cp"}],
+      auto handle = context_parallel(*model, mesh.sub_mesh({"tp", "cp"}),
                                      {.method = kind.method,
                                       .balance = kind.balance,
                                       .plan = gpt_tensor_plan(small_gpt()),
                                       .strategy =
                                           [&](torch::nn::Module& parts) {
-                                            return averaged(parts, mesh[{"dp", "cp"}]);
+                                            return averaged(parts, mesh.sub_mesh({"dp", "cp"}));
                                           },
                                       .mesh = mesh});
       EXPECT_EQ(handle.group().size(), world.size());
@@ -287,14 +287,15 @@ TEST_P(ContextRefuses, AStrategyThatLeavesOutRanksOfTheAxis) {
   run([&](Group group) {
     auto model = made_alike([] { return models::Gpt(small_gpt()); }, at::kFloat);
     const Mesh mesh(group, {{"cp", 2}, {"dp", 1}});
-    expect_contains(
-        message_of<InvalidArgument>([&] {
-          (void)context_parallel(
-              *model, mesh["cp"],
-              {.strategy = [&](torch::nn::Module& parts) { return averaged(parts, mesh[{"dp"}]); },
-               .mesh = mesh});
-        }),
-        "for the strategy, found 2");
+    expect_contains(message_of<InvalidArgument>([&] {
+                      (void)context_parallel(*model, mesh["cp"],
+                                             {.strategy =
+                                                  [&](torch::nn::Module& parts) {
+                                                    return averaged(parts, mesh.sub_mesh({"dp"}));
+                                                  },
+                                              .mesh = mesh});
+                    }),
+                    "for the strategy, found 2");
   });
 }
 

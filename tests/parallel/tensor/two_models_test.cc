@@ -53,10 +53,10 @@ TEST(TwoModels, OnOneMeshComputeAttentionEachInTheirOwnWay) {
     for (bool both_live : {true, false})
       run_as_threads(2, [&, first = first, second = second](Group group) {
         const Mesh mesh(group, {{"dp", 1}, {"cp", -1}});
-        std::optional<Cut> one(std::in_place, mesh[{"cp"}], ContextParallelOptions{first});
+        std::optional<Cut> one(std::in_place, mesh.sub_mesh({"cp"}), ContextParallelOptions{first});
         expect_method(*one, first);
         if (!both_live) one.reset();
-        Cut other(mesh[{"cp"}], {.method = second});
+        Cut other(mesh.sub_mesh({"cp"}), {.method = second});
         expect_method(other, second);
         if (both_live) expect_method(*one, first);
       });
@@ -65,8 +65,8 @@ TEST(TwoModels, OnOneMeshComputeAttentionEachInTheirOwnWay) {
 TEST(TwoModels, HeadsThatRanksDoNotDivideAreNoTroubleOfTheModelWithRings) {
   run_as_threads(2, [](Group group) {
     const Mesh mesh(group, {{"dp", 1}, {"cp", -1}});
-    Cut one(mesh[{"cp"}], {.method = ContextMethod::ulysses});
-    Cut other(mesh[{"cp"}], {.method = ContextMethod::ring}, /*heads=*/3);
+    Cut one(mesh.sub_mesh({"cp"}), {.method = ContextMethod::ulysses});
+    Cut other(mesh.sub_mesh({"cp"}), {.method = ContextMethod::ring}, /*heads=*/3);
     expect_method(other, ContextMethod::ring);
   });
 }
@@ -92,12 +92,12 @@ TEST(TwoModels, SequenceParallelismOfOneMovesNothingInTheOther) {
 TEST(TwoModels, TheCallersTensorsOnThatMeshStayStrict) {
   run_as_threads(2, [](Group group) {
     const Mesh mesh(group, {{"dp", 1}, {"cp", -1}});
-    const Cut cut(mesh[{"cp"}], {});
-    const at::Tensor own = distribute(values({4, 4}, 1), mesh[{"cp"}], {Shard(0)});
+    const Cut cut(mesh.sub_mesh({"cp"}), {});
+    const at::Tensor own = distribute(values({4, 4}, 1), mesh.sub_mesh({"cp"}), {Shard(0)});
     const at::Tensor plain = values({4, 4}, 2);
     expect_contains(message_of<InvalidArgument>([&] { (void)(own + plain); }), "replicate_plain");
-    set_global_options(mesh[{"cp"}], {.replicate_unknown = true, .replicate_plain = true});
-    const Cut second(mesh[{"cp"}], {});
+    set_global_options(mesh.sub_mesh({"cp"}), {.replicate_unknown = true, .replicate_plain = true});
+    const Cut second(mesh.sub_mesh({"cp"}), {});
     EXPECT_TRUE(same_bits(full_tensor(own + plain), values({4, 4}, 1) + plain));
   });
 }
@@ -115,10 +115,10 @@ TEST(TwoModels, OneTakesWhatTheOtherGivesAndTensorsOfTheMesh) {
     Step first, second, of_first, of_second;
     for (auto [model, seed] : {std::pair{&first, 1}, {&of_first, 1}, {&second, 9}, {&of_second, 9}})
       fill_parameters(**model, seed);
-    auto one = context_parallel(*first, mesh[{"cp"}], {.method = ContextMethod::ulysses});
-    auto other = context_parallel(*second, mesh[{"cp"}]);
+    auto one = context_parallel(*first, mesh.sub_mesh({"cp"}), {.method = ContextMethod::ulysses});
+    auto other = context_parallel(*second, mesh.sub_mesh({"cp"}));
     const at::Tensor x = values({2, 6, 4}, 3);
-    const at::Tensor of_mesh = distribute(x, mesh[{"cp"}], {Shard(1)});
+    const at::Tensor of_mesh = distribute(x, mesh.sub_mesh({"cp"}), {Shard(1)});
     at::Tensor loss = (second->forward(first->forward(of_mesh)) * of_mesh).sum();
     loss.backward();
     at::Tensor expected = (of_second->forward(of_first->forward(x)) * x).sum();

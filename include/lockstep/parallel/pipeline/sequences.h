@@ -1,13 +1,13 @@
 // CutSequences: a pipeline on whose stages context_parallel() cuts the sequences of a batch.
 //
-//   const lockstep::CutSequences cut(mesh[{"cp"}]);
+//   const lockstep::CutSequences cut(mesh.sub_mesh({"cp"}));
 //   lockstep::Pipeline pipeline(
 //       cut.stages(stages), schedule, mesh["pp"], cut.loss(lockstep::token_loss),
 //       {.strategy =
 //            [&](torch::nn::Module& stage) {
 //              return lockstep::context_parallel(
-//                  stage, mesh[{"cp"}],
-//                  {.strategy = ..., .mesh = mesh[{"dp", "cp"}]});
+//                  stage, mesh.sub_mesh({"cp"}),
+//                  {.strategy = ..., .mesh = mesh.sub_mesh({"dp", "cp"})});
 //            },
 //        .all_ranks = mesh.group()});
 //

@@ -30,8 +30,8 @@
 // Any number of tokens: where the ranks do not divide it, the last ones have less.
 //
 // Gradients of parameters are sums over the ranks. With a `strategy` that averages over a larger
-// group, such as DistributedDataParallel on mesh[{"dp", "cp"}], it adds these up too: the ranks of
-// `cp` are then like further ranks of data parallelism. Without one an all_reduce for each
+// group, such as DistributedDataParallel on mesh.sub_mesh({"dp", "cp"}), it adds these up too: the
+// ranks of `cp` are then like further ranks of data parallelism. Without one an all_reduce for each
 // parameter does it when backward() reaches it.
 //
 // What parallelize_tensors() says of the module, of plain tensors, of random numbers and of errors
@@ -75,7 +75,7 @@ struct ContextParallelOptions {
   bool sequence_parallel = false;
   // Trains this rank's parts, over ranks among which those of `cp` are:
   //   {.strategy = [&](torch::nn::Module& parts) {
-  //      return lockstep::DistributedDataParallel(parts, mesh[{"dp", "cp"}]);
+  //      return lockstep::DistributedDataParallel(parts, mesh.sub_mesh({"dp", "cp"}));
   //    }, .mesh = mesh}
   std::function<Handle(torch::nn::Module& parts)> strategy = {};
   // With a strategy: all axes. It is the handle's mesh() and group().

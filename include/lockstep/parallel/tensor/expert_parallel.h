@@ -3,7 +3,7 @@
 // experts and back.
 //
 //   auto model = lockstep::models::Moe(options);
-//   auto moe = lockstep::expert_parallel(*model, mesh[{"dp", "ep"}],
+//   auto moe = lockstep::expert_parallel(*model, mesh.sub_mesh({"dp", "ep"}),
 //                  {.strategy = [](torch::nn::Module& part, const lockstep::Mesh& ranks) {
 //                     return lockstep::DistributedDataParallel(part, ranks);
 //                   }});
