@@ -159,17 +159,4 @@ std::vector<MeshAxis> parse_axes(std::string_view text) {
   return axes;
 }
 
-std::vector<MeshAxis> all_axes(const std::vector<MeshAxis>& axes,
-                               std::span<const std::string_view> names) {
-  for (const MeshAxis& axis : axes)
-    check_input(std::ranges::count(names, axis.name) > 0, "unknown axis '{}'; known: {}", axis.name,
-                listed(names, ", "));
-  std::vector<MeshAxis> all;
-  for (const std::string_view name : names) {
-    const auto found = std::ranges::find(axes, name, &MeshAxis::name);
-    all.push_back(found == axes.end() ? MeshAxis{std::string(name), 1} : *found);
-  }
-  return all;
-}
-
 }  // namespace lockstep

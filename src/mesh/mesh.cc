@@ -57,10 +57,6 @@ Group Mesh::operator[](std::string_view axis) const {
   return found ? state_->of_axis[static_cast<std::size_t>(*found)] : Group();
 }
 
-Mesh Mesh::operator[](std::initializer_list<std::string_view> axes) const {
-  return sub_mesh(std::vector<std::string>(axes.begin(), axes.end()));
-}
-
 Mesh Mesh::sub_mesh(const std::vector<std::string>& names) const {
   std::vector<int> present;
   std::vector<MeshAxis> chosen;

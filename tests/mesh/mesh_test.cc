@@ -160,6 +160,14 @@ TEST(Mesh, DifferentAxesOnRanksAreAMismatchThatNamesBoth) {
   });
 }
 
+// mesh["dp"] is a group and sub_mesh({"dp"}) a mesh: braces in the brackets do not compile.
+template <typename One>
+concept TakesBraces = requires(const One& mesh) { mesh[{"dp"}]; };
+template <typename One>
+concept TakesTwoInBraces = requires(const One& mesh) {
+  mesh[{"dp", "tp"}];
+};
+static_assert(!TakesBraces<Mesh> && !TakesTwoInBraces<Mesh>);
 static_assert(std::same_as<decltype(std::declval<const Mesh&>()["dp"]), Group>);
 
 TEST(Mesh, ConvertsToItsGroup) {

@@ -59,11 +59,6 @@ class MeshLayout {
 // "dp=2,tp=-1", as options and configuration files have it. BadInput says what was found instead.
 [[nodiscard]] std::vector<MeshAxis> parse_axes(std::string_view text);
 
-// The axes `names` in this order, of the sizes that they have in `axes`, and of size 1 where they
-// are not there. BadInput for an axis of another name.
-[[nodiscard]] std::vector<MeshAxis> all_axes(const std::vector<MeshAxis>& axes,
-                                             std::span<const std::string_view> names);
-
 }  // namespace lockstep
 
 #pragma GCC visibility pop

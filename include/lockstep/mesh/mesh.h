@@ -44,8 +44,8 @@ class Mesh {
   // The group of the ranks that differ from this one on `axis` only, in the order of their
   // coordinates. If the axis is absent, a group of one rank.
   [[nodiscard]] Group operator[](std::string_view axis) const;
-  // The same as sub_mesh().
-  [[nodiscard]] Mesh operator[](std::initializer_list<std::string_view> axes) const;
+  // Does not compile: several axes are sub_mesh({"dp", "tp"}), and one is mesh["tp"].
+  Mesh operator[](std::initializer_list<std::string_view> axes) const = delete;
 
   // The mesh of the ranks that differ from this one on `axes` only. It has exactly these axes, in
   // this order, so its group() numbers the ranks by them, the last one fastest; absent axes have

@@ -121,7 +121,7 @@ class ContextParallelState final : public TensorParallelState {
     for (int count : ranks) is_right = is_right && count == ranks.front();
     check(is_right,
           "context_parallel: expected a strategy over ranks that all of cp, and one of tp, are "
-          "among, such as mesh[{{\"dp\", \"cp\"}}], found another group of {} ranks",
+          "among, such as mesh.sub_mesh({{\"dp\", \"cp\"}}), found another group of {} ranks",
           group.size());
   }
 
