@@ -10,7 +10,7 @@ using modules::check_same_lines;
 
 using Lines = std::vector<std::string>;
 
-class ModuleCheck : public testing::TestWithParam<Ranks> {};
+class ModuleCheck : public testing::TestWithParam<EngineRanks> {};
 
 TEST_P(ModuleCheck, SaysNothingWhenAllAgree) {
   run_group(GetParam().engine, GetParam().size, [](Group group) {

@@ -45,7 +45,7 @@ void expect_joined(TableImpl& found, TableImpl& expected, const std::string& whe
         << where << " " << i;
 }
 
-class Joins : public testing::TestWithParam<Ranks> {};
+class Joins : public testing::TestWithParam<EngineRanks> {};
 
 TEST_P(Joins, EqualsOneProcess) {
   for (bool by_all : {true, false})

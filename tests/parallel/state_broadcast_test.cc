@@ -19,7 +19,7 @@ void expect_state_of_root(const std::vector<at::Tensor>& tensors, int seed) {
     EXPECT_TRUE(same_bits(tensors[i], expected[i])) << "tensor " << i;
 }
 
-class StateBroadcast : public testing::TestWithParam<Ranks> {};
+class StateBroadcast : public testing::TestWithParam<EngineRanks> {};
 
 TEST_P(StateBroadcast, GivesEveryRankTheValuesOfRankZero) {
   for (std::int64_t bucket_bytes : {1, 100, 1 << 20}) {

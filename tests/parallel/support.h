@@ -29,21 +29,21 @@
 namespace lockstep::test {
 
 // How many ranks, and on which engine: the parameter of the suites that run on several.
-struct Ranks {
+struct EngineRanks {
   Engine engine = Engine::local;
   int size = 1;
 };
 
-inline void PrintTo(const Ranks& ranks, std::ostream* out) {
+inline void PrintTo(const EngineRanks& ranks, std::ostream* out) {
   *out << ranks.size << " on " << name_of(ranks.engine);
 }
 
-inline std::string name_of_ranks(const testing::TestParamInfo<Ranks>& info) {
+inline std::string name_of_ranks(const testing::TestParamInfo<EngineRanks>& info) {
   return std::string(name_of(info.param.engine)) + std::to_string(info.param.size);
 }
 
-inline std::vector<Ranks> ranks_of(std::vector<Engine> engines, std::vector<int> sizes) {
-  std::vector<Ranks> all;
+inline std::vector<EngineRanks> ranks_of(std::vector<Engine> engines, std::vector<int> sizes) {
+  std::vector<EngineRanks> all;
   for (Engine engine : engines)
     for (int size : sizes) all.push_back({engine, size});
   return all;

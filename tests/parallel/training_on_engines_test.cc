@@ -72,7 +72,7 @@ TEST_P(TrainingOn, EveryLevelOfShardingEqualsOneProcess) {
       for (ShardLevel level : all_levels) {
         auto model = problem.make();
         fill_parameters(*model, group.is_root() ? 5 : 99);
-        auto sharded = fully_shard(model, group, {.units = rules(problem.units), .level = level});
+        auto sharded = fully_shard(model, group, {.units = problem.units, .level = level});
         auto parameters = [&] {
           const auto whole = sharded.state_dict();
           return std::map<std::string, at::Tensor>(whole.begin(), whole.end());

@@ -13,4 +13,5 @@ int main() {
   auto expert = lockstep::expert_parallel(script, lockstep::Mesh(world, {{"ep", 1}}), {});
   lockstep::LocalSgd local(script, world);
   lockstep::DiLoCo diloco(script, world);
+  lockstep::SyncBatchNorm sync(script, world);
 }

@@ -54,7 +54,7 @@ std::vector<std::string> describe(const DiLoCoOptions& options) {
 
 class DiLoCoState final : public data_parallel::OwnCopies {
  public:
-  DiLoCoState(torch::nn::Module& module, Group group, const DiLoCoOptions& options);
+  DiLoCoState(const ModuleRef& module, const Ranks& ranks, const DiLoCoOptions& options);
 
   int step();
   int synchronize();
@@ -94,8 +94,8 @@ class DiLoCoState final : public data_parallel::OwnCopies {
   std::string failure_;  // what communicate() has thrown
 };
 
-DiLoCoState::DiLoCoState(torch::nn::Module& module, Group group, const DiLoCoOptions& options)
-    : OwnCopies(module, std::move(group), "DiLoCo", describe(options), options.timeout),
+DiLoCoState::DiLoCoState(const ModuleRef& module, const Ranks& ranks, const DiLoCoOptions& options)
+    : OwnCopies(module, ranks, "DiLoCo", describe(options), options.timeout),
       options_(options),
       groups_(data_parallel::averaging_groups(group_, options.pseudo_gradients)) {
   for (const Group& own : {groups_.all, groups_.inside, groups_.across}) aborts(own);
@@ -368,8 +368,8 @@ DiLoCoState& diloco(const std::shared_ptr<HandleState>& state) {
 
 }  // namespace
 
-DiLoCo::DiLoCo(torch::nn::Module& module, Group group, Options options)
-    : Handle(std::make_shared<DiLoCoState>(module, std::move(group), options)) {}
+DiLoCo::DiLoCo(const ModuleRef& module, const Ranks& ranks, const Options& options)
+    : Handle(std::make_shared<DiLoCoState>(module, ranks, options)) {}
 
 int DiLoCo::step() { return diloco(Handle::state()).step(); }
 int DiLoCo::synchronize() { return diloco(Handle::state()).synchronize(); }

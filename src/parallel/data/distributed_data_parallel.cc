@@ -195,35 +195,9 @@ std::shared_ptr<optim::SharedUpdate> Handle::shared_update() const {
   return own == nullptr ? nullptr : own->shared_update();
 }
 
-namespace {
-
-std::shared_ptr<HandleState> averaged(std::shared_ptr<torch::nn::Module> module, const Group& group,
-                                      std::optional<Mesh> mesh,
-                                      const DataParallelOptions& options) {
-  check(module != nullptr, "DistributedDataParallel: the module is null");
-  return std::make_shared<DataParallelState>(std::move(module), group, std::move(mesh), options);
-}
-
-std::shared_ptr<torch::nn::Module> not_owned(torch::nn::Module& module) {
-  return {std::shared_ptr<void>(), &module};
-}
-
-}  // namespace
-
-DistributedDataParallel::DistributedDataParallel(torch::nn::Module& module, const Group& group,
+DistributedDataParallel::DistributedDataParallel(const ModuleRef& module, const Ranks& ranks,
                                                  const Options& options)
-    : DistributedDataParallel(not_owned(module), group, options) {}
-
-DistributedDataParallel::DistributedDataParallel(std::shared_ptr<torch::nn::Module> module,
-                                                 const Group& group, const Options& options)
-    : Handle(averaged(std::move(module), group, std::nullopt, options)) {}
-
-DistributedDataParallel::DistributedDataParallel(torch::nn::Module& module, const Mesh& mesh,
-                                                 const Options& options)
-    : DistributedDataParallel(not_owned(module), mesh, options) {}
-
-DistributedDataParallel::DistributedDataParallel(std::shared_ptr<torch::nn::Module> module,
-                                                 const Mesh& mesh, const Options& options)
-    : Handle(averaged(std::move(module), mesh.group(), mesh, options)) {}
+    : Handle(std::make_shared<DataParallelState>(module.shared("DistributedDataParallel"),
+                                                 ranks.group(), ranks.mesh(), options)) {}
 
 }  // namespace lockstep

@@ -149,8 +149,8 @@ std::vector<std::string> describe(const LocalSgdOptions& options) {
 
 class LocalSgdState final : public data_parallel::OwnCopies {
  public:
-  LocalSgdState(torch::nn::Module& module, Group group, LocalSgdOptions options)
-      : OwnCopies(module, std::move(group), "LocalSgd", describe(options), options.timeout),
+  LocalSgdState(const ModuleRef& module, const Ranks& ranks, const LocalSgdOptions& options)
+      : OwnCopies(module, ranks, "LocalSgd", describe(options), options.timeout),
         options_(options),
         is_trained_(parameters_.size()),
         averager_({}, {{options.period, group_}}) {
@@ -225,8 +225,8 @@ std::shared_ptr<CommunicationHook> post_local_sgd(const PostLocalSgdOptions& opt
   return std::make_shared<PostLocalSgd>(options);
 }
 
-LocalSgd::LocalSgd(torch::nn::Module& module, Group group, Options options)
-    : Handle(std::make_shared<LocalSgdState>(module, std::move(group), options)) {}
+LocalSgd::LocalSgd(const ModuleRef& module, const Ranks& ranks, const Options& options)
+    : Handle(std::make_shared<LocalSgdState>(module, ranks, options)) {}
 
 bool LocalSgd::step() { return local(state()).step(); }
 void LocalSgd::average_now() { local(state()).average_now(); }

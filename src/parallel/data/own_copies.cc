@@ -16,11 +16,13 @@ constexpr std::int64_t bytes_at_once = std::int64_t{25} << 20;
 
 }  // namespace
 
-OwnCopies::OwnCopies(torch::nn::Module& module, Group group, const std::string& strategy,
+OwnCopies::OwnCopies(const ModuleRef& module, const Ranks& ranks, const std::string& strategy,
                      std::vector<std::string> options, std::optional<Duration> timeout)
-    : WholeModuleState(module, std::move(group)) {
+    : WholeModuleState(*module.shared(strategy), ranks.group()),
+      module_(module.shared(strategy)),
+      mesh_(ranks.mesh()) {
   CallOptions call{.tag = strategy, .timeout = timeout};
-  modules::ModuleTensors tensors = modules::tensors_of(module);
+  modules::ModuleTensors tensors = modules::tensors_of(*module_);
   std::vector<std::string> lines = std::move(options);
   for (std::string& line : modules::lines_of(tensors)) lines.push_back(std::move(line));
   modules::check_same_lines(group_, lines, call);

@@ -154,12 +154,14 @@ void take_batch_norm() {
 
 class SyncBatchNorm::State {
  public:
-  State(torch::nn::Module& module, const Group& group) : layers(module, group) {}
+  State(std::shared_ptr<torch::nn::Module> the_module, const Group& group)
+      : module(std::move(the_module)), layers(*module, group) {}
+  const std::shared_ptr<torch::nn::Module> module;
   SyncLayers layers;
 };
 
-SyncBatchNorm::SyncBatchNorm(torch::nn::Module& module, const Group& group)
-    : state_(std::make_shared<State>(module, group)) {
+SyncBatchNorm::SyncBatchNorm(const ModuleRef& module, const Ranks& ranks)
+    : state_(std::make_shared<State>(module.shared("SyncBatchNorm"), ranks.group())) {
   take_batch_norm();
 }
 

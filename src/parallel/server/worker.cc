@@ -295,23 +295,10 @@ Worker::Impl::~Impl() {
   if (!has_left_ && std::uncaught_exceptions() == exceptions_) servers_.say_leave();
 }
 
-namespace {
-
-std::shared_ptr<torch::nn::Module> given(std::shared_ptr<torch::nn::Module> module) {
-  check(module != nullptr, "parameter server: the worker's module is null");
-  return module;
-}
-
-}  // namespace
-
-Worker::Worker(std::shared_ptr<torch::nn::Module> module, const Meeting& meeting,
-               std::optional<int> number, const WorkerOptions& options)
-    : impl_(std::make_unique<Impl>(given(std::move(module)), meeting, number, options)) {}
-
-Worker::Worker(torch::nn::Module& module, const Meeting& meeting, std::optional<int> number,
+Worker::Worker(const ModuleRef& module, const Meeting& meeting, std::optional<int> number,
                const WorkerOptions& options)
-    : Worker(std::shared_ptr<torch::nn::Module>(std::shared_ptr<void>(), &module), meeting, number,
-             options) {}
+    : impl_(std::make_unique<Impl>(module.shared("parameter server: worker"), meeting, number,
+                                   options)) {}
 
 Worker::~Worker() = default;
 

@@ -103,7 +103,8 @@ void check_storage(const Groups& groups, const std::vector<NamedParameter>& para
   check(!options.reduce_in_step || options.storage == ShardStorage::node_shared,
         "fully_shard: reduce_in_step needs node_shared storage, found private_memory");
   check(!options.reduce_in_step || groups.replicas.size() == 1,
-        "fully_shard: reduce_in_step needs all ranks on one axis, found {} copies of each shard",
+        "fully_shard: reduce_in_step: expected one copy of each shard, all ranks on the last axis, "
+        "found {} copies",
         groups.replicas.size());
   if (options.storage != ShardStorage::node_shared) return;
   Group group = groups.gather;
@@ -116,8 +117,8 @@ void check_storage(const Groups& groups, const std::vector<NamedParameter>& para
   } catch (const InvalidArgument&) {
     throw InvalidArgument(formatted(
         "fully_shard: node_shared storage needs ranks that share the memory of one host (engines "
-        "local and shm), found the engine {}; take private_memory, or on several hosts a mesh of "
-        "two axes whose second one lies in a host",
+        "local and shm), found the engine {}; take private_memory, or on several hosts a mesh "
+        "whose last axis lies in a host",
         group.backend()));
   }
 }

@@ -14,46 +14,18 @@
 #include <utility>
 
 namespace lockstep {
-namespace {
 
-std::shared_ptr<torch::nn::Module> unowned(torch::nn::Module& module) {
-  return {std::shared_ptr<void>(), &module};
-}
-
-template <typename Ranks>
-ShardedModule made(std::shared_ptr<torch::nn::Module> module, const Ranks& ranks,
-                   const ShardOptions& options) {
-  check(module != nullptr, "fully_shard: the module is null");
+ShardedModule fully_shard(const ModuleRef& module, const Ranks& ranks,
+                          const ShardOptions& options) {
+  std::shared_ptr<torch::nn::Module> whole = module.shared("fully_shard");
   c10::InferenceMode off(false);
   auto state = std::make_shared<ShardedState>(sharded::groups_on(ranks), options);
-  state->complete(std::move(module));
+  state->complete(std::move(whole));
   return ShardedModule(std::move(state));
 }
 
-}  // namespace
-
-ShardedModule fully_shard(torch::nn::Module& module, const Group& group,
-                          const ShardOptions& options) {
-  return made(unowned(module), group, options);
-}
-
-ShardedModule fully_shard(std::shared_ptr<torch::nn::Module> module, const Group& group,
-                          const ShardOptions& options) {
-  return made(std::move(module), group, options);
-}
-
-ShardedModule fully_shard(torch::nn::Module& module, const Mesh& mesh,
-                          const ShardOptions& options) {
-  return made(unowned(module), mesh, options);
-}
-
-ShardedModule fully_shard(std::shared_ptr<torch::nn::Module> module, const Mesh& mesh,
-                          const ShardOptions& options) {
-  return made(std::move(module), mesh, options);
-}
-
-std::vector<UnitRule> stage_units(const std::vector<UnitRule>& units,
-                                  const torch::nn::Module& model, const torch::nn::Module& stage) {
+std::vector<UnitRule> stage_units(const UnitRules& units, const torch::nn::Module& model,
+                                  const torch::nn::Module& stage) {
   const auto names_of = [](const torch::nn::Module& module) {
     std::vector<std::string> names;
     for (const auto& item : module.named_parameters()) names.push_back(item.key());

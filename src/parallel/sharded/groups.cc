@@ -1,30 +1,24 @@
 #include "parallel/sharded/groups.h"
 
-#include "base/check.h"
-
-#include <utility>
+#include <string>
 #include <vector>
 
 namespace lockstep::sharded {
 
 // Each kind of call has a group of its own: its order is then the same on all ranks whatever the
 // other kinds do meanwhile.
-Groups groups_on(const Group& shards) {
-  return {shards, shards.split(0), shards.split(0), Group()};
-}
-
-Groups groups_on(const Mesh& mesh) {
-  const std::vector<MeshAxis>& axes = mesh.axes();
-  check(axes.size() <= 2,
-        "fully_shard: needs a mesh of one axis, or of two (copies, shards); found {}",
-        mesh.layout().describe());
-  if (axes.size() == 1) {
-    Groups groups = groups_on(mesh.group());
-    groups.mesh = mesh;
-    return groups;
+Groups groups_on(const Ranks& ranks) {
+  Group shards = ranks.group(), replicas;
+  if (ranks.mesh() && ranks.mesh()->axes().size() > 1) {
+    const Mesh& mesh = *ranks.mesh();
+    std::vector<std::string> names;
+    for (const MeshAxis& axis : mesh.axes()) names.push_back(axis.name);
+    shards = mesh[names.back()];
+    names.pop_back();
+    replicas = names.size() == 1 ? mesh[names.front()] : mesh.sub_mesh(names).group();
+    replicas = replicas.split(0);
   }
-  Group shards = mesh[axes[1].name];
-  return {mesh.group(), shards.split(0), shards.split(0), mesh[axes[0].name].split(0), mesh};
+  return {ranks.group(), shards.split(0), shards.split(0), replicas, ranks.mesh()};
 }
 
 }  // namespace lockstep::sharded

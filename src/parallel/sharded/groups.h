@@ -2,7 +2,7 @@
 #pragma once
 
 #include <lockstep/comm/group.h>
-#include <lockstep/mesh/mesh.h>
+#include <lockstep/mesh/ranks.h>
 
 #include <optional>
 
@@ -15,12 +15,11 @@ struct Groups {
   Group whole;                              // status, buffers, checks: all ranks
   Group gather;                             // units' values
   Group reduce;                             // units' gradients
-  Group replicas;                           // on two axes: those that hold the same shard
+  Group replicas;                           // ranks that hold the same shard
   std::optional<Mesh> mesh = std::nullopt;  // that they were made on, if there is one
 };
 
-// Collective. InvalidArgument for a mesh of more than two axes.
-[[nodiscard]] Groups groups_on(const Group& shards);
-[[nodiscard]] Groups groups_on(const Mesh& mesh);
+// Collective. The last axis of a mesh shards, and the ranks of its other axes are replicas.
+[[nodiscard]] Groups groups_on(const Ranks& ranks);
 
 }  // namespace lockstep::sharded

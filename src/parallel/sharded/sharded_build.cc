@@ -11,11 +11,8 @@
 
 namespace lockstep {
 
-ShardedBuild::ShardedBuild(const Group& group, const ShardOptions& options)
-    : state_(std::make_shared<ShardedState>(sharded::groups_on(group), options)) {}
-
-ShardedBuild::ShardedBuild(const Mesh& mesh, const ShardOptions& options)
-    : state_(std::make_shared<ShardedState>(sharded::groups_on(mesh), options)) {}
+ShardedBuild::ShardedBuild(const Ranks& ranks, const ShardOptions& options)
+    : state_(std::make_shared<ShardedState>(sharded::groups_on(ranks), options)) {}
 
 ShardedBuild::~ShardedBuild() {
   if (state_) state_->detach();
@@ -27,11 +24,11 @@ void ShardedBuild::divide(const torch::nn::Module& part) {
   state_->divide(part);
 }
 
-ShardedModule ShardedBuild::finish(std::shared_ptr<torch::nn::Module> module) {
-  check(module != nullptr, "ShardedBuild: the module is null");
+ShardedModule ShardedBuild::finish(const ModuleRef& module) {
+  std::shared_ptr<torch::nn::Module> whole = module.shared("ShardedBuild");
   check(state_ != nullptr, "ShardedBuild: finish() comes once");
   c10::InferenceMode off(false);
-  state_->complete(std::move(module));
+  state_->complete(std::move(whole));
   return ShardedModule(std::exchange(state_, nullptr));
 }
 

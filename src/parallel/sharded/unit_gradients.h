@@ -2,7 +2,7 @@
 //
 //   accept(i) for each parameter, or skip(i)   their places in one flat buffer
 //   post()                                     reduce_scatter: this rank's range is the average
-//   forward()                                  on two axes: and the sum over the replicas
+//   forward()                                  with replicas: and the sum over them
 //   publish()                                  .grad of the slices: set, or added to
 //
 // Where gradients lie is their GradientBuffer's matter, and where averages lie their Averages'.
@@ -28,7 +28,7 @@ namespace lockstep::sharded {
 
 class UnitGradients {
  public:
-  // `replicas`: a group of one rank but on two axes. The handle keeps both groups. With
+  // `replicas`: the ranks that have the same shard. The handle keeps both groups. With
   // reduce_in_step collective.
   UnitGradients(const Unit& unit, Group& shards, Group& replicas, std::shared_ptr<BufferPool> pool,
                 std::shared_ptr<LazyGradients> deferred, Residency& residency);

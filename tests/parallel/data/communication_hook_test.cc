@@ -16,7 +16,7 @@ using namespace test;
 
 const std::vector<std::vector<std::int64_t>> hook_shapes = {{4, 6}, {5}, {2, 3, 2}};
 
-class Hooks : public testing::TestWithParam<Ranks> {};
+class Hooks : public testing::TestWithParam<EngineRanks> {};
 
 DataParallelOptions hook_options(std::shared_ptr<CommunicationHook> hook, std::int64_t bytes = 40) {
   return {.bucket_bytes = bytes, .first_bucket_bytes = bytes, .hook = std::move(hook)};

@@ -81,7 +81,7 @@ class DiLoCoReference {
   std::vector<std::unique_ptr<torch::optim::SGD>> outer_sgd_;
 };
 
-class DiLoCos : public testing::TestWithParam<Ranks> {
+class DiLoCos : public testing::TestWithParam<EngineRanks> {
  protected:
   static void compare(const DiLoCoOptions& options, const std::vector<int>& fragment_of) {
     run_group(GetParam().engine, GetParam().size, [&](Group group) {

@@ -48,10 +48,10 @@ void expect_equal(const std::vector<at::Tensor>& expected, DistributedDataParall
   }
 }
 
-class Exactness : public testing::TestWithParam<Ranks> {};
+class Exactness : public testing::TestWithParam<EngineRanks> {};
 
 // Buckets only, some gradients in place, all of them.
-class ExactInPlace : public testing::TestWithParam<std::tuple<Ranks, std::int64_t>> {};
+class ExactInPlace : public testing::TestWithParam<std::tuple<EngineRanks, std::int64_t>> {};
 
 TEST_P(ExactInPlace, EqualsOneProcessBitForBit) {
   const auto& [ranks, bytes] = GetParam();

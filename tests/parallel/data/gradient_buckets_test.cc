@@ -26,7 +26,7 @@ at::Tensor gradient(const at::Tensor& like, int seed) {
   return values(like.sizes(), seed).to(like.scalar_type());
 }
 
-class GradientBucketsOn : public testing::TestWithParam<Ranks> {};
+class GradientBucketsOn : public testing::TestWithParam<EngineRanks> {};
 
 TEST_P(GradientBucketsOn, AverageInOrderWhateverTheOrderOfReadiness) {
   run_group(GetParam().engine, GetParam().size, [](Group group) {

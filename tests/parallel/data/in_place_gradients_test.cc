@@ -14,7 +14,7 @@ using data_parallel::GradientBuckets;
 // One float of a gradient is enough.
 DataParallelOptions in_place() { return {.in_place_bytes = 1}; }
 
-class InPlaceGradients : public testing::TestWithParam<Ranks> {};
+class InPlaceGradients : public testing::TestWithParam<EngineRanks> {};
 
 at::Tensor averaged(const std::function<at::Tensor(int)>& of_rank, int ranks) {
   std::vector<std::vector<at::Tensor>> all;

@@ -44,7 +44,7 @@ struct Copies {
   std::vector<torch::optim::SGD> optimizers;
 };
 
-class Locals : public testing::TestWithParam<Ranks> {};
+class Locals : public testing::TestWithParam<EngineRanks> {};
 
 TEST_P(Locals, AveragesEveryPeriodAndCountsItsBytes) {
   run_group(GetParam().engine, GetParam().size, [](Group group) {

@@ -7,7 +7,7 @@ namespace {
 
 using namespace test;
 
-class Naive : public testing::TestWithParam<Ranks> {};
+class Naive : public testing::TestWithParam<EngineRanks> {};
 
 TEST_P(Naive, BroadcastsAndAverages) {
   run_group(GetParam().engine, GetParam().size, [](Group group) {

@@ -42,7 +42,7 @@ struct PowerReference {
   }
 };
 
-class PowerSgd : public testing::TestWithParam<Ranks> {};
+class PowerSgd : public testing::TestWithParam<EngineRanks> {};
 
 TEST_P(PowerSgd, IsTheAlgorithmOfThePaper) {
   for (std::int64_t rank : {1, 2})

@@ -71,7 +71,7 @@ void expect_equal_on_all_ranks(Group group, const at::Tensor& values) {
 
 constexpr std::int64_t lengths[] = {1, 1023, 1025, 2048, 7000};
 
-class Int8Averages : public testing::TestWithParam<Ranks> {};
+class Int8Averages : public testing::TestWithParam<EngineRanks> {};
 
 TEST_P(Int8Averages, AreTheMeanOfRoundedNumbersRoundedAgain) {
   run_group(GetParam().engine, GetParam().size, [](Group group) {

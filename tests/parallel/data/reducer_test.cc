@@ -10,7 +10,7 @@ namespace {
 using namespace test;
 using namespace std::chrono_literals;
 
-class Reducer : public testing::TestWithParam<Ranks> {};
+class Reducer : public testing::TestWithParam<EngineRanks> {};
 
 TEST_P(Reducer, AnExceptionOnOneRankReachesTheOthersAndTheNextBackwardWorks) {
   struct Throws : torch::autograd::Function<Throws> {

@@ -6,7 +6,7 @@ namespace {
 
 using namespace test;
 
-class ReducerUnused : public testing::TestWithParam<Ranks> {};
+class ReducerUnused : public testing::TestWithParam<EngineRanks> {};
 
 TEST_P(ReducerUnused, NamesParametersWithoutGradientOnAllRanksAndGoesOn) {
   run_group(GetParam().engine, GetParam().size, [](Group group) {

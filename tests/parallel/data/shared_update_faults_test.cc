@@ -17,7 +17,7 @@ namespace {
 
 using namespace test;
 
-class SharedUpdateErrors : public testing::TestWithParam<Ranks> {};
+class SharedUpdateErrors : public testing::TestWithParam<EngineRanks> {};
 
 TEST_P(SharedUpdateErrors, OfAStateThatWasWrittenTo) {
   run_group(GetParam().engine, GetParam().size, [](Group group) {
@@ -83,7 +83,7 @@ struct Fault {
 
 void PrintTo(const Fault& fault, std::ostream* out) { *out << fault.name; }
 
-class SharedUpdateFaults : public testing::TestWithParam<std::tuple<Ranks, Fault>> {};
+class SharedUpdateFaults : public testing::TestWithParam<std::tuple<EngineRanks, Fault>> {};
 
 // One line on every other rank, and on the faulty one where it goes on. None waits for ever, none
 // has another model without being told.
@@ -120,8 +120,8 @@ const std::vector<Fault> faults = {
      "AdamW updates group 0"}};
 
 INSTANTIATE_TEST_SUITE_P(All, SharedUpdateFaults,
-                         testing::Combine(testing::Values(Ranks{Engine::local, 3},
-                                                          Ranks{Engine::shm, 2}),
+                         testing::Combine(testing::Values(EngineRanks{Engine::local, 3},
+                                                          EngineRanks{Engine::shm, 2}),
                                           testing::ValuesIn(faults)),
                          [](const auto& info) {
                            return std::get<1>(info.param).name + "On" +
@@ -140,7 +140,8 @@ TEST_P(SharedUpdateErrors, OfAParameterThatIsFrozenLater) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, SharedUpdateErrors,
-                         testing::Values(Ranks{Engine::local, 3}, Ranks{Engine::shm, 2}),
+                         testing::Values(EngineRanks{Engine::local, 3},
+                                         EngineRanks{Engine::shm, 2}),
                          name_of_ranks);
 
 // On every rank at once: each is given back what it kept, and updates all of it from then on.

@@ -18,19 +18,19 @@ namespace {
 using namespace test;
 
 // The ranks of each of several hosts divide their update among themselves.
-void pretend_hosts(const Ranks& ranks, const Group& group) {
+void pretend_hosts(const EngineRanks& ranks, const Group& group) {
   if (ranks.engine != Engine::hierarchical) return;
   const std::string host = pretended_hosts(ranks.size).at(static_cast<std::size_t>(group.rank()));
   ::setenv("LOCKSTEP_HOST", host.c_str(), 1);  // in a process of its own
 }
 
-int ranks_of_host(const Ranks& ranks, int rank) {
+int ranks_of_host(const EngineRanks& ranks, int rank) {
   if (ranks.engine != Engine::hierarchical) return ranks.size;
   const std::vector<std::string> hosts = pretended_hosts(ranks.size);
   return static_cast<int>(std::ranges::count(hosts, hosts.at(static_cast<std::size_t>(rank))));
 }
 
-class SharedUpdates : public testing::TestWithParam<Ranks> {
+class SharedUpdates : public testing::TestWithParam<EngineRanks> {
  protected:
   static void run(const GroupBody& body) {
     run_group(GetParam().engine, GetParam().size, [&](const Group& group) {
@@ -221,7 +221,7 @@ INSTANTIATE_TEST_SUITE_P(Shm, SharedUpdates, testing::ValuesIn(ranks_of({Engine:
 INSTANTIATE_TEST_SUITE_P(Hosts, SharedUpdates,
                          testing::ValuesIn(has(Engine::hierarchical)
                                                ? ranks_of({Engine::hierarchical}, {3, 4})
-                                               : std::vector<Ranks>()),
+                                               : std::vector<EngineRanks>()),
                          name_of_ranks);
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(SharedUpdates);
 

@@ -14,7 +14,7 @@ DataParallelOptions static_options(bool is_static) {
           .static_graph = is_static};
 }
 
-class StaticGraph : public testing::TestWithParam<Ranks> {};
+class StaticGraph : public testing::TestWithParam<EngineRanks> {};
 
 TEST_P(StaticGraph, GivesWhatFindingThemInEachStepGives) {
   run_group(GetParam().engine, GetParam().size, [](Group group) {

@@ -39,7 +39,7 @@ at::Tensor synced_images(int rank, int step, std::int64_t rows) {
 // How many rows each rank has.
 using RowsOfRank = std::function<std::int64_t(int rank)>;
 
-class SyncNorms : public testing::TestWithParam<Ranks> {
+class SyncNorms : public testing::TestWithParam<EngineRanks> {
  protected:
   // Three steps and an evaluation: gradients, gradients of the input, and running statistics are
   // those of one process with all rows.

@@ -60,7 +60,7 @@ void expect_same_state(const ShardedModule& found, const ShardedModule& expected
 
 // The ordinary model with the same options, from the same seed, beside it.
 void expect_same_training(const Problem& problem, Group group, ShardOptions options) {
-  options.units = rules(problem.units);
+  options.units = problem.units;
   auto [ordinary, after_ordinary] = seeded(7, problem.make);
   auto [model, after_deferred] =
       seeded(group.is_root() ? 7 : 8, [&] { return deferred(problem.make, everything); });

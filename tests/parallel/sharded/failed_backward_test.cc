@@ -16,7 +16,6 @@ using namespace test;
 
 // Layers of one size, a unit each.
 struct Layers {
-  template <typename Ranks>
   Layers(const Ranks& ranks, int count, ShardOptions options) {
     for (int i = 0; i < count; ++i) model->push_back(torch::nn::Linear(4, 4));
     fill_parameters(*model, 3);

@@ -120,7 +120,7 @@ TEST(ShardedHandle, SavesAndLoadsWholeTensorsUnderEveryName) {
     auto plain = gpt.make(), model = gpt.make();
     fill_parameters(*plain, 7);
     fill_parameters(*model, 8);
-    auto sharded = fully_shard(model, group, {.units = rules(gpt.units)});
+    auto sharded = fully_shard(model, group, {.units = gpt.units});
     std::map<std::string, at::Tensor> wanted;
     for (const auto& item : named_tensors(*plain)) wanted[item.name] = item.tensor;
     at::Tensor before = gpt.loss(*model, 3);
@@ -180,7 +180,7 @@ TEST(ShardedHandle, UnshardGivesTheModuleItsValuesBack) {
     auto model = gpt.make();
     fill_parameters(*model, 5);
     {
-      auto sharded = fully_shard(model, group, {.units = rules(gpt.units)});
+      auto sharded = fully_shard(model, group, {.units = gpt.units});
       auto optimizer = adamw()(sharded.parameters());
       for (int step = 0; step < 2; ++step) {
         sharded.zero_grad();

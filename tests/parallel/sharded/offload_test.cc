@@ -30,7 +30,7 @@ Trained train(const Problem& problem, Group group, ShardOptions options,
   auto model = problem.make();
   fill_parameters(*model, 5);
   model->to(dtype);
-  options.units = rules(problem.units);
+  options.units = problem.units;
   ShardedModule sharded = fully_shard(model, group, options);
   optim::AdamW adamw(sharded.parameters(), torch::optim::AdamWOptions(0.01),
                      {.memory = sharded.state_memory()});

@@ -79,7 +79,7 @@ double difference_of(const Strategy& strategy, const Problem& problem, const His
     return train(ddp, *model, problem, expected, group);
   }
   ShardOptions options = *strategy.options;
-  options.units = rules(problem.units);
+  options.units = problem.units;
   auto sharded = fully_shard(model, group, options);
   return train(sharded, *model, problem, expected, group);
 }

@@ -7,7 +7,7 @@ namespace {
 
 using namespace test;
 
-class ShardedParity : public testing::TestWithParam<Ranks> {};
+class ShardedParity : public testing::TestWithParam<EngineRanks> {};
 
 TEST_P(ShardedParity, EveryLevelEqualsOneProcess) {
   for (const Problem& problem : problems()) {

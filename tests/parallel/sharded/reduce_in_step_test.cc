@@ -37,7 +37,7 @@ std::vector<MakeOptimizer> our_optimizers() {
           made<optim::SGD>(torch::optim::SGDOptions(0.05).momentum(0.9).nesterov(true))};
 }
 
-class ReduceInStep : public testing::TestWithParam<Ranks> {
+class ReduceInStep : public testing::TestWithParam<EngineRanks> {
  protected:
   void run(const GroupBody& body) { run_group(GetParam().engine, GetParam().size, body); }
 };

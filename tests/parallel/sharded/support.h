@@ -36,10 +36,6 @@ inline void expect_words(const std::string& text, const std::vector<std::string>
   for (const std::string& word : words) expect_contains(text, word);
 }
 
-inline std::vector<UnitRule> rules(const std::vector<std::string>& patterns) {
-  return {patterns.begin(), patterns.end()};
-}
-
 using MakeOptimizer =
     std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)>;
 
@@ -107,13 +103,13 @@ inline History one_process(const Problem& problem, const MakeOptimizer& make_opt
 }
 
 // One rank of a sharded run, compared with that: every loss, and the parameters at the end.
-template <typename Ranks>
-void expect_same_history(const History& expected, const Problem& problem, const Ranks& ranks,
-                         ShardOptions options, const MakeOptimizer& make_optimizer, int parts = 1) {
-  const Group& group = ranks;
+inline void expect_same_history(const History& expected, const Problem& problem, const Ranks& ranks,
+                                ShardOptions options, const MakeOptimizer& make_optimizer,
+                                int parts = 1) {
+  const Group& group = ranks.group();
   auto model = problem.make();
   fill_parameters(*model, group.is_root() ? 5 : 99);
-  options.units = rules(problem.units);
+  options.units = problem.units;
   auto sharded = fully_shard(model, ranks, options);
   auto optimizer = make_optimizer(sharded.parameters());
   std::string where =

@@ -7,7 +7,7 @@ namespace {
 
 using namespace test;
 
-class WrappedUnits : public testing::TestWithParam<Ranks> {};
+class WrappedUnits : public testing::TestWithParam<EngineRanks> {};
 
 TEST_P(WrappedUnits, HaveTheSameLossesShardsAndGradients) {
   run_group(GetParam().engine, GetParam().size, [](Group group) {

@@ -23,13 +23,13 @@
 // mixed with what the rank has meanwhile.
 #pragma once
 
-#include <lockstep/comm/group.h>
-#include <lockstep/module/torchscript.h>
+#include <lockstep/base/deadline.h>
+#include <lockstep/mesh/ranks.h>
+#include <lockstep/module/module_ref.h>
 #include <lockstep/parallel/handle.h>
 
 #include <ATen/core/Tensor.h>
 
-#include <concepts>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -37,10 +37,6 @@
 #include <string>
 
 #pragma GCC visibility push(default)
-
-namespace torch::nn {
-class Module;
-}
 
 namespace lockstep {
 
@@ -93,20 +89,8 @@ class [[nodiscard]] DiLoCo : public Handle {
   DiLoCo() = default;
 
   // Collective. Checks that all ranks have the same parameters, buffers and options, and throws
-  // Mismatch naming the first difference; then rank 0's values replace everybody's. The module must
-  // outlive the handle.
-  DiLoCo(torch::nn::Module& module, Group group, Options options = {});
-  template <typename Holder>
-    requires requires(const Holder& holder) {
-      { holder.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>;
-    }
-  DiLoCo(const Holder& holder, Group group, Options options = {})
-      : DiLoCo(*holder.ptr(), std::move(group), options) {}
-  // Does not compile: says what to do instead.
-  template <TorchScript Model>
-  DiLoCo(const Model& /*module*/, const Group& /*group*/, const Options& /*options*/ = {}) {
-    refuse_torchscript<Model>();
-  }
+  // Mismatch naming the first difference; then rank 0's values replace everybody's.
+  DiLoCo(const ModuleRef& module, const Ranks& ranks, const Options& options = {});
 
   // After the inner optimizer's step. In steps in which a fragment is due, collective: blocks for
   // fragments that arrive. Returns how many did. ReductionFailed, on every rank, where a

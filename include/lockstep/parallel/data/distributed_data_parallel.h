@@ -47,28 +47,21 @@
 #pragma once
 
 #include <lockstep/base/deadline.h>
-#include <lockstep/comm/group.h>
-#include <lockstep/mesh/mesh.h>
-#include <lockstep/module/torchscript.h>
+#include <lockstep/mesh/ranks.h>
+#include <lockstep/module/module_ref.h>
 #include <lockstep/parallel/data/communication_hook.h>
 #include <lockstep/parallel/handle.h>
 #include <lockstep/parallel/reduction_failed.h>
 
 #include <ATen/core/Tensor.h>
 
-#include <concepts>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #pragma GCC visibility push(default)
-
-namespace torch::nn {
-class Module;
-}
 
 namespace lockstep {
 
@@ -123,38 +116,9 @@ class [[nodiscard]] DistributedDataParallel : public Handle {
 
   // Collective. Checks that all ranks have the same parameters and buffers (names, sizes, dtypes,
   // requires_grad, in the same order) and options, and throws Mismatch naming the first difference,
-  // on every rank, with nothing changed. Then rank 0's values replace everybody's. The module must
-  // outlive the handle; its tensors stay its own.
-  DistributedDataParallel(torch::nn::Module& module, const Group& group,
-                          const Options& options = {});
-  // As above; shares ownership.
-  DistributedDataParallel(std::shared_ptr<torch::nn::Module> module, const Group& group,
-                          const Options& options = {});
-  // What TORCH_MODULE makes: Net, torch::nn::Sequential.
-  template <typename Holder>
-    requires requires(const Holder& holder) {
-      { holder.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>;
-    }
-  DistributedDataParallel(const Holder& holder, const Group& group, const Options& options = {})
-      : DistributedDataParallel(std::shared_ptr<torch::nn::Module>(holder.ptr()), group, options) {}
-
-  // On all ranks of a mesh, which mesh() then gives.
-  DistributedDataParallel(torch::nn::Module& module, const Mesh& mesh, const Options& options = {});
-  DistributedDataParallel(std::shared_ptr<torch::nn::Module> module, const Mesh& mesh,
-                          const Options& options = {});
-  template <typename Holder>
-    requires requires(const Holder& holder) {
-      { holder.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>;
-    }
-  DistributedDataParallel(const Holder& holder, const Mesh& mesh, const Options& options = {})
-      : DistributedDataParallel(std::shared_ptr<torch::nn::Module>(holder.ptr()), mesh, options) {}
-
-  // Does not compile: says what to do instead.
-  template <TorchScript Model>
-  DistributedDataParallel(const Model& /*module*/, const Group& /*group*/,
-                          const Options& /*options*/ = {}) {
-    refuse_torchscript<Model>();
-  }
+  // on every rank, with nothing changed. Then rank 0's values replace everybody's. The module's
+  // tensors stay its own. On a mesh gradients are averaged over all of its ranks.
+  DistributedDataParallel(const ModuleRef& module, const Ranks& ranks, const Options& options = {});
 };
 
 }  // namespace lockstep

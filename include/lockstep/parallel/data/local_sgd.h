@@ -18,23 +18,19 @@
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/comm/group.h>
-#include <lockstep/module/torchscript.h>
+#include <lockstep/mesh/ranks.h>
+#include <lockstep/module/module_ref.h>
 #include <lockstep/parallel/data/communication_hook.h>
 #include <lockstep/parallel/handle.h>
 
 #include <ATen/core/Tensor.h>
 
-#include <concepts>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <vector>
 
 #pragma GCC visibility push(default)
-
-namespace torch::nn {
-class Module;
-}
 
 namespace lockstep {
 
@@ -104,20 +100,8 @@ class [[nodiscard]] LocalSgd : public Handle {
   LocalSgd() = default;
 
   // Collective. Checks that all ranks have the same parameters and buffers, and throws Mismatch
-  // naming the first difference; then rank 0's values replace everybody's. The module must outlive
-  // the handle.
-  LocalSgd(torch::nn::Module& module, Group group, Options options = {});
-  template <typename Holder>
-    requires requires(const Holder& holder) {
-      { holder.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>;
-    }
-  LocalSgd(const Holder& holder, Group group, Options options = {})
-      : LocalSgd(*holder.ptr(), std::move(group), options) {}
-  // Does not compile: says what to do instead.
-  template <TorchScript Model>
-  LocalSgd(const Model& /*module*/, const Group& /*group*/, const Options& /*options*/ = {}) {
-    refuse_torchscript<Model>();
-  }
+  // naming the first difference; then rank 0's values replace everybody's.
+  LocalSgd(const ModuleRef& module, const Ranks& ranks, const Options& options = {});
 
   // After optimizer.step(): every `period`-th call is collective and averages the parameters.
   // Returns whether it did. Averaged is what requires a gradient then, or did in an earlier call.

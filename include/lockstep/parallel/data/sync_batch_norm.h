@@ -24,19 +24,15 @@
 // Threads: one at a time.
 #pragma once
 
-#include <lockstep/comm/group.h>
+#include <lockstep/mesh/ranks.h>
+#include <lockstep/module/module_ref.h>
 #include <lockstep/parallel/join.h>
 
-#include <concepts>
 #include <memory>
 #include <string>
 #include <vector>
 
 #pragma GCC visibility push(default)
-
-namespace torch::nn {
-class Module;
-}
 
 namespace lockstep {
 
@@ -45,14 +41,8 @@ class [[nodiscard]] SyncBatchNorm {
   // Collective: makes a group of its own for the layers' calls, so that they and the calls of a
   // strategy in backward() keep out of each other's way. Takes every BatchNorm1d, 2d and 3d of the
   // module. Mismatch where ranks have different layers. InvalidArgument: there is none, one belongs
-  // to another SyncBatchNorm, or has neither weights nor running statistics. The module must
-  // outlive this object.
-  SyncBatchNorm(torch::nn::Module& module, const Group& group);
-  template <typename Holder>
-    requires requires(const Holder& holder) {
-      { holder.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>;
-    }
-  SyncBatchNorm(const Holder& holder, const Group& group) : SyncBatchNorm(*holder.ptr(), group) {}
+  // to another SyncBatchNorm, or has neither weights nor running statistics.
+  SyncBatchNorm(const ModuleRef& module, const Ranks& ranks);
   SyncBatchNorm(SyncBatchNorm&&) noexcept;
   SyncBatchNorm& operator=(SyncBatchNorm&&) = delete;
   // Local: layers compute alone again.

@@ -29,11 +29,11 @@
 // Threads: one thread a time. The module's tensors may be on any device.
 #pragma once
 
+#include <lockstep/module/module_ref.h>
 #include <lockstep/parallel/server/meeting.h>
 
 #include <ATen/core/Tensor.h>
 
-#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -44,10 +44,6 @@
 #include <vector>
 
 #pragma GCC visibility push(default)
-
-namespace torch::nn {
-class Module;
-}
 
 namespace lockstep::ps {
 
@@ -66,22 +62,12 @@ struct Traffic {
 class [[nodiscard]] Worker {
  public:
   // Blocks until all servers have come, and worker 0 with its values. `number`: 0 ... workers - 1
-  // of those that begin together; absent: joins a run that is under way. The module outlives the
-  // worker. InvalidArgument for a number that is not there; BadInput when another worker has it;
-  // Timeout naming the servers that are missing; Mismatch, with both, when servers were given
-  // different options, or workers different parameters.
-  Worker(std::shared_ptr<torch::nn::Module> module, const Meeting& meeting,
-         std::optional<int> number, const WorkerOptions& options = {});
-  Worker(torch::nn::Module& module, const Meeting& meeting, std::optional<int> number,
+  // of those that begin together; absent: joins a run that is under way. InvalidArgument for a
+  // number that is not there; BadInput when another worker has it; Timeout naming the servers that
+  // are missing; Mismatch, with both, when servers were given different options, or workers
+  // different parameters.
+  Worker(const ModuleRef& module, const Meeting& meeting, std::optional<int> number,
          const WorkerOptions& options = {});
-  // What TORCH_MODULE makes.
-  template <typename Holder>
-    requires requires(const Holder& holder) {
-      { holder.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>;
-    }
-  Worker(const Holder& holder, const Meeting& meeting, std::optional<int> number,
-         const WorkerOptions& options = {})
-      : Worker(std::shared_ptr<torch::nn::Module>(holder.ptr()), meeting, number, options) {}
   // Leaves in order, unless an exception unwinds the stack.
   ~Worker();
   Worker(const Worker&) = delete;

@@ -51,14 +51,12 @@
 // one rank, several threads may run forward() without gradients.
 #pragma once
 
-#include <lockstep/comm/group.h>
-#include <lockstep/mesh/mesh.h>
-#include <lockstep/module/torchscript.h>
+#include <lockstep/mesh/ranks.h>
+#include <lockstep/module/module_ref.h>
 #include <lockstep/parallel/handle.h>
 #include <lockstep/parallel/reduction_failed.h>
 #include <lockstep/parallel/sharded/options.h>
 
-#include <concepts>
 #include <memory>
 #include <string>
 #include <vector>
@@ -123,48 +121,25 @@ class [[nodiscard]] ShardedModule : public Handle {
 
 // Collective. Checks that all ranks have the same module and options (Mismatch, on every rank, with
 // nothing changed), then rank 0's values are divided among the ranks. Gradients that are there go.
-// The module must outlive the handle.
+//
+// On a mesh the last axis shards: parameters are divided along it, and the ranks of all other axes
+// have copies (hybrid sharding: between hosts only gradients travel). On a group, and on a mesh of
+// one axis, all ranks have shards.
 //
 // Parameters get another memory. So InvalidArgument, on every rank and with nothing changed, names
 // a parameter that shares memory with another tensor of the module (one tensor that is registered
 // under two names stays tied), and one whose memory something outside the module holds: a view of
 // it, or the graph of an earlier forward(). Pointers into it that are kept cannot be seen. Sparse,
 // quantised and nested tensors are named, too, unless ShardOptions::ignored does.
-ShardedModule fully_shard(torch::nn::Module& module, const Group& group,
-                          const ShardOptions& options = {});
-ShardedModule fully_shard(std::shared_ptr<torch::nn::Module> module, const Group& group,
-                          const ShardOptions& options = {});
-
-// On a mesh of one axis the same; on two, parameters are divided along the second and copied along
-// the first (hybrid sharding: between hosts only gradients travel).
-ShardedModule fully_shard(torch::nn::Module& module, const Mesh& mesh,
-                          const ShardOptions& options = {});
-ShardedModule fully_shard(std::shared_ptr<torch::nn::Module> module, const Mesh& mesh,
+ShardedModule fully_shard(const ModuleRef& module, const Ranks& ranks,
                           const ShardOptions& options = {});
 
 // Local: of rules for a whole model those that name something in `stage`, a stage of a Pipeline or
 // another part of the model with the names of the whole. InvalidArgument for a rule that names
 // nothing in the model.
-[[nodiscard]] std::vector<UnitRule> stage_units(const std::vector<UnitRule>& units,
+[[nodiscard]] std::vector<UnitRule> stage_units(const UnitRules& units,
                                                 const torch::nn::Module& model,
                                                 const torch::nn::Module& stage);
-
-// What TORCH_MODULE makes.
-template <typename Holder, typename Ranks>
-  requires requires(const Holder& holder) {
-    { holder.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>;
-  }
-ShardedModule fully_shard(const Holder& holder, const Ranks& ranks,
-                          const ShardOptions& options = {}) {
-  return fully_shard(std::shared_ptr<torch::nn::Module>(holder.ptr()), ranks, options);
-}
-
-// Does not compile: says what to do instead.
-template <TorchScript Model>
-ShardedModule fully_shard(const Model& /*module*/, const Group& /*group*/,
-                          const ShardOptions& /*options*/ = {}) {
-  refuse_torchscript<Model>();
-}
 
 }  // namespace lockstep
 

@@ -34,8 +34,8 @@ enum class ShardStorage {
   // for bit.
   //
   // Needs ranks that share memory: the engines `local` and `shm` on one host, and parameters on the
-  // CPU; InvalidArgument otherwise, with nothing changed. For several hosts take a mesh of two
-  // axes, of which the second lies in a host.
+  // CPU; InvalidArgument otherwise, with nothing changed. For several hosts take a mesh
+  // whose last axis lies in a host.
   //
   // Updates wait, when they must, until no rank reads any more what they change: where parameters
   // were used between backward() and the update, its first write to a shard is collective.
@@ -66,11 +66,19 @@ struct UnitRule {
   std::optional<c10::ScalarType> compute_dtype;
 };
 
+// A list of rules. Patterns alone will do: .units = std::vector<std::string>(...).
+struct UnitRules : std::vector<UnitRule> {
+  using std::vector<UnitRule>::vector;
+  UnitRules() = default;
+  UnitRules(std::vector<UnitRule> rules) : vector(std::move(rules)) {}
+  UnitRules(const std::vector<std::string>& patterns) : vector(patterns.begin(), patterns.end()) {}
+};
+
 // Equal on all ranks.
 struct ShardOptions {
   // What is gathered and released together. Parameters that no rule names are one more unit. A rule
   // that names nothing is an error.
-  std::vector<UnitRule> units = {};
+  UnitRules units = {};
   ShardLevel level = ShardLevel::full;
   ShardStorage storage = ShardStorage::private_memory;
   // Parameters take part in the computation in this dtype, and the optimizer updates shards in
@@ -96,7 +104,7 @@ struct ShardOptions {
   // Whatever else uses such a .grad (a norm, clipping, GradScaler, torch's optimizers, an
   // operation) computes it first, with one more pass; so does the next forward() for one that is
   // still there. At every level each rank then holds all of its own gradients. InvalidArgument with
-  // private memory and on a mesh of two axes.
+  // private memory and on a mesh whose other axes have several ranks.
   bool reduce_in_step = false;
   // Level full: a unit is released when forward() goes on to another one, and gathered again in
   // backward(). When false it stays until its gradients are done: more memory, less to move.

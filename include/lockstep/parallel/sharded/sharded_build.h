@@ -32,8 +32,7 @@ namespace lockstep {
 class [[nodiscard]] ShardedBuild {
  public:
   // Collective, as everything here.
-  explicit ShardedBuild(const Group& group, const ShardOptions& options = {});
-  explicit ShardedBuild(const Mesh& mesh, const ShardOptions& options = {});
+  explicit ShardedBuild(const Ranks& ranks, const ShardOptions& options = {});
   // Without finish(): the parts have no values any more, and say so.
   ~ShardedBuild();
   ShardedBuild(ShardedBuild&&) noexcept = default;
@@ -51,12 +50,7 @@ class [[nodiscard]] ShardedBuild {
 
   // Once. InvalidArgument when a part is not in the module. The parts' units come first, in the
   // order in which they were divided.
-  ShardedModule finish(std::shared_ptr<torch::nn::Module> module);
-  template <typename Holder>
-    requires requires(const Holder& holder) { holder.ptr(); }
-  ShardedModule finish(const Holder& holder) {
-    return finish(std::shared_ptr<torch::nn::Module>(holder.ptr()));
-  }
+  ShardedModule finish(const ModuleRef& module);
 
  private:
   std::shared_ptr<ShardedState> state_;  // null after finish()
