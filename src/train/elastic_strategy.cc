@@ -44,7 +44,7 @@ Mesh mesh_of(const Options& options, const Group& world) {
 ElasticStrategy::ElasticStrategy(const Options& options, Task& task, Group world)
     : LocalStrategy(options, task, std::move(world)),
       mesh_(mesh_of(options, world_)),
-      learners_(learners_of(mesh_)->group()) {}
+      learners_(learners_of(mesh_, options).group()) {}
 
 // What goes over the groups of axes is not counted.
 std::vector<std::pair<std::string, std::string>> ElasticStrategy::results() {

@@ -21,26 +21,22 @@ namespace lockstep::train {
 namespace {
 
 ShardOptions shard_options(const Options& options, const Task& task) {
-  const std::vector<std::string> patterns = task.units();
   ShardOptions how = options.sharding;
   how.level = level_of(options).value_or(ShardLevel::full);
-  how.units = {patterns.begin(), patterns.end()};
+  how.units = task.units();
   if (how.compute_dtype && !how.reduce_dtype) how.reduce_dtype = at::kFloat;
   return how;
 }
 
-bool has_axis(const Mesh& mesh, std::string_view name) {
-  return std::ranges::find(mesh.axes(), name, &MeshAxis::name) != mesh.axes().end();
-}
-
-// Those of `names` that the mesh has, in this order.
-std::optional<Mesh> part_of(const Mesh& mesh, std::initializer_list<std::string_view> names) {
+// The axes among `names` that have several ranks, in this order. The axis that shards comes last,
+// and is there whenever ranks shard.
+std::vector<std::string> names_in(const Mesh& mesh, const Options& options,
+                                  std::initializer_list<std::string_view> names) {
   std::vector<std::string> found;
   for (const std::string_view name : names)
-    if (has_axis(mesh, name)) found.emplace_back(name);
-  if (found.empty()) return std::nullopt;
-  if (std::ranges::equal(found, mesh.axes(), {}, {}, &MeshAxis::name)) return mesh;
-  return mesh.sub_mesh(found);
+    if (mesh.size(name) > 1 || (name == shards_axis && level_of(options)))
+      found.emplace_back(name);
+  return found;
 }
 
 // All axes of one model, or of one stage of it.
@@ -48,7 +44,7 @@ Mesh without_stages(const Mesh& mesh) {
   std::vector<std::string> names;
   for (const MeshAxis& axis : mesh.axes())
     if (axis.name != stages_axis) names.push_back(axis.name);
-  return names.size() == mesh.axes().size() ? mesh : mesh.sub_mesh(names);
+  return mesh.sub_mesh(names);
 }
 
 // Of tensors that a strategy gives; a module of parts lives in its handle.
@@ -60,14 +56,6 @@ PartOfRun parts_of(const PartOfRun& part, torch::nn::Module& parts) {
 
 TensorPlan plan_for(const Task& task, const PartOfRun& part) {
   return stage_plan(task.tensor_plan(), part.model, *part.stage);
-}
-
-// All axes but the last one, fsdp, have copies.
-Mesh copies_and_shards(const Mesh& ranks) {
-  if (ranks.axes().size() <= 2) return ranks;
-  const int shards = ranks.size(shards_axis);
-  return Mesh(ranks.group(), {{std::string(copies_axis), ranks.group().size() / shards},
-                              {std::string(shards_axis), shards}});
 }
 
 // Copies and shards of a model, or of what tensor parallelism gives a rank of it.
@@ -82,7 +70,7 @@ Handle outer_handle(const Options& options, const Task& task, const PartOfRun& p
   ShardOptions how = shard_options(options, task);
   how.units.insert(how.units.end(), part.tied.begin(), part.tied.end());
   how.units = stage_units(how.units, part.model, *part.stage);
-  Handle handle = fully_shard(part.stage, copies_and_shards(learners), how);
+  Handle handle = fully_shard(part.stage, learners, how);
   if (part.divided) part.divided(part.stage, handle);
   return handle;
 }
@@ -91,18 +79,15 @@ Handle outer_handle(const Options& options, const Task& task, const PartOfRun& p
 
 Handle make_handle_on(const Options& options, const Task& task, const PartOfRun& part,
                       const Mesh& mesh, const std::shared_ptr<CommunicationHook>& hook) {
-  if (has_axis(mesh, experts_axis)) return make_expert_handle(options, task, part, mesh);
-  if (has_axis(mesh, context_axis)) return make_context_handle(options, task, part, mesh);
-  const std::optional<Mesh> learners = learners_of(mesh);
-  if (!has_axis(mesh, tensor_axis)) {
-    if (learners) return outer_handle(options, task, part, *learners, hook);
-    return DistributedDataParallel(part.stage, Group());
-  }
+  if (trains_experts(task, mesh)) return make_expert_handle(options, task, part, mesh);
+  if (mesh.size(context_axis) > 1) return make_context_handle(options, task, part, mesh);
+  const Mesh learners = learners_of(mesh, options);
+  if (mesh.size(tensor_axis) == 1) return outer_handle(options, task, part, learners, hook);
   const TensorPlan plan = plan_for(task, part);
   TensorParallelOptions how{.sequence_parallel = options.sequence_parallel};
-  if (learners) {
+  if (learners.group().size() > 1 || level_of(options) || options.elastic) {
     how.strategy = [&options, &task, part, learners, hook](torch::nn::Module& parts) {
-      return outer_handle(options, task, parts_of(part, parts), *learners, hook);
+      return outer_handle(options, task, parts_of(part, parts), learners, hook);
     };
     how.mesh = without_stages(mesh);
   }
@@ -120,10 +105,11 @@ ExpertParallel make_expert_handle(const Options& options, const Task& task, cons
       .method = options.context_method,
       .is_stage = part.is_stage,
       .tensors = context_tensors_of(mesh, options)};
-  if (has_axis(mesh, tensor_axis)) how.plan = plan_for(task, part);
+  if (mesh.size(tensor_axis) > 1) how.plan = plan_for(task, part);
   return expert_parallel(
       part.stage,
-      *part_of(mesh, {copies_axis, experts_axis, context_axis, shards_axis, tensor_axis}),
+      mesh.sub_mesh(names_in(mesh, options,
+                             {copies_axis, experts_axis, context_axis, shards_axis, tensor_axis})),
       std::move(how));
 }
 
@@ -133,8 +119,9 @@ ContextParallel make_context_handle(const Options& options, const Task& task, co
   ContextParallelOptions how{.method = options.context_method,
                              .sequence_parallel = options.sequence_parallel,
                              .mesh = without_stages(mesh)};
-  if (has_axis(mesh, tensor_axis)) how.plan = plan_for(task, part);
-  const Mesh ranks = *part_of(mesh, {copies_axis, context_axis, shards_axis});
+  if (mesh.size(tensor_axis) > 1) how.plan = plan_for(task, part);
+  const Mesh ranks =
+      mesh.sub_mesh(names_in(mesh, options, {copies_axis, context_axis, shards_axis}));
   how.strategy = [&options, &task, part, ranks](torch::nn::Module& parts) {
     return outer_handle(options, task, parts_of(part, parts), ranks);
   };
@@ -142,13 +129,22 @@ ContextParallel make_context_handle(const Options& options, const Task& task, co
 }
 
 std::optional<Mesh> context_tensors_of(const Mesh& mesh, const Options& options) {
-  if (!has_axis(mesh, context_axis)) return std::nullopt;
-  if (options.sequence_parallel) return part_of(mesh, {context_axis, tensor_axis});
-  return part_of(mesh, {tensor_axis, context_axis});
+  if (mesh.size(context_axis) == 1) return std::nullopt;
+  if (options.sequence_parallel)
+    return mesh.sub_mesh(names_in(mesh, options, {context_axis, tensor_axis}));
+  return mesh.sub_mesh(names_in(mesh, options, {tensor_axis, context_axis}));
 }
 
-std::optional<Mesh> learners_of(const Mesh& mesh) {
-  return part_of(mesh, {copies_axis, experts_axis, shards_axis});
+Mesh learners_of(const Mesh& mesh, const Options& options) {
+  std::vector<std::string> names =
+      names_in(mesh, options, {copies_axis, experts_axis, shards_axis});
+  if (names.empty()) names = {std::string(copies_axis)};
+  return mesh.sub_mesh(names);
+}
+
+bool trains_experts(const Task& task, const Mesh& mesh) {
+  return task.experts() > 0 &&
+         mesh.size(experts_axis) * mesh.size(tensor_axis) * mesh.size(context_axis) > 1;
 }
 
 Handle make_handle(const Options& options, const Task& task,
@@ -157,7 +153,7 @@ Handle make_handle(const Options& options, const Task& task,
   const Division division = division_of(options, group.size());
   if (!division.axes.empty())
     return make_handle_on(options, task, {.model = *module, .stage = module},
-                          Mesh(group, mesh_axes(division, task)), hook);
+                          Mesh(group, division.axes), hook);
   if (!level_of(options))
     return DistributedDataParallel(std::move(module), group, {.hook = std::move(hook)});
   return fully_shard(std::move(module), group, shard_options(options, task));

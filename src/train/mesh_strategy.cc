@@ -32,7 +32,7 @@ class MeshStrategy : public LocalStrategy {
  public:
   MeshStrategy(const Options& options, Task& task, Group world, Mesh mesh)
       : LocalStrategy(options, task, std::move(world)), mesh_(std::move(mesh)) {
-    if (const auto learners = learners_of(mesh_)) learners_ = learners->group();
+    learners_ = learners_of(mesh_, options).group();
   }
 
   Handle& handle() override {
@@ -53,7 +53,7 @@ class MeshStrategy : public LocalStrategy {
   }
   void make_handle(std::shared_ptr<torch::nn::Module> module) override {
     const PartOfRun whole{.model = *module, .stage = module};
-    if (std::ranges::find(mesh_.axes(), experts_axis, &MeshAxis::name) != mesh_.axes().end()) {
+    if (trains_experts(task_, mesh_)) {
       experts_ = make_expert_handle(options_, task_, whole, mesh_);
     } else if (context_tensors_of(mesh_, options_)) {
       context_ = make_context_handle(options_, task_, whole, mesh_);
@@ -208,7 +208,7 @@ class PipelineStrategy final : public MeshStrategy {
 std::unique_ptr<RunStrategy> make_mesh_strategy(const Options& options, Task& task,
                                                 const Group& world) {
   const Division division = division_of(options, world.size());
-  Mesh mesh(world, mesh_axes(division, task));
+  Mesh mesh(world, division.axes);
   if (division.stages > 1)
     return std::make_unique<PipelineStrategy>(options, task, world, std::move(mesh));
   return std::make_unique<MeshStrategy>(options, task, world, std::move(mesh));

@@ -246,14 +246,6 @@ Division division_of(const Options& options, int ranks) {
   return division;
 }
 
-std::vector<MeshAxis> mesh_axes(const Division& division, const Task& task) {
-  std::vector<MeshAxis> axes = division.axes;
-  const bool are_together = is_among(axes, tensor_axis) || is_among(axes, context_axis);
-  if (task.experts() > 0 && are_together && !is_among(axes, experts_axis))
-    axes.push_back({std::string(experts_axis), 1});
-  return axes;
-}
-
 std::shared_ptr<CommunicationHook> hook_of_options(const Options& options) {
   if (!options.hook.is_given()) return nullptr;
   std::shared_ptr<CommunicationHook> hook = average_hook();

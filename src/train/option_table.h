@@ -54,10 +54,6 @@ struct Division {
 // BadInput for axes that are unknown, do not make `ranks`, or do not fit --shard.
 [[nodiscard]] Division division_of(const Options& options, int ranks);
 
-// The axes of a run's mesh: those of --mesh, and ep=1 where ranks compute the layers of a model
-// with experts together, so that these count all ranks' tokens.
-[[nodiscard]] std::vector<MeshAxis> mesh_axes(const Division& division, const Task& task);
-
 // The number of ranks that keep parameters with --strategy ps; else 0.
 [[nodiscard]] int server_count(const Options& options);
 // How many ranks --servers and --workers make together; 1 without them.

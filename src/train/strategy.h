@@ -45,15 +45,18 @@ struct PartOfRun {
 [[nodiscard]] Handle make_handle_on(const Options& options, const Task& task, const PartOfRun& part,
                                     const Mesh& mesh,
                                     const std::shared_ptr<CommunicationHook>& hook = nullptr);
-// The same on a mesh with an axis cp, or with ep: these cut batches.
+// The same on several ranks of cp, or where trains_experts(): these cut batches.
 [[nodiscard]] ContextParallel make_context_handle(const Options& options, const Task& task,
                                                   const PartOfRun& part, const Mesh& mesh);
 [[nodiscard]] ExpertParallel make_expert_handle(const Options& options, const Task& task,
                                                 const PartOfRun& part, const Mesh& mesh);
-// The axes tp and cp of it, of whose ranks its tensors are; absent without cp.
+// The axes tp and cp of it, of whose ranks its tensors are; absent with one rank of cp.
 [[nodiscard]] std::optional<Mesh> context_tensors_of(const Mesh& mesh, const Options& options);
-// The axes dp, ep and fsdp of it, in this order; absent where it has none of them.
-[[nodiscard]] std::optional<Mesh> learners_of(const Mesh& mesh);
+// The ranks that have rows of their own: its axes dp, ep and fsdp, in this order.
+[[nodiscard]] Mesh learners_of(const Mesh& mesh, const Options& options);
+// Whether ranks compute the layers of a model with experts together, so that these count the tokens
+// of all ranks.
+[[nodiscard]] bool trains_experts(const Task& task, const Mesh& mesh);
 
 // Bytes of parameters, gradients and optimizer state that this rank holds now.
 [[nodiscard]] std::int64_t bytes_held(const Handle& handle,

@@ -167,7 +167,7 @@ TEST(ExpertCompositions, ExpertsThatNobodyChoseAreAskedForToo) {
   });
 }
 
-TEST(ExpertCompositions, WhatBelongsToAnAxisIsRefusedWithoutIt) {
+TEST(ExpertCompositions, WhatDoesNotFitTheAxesIsRefused) {
   run_group(Engine::local, 2, [&](Group world) {
     auto model = moe_of(0, at::kFloat);
     const auto refusal = [&](const std::vector<MeshAxis>& axes, ExpertParallelOptions options) {
@@ -177,14 +177,13 @@ TEST(ExpertCompositions, WhatBelongsToAnAxisIsRefusedWithoutIt) {
       return message_of<InvalidArgument>(
           [&] { (void)expert_parallel(*model, Mesh(world, axes), options); });
     };
-    const TensorPlan plan = moe_tensor_plan(model->options());
     EXPECT_EQ(
         refusal({{"ep", 1}, {"tp", 2}}, {}),
         "expert_parallel: expected a plan for the axis tp of the mesh ep=1, tp=2, found none");
-    EXPECT_EQ(refusal({{"ep", 2}}, {.plan = plan}),
-              "expert_parallel: expected a mesh with an axis tp for a plan, found ep=2");
-    EXPECT_EQ(refusal({{"ep", 2}}, {.sequence_parallel = true}),
-              "expert_parallel: sequence_parallel: expected a mesh with an axis tp, found ep=2");
+    EXPECT_EQ(refusal({{"tp", 2}}, {}),
+              "expert_parallel: expected a plan for the axis tp of the mesh tp=2, found none");
+    EXPECT_EQ(refusal({{"cp", 2}}, {.tensors = Mesh(world, {{"tp", 2}})}),
+              "expert_parallel: tensors: expected a mesh cp=2, found tp=2");
   });
 }
 

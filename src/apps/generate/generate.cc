@@ -84,7 +84,7 @@ class Ranks {
   [[nodiscard]] Handle divide(const train::SavedLanguageModel& model, bool has_experts) const {
     if (!is_parallel_ || !has_experts) return divide(model.module, model.plan);
     return expert_parallel(
-        model.module, Mesh(group_, {{"ep", 1}, {"tp", group_.size()}}),
+        model.module, Mesh(group_, {{"tp", group_.size()}}),
         {.strategy = [](torch::nn::Module& part,
                         const Mesh& ranks) { return DistributedDataParallel(part, ranks); },
          .plan = model.plan});

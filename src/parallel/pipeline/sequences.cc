@@ -18,11 +18,11 @@ CutSequences::CutSequences(const Mesh& tensors, CutSequencesOptions options)
       dim_(options.sequence_dim),
       placements_(tensors.axes().size()),
       sums_(tensors.axes().size()) {
-  const auto axis = std::ranges::find(tensors.axes(), "cp", &MeshAxis::name);
-  check(axis != tensors.axes().end(), "CutSequences: expected a mesh with an axis cp, found {}",
+  const std::optional<int> axis = tensors.layout().find("cp");
+  check(axis.has_value(), "CutSequences: expected a mesh with an axis cp, found {}",
         tensors.layout().describe());
   check(dim_ >= 0, "CutSequences: expected a sequence_dim of at least 0, found {}", dim_);
-  const auto place = static_cast<std::size_t>(axis - tensors.axes().begin());
+  const auto place = static_cast<std::size_t>(*axis);
   placements_[place] = Shard(dim_).zigzag(options.zigzag);
   sums_[place] = Partial();
   GlobalOptions global = global::Space::of(tensors_).options;

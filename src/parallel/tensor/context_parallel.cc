@@ -12,32 +12,23 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 
-#include <algorithm>
 #include <mutex>
+#include <optional>
 #include <string_view>
 #include <utility>
 
 namespace lockstep {
 namespace {
 
-bool has_axis(const Mesh& mesh, std::string_view name) {
-  return std::ranges::any_of(mesh.axes(), [&](const MeshAxis& axis) { return axis.name == name; });
-}
-
 void check_options(const Mesh& mesh, const ContextParallelOptions& options) {
   for (const MeshAxis& axis : mesh.axes())
     check(axis.name == "cp" || axis.name == "tp",
           "context_parallel: expected a mesh of the axes cp and tp, found {}",
           mesh.layout().describe());
-  check(has_axis(mesh, "cp"), "context_parallel: expected a mesh with an axis cp, found {}",
-        mesh.layout().describe());
-  check(options.plan.empty() || has_axis(mesh, "tp"),
-        "context_parallel: expected a mesh with an axis tp for a plan, found {}",
-        mesh.layout().describe());
-  const auto place = [&](std::string_view name) {
-    return std::ranges::find(mesh.axes(), name, &MeshAxis::name);
-  };
-  check(!options.sequence_parallel || (has_axis(mesh, "tp") && place("cp") < place("tp")),
+  check(mesh.layout().find("cp").has_value(),
+        "context_parallel: expected a mesh with an axis cp, found {}", mesh.layout().describe());
+  const std::optional<int> parts = mesh.layout().find("tp");
+  check(!options.sequence_parallel || mesh.size("tp") == 1 || mesh.layout().find("cp") < parts,
         "context_parallel: sequence_parallel: expected a mesh of the axes cp and tp in this order, "
         "found {}",
         mesh.layout().describe());
@@ -57,14 +48,19 @@ Mesh own_mesh(const Mesh& mesh, const ContextParallelOptions& options) {
   return global::mesh_of_handle(mesh);
 }
 
+// A plan for an absent axis is ignored.
+TensorPlan plan_on(const Mesh& mesh, const TensorPlan& plan) {
+  return mesh.size("tp") > 1 ? plan : TensorPlan();
+}
+
 }  // namespace
 
 class ContextParallelState final : public TensorParallelState {
  public:
   ContextParallelState(std::shared_ptr<torch::nn::Module> module, const Mesh& mesh,
                        const ContextParallelOptions& options)
-      : TensorParallelState(std::move(module), own_mesh(mesh, options), options.plan,
-                            {.sequence_parallel = options.sequence_parallel,
+      : TensorParallelState(std::move(module), own_mesh(mesh, options), plan_on(mesh, options.plan),
+                            {.sequence_parallel = options.sequence_parallel && mesh.size("tp") > 1,
                              .sequence_dim = options.sequence_dim,
                              .strategy = options.strategy,
                              .mesh = options.mesh}),
@@ -108,7 +104,7 @@ class ContextParallelState final : public TensorParallelState {
   // It must add up what the ranks of `cp` have, and nothing of other ranks of `tp`.
   void check_strategy() const {
     Group group = strategy().group();
-    const int parts = has_axis(tensors(), "tp") ? tensors().coordinate("tp") : 0;
+    const int parts = tensors().coordinate("tp");
     const at::Tensor own = at::tensor({tensors().coordinate("cp"), parts}, at::kInt);
     const at::Tensor all = at::empty({group.size(), 2}, at::kInt);
     group.all_gather(all, own, {.tag = "context_parallel"}).wait();

@@ -22,32 +22,45 @@ std::vector<std::string> names_of(const Mesh& mesh) {
   return names;
 }
 
-// Those of `names` that the mesh has, in this order.
-std::vector<std::string> names_in(const Mesh& mesh, std::initializer_list<std::string_view> names) {
+// The names among `names` whose axes have several ranks, in this order.
+std::vector<std::string> names_in(const Mesh& mesh, std::initializer_list<const char*> names) {
   std::vector<std::string> found;
-  for (const std::string_view name : names)
-    if (std::ranges::find(mesh.axes(), name, &MeshAxis::name) != mesh.axes().end())
-      found.emplace_back(name);
+  for (const char* name : names)
+    if (mesh.size(name) > 1) found.emplace_back(name);
   return found;
 }
 
+std::vector<MeshAxis> axes_of_several(const Mesh& mesh) {
+  std::vector<MeshAxis> axes = mesh.axes();
+  std::erase_if(axes, [](const MeshAxis& axis) { return axis.size == 1; });
+  return axes;
+}
+
+// If the mesh has no other axis, this rank alone.
 Mesh without(const Mesh& mesh, const char* axis) {
   std::vector<std::string> names = names_of(mesh);
-  return std::erase(names, axis) == 0 || names.empty() ? mesh : mesh.sub_mesh(names);
+  std::erase(names, axis);
+  return mesh.sub_mesh(names.empty() ? std::vector<std::string>{"ep"} : names);
+}
+
+// A plan for an absent axis is ignored.
+ExpertParallelOptions options_on(const Mesh& mesh, ExpertParallelOptions options) {
+  if (mesh.size("tp") > 1) return options;
+  options.plan.clear();
+  options.sequence_parallel = false;
+  return options;
 }
 
 }  // namespace
 
-bool ExpertParallelState::has(std::string_view axis) const {
-  return !names_in(mesh_, {axis}).empty();
-}
+bool ExpertParallelState::has(std::string_view axis) const { return mesh_.size(axis) > 1; }
 
 ExpertParallelState::ExpertParallelState(std::shared_ptr<torch::nn::Module> module, Mesh mesh,
                                          ExpertParallelOptions options)
     : module_(std::move(module)),
       mesh_(std::move(mesh)),
       rows_(without(mesh_, "tp")),
-      options_(std::move(options)) {
+      options_(options_on(mesh_, std::move(options))) {
   check(module_ != nullptr, "expert_parallel: expected a module, found none");
   const std::vector<Found> mixtures = check_all();
   if (has("cp")) whole_rows_ = without(rows_, "cp");
@@ -91,7 +104,7 @@ Mesh ExpertParallelState::tensor_mesh() const {
   Mesh own = mesh_.sub_mesh(options_.sequence_parallel ? names_in(mesh_, {"cp", "tp"})
                                                        : names_in(mesh_, {"tp", "cp"}));
   if (!options_.tensors) return own;
-  check(options_.tensors->axes() == own.axes(),
+  check(axes_of_several(*options_.tensors) == own.axes(),
         "expert_parallel: tensors: expected a mesh {}, found {}", own.layout().describe(),
         options_.tensors->layout().describe());
   return *options_.tensors;
@@ -129,22 +142,14 @@ void ExpertParallelState::train_rest() {
 }
 
 void ExpertParallelState::check_plan() const {
-  check(has("tp") || options_.plan.empty(),
-        "expert_parallel: expected a mesh with an axis tp for a plan, found {}",
-        mesh_.layout().describe());
   check(!has("tp") || !options_.plan.empty() || options_.is_stage,
         "expert_parallel: expected a plan for the axis tp of the mesh {}, found none",
-        mesh_.layout().describe());
-  check(!options_.sequence_parallel || has("tp"),
-        "expert_parallel: sequence_parallel: expected a mesh with an axis tp, found {}",
         mesh_.layout().describe());
   if (!has("tp")) return;
   (void)describe(options_.plan, *module_, mesh_.size("tp"));
 }
 
 std::vector<ExpertParallelState::Found> ExpertParallelState::check_all() const {
-  check(has("ep"), "expert_parallel: expected a mesh with an axis ep, found {}",
-        mesh_.layout().describe());
   check(options_.strategy != nullptr,
         "expert_parallel: expected a strategy for what is no expert, found none");
   check_plan();

@@ -48,6 +48,7 @@ class ExpertParallelState final : public parallel::CompositeState {
 
   [[nodiscard]] std::vector<Found> check_all() const;
   void check_plan() const;
+  // Whether the axis has several ranks.
   [[nodiscard]] bool has(std::string_view axis) const;
   [[nodiscard]] Handle& rest() { return context_.is_attached() ? context_ : rest_; }
   [[nodiscard]] const Handle& rest() const { return context_.is_attached() ? context_ : rest_; }
@@ -60,7 +61,7 @@ class ExpertParallelState final : public parallel::CompositeState {
   std::shared_ptr<torch::nn::Module> module_;
   const Mesh mesh_;
   const Mesh rows_;                 // all axes but tp
-  std::optional<Mesh> whole_rows_;  // with an axis cp: these without it
+  std::optional<Mesh> whole_rows_;  // with several ranks on cp: these without it
   const ExpertParallelOptions options_;
   std::string plan_;
   std::shared_ptr<tensor_parallel::TokenExchange::Sent> sent_ =

@@ -119,11 +119,7 @@ void share_version(const PartedTensor& parted, const std::vector<at::Tensor>& di
 
 }  // namespace
 
-Group ranks_of_parts(const Mesh& mesh) {
-  for (const MeshAxis& axis : mesh.axes())
-    if (axis.name == "tp") return mesh["tp"];
-  return {};
-}
+Group ranks_of_parts(const Mesh& mesh) { return mesh["tp"]; }
 
 Placements placements_on(const Mesh& mesh, Placement placement) {
   Placements all;

@@ -29,17 +29,8 @@ Placements table_on(const Mesh& mesh, Placement placement) {
   return all;
 }
 
-int context_ranks_of(const Mesh& mesh) {
-  for (const MeshAxis& axis : mesh.axes())
-    if (axis.name == "cp") return axis.size;
-  return 0;
-}
-
-// The one of `tp`, or the only one.
-int tensor_axis_of(const Mesh& mesh) {
-  const auto found = std::ranges::find(mesh.axes(), "tp", &MeshAxis::name);
-  return found == mesh.axes().end() ? 0 : static_cast<int>(found - mesh.axes().begin());
-}
+// 0 without an axis `cp`.
+int context_ranks_of(const Mesh& mesh) { return mesh.layout().find("cp") ? mesh.size("cp") : 0; }
 
 }  // namespace
 
@@ -98,7 +89,7 @@ void TensorParallelState::part_all(const TensorPlan& plan) {
   global::Wishes& wishes = global::Space::of(*tensors_).wishes;
   if (options_.sequence_parallel) {
     wishes.sequence_dim = options_.sequence_dim;
-    wishes.sequence_axis = tensor_axis_of(*tensors_);
+    wishes.sequence_axis = tensors_->layout().axis("tp");
   }
   for (const auto& [parameter, placement, pattern] : planned)
     if (placement.is_shard() && parameter.tensor.dim() == 2 &&

@@ -56,8 +56,9 @@ std::vector<std::int64_t> numbers_of(const at::Tensor& counts) {
 
 TokenExchange::Ranks TokenExchange::ranks_of(const Mesh& mesh) {
   Ranks ranks{.mesh = mesh, .group = mesh.group(), .peers = {}};
-  const int axis = mesh.layout().axis("ep");
-  for (int rank : mesh.layout().peers(ranks.group.rank(), {&axis, 1})) ranks.peers.push_back(rank);
+  std::vector<int> axes;
+  if (const auto axis = mesh.layout().find("ep")) axes = {*axis};
+  for (int rank : mesh.layout().peers(ranks.group.rank(), axes)) ranks.peers.push_back(rank);
   return ranks;
 }
 

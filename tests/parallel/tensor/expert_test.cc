@@ -6,6 +6,7 @@
 #include <lockstep/module/state_dict.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 
+#include "base/format.h"
 #include "parallel/tensor/support.h"
 #include "support/processes.h"
 #include "support/torch/engine_test.h"
@@ -117,6 +118,57 @@ TEST(ExpertModule, OnTheStackIsTakenAsOneThatAPointerOwns) {
     const TokenBatch own = own_rows(TokenBatch(1, 4), group);
     EXPECT_EQ(number_of(model.loss(own.ids, own.targets)),
               number_of(owned->loss(own.ids, own.targets)));
+  });
+}
+
+// Losses and gradients of one step on a mesh, with a strategy that averages over its ranks.
+std::map<std::string, at::Tensor> expert_step(const Group& group, const std::vector<MeshAxis>& axes,
+                                              ExpertParallelOptions how) {
+  const models::MoeOptions options = expert_moe(4);
+  auto model = made_alike([&] { return models::Moe(options); }, at::kDouble);
+  how.strategy = averaged_experts().strategy;
+  const Mesh mesh(group, axes);
+  auto moe = expert_parallel(model.ptr(), mesh, how);
+  const Group batches = mesh.sub_mesh({"dp", "ep"});
+  const TokenBatch own = own_rows(TokenBatch(1, 4), batches);
+  model->loss(moe.cut(own.ids), moe.cut(own.targets)).backward();
+  std::map<std::string, at::Tensor> found = moe.state_dict();
+  std::map<std::string, int> parts;
+  for (const NamedPart& part : moe.named_parameters())
+    found[formatted("gradient of {}, part {}", part.name, parts[part.name]++)] = part.tensor.grad();
+  return found;
+}
+
+// A mesh that names them with size 1 gives the same bits, and a plan for them is ignored.
+TEST(ExpertAxes, OneRankOnAnAxisIsAsNone) {
+  const auto expect_same = [](const Group& group, const std::vector<MeshAxis>& without,
+                              const std::vector<MeshAxis>& with, ExpertParallelOptions how) {
+    const auto expected = expert_step(group, without, {});
+    const auto found = expert_step(group, with, std::move(how));
+    ASSERT_EQ(found.size(), expected.size());
+    for (const auto& [name, tensor] : expected) EXPECT_TRUE(tensor.equal(found.at(name))) << name;
+  };
+  run_as_threads(2, [&](Group group) {
+    const ExpertParallelOptions how{.plan = moe_tensor_plan(expert_moe(4)),
+                                    .sequence_parallel = true};
+    expect_same(group, {{"dp", 2}}, {{"dp", 2}, {"ep", 1}}, {});
+    expect_same(group, {{"ep", 2}}, {{"cp", 1}, {"ep", 2}, {"tp", 1}}, how);
+    expect_same(group, {{"dp", 2}}, {{"tp", 1}, {"dp", 2}, {"cp", 1}}, how);
+    const Mesh mesh(group, {{"tp", 1}, {"cp", 2}});
+    expect_same(group, {{"cp", 2}}, {{"tp", 1}, {"cp", 2}, {"ep", 1}}, {.tensors = mesh});
+  });
+}
+
+// Without cp and tp what is no expert stays ordinary tensors.
+TEST(ExpertAxes, OneRankOnCpMakesNoGlobalTensors) {
+  run_as_threads(2, [](Group group) {
+    models::Moe model(expert_moe(4));
+    auto moe = expert_parallel(model.ptr(), Mesh(group, {{"cp", 1}, {"ep", 2}, {"tp", 1}}),
+                               averaged_experts());
+    EXPECT_FALSE(is_global(model->transformer->wte->weight));
+    const TokenBatch batch(1);
+    EXPECT_FALSE(is_global(moe.cut(batch.ids)));
+    EXPECT_FALSE(is_global(model->loss(batch.ids, batch.targets)));
   });
 }
 
@@ -270,8 +322,6 @@ TEST_P(ExpertRefuses, WhatMakesNoSenseInOneLine) {
         "expert_parallel: transformer.h.0.moe: expected experts that 2 ranks divide, found 3");
     EXPECT_EQ(refusal(*odd, mesh, {}),
               "expert_parallel: expected a strategy for what is no expert, found none");
-    EXPECT_EQ(refusal(*odd, Mesh(group, {{"dp", 2}}), averaged_experts()),
-              "expert_parallel: expected a mesh with an axis ep, found dp=2");
     models::Gpt gpt(small_gpt());
     EXPECT_EQ(refusal(*gpt, mesh, averaged_experts()),
               "expert_parallel: expected a model with mixtures of experts, found none");

@@ -105,9 +105,9 @@ class [[nodiscard]] ContextParallel : public Handle {
 };
 
 // Collective, and blocks, as parallelize_tensors(). InvalidArgument, before anything is changed: a
-// mesh with other axes than `cp` and `tp`, or without `cp`; a plan without `tp`; what
-// parallelize_tensors() refuses. Mismatch when ranks have different models or options. The module
-// must outlive the handle.
+// mesh with other axes than `cp` and `tp`, or without `cp`; what parallelize_tensors() refuses. A
+// plan for `tp` is ignored if it has one rank. Mismatch when ranks have different models or
+// options. The module must outlive the handle.
 [[nodiscard]] ContextParallel context_parallel(torch::nn::Module& module, Group group,
                                                const ContextParallelOptions& options = {});
 // On mesh["cp"] and mesh["tp"]. With `tp` before `cp` attention by heads needs no other collective.

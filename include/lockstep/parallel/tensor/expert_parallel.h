@@ -75,8 +75,8 @@ struct ExpertParallelOptions {
   // for what is no expert, with all ranks; and, where there are several, with the ranks that own
   // the same experts. Never null.
   std::function<Handle(torch::nn::Module& part, const Mesh& ranks)> strategy = {};
-  // With a mesh that has an axis `tp`, and then alone: how what is no expert is cut along it. The
-  // strategy is then given this rank's parts, and ranks without `tp`.
+  // With `tp`: how what is no expert is cut along it. The strategy is then given this rank's parts,
+  // and ranks without `tp`.
   TensorPlan plan = {};
   // With `tp`: as TensorParallelOptions says. A mixture gathers its input.
   bool sequence_parallel = false;
@@ -111,9 +111,10 @@ class [[nodiscard]] ExpertParallel : public Handle {
 };
 
 // Collective, and blocks. `mesh`: the axis `ep`, and those along which the batch is divided
-// besides; `tp`, with a plan; and `cp`. The values are the mesh's first rank's. InvalidArgument,
-// before anything is changed: a mesh without `ep`, no strategy, `tp` without a plan or a plan
-// without `tp`, sequence_parallel without `tp`, tensors of other axes, a model without mixtures
+// besides; `tp`, with a plan; and `cp`. An axis of one rank is as an absent one, and a plan for it
+// is ignored; without `ep` each rank has all experts. The values are the mesh's first rank's.
+// InvalidArgument, before anything is changed: no strategy, `tp` without a plan, tensors of other
+// axes, a model without mixtures
 // that is no stage, experts that the ranks do not divide, a mixture whose experts are elsewhere
 // already. Mismatch when ranks have different models. The module must outlive the handle; when the
 // handle goes, experts stay where they are.
