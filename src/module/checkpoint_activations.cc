@@ -22,10 +22,9 @@
 namespace lockstep {
 namespace {
 
-using Patterns = std::vector<std::string>;
-
-// The outermost module around a parameter that one of the patterns names; empty: none.
-std::string_view block_of(const Patterns& patterns, const NamedParameter& parameter) {
+// The outermost module around a parameter that a pattern names; empty: none.
+std::string_view block_of(const std::vector<std::string>& patterns,
+                          const NamedParameter& parameter) {
   const auto around = [&](const std::string& name) -> std::string_view {
     std::string_view found;
     for (std::string_view path : layout::paths_of(name))  // the deepest first
@@ -88,30 +87,28 @@ ActivationCheckpoints::Counts ActivationCheckpoints::counts() const {
 
 void ActivationCheckpoints::reset() { state_->reset_counts(); }
 
-ActivationCheckpoints checkpoint_activations(torch::nn::Module& module, const std::string& pattern,
+ActivationCheckpoints checkpoint_activations(const ModuleRef& module,
+                                             const std::vector<std::string>& patterns,
                                              const ActivationOptions& options) {
-  return checkpoint_activations(module, Patterns{pattern}, options);
-}
-
-ActivationCheckpoints checkpoint_activations(torch::nn::Module& module, const Patterns& patterns,
-                                             const ActivationOptions& options) {
+  const std::shared_ptr<torch::nn::Module> whole = module.shared("checkpoint_activations");
   check_options(options);
-  const std::vector<NamedParameter> parameters = unique_parameters(module);
-  std::map<std::string_view, int> number;  // of the modules that the pattern names
-  for (const NamedParameter& parameter : parameters) {
+  const std::vector<NamedParameter> parameters = unique_parameters(*whole);
+  for (const NamedParameter& parameter : parameters)
     check(!dispatch::has_block_mark(parameter.tensor),
           "checkpoint_activations: {}: expected one call for a module, found a second one",
           parameter.name);
+  for (const std::string& pattern : patterns)
+    if (std::ranges::all_of(parameters,
+                            [&](const auto& one) { return block_of({pattern}, one).empty(); }))
+      refuse(pattern, parameters);
+  std::map<std::string_view, int> number;  // of the modules that the patterns name
+  for (const NamedParameter& parameter : parameters) {
     const std::string_view block = block_of(patterns, parameter);
     if (!block.empty()) number.emplace(block, static_cast<int>(number.size()));
   }
-  for (const std::string& pattern : patterns)
-    if (std::ranges::none_of(parameters, [&](const NamedParameter& parameter) {
-          return !block_of({pattern}, parameter).empty();
-        }))
-      refuse(pattern, parameters);
   auto state = std::make_shared<dispatch::Recomputation>(
       std::set<std::string>(options.keep.begin(), options.keep.end()));
+  if (patterns.empty()) return ActivationCheckpoints(std::move(state));
   for (const NamedParameter& parameter : parameters) {
     const std::string_view block = block_of(patterns, parameter);
     const bool is_chosen = !block.empty() && number.at(block) % options.every == 0;

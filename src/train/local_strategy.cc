@@ -24,9 +24,9 @@ LocalStrategy::LocalStrategy(const Options& options, Task& task, Group world)
     : options_(options), task_(task), world_(std::move(world)), hook_(hook_of_options(options)) {}
 
 void LocalStrategy::attach(std::shared_ptr<torch::nn::Module> module, RunLength) {
-  if (options_.sync_batch_norm) sync_.emplace(*module, world_);
+  if (options_.sync_batch_norm) sync_.emplace(module, world_);
   if (options_.checkpoint_every > 0)
-    checkpoint_activations(*module, task_.units().front(), {.every = options_.checkpoint_every});
+    checkpoint_activations(module, {task_.units().front()}, {.every = options_.checkpoint_every});
   make_handle(std::move(module));
   // Copies that differ are each rank's own to update.
   std::shared_ptr<optim::SharedUpdate> shared;

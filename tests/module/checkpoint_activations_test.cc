@@ -46,7 +46,7 @@ Outcome run(const Make& make, const Loss& loss_of, const std::string& pattern,
   torch::manual_seed(5);
   auto model = make();
   std::optional<ActivationCheckpoints> checkpoints;
-  if (!pattern.empty()) checkpoints = checkpoint_activations(*model, pattern, options);
+  if (!pattern.empty()) checkpoints = checkpoint_activations(*model, {pattern}, options);
   torch::optim::SGD sgd(model->parameters(), 0.01);
   Outcome result;
   for (int step = 0; step < 2; ++step) {
@@ -247,7 +247,7 @@ TEST(CheckpointActivations, WritesInPlaceAreThoseOfForward) {
 TEST(CheckpointActivations, ARetainedGraphGivesTheSameAgain) {
   torch::manual_seed(3);
   auto model = models::Gpt(gpt_options(0.1));
-  checkpoint_activations(*model, "transformer.h.*");
+  checkpoint_activations(*model, {"transformer.h.*"});
   at::Tensor loss = model->loss(token_ids(1), token_ids(2));
   loss.backward({}, /*retain_graph=*/true);
   const at::Tensor first = model->transformer->wpe->weight.grad().clone();
@@ -256,9 +256,24 @@ TEST(CheckpointActivations, ARetainedGraphGivesTheSameAgain) {
   EXPECT_TRUE(model->transformer->wpe->weight.grad().equal(first));
 }
 
+TEST(CheckpointActivations, TakesSeveralPatterns) {
+  const auto blocks_of = [](const std::vector<std::string>& patterns) {
+    auto model = models::Gpt(gpt_options());
+    auto checkpoints = checkpoint_activations(model, patterns);
+    (void)model->loss(token_ids(1), token_ids(2));
+    return checkpoints.counts().blocks;
+  };
+  const std::int64_t all = blocks_of({"transformer.h.*"});
+  EXPECT_GT(all, 1);
+  EXPECT_EQ(blocks_of({"transformer.h.0"}), 1);
+  EXPECT_EQ(blocks_of({"transformer.h.0", "transformer.h.*"}), all);
+  EXPECT_EQ(blocks_of({"transformer.h.*", "transformer.h.*.mlp"}), all);  // the outermost module
+  EXPECT_EQ(blocks_of({}), 0);
+}
+
 TEST(CheckpointActivations, EvaluationKeepsNothing) {
   auto model = models::Gpt(gpt_options());
-  auto checkpoints = checkpoint_activations(*model, "transformer.h.*");
+  auto checkpoints = checkpoint_activations(*model, {"transformer.h.*"});
   at::NoGradGuard no_grad;
   (void)model->loss(token_ids(1), token_ids(2));
   EXPECT_EQ(checkpoints.counts().blocks, 0);
@@ -275,17 +290,21 @@ std::string refusal(const std::function<void()>& call) {
 
 TEST(CheckpointActivations, WhatCannotBeIsOneLine) {
   auto model = models::Gpt(gpt_options());
-  EXPECT_EQ(refusal([&] { checkpoint_activations(*model, "transformer.h.*", {.every = 0}); }),
+  EXPECT_EQ(refusal([&] { checkpoint_activations(*model, {"transformer.h.*"}, {.every = 0}); }),
             "checkpoint_activations: expected every to be at least 1, found 0");
-  EXPECT_EQ(refusal([&] { checkpoint_activations(*model, "transformer.h.*", {.keep = {"mm"}}); }),
+  EXPECT_EQ(refusal([&] { checkpoint_activations(*model, {"transformer.h.*"}, {.keep = {"mm"}}); }),
             "checkpoint_activations: keep: expected the name of an operation, such as aten::mm, "
             "found mm");
   EXPECT_NE(
-      refusal([&] { checkpoint_activations(*model, "transformer.g.*"); }).find("transformer.g.*"),
+      refusal([&] { checkpoint_activations(*model, {"transformer.g.*"}); }).find("transformer.g.*"),
       std::string::npos);
-  checkpoint_activations(*model, "transformer.h.*");
   EXPECT_NE(refusal([&] {
-              checkpoint_activations(*model, "transformer.h.*");
+              checkpoint_activations(*model, {"transformer.h.*", "transformer.g.*"});
+            }).find("transformer.g.*"),
+            std::string::npos);
+  checkpoint_activations(*model, {"transformer.h.*"});
+  EXPECT_NE(refusal([&] {
+              checkpoint_activations(*model, {"transformer.h.*"});
             }).find("found a second one"),
             std::string::npos);
 }

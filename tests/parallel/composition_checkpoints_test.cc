@@ -85,7 +85,7 @@ INSTANTIATE_TEST_SUITE_P(Axes, CheckpointedCompositions,
 Traffic backward_traffic(Group group, std::int64_t layers, bool checkpoints) {
   const models::GptOptions options = small_gpt(layers, /*bias=*/false);
   auto model = made_alike([&] { return models::Gpt(options); }, at::kFloat);
-  if (checkpoints) checkpoint_activations(*model, "transformer.h.*");
+  if (checkpoints) checkpoint_activations(*model, {"transformer.h.*"});
   auto tp = parallelize_tensors(*model, std::move(group), gpt_tensor_plan(options));
   const TokenBatch batch(1);
   at::Tensor loss = model->loss(batch.ids, batch.targets);

@@ -77,7 +77,7 @@ TEST_P(TransformerPlans, GradientsAreAsNearToTheTruthAsThoseOfOneProcess) {
   run_group(Engine::local, ranks, [&](Group world) {
     const Mesh mesh(world, how.axes);
     auto model = made_alike(transformer, at::kFloat);
-    if (how.checkpoints) checkpoint_activations(*model, "*coder.layers.*");
+    if (how.checkpoints) checkpoint_activations(*model, {"*coder.layers.*"});
     TensorParallelOptions options{.sequence_parallel = how.sequence, .sequence_dim = 0};
     std::int64_t copies = 1, own = 0;
     if (how.axes.size() > 1) {

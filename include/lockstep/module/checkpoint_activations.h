@@ -2,7 +2,7 @@
 // a model compute in forward() is not kept for backward(), but computed again there, from what went
 // into the block.
 //
-//   lockstep::checkpoint_activations(*model, "transformer.h.*");
+//   lockstep::checkpoint_activations(model, {"transformer.h.*"});
 //   loss(model->forward(batch)).backward();               // as ever
 //
 // How: the module stays as it is. A block begins where an operation uses one of its parameters, and
@@ -27,16 +27,14 @@
 // InvalidArgument that names the operation.
 #pragma once
 
+#include <lockstep/module/module_ref.h>
+
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
 #pragma GCC visibility push(default)
-
-namespace torch::nn {
-class Module;
-}
 
 namespace lockstep {
 
@@ -45,7 +43,7 @@ class Recomputation;
 }
 
 struct ActivationOptions {
-  // Of the modules that the pattern names, in the module's order: the first one and every nth after
+  // Of the modules that the patterns name, in the module's order: the first one and every nth after
   // it.
   int every = 1;
   // Selective checkpointing: operations whose results stay all the same, because they cost much to
@@ -72,15 +70,13 @@ class ActivationCheckpoints {
   std::shared_ptr<dispatch::Recomputation> state_;
 };
 
-// Local. `pattern` names modules (lockstep/layout/name_pattern.h), "blocks.*" for instance; of
-// modules inside each other the outermost one is the block. Lasts as long as the module's
-// parameters; what is returned only counts. InvalidArgument, before anything is changed: a pattern
-// that names no module with parameters (and what was probably meant), `every` below 1, an operation
-// in `keep` that LibTorch does not know, a module that has been given to this function before.
-ActivationCheckpoints checkpoint_activations(torch::nn::Module& module, const std::string& pattern,
-                                             const ActivationOptions& options = {});
-// The modules that any of the patterns names.
-ActivationCheckpoints checkpoint_activations(torch::nn::Module& module,
+// Local. `patterns` name modules (lockstep/layout/name_pattern.h), {"blocks.*"} for instance; if
+// such modules lie inside each other, the outermost one is the block. Lasts as long as the module's
+// parameters; the result only counts. No pattern changes nothing. InvalidArgument, before anything
+// is changed: a pattern that names no module with parameters (and what was probably meant), `every`
+// below 1, an operation in `keep` that LibTorch does not know, a module that has been given to this
+// function before.
+ActivationCheckpoints checkpoint_activations(const ModuleRef& module,
                                              const std::vector<std::string>& patterns,
                                              const ActivationOptions& options = {});
 
