@@ -3,7 +3,6 @@
 #include "parallel/support.h"
 
 #include <lockstep/mesh/ranks.h>
-#include <lockstep/module/checkpoint_activations.h>
 #include <lockstep/module/module_ref.h>
 #include <lockstep/parallel/data/diloco.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>

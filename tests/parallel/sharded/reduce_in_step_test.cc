@@ -238,7 +238,7 @@ TEST_P(ReduceInStepBeside, MixedPrecision) {
 
 INSTANTIATE_TEST_SUITE_P(Levels, ReduceInStepBeside, every_level(), name_of_level);
 
-TEST(ReduceInStepOptions, NeedSharedMemoryAndOneAxis) {
+TEST(ReduceInStepOptions, NeedSharedMemoryAndOneCopyOfEachShard) {
   run_as_threads(4, [](Group group) {
     torch::nn::Linear model(3, 2);
     auto refused = [&](auto ranks, ShardOptions options) {
@@ -248,7 +248,8 @@ TEST(ReduceInStepOptions, NeedSharedMemoryAndOneAxis) {
     alone.reduce_in_step = true;
     expect_words(refused(group, alone), {"reduce_in_step", "node_shared", "private_memory"});
     Mesh mesh(group, {{"copies", 2}, {"shards", 2}});
-    expect_words(refused(mesh, in_step()), {"reduce_in_step", "one axis", "2 copies"});
+    expect_words(refused(mesh, in_step()),
+                 {"reduce_in_step", "one copy of each shard", "2 copies"});
     EXPECT_FALSE(dispatch::is_lazy(model->weight));
   });
 }
