@@ -10,6 +10,7 @@
 #include <lockstep/comm/together.h>
 #include <lockstep/dispatch/part.h>
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
@@ -111,6 +112,8 @@ struct OptimizerReading::Kept {
 
   // As the parameter lies, in ordinary memory or where the handle wants state to be.
   [[nodiscard]] at::Tensor empty_field(at::ScalarType dtype, optim::StateMemory* memory) const {
+    // With gradients this would be an activation of a block that checkpoint_activations() has marked.
+    at::NoGradGuard no_grad;
     at::Tensor like = dispatch::values_of(parameter.tensor).detach();
     if (memory != nullptr && like.is_cpu() && like.is_contiguous())
       return memory->zeros(like.numel(), dtype).view(like.sizes());

@@ -2,7 +2,9 @@
 // ranks and in one process, with the optimizer's state.
 #include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/models/gpt.h>
+#include <lockstep/optim/adamw.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
+#include <lockstep/parallel/parallelize.h>
 #include <lockstep/parallel/tensor/tensor_parallel.h>
 
 #include "parallel/tensor/support.h"
@@ -10,6 +12,9 @@
 #include "support/torch/engine_test.h"
 
 #include <gtest/gtest.h>
+
+#include <filesystem>
+#include <vector>
 
 namespace lockstep {
 namespace {
@@ -81,6 +86,65 @@ TEST(TensorCheckpoint, WithDataParallelismOutsideIsWrittenOnce) {
   torch::optim::AdamW adamw(alone.parameters(), torch::optim::AdamWOptions(0.003));
   ASSERT_EQ(checkpoint::load_latest(folder.path(), alone, adamw)->step, 1);
   EXPECT_NEAR(tensor_step_of(plain, alone, adamw, 1), expected, 1e-11);
+}
+
+// A ParallelModel whose activations are recomputed is saved on one mesh and goes on on others.
+
+constexpr int saved_step = 2;
+
+models::Gpt recomputed_gpt() { return models::Gpt(small_gpt(4)); }
+
+double step_of(ParallelModel& gpt, optim::AdamW& adamw, int step) {
+  Group data = gpt.data();
+  const TokenBatch batch(step, 8);
+  const auto own = [&](const at::Tensor& rows) {
+    return rows.tensor_split(data.size())[static_cast<std::size_t>(data.rank())];
+  };
+  gpt.zero_grad();
+  at::Tensor loss = gpt.step({own(batch.ids)}, {own(batch.targets)});
+  adamw.step();
+  data.all_reduce(loss, Op::average).wait();
+  return loss.item<double>();
+}
+
+// Makes two steps and saves, or loads and makes the next two. The losses of its steps.
+std::vector<double> run_of(const Group& world, const std::vector<MeshAxis>& axes,
+                           const std::filesystem::path& folder, bool goes_on) {
+  ParallelModel gpt =
+      parallelize(made_alike(recomputed_gpt, at::kDouble), Mesh(world, axes),
+                  {.activation_checkpointing = {"transformer.h.*"}, .micro_batches = 2});
+  optim::AdamW adamw(gpt.parameters(), torch::optim::AdamWOptions(0.003));
+  if (goes_on) EXPECT_EQ(checkpoint::load_latest(folder, gpt, adamw)->step, saved_step);
+  const int first = goes_on ? saved_step : 0;
+  std::vector<double> losses;
+  for (int step = first; step < first + 2; ++step) losses.push_back(step_of(gpt, adamw, step));
+  if (!goes_on) checkpoint::save(folder, gpt, adamw, {.step = saved_step});
+  return losses;
+}
+
+TEST(ParallelModelCheckpoint, GoesOnOnAnyMesh) {
+  const TemporaryFolder folder;
+  const TemporaryFolder alone;
+  (void)run_of(Group(), {{"dp", 1}}, alone.path(), /*goes_on=*/false);
+  const std::vector<double> expected = run_of(Group(), {{"dp", 1}}, alone.path(), true);
+  run_group(Engine::local, 4, [&](Group world) {
+    (void)run_of(world, {{"pp", 2}, {"tp", 2}}, folder.path(), /*goes_on=*/false);
+  });
+  for (const std::vector<MeshAxis>& axes : {std::vector<MeshAxis>{{"dp", 1}},
+                                            {{"dp", 2}},
+                                            {{"fsdp", 2}},
+                                            {{"tp", 3}},
+                                            {{"cp", 2}},
+                                            {{"pp", 2}, {"fsdp", 2}},
+                                            {{"dp", 2}, {"tp", 2}}}) {
+    int ranks = 1;
+    for (const MeshAxis& axis : axes) ranks *= axis.size;
+    run_group(Engine::local, ranks, [&](Group world) {
+      const std::vector<double> found = run_of(world, axes, folder.path(), /*goes_on=*/true);
+      for (std::size_t i = 0; i < expected.size(); ++i)
+        EXPECT_NEAR(found[i], expected[i], 1e-10) << axes.front().name;
+    });
+  }
 }
 
 }  // namespace
