@@ -17,8 +17,7 @@ static void train(const std::string& folder, int epochs) {
   ls::models::ConvNet model;                      // any torch::nn module, unchanged
   ls::DistributedDataParallel ddp(model, world);  // gradients are averaged during backward()
   torch::optim::SGD sgd(ddp.parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
-  auto loader =
-      ls::data::loader(ls::data::mnist(folder), {.batch_size = 64 / world.size(), .group = world});
+  auto loader = ls::data::loader(ls::data::mnist(folder), {.batch_size = 64, .group = world});
 
   for (int epoch = 0; epoch < epochs; ++epoch) {
     torch::Tensor seen = torch::zeros({2});    // right ones, all

@@ -39,8 +39,7 @@ int main() try {
   Net model;
   ls::DistributedDataParallel ddp(model, world, {.bucket_bytes = 1024});
   torch::optim::Adam adam(ddp.parameters(), 0.01);
-  auto loader =
-      ls::data::loader(Sine(), {.batch_size = 60 / world.size(), .group = world, .workers = 2});
+  auto loader = ls::data::loader(Sine(), {.batch_size = 60, .group = world, .workers = 2});
 
   torch::Tensor loss;
   for (int epoch = 0; epoch < 100; ++epoch) {

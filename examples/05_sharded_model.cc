@@ -46,8 +46,8 @@ int main(int argc, char** argv) try {
 
   torch::Tensor loss;
   for (int step = 0; step < 300; ++step) {
-    torch::manual_seed(1000 * step + world.rank());  // another batch on every rank
-    torch::Tensor x = torch::rand({60 / world.size(), 1}) * 2 - 1;
+    torch::manual_seed(step);  // a batch of 60 rows, of which each rank takes its own
+    torch::Tensor x = torch::rand({60, 1}).tensor_split(world.size())[world.rank()] * 2 - 1;
     sharded.zero_grad();
     loss = torch::mse_loss(model->forward(x), torch::sin(3 * x));
     loss.backward();

@@ -41,8 +41,8 @@ static double train(const ls::Group& world, std::optional<torch::ScalarType> dty
 
   double sum = 0;
   for (int step = 0; step < 400; ++step) {
-    torch::manual_seed(1000 * step + world.rank());  // another batch on every rank
-    torch::Tensor x = torch::rand({64 / world.size(), 1}) * 2 - 1;
+    torch::manual_seed(step);  // a batch of 64 rows, of which each rank takes its own
+    torch::Tensor x = torch::rand({64, 1}).tensor_split(world.size())[world.rank()] * 2 - 1;
     torch::Tensor target = torch::sin(3 * x);
     sharded.zero_grad();
     torch::Tensor output = model->forward(x.to(dtype.value_or(torch::kFloat32)));

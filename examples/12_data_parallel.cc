@@ -75,7 +75,7 @@ static void many_processes(ls::Group world) {
   torch::Tensor loss;
   double seconds = train([&](int step) {
     ddp.zero_grad();
-    loss = loss_of(model, batch_of(step).chunk(world.size())[world.rank()]);
+    loss = loss_of(model, batch_of(step).tensor_split(world.size())[world.rank()]);
     loss.backward();
     adamw.step();
   });

@@ -25,7 +25,7 @@ std::vector<int> train(ls::Group& world, const std::string& folder, std::int64_t
   torch::nn::Linear model(1, 1);
   ls::DistributedDataParallel ddp(model, world);
   torch::optim::Adam adam(ddp.parameters(), 0.01);
-  auto loader = ls::data::loader(Numbers(), {.batch_size = 8 / world.size(), .group = world});
+  auto loader = ls::data::loader(Numbers(), {.batch_size = 8, .group = world});
   std::int64_t step = 0;
   if (auto saved = ls::checkpoint::load_latest(folder, ddp, adam)) {
     step = saved->step;

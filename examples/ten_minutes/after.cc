@@ -53,13 +53,10 @@ int main(int argc, char** argv) {
   };
   auto train_set = dataset(torch::data::datasets::MNIST::Mode::kTrain);
   auto test_set = dataset(torch::data::datasets::MNIST::Mode::kTest);
-  const int64_t samples = int64_t(*train_set.size());
   const int64_t test_samples = int64_t(*test_set.size());
 
-  lockstep::data::TorchSampler sampler(
-      lockstep::data::Sampler(samples, {.rank = world.rank(), .world = world.size()}));
   auto train_loader =
-      torch::data::make_data_loader(std::move(train_set), std::move(sampler), 64 / world.size());
+      lockstep::data::loader(std::move(train_set), {.batch_size = 64, .group = world});
   auto test_loader = torch::data::make_data_loader(std::move(test_set), 1000);
 
   Net model;
@@ -67,7 +64,7 @@ int main(int argc, char** argv) {
   torch::optim::SGD optimizer(ddp.parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
   for (int epoch = 0; epoch < epochs; ++epoch) {
     model->train();
-    for (auto& batch : *train_loader) {
+    for (auto& batch : train_loader.epoch(epoch)) {
       optimizer.zero_grad();
       torch::nll_loss(model->forward(batch.data), batch.target).backward();
       optimizer.step();

@@ -13,6 +13,11 @@ Sampler sampler_for(std::int64_t samples, const LoaderOptions& options) {
         c10::str("loader: expected batch_size >= 1, workers >= 0 and prefetch >= 1, found ",
                  options.batch_size, ", ", options.workers, " and ", options.prefetch));
   }
+  if (options.batch_size < options.group.size()) {
+    throw InvalidArgument(
+        c10::str("loader: expected a batch_size of at least one sample for each of ",
+                 options.group.size(), " ranks, found ", options.batch_size));
+  }
   return Sampler(samples, {.rank = options.group.rank(),
                            .world = options.group.size(),
                            .seed = options.seed,
@@ -21,8 +26,17 @@ Sampler sampler_for(std::int64_t samples, const LoaderOptions& options) {
                            .uneven = options.uneven});
 }
 
+// Batches of all ranks' samples.
 std::int64_t batches_of(std::int64_t samples, const LoaderOptions& options) {
-  return (samples + (options.drop_last ? 0 : options.batch_size - 1)) / options.batch_size;
+  if (!options.drop_last) return (samples + options.batch_size - 1) / options.batch_size;
+  return samples / options.group.size() * options.group.size() / options.batch_size;
+}
+
+// The batch that has a rank's last sample, and those before it.
+std::int64_t own_batches(const Sampler& sampler, const LoaderOptions& options) {
+  if (sampler.size() == 0) return 0;
+  const std::int64_t last = (sampler.size() - 1) * options.group.size() + options.group.rank();
+  return last / options.batch_size + 1;
 }
 
 void check_equal(const char* field, std::uint64_t expected, std::uint64_t found) {
@@ -37,23 +51,31 @@ void check_equal(const char* field, std::uint64_t expected, std::uint64_t found)
 LoaderPlan::LoaderPlan(std::int64_t samples, const LoaderOptions& options)
     : sampler_(sampler_for(samples, options)),
       batch_size_(options.batch_size),
-      batches_(batches_of(sampler_.size(), options)),
-      end_(options.uneven
-               ? batches_of((samples + options.group.size() - 1) / options.group.size(), options)
-               : batches_) {
+      end_(batches_of(samples, options)),
+      batches_(options.uneven ? own_batches(sampler_, options) : end_) {
   if (samples == 0) throw BadInput("loader: expected a dataset with samples, found an empty one");
   if (options.drop_last && batches_ == 0) {
-    throw BadInput(c10::str("loader: expected ", batch_size_ * options.group.size(),
-                            " samples or more, a batch of ", batch_size_, " for each of ",
+    throw BadInput(c10::str("loader: expected ", batch_size_, " samples or more, a batch of all ",
                             options.group.size(), " ranks (drop_last), found ", samples));
   }
 }
 
+// The sampler deals the order out to the ranks in turn: rank r has places r, r + ranks, ...
+std::int64_t LoaderPlan::first_of(std::int64_t batch) const {
+  const SamplerOptions& options = sampler_.options();
+  return (batch * batch_size_ - options.rank + options.world - 1) / options.world;
+}
+
+// The last batch has all that is left. A rank that would have nothing in it reads its last sample
+// again, as others do to be even.
 c10::ArrayRef<std::size_t> LoaderPlan::piece(const std::vector<std::size_t>& order,
                                              std::int64_t batch) const {
-  const auto begin = static_cast<std::size_t>(batch * batch_size_);
-  return c10::ArrayRef(order).slice(
-      begin, std::min(static_cast<std::size_t>(batch_size_), order.size() - begin));
+  const auto size = static_cast<std::int64_t>(order.size());
+  const std::int64_t begin = std::min(first_of(batch), size - 1);
+  const bool is_last = batch + 1 == end_ && !sampler_.options().drop_last;
+  const std::int64_t end = is_last ? size : std::min(first_of(batch + 1), size);
+  return c10::ArrayRef(order).slice(static_cast<std::size_t>(begin),
+                                    static_cast<std::size_t>(end - begin));
 }
 
 LoaderState LoaderPlan::state_at(std::int64_t epoch, std::int64_t batches) const {
@@ -62,7 +84,7 @@ LoaderState LoaderPlan::state_at(std::int64_t epoch, std::int64_t batches) const
           .batches = batches,
           .seed = options.seed,
           .samples = sampler_.samples(),
-          .global_batch = batch_size_ * options.world,
+          .global_batch = batch_size_,
           .shuffle = options.shuffle,
           .drop_last = options.drop_last};
 }

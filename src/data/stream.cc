@@ -15,6 +15,10 @@ StreamPlan::StreamPlan(const StreamOptions& options)
   lockstep::check(options.batch_size >= 1,
                   "stream_loader: expected a batch_size of at least 1, found {}",
                   options.batch_size);
+  lockstep::check(options.batch_size >= options.group.size(),
+                  "stream_loader: expected a batch_size of at least one sample for each of {} "
+                  "ranks, found {}",
+                  options.group.size(), options.batch_size);
   lockstep::check(options.workers >= 0, "stream_loader: expected 0 workers or more, found {}",
                   options.workers);
   lockstep::check(options.prefetch >= 1,

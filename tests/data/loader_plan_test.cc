@@ -6,6 +6,9 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
+#include <vector>
+
 namespace lockstep::data {
 namespace {
 
@@ -34,28 +37,64 @@ TEST(LoaderPlan, CutsAnOrderIntoPieces) {
 TEST(LoaderPlan, SharesOutAmongRanks) {
   const auto groups = local_groups(3);
   for (const Group& group : groups) {
-    EXPECT_EQ(piece_sizes(LoaderPlan(10, {.batch_size = 3, .group = group})),
+    EXPECT_EQ(piece_sizes(LoaderPlan(10, {.batch_size = 9, .group = group})),
               (std::vector<std::size_t>{3, 1}));
-    EXPECT_EQ(piece_sizes(LoaderPlan(10, {.batch_size = 3, .group = group, .drop_last = true})),
+    EXPECT_EQ(piece_sizes(LoaderPlan(10, {.batch_size = 9, .group = group, .drop_last = true})),
               (std::vector<std::size_t>{3}));
-    EXPECT_EQ(piece_sizes(LoaderPlan(10, {.batch_size = 3, .group = group, .uneven = true})),
+    EXPECT_EQ(piece_sizes(LoaderPlan(10, {.batch_size = 9, .group = group, .uneven = true})),
               group.is_root() ? (std::vector<std::size_t>{3, 1}) : (std::vector<std::size_t>{3}));
-    EXPECT_EQ(piece_sizes(LoaderPlan(2, {.batch_size = 3, .group = group})),
+    EXPECT_EQ(piece_sizes(LoaderPlan(2, {.batch_size = 9, .group = group})),
               (std::vector<std::size_t>{1}));
   }
 }
 
+// Ranks that do not divide a batch have shares that differ by one. Each batch is that of one rank.
+TEST(LoaderPlan, AnyRanksShareABatch) {
+  for (const std::int64_t samples : {5, 9, 10, 23, 64})
+    for (const std::int64_t batch_size : {5, 7, 10})
+      for (const int size : {1, 2, 3, 4, 5}) {
+        const auto groups = local_groups(size);
+        const LoaderPlan alone(samples, {.batch_size = batch_size, .seed = 3});
+        const auto whole = alone.order(1);
+        std::vector<std::multiset<std::size_t>> exact(static_cast<std::size_t>(alone.batches()));
+        for (const Group& group : groups) {
+          const LoaderPlan even(samples, {.batch_size = batch_size, .group = group, .seed = 3});
+          const LoaderPlan once(
+              samples, {.batch_size = batch_size, .group = group, .seed = 3, .uneven = true});
+          EXPECT_EQ(even.batches(), alone.batches());
+          EXPECT_EQ(even.end(), alone.end());
+          EXPECT_EQ(once.end(), alone.end());
+          const auto order = even.order(1), own = once.order(1);
+          for (std::int64_t batch = 0; batch < even.batches(); ++batch) {
+            const auto rows = static_cast<std::int64_t>(even.piece(order, batch).size());
+            EXPECT_GE(rows, 1);
+            if (batch + 1 == even.batches()) continue;
+            EXPECT_GE(rows, batch_size / size);
+            EXPECT_LE(rows, batch_size / size + 1);
+          }
+          for (std::int64_t batch = 0; batch < once.batches(); ++batch)
+            for (const std::size_t sample : once.piece(own, batch))
+              exact[static_cast<std::size_t>(batch)].insert(sample);
+        }
+        for (std::int64_t batch = 0; batch < alone.batches(); ++batch) {
+          const auto piece = alone.piece(whole, batch);
+          EXPECT_EQ(exact[static_cast<std::size_t>(batch)],
+                    std::multiset<std::size_t>(piece.begin(), piece.end()))
+              << samples << " samples, batches of " << batch_size << ", " << size << " ranks";
+        }
+      }
+}
+
 TEST(LoaderPlan, RefusesToHaveNothing) {
   const auto groups = local_groups(4);
-  EXPECT_EQ(
-      refusal(
-          [&] { LoaderPlan plan(3, {.batch_size = 1, .group = groups[1], .drop_last = true}); }),
-      "loader: expected 4 samples or more, a batch of 1 for each of 4 ranks (drop_last), found 3");
   EXPECT_EQ(refusal([&] {
-              LoaderPlan plan(255, {.batch_size = 64, .group = groups[1], .drop_last = true});
+              LoaderPlan plan(3, {.batch_size = 4, .group = groups[1], .drop_last = true});
             }),
-            "loader: expected 256 samples or more, a batch of 64 for each of 4 ranks (drop_last), "
-            "found 255");
+            "loader: expected 4 samples or more, a batch of all 4 ranks (drop_last), found 3");
+  EXPECT_EQ(refusal([&] {
+              LoaderPlan plan(255, {.batch_size = 256, .group = groups[1], .drop_last = true});
+            }),
+            "loader: expected 256 samples or more, a batch of all 4 ranks (drop_last), found 255");
   EXPECT_EQ(refusal([] { LoaderPlan plan(0, {}); }),
             "loader: expected a dataset with samples, found an empty one");
 }
@@ -63,6 +102,10 @@ TEST(LoaderPlan, RefusesToHaveNothing) {
 TEST(LoaderPlan, RefusesOptionsThatMakeNoSense) {
   EXPECT_EQ(refusal<InvalidArgument>([] { LoaderPlan plan(5, {.batch_size = 0}); }),
             "loader: expected batch_size >= 1, workers >= 0 and prefetch >= 1, found 0, 1 and 2");
+  const auto groups = local_groups(3);
+  EXPECT_EQ(
+      refusal<InvalidArgument>([&] { LoaderPlan plan(5, {.batch_size = 2, .group = groups[1]}); }),
+      "loader: expected a batch_size of at least one sample for each of 3 ranks, found 2");
   EXPECT_THROW(LoaderPlan(5, {.workers = -1}), InvalidArgument);
   EXPECT_THROW(LoaderPlan(5, {.prefetch = 0}), InvalidArgument);
 }
@@ -95,8 +138,7 @@ TEST(LoaderPlan, APlaceAtTheEndOfAnUnevenEpochHoldsForAnyRanks) {
     for (int from : {1, 2, 3, 4})
       for (int to : {1, 2, 3, 4}) {
         auto plan = [&](const Group& group) {
-          return LoaderPlan(samples,
-                            {.batch_size = 12 / group.size(), .group = group, .uneven = true});
+          return LoaderPlan(samples, {.batch_size = 12, .group = group, .uneven = true});
         };
         for (const Group& saver : local_groups(from)) {
           LoaderState end = plan(saver).state_at(2, plan(saver).batches());

@@ -80,7 +80,7 @@ TEST(Loader, RanksReadEverySampleOnce) {
     const auto groups = local_groups(size);
     std::vector<int> seen(31);
     for (const Group& group : groups) {
-      auto own = loader(Squares{31}, {.batch_size = 4, .group = group, .uneven = true});
+      auto own = loader(Squares{31}, {.batch_size = 7, .group = group, .uneven = true});
       for (auto& batch : own.epoch(2)) {
         for (std::int64_t number : numbers(batch.data)) ++seen[static_cast<std::size_t>(number)];
       }
@@ -122,7 +122,7 @@ TEST(Loader, ResumesOnAnotherNumberOfRanks) {
   const auto groups = local_groups(3);
   std::vector<Numbers> joined(2, Numbers(12));
   for (const Group& group : groups) {
-    auto own = loader(Squares{48}, {.batch_size = 4, .group = group});
+    auto own = loader(Squares{48}, {.batch_size = 12, .group = group});
     own.resume(state);
     const auto rest = batches_of(own, 0);
     ASSERT_EQ(rest.size(), 2u);
@@ -257,7 +257,7 @@ TEST(Loader, CoversTheValidationPartOnceOverRanks) {
     std::int64_t targets = 0, sum = 0;
     for (const Group& group : groups) {
       auto own = loader(SequentialBlocks(tokens, 7),
-                        {.batch_size = 2, .group = group, .shuffle = false, .uneven = true});
+                        {.batch_size = 6, .group = group, .shuffle = false, .uneven = true});
       for (auto& batch : own.epoch(0)) {
         targets += count_targets(batch.target);
         sum += batch.target.masked_fill(batch.target < 0, 0).sum().item<std::int64_t>();

@@ -69,31 +69,35 @@ Batches stream_of(std::int64_t samples, const Group& group, StreamOptions option
   return batches;
 }
 
-// All samples once; equally many batches and rows everywhere, but for `uneven`.
+// All samples once; equally many batches everywhere, and rows if the ranks divide a batch, but for
+// `uneven`.
+void expect_dealt(int world, std::int64_t samples, std::int64_t batch_size, int workers) {
+  std::vector<int> seen(static_cast<std::size_t>(samples), 0), once = seen;
+  std::set<std::vector<std::size_t>> shapes;
+  for (const Group& group : local_groups(world, std::chrono::seconds(20))) {
+    std::vector<std::size_t> rows;
+    for (const auto& batch :
+         stream_of(samples, group, {.batch_size = batch_size, .workers = workers})) {
+      rows.push_back(batch_size % world == 0 ? batch.size() : 0);
+      for (std::int64_t sample : batch) ++seen[static_cast<std::size_t>(sample)];
+    }
+    shapes.insert(rows);
+    for (const auto& batch :
+         stream_of(samples, group, {.batch_size = batch_size, .workers = workers, .uneven = true}))
+      for (std::int64_t sample : batch) ++once[static_cast<std::size_t>(sample)];
+  }
+  EXPECT_EQ(shapes.size(), 1u) << world << " ranks, " << samples << " samples";
+  for (int count : seen) EXPECT_GE(count, 1);
+  EXPECT_LE(std::accumulate(seen.begin(), seen.end(), 0) - samples, world - 1);
+  EXPECT_EQ(once, std::vector<int>(static_cast<std::size_t>(samples), 1));
+}
+
 TEST(Stream, DealsEverySampleToOneRank) {
   for (int world : {1, 2, 3, 5})
     for (std::int64_t samples : {0, 1, 4, 11, 12, 13, 24, 37})
-      for (int workers : {0, 1, 3}) {
-        std::vector<Group> groups = local_groups(world, std::chrono::seconds(20));
-        std::vector<int> seen(static_cast<std::size_t>(samples), 0), once = seen;
-        std::set<std::vector<std::size_t>> shapes;
-        for (const Group& group : groups) {
-          std::vector<std::size_t> rows;
-          for (const auto& batch :
-               stream_of(samples, group, {.batch_size = 4, .workers = workers})) {
-            rows.push_back(batch.size());
-            for (std::int64_t sample : batch) ++seen[static_cast<std::size_t>(sample)];
-          }
-          shapes.insert(rows);
-          for (const auto& batch :
-               stream_of(samples, group, {.batch_size = 4, .workers = workers, .uneven = true}))
-            for (std::int64_t sample : batch) ++once[static_cast<std::size_t>(sample)];
-        }
-        EXPECT_EQ(shapes.size(), 1u) << world << " ranks, " << samples << " samples";
-        for (int count : seen) EXPECT_GE(count, 1);
-        EXPECT_LE(std::accumulate(seen.begin(), seen.end(), 0) - samples, world - 1);
-        EXPECT_EQ(once, std::vector<int>(static_cast<std::size_t>(samples), 1));
-      }
+      for (int workers : {0, 1, 3})
+        for (std::int64_t batch_size : {4 * world, 9})
+          expect_dealt(world, samples, batch_size, workers);
 }
 
 // The batches of a loader over the same samples by index.
@@ -107,16 +111,16 @@ TEST(Stream, GivesWhatALoaderInOrderGives) {
     }
   };
   for (const Group& group : local_groups(3, std::chrono::seconds(20))) {
-    auto indexed =
-        loader(Indexed{43}, {.batch_size = 4, .group = group, .shuffle = false, .drop_last = true});
-    EXPECT_EQ(stream_of(43, group, {.batch_size = 4, .workers = 2, .drop_last = true}),
+    auto indexed = loader(Indexed{43},
+                          {.batch_size = 12, .group = group, .shuffle = false, .drop_last = true});
+    EXPECT_EQ(stream_of(43, group, {.batch_size = 12, .workers = 2, .drop_last = true}),
               all_of(indexed));
   }
 }
 
 TEST(Stream, GoesOnWhereItStopped) {
   std::vector<Group> groups = local_groups(2, std::chrono::seconds(20));
-  const StreamOptions options{.batch_size = 3, .group = groups[1], .workers = 2};
+  const StreamOptions options{.batch_size = 6, .group = groups[1], .workers = 2};
   auto make = [](std::int64_t epoch) { return Counting{40 + epoch}; };
   auto whole = stream_loader(make, options);
   const Batches expected = all_of(whole, 1);
@@ -149,7 +153,7 @@ TEST(Stream, ReadsOnlyItsOwnWhereItCanSkip) {
         stream.read = read;
         return stream;
       },
-      {.batch_size = 10, .group = groups[3], .workers = 0});
+      {.batch_size = 40, .group = groups[3], .workers = 0});
   EXPECT_EQ(all_of(loader).size(), 10u);
   EXPECT_LE(*read, 100 + 10 + 2);  // its own, the first of each batch, the end
 }

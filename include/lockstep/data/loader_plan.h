@@ -15,7 +15,9 @@
 namespace lockstep::data {
 
 struct LoaderOptions {
-  std::int64_t batch_size = 1;  // samples a batch on each rank
+  // Samples of a batch over all ranks, at least one for each. Ranks that do not divide it have
+  // shares that differ by one sample.
+  std::int64_t batch_size = 1;
   Group group = Group();   // only rank() and size() are used: loaders do not talk to each other
   std::uint64_t seed = 0;  // the same on every rank
   int workers = 1;         // threads that read; 0: the program's own thread reads when it asks
@@ -29,8 +31,8 @@ struct LoaderOptions {
 
 class LoaderPlan {
  public:
-  // InvalidArgument: an option that makes no sense. BadInput: no sample, or no batch left by
-  // drop_last.
+  // InvalidArgument: an option that makes no sense, or fewer samples in a batch than ranks.
+  // BadInput: no sample, or no batch left by drop_last.
   LoaderPlan(std::int64_t samples, const LoaderOptions& options);
 
   // Batches of an epoch on this rank.
@@ -54,10 +56,13 @@ class LoaderPlan {
   void check(const LoaderState& state) const;
 
  private:
+  // The first of this rank's samples that are in batch `batch` or behind it.
+  [[nodiscard]] std::int64_t first_of(std::int64_t batch) const;
+
   Sampler sampler_;
-  std::int64_t batch_size_;
-  std::int64_t batches_;
+  std::int64_t batch_size_;  // of all ranks
   std::int64_t end_;
+  std::int64_t batches_;
 };
 
 }  // namespace lockstep::data

@@ -55,7 +55,9 @@ concept SkippingStream = StreamDataset<D> && requires(D& stream, std::int64_t co
 };
 
 struct StreamOptions {
-  std::int64_t batch_size = 1;  // samples a batch on each rank
+  // Samples of a batch over all ranks, at least one for each. Ranks that do not divide it have
+  // shares that differ by one sample.
+  std::int64_t batch_size = 1;
   Group group = Group();  // only rank() and size() are used: loaders do not talk to each other
   int workers = 1;        // threads that read; 0: the program's own thread reads when it asks
   int prefetch = 2;       // batches read ahead of the program, by each worker
@@ -66,11 +68,11 @@ struct StreamOptions {
 // Which samples of the stream are whose; pure arithmetic.
 class StreamPlan {
  public:
-  // InvalidArgument: an option that makes no sense.
+  // InvalidArgument: an option that makes no sense, or fewer samples in a batch than ranks.
   explicit StreamPlan(const StreamOptions& options);
 
   // Of all ranks' batches number n: samples [n * size, (n + 1) * size).
-  [[nodiscard]] std::int64_t global_batch() const { return batch_ * world_; }
+  [[nodiscard]] std::int64_t global_batch() const { return batch_; }
   [[nodiscard]] bool is_own(std::int64_t place_in_batch) const {
     return place_in_batch % world_ == rank_;
   }

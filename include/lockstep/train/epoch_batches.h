@@ -33,7 +33,7 @@ class EpochBatches {
   // BadInput when some rank would have no sample of its own.
   EpochBatches(Dataset dataset, const Options& options, const Group& group)
       : loader_(data::loader(checked(std::move(dataset), group),
-                             {.batch_size = options.batch / group.size(),
+                             {.batch_size = options.batch,
                               .group = group,
                               .seed = static_cast<std::uint64_t>(options.seed),
                               .workers = 0,
