@@ -112,7 +112,7 @@ struct OptimizerReading::Kept {
 
   // As the parameter lies, in ordinary memory or where the handle wants state to be.
   [[nodiscard]] at::Tensor empty_field(at::ScalarType dtype, optim::StateMemory* memory) const {
-    // With gradients this would be an activation of a block that checkpoint_activations() has marked.
+    // In grad mode this would be an activation of a block that checkpoint_activations() marked.
     at::NoGradGuard no_grad;
     at::Tensor like = dispatch::values_of(parameter.tensor).detach();
     if (memory != nullptr && like.is_cpu() && like.is_contiguous())

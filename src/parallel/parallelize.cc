@@ -63,7 +63,7 @@ class Composition {
   std::map<std::string, const models::MixtureImpl*> mixtures_;  // by name
   std::vector<Stage> stages_;
   std::optional<plan::Schedule> schedule_;
-  // Sub-meshes. The first use of one is collective over the mesh, so all ranks make them at the same
+  // The first use of a sub-mesh is collective over the mesh, so all ranks make them at the same
   // place: stages may differ in what they need.
   std::optional<Mesh> rows_;     // dp, cp, fsdp: ranks that have the same parts of tp
   std::optional<Mesh> all_;      // these and tp

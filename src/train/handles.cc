@@ -34,8 +34,7 @@ std::vector<std::string> names_in(const Mesh& mesh, const Options& options,
                                   std::initializer_list<std::string_view> names) {
   std::vector<std::string> found;
   for (const std::string_view name : names)
-    if (mesh.size(name) > 1 || (name == shards_axis && level_of(options)))
-      found.emplace_back(name);
+    if (mesh.size(name) > 1 || (name == shards_axis && level_of(options))) found.emplace_back(name);
   return found;
 }
 

@@ -132,7 +132,8 @@ std::map<std::string, Train> strategies() {
          const Mesh mesh(group, {{"dp", 1}, {"tp", group.size()}});
          return trained(parallelize_tensors(*model, mesh["tp"], {{"layer", Colwise()}},
                                             {.strategy = [mesh](torch::nn::Module& part) -> Handle {
-                                               return DistributedDataParallel(part, mesh.sub_mesh({"dp"}));
+                                               return DistributedDataParallel(
+                                                   part, mesh.sub_mesh({"dp"}));
                                              },
                                              .mesh = mesh}));
        }},
