@@ -240,8 +240,8 @@ TEST(AsyncSaver, WhereOneRankHasNoThreadAllAreTold) {
       for (int i = 0; i < 2; ++i) {  // the group lives on
         test::expect_words(
             test::message_of<CommonFailure>([&] { save_by(saver, out.path(), training); }),
-            {"rank " + std::to_string(without) + " on host ",
-             "starting the thread that writes a checkpoint", "Resource temporarily unavailable"});
+            {"rank " + std::to_string(without) + " on host ", "starting the thread checkpoint",
+             "Resource temporarily unavailable"});
         EXPECT_FALSE(saver.is_writing());
       }
       saver.wait();
