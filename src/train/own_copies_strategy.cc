@@ -68,9 +68,10 @@ class AveragedLater final : public Copies {
  public:
   AveragedLater(torch::nn::Module& module, const Group& world, const Options& options)
       : hook_(post_local_sgd(options.post_local_sgd)),
-        ddp_(module, world, {.broadcast_buffers = false, .hook = hook_}),
+        ddp_(module, world,
+             {.broadcast_buffers = false, .hook = hook_, .timeout = options.local_sgd.timeout}),
         averager_(ddp_.parameters(), {{options.local_sgd.period, world}},
-                  options.post_local_sgd.start_step, hook_) {}
+                  options.post_local_sgd.start_step, hook_, options.local_sgd.timeout) {}
   Handle& handle() override { return ddp_; }
   void step(bool) override { (void)averager_.step(); }
   void show() override { averager_.average_now(); }

@@ -6,11 +6,15 @@
 #include "support/torch/ranks.h"
 #include "train/communication_ways.h"
 #include "train/runs.h"
+#include "train/tasks/mlp.h"
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <cstdint>
 #include <fstream>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -193,6 +197,34 @@ TEST(OwnCopies, StopAndGoOnBetweenAverages) {
     EXPECT_EQ(distance(options.out, again.out), 0) << step;
     std::filesystem::remove_all(again.out);
   }
+}
+
+// One rank's data comes late once.
+class LateData : public MlpTask {
+ public:
+  explicit LateData(bool is_late) : is_late_(is_late) {}
+  [[nodiscard]] Batch batch(std::int64_t step) override {
+    if (is_late_ && step == 5) std::this_thread::sleep_for(std::chrono::seconds(4));
+    return MlpTask::batch(step);
+  }
+
+ private:
+  bool is_late_;
+};
+
+TEST(OwnCopies, HaveTheirDeadlineFromTheFirstStepOn) {
+  TemporaryFolder folder;
+  RunSetup options = tiny_mlp(folder);
+  options.local_sgd = {.period = 2, .timeout = std::chrono::seconds(1)};
+  options.post_local_sgd.start_step = 3;
+  test::run_group(test::Engine::shm, 2, [&](Group group) {
+    LateData task(group.rank() == 1);
+    options.settle(task);
+    if (group.rank() == 0)
+      EXPECT_THROW((void)train(task, options, group), Timeout);
+    else
+      EXPECT_THROW((void)train(task, options, group), Error);
+  });
 }
 
 class Uneven : public testing::TestWithParam<int> {};
