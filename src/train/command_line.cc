@@ -6,6 +6,7 @@
 #include "base/text.h"
 #include "base/visible.h"
 #include "train/configuration.h"
+#include "train/option_table.h"
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/version.h>
@@ -168,6 +169,14 @@ std::string config_of_resumed_run(const Words& words) {
   return std::filesystem::exists(path) ? path.string() : std::string();
 }
 
+// A config.toml without an axis fsdp says none also where no --shard was given: then it does not
+// stand in the way of such an axis.
+void take_none_as_implied(Options& options) {
+  if (options.shard != ShardKind::none) return;
+  options.shard = ShardKind::automatic;
+  if (shard_of(options) != ShardKind::none) options.shard = ShardKind::none;
+}
+
 void note_elsewhere(Known& known, Configuration& task) {
   for (const Configuration& other : known)
     for (const Settings::Entry& entry : other.settings().entries())
@@ -177,7 +186,8 @@ void note_elsewhere(Known& known, Configuration& task) {
 
 Configuration& configured(Known& known, Words& words) {
   if (words.values.contains("resume-from")) words.values["resume"] = "true";
-  if (words.config.empty()) words.config = config_of_resumed_run(words);
+  const bool is_given = !words.config.empty();
+  if (!is_given) words.config = config_of_resumed_run(words);
   std::vector<ConfigEntry> entries;
   if (!words.config.empty()) entries = read_config(words.config);
   if (auto entry = std::ranges::find(entries, "task", &ConfigEntry::name);
@@ -189,6 +199,7 @@ Configuration& configured(Known& known, Words& words) {
   Configuration& task = chosen(known, words.task);
   note_elsewhere(known, task);
   apply_config(task, entries);
+  if (!is_given && !entries.empty()) take_none_as_implied(task.options);
   if (words.values.contains("steps") && words.values.contains("epochs"))
     throw UsageError("give --steps or --epochs, not both");
   for (const auto& [name, value] : words.values) {
@@ -199,6 +210,7 @@ Configuration& configured(Known& known, Words& words) {
     }
     task.options.places.erase(name);
   }
+  task.check_own_needs();
   task.check_texts();
   return task;
 }

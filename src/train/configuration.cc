@@ -14,10 +14,12 @@
 #include <array>
 #include <cstdint>
 #include <filesystem>
+#include <span>
 #include <sstream>
 #include <string_view>
 #include <system_error>
 #include <utility>
+#include <variant>
 
 namespace lockstep::train {
 namespace {
@@ -52,6 +54,12 @@ void apply_entry(Configuration& configuration, const ConfigEntry& entry) {
   configuration.options.places[entry.name] = entry.place;
 }
 
+std::string text_in_file(const Settings::Entry& entry) {
+  const auto* written = std::get_if<WrittenValue>(&entry.variable);
+  return written != nullptr && written->file_text ? written->file_text()
+                                                  : Configuration::kept_text(entry);
+}
+
 toml::table parse_file(const std::filesystem::path& path) {
   constexpr std::uint64_t most_bytes = 1 << 20;
   try {
@@ -72,6 +80,7 @@ Configuration::Configuration(Task& task, Options given)
     : options(std::move(given)), task_(task), settings_(task.name()) {
   settings_.begin_group("Model and data");
   task_.declare(settings_);
+  own_count_ = settings_.entries().size();
   for (const Settings::Entry& entry : settings_.entries()) {
     check(!std::ranges::count(reserved, entry.name),
           "Task::declare: '{}' is a name of the trainer's", entry.name);
@@ -97,6 +106,11 @@ void Configuration::check_texts() const {
     check_input(is_utf8(text),
                 "--{}: expected UTF-8, because config.toml and checkpoints keep it, found '{}'{}",
                 name, visible(text), place_of(name));
+}
+
+void Configuration::check_own_needs() const {
+  for (const Settings::Entry& entry : std::span(settings_.entries()).first(own_count_))
+    settings_.check_needs(entry);
 }
 
 void Configuration::check_description() const {
@@ -168,7 +182,7 @@ void write_config(const std::filesystem::path& path, const Configuration& config
   text << "task = " << toml::value<std::string>(configuration.task_name()) << "\n";
   for (const Settings::Entry& entry : configuration.settings().entries()) {
     if (entry.scope == Scope::start || !Settings::is_given(entry)) continue;
-    std::string value = Configuration::kept_text(entry);
+    std::string value = text_in_file(entry);
     text << entry.name << " = ";
     if (entry.is_text())
       text << toml::value<std::string>(value) << "\n";

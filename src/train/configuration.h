@@ -32,6 +32,9 @@ class Configuration {
   // BadInput for an option that config.toml and checkpoints cannot keep, because it is not UTF-8,
   // or is in a folder whose name is not.
   void check_texts() const;
+  // BadInput for a setting of the task's that lacks what it needs (Setting::needs), once all are
+  // set; check_run() checks the trainer's.
+  void check_own_needs() const;
   // After Task::load(): InvalidArgument if Task::description() is not UTF-8.
   void check_description() const;
   // The paths that the task is told, for messages; "the task's data" where it is told none.
@@ -47,6 +50,7 @@ class Configuration {
 
   Task& task_;
   Settings settings_;
+  std::size_t own_count_ = 0;           // of the entries, the task's: they come first
   std::vector<std::string> own_paths_;  // names of the task's settings that are paths
 };
 

@@ -1,6 +1,7 @@
 // Checks of options against each other, the task and the number of ranks, beyond Setting::needs.
 #include "base/check.h"
 #include "base/counted.h"
+#include "base/text.h"
 #include "base/visible.h"
 #include "sys/topology.h"
 #include "train/option_table.h"
@@ -16,6 +17,13 @@
 namespace lockstep::train {
 namespace {
 
+// " (mesh is set in out/config.toml line 2)"; empty for options of the command line.
+std::string place_of(const Options& options, const std::string& name) {
+  const auto place = options.places.find(name);
+  if (place == options.places.end()) return {};
+  return formatted(" ({} is set in {})", name, place->second);
+}
+
 // Their sizes without -1.
 std::vector<MeshAxis> axes_of(const Options& options, int ranks) {
   try {
@@ -28,10 +36,8 @@ std::vector<MeshAxis> axes_of(const Options& options, int ranks) {
     if (options.elastic) axes = axes_of_round(std::move(axes), ranks);
     return MeshLayout(std::move(axes), ranks).axes();
   } catch (const Error& error) {
-    auto place = options.places.find("mesh");
-    throw BadInput(formatted(
-        "--mesh {}: {}{}", visible(mesh_text(options.mesh)), visible(error.what(), 1000),
-        place == options.places.end() ? "" : formatted(" (mesh is set in {})", place->second)));
+    throw BadInput(formatted("--mesh {}: {}{}", visible(mesh_text(options.mesh)),
+                             visible(error.what(), 1000), place_of(options, "mesh")));
   }
 }
 
@@ -174,7 +180,19 @@ void check_diloco(const DiLoCoOptions& diloco) {
   check_input(diloco.mixing < 1, "--diloco-mixing {}: expected less than 1", diloco.mixing);
 }
 
-// Binds the table to the defaults first, so that it can tell which options were given.
+// A program may set what no word of --hook stands for.
+void check_hook(const HookOptions& hook) {
+  const c10::ScalarType dtype = hook.dtype.value_or(at::kHalf);
+  check_input(dtype == at::kHalf || dtype == at::kBFloat16,
+              "--hook: expected Options::hook.dtype BFloat16 or Half, found {}",
+              c10::toString(dtype));
+  check_input(hook.power_sgd.rank >= 0,
+              "--hook: expected Options::hook.power_sgd.rank of at least 0, found {}",
+              hook.power_sgd.rank);
+}
+
+// Binds the table to the defaults first, so that it can tell which options were given. A task's own
+// settings have had their defaults before (Configuration::check_own_needs()).
 void check_needs(const Options& options, const Task& task) {
   Options all;
   Settings settings(task.name());
@@ -198,6 +216,8 @@ void check_start_options(const Options& options) {
   check_input(!options.out.empty(), "--out is missing: name a folder for the run");
   const bool goes_on = options.resume || options.resume_auto || !options.resume_from.empty();
   check_input(!options.overwrite || !goes_on, "give --resume or --overwrite, not both");
+  check_input(options.grace >= Duration::zero(), "--grace {}: expected at least 0s",
+              format_duration(options.grace));
 }
 
 }  // namespace
@@ -217,10 +237,22 @@ ps::Consistency consistency_of(const Options& options) {
   return options.staleness > 0 ? ps::Consistency::stale_synchronous : ps::Consistency::synchronous;
 }
 
+ShardKind shard_of(const Options& options) {
+  if (options.shard != ShardKind::automatic) return options.shard;
+  return is_among(options.mesh, shards_axis) ? ShardKind::full : ShardKind::none;
+}
+
 std::optional<ShardLevel> level_of(const Options& options) {
-  if (options.shard) return options.shard;
-  if (is_among(options.mesh, shards_axis)) return ShardLevel::full;
-  return std::nullopt;
+  switch (shard_of(options)) {
+    case ShardKind::optimizer:
+      return ShardLevel::optimizer;
+    case ShardKind::gradients:
+      return ShardLevel::gradients;
+    case ShardKind::full:
+      return ShardLevel::full;
+    default:
+      return std::nullopt;
+  }
 }
 
 Division division_of(const Options& options, int ranks) {
@@ -237,7 +269,11 @@ Division division_of(const Options& options, int ranks) {
     check_input(!is_divided || is_among(division.axes, shards_axis),
                 "--mesh {}: expected an axis fsdp, over which --shard {} divides the model, or "
                 "--shard none",
-                mesh_text(options.mesh), level_text(options.shard));
+                mesh_text(options.mesh), word_of(shard_of(options)));
+    check_input(is_divided || division.shards == 1,
+                "--mesh {}: expected --shard auto, optimizer, gradients or full for {} ranks of "
+                "fsdp, found --shard none{}",
+                mesh_text(options.mesh), division.shards, place_of(options, "shard"));
   }
   check_input(
       !options.sharding.reduce_in_step || (division.copies == 1 && !division.is_model_parallel()),
@@ -310,6 +346,7 @@ Options elastic_options(Options options) {
 }
 
 void check_run(const Options& options, const Task& task, int ranks) {
+  check_hook(options.hook);
   check_needs(options, task);
   check_devices(options, ranks);
   check_servers(options, ranks);

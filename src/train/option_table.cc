@@ -153,7 +153,7 @@ void declare_mesh(Settings& settings, Options& o) {
   settings.begin_group("Mesh of ranks");
   settings.add({.name = "shard",
                 .help = "what ranks divide between them: none, optimizer, gradients (and "
-                        "optimizer) or full, which --mesh fsdp=N means by itself"},
+                        "optimizer) or full; auto: full with --mesh fsdp=N, else none"},
                shard_in_words(o));
   settings.add({.name = "mesh",
                 .help = "arrange the ranks on axes, the last one varies fastest: pp (stages), dp "

@@ -31,8 +31,9 @@ void declare_options(Settings& settings, Options& options, const Task& task);
 // ranks.
 void check_run(const Options& options, const Task& task, int ranks);
 
-// Returns what the ranks of the axis fsdp divide: `shard`, or full if only the mesh names that
-// axis. Absent: nothing is divided along it.
+// Options::shard, or what automatic stands for.
+[[nodiscard]] ShardKind shard_of(const Options& options);
+// The same as a level; absent: none.
 [[nodiscard]] std::optional<ShardLevel> level_of(const Options& options);
 
 // How many ranks there are on each axis; the product is the number of ranks.

@@ -15,16 +15,8 @@ namespace lockstep::train {
 namespace {
 
 using Dtype = std::optional<c10::ScalarType>;
-using Level = std::optional<ShardLevel>;
 
 constexpr std::string_view by_power_sgd = "powersgd:";
-
-std::vector<Named<Level>> level_names() {
-  return {{"none", std::nullopt},
-          {"optimizer", ShardLevel::optimizer},
-          {"gradients", ShardLevel::gradients},
-          {"full", ShardLevel::full}};
-}
 
 }  // namespace
 
@@ -68,11 +60,15 @@ HookOptions parse_hook(std::string_view text) {
   return hook;
 }
 
-std::string level_text(Level level) { return in_words(level_names(), level).text(); }
-
 WrittenValue shard_in_words(Options& options) {
-  WrittenValue value = in_words(level_names(), options.shard);
-  value.text = [&options] { return level_text(level_of(options)); };
+  const auto names = names_of(ShardKind{});
+  WrittenValue value = in_words<ShardKind>({names.begin(), names.end()}, options.shard);
+  std::erase(value.words, word_of(ShardKind::automatic));  // no text of it
+  value.text = [&options] { return std::string(word_of(shard_of(options))); };
+  value.file_text = [&options] {
+    const ShardKind meant = shard_of(options);
+    return std::string(word_of(meant == ShardKind::none ? meant : options.shard));
+  };
   return value;
 }
 
@@ -106,8 +102,11 @@ WrittenValue schedule_in_words(std::string& pipeline) {
 }
 
 WrittenValue dtype_in_words(Dtype& dtype) {
-  return in_words<Dtype>({{"fp32", std::nullopt}, {"bf16", at::kBFloat16}, {"fp16", at::kHalf}},
-                         dtype);
+  WrittenValue value = in_words<Dtype>(
+      {{"fp32", std::nullopt}, {"bf16", at::kBFloat16}, {"fp16", at::kHalf}}, dtype);
+  // A program may name the dtype that stands for none.
+  value.text = [&dtype, text = value.text] { return dtype == at::kFloat ? "fp32" : text(); };
+  return value;
 }
 
 WrittenValue consistency_in_words(std::optional<ps::Consistency>& consistency) {

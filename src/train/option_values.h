@@ -36,6 +36,14 @@ constexpr std::array<Named<StrategyKind>, 3> names_of(StrategyKind) {
   return {{{"ddp", StrategyKind::ddp}, {"dp", StrategyKind::dp}, {"ps", StrategyKind::ps}}};
 }
 
+constexpr std::array<Named<ShardKind>, 5> names_of(ShardKind) {
+  return {{{"auto", ShardKind::automatic},
+           {"none", ShardKind::none},
+           {"optimizer", ShardKind::optimizer},
+           {"gradients", ShardKind::gradients},
+           {"full", ShardKind::full}}};
+}
+
 constexpr std::array<Named<OnSaveError>, 2> names_of(OnSaveError) {
   return {{{"stop", OnSaveError::stop}, {"go-on", OnSaveError::go_on}}};
 }
@@ -46,10 +54,7 @@ constexpr std::array<Named<OnSaveError>, 2> names_of(OnSaveError) {
 [[nodiscard]] std::string hook_text(const HookOptions& hook);
 [[nodiscard]] HookOptions parse_hook(std::string_view text);
 
-// "full"; absent: "none".
-[[nodiscard]] std::string level_text(std::optional<ShardLevel> level);
-
-// none, or the level of level_of(): an axis fsdp that is named means full.
+// The text is that of shard_of(). Files keep "auto" where an axis fsdp makes it full.
 [[nodiscard]] WrittenValue shard_in_words(Options& options);
 [[nodiscard]] WrittenValue mesh_as_text(std::vector<MeshAxis>& mesh);
 [[nodiscard]] WrittenValue hook_as_text(HookOptions& hook);

@@ -191,11 +191,16 @@ std::string_view Settings::Entry::value_in_help() const {
 
 std::string Settings::text_of(const Entry& entry) {
   return std::visit(
-      [](const auto& variable) -> std::string {
-        if constexpr (std::is_pointer_v<std::remove_cvref_t<decltype(variable)>>)
+      [&](const auto& variable) -> std::string {
+        if constexpr (std::is_pointer_v<std::remove_cvref_t<decltype(variable)>>) {
           return formatted("{}", *variable);
-        else
-          return variable.text();
+        } else {
+          try {
+            return variable.text();
+          } catch (const InvalidArgument& error) {
+            throw InvalidArgument(formatted("{}: {}", entry.name, error.what()));
+          }
+        }
       },
       entry.variable);
 }
@@ -212,10 +217,12 @@ bool Settings::is_given(const Entry& entry) {
 }
 
 void Settings::check_needs() const {
-  for (const Entry& entry : entries_) {
-    if (is_standard(entry)) continue;
-    for (const std::string& need : entry.needs) check_need(*this, entry, need);
-  }
+  for (const Entry& entry : entries_) check_needs(entry);
+}
+
+void Settings::check_needs(const Entry& entry) const {
+  if (is_standard(entry)) return;
+  for (const std::string& need : entry.needs) check_need(*this, entry, need);
 }
 
 namespace detail {
@@ -231,8 +238,7 @@ std::size_t place_of_word(std::span<const std::string> words, std::string_view t
 
 void throw_without_word(std::span<const std::string> words) {
   throw InvalidArgument(
-      formatted("Settings: expected a value that one of the words {} stands for, "
-                "found another one",
+      formatted("expected a value that one of the words {} stands for, found another one",
                 listed(words, ", ")));
 }
 

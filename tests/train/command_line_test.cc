@@ -1,6 +1,7 @@
 #include "train/command_line.h"
 
 #include "train/configuration.h"
+#include "train/option_table.h"
 
 #include "support/temporary_folder.h"
 #include "train/messages.h"
@@ -69,6 +70,29 @@ TEST(CommandLine, AResumedRunGoesOnWithItsOwnOptions) {
   EXPECT_EQ(Parsed({"gpt", "--resume", "--out", out}).of_task("layers"), "7");
   EXPECT_EQ(Parsed({"gpt", "--resume", "--out", out, "--layers", "2"}).of_task("layers"), "2");
   EXPECT_EQ(Parsed({"gpt", "--out", out}).of_task("layers"), "4");
+}
+
+TEST(CommandLine, AResumedRunMayHaveAMeshWithoutTheAxisThatMeantFull) {
+  test::TemporaryFolder folder;
+  const std::string out = folder.path().string();
+  const auto resumed = [&](ShardKind shard, const char* before, const char* mesh) {
+    RunSetup run("mlp");
+    run.shard = shard;
+    run.mesh = parse_axes(before);
+    write_config(folder / "config.toml", Configured(run).all);
+    const Parsed found({"mlp", "--resume", "--out", out, "--mesh", mesh, "--batch", "24"});
+    return test::message_of([&] { check_run(found.line.options, *found.line.task, 4); });
+  };
+  const std::string fits = "nothing was thrown";
+  EXPECT_EQ(resumed(ShardKind::automatic, "fsdp=4", "dp=4"), fits);
+  EXPECT_EQ(resumed(ShardKind::automatic, "dp=4", "fsdp=4"), fits);
+  EXPECT_EQ(resumed(ShardKind::full, "fsdp=4", "dp=4"),
+            "--mesh dp=4: expected an axis fsdp, over which --shard full divides the model, or "
+            "--shard none");
+  const std::string refused = resumed(ShardKind::none, "dp=4,fsdp=1", "dp=2,fsdp=2");
+  EXPECT_NE(refused.find("found --shard none (shard is set in "), std::string::npos) << refused;
+  EXPECT_EQ(Parsed({"mlp", "--shard", "none", "--mesh", "fsdp=4"}).line.options.shard,
+            ShardKind::none);
 }
 
 TEST(CommandLine, MistakesAreOneLineThatHelps) {

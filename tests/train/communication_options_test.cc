@@ -46,6 +46,14 @@ TEST(Communication, HooksThatAreNoneAreOneLine) {
               expected + ", found '" + std::string(text) + "'");
 }
 
+// As a program sets them, without the words.
+TEST(Communication, HooksThatNoWordsStandForAreOneLine) {
+  EXPECT_EQ(refused([](Options& o) { o.hook.dtype = at::kFloat; }),
+            "--hook: expected Options::hook.dtype BFloat16 or Half, found Float");
+  EXPECT_EQ(refused([](Options& o) { o.hook.power_sgd.rank = -1; }),
+            "--hook: expected Options::hook.power_sgd.rank of at least 0, found -1");
+}
+
 TEST(Communication, CombinationsWithoutMeaningAreOneLine) {
   EXPECT_EQ(refused([](Options& o) {
               o.hook = parse_hook("bf16");
@@ -56,7 +64,7 @@ TEST(Communication, CombinationsWithoutMeaningAreOneLine) {
             "--local-sgd 3 and --diloco 3: expected one of the two");
   EXPECT_EQ(refused([](Options& o) {
               o.hook = parse_hook("bf16");
-              o.shard = ShardLevel::full;
+              o.shard = ShardKind::full;
             }),
             "--hook bf16 needs --shard none, found --shard full");
   EXPECT_EQ(refused(

@@ -9,6 +9,9 @@
 #include <algorithm>
 #include <fstream>
 #include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
 
 namespace lockstep::train {
 namespace {
@@ -131,6 +134,29 @@ TEST(ConfigFile, WhatIsWrittenReadsBackAsTheSameOptions) {
     EXPECT_EQ(read.all.options.sharding.storage, ShardStorage::node_shared);
     EXPECT_EQ(read.all.options.diloco.inner_steps, 3);
     EXPECT_EQ(read.all.options.hook.power_sgd.rank, 3);
+  }
+}
+
+// What follows from the mesh is not kept as if it had been given.
+TEST(ConfigFile, AShardThatFollowsFromTheMeshReadsBackAsAuto) {
+  for (const auto& [shard, mesh, kept] :
+       {std::tuple(ShardKind::automatic, "", "none"),
+        std::tuple(ShardKind::automatic, "dp=4", "none"),
+        std::tuple(ShardKind::automatic, "fsdp=4", "auto"), std::tuple(ShardKind::none, "", "none"),
+        std::tuple(ShardKind::none, "dp=4,fsdp=1", "none"),
+        std::tuple(ShardKind::full, "fsdp=4", "full"), std::tuple(ShardKind::full, "", "full")}) {
+    test::TemporaryFolder folder;
+    Configured written{RunSetup("mlp")}, read{RunSetup("mlp")};
+    written.all.options.shard = shard;
+    if (*mesh != 0) written.all.options.mesh = parse_axes(mesh);
+    write_config(folder / "config.toml", written.all);
+    const std::vector<ConfigEntry> entries = read_config(folder / "config.toml");
+    const auto entry = std::ranges::find(entries, "shard", &ConfigEntry::name);
+    ASSERT_NE(entry, entries.end());
+    EXPECT_EQ(entry->text, kept) << mesh;
+    apply_config(read.all, entries);
+    EXPECT_EQ(level_of(read.all.options), level_of(written.all.options)) << mesh;
+    EXPECT_EQ(read.all.kept(), written.all.kept()) << mesh;
   }
 }
 

@@ -112,7 +112,7 @@ TEST(ElasticShards, ThatAreKilledShrunkAndGrownEndWithTheBytesOfAnUndisturbedRun
   options.slots = 4;
   const RunSetup undisturbed = elastic_setup(options, "undisturbed");
   run(3, undisturbed);
-  options.shard = ShardLevel::full;
+  options.shard = ShardKind::full;
   const RunSetup disturbed = elastic_setup(options, "disturbed");
   SmallAgent agent([&] { return train_worker(disturbed); });
   kill_and_shrink(agent, disturbed, 12, 20);
@@ -175,7 +175,7 @@ TEST(ElasticOptions, WhatDoesNotFitIsOneLine) {
                        "--batch 12 must be divisible by --slots 5; try --batch 10 or 15"));
   EXPECT_TRUE(contains(refusal([](Options& o) { o.strategy = StrategyKind::ps; }),
                        "--elastic needs --strategy ddp, found --strategy ps"));
-  fits.shard = ShardLevel::full;
+  fits.shard = ShardKind::full;
   EXPECT_EQ(refusal([](Options&) {}), "no error");
   EXPECT_EQ(refusal([](Options& o) {
               o.sharding.storage = ShardStorage::node_shared;
@@ -184,7 +184,7 @@ TEST(ElasticOptions, WhatDoesNotFitIsOneLine) {
             "--elastic and --reduce-in-step: expected one of the two");
   EXPECT_EQ(refusal([](Options& o) { o.sharding.compute_dtype = at::kBFloat16; }),
             "--elastic and --precision bf16: expected one of the two");
-  fits.shard.reset();
+  fits.shard = ShardKind::automatic;
   EXPECT_EQ(refusal([](Options& o) { o.uneven = true; }),
             "--elastic and --uneven: expected one of the two");
   EXPECT_TRUE(

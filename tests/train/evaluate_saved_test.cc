@@ -44,7 +44,7 @@ TEST(EvaluateSaved, GivesTheLossThatTheRunEndedWith) {
                       options.out + "/model.safetensors"));
   RunSetup sharded = options;
   sharded.out += "-full";
-  sharded.shard = ShardLevel::full;
+  sharded.shard = ShardKind::full;
   run(2, sharded);
   for (int ranks : {1, 2, 3})
     test::run_group(test::Engine::shm, ranks, [&](Group group) {

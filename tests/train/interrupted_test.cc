@@ -153,7 +153,7 @@ TEST_P(InterruptedRun, ASampleStopsBetweenTwoTokens) {
 INSTANTIATE_TEST_SUITE_P(
     , InterruptedRun,
     testing::Values(Ranks{"alone", 1}, Ranks{"ddp", 2, [](Options&) {}, 1},
-                    Ranks{"full", 2, [](Options& o) { o.shard = ShardLevel::full; }, 1},
+                    Ranks{"full", 2, [](Options& o) { o.shard = ShardKind::full; }, 1},
                     Ranks{"tensor", 2, [](Options& o) { o.mesh = parse_axes("tp=2"); }, 1},
                     Ranks{"copies_of_tensor", 4,
                           [](Options& o) { o.mesh = parse_axes("dp=2,tp=2"); }, 3},

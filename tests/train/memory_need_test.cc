@@ -108,7 +108,7 @@ TEST(MemoryNeed, WhatDoesNotFitSaysWhatIsNeededAndWhatIsThere) {
       "--batch, or divide the model by --shard full");
   EXPECT_EQ(said({.parameters = 0.6e9}, 2, 1), fits);
   EXPECT_NE(said({.parameters = 1e6, .activations = 5e9}, 1, 1), fits);
-  options.shard = ShardLevel::full;
+  options.shard = ShardKind::full;
   EXPECT_EQ(said({.parameters = 0.6e9}, 2, 2), fits);
   EXPECT_NE(said({.parameters = 1e13}, 2, 2), fits);
   options.sharding.offload = "/somewhere";

@@ -70,7 +70,7 @@ TEST_P(MeshResume, ARunGoesOnOnAnotherMesh) {
   RunSetup second = cut_at(first, 3);
   second.resume = true;
   set_option(second, "mesh", GetParam().to.mesh);
-  second.shard = std::nullopt;  // full where the mesh has an axis fsdp
+  second.shard = ShardKind::automatic;  // full where the mesh has an axis fsdp
   run(GetParam().to.ranks, second);
   EXPECT_LT(distance(options.out, second.out), 1e-4);
 }

@@ -3,6 +3,7 @@
 #include <lockstep/train/program.h>
 #include <lockstep/train/task.h>
 
+#include "train/command_line.h"
 #include "train/messages.h"
 #include "train/micro_batches.h"
 #include "train/runs.h"
@@ -11,6 +12,8 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/types.h>
 
+#include <cstdint>
+#include <fstream>
 #include <optional>
 #include <string>
 #include <vector>
@@ -39,6 +42,8 @@ class SumTask : public Task {
   void declare(Settings& settings) override {
     settings.add({.name = "scale", .help = "of the data", .least = 0.1}, scale_);
     settings.add({.name = "bias", .help = "of the model", .scope = Scope::shape}, bias_);
+    settings.add({.name = "experts", .needs = {"mesh dp=N"}}, experts_);
+    settings.add({.name = "top-k", .needs = {"experts"}}, top_k_);
   }
   void load(const Options& options, const Group& group) override {
     batches_.emplace(Sums{120, scale_}, options, group);
@@ -62,6 +67,7 @@ class SumTask : public Task {
 
   double scale_ = 1;
   bool bias_ = true;
+  std::int64_t experts_ = 0, top_k_ = 1;
 
  private:
   Sums validation_;
@@ -146,6 +152,23 @@ TEST(OwnTaskChecks, AProgramWithoutWordsSaysWhatIsMissing) {
   EXPECT_EQ(run_program(task, 0, nullptr), 2);
   EXPECT_EQ(testing::internal::GetCapturedStderr(),
             "sum: --out is missing: name a folder for the run\n");
+}
+
+TEST(OwnTaskChecks, WhatItsSettingsNeedMustBeGivenToo) {
+  TemporaryFolder folder;
+  const auto said = [&](std::vector<std::string> words) {
+    SumTask task;
+    Task* const only[] = {&task};
+    return test::message_of([&] { (void)parse_command_line("sum", only, words); });
+  };
+  EXPECT_EQ(said({"--top-k", "2"}), "--top-k 2 needs --experts N");
+  EXPECT_EQ(said({"--top-k", "1"}), "nothing was thrown");
+  EXPECT_EQ(said({"--top-k", "2", "--experts", "4"}),
+            "--experts 4 needs --mesh dp=N, found no --mesh");
+  EXPECT_EQ(said({"--top-k", "2", "--experts", "4", "--mesh", "dp=2"}), "nothing was thrown");
+  std::ofstream(folder / "run.toml") << "top-k = 2\n";
+  const std::string file = folder / "run.toml";
+  EXPECT_EQ(said({"--config", file}), "--top-k 2 needs --experts N");
 }
 
 TEST(OwnTaskChecks, StopsEarly) {

@@ -26,7 +26,7 @@ using test::TemporaryFolder;
 
 RunSetup sharded_mlp(const TemporaryFolder& folder) {
   RunSetup setup = tiny_mlp(folder);
-  setup.shard = ShardLevel::full;
+  setup.shard = ShardKind::full;
   setup.layers = 4;
   return setup;
 }
@@ -107,7 +107,7 @@ TEST_P(Precision, ChangesWhatIsLearnedALittle) {
 TEST_P(Precision, Float16GoesOnToTheBit) {
   TemporaryFolder folder;
   RunSetup setup = tiny_gpt(folder);
-  setup.shard = ShardLevel::full;
+  setup.shard = ShardKind::full;
   setup.sharding.compute_dtype = at::kHalf;
   setup.accumulate = 2;
   run(GetParam(), setup);
@@ -124,7 +124,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Precision, testing::Values(1, 2, 3));
 TEST(PrecisionRun, ConvolutionsComputeInBfloat16) {
   TemporaryFolder folder;
   RunSetup setup = tiny_mnist(folder);
-  setup.shard = ShardLevel::full;
+  setup.shard = ShardKind::full;
   run(2, setup);
   RunSetup narrow = setup;
   narrow.out += "-bf16";
@@ -142,7 +142,7 @@ TEST(PrecisionRun, MayChangeOnAResume) {
     RunSetup again = cut_at(setup, 4);
     std::filesystem::rename(again.out, again.out + precision);
     again.out += precision;
-    again.shard = ShardLevel::full;
+    again.shard = ShardKind::full;
     set_option(again, "precision", precision);
     run(2, again);
     EXPECT_NEAR(last_val_loss(again.out), last_val_loss(setup.out), 2e-2);
@@ -158,7 +158,7 @@ TEST(MeshRun, HybridShardingIsThatOfALoopOfOnesOwnToTheBit) {
   RunSetup plain = setup;
   plain.out += "-plain";
   plain.mesh.clear();
-  plain.shard = std::nullopt;
+  plain.shard = ShardKind::automatic;
   run(4, plain);
   EXPECT_EQ(distance(setup.out, plain.out), 0);
 }
@@ -167,7 +167,7 @@ TEST(MeshRun, GoesOnUnderOtherMeshesAndNumbersOfRanks) {
   TemporaryFolder folder;
   RunSetup setup = tiny_gpt(folder);
   setup.clip = 0;
-  setup.shard = ShardLevel::full;
+  setup.shard = ShardKind::full;
   setup.mesh = parse_axes("dp=2,fsdp=2");
   setup.accumulate = 3;
   run(4, setup);
@@ -205,7 +205,7 @@ TEST(MeshRun, AnAxisFsdpAloneMeansShardFull) {
   full.mesh = parse_axes("fsdp=2");
   run(2, full);
   RunSetup alone = full;
-  alone.shard.reset();
+  alone.shard = ShardKind::automatic;
   alone.sharding.prefetch = 2;  // needs --shard full
   alone.out += "-alone";
   run(2, alone);
@@ -216,7 +216,7 @@ TEST(MeshRun, AnAxisFsdpAloneMeansShardFull) {
   EXPECT_EQ(bytes_of(full), bytes_of(alone));
   std::ifstream file(alone.out + "/config.toml");
   const std::string config((std::istreambuf_iterator<char>(file)), {});
-  EXPECT_NE(config.find("shard = 'full'\nmesh = 'fsdp=2'\n"), std::string::npos) << config;
+  EXPECT_NE(config.find("shard = 'auto'\nmesh = 'fsdp=2'\n"), std::string::npos) << config;
 }
 
 TEST(MeshRun, AMeshMayBeGivenInPlaceOfItsName) {
@@ -263,7 +263,7 @@ TEST(MeshRun, WhatMakesNoSenseIsOneLineBeforeAnythingRuns) {
   EXPECT_NE(said(2,
                  [](RunSetup& setup) {
                    setup.mesh = parse_axes("dp=2,fsdp=2");
-                   setup.shard = ShardLevel::full;
+                   setup.shard = ShardKind::full;
                    setup.places["mesh"] = "out/config.toml line 9";
                  })
                 .find("but the group has 2 ranks (mesh is set in out/config.toml line 9)"),
@@ -273,7 +273,12 @@ TEST(MeshRun, WhatMakesNoSenseIsOneLineBeforeAnythingRuns) {
             std::string::npos);
   EXPECT_NE(mesh("dp=2,dp=2").find("axis dp comes twice"), std::string::npos);
   EXPECT_NE(mesh("fsdp=0"), "nothing was thrown");
-  EXPECT_EQ(mesh("dp=2,fsdp=2", "none"), "nothing was thrown");  // full
+  EXPECT_EQ(mesh("dp=2,fsdp=2", "auto"), "nothing was thrown");
+  EXPECT_EQ(mesh("dp=4,fsdp=1", "none"), "nothing was thrown");
+  EXPECT_EQ(mesh("dp=2,fsdp=2", "none"),
+            "--mesh dp=2,fsdp=2: expected --shard auto, optimizer, gradients or full for 2 ranks "
+            "of fsdp, found --shard none");
+  EXPECT_EQ(mesh("dp=4", "auto"), "nothing was thrown");
   EXPECT_EQ(mesh("dp=4"),
             "--mesh dp=4: expected an axis fsdp, over which --shard full divides the model, or "
             "--shard none");
@@ -285,12 +290,12 @@ TEST(MeshRun, WhatMakesNoSenseIsOneLineBeforeAnythingRuns) {
   EXPECT_EQ(said(2,
                  [](RunSetup& setup) {
                    setup.sharding.prefetch = 3;
-                   setup.shard = ShardLevel::gradients;
+                   setup.shard = ShardKind::gradients;
                  }),
             "--prefetch 3 needs --shard full, found --shard gradients");
   EXPECT_NE(said(4,
                  [](RunSetup& setup) {
-                   setup.shard = ShardLevel::full;
+                   setup.shard = ShardKind::full;
                    setup.mesh = parse_axes("dp=2,fsdp=2");
                    setup.sharding.reduce_in_step = true;
                    setup.sharding.storage = ShardStorage::node_shared;

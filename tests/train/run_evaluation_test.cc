@@ -190,7 +190,7 @@ TEST_P(Samples, AreThoseOfARunThatWasNeverStoppedNorSharded) {
   run(GetParam(), unseen);
   EXPECT_EQ(distance(options.out, unseen.out), 0);  // looking changes nothing
   RunSetup sharded = options;
-  sharded.shard = ShardLevel::full;
+  sharded.shard = ShardKind::full;
   sharded.out += "-full";
   run(GetParam(), sharded);
   for (RunSetup again : {cut_at(options, 4), sharded, cut_at(sharded, 4)}) {

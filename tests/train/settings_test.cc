@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -117,9 +118,9 @@ TEST(Settings, EnumsAndWholeNumbersOfAnySizeAreVariables) {
             "count: expected a whole number from 0 to 2147483647, found '3000000000'");
   EXPECT_EQ(shape, Shape::square);
   level = 7;
-  EXPECT_EQ(test::message_of([&] { (void)settings.text("level"); }),
-            "Settings: expected a value that one of the words none, one stands for, found another "
-            "one");
+  EXPECT_EQ(
+      test::message_of([&] { (void)settings.text("level"); }),
+      "level: expected a value that one of the words none, one stands for, found another one");
 }
 
 // What a setting with these needs lacks, beside settings of each kind.
@@ -253,6 +254,15 @@ TEST(CheckRun, WhatDoesNotFitTogetherIsRefused) {
             std::string::npos);
   EXPECT_EQ(refused([](RunSetup& options) { options.epochs = 2; }),
             "give --steps or --epochs: found 2000 and 2");
+  EXPECT_EQ(refused([](RunSetup& options) { options.grace = std::chrono::seconds(-5); }),
+            "--grace -5s: expected at least 0s");
+  EXPECT_EQ(refused([](RunSetup& options) { options.sharding.compute_dtype = at::kDouble; }),
+            "precision: expected a value that one of the words fp32, bf16, fp16 stands for, found "
+            "another one");
+  EXPECT_EQ(refused([](RunSetup& options) {
+              options.sharding.compute_dtype = options.sharding.reduce_dtype = at::kFloat;
+            }),
+            "nothing was thrown");
 }
 
 }  // namespace

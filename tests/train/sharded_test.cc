@@ -246,7 +246,7 @@ TEST(ShardedRun, WhatNeedsShardsIsRefusedWithoutThem) {
   EXPECT_EQ(test::message_of([&] { check_run(options, 1); }),
             "--reduce-in-step needs --node-shared");
   EXPECT_EQ(test::message_of([&] { Configured(options).all.settings().set("shard", "half"); }),
-            "shard: unknown value 'half'; known: none, optimizer, gradients, full");
+            "shard: unknown value 'half'; known: auto, none, optimizer, gradients, full");
 }
 
 }  // namespace

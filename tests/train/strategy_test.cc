@@ -250,7 +250,7 @@ TEST(Strategies, CombinationsWithoutMeaningAreOneLine) {
   EXPECT_EQ(refused(
                 [&](RunSetup& setup) {
                   dp(setup);
-                  setup.shard = ShardLevel::full;
+                  setup.shard = ShardKind::full;
                 },
                 1),
             "--strategy dp needs --shard none, found --shard full");

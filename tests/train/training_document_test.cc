@@ -78,7 +78,7 @@ TEST(TrainingDocument, ListsWhatARunWrites) {
   run(1, options);
   options = tiny_mlp(folder);
   options.out += "-mlp";
-  options.shard = ShardLevel::full;
+  options.shard = ShardKind::full;
   options.sharding.compute_dtype = at::kHalf;
   run(1, options);
   for (const auto& row : metrics_of(options.out))

@@ -38,6 +38,15 @@ enum class StrategyKind {
   ps    // workers compute, and parameter servers update
 };
 
+// How much of the model the ranks of the axis fsdp divide (ShardLevel).
+enum class ShardKind {
+  automatic,  // full if Options::mesh has that axis, none otherwise
+  none,       // every rank has the whole model; no axis fsdp of several ranks
+  optimizer,
+  gradients,
+  full
+};
+
 // The effect on the run of a checkpoint, best model or line of metrics that cannot be written. The
 // files of the end must be written in any case.
 enum class OnSaveError { stop, go_on };
@@ -126,10 +135,9 @@ struct Options {
 
   // Axes pp (stages), dp (copies), fsdp (shards of each copy), tp (ranks that compute each layer
   // together), cp (ranks that cut each sequence) and ep (ranks that own experts). Empty: all ranks
-  // on one axis, fsdp if `shard` is given and dp otherwise.
+  // on one axis, fsdp if `shard` divides the model and dp otherwise.
   std::vector<MeshAxis> mesh = {};
-  // How much the ranks of fsdp divide; absent: everything (full) if `mesh` has that axis.
-  std::optional<ShardLevel> shard = std::nullopt;
+  ShardKind shard = ShardKind::automatic;
   // How they divide it. `level` and `units` are ignored: they are `shard` and Task::units().
   // Parameters are float32 where they are updated and saved.
   ShardOptions sharding = {};

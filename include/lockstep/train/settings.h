@@ -43,7 +43,8 @@ struct Setting {
   double most = 1e15;
   // A text that names a file or folder. Files keep it with the folder in front.
   bool is_path = false;
-  // A value other than the default needs all of these (Settings::check_needs()):
+  // A value other than the default needs all of these (Settings::check_needs()). Those of a task's
+  // settings are checked when its command line and files have been read (run_program()).
   // "elastic" or "diloco": another value than their default; "shard full", "strategy ddp|dp": one
   // of these words in the value; "mesh pp=N", "hook powersgd:RANK": likewise, up to '=' or ':';
   // "no mesh": the default.
@@ -75,6 +76,8 @@ struct WrittenValue {
   std::vector<std::string> words = {};  // all texts of it; empty: there are others, too
   std::function<std::string()> text;
   std::function<void(std::string_view text)> set;  // BadInput says what was expected and found
+  // What config.toml keeps instead of text(), which follows from other settings. Null: text().
+  std::function<std::string()> file_text = {};
 };
 
 // The variable has one of these values, each of which is written as a word.
@@ -140,6 +143,8 @@ class Settings {
   // BadInput in one line for a setting whose value is not its default, and which lacks what it
   // needs: "--prefetch 3 needs --shard full, found --shard none".
   void check_needs() const;
+  // The same for one setting of this table.
+  void check_needs(const Entry& entry) const;
 
  private:
   template <class Enum>
