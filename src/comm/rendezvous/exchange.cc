@@ -7,7 +7,6 @@
 #include <lockstep/base/error.h>
 
 #include <chrono>
-#include <cstddef>
 
 namespace lockstep::rendezvous {
 namespace {
@@ -18,10 +17,14 @@ std::string key_of(const Exchange& between, int rank) {
 
 std::string key_of_all(const std::string& key) { return key + "/all"; }
 
+bool is_there(Store& store, const Exchange& between, int rank) {
+  return store.try_get(key_of(between, rank)).has_value();
+}
+
 std::vector<int> missing_ranks(Store& store, const Exchange& between) {
   std::vector<int> missing;
   for (int rank = 0; rank < between.size; ++rank)
-    if (!store.try_get(key_of(between, rank))) missing.push_back(rank);
+    if (!is_there(store, between, rank)) missing.push_back(rank);
   return missing;
 }
 
@@ -31,18 +34,19 @@ std::vector<int> missing_ranks(Store& store, const Exchange& between) {
                           rank_list(missing_ranks(store, between)), between.purpose));
 }
 
+// The lowest rank that is there logs the missing ones. The other ranks stop at the first key that
+// they find: all ranks come here at once.
 void remind(Store& store, const Exchange& between, Duration left) {
+  for (int lower = 0; lower < between.rank; ++lower)
+    if (is_there(store, between, lower)) return;
   const std::vector<int> missing = missing_ranks(store, between);
-  const auto lower = static_cast<std::size_t>(between.rank);
-  const bool is_lowest =
-      missing.size() >= lower && (lower == 0 || missing[lower - 1] < between.rank);
-  if (missing.empty() || !is_lowest) return;
+  if (missing.empty()) return;
   log::warning("rank {} of {} has waited {} for {} {}, and gives up in {}", between.rank,
                between.size, format_duration(between.remind_after), rank_list(missing),
                between.purpose, format_duration(std::chrono::ceil<std::chrono::seconds>(left)));
 }
 
-// `reminder`: never, once the missing ranks have been named.
+// `reminder`: never, once the missing ranks have been named, and without a deadline.
 std::string text_of(Store& store, const Exchange& between, int rank, Deadline deadline,
                     Deadline& reminder) {
   try {
@@ -62,7 +66,7 @@ std::vector<std::string> exchange(
     const std::function<void(int rank, const std::string& text)>& check) {
   const auto deadline = Deadline::after(timeout);
   store.set(key_of(between, between.rank), mine);
-  auto reminder = Deadline::after(between.remind_after);
+  auto reminder = deadline.is_never() ? deadline : Deadline::after(between.remind_after);
   std::vector<std::string> texts;
   for (int rank = 0; rank < between.size; ++rank) {
     try {

@@ -10,7 +10,10 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <thread>
 
 namespace lockstep::rendezvous {
 namespace {
@@ -56,6 +59,39 @@ TEST(Exchange, TheLowestRankThatIsThereNamesThem) {
   EXPECT_TRUE(test::contains(wait_as(1, {2}).log, "waited 30ms for ranks 0, 3")) << "rank 1";
   EXPECT_EQ(wait_as(2, {1}).log, "");
   EXPECT_EQ(wait_as(3, {0, 1}).log, "");
+}
+
+// Counts the keys that are asked for.
+class CountingStore final : public MemoryStore {
+ public:
+  std::optional<std::string> try_get(std::string_view key) override {
+    ++asked;
+    return MemoryStore::try_get(key);
+  }
+  int asked = 0;
+};
+
+TEST(Exchange, AWaitWithoutADeadlineIsNotSpokenOf) {
+  MemoryStore store;
+  std::jthread late([&] {
+    std::this_thread::sleep_for(200ms);
+    for (int rank = 1; rank < 4; ++rank) store.set("hello/" + std::to_string(rank), "words");
+  });
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(exchange(store, between(0), "words", Duration::max()).size(), 4U);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+}
+
+// All ranks come to it at once: together they must not ask for the square of their number.
+TEST(Exchange, RanksThatDoNotNameTheMissingAskForOneKey) {
+  CountingStore store;
+  store.set("hello/0", "words");
+  std::jthread late([&] {
+    std::this_thread::sleep_for(200ms);
+    for (int rank = 1; rank < 3; ++rank) store.set("hello/" + std::to_string(rank), "words");
+  });
+  EXPECT_EQ(exchange(store, between(3), "words", 20s).size(), 4U);
+  EXPECT_EQ(store.asked, 1);
 }
 
 }  // namespace
