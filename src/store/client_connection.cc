@@ -160,14 +160,16 @@ void TcpStore::Connection::send_frames(const std::vector<std::string>& messages)
   for (const std::string& message : messages) frames += sealer_->seal(message);
   std::span<const std::byte> left = sys::bytes_of(frames);
   const Deadline deadline = Deadline::after(options_.call_timeout);
-  while (!left.empty()) {
+  const sys::Retries anew(socket_.get(), POLLOUT | POLLIN, deadline);
+  for (sys::Retries retries = anew; !left.empty();) {
     if (const auto sent = sys::send_now(socket_.get(), left)) {
       left = left.subspan(*sent);
+      retries = anew;
       continue;
     }
-    if (deadline.passed() || !sys::wait_ready(socket_.get(), POLLOUT | POLLIN, deadline))
+    if (deadline.passed() || !retries.wait())
       throw Timeout(formatted("store at {} takes no requests", address_));
-    read_if_nobody_does();
+    if (read_if_nobody_does()) retries = anew;
   }
 }
 
@@ -237,16 +239,17 @@ void TcpStore::Connection::read_or_repair(Deadline deadline) {
   }
   if (!connected) return repair(deadline);
   try {
-    if (sys::wait_ready(socket_.get(), POLLIN, deadline)) read_now();
+    for (sys::Retries retries(socket_.get(), POLLIN, deadline); retries.wait();)
+      if (read_now()) return;
   } catch (const std::exception& error) {
     break_off(error.what());
   }
 }
 
-void TcpStore::Connection::read_if_nobody_does() {
+bool TcpStore::Connection::read_if_nobody_does() {
   {
     const Lock lock(mutex_);
-    if (reading_) return;
+    if (reading_) return false;
     reading_ = true;
   }
   const ScopeExit done([&] {
@@ -254,13 +257,13 @@ void TcpStore::Connection::read_if_nobody_does() {
     reading_ = false;
     hand_over_reading();
   });
-  read_now();
+  return read_now();
 }
 
-void TcpStore::Connection::read_now() {
+bool TcpStore::Connection::read_now() {
   std::array<std::byte, 64 << 10> buffer;
   auto count = sys::receive_now(socket_.get(), buffer);
-  if (!count) return;
+  if (!count) return false;
   frames_.append({reinterpret_cast<const char*>(buffer.data()), *count});
   std::vector<store::Message> replies;
   for (std::string sealed; frames_.next(sealed);)
@@ -278,6 +281,7 @@ void TcpStore::Connection::read_now() {
     }
   }
   for (const Call& call : answered) call->wake();
+  return true;
 }
 
 void TcpStore::Connection::break_off(const std::string& reason) noexcept {

@@ -74,8 +74,9 @@ class TcpStore::Connection {
   [[nodiscard]] Next next_of(store::WaitingCall& own, Deadline deadline);
   store::Message leave(std::uint64_t id, store::WaitingCall& own);
   void read_or_repair(Deadline deadline);
-  void read_if_nobody_does();
-  void read_now();
+  // Both: whether anything has come.
+  bool read_if_nobody_does();
+  bool read_now();
   void hand_over_reading() LOCKSTEP_REQUIRES(mutex_);
   void wake_all() LOCKSTEP_REQUIRES(mutex_);
   void break_off(const std::string& reason) noexcept;

@@ -52,7 +52,7 @@ void expect_a_way_or_a_line(const std::string& backend, const DeniedCall& call) 
   SCOPED_TRACE(backend + ", " + call.text());
   const test::TemporaryFolder folder;
   test::expect_ranks(2, [&](int rank) {
-    if (!test::deny(call)) return;
+    ASSERT_TRUE(test::deny(call));
     const auto begin = Clock::now();
     try {
       const BackendOptions options{
@@ -101,19 +101,21 @@ const std::vector<DeniedCall> needed{
     {"ftruncate", SYS_ftruncate, 0},       {"socket", SYS_socket, 0},
     {"sendmsg", SYS_sendmsg, 0},           {"clone3", SYS_clone3, 0}};
 
-TEST(DeniedCalls, RanksOfOneHostWithoutWhatKernelsAndContainersRefuse) {
+class DeniedCalls : public test::WithDeniedCalls {};
+
+TEST_F(DeniedCalls, RanksOfOneHostWithoutWhatKernelsAndContainersRefuse) {
   expect_a_way_or_a_line("shm", dispensable, {ENOSYS, EPERM, EINVAL});
 }
 
-TEST(DeniedCalls, RanksOfOneHostWithoutWhatIsShort) {
+TEST_F(DeniedCalls, RanksOfOneHostWithoutWhatIsShort) {
   expect_a_way_or_a_line("shm", dispensable, {ENOMEM, EMFILE});
 }
 
-TEST(DeniedCalls, RanksOfOneHostSayWhatTheyLack) {
+TEST_F(DeniedCalls, RanksOfOneHostSayWhatTheyLack) {
   expect_a_way_or_a_line("shm", needed, {ENOSYS, EPERM, ENOMEM, EMFILE});
 }
 
-TEST(DeniedCalls, RanksOverSocketsDoWithoutOrSaySo) {
+TEST_F(DeniedCalls, RanksOverSocketsDoWithoutOrSaySo) {
   const auto names = backend_names();
   if (std::ranges::find(names, "gloo") == names.end()) GTEST_SKIP() << "no Gloo in this build";
   expect_a_way_or_a_line("gloo",

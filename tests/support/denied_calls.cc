@@ -4,7 +4,11 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cstddef>
 #include <cstring>
 
@@ -24,6 +28,20 @@ bool deny(const DeniedCall& call) {
   const sock_fprog program{.len = sizeof(lines) / sizeof(lines[0]), .filter = lines};
   return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
          ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+bool can_deny_calls() {
+  static const bool can = [] {
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      const bool is_denied =
+          deny({"getppid", SYS_getppid, ENOSYS}) && ::syscall(SYS_getppid) < 0 && errno == ENOSYS;
+      ::_exit(is_denied ? 0 : 1);
+    }
+    int status = -1;
+    return pid > 0 && ::waitpid(pid, &status, 0) == pid && status == 0;
+  }();
+  return can;
 }
 
 std::vector<DeniedCall> denied_calls(const std::vector<DeniedCall>& calls,

@@ -45,7 +45,7 @@ void expect_a_way_or_a_line(const std::vector<DeniedCall>& calls,
     SCOPED_TRACE(call.text());
     const test::TemporaryFolder folder;
     test::expect_ranks(1, [&](int) {
-      if (!test::deny(call)) return;
+      ASSERT_TRUE(test::deny(call));
       try {
         action(folder.path());
       } catch (const Error& error) {
@@ -80,7 +80,9 @@ std::vector<int> all_errors() {
   return all;
 }
 
-TEST(DeniedCalls, FilesAppearAsAWholeOrNotAtAll) {
+class DeniedCalls : public test::WithDeniedCalls {};
+
+TEST_F(DeniedCalls, FilesAppearAsAWholeOrNotAtAll) {
   const auto calls = test::denied_calls({{"fsync", SYS_fsync, 0},
                                          {"rename", SYS_rename, 0},
                                          {"getrandom", SYS_getrandom, 0},
@@ -99,7 +101,7 @@ TEST(DeniedCalls, FilesAppearAsAWholeOrNotAtAll) {
   });
 }
 
-TEST(DeniedCalls, FileSystemsThatCannotFlushOrMakeRandomNamesWillDo) {
+TEST_F(DeniedCalls, FileSystemsThatCannotFlushOrMakeRandomNamesWillDo) {
   const auto calls = test::denied_calls({{"fsync", SYS_fsync, 0}}, {EINVAL, EOPNOTSUPP, ENOSYS});
   auto more = test::denied_calls({{"getrandom", SYS_getrandom, 0}}, refusals);
   more.insert(more.end(), calls.begin(), calls.end());
@@ -112,7 +114,7 @@ TEST(DeniedCalls, FileSystemsThatCannotFlushOrMakeRandomNamesWillDo) {
   });
 }
 
-TEST(DeniedCalls, SpaceThatCannotBeReservedIsTakenWhenItIsUsed) {
+TEST_F(DeniedCalls, SpaceThatCannotBeReservedIsTakenWhenItIsUsed) {
   const auto calls = test::denied_calls({{"fallocate", SYS_fallocate, 0}}, refusals);
   expect_a_way(calls, [](const fs::path& folder) {
     auto file = PositionedFile::create(folder / "file");
@@ -125,7 +127,7 @@ TEST(DeniedCalls, SpaceThatCannotBeReservedIsTakenWhenItIsUsed) {
   });
 }
 
-TEST(DeniedCalls, AFullDiskIsAnErrorWhereSpaceIsReserved) {
+TEST_F(DeniedCalls, AFullDiskIsAnErrorWhereSpaceIsReserved) {
   const auto calls = test::denied_calls({{"fallocate", SYS_fallocate, 0}}, {ENOSPC, EDQUOT, EFBIG});
   expect_a_way_or_a_line(calls, [](const fs::path& folder) {
     EXPECT_THROW(PositionedFile::create(folder / "file").reserve(4096), SystemError);
@@ -134,7 +136,7 @@ TEST(DeniedCalls, AFullDiskIsAnErrorWhereSpaceIsReserved) {
   });
 }
 
-TEST(DeniedCalls, AFileSystemWithoutLocksIsSaidToBeOne) {
+TEST_F(DeniedCalls, AFileSystemWithoutLocksIsSaidToBeOne) {
   const auto calls =
       test::denied_calls({{"flock", SYS_flock, 0}}, {ENOSYS, EPERM, EINVAL, EOPNOTSUPP, ENOLCK});
   expect_a_way(calls, [](const fs::path& folder) {
@@ -144,7 +146,7 @@ TEST(DeniedCalls, AFileSystemWithoutLocksIsSaidToBeOne) {
   });
 }
 
-TEST(DeniedCalls, SharedMemoryThatCannotBeMadeIsOneLine) {
+TEST_F(DeniedCalls, SharedMemoryThatCannotBeMadeIsOneLine) {
   const auto calls = test::denied_calls({{"memfd_create", SYS_memfd_create, 0},
                                          {"ftruncate", SYS_ftruncate, 0},
                                          {"madvise", SYS_madvise, 0}},
@@ -159,7 +161,7 @@ TEST(DeniedCalls, SharedMemoryThatCannotBeMadeIsOneLine) {
 }
 
 // A process that cannot be watched must not be left running.
-TEST(DeniedCalls, AProgramThatCannotBeWatchedIsNotLeftRunning) {
+TEST_F(DeniedCalls, AProgramThatCannotBeWatchedIsNotLeftRunning) {
   const auto calls = test::denied_calls({{"pidfd_open", SYS_pidfd_open, 0}}, {ENOSYS, EMFILE});
   expect_a_way_or_a_line(calls, [](const fs::path& folder) {
     const auto written = folder / "written";
@@ -178,7 +180,7 @@ TEST(DeniedCalls, AProgramThatCannotBeWatchedIsNotLeftRunning) {
 }
 
 // The program of a rank may have closed that descriptor, and opened another file under its number.
-TEST(DeniedCalls, AnOrdinaryFileIsNotTakenForAProcess) {
+TEST_F(DeniedCalls, AnOrdinaryFileIsNotTakenForAProcess) {
   const auto calls = test::denied_calls({{"pidfd_send_signal", SYS_pidfd_send_signal, 0}},
                                         {ENOSYS, EPERM, EINVAL});
   expect_a_way(calls, [](const fs::path& folder) {
@@ -190,7 +192,7 @@ TEST(DeniedCalls, AnOrdinaryFileIsNotTakenForAProcess) {
   });
 }
 
-TEST(DeniedCalls, ProgramsAreStartedWithoutClosingManyDescriptorsAtOnce) {
+TEST_F(DeniedCalls, ProgramsAreStartedWithoutClosingManyDescriptorsAtOnce) {
   const auto calls =
       test::denied_calls({{"close_range", SYS_close_range, 0}}, {ENOSYS, EPERM, EINVAL});
   expect_a_way(calls, [](const fs::path&) {
@@ -202,7 +204,7 @@ TEST(DeniedCalls, ProgramsAreStartedWithoutClosingManyDescriptorsAtOnce) {
 }
 
 // poll() says that the socket is ready, and the call is refused again and again.
-TEST(DeniedCalls, ATransferThatIsRefusedForEverEndsWithItsDeadline) {
+TEST_F(DeniedCalls, ATransferThatIsRefusedForEverEndsWithItsDeadline) {
   const auto calls = test::denied_calls({{"sendmsg", SYS_sendmsg, 0},
                                          {"sendto", SYS_sendto, 0},
                                          {"recvmsg", SYS_recvmsg, 0},
@@ -220,7 +222,7 @@ TEST(DeniedCalls, ATransferThatIsRefusedForEverEndsWithItsDeadline) {
     send_descriptors(left.get(), bytes_of(words), numbers, deadline());
     send_all(left.get(), bytes_of(words), deadline());
     test::expect_ranks(1, [&](int) {
-      if (!test::deny(call)) return;
+      ASSERT_TRUE(test::deny(call));
       const auto bytes = std::as_writable_bytes(std::span(words));
       const std::string name = call.name;
       const auto begin = Clock::now();
@@ -241,12 +243,12 @@ TEST(DeniedCalls, ATransferThatIsRefusedForEverEndsWithItsDeadline) {
 }
 
 // glibc does without clone3() where that is ENOSYS; old containers say EPERM.
-TEST(DeniedCalls, AThreadThatCannotBeStartedIsOneLine) {
+TEST_F(DeniedCalls, AThreadThatCannotBeStartedIsOneLine) {
   for (const auto& call :
        test::denied_calls({{"clone3", SYS_clone3, 0}}, {ENOSYS, EPERM, EAGAIN})) {
     SCOPED_TRACE(call.text());
     test::expect_ranks(1, [&](int) {
-      if (!test::deny(call)) return;
+      ASSERT_TRUE(test::deny(call));
       bool has_run = false;
       const std::string text = test::message_of<SystemError>([&] {
         Thread thread("a-thread", [&] { has_run = true; });
@@ -260,7 +262,7 @@ TEST(DeniedCalls, AThreadThatCannotBeStartedIsOneLine) {
   }
 }
 
-TEST(DeniedCalls, CoresThatCannotBeAskedForAreOneLine) {
+TEST_F(DeniedCalls, CoresThatCannotBeAskedForAreOneLine) {
   const auto calls = test::denied_calls({{"sched_getaffinity", SYS_sched_getaffinity, 0},
                                          {"sched_setaffinity", SYS_sched_setaffinity, 0}},
                                         all_errors());
