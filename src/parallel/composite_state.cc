@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <exception>
 #include <iterator>
 #include <utility>
 
@@ -47,8 +48,17 @@ void CompositeState::begin_load() {
   }
 }
 
+// All end, and then the first exception goes on.
 void CompositeState::end_load(bool complete) {
-  for (HandleState* child : children_) child->end_load(complete);
+  std::exception_ptr failure;
+  for (HandleState* child : children_) {
+    try {
+      child->end_load(complete);
+    } catch (...) {
+      if (!failure) failure = std::current_exception();
+    }
+  }
+  if (failure) std::rethrow_exception(failure);
 }
 
 void CompositeState::check_one_model() const {

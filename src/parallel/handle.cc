@@ -1,7 +1,9 @@
 #include <lockstep/parallel/handle.h>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "module/slices.h"
+#include "parallel/exception_text.h"
 #include "parallel/handle_state.h"
 #include "parallel/state_dict.h"
 
@@ -43,7 +45,16 @@ LoadScope::LoadScope(std::shared_ptr<HandleState> state)
   }
 }
 
-LoadScope::~LoadScope() { state_->end_load(std::uncaught_exceptions() == exceptions_); }
+LoadScope::~LoadScope() noexcept(false) {
+  const bool complete = std::uncaught_exceptions() == exceptions_;
+  try {
+    state_->end_load(complete);
+  } catch (...) {
+    if (complete) throw;
+    log::warning("after a load that failed: {}",
+                 parallel::exception_text(std::current_exception()));
+  }
+}
 
 Handle& Handle::operator=(Handle&& other) noexcept {
   if (this == &other) return *this;

@@ -90,12 +90,13 @@ class [[nodiscard]] NoSync {
 //     part.tensor.copy_(lockstep::cut_part(wholes.at(part.name), part).view_as(part.tensor));
 //
 // If an exception ends the scope, the handle stays usable, with the parts as they were written.
+// Otherwise the end of the scope rethrows exceptions of the strategy, or of its CommunicationHook.
 class [[nodiscard]] LoadScope {
  public:
   explicit LoadScope(std::shared_ptr<HandleState> state);
   LoadScope(const LoadScope&) = delete;
   LoadScope& operator=(const LoadScope&) = delete;
-  ~LoadScope();
+  ~LoadScope() noexcept(false);
 
   [[nodiscard]] const std::vector<NamedPart>& parts() const& { return parts_; }
   void parts() const&& = delete;  // the scope would end before the loop begins
@@ -151,8 +152,10 @@ class [[nodiscard]] Handle {
 
   // Whole tensors under the names of Python's state_dict(), tied ones under each, on every rank.
   // If every rank has the whole module (DistributedDataParallel, LocalSgd, DiLoCo, DataParallel):
-  // local, and the tensors share memory with the module. Else: collective over group(), and copies.
-  // Tensors that a strategy ignores are this rank's own.
+  // local, and the tensors share memory with the module; DiLoCo's parameters are the outer ones
+  // instead, in memory of the handle. Else: collective over group(), and copies. Tensors that a
+  // strategy ignores are this rank's own. Nested tensors, which have no sizes, are left out here,
+  // in load_state_dict() and in state_parts().
   [[nodiscard]] std::map<std::string, at::Tensor> state_dict() const;
   // Every rank passes the same whole tensors. Checks everything first: BadInput on every rank names
   // a tensor that is missing, unknown, of another shape, or tied and unequal, and nothing was

@@ -248,6 +248,29 @@ TEST(HookErrors, RanksWithOtherHooksAreTold) {
   });
 }
 
+struct RefusesEqualModels final : CommunicationHook {
+  [[nodiscard]] std::string describe() const override { return "refuses"; }
+  [[nodiscard]] BucketFuture run(const GradientBucket& bucket, Group& group) override {
+    return average_of(bucket, group);
+  }
+  void models_are_equal(const Group&) override { throw std::runtime_error("of the hook"); }
+};
+
+TEST(HookErrors, AnExceptionAtTheEndOfALoadIsTheCallers) {
+  run_as_threads(2, [](Group group) {
+    Table table(hook_shapes, at::kFloat);
+    DistributedDataParallel ddp(table, group, hook_options(std::make_shared<RefusesEqualModels>()));
+    const auto state = ddp.state_dict();
+    EXPECT_EQ(message_of<std::runtime_error>([&] { ddp.load_state_dict(state); }), "of the hook");
+    backward(ddp, *table, 0);
+    EXPECT_EQ(message_of<std::logic_error>([&] {
+                const LoadScope scope = ddp.loading();
+                throw std::logic_error("of the caller");
+              }),
+              "of the caller");
+  });
+}
+
 TEST(HookErrors, RefusesAnEmptyFunctionAndStateOfNobody) {
   EXPECT_THROW((void)hook_of("empty", nullptr), InvalidArgument);
   EXPECT_THROW((void)bf16_compression(nullptr), InvalidArgument);
