@@ -266,12 +266,14 @@ PipelineState::IsOwn PipelineState::own_parts() const {
   for (const Entry& entry : entries_)
     if (ranks_[static_cast<std::size_t>(entry.stage)] != group_.rank())
       elsewhere.insert(entry.names.front());
-  // A strategy may give several parts of one tensor.
+  // A strategy may give several parts of one tensor. A buffer that stages on several ranks have is
+  // listed on each of them: a load must reach all of them, and a save takes the lowest rank's.
   std::set<std::pair<std::string, std::vector<std::int64_t>>> had;
   return [elsewhere = std::move(elsewhere), had = std::move(had)](const NamedPart& part) mutable {
     std::vector<std::int64_t> place = part.slice.box.offsets;
     place.insert(place.end(), {part.slice.range.begin, part.slice.range.end});
-    return !elsewhere.contains(part.name) && had.emplace(part.name, std::move(place)).second;
+    const bool is_here = part.kind == PartKind::buffer || !elsewhere.contains(part.name);
+    return is_here && had.emplace(part.name, std::move(place)).second;
   };
 }
 

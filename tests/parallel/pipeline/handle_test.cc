@@ -188,6 +188,40 @@ TEST_P(PipelineHandle, StatesAreThoseOfTheWholeModel) {
   });
 }
 
+// Both stages use the model's buffer, each rank its own tensor of it.
+TEST(PipelineOfTwoRanks, ABufferOfStagesOnSeveralRanksIsLoadedOnEach) {
+  struct Scaled : torch::nn::Module {
+    Scaled() : scale(register_buffer("scale", at::ones({1}))) {
+      for (const char* name : {"a", "b"}) register_module(name, torch::nn::Linear(4, 4));
+      fill_parameters(*this, 3);
+    }
+    [[nodiscard]] Tensors apply(const char* name, const Tensors& in) {
+      auto layer = std::dynamic_pointer_cast<torch::nn::LinearImpl>(named_children()[name]);
+      return {layer->forward(in[0]) * scale};
+    }
+    at::Tensor scale;
+  };
+  run_as_threads(2, [](Group group) {
+    const auto model = std::make_shared<Scaled>();
+    std::vector<ModelPiece> pieces;
+    for (const char* name : {"a", "b"})
+      pieces.push_back({name, {name, "scale"}, [model, name](const Tensors& in) {
+                          return model->apply(name, in);
+                        }});
+    Pipeline pipeline(split(*model, pieces, {"b"}),
+                      plan::make_schedule("1f1b", {.stages = 2, .micro_batches = 2}), group,
+                      squared_error);
+    auto state = pipeline.state_dict();
+    EXPECT_EQ(state.size(), 5U);
+    state.at("scale") = at::full({1}, 7.0);
+    pipeline.load_state_dict(state);
+    EXPECT_EQ(model->scale.item<float>(), 7);
+    for (const NamedPart& part : pipeline.loading()) part.tensor.fill_(3);
+    EXPECT_EQ(model->scale.item<float>(), 3);
+    EXPECT_EQ(pipeline.state_dict().at("scale").item<float>(), 3);
+  });
+}
+
 // Stages that pass on several tensors: one without a gradient, one of integers, one that the next
 // stage does not use.
 TEST(PipelineOfTwoRanks, PassesSeveralTensors) {
