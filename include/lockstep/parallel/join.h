@@ -20,7 +20,9 @@
 // the same rounds in the same order; a difference is a Mismatch that names both. What communicates
 // inside the loop and is no joinable meets no partner on ranks that have ended: it runs into its
 // deadline. With fully_shard() a whole forward and backward is one round, which begins with the
-// first use of a parameter; an evaluation inside the loop must not record gradients.
+// first use of a parameter; an evaluation inside the loop must not record gradients. A use without
+// gradient mode announces nothing: one that gathers, as the write of an embedding with max_norm
+// does, runs into its deadline once the inputs of a rank have ended.
 #pragma once
 
 #include <lockstep/base/error.h>
