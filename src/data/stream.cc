@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 
+#include <algorithm>
 #include <limits>
 
 namespace lockstep::data {
@@ -27,11 +28,13 @@ StreamPlan::StreamPlan(const StreamOptions& options)
                   "stream_loader: drop_last and uneven exclude each other");
 }
 
-std::int64_t StreamPlan::rows_of_last(std::int64_t found) const {
-  if (drop_last_) return 0;
-  const std::int64_t most = (found + world_ - 1) / world_;
-  if (!uneven_) return most;
-  return found > rank_ ? (found - rank_ + world_ - 1) / world_ : 0;
+std::int64_t StreamPlan::rows_of_last(std::int64_t begin, std::int64_t found) const {
+  if (drop_last_ || found == 0) return 0;
+  const auto own_before = [this](std::int64_t end) { return (end - rank_ + world_ - 1) / world_; };
+  const std::int64_t end = begin + found;
+  if (uneven_) return own_before(end) - own_before(begin);
+  const std::int64_t divided = (end + world_ - 1) / world_ * world_;
+  return std::max<std::int64_t>(1, own_before(divided) - own_before(begin));
 }
 
 LoaderState StreamPlan::state_at(std::int64_t epoch, std::int64_t batches) const {

@@ -100,6 +100,12 @@ TEST(Stream, DealsEverySampleToOneRank) {
           expect_dealt(world, samples, batch_size, workers);
 }
 
+std::vector<std::size_t> rows_of(const Batches& batches) {
+  std::vector<std::size_t> rows;
+  for (const auto& batch : batches) rows.push_back(batch.size());
+  return rows;
+}
+
 // The batches of a loader over the same samples by index.
 TEST(Stream, GivesWhatALoaderInOrderGives) {
   struct Indexed {
@@ -111,10 +117,23 @@ TEST(Stream, GivesWhatALoaderInOrderGives) {
     }
   };
   for (const Group& group : local_groups(3, std::chrono::seconds(20))) {
-    auto indexed = loader(Indexed{43},
-                          {.batch_size = 12, .group = group, .shuffle = false, .drop_last = true});
-    EXPECT_EQ(stream_of(43, group, {.batch_size = 12, .workers = 2, .drop_last = true}),
-              all_of(indexed));
+    for (const std::int64_t batch : {12, 10}) {
+      auto whole = loader(
+          Indexed{43}, {.batch_size = batch, .group = group, .shuffle = false, .drop_last = true});
+      EXPECT_EQ(stream_of(43, group, {.batch_size = batch, .workers = 2, .drop_last = true}),
+                all_of(whole));
+      for (const std::size_t samples : {40u, 41u, 43u, 48u}) {
+        auto once = loader(Indexed{samples},
+                           {.batch_size = batch, .group = group, .shuffle = false, .uneven = true});
+        const auto count = static_cast<std::int64_t>(samples);
+        EXPECT_EQ(stream_of(count, group, {.batch_size = batch, .workers = 2, .uneven = true}),
+                  all_of(once))
+            << samples;
+      }
+      auto padded = loader(Indexed{43}, {.batch_size = batch, .group = group, .shuffle = false});
+      EXPECT_EQ(rows_of(stream_of(43, group, {.batch_size = batch, .workers = 2})),
+                rows_of(all_of(padded)));
+    }
   }
 }
 

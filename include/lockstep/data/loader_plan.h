@@ -16,7 +16,8 @@ namespace lockstep::data {
 
 struct LoaderOptions {
   // Samples of a batch over all ranks, at least one for each. Ranks that do not divide it have
-  // shares that differ by one sample.
+  // shares that differ by one sample. Ranks weigh alike: a strategy averages the ranks' means, so a
+  // sample of a smaller share counts more.
   std::int64_t batch_size = 1;
   Group group = Group();   // only rank() and size() are used: loaders do not talk to each other
   std::uint64_t seed = 0;  // the same on every rank

@@ -14,15 +14,17 @@
 //
 // Every rank and each of its workers makes a stream of its own, and all must give the same samples
 // in the same order: the loader deals them out. Sample i is rank i % ranks's, and the ranks'
-// batches number n are together the samples n * batch * ranks and those behind it. So the batches
-// of a rank are the same for any number of workers, and those of all ranks together for any number
-// of ranks. (A loader over an indexed dataset gives the same with `shuffle` off.) What is not its
-// own a worker skips: skip() decides what many of them cost.
+// batches number n are together the samples from n * batch_size on, batch_size of them. So the
+// batches of a rank are the same for any number of workers, and those of all ranks together for any
+// number of ranks. A loader over an indexed dataset gives the same with `shuffle` off, but for
+// samples that are repeated, and with `drop_last` for a last batch that the ranks do not divide. A
+// worker skips samples of other ranks: skip() decides what many of them cost.
 //
-// The end: all ranks have equally many batches, though nobody talks. Of the samples that are left
-// for no whole batch on every rank each rank gets its own, and a rank that has one fewer than
-// another gets the first of them once more. `drop_last` leaves them out; `uneven` repeats nothing,
-// and a rank may then have a sample or the last batch less than another.
+// The end: all ranks have equally many batches, though ranks do not talk. Each rank gets its own of
+// the samples that are left for no whole batch. The first of these is repeated on ranks that would
+// be next if the ranks divided the samples, and on ranks that have none. `drop_last` leaves these
+// samples out; `uneven` repeats nothing, and a rank may then have a sample or the last batch less
+// than another.
 #pragma once
 
 #include <lockstep/data/loader.h>
@@ -56,7 +58,8 @@ concept SkippingStream = StreamDataset<D> && requires(D& stream, std::int64_t co
 
 struct StreamOptions {
   // Samples of a batch over all ranks, at least one for each. Ranks that do not divide it have
-  // shares that differ by one sample.
+  // shares that differ by one sample. Ranks weigh alike: a strategy averages the ranks' means, so a
+  // sample of a smaller share counts more.
   std::int64_t batch_size = 1;
   Group group = Group();  // only rank() and size() are used: loaders do not talk to each other
   int workers = 1;        // threads that read; 0: the program's own thread reads when it asks
@@ -73,12 +76,10 @@ class StreamPlan {
 
   // Of all ranks' batches number n: samples [n * size, (n + 1) * size).
   [[nodiscard]] std::int64_t global_batch() const { return batch_; }
-  [[nodiscard]] bool is_own(std::int64_t place_in_batch) const {
-    return place_in_batch % world_ == rank_;
-  }
-  // How many of this rank's there must be where a global batch has only `found` samples, all of
-  // them its last ones; 0: no batch. May be one more than are its own.
-  [[nodiscard]] std::int64_t rows_of_last(std::int64_t found) const;
+  [[nodiscard]] bool is_own(std::int64_t sample) const { return sample % world_ == rank_; }
+  // Rows of this rank in the last batch of a stream, if the global batch begins at sample `begin`
+  // and has only `found` samples; 0: no batch. May be one more than the samples that are its own.
+  [[nodiscard]] std::int64_t rows_of_last(std::int64_t begin, std::int64_t found) const;
 
   // As Loader::state(); the number of samples is not known, and 0.
   [[nodiscard]] LoaderState state_at(std::int64_t epoch, std::int64_t batches) const;
@@ -115,22 +116,24 @@ class StreamReader {
  private:
   std::shared_ptr<Batch> read_on(std::int64_t number) {
     const std::int64_t size = plan_.global_batch();
-    if (!pass_by(number * size - place_)) return nullptr;
+    const std::int64_t begin = number * size;
+    if (!pass_by(begin - place_)) return nullptr;
     std::vector<Sample> own;
     std::optional<Sample> first;  // of all ranks: for those that have one fewer
     std::int64_t found = 0;
     for (; found < size; ++found) {
-      if (!plan_.is_own(found) && found > 0) {
+      const bool is_own = plan_.is_own(begin + found);
+      if (!is_own && found > 0) {
         if (!pass_by(1)) break;
         continue;
       }
       std::optional<Sample> sample = take();
       if (!sample) break;
       if (found == 0) first = sample;
-      if (plan_.is_own(found)) own.push_back(std::move(*sample));
+      if (is_own) own.push_back(std::move(*sample));
     }
     if (found < size) {
-      const std::int64_t rows = plan_.rows_of_last(found);
+      const std::int64_t rows = plan_.rows_of_last(begin, found);
       if (rows == 0) return nullptr;
       if (rows > static_cast<std::int64_t>(own.size())) own.push_back(std::move(*first));
     }
