@@ -1,12 +1,17 @@
 #include "parallel/parallel_model.h"
 
 #include "base/check.h"
+#include "base/visible.h"
 #include "parallel/pipeline/batch.h"
 #include "parallel/pipeline/pipeline_state.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 
+#include <algorithm>
+#include <exception>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -32,13 +37,42 @@ Tensors cut_all(const ParallelModelParts& own, const Tensors& batch) {
   return parts;
 }
 
+// Collective over data(): the rows of the rank that has the fewest, and 0 if one has no batch.
+// Ranks that cut their rows into different numbers of micro-batches would make different
+// collectives. Ranks of pp may pass nothing where their stages need nothing.
+std::int64_t fewest_rows(const ParallelModelParts& own, StepKind kind, const Tensors& inputs,
+                         const Tensors* targets, const PipelineState* pipeline) {
+  constexpr std::int64_t not_given = std::numeric_limits<std::int64_t>::max();
+  const auto has_stage = [&](int rank) { return own.whole || own.stages.rank() == rank; };
+  const auto rows_in = [&](const Tensors& tensors, bool is_needed) {
+    if (tensors.empty() && !is_needed) return not_given;
+    return std::max<std::int64_t>(0, pipeline::rows_of_batch(tensors, kind));
+  };
+  std::int64_t rows = rows_in(inputs, has_stage(pipeline ? pipeline->first_rank() : 0));
+  if (targets != nullptr) {
+    const std::int64_t other = rows_in(*targets, has_stage(pipeline ? pipeline->last_rank() : 0));
+    const bool differ = rows != not_given && other != not_given && rows != other;
+    rows = differ ? 0 : std::min(rows, other);
+  }
+  const at::Tensor fewest = at::full({1}, rows, at::kLong);
+  Group data = own.data;
+  data.all_reduce(fewest, Op::min, {.tag = "fewest rows"}).wait();
+  return fewest.item<std::int64_t>();
+}
+
 // Without pp: one loop over the micro-batches, as naive as a loop of one process.
 class Loop {
  public:
   Loop(const ParallelModelParts& own, StepKind kind, const Tensors& inputs, const Tensors* targets)
       : own_(own),
         kind_(kind),
-        batch_(alone_, kind, {&inputs, targets}, own.micro_batches, 0, 0, {}) {}
+        batch_(alone_, kind,
+               {.inputs = &inputs,
+                .targets = targets,
+                .fewest_rows = kind == StepKind::train
+                                   ? std::numeric_limits<std::int64_t>::max()
+                                   : fewest_rows(own, kind, inputs, targets, nullptr)},
+               own.micro_batches, 0, 0, {}) {}
 
   // The mean loss of the rows. In a training step gradients stay on this rank until the last
   // backward, which averages them.
@@ -135,7 +169,11 @@ at::Tensor ParallelModel::evaluate(const Tensors& inputs, const Tensors& targets
   const PipelineLoss& of_rows = loss_of(own, loss, "evaluate()");
   if (own.whole) return Loop(own, StepKind::evaluate, inputs, &targets).loss(*this, of_rows);
   *own.step_loss = of_rows;
-  return static_cast<PipelineState&>(*state()).run(StepKind::evaluate, inputs, targets).loss;
+  auto& pipeline = static_cast<PipelineState&>(*state());
+  return pipeline
+      .run(StepKind::evaluate, inputs, targets, /*own_loss=*/false,
+           fewest_rows(own, StepKind::evaluate, inputs, &targets, &pipeline))
+      .loss;
 }
 
 Tensors ParallelModel::forward(const Tensors& inputs) {
@@ -143,9 +181,17 @@ Tensors ParallelModel::forward(const Tensors& inputs) {
   if (own.whole) return Loop(own, StepKind::forward, inputs, nullptr).outputs();
   auto& pipeline = static_cast<PipelineState&>(*state());
   at::NoGradGuard no_grad;
-  Tensors outputs = pipeline.run(StepKind::forward, inputs, {}).outputs;
-  if (own.sequences && !outputs.empty()) outputs = whole_sequences(*own.sequences, outputs);
-  return broadcast_all(own.stages, std::move(outputs), pipeline.last_rank(), inputs[0].device());
+  Tensors outputs = pipeline
+                        .run(StepKind::forward, inputs, {}, /*own_loss=*/false,
+                             fewest_rows(own, StepKind::forward, inputs, nullptr, &pipeline))
+                        .outputs;
+  try {
+    if (own.sequences && !outputs.empty()) outputs = whole_sequences(*own.sequences, outputs);
+    return broadcast_all(own.stages, std::move(outputs), pipeline.last_rank(), pipeline.device());
+  } catch (const std::exception& error) {  // other ranks wait for these outputs
+    pipeline.abort(formatted("forward(): outputs failed: {}", visible_line(error.what(), 2000)));
+    throw;
+  }
 }
 
 Tensors ParallelModel::cut(const Tensors& batch) const { return cut_all(parts(), batch); }

@@ -37,6 +37,7 @@ struct Told {
   std::int64_t sizes = 0;
   std::int64_t trained = 0;
   std::int64_t call = 0;
+  std::int64_t fewest_rows = 0;
 };
 constexpr std::int64_t told_numbers = sizeof(Told) / sizeof(std::int64_t);
 
@@ -111,7 +112,8 @@ Batch::Batch(Group& group, StepKind kind, BatchView given, int micro_batches, in
            .targets = rows_in(given.targets, kind),
            .sizes = static_cast<std::int64_t>(fingerprint_of_sizes(given.inputs)),
            .trained = static_cast<std::int64_t>(given.trained),
-           .call = call_of(kind, given.stays_local)};
+           .call = call_of(kind, given.stays_local),
+           .fewest_rows = given.fewest_rows};
   std::vector<Told> told(static_cast<std::size_t>(group.size()));
   group
       .all_gather(at::from_blob(told.data(), {group.size(), told_numbers}, at::kLong),
@@ -121,8 +123,9 @@ Batch::Batch(Group& group, StepKind kind, BatchView given, int micro_batches, in
   check_same_call(told);
   const auto of = [&](int rank) { return told[static_cast<std::size_t>(rank)]; };
   rows_ = of(first_rank).inputs;
-  if (kind != StepKind::train && rows_ > 0 && rows_ < micro_batches_)
-    micro_batches_ = static_cast<int>(rows_);
+  if (kind != StepKind::train && rows_ > 0)
+    micro_batches_ = static_cast<int>(std::min<std::int64_t>(
+        {micro_batches_, rows_, of(first_rank).fewest_rows, of(last_rank).fewest_rows}));
   const std::string call = name_of(own.call);
   const auto where = [&](int rank) {
     return group.size() == 1 ? std::string() : formatted(" on rank {}", rank);
@@ -134,11 +137,20 @@ Batch::Batch(Group& group, StepKind kind, BatchView given, int micro_batches, in
     check(targets == rows_, "{}: targets: expected {} rows, as the inputs have, found {}", call,
           rows_, targets);
   }
+  check(micro_batches_ > 0,
+        "{}: inputs: expected a batch on every rank of data(), found {} rows here and no batch on "
+        "another rank",
+        call, rows_);
   kind_ = combine_fingerprints(static_cast<std::uint64_t>(of(first_rank).sizes),
                                kind == StepKind::train ? 1 : 0);
+  kind_ = combine_fingerprints(kind_, static_cast<std::uint64_t>(micro_batches_));
   if (kind != StepKind::train) return;
   for (const Told& rank : told)
     kind_ = combine_fingerprints(kind_, static_cast<std::uint64_t>(rank.trained));
+}
+
+std::int64_t rows_of_batch(const Tensors& tensors, StepKind kind) {
+  return rows_in(&tensors, kind);
 }
 
 layout::Range Batch::rows_of(int micro_batch) const {

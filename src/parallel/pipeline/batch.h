@@ -6,6 +6,7 @@
 #include <lockstep/parallel/pipeline/stage.h>
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -18,17 +19,22 @@ struct BatchView {
   const Tensors* targets = nullptr;  // null where it has not the last one, or none are needed
   std::uint64_t trained = 0;         // a fingerprint: which parameters of this rank are trained
   bool stays_local = false;          // inside no_sync()
+  // In evaluate() and forward(): the rows of the rank that has the fewest, among ranks that make
+  // the same collectives as this one; 0: one of them has none.
+  std::int64_t fewest_rows = std::numeric_limits<std::int64_t>::max();
 };
 
 class Batch {
  public:
   // Collective: every rank tells which call it makes, and those of the first and the last stage
   // what they were given. On every rank alike Mismatch when the calls differ, and InvalidArgument
-  // when that is no batch, with the group alive.
+  // when that is no batch, with the group alive. `fewest_rows` is that of the first and the last
+  // rank.
   Batch(Group& group, StepKind kind, BatchView given, int micro_batches, int first_rank,
         int last_rank, std::optional<Duration> timeout);
 
-  // As many as the schedule has; in evaluate() and forward() as many as rows, if these are fewer.
+  // As many as the schedule has; in evaluate() and forward() as many as the fewest rows, if these
+  // are fewer.
   [[nodiscard]] int micro_batches() const { return micro_batches_; }
   // Equal for steps whose stages pass on tensors of equal sizes, of which the same ones require a
   // gradient.
@@ -52,6 +58,9 @@ class Batch {
   std::int64_t rows_ = 0;
   std::uint64_t kind_ = 0;
 };
+
+// Rows of the tensors; 0 or less if they are no batch.
+[[nodiscard]] std::int64_t rows_of_batch(const Tensors& tensors, StepKind kind);
 
 // What a loss function returned, as a plain tensor; collective over ranks that have it together.
 // InvalidArgument unless it is one number, and in a training step requires a gradient.

@@ -26,12 +26,6 @@ using pipeline::StepKind;
 // Kinds of batches of which sizes are remembered; then all are forgotten, on every rank alike.
 constexpr std::size_t most_books = 64;
 
-c10::Device device_of(const std::map<int, pipeline::StageRun>& stages) {
-  for (const auto& [index, run] : stages)
-    for (const at::Tensor& tensor : run.stage().module->parameters()) return tensor.device();
-  return c10::kCPU;
-}
-
 }  // namespace
 
 PipelineState::PipelineState(const std::vector<Stage>& stages, plan::Schedule schedule, Group group,
@@ -144,6 +138,12 @@ void PipelineState::check_all_ranks() const {
   }
 }
 
+c10::Device PipelineState::device() const {
+  for (const auto& [index, run] : runs_)
+    for (const at::Tensor& tensor : run.stage().module->parameters()) return tensor.device();
+  return c10::kCPU;
+}
+
 // Which parameters are trained may change from step to step, and with it what is passed on.
 std::uint64_t PipelineState::trained() const {
   std::uint64_t flags = 0;
@@ -154,13 +154,14 @@ std::uint64_t PipelineState::trained() const {
 }
 
 PipelineState::Result PipelineState::run(StepKind kind, const Tensors& inputs,
-                                         const Tensors& targets, bool own_loss) {
+                                         const Tensors& targets, bool own_loss,
+                                         std::int64_t fewest_rows) {
   const int first = ranks_.front(), last = ranks_.back();
   const bool is_first = first == group_.rank(), is_last = last == group_.rank();
   const pipeline::Batch batch(
       group_, kind,
       {is_first ? &inputs : nullptr, is_last && kind != StepKind::forward ? &targets : nullptr,
-       trained(), !requires_gradient_sync()},
+       trained(), !requires_gradient_sync(), fewest_rows},
       schedule_.micro_batches, first, last, options_.timeout);
   Doing now;
   try {
@@ -204,7 +205,7 @@ PipelineState::Result PipelineState::execute(StepKind kind, const pipeline::Batc
   pipeline::Mailbox mailbox(group_, schedule, books_[batch.kind()],
                             {.tells_specs = is_new,
                              .by_handle = options_.by_handle,
-                             .device = device_of(runs_),
+                             .device = device(),
                              .timeout = options_.timeout});
   pipeline::Execution execution(
       schedule, batch, kind, mailbox,

@@ -10,7 +10,9 @@
 
 #include <lockstep/parallel/pipeline/pipeline.h>
 
+#include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -30,12 +32,16 @@ class PipelineState final : public parallel::CompositeState {
     Tensors outputs;
   };
   // The loss of a training step is the mean of all pipelines that the strategy joins to this one,
-  // unless `own_loss`.
+  // unless `own_loss`. `fewest_rows`: as in BatchView.
   Result run(pipeline::StepKind kind, const Tensors& inputs, const Tensors& targets,
-             bool own_loss = false);
+             bool own_loss = false,
+             std::int64_t fewest_rows = std::numeric_limits<std::int64_t>::max());
   [[nodiscard]] const std::vector<int>& stages() const { return own_stages_; }
-  // The rank that has the last stage.
+  // The ranks that have the first and the last stage.
+  [[nodiscard]] int first_rank() const { return ranks_.front(); }
   [[nodiscard]] int last_rank() const { return ranks_.back(); }
+  // Of this rank's stages.
+  [[nodiscard]] c10::Device device() const;
   [[nodiscard]] const Pipeline::Measured& measured() const { return measured_; }
 
   void detach() override;

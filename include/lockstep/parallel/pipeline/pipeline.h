@@ -128,7 +128,9 @@ class [[nodiscard]] Pipeline : public Handle {
   at::Tensor step(const Tensors& inputs, const Tensors& targets);
   // The loss of this pipeline's rows alone, without gradients: forwards in the schedule's order.
   // Modules are left in their mode: call eval() on the model as usual. One row is enough here and
-  // in forward(): there are as many micro-batches as rows, if these are fewer.
+  // in forward(): there are as many micro-batches as rows, if these are fewer. Pipelines that a
+  // strategy joins make the same collectives only with the same number of micro-batches: pass them
+  // equally many rows, or each at least a row per micro-batch of the schedule.
   [[nodiscard]] at::Tensor evaluate(const Tensors& inputs, const Tensors& targets);
   // The last stage's outputs, of all rows, without gradients; nothing on ranks without that stage.
   // Of an output without dims those of all micro-batches, in one dimension.
