@@ -4,6 +4,7 @@
 #include "parallel/own_net.h"
 #include "support/torch/engine_test.h"
 
+#include <ATen/ops/cross_entropy_loss.h>
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -43,10 +44,24 @@ TEST(ModelPlans, ImageModelsAndMlpsTrainOnTheirAxes) {
   for (const std::vector<MeshAxis>& axes :
        {std::vector<MeshAxis>{{"dp", 2}}, {{"pp", 2}, {"fsdp", 2}}})
     run_group(Engine::local, ranks_of(axes), [&](Group world) {
-      models::ResNet18 net(models::ResNetOptions{.classes = 4, .cifar_stem = true, .width = 4});
+      const auto make = [] {
+        return models::ResNet18(
+            models::ResNetOptions{.classes = 4, .cifar_stem = true, .width = 4});
+      };
+      auto plain = made_alike(make, at::kDouble), net = made_alike(make, at::kDouble);
       ParallelModel model = parallelize(net, Mesh(world, axes), {.micro_batches = 2});
       const Group data = model.data();
-      EXPECT_GT(model.step({own_rows(data, images)}, {own_rows(data, classes)}).item<double>(), 0);
+      const at::Tensor x = images.to(at::kDouble);
+      double expected = 0;
+      for (const at::Tensor& rows : at::arange(8).chunk(4)) {  // batch norms count over these
+        const at::Tensor loss =
+            at::cross_entropy_loss(plain->forward(x.index({rows})), classes.index({rows})) / 4;
+        loss.backward();
+        expected += loss.item<double>();
+      }
+      const at::Tensor loss = model.step({own_rows(data, x)}, {own_rows(data, classes)});
+      EXPECT_NEAR(average_over(data, loss), expected, 1e-11);
+      expect_norm_of(*plain, model);
     });
   for (const std::vector<MeshAxis>& axes : {std::vector<MeshAxis>{{"tp", 2}}, {{"pp", 2}}})
     run_group(Engine::local, 2, [&](Group world) {
@@ -59,8 +74,10 @@ TEST(ModelPlans, ImageModelsAndMlpsTrainOnTheirAxes) {
       auto plain = make(), net = make();
       ParallelModel model = parallelize(net, Mesh(world, axes));
       const at::Tensor x = values({6, 8}, 1).to(at::kDouble);
-      EXPECT_NEAR(model.step({x}, {x}, mean_square).item<double>(),
-                  mean_square({plain->forward(x)}, {x}).item<double>(), 1e-12);
+      const at::Tensor expected = mean_square({plain->forward(x)}, {x});
+      expected.backward();
+      EXPECT_NEAR(model.step({x}, {x}, mean_square).item<double>(), expected.item<double>(), 1e-12);
+      expect_norm_of(*plain, model);
     });
 }
 

@@ -6,6 +6,9 @@
 #include "parallel/composition.h"
 #include "parallel/support.h"
 
+#include <gtest/gtest.h>
+#include <torch/nn/utils/clip_grad.h>
+
 #include <string>
 #include <vector>
 
@@ -71,6 +74,13 @@ inline double average_over(Group data, const at::Tensor& loss) {
   at::Tensor all = at::full({1}, loss.item<double>(), at::kDouble);
   data.all_reduce(all, Op::average).wait();
   return all.item<double>();
+}
+
+// After a step of both: the gradients of `model` have the norm of those of one process.
+inline void expect_norm_of(const torch::nn::Module& plain, ParallelModel& model,
+                           double tolerance = 1e-11) {
+  const double norm = torch::nn::utils::clip_grad_norm_(plain.parameters(), 1e9);
+  EXPECT_NEAR(model.clip_grad_norm(1e9), norm, tolerance * norm);
 }
 
 inline int ranks_of(const std::vector<MeshAxis>& axes) {

@@ -103,6 +103,63 @@ TEST(ParallelizeRefuses, PatternsThatNameNothingBeforeAnythingHasChanged) {
   });
 }
 
+// Activations are marked after all checks: the model trains with other options.
+TEST(ParallelizeRefuses, OptionsOfCopiesBeforeAnythingHasChanged) {
+  run_group(Engine::local, 2, [](Group world) {
+    const Mesh copies(world, {{"dp", 2}}), shards(world, {{"fsdp", 2}});
+    OwnNet net;
+    const auto with = [](DataParallelOptions data, ShardOptions shard = {}) {
+      return ParallelOptions{.activation_checkpointing = {"blocks.*"},
+                             .shard = std::move(shard),
+                             .data = std::move(data)};
+    };
+    EXPECT_EQ(
+        message_of<InvalidArgument>(
+            [&] { (void)parallelize(net, copies, with({.bucket_bytes = 0})); }),
+        "DistributedDataParallel: bucket sizes must be positive, found 0, 1048576 and 1048576 "
+        "bytes");
+    EXPECT_NE(message_of<Mismatch>([&] {
+                (void)parallelize(net, copies, with({.first_bucket_bytes = 1 + world.rank()}));
+              }).find("first_bucket_bytes"),
+              std::string::npos);
+    EXPECT_NE(message_of<InvalidArgument>([&] {
+                (void)parallelize(net, shards, with({}, {.reduce_in_step = true}));
+              }).find("node_shared"),
+              std::string::npos);
+    ParallelModel model = parallelize(net, copies, with({}));
+    const OwnBatch batch(1);
+    (void)model.step({batch.x}, {batch.y}, mean_square);
+    EXPECT_EQ(model.checkpoints().recomputations, 3);
+  });
+}
+
+TEST(ParallelizeRefuses, OptionsThatPartsCannotShare) {
+  const auto hook = [](const Mesh& mesh) {
+    (void)parallelize(OwnNet(), mesh, {.data = {.hook = average_hook()}});
+  };
+  const auto ignored = [](const Mesh& mesh) {
+    (void)parallelize(OwnNet(), mesh, {.data = {.ignored = {"in"}}});
+  };
+  expect_refused<InvalidArgument>({{"pp", 2}, {"dp", 2}},
+                                  "parallelize: .data.hook: expected a mesh without pp and a model "
+                                  "without mixtures of experts, "
+                                  "whose parts would share one hook, found pp=2, dp=2",
+                                  hook);
+  expect_refused<InvalidArgument>(
+      {{"dp", 2}, {"tp", 2}},
+      "parallelize: .data.ignored: expected a mesh of pp, dp and fsdp and a model without mixtures "
+      "of experts, found dp=2, tp=2",
+      ignored);
+  expect_refused<InvalidArgument>({{"fsdp", 2}},
+                                  "parallelize: .shard.ignored: expected a mesh of pp, dp and fsdp "
+                                  "and a model without mixtures "
+                                  "of experts, found fsdp=2 and a model with mixtures",
+                                  [](const Mesh& mesh) {
+                                    (void)parallelize(moe_of(0, at::kFloat), mesh,
+                                                      {.shard = {.ignored = {"transformer.wpe"}}});
+                                  });
+}
+
 TEST(ParallelizeRefuses, RanksWithOtherModelsOrOptions) {
   run_group(Engine::local, 2, [](Group world) {
     const Mesh mesh(world, {{"dp", 2}});

@@ -124,9 +124,11 @@ TEST(Parallelize, ADeferredModelOnAnyMeshHasItsValues) {
       const TokenBatch batch(1, 4);
       const at::Tensor loss =
           gpt.step({own_rows(data, batch.ids)}, {own_rows(data, batch.targets)});
-      EXPECT_NEAR(average_over(data, loss), plain->loss(batch.ids, batch.targets).item<double>(),
-                  1e-5)
+      const at::Tensor expected = plain->loss(batch.ids, batch.targets);
+      expected.backward();
+      EXPECT_NEAR(average_over(data, loss), expected.item<double>(), 1e-5)
           << text_of(Composition{.axes = axes});
+      expect_norm_of(*plain, gpt, 1e-4);
     });
 }
 
@@ -148,8 +150,7 @@ TEST(Parallelize, AUsersModelIsOneProcessOnEachAxis) {
       const at::Tensor loss =
           model.step({own_rows(data, batch.x)}, {own_rows(data, batch.y)}, mean_square);
       EXPECT_NEAR(average_over(data, loss), expected.item<double>(), 1e-12);
-      const double norm = torch::nn::utils::clip_grad_norm_(plain->parameters(), 1e9);
-      EXPECT_NEAR(model.clip_grad_norm(1e9), norm, 1e-11 * norm);
+      expect_norm_of(*plain, model);
     });
 }
 
@@ -182,20 +183,63 @@ TEST(Parallelize, AModelWithoutAPlanTrainsOnDpAndFsdp) {
       const OwnBatch batch(1);
       const at::Tensor loss =
           model.step({own_rows(data, batch.x)}, {own_rows(data, batch.y)}, mean_square);
-      EXPECT_NEAR(average_over(data, loss),
-                  mean_square({plain->forward(batch.x)}, {batch.y}).item<double>(), 1e-12);
+      const at::Tensor expected = mean_square({plain->forward(batch.x)}, {batch.y});
+      expected.backward();
+      EXPECT_NEAR(average_over(data, loss), expected.item<double>(), 1e-12);
+      expect_norm_of(*plain, model);
     });
 }
 
 TEST(Parallelize, PlansOfAbsentAxesAreIgnored) {
-  OwnNet net;
+  OwnNet plain, net;
   ParallelModel model = parallelize(net, Mesh(Group(), {{"dp", 1}}),
                                     {.tensor = {{"nothing", Colwise()}},
                                      .sequence_parallel = true,
                                      .context = ContextMethod::ulysses,
-                                     .pipeline = {"no schedule", 7}});
+                                     .shard = {.units = {"nothing"}, .ignored = {"nothing"}},
+                                     .pipeline = {"no schedule"}});
   const OwnBatch batch(1);
-  EXPECT_GT(model.step({batch.x}, {batch.y}, mean_square).item<double>(), 0);
+  mean_square({plain->forward(batch.x)}, {batch.y}).backward();
+  (void)model.step({batch.x}, {batch.y}, mean_square);
+  expect_norm_of(*plain, model);
+}
+
+// A pattern of one stage names nothing in the other ones.
+TEST(Parallelize, IgnoredTensorsAreNotAveraged) {
+  for (const std::vector<MeshAxis>& axes : {std::vector<MeshAxis>{{"dp", 2}},
+                                            {{"fsdp", 2}},
+                                            {{"pp", 2}},
+                                            {{"pp", 2}, {"dp", 2}},
+                                            {{"pp", 2}, {"fsdp", 2}}})
+    run_group(Engine::local, ranks_of(axes), [&](Group world) {
+      const std::string text = text_of(Composition{.axes = axes});
+      OwnNet plain, own, net;
+      const std::vector<std::string> ignored = {"in", "blocks.2.wide"};
+      ParallelModel model = parallelize(
+          net, Mesh(world, axes), {.shard = {.ignored = ignored}, .data = {.ignored = ignored}});
+      const OwnBatch batch(1);
+      Group data = model.data();
+      const at::Tensor x = own_rows(data, batch.x), y = own_rows(data, batch.y);
+      (void)model.step({x}, {y}, mean_square);
+      mean_square({own->forward(x)}, {y}).backward();
+      mean_square({plain->forward(batch.x)}, {batch.y}).backward();
+      for (const NamedPart& part : model.named_parameters())
+        EXPECT_FALSE(part.name.starts_with("in.") || part.name.starts_with("blocks.2.wide."))
+            << text << part.name;
+      const auto expected = own->named_parameters();
+      int found = 0;
+      for (const char* name : {"in.weight", "blocks.2.wide.bias"}) {
+        const at::Tensor gradient = net->named_parameters()[name].grad();
+        if (!gradient.defined()) continue;  // of another rank's stage
+        ++found;
+        expect_close_to(gradient, expected[name].grad(), 1e-11, text + name);
+      }
+      EXPECT_EQ(found, model.mesh().size("pp") == 1 ? 2 : 1) << text;
+      for (auto& parameter : plain->named_parameters())
+        if (parameter.key().starts_with("in.") || parameter.key().starts_with("blocks.2.wide."))
+          parameter.value().mutable_grad().reset();
+      expect_norm_of(*plain, model);
+    });
 }
 
 TEST(Parallelize, RowsAreCutAsAPipelineCutsThem) {

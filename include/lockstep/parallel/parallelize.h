@@ -10,7 +10,8 @@
 //   gpt.clip_grad_norm(1.0);
 //   adamw.step();
 //
-// The same program runs on every mesh; losses differ by rounding only. Axes, in any order:
+// The same program runs on every mesh; with equal shares of a batch losses differ by rounding only.
+// Axes, in any order:
 //
 //   pp     stages of a pipeline                       pipeline/pipeline.h
 //   dp     copies, each with rows of its own          data/distributed_data_parallel.h
@@ -23,7 +24,9 @@
 // strategy does to the module and what its errors are.
 //
 // Rows: a batch is divided over the ranks of data(). Each of them passes its rows to step(); ranks
-// of pp, cp and tp pass the same rows. A batch that data().size() does not divide loses no row:
+// of pp, cp and tp pass the same rows. A batch that data().size() does not divide loses no row.
+// Ranks weigh alike: losses and gradients are means of the ranks' means, so a row of a smaller
+// share counts more.
 //
 //   lockstep::Group data = gpt.data();
 //   at::Tensor own = batch.tensor_split(data.size())[data.rank()];
@@ -79,9 +82,11 @@ struct ParallelOptions {
   // backward(), of every nth of them.
   std::vector<std::string> activation_checkpointing = {};
   int checkpoint_every = 1;
-  // fsdp. Without units: the model's blocks, and modules of several pieces (tied weights).
+  // fsdp. Without units: the model's blocks, and modules of several pieces (tied weights). Here and
+  // in `data`, `ignored` needs a mesh of pp, dp and fsdp, and a model without mixtures.
   ShardOptions shard = {};
-  // dp, ep and cp, on a mesh without fsdp.
+  // dp, ep and cp, on a mesh without fsdp. A hook needs a mesh without pp, and a model without
+  // mixtures: each part has a handle of its own.
   DataParallelOptions data = {};
   // pp.
   PipelinePlan pipeline = {};
@@ -113,16 +118,22 @@ class [[nodiscard]] ParallelModel : public Handle {
   // all rows: gpt.data().all_reduce(loss, Op::average).wait().
   //
   // An invalid batch (no rows, fewer rows than micro-batches, different row counts, inputs that
-  // require a gradient) throws InvalidArgument on every rank that was given it, before anything is
-  // sent; the groups stay usable. An exception on one rank: with pp all ranks throw Aborted, which
-  // names rank, action and text; without pp the others throw PeerLost or Timeout.
+  // require a gradient) throws InvalidArgument on every rank that was given it and on the ranks of
+  // its pipeline, before gradients are computed. The groups stay usable if all ranks of data()
+  // were given such a batch; otherwise the other ranks wait for this one in the collectives of
+  // their step, until their deadline or until it ends: pass a row per micro-batch on every rank. An
+  // exception on one rank: with pp all ranks throw Aborted, which names rank, action and text;
+  // without pp the others throw PeerLost or Timeout.
   at::Tensor step(const Tensors& inputs, const Tensors& targets, const PipelineLoss& loss = {});
-  // The loss of step() without gradients, in the module's mode (train() or eval()). One row is
-  // enough: there are as many micro-batches as rows, if these are fewer.
+  // The loss of step() without gradients, in the module's mode (train() or eval()). One row on each
+  // rank is enough: there are as many micro-batches as the fewest rows of a rank of data(), if
+  // these are fewer. An invalid batch on any rank throws InvalidArgument on all of them, here and
+  // in forward(); the groups stay usable.
   [[nodiscard]] at::Tensor evaluate(const Tensors& inputs, const Tensors& targets,
                                     const PipelineLoss& loss = {});
   // The model's outputs of this rank's rows, without gradients, whole on every rank that passed
-  // these rows. One row is enough. An output without dims has one element per micro-batch.
+  // these rows. One row on each rank is enough. An output without dims has one element per
+  // micro-batch.
   [[nodiscard]] Tensors forward(const Tensors& inputs);
 
   // Local. For a loop of one's own on a mesh with cp and without pp, which calls the module's

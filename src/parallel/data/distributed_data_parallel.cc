@@ -1,12 +1,12 @@
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 
 #include "base/check.h"
-#include "base/format.h"
 #include "dispatch/lazy_storage.h"
 #include "module/rank_check.h"
 #include "optim/shared_update.h"
 #include "parallel/backward_step.h"
 #include "parallel/data/bucket_reducer.h"
+#include "parallel/data/checks.h"
 #include "parallel/data/hosts.h"
 #include "parallel/gradient_hooks.h"
 #include "parallel/state_broadcast.h"
@@ -32,16 +32,7 @@ using parallel::GradientHooks;
 // What all ranks must agree on.
 std::vector<std::string> describe(const modules::ModuleTensors& tensors,
                                   const DataParallelOptions& options) {
-  std::vector<std::string> lines = {
-      formatted("option bucket_bytes = {}", options.bucket_bytes),
-      formatted("option first_bucket_bytes = {}", options.first_bucket_bytes),
-      formatted("option in_place_bytes = {}", options.in_place_bytes),
-      formatted("option find_unused_parameters = {}", options.find_unused_parameters),
-      formatted("option static_graph = {}", options.static_graph),
-      formatted("option broadcast_buffers = {}", options.broadcast_buffers)};
-  if (options.hook) lines.push_back(formatted("option hook = {}", options.hook->describe()));
-  for (const std::string& pattern : options.ignored)
-    lines.push_back(formatted("option ignored {}", pattern));
+  std::vector<std::string> lines = data_parallel::lines_of(options);
   for (std::string& line : modules::lines_of(tensors)) lines.push_back(std::move(line));
   return lines;
 }
@@ -82,9 +73,7 @@ DataParallelState::DataParallelState(std::shared_ptr<torch::nn::Module> module, 
       module_(std::move(module)),
       mesh_(std::move(mesh)),
       hook_(options.hook) {
-  check(options.bucket_bytes >= 1 && options.first_bucket_bytes >= 1 && options.in_place_bytes >= 1,
-        "DistributedDataParallel: bucket sizes must be positive, found {}, {} and {} bytes",
-        options.bucket_bytes, options.first_bucket_bytes, options.in_place_bytes);
+  data_parallel::check_options(options);
   if (mesh_) aborts(*mesh_);
   CallOptions call{.tag = "DistributedDataParallel", .timeout = options.timeout};
   modules::ModuleTensors tensors = modules::tensors_of(*module_, options.ignored);

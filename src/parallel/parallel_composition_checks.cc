@@ -1,0 +1,152 @@
+// What parallelize() checks before anything is changed.
+#include "parallel/parallel_composition.h"
+
+#include "base/check.h"
+#include "module/tensors.h"
+#include "parallel/data/checks.h"
+#include "parallel/sharded/checks.h"
+#include "parallel/tensor/resolve.h"
+#include "parallel/whole_parameters.h"
+
+#include <lockstep/parallel/sharded/fully_shard.h>
+#include <lockstep/parallel/tensor/tensor_parallel.h>
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+constexpr std::array<std::string_view, 6> known_axes = {"pp", "dp", "ep", "cp", "fsdp", "tp"};
+
+}  // namespace
+
+void Composition::check_axes() const {
+  for (const MeshAxis& axis : mesh_.axes())
+    check(std::ranges::find(known_axes, axis.name) != known_axes.end(),
+          "parallelize: axis \"{}\": known axes are {}", axis.name, listed(known_axes, ", "));
+}
+
+// What ranks must agree on.
+std::vector<std::string> Composition::lines() const {
+  const modules::ModuleTensors tensors = modules::tensors_of(*model_, ignored());
+  std::vector<std::string> lines = has("fsdp") ? sharded::describe(*model_, tensors, options_.shard)
+                                               : sharded::lines_of(*model_, tensors);
+  if (!has("fsdp"))
+    for (std::string& line : data_parallel::lines_of(options_.data))
+      lines.push_back(std::move(line));
+  lines.push_back(formatted("micro_batches = {}", options_.micro_batches));
+  if (has("pp"))
+    lines.push_back(formatted("schedule {}, {} stages per rank", options_.pipeline.schedule,
+                              options_.pipeline.stages_per_rank));
+  lines.push_back(formatted("sequence_parallel = {}, sequence_dim = {}, {}, {}",
+                            options_.sequence_parallel, options_.sequence_dim,
+                            options_.context == ContextMethod::ring ? "ring" : "ulysses",
+                            options_.balance == ContextBalance::zigzag ? "zigzag" : "contiguous"));
+  for (const std::string& pattern : options_.activation_checkpointing)
+    lines.push_back(
+        formatted("activation_checkpointing {}, every {}", pattern, options_.checkpoint_every));
+  for (const auto& [pattern, style] : plan_.tensor)
+    lines.push_back(formatted("tensor plan {}: {}", pattern, describe(style)));
+  for (const ModelPiece& piece : plan_.pieces)
+    lines.push_back(formatted("piece {}: {}", piece.name, listed(piece.modules, ", ")));
+  lines.push_back(formatted("heads = {}", plan_.heads));
+  return lines;
+}
+
+void Composition::check_plan() const {
+  check(options_.micro_batches >= 1, "parallelize: expected micro_batches of at least 1, found {}",
+        options_.micro_batches);
+  check(options_.checkpoint_every >= 1,
+        "parallelize: expected checkpoint_every of at least 1, found {}",
+        options_.checkpoint_every);
+  check(!has("tp") || !plan_.tensor.empty(),
+        "parallelize: axis tp={} needs a tensor plan: give .tensor, or parallel_plan(const Net&)",
+        size("tp"));
+  check(!has("pp") || !plan_.pieces.empty(),
+        "parallelize: axis pp={} needs .pieces: give them in parallel_plan(const Net&)",
+        size("pp"));
+  check_tensors();
+  check_context();
+  check_experts();
+  check_copies();
+}
+
+void Composition::check_copies() const {
+  const bool parts = has("tp") || has("cp") || has("ep") || has_experts();
+  check(ignored().empty() || !parts,
+        "parallelize: .{}.ignored: expected a mesh of pp, dp and fsdp and a model without mixtures "
+        "of experts, found {}{}",
+        has("fsdp") ? "shard" : "data", mesh_.layout().describe(),
+        has_experts() ? " and a model with mixtures" : "");
+  if (has("fsdp")) {
+    sharded::check_options(options_.shard);
+    (void)stage_units(options_.shard.units, *model_, *model_);
+    return;
+  }
+  data_parallel::check_options(options_.data);
+  check(options_.data.hook == nullptr || !(has("pp") || has_experts()),
+        "parallelize: .data.hook: expected a mesh without pp and a model without mixtures of "
+        "experts, whose parts would share one hook, found {}{}",
+        mesh_.layout().describe(), has_experts() ? " and a model with mixtures" : "");
+}
+
+void Composition::check_tensors() const {
+  if (has("tp")) (void)tensor_parallel::planned(plan_.tensor, *model_, size("tp"));
+  check(!options_.sequence_parallel || !has("tp") ||
+            (options_.sequence_dim >= 0 && options_.sequence_dim <= 1),
+        "parallelize: expected sequence_dim 0 or 1, found {}", options_.sequence_dim);
+}
+
+void Composition::check_context() const {
+  if (!has("cp")) return;
+  check(plan_.heads > 0,
+        "parallelize: axis cp={} needs a model of sequences: give .heads in parallel_plan(const "
+        "Net&)",
+        size("cp"));
+  check(options_.sequence_dim >= 0, "parallelize: expected a sequence_dim of at least 0, found {}",
+        options_.sequence_dim);
+  const int ranks = size("cp") * size("tp");
+  check(options_.context == ContextMethod::ring || plan_.heads % ranks == 0,
+        "parallelize: context ulysses: expected heads of keys that {} ranks of cp and tp divide, "
+        "found {}; ring takes any",
+        ranks, plan_.heads);
+}
+
+void Composition::check_experts() const {
+  if (!has("ep")) return;
+  check(!mixtures_.empty(),
+        "parallelize: axis ep={} needs a model with mixtures of experts (models::Mixture), found "
+        "none",
+        size("ep"));
+  for (const auto& [name, mixture] : mixtures_)
+    check(mixture->options().experts % size("ep") == 0,
+          "parallelize: {}: expected experts that {} ranks divide, found {}", name, size("ep"),
+          mixture->options().experts);
+}
+
+// What the strategies would find when activation checkpointing has marked the model.
+void Composition::check_model() const {
+  const modules::ModuleTensors tensors = modules::tensors_of(*model_, ignored());
+  modules::check_ordinary(tensors, "parallelize");
+  parallel::check_not_sharded(tensors.parameters, "parallelize");
+  if (has("fsdp")) sharded::check_not_divided(tensors.parameters);
+  if (has("fsdp") || has("tp") || has("cp") || has_experts())
+    modules::check_alone(tensors, "parallelize");
+}
+
+void Composition::check_storage() const {
+  if (!has("fsdp")) return;
+  const std::vector<std::string> others = has_experts() ? std::vector<std::string>{"dp", "ep", "cp"}
+                                                        : std::vector<std::string>{"dp", "cp"};
+  const Group shards = mesh_["fsdp"];
+  sharded::check_storage({.whole = mesh_.group(),
+                          .gather = shards,
+                          .reduce = shards,
+                          .replicas = mesh_.sub_mesh(others).group()},
+                         unique_parameters(*model_), options_.shard);
+}
+
+}  // namespace lockstep
