@@ -100,9 +100,10 @@ void Composition::make_meshes() {
   all_ = mesh_.sub_mesh({"dp", "cp", "fsdp", "tp"});
   experts_ = mesh_.sub_mesh({"dp", "ep", "cp", "fsdp", "tp"});
   if (!has("cp")) return;
+  std::vector<std::string> tensors = {"cp"};
   // With sequence_parallel a rank's part of a sequence is cut once more.
-  tensors_ = mesh_.sub_mesh(options_.sequence_parallel ? std::vector<std::string>{"cp", "tp"}
-                                                       : std::vector<std::string>{"tp", "cp"});
+  if (has("tp")) tensors.insert(options_.sequence_parallel ? tensors.end() : tensors.begin(), "tp");
+  tensors_ = mesh_.sub_mesh(tensors);
 }
 
 Handle Composition::copies(std::shared_ptr<torch::nn::Module> part, const Mesh& ranks) const {
