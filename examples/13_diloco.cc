@@ -54,8 +54,8 @@ int main() try {
   std::int64_t ddp_bytes = world.traffic().bytes - before;
 
   torch::nn::Sequential seldom = make_model();
-  ls::DiLoCo diloco(
-      seldom, world, {.inner_steps = 20, .pseudo_gradients = ls::PseudoGradients::int8});
+  ls::DiLoCo diloco(seldom, world,
+                    {.inner_steps = 20, .pseudo_gradients = ls::PseudoGradients::int8});
   double diloco_loss = train(seldom, diloco, world, [&] { diloco.step(); });
 
   if (!world.is_root()) return 0;

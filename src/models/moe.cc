@@ -79,8 +79,7 @@ MixtureImpl::Result MoeTransformerImpl::forward(const at::Tensor& ids) {
   return {ln_f->forward(x), loss};
 }
 
-MoeImpl::MoeImpl(MoeOptions options)
-    : transformer(checked(options)), options_(checked(options)) {
+MoeImpl::MoeImpl(MoeOptions options) : transformer(checked(options)), options_(checked(options)) {
   register_module("transformer", transformer);
   draw_weights(*this, options_.gpt.layers);
 }
