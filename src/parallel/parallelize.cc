@@ -6,6 +6,7 @@
 #include "parallel/tensor/tensor_state.h"
 
 #include <lockstep/layout/name_pattern.h>
+#include <lockstep/module/module_ref.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
 #include <lockstep/parallel/tensor/expert_parallel.h>
 #include <lockstep/parallel/tensor/tensor_parallel.h>
@@ -20,7 +21,7 @@ namespace lockstep {
 namespace {
 
 std::shared_ptr<torch::nn::Module> unowned(torch::nn::Module& module) {
-  return {std::shared_ptr<void>(), &module};
+  return ModuleRef(module).shared("parallelize");
 }
 
 // Modules that several pieces name: weights that are tied over stages, which both divide alike.

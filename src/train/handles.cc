@@ -6,6 +6,7 @@
 #include "train/parts_handle.h"
 
 #include <lockstep/mesh/mesh.h>
+#include <lockstep/module/module_ref.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
 #include <lockstep/parallel/tensor/expert_parallel.h>
@@ -49,7 +50,7 @@ Mesh without_stages(const Mesh& mesh) {
 // Of tensors that a strategy gives; a module of parts lives in its handle.
 PartOfRun parts_of(const PartOfRun& part, torch::nn::Module& parts) {
   PartOfRun all = part;
-  all.stage = {std::shared_ptr<void>(), &parts};
+  all.stage = ModuleRef(parts).shared("train");
   return all;
 }
 

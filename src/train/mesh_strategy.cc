@@ -7,6 +7,7 @@
 
 #include <lockstep/global/tensor.h>
 #include <lockstep/models/generate.h>
+#include <lockstep/module/module_ref.h>
 #include <lockstep/parallel/model_plans.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
 #include <lockstep/parallel/pipeline/sequences.h>
@@ -163,7 +164,7 @@ class PipelineStrategy final : public MeshStrategy {
     PipelineOptions how{.all_ranks = mesh_.group()};
     if (mesh_.axes().size() > 1)
       how.strategy = [this](torch::nn::Module& stage) {
-        const std::shared_ptr<torch::nn::Module> unowned(std::shared_ptr<void>(), &stage);
+        const std::shared_ptr<torch::nn::Module> unowned = ModuleRef(stage).shared("train");
         return make_handle_on(
             options_, task_, {.model = *module_, .stage = unowned, .is_stage = true, .tied = tied_},
             mesh_);

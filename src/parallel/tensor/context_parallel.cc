@@ -8,6 +8,7 @@
 
 #include <lockstep/global/redistribute.h>
 #include <lockstep/global/tensor.h>
+#include <lockstep/module/module_ref.h>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
@@ -147,8 +148,7 @@ ContextParallel context_parallel(std::shared_ptr<torch::nn::Module> module, cons
 
 ContextParallel context_parallel(torch::nn::Module& module, const Mesh& mesh,
                                  const ContextParallelOptions& options) {
-  return context_parallel(std::shared_ptr<torch::nn::Module>(std::shared_ptr<void>(), &module),
-                          mesh, options);
+  return context_parallel(ModuleRef(module).shared("context_parallel"), mesh, options);
 }
 
 ContextParallel context_parallel(torch::nn::Module& module, Group group,

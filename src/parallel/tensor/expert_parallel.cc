@@ -1,3 +1,4 @@
+#include <lockstep/module/module_ref.h>
 #include <lockstep/parallel/tensor/expert_parallel.h>
 
 #include "parallel/tensor/expert_state.h"
@@ -29,8 +30,7 @@ ExpertParallel expert_parallel(std::shared_ptr<torch::nn::Module> module, const 
 
 ExpertParallel expert_parallel(torch::nn::Module& module, const Mesh& mesh,
                                ExpertParallelOptions options) {
-  return expert_parallel(std::shared_ptr<torch::nn::Module>(std::shared_ptr<void>(), &module), mesh,
-                         std::move(options));
+  return expert_parallel(ModuleRef(module).shared("expert_parallel"), mesh, std::move(options));
 }
 
 }  // namespace lockstep

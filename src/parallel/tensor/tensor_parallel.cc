@@ -1,3 +1,4 @@
+#include <lockstep/module/module_ref.h>
 #include <lockstep/parallel/tensor/tensor_parallel.h>
 
 #include "base/check.h"
@@ -31,8 +32,8 @@ TensorParallel parallelize_tensors(std::shared_ptr<torch::nn::Module> module, Gr
 
 TensorParallel parallelize_tensors(torch::nn::Module& module, Group group, const TensorPlan& plan,
                                    TensorParallelOptions options) {
-  return parallelize_tensors(std::shared_ptr<torch::nn::Module>(std::shared_ptr<void>(), &module),
-                             std::move(group), plan, std::move(options));
+  return parallelize_tensors(ModuleRef(module).shared("parallelize_tensors"), std::move(group),
+                             plan, std::move(options));
 }
 
 }  // namespace lockstep
