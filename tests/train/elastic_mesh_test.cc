@@ -24,7 +24,7 @@ using test::contains;
 using test::message_of;
 using test::SmallAgent;
 
-RunSetup on_mesh(RunSetup options, const std::string& mesh, const std::string& shard = "none") {
+RunSetup on_mesh(RunSetup options, const std::string& mesh, const std::string& shard = "auto") {
   set_option(options, "mesh", mesh);
   set_option(options, "shard", shard);
   return options;
