@@ -1,10 +1,7 @@
 #include "parallel/failure_notice.h"
 
-#include "base/environment.h"
 #include "base/format.h"
 #include "base/visible.h"
-
-#include <lockstep/base/error.h>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -20,24 +17,11 @@ namespace {
 // What a rank says, in bytes.
 struct Said {
   std::int32_t has_failed = 0;
-  std::int32_t world_rank = -1;  // -1: no launcher has told it
-  char text[504] = {};           // ends with a zero
+  char text[508] = {};  // ends with a zero
 };
 
-// As launchers tell it; ranks that are threads have none of their own.
-std::int32_t rank_in_world(const Group& group) {
-  if (group.backend() == "local") return -1;
-  try {
-    return static_cast<std::int32_t>(environment::integer("RANK").value_or(-1));
-  } catch (const BadInput&) {
-    return -1;
-  }
-}
-
-std::string words_of(const Said& said, int rank) {
-  std::string words = formatted("rank {}", rank);
-  if (said.world_rank >= 0 && said.world_rank != rank)
-    words += formatted(" (rank {} of the world)", said.world_rank);
+std::string words_of(const Group& group, int rank, const Said& said) {
+  std::string words = group.describe(rank);
   if (said.text[0] != 0) words += formatted(": {}", said.text);
   return words;
 }
@@ -45,7 +29,7 @@ std::string words_of(const Said& said, int rank) {
 }  // namespace
 
 void FailureNotice::post(Group& group, bool failed, c10::Device device, const CallOptions& call) {
-  Said said{.has_failed = failed ? 1 : 0, .world_rank = rank_in_world(group)};
+  Said said{.has_failed = failed ? 1 : 0};
   const std::string text = visible_line(std::exchange(text_, ""), sizeof(said.text) - 1);
   if (failed) text.copy(said.text, sizeof(said.text) - 1);
   own_ = at::empty({sizeof(Said)}, at::kByte);
@@ -66,7 +50,7 @@ std::string FailureNotice::finish(const Group& group) {
     Said said;
     std::memcpy(&said, all[rank].const_data_ptr(), sizeof(Said));
     if (said.has_failed == 0) continue;
-    words += formatted("{}{}", words.empty() ? "" : "; ", words_of(said, rank));
+    words += formatted("{}{}", words.empty() ? "" : "; ", words_of(group, rank, said));
   }
   return words;
 }

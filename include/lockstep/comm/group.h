@@ -86,6 +86,9 @@ class Group {
   // "world", "world/split#2/0", ...: unique in the process, the same on all ranks; used in
   // messages.
   [[nodiscard]] const std::string& name() const;
+  // For messages: "rank 1", or "rank 1 (rank 3 of the world)" where its number in the world is
+  // another one.
+  [[nodiscard]] std::string describe(int rank) const;
   [[nodiscard]] Duration timeout() const;
   void set_timeout(Duration timeout);
   // Local: of this rank, since the group was made. A group of one rank sends nothing and stays at

@@ -57,6 +57,7 @@ int Group::rank() const { return state_->rank(); }
 int Group::size() const { return state_->size(); }
 std::string_view Group::backend() const { return state_->backend_name(); }
 const std::string& Group::name() const { return state_->name(); }
+std::string Group::describe(int rank) const { return state_->names().rank(rank); }
 Duration Group::timeout() const { return state_->timeout(); }
 void Group::set_timeout(Duration timeout) { state_->set_timeout(timeout); }
 GroupTraffic Group::traffic() const { return state_->traffic(); }
