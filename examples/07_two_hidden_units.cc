@@ -43,7 +43,8 @@ int main() {
     model->parameters()[0].copy_(all_w);
     model->parameters()[1].copy_(all_v.view({1, 2}));
   }
-  auto tp = ls::parallelize_tensors(*model, world, {{"0", ls::Colwise()}, {"2", ls::Rowwise()}});
+  auto tp = ls::parallelize(model, ls::Mesh(world, {{"tp", -1}}),
+                            {.tensor = {{"0", ls::Colwise()}, {"2", ls::Rowwise()}}});
   at::Tensor loss = (model->forward(x.view({1, 2})) - y).square().sum() / 2;
   loss.backward();
   const auto parts = tp.parameters();

@@ -44,8 +44,7 @@ int main(int argc, char** argv) try {
   const ls::Mesh mesh(world, ls::parse_axes(argc > 1 ? argv[1] : "dp=-1"));
   torch::manual_seed(1);
   if (argc > 2 && argv[2] == std::string("moe")) {
-    ls::models::MoeOptions options{.gpt = shape};
-    options.mixture.capacity_factor = 1.5;
+    const ls::models::MoeOptions options{.gpt = shape, .mixture = {.capacity_factor = 1.5}};
     ls::models::Moe model(options);
     model->to(torch::kDouble);
     train(model, mesh, 1);  // each micro-batch gives its tokens to the experts on its own

@@ -15,7 +15,7 @@ int main() {
       .layers = 2, .heads = 4, .width = 64, .block = 64, .vocabulary = 50};
   auto model = ls::deferred([&] { return ls::models::Gpt(options); });
   auto gpt = ls::parallelize(model, mesh, {.context = ls::ContextMethod::ring});
-  torch::optim::AdamW adamw(gpt.parameters(), torch::optim::AdamWOptions(0.003));
+  ls::optim::AdamW adamw(gpt.parameters(), 3e-3);
 
   double last = 0;
   for (int step = 0; step < 60; ++step) {

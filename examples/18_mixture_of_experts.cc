@@ -12,13 +12,12 @@ int main() {
   ls::Mesh mesh(world, {{"dp", -1}, {"ep", 2}});
   torch::manual_seed(1);
 
-  ls::models::MoeOptions options{
-      .gpt = {.layers = 2, .heads = 4, .width = 64, .block = 16, .vocabulary = 50}};
-  options.mixture.experts = 4;
-  options.mixture.capacity_factor = 1.25;
+  const ls::models::MoeOptions options{
+      .gpt = {.layers = 2, .heads = 4, .width = 64, .block = 16, .vocabulary = 50},
+      .mixture = {.experts = 4, .capacity_factor = 1.25}};
   auto model = ls::models::Moe(options);
   auto moe = ls::parallelize(model, mesh);
-  torch::optim::AdamW adamw(moe.parameters(), torch::optim::AdamWOptions(1e-3));
+  ls::optim::AdamW adamw(moe.parameters(), 1e-3);
   if (world.is_root()) std::cout << moe.plan();
 
   double last = 0;

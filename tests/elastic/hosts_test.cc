@@ -1,11 +1,9 @@
 // A training on several hosts loses one of them, with all of its ranks and its memory. Hosts are
 // what LOCKSTEP_HOST says, each with a folder of commits of its own.
 #include <lockstep/elastic/elastic.h>
-#include <lockstep/mesh/mesh.h>
 #include <lockstep/models/mlp.h>
 #include <lockstep/optim/adamw.h>
-#include <lockstep/parallel/tensor/plan.h>
-#include <lockstep/parallel/tensor/tensor_parallel.h>
+#include <lockstep/parallel/parallelize.h>
 
 #include "elastic/copies_or_shards.h"
 #include "elastic/small_agent.h"
@@ -51,21 +49,11 @@ struct HostsResult {
   bool has_trained = false;              // in the last round
 };
 
-// Of ranks that are neighbours, and so on one host.
-Handle parts_of_copies(models::Mlp& model, const Group& group) {
-  const Mesh mesh(group, {{"dp", -1}, {"tp", 2}});
-  return parallelize_tensors(model.ptr(), mesh["tp"],
-                             {{"layers.0", Colwise()}, {"layers.1", Rowwise()}},
-                             {.strategy = [mesh](torch::nn::Module& parts) -> Handle {
-                                return DistributedDataParallel(parts, mesh["dp"]);
-                              },
-                              .mesh = mesh});
-}
-
 void train_round(ElasticState& state, const HostsTraining& how, HostsResult& result) {
   torch::manual_seed(1);
   models::Mlp model(models::MlpOptions{.sizes = {6, 40, 3}});
-  Handle handle = how.has_parts ? parts_of_copies(model, state.group())
+  // Parts are on ranks that are neighbours, and so on one host.
+  Handle handle = how.has_parts ? parallelize(model, Mesh(state.group(), {{"dp", -1}, {"tp", 2}}))
                                 : test::copies_or_shards(*model, state.group(), how.is_sharded);
   optim::AdamW adamw(handle.parameters(), torch::optim::AdamWOptions(0.01));
   at::Tensor drawn = at::zeros({3}, at::kDouble);

@@ -122,7 +122,7 @@ def prepare(folder):
     write_digits(folder / "data/mnist")
     (folder / "tools").symlink_to(ROOT / "tools")
     (folder / "train").symlink_to(example("01_hello_ranks"))
-    for name in ("12_data_parallel", "13_diloco", "16_your_own_task"):
+    for name in ("10_all_axes", "12_data_parallel", "13_diloco", "16_your_own_task", "21_your_own_plan"):
         (folder / name).symlink_to(example(name))
     (folder / "mine.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1B1\n")
 

@@ -1,7 +1,7 @@
 // Gradients of an unchanged torch::nn::Transformer whose products oneDNN computes, under each kind
 // of strategy: as near to those of one process in float64 as one process in float32 is.
-#include <lockstep/mesh/mesh.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
+#include <lockstep/parallel/parallelize.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
 
 #include "matmul/matmul.h"
@@ -65,7 +65,7 @@ class OneDnn : public testing::Test {
   }
   void TearDown() override { matmul::choose(false); }
 
-  using Make = std::function<Handle(torch::nn::Module&, Group)>;
+  using Make = std::function<Handle(torch::nn::Transformer&, Group)>;
 
   // Of `ranks`, of which as many divide the batch as there are `copies` of the model.
   static void expect_near_truth(int ranks, std::int64_t copies, const Make& make) {
@@ -76,7 +76,7 @@ class OneDnn : public testing::Test {
     const auto before = matmul::onednn_products();
     run_group(Engine::local, ranks, [&](Group world) {
       auto model = made_alike(wide_transformer, at::kFloat);
-      Handle handle = make(*model, world);
+      Handle handle = make(model, world);
       const std::int64_t rows = batch_rows / copies;
       const std::int64_t own = world.rank() / (world.size() / copies);
       loss_of_rows(model, at::kFloat, own * rows, rows).backward();
@@ -91,21 +91,20 @@ class OneDnn : public testing::Test {
 };
 
 TEST_F(OneDnn, MultipliesUnderDistributedDataParallel) {
-  expect_near_truth(2, 2, [](torch::nn::Module& model, Group world) {
+  expect_near_truth(2, 2, [](torch::nn::Transformer& model, Group world) {
     return DistributedDataParallel(model, world);
   });
 }
 
 TEST_F(OneDnn, MultipliesUnderShardedParameters) {
-  expect_near_truth(2, 2, [](torch::nn::Module& model, Group world) {
+  expect_near_truth(2, 2, [](torch::nn::Transformer& model, Group world) {
     return fully_shard(model, world, {.units = {"encoder.layers.*", "decoder.layers.*"}});
   });
 }
 
 TEST_F(OneDnn, MultipliesPartsOfTensors) {
-  expect_near_truth(3, 1, [](torch::nn::Module& model, Group world) {
-    return parallelize_tensors(model, Mesh(world, {{"tp", 3}})["tp"], transformer_tensor_plan(12),
-                               {});
+  expect_near_truth(3, 1, [](torch::nn::Transformer& model, Group world) {
+    return parallelize(model, Mesh(world, {{"tp", 3}}), {.tensor = transformer_tensor_plan(12)});
   });
 }
 

@@ -7,10 +7,7 @@
 
 #include <lockstep/models/moe.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
-#include <lockstep/parallel/sharded/fully_shard.h>
-#include <lockstep/parallel/tensor/context_parallel.h>
-#include <lockstep/parallel/tensor/expert_parallel.h>
-#include <lockstep/parallel/tensor/tensor_parallel.h>
+#include <lockstep/parallel/parallelize.h>
 
 #include <atomic>
 #include <map>
@@ -21,51 +18,41 @@ namespace {
 
 using namespace test;
 
-using Make = std::function<Handle(const Mesh& mesh)>;
-
-Handle averaged(torch::nn::Module& part, const Mesh& mesh) {
-  return DistributedDataParallel(part, mesh);
-}
+using Make = std::function<Handle(const Group& ranks)>;
 
 std::shared_ptr<torch::nn::SequentialImpl> layers() {
   return torch::nn::Sequential(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4)).ptr();
 }
 
+// Of four ranks.
 std::map<std::string, Make> makers() {
-  return {{"ddp", [](const Mesh& mesh) { return averaged(*layers(), mesh); }},
-          {"parallelize",
-           [](const Mesh& mesh) -> Handle {
-             return parallelize_tensors(
-                 layers(), mesh["b"], {{"0", Colwise()}},
-                 {.strategy = [mesh](auto& part) { return averaged(part, mesh.sub_mesh({"a"})); },
-                  .mesh = mesh});
-           }},
-          {"pipeline",
-           [](const Mesh& mesh) -> Handle {
-             const auto stages = split(blocks(4), even_points(4, 2));
-             return Pipeline(
-                 stages, plan::make_schedule("1f1b", {.stages = 2, .micro_batches = 2}), mesh["b"],
-                 squared_error,
-                 {.strategy = [mesh](auto& part) -> Handle { return fully_shard(part, mesh["a"]); },
-                  .all_ranks = mesh.group()});
-           }},
-          {"expert_parallel", [](const Mesh& mesh) -> Handle {
-             const Mesh own(mesh.group(), {{"dp", 1}, {"ep", 2}});
-             models::MoeOptions options;
-             options.gpt = {.layers = 1, .heads = 1, .width = 4, .block = 4, .vocabulary = 7};
-             return expert_parallel(models::Moe(options).ptr(), own, {.strategy = averaged});
-           }}};
+  return {
+      {"ddp",
+       [](const Group& ranks) -> Handle { return DistributedDataParallel(*layers(), ranks); }},
+      {"tensors_and_copies",
+       [](const Group& ranks) -> Handle {
+         return parallelize(layers(), Mesh(ranks, {{"dp", 2}, {"tp", 2}}),
+                            {.tensor = {{"0", Colwise()}}});
+       }},
+      {"sharded_stages",
+       [](const Group& ranks) -> Handle {
+         return parallelize(blocks(4), Mesh(ranks, {{"fsdp", 2}, {"pp", 2}}), {.micro_batches = 2});
+       }},
+      {"experts", [](const Group& ranks) -> Handle {
+         models::MoeOptions options;
+         options.gpt = {.layers = 1, .heads = 1, .width = 4, .block = 4, .vocabulary = 7};
+         return parallelize(models::Moe(options), Mesh(ranks, {{"dp", 2}, {"ep", 2}}));
+       }}};
 }
 
 class Abort : public testing::TestWithParam<std::string> {};
 
 TEST_P(Abort, ByAnotherThreadWhileTheHandleGoes) {
   const Make make = makers().at(GetParam());
-  run_as_threads(2, [&](Group group) {
+  run_as_threads(4, [&](Group group) {
     for (int turn = 0; turn < 25; ++turn) {
-      Group own = group.split(0);
-      const bool is_along_a = GetParam() == "ddp";
-      Handle handle = make(Mesh(own, {{"a", is_along_a ? 2 : 1}, {"b", is_along_a ? 1 : 2}}));
+      Handle handle = make(group.split(0));
+      Group own = handle.group();
       const auto abort = HandleState::abort_of(handle);
       group.barrier().wait();
       std::atomic<bool> begins = false;
@@ -84,7 +71,7 @@ TEST_P(Abort, ByAnotherThreadWhileTheHandleGoes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Abort,
-                         testing::Values("ddp", "parallelize", "pipeline", "expert_parallel"),
+                         testing::Values("ddp", "tensors_and_copies", "sharded_stages", "experts"),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

@@ -47,11 +47,7 @@ inline std::string text_of(const Composition& what) {
   return text;
 }
 
-inline int ranks_of(const Composition& what) {
-  int ranks = 1;
-  for (const MeshAxis& axis : what.axes) ranks *= axis.size;
-  return ranks;
-}
+inline int ranks_of(const Composition& what) { return ranks_of(what.axes); }
 
 inline int size_of(const Composition& what, const std::string& axis) {
   for (const MeshAxis& one : what.axes)
@@ -75,14 +71,9 @@ class Composed {
   // Forward and backward of the whole batch, of which each data rank takes its rows; the loss of
   // all.
   double step(const at::Tensor& ids, const at::Tensor& targets) {
-    Group data = handle_.data();
-    const auto own = [&](const at::Tensor& rows) {
-      return rows.tensor_split(data.size())[static_cast<std::size_t>(data.rank())];
-    };
-    const at::Tensor loss = handle_.step({own(ids)}, {own(targets)});
-    at::Tensor all = at::full({1}, loss.item<double>(), at::kDouble);
-    data.all_reduce(all, Op::average).wait();
-    return all.item<double>();
+    const Group data = handle_.data();
+    const at::Tensor loss = handle_.step({own_rows(data, ids)}, {own_rows(data, targets)});
+    return average_over(data, loss);
   }
 
   [[nodiscard]] bool has(const std::string& name) const {

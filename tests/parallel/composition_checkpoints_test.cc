@@ -82,16 +82,18 @@ INSTANTIATE_TEST_SUITE_P(Axes, CheckpointedCompositions,
                          });
 
 // Collectives of one backward of a GPT with so many layers.
-Traffic backward_traffic(Group group, std::int64_t layers, bool checkpoints) {
+Traffic backward_traffic(const Group& group, std::int64_t layers, bool checkpoints) {
   const models::GptOptions options = small_gpt(layers, /*bias=*/false);
   auto model = made_alike([&] { return models::Gpt(options); }, at::kFloat);
-  if (checkpoints) checkpoint_activations(*model, {"transformer.h.*"});
-  auto tp = parallelize_tensors(*model, std::move(group), gpt_tensor_plan(options));
+  ParallelOptions how;
+  if (checkpoints) how.activation_checkpointing = {"transformer.h.*"};
+  auto tp = parallelize(model, Mesh(group, {{"tp", group.size()}}), how);
+  const Mesh tensors = tensors_of(*model);
   const TokenBatch batch(1);
   at::Tensor loss = model->loss(batch.ids, batch.targets);
-  reset_traffic(tp.tensors());
+  reset_traffic(tensors);
   loss.backward();
-  return traffic(tp.tensors());
+  return traffic(tensors);
 }
 
 // Two all_reduces a layer in backward without; with them the two of forward again, and what

@@ -5,8 +5,6 @@
 
 #include <lockstep/models/moe.h>
 #include <lockstep/module/state_dict.h>
-#include <lockstep/parallel/sharded/fully_shard.h>
-#include <lockstep/parallel/tensor/expert_parallel.h>
 
 #include "support/torch/engine_test.h"
 
@@ -148,11 +146,7 @@ TEST(ExpertCompositions, ExpertsThatNobodyChoseAreAskedForToo) {
     auto plain = made_alike(make, at::kDouble);
     auto model = made_alike(make, at::kDouble);
     const Mesh mesh(world, {{"ep", 2}, {"fsdp", 2}});
-    auto moe = expert_parallel(
-        *model, mesh, {.strategy = [&](torch::nn::Module& part, const Mesh& ranks) -> Handle {
-          return fully_shard(part, ranks,
-                             {.units = stage_units({"transformer.h.*"}, *model, part)});
-        }});
+    auto moe = parallelize(model, mesh);
     const auto rows = [](int token) { return at::full({1, 5}, token, at::kLong); };
     const auto targets = at::arange(5).view({1, 5});
     const at::Tensor loss = model->loss(rows(mesh.coordinate("fsdp")), targets);
@@ -164,26 +158,6 @@ TEST(ExpertCompositions, ExpertsThatNobodyChoseAreAskedForToo) {
       EXPECT_EQ(mixture->last_load().chosen, (std::vector<std::int64_t>{10, 10}));
     const double norm = torch::nn::utils::clip_grad_norm_(plain->parameters(), 1e9);
     EXPECT_NEAR(moe.clip_grad_norm(1e9), norm, 1e-9 * norm);
-  });
-}
-
-TEST(ExpertCompositions, WhatDoesNotFitTheAxesIsRefused) {
-  run_group(Engine::local, 2, [&](Group world) {
-    auto model = moe_of(0, at::kFloat);
-    const auto refusal = [&](const std::vector<MeshAxis>& axes, ExpertParallelOptions options) {
-      options.strategy = [](torch::nn::Module& part, const Mesh& ranks) -> Handle {
-        return DistributedDataParallel(part, ranks);
-      };
-      return message_of<InvalidArgument>(
-          [&] { (void)expert_parallel(*model, Mesh(world, axes), options); });
-    };
-    EXPECT_EQ(
-        refusal({{"ep", 1}, {"tp", 2}}, {}),
-        "expert_parallel: expected a plan for the axis tp of the mesh ep=1, tp=2, found none");
-    EXPECT_EQ(refusal({{"tp", 2}}, {}),
-              "expert_parallel: expected a plan for the axis tp of the mesh tp=2, found none");
-    EXPECT_EQ(refusal({{"cp", 2}}, {.tensors = Mesh(world, {{"tp", 2}})}),
-              "expert_parallel: tensors: expected a mesh cp=2, found tp=2");
   });
 }
 

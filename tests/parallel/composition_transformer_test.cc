@@ -1,9 +1,6 @@
 // Gradients of an unchanged torch::nn::Transformer in float32, for each plan, against those of one
 // process in float64: as near as one process in float32 is.
-#include <lockstep/mesh/mesh.h>
-#include <lockstep/module/checkpoint_activations.h>
-#include <lockstep/parallel/data/distributed_data_parallel.h>
-#include <lockstep/parallel/sharded/fully_shard.h>
+#include <lockstep/parallel/parallelize.h>
 
 #include "parallel/tensor/support.h"
 #include "support/torch/engine_test.h"
@@ -77,22 +74,13 @@ TEST_P(TransformerPlans, GradientsAreAsNearToTheTruthAsThoseOfOneProcess) {
   run_group(Engine::local, ranks, [&](Group world) {
     const Mesh mesh(world, how.axes);
     auto model = made_alike(transformer, at::kFloat);
-    if (how.checkpoints) checkpoint_activations(*model, {"*coder.layers.*"});
-    TensorParallelOptions options{.sequence_parallel = how.sequence, .sequence_dim = 0};
-    std::int64_t copies = 1, own = 0;
-    if (how.axes.size() > 1) {
-      const std::string outer = how.axes.front().name;
-      copies = mesh.size(outer);
-      own = mesh.coordinate(outer);
-      options.mesh = mesh;
-      options.strategy = [mesh, outer](torch::nn::Module& parts) -> Handle {
-        if (outer == "dp") return DistributedDataParallel(parts, mesh["dp"]);
-        return fully_shard(parts, mesh["fsdp"],
-                           {.units = {"encoder.layers.*", "decoder.layers.*"}});
-      };
-    }
-    auto handle = parallelize_tensors(*model, mesh["tp"], transformer_tensor_plan(12), options);
-    const std::int64_t rows = batch_rows / copies;
+    ParallelOptions options{.tensor = transformer_tensor_plan(12),
+                            .sequence_parallel = how.sequence,
+                            .sequence_dim = 0,
+                            .shard = {.units = {"encoder.layers.*", "decoder.layers.*"}}};
+    if (how.checkpoints) options.activation_checkpointing = {"*coder.layers.*"};
+    auto handle = parallelize(model, mesh, options);
+    const std::int64_t rows = batch_rows / handle.data().size(), own = handle.data().rank();
     loss_of(model, at::kFloat, own * rows, rows).backward();
     double worst = 0;
     for (const NamedPart& part : handle.named_parameters()) {

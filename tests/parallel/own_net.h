@@ -66,25 +66,11 @@ struct OwnBatch {
   at::Tensor x, y;
 };
 
-inline at::Tensor own_rows(const Group& data, const at::Tensor& rows) {
-  return rows.tensor_split(data.size())[static_cast<std::size_t>(data.rank())];
-}
-
-inline double average_over(Group data, const at::Tensor& loss) {
-  at::Tensor all = at::full({1}, loss.item<double>(), at::kDouble);
-  data.all_reduce(all, Op::average).wait();
-  return all.item<double>();
-}
-
 // After a step of both: the gradients of `model` have the norm of those of one process.
 inline void expect_norm_of(const torch::nn::Module& plain, ParallelModel& model,
                            double tolerance = 1e-11) {
   const double norm = torch::nn::utils::clip_grad_norm_(plain.parameters(), 1e9);
   EXPECT_NEAR(model.clip_grad_norm(1e9), norm, tolerance * norm);
-}
-
-inline int ranks_of(const std::vector<MeshAxis>& axes) {
-  return ranks_of(Composition{.axes = axes});
 }
 
 }  // namespace lockstep::test

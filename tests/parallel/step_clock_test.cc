@@ -1,15 +1,13 @@
 // Where a handle says that the time of a step went.
 #include "parallel/step_clock.h"
 
+#include "parallel/composition.h"
 #include "parallel/support.h"
 
 #include <lockstep/parallel/data/distributed_data_parallel.h>
-#include <lockstep/parallel/tensor/context_parallel.h>
-#include <lockstep/parallel/tensor/expert_parallel.h>
-#include <lockstep/parallel/tensor/tensor_parallel.h>
+#include <lockstep/parallel/parallelize.h>
 
 #include <chrono>
-#include <map>
 #include <thread>
 
 namespace lockstep {
@@ -74,67 +72,50 @@ TEST(StepClock, AHandleMeasuresItsSteps) {
   });
 }
 
-using Strategy = std::function<Handle(torch::nn::Module& module, const Mesh& mesh)>;
-
-Handle averaged_on(torch::nn::Module& part, const Mesh& ranks) {
-  return DistributedDataParallel(part, ranks);
-}
-
-std::map<std::string, Strategy> strategies_of_tensors() {
-  const TensorPlan plan = {{"a", Colwise()}, {"b", Rowwise()}};
-  return {{"parallelize",
-           [=](torch::nn::Module& module, const Mesh& mesh) -> Handle {
-             return parallelize_tensors(module, mesh["tp"], plan);
-           }},
-          {"parallelize and ddp",
-           [=](torch::nn::Module& module, const Mesh& mesh) -> Handle {
-             return parallelize_tensors(
-                 module, mesh["tp"], plan,
-                 {.strategy = [=](auto& part) { return averaged_on(part, mesh.sub_mesh({"dp"})); },
-                  .mesh = mesh});
-           }},
-          {"context_parallel",
-           [](torch::nn::Module& module, const Mesh& mesh) -> Handle {
-             return context_parallel(module, Mesh(mesh.group(), {{"cp", 2}}));
-           }},
-          {"expert_parallel", [=](torch::nn::Module& module, const Mesh& mesh) -> Handle {
-             return expert_parallel(module, Mesh(mesh.group(), {{"ep", 1}, {"tp", 2}}),
-                                    {.strategy = averaged_on, .plan = plan, .is_stage = true});
-           }}};
+template <typename Net>
+void expect_steps_measured(const Net& model, const Mesh& mesh) {
+  ParallelModel handle = parallelize(model, mesh);
+  const std::string name = mesh.layout().describe();
+  Net net = model;
+  const TokenBatch batch(1, 2);
+  auto began = std::chrono::steady_clock::now();
+  for (int step = 0; step < 3; ++step) {
+    handle.zero_grad();
+    std::this_thread::sleep_for(4ms);
+    const Tensors cut = handle.cut({batch.ids, batch.targets});
+    at::Tensor loss = net->loss(cut[0], cut[1]);
+    if (mesh.group().rank() == 1) std::this_thread::sleep_for(10ms);  // the others wait for it
+    loss.backward();
+    std::this_thread::sleep_for(3ms);
+  }
+  handle.zero_grad();
+  const StepTiming timing = handle.timing();
+  double all = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  EXPECT_EQ(timing.steps, 3) << name;
+  EXPECT_GE(timing.forward, 2 * 0.004) << name;
+  EXPECT_GT(timing.backward, 0) << name;
+  EXPECT_GE(timing.exposed, 0) << name;
+  EXPECT_GE(timing.update, 3 * 0.003) << name;
+  EXPECT_LE(timing.forward + timing.backward + timing.exposed + timing.update, all) << name;
 }
 
 TEST(StepClock, HandlesOfGlobalTensorsMeasureTheirSteps) {
-  for (const auto& [name, strategy] : strategies_of_tensors())
-    run_as_threads(2, [&, name = name, strategy = strategy](Group group) {
-      const Mesh mesh(group, {{"dp", 1}, {"tp", 2}});
-      Branches model;
-      Handle handle = strategy(*model, mesh);
-      auto began = std::chrono::steady_clock::now();
-      for (int step = 0; step < 3; ++step) {
-        handle.zero_grad();
-        std::this_thread::sleep_for(4ms);
-        at::Tensor hidden = model->forward(values({2, 3}, 1), "abc");
-        hidden.register_hook([](const at::Tensor&) { std::this_thread::sleep_for(2ms); });
-        if (group.rank() == 1) std::this_thread::sleep_for(10ms);  // the other one waits for it
-        hidden.sum().backward();
-        std::this_thread::sleep_for(3ms);
-      }
-      handle.zero_grad();
-      const StepTiming timing = handle.timing();
-      double all = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
-      EXPECT_EQ(timing.steps, 3) << name;
-      EXPECT_GE(timing.forward, 2 * 0.004) << name;
-      EXPECT_GT(timing.backward, 0) << name;
-      EXPECT_GE(timing.exposed, 0) << name;
-      EXPECT_GE(timing.update, 3 * 0.003) << name;
-      EXPECT_LE(timing.forward + timing.backward + timing.exposed + timing.update, all) << name;
+  for (const std::vector<MeshAxis>& axes :
+       {std::vector<MeshAxis>{{"tp", 2}}, {{"dp", 2}, {"tp", 2}}, {{"cp", 2}}})
+    run_as_threads(ranks_of(axes), [&](Group group) {
+      expect_steps_measured(models::Gpt(small_gpt(1)), Mesh(group, axes));
+    });
+  for (const std::vector<MeshAxis>& axes :
+       {std::vector<MeshAxis>{{"ep", 2}}, {{"ep", 2}, {"tp", 2}}})
+    run_as_threads(ranks_of(axes), [&](Group group) {
+      expect_steps_measured(moe_of(0, at::kFloat), Mesh(group, axes));
     });
 }
 
 TEST(StepClock, InsideNoSyncAHandleOfGlobalTensorsCountsNoStep) {
   run_as_threads(2, [](Group group) {
     Branches model;
-    auto tp = parallelize_tensors(*model, group, {{"a", Colwise()}});
+    auto tp = parallelize(model.ptr(), Mesh(group, {{"tp", 2}}), {.tensor = {{"a", Colwise()}}});
     {
       const NoSync scope = tp.no_sync();
       model->forward(values({2, 3}, 1), "abc").sum().backward();

@@ -6,11 +6,8 @@
 #include <lockstep/parallel/data/diloco.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 #include <lockstep/parallel/data/local_sgd.h>
-#include <lockstep/parallel/pipeline/pipeline.h>
+#include <lockstep/parallel/parallelize.h>
 #include <lockstep/parallel/sharded/deferred.h>
-#include <lockstep/parallel/tensor/context_parallel.h>
-#include <lockstep/parallel/tensor/expert_parallel.h>
-#include <lockstep/parallel/tensor/tensor_parallel.h>
 #include <lockstep/parallel/threads/data_parallel.h>
 
 #include <lockstep/global/tensor.h>
@@ -55,9 +52,11 @@ struct ViewedImpl : torch::nn::Module {
     layer->weight.copy_(values({6, 6}, 3));
     layer->bias.copy_(values({6}, 4));
   }
+  [[nodiscard]] at::Tensor products(const at::Tensor& x) const {
+    return x.matmul(p.view({6, 6}).t()).matmul(q.reshape({6, 6}));
+  }
   at::Tensor forward(const at::Tensor& x) {
-    const at::Tensor hidden = torch::tanh(layer(x)).matmul(p.view({6, 6}).t());
-    return hidden.matmul(q.reshape({6, 6})).square().mean();
+    return products(torch::tanh(layer(x))).square().mean();
   }
   torch::nn::Linear layer{nullptr};
   at::Tensor p, q;
@@ -79,33 +78,36 @@ Trained trained(Strategy strategy) {
   return {.handle = std::make_shared<Handle>(std::move(strategy))};
 }
 
-Trained by_expert_parallel(Viewed& model, const Group& group) {
-  const Mesh mesh(group, {{"ep", 1}, {"tp", group.size()}});
-  return trained(
-      expert_parallel(model.ptr(), mesh,
-                      {.strategy = [](torch::nn::Module& part, const Mesh& ranks) -> Handle {
-                         return DistributedDataParallel(part, ranks);
-                       },
-                       .plan = {{"layer", Colwise()}},
-                       .is_stage = true}));
+// `p` and `q` are in one stage: their memory may be one.
+ParallelPlan plan_of(Viewed model) {
+  const StageForward layer = [model](const Tensors& x) mutable {
+    return Tensors{model->layer(x[0])};
+  };
+  const StageForward tanh = [](const Tensors& x) { return Tensors{torch::tanh(x[0])}; };
+  const StageForward products = [model](const Tensors& x) {
+    return Tensors{model->products(x[0])};
+  };
+  const StageForward loss = [](const Tensors& x) { return Tensors{x[0].square().mean()}; };
+  return {.tensor = {{"layer", Colwise()}},
+          .pieces = {{"layer", {"layer"}, layer},
+                     {"tanh", {}, tanh},
+                     {"products", {"p", "q"}, products},
+                     {"loss", {}, loss}},
+          .heads = 1,
+          .loss = [](const Tensors& outputs, const Tensors&) { return outputs[0]; }};
 }
 
-Trained by_pipeline(Viewed& model, const Group& group) {
-  const Stage stage{.name = "all",
-                    .module = model.ptr(),
-                    .forward = [model](const Tensors& inputs) mutable -> Tensors {
-                      return {model->forward(inputs.front())};
-                    }};
-  const Mesh mesh(group, {{"pp", 1}, {"tp", group.size()}});
-  auto pipeline = std::make_shared<Pipeline>(
-      std::vector<Stage>{stage}, plan::make_schedule("1f1b", {.stages = 1, .micro_batches = 1}),
-      mesh["pp"], [](const Tensors& outputs, const Tensors&) { return outputs.front(); },
-      PipelineOptions{.strategy = [mesh](torch::nn::Module& part) -> Handle {
-                        return parallelize_tensors(part, mesh["tp"], {{"layer", Colwise()}});
-                      },
-                      .all_ranks = group});
-  return {.handle = pipeline,
-          .backward = [pipeline](const at::Tensor& x) { return pipeline->step({x}, {x}); }};
+// On axes of two ranks each, by step() with pp and by backward() without.
+Train on_axes(const std::vector<std::string>& names) {
+  return [names](Viewed& model, const Group& group) {
+    std::vector<MeshAxis> axes;
+    for (const std::string& name : names) axes.push_back({name, 2});
+    auto handle = std::make_shared<ParallelModel>(
+        parallelize(model.ptr(), Mesh(group, axes), plan_of(model)));
+    if (names.front() != "pp") return Trained{.handle = handle};
+    return Trained{.handle = handle,
+                   .backward = [handle](const at::Tensor& x) { return handle->step({x}, {x}); }};
+  };
 }
 
 Trained by_data_parallel(Viewed& model, const Group& /*group*/) {
@@ -121,23 +123,10 @@ Trained by_data_parallel(Viewed& model, const Group& /*group*/) {
 
 std::map<std::string, Train> strategies() {
   std::map<std::string, Train> all = {
-      {"parallelize",
-       [](Viewed& model, const Group& group) {
-         return trained(parallelize_tensors(*model, group, {{"layer", Colwise()}}));
-       }},
-      {"context_parallel",
-       [](Viewed& model, const Group& group) { return trained(context_parallel(*model, group)); }},
-      {"parallelize_and_ddp",
-       [](Viewed& model, const Group& group) {
-         const Mesh mesh(group, {{"dp", 1}, {"tp", group.size()}});
-         return trained(parallelize_tensors(*model, mesh["tp"], {{"layer", Colwise()}},
-                                            {.strategy = [mesh](torch::nn::Module& part) -> Handle {
-                                               return DistributedDataParallel(
-                                                   part, mesh.sub_mesh({"dp"}));
-                                             },
-                                             .mesh = mesh}));
-       }},
-      {"expert_parallel", by_expert_parallel},
+      {"tp", on_axes({"tp"})},
+      {"cp", on_axes({"cp"})},
+      {"dp_tp", on_axes({"dp", "tp"})},
+      {"pp_tp", on_axes({"pp", "tp"})},
       {"ddp", [](Viewed& model,
                  const Group& group) { return trained(DistributedDataParallel(model, group)); }},
       {"local_sgd",
@@ -150,7 +139,6 @@ std::map<std::string, Train> strategies() {
          auto diloco = std::make_shared<DiLoCo>(model, group, DiLoCoOptions{.inner_steps = 2});
          return Trained{.handle = diloco, .after = [diloco] { diloco->step(); }};
        }},
-      {"pipeline", by_pipeline},
       {"data_parallel", by_data_parallel}};
   for (ShardLevel level : all_levels)
     for (ShardStorage storage : all_storages)
@@ -188,13 +176,14 @@ std::map<std::string, at::Tensor> after_steps(const Train& train, Viewed model, 
 
 class ViewParameter : public testing::TestWithParam<std::string> {
  protected:
+  static int ranks() { return GetParam().ends_with("_tp") ? 4 : 2; }
   void run(const std::string& what, const View& view, Kind kind, bool has_one_base = false,
            bool is_deferred = false) {
     const auto make = [&](bool is_copied) {
       if (!is_deferred) return Viewed(view, is_copied, has_one_base);
       return deferred([&] { return Viewed(view, is_copied, has_one_base); });
     };
-    run_as_threads(2, [&](Group group) {
+    run_as_threads(ranks(), [&](Group group) {
       const Train train = strategies().at(GetParam());
       const auto expected = after_steps(train, make(true), group, kind);
       const auto found = after_steps(train, make(false), group, kind);
@@ -222,7 +211,7 @@ TEST_P(ViewParameter, OfADeferredModelTrainsAsItsCopy) {
 }
 
 TEST_P(ViewParameter, OfATensorThatRequiresAGradientIsRefusedByName) {
-  run_as_threads(2, [&](Group group) {
+  run_as_threads(ranks(), [&](Group group) {
     Viewed model([](const at::Tensor& w) { return w.clone().requires_grad_().t(); }, false);
     const std::string text =
         message_of<InvalidArgument>([&] { (void)strategies().at(GetParam())(model, group); });

@@ -8,9 +8,7 @@ int main() {
   torch::jit::Module script("script");
   lockstep::DistributedDataParallel ddp(script, world, {.bucket_bytes = 1});
   auto sharded = lockstep::fully_shard(script, world, {.units = {"*"}});
-  auto tensor = lockstep::parallelize_tensors(script, world, {{"0", lockstep::Colwise()}});
-  auto context = lockstep::context_parallel(script, world);
-  auto expert = lockstep::expert_parallel(script, lockstep::Mesh(world, {{"ep", 1}}), {});
+  auto parallel = lockstep::parallelize(script, lockstep::Mesh(world, {{"tp", 1}}));
   lockstep::LocalSgd local(script, world);
   lockstep::DiLoCo diloco(script, world);
   lockstep::SyncBatchNorm sync(script, world);

@@ -1,5 +1,4 @@
-// A pipeline of a model that deferred() made, whose values no strategy has touched.
-#include <lockstep/parallel/data/distributed_data_parallel.h>
+// A pipeline of a model that deferred() made, and evaluations of few rows.
 #include <lockstep/parallel/pipeline/pipeline.h>
 #include <lockstep/parallel/sharded/deferred.h>
 
@@ -23,25 +22,19 @@ torch::nn::Sequential made_blocks() {
   return model;
 }
 
-TEST(DeferredPipeline, StagesWithoutAStrategyGetTheirValues) {
+TEST(DeferredPipeline, StagesGetTheirValues) {
   for (const int ranks : {1, 2})
-    for (const bool with_ddp : {false, true})
-      run_group(Engine::local, ranks, [&](Group group) {
-        auto plain = made_blocks();
-        auto model = deferred(made_blocks, {.smallest = 1});
-        PipelineOptions options;
-        if (with_ddp)
-          options.strategy = [](torch::nn::Module& stage) {
-            return DistributedDataParallel(stage, Group());
-          };
-        Pipeline pipeline(split(model, even_points(4, ranks)),
-                          plan::make_schedule("1f1b", {.stages = ranks, .micro_batches = 2}), group,
-                          squared_error, options);
-        const PipedBatch batch = piped_batch(4, 1);
-        const at::Tensor expected = squared_error({plain->forward(batch.inputs[0])}, batch.targets);
-        EXPECT_NEAR(pipeline.step(batch.inputs, batch.targets).item<double>(),
-                    expected.item<double>(), 1e-6);
-      });
+    run_group(Engine::local, ranks, [&](Group group) {
+      auto plain = made_blocks();
+      auto model = deferred(made_blocks, {.smallest = 1});
+      Pipeline pipeline(split(model, even_points(4, ranks)),
+                        plan::make_schedule("1f1b", {.stages = ranks, .micro_batches = 2}), group,
+                        squared_error);
+      const PipedBatch batch = piped_batch(4, 1);
+      const at::Tensor expected = squared_error({plain->forward(batch.inputs[0])}, batch.targets);
+      EXPECT_NEAR(pipeline.step(batch.inputs, batch.targets).item<double>(),
+                  expected.item<double>(), 1e-6);
+    });
 }
 
 TEST(SmallEvaluations, AreOfAsManyMicroBatchesAsRows) {

@@ -2,8 +2,7 @@
 #include <lockstep/parallel/pipeline/pipeline.h>
 
 #include <lockstep/comm/init.h>
-#include <lockstep/mesh/mesh.h>
-#include <lockstep/parallel/data/distributed_data_parallel.h>
+#include <lockstep/parallel/parallelize.h>
 
 #include "parallel/pipeline/support.h"
 #include "support/processes.h"
@@ -176,29 +175,25 @@ TEST(PipelineFails, ArgumentsThatDoNotFitAreOneLine) {
             "schedule zbv: rank 0: 0I0: expected its gradient of weights 0W0, found none");
 }
 
-// The other pipeline waits in the strategy's calls, for gradients that will not come.
+// The other pipeline waits to average gradients that will not come.
 TEST(PipelineFails, OtherPipelinesOfTheMeshAreToldAtOnce) {
   run_group(
       Engine::shm, 4,
       [&](Group world) {
-        Mesh mesh(world, {{"pp", 2}, {"dp", 2}});
+        const Mesh mesh(world, {{"pp", 2}, {"dp", 2}});
         auto model = blocks(4);
-        auto stages = split(model, {"2"});
-        stages[1].forward = [inner = stages[1].forward, fails = mesh.coordinate("dp") == 0,
-                             calls = 0](const Tensors& inputs) mutable {
+        ParallelPlan plan = parallel_plan(model);
+        StageForward& second = plan.pieces[2].forward;
+        second = [inner = second, fails = mesh.coordinate("dp") == 0,
+                  calls = 0](const Tensors& inputs) mutable {
           if (fails && ++calls == 2) throw std::runtime_error("no room");
           return inner(inputs);
         };
-        Pipeline pipeline(stages, plan::make_schedule("1f1b", {.stages = 2, .micro_batches = 3}),
-                          mesh["pp"], squared_error,
-                          {.strategy = [&](torch::nn::Module& stage) -> Handle {
-                             return DistributedDataParallel(stage, mesh["dp"]);
-                           },
-                           .all_ranks = mesh.group()});
+        ParallelModel pipeline = parallelize(model.ptr(), mesh, plan, {.micro_batches = 3});
         const PipedBatch batch = piped_batch(8, 1);
         const auto begin = std::chrono::steady_clock::now();
         try {
-          (void)pipeline.step(batch.inputs, batch.targets);
+          (void)pipeline.step(batch.inputs, batch.targets, squared_error);
           ADD_FAILURE() << "no error";
         } catch (const Aborted& error) {
           expect_contains(error.what(), "1F1 of the pipeline failed: no room");
@@ -210,25 +205,6 @@ TEST(PipelineFails, OtherPipelinesOfTheMeshAreToldAtOnce) {
         EXPECT_THROW(all.barrier().wait(), Aborted);
       },
       /*timeout=*/rank_limit);
-}
-
-// Or ranks whose own stages fit would wait in the first step.
-TEST(PipelineRefuses, AStrategyThatDoesNotFitIsToldToAllRanks) {
-  run_group(Engine::shm, 4, [&](Group world) {
-    Mesh mesh(world, {{"pp", 2}, {"dp", 2}});
-    auto model = blocks(4);
-    const bool is_first = mesh.coordinate("pp") == 0;
-    const std::string text = message_of<InvalidArgument>([&] {
-      Pipeline pipeline(split(model, {"2"}),
-                        plan::make_schedule("1f1b", {.stages = 2, .micro_batches = 3}), mesh["pp"],
-                        squared_error, {.strategy = [&](torch::nn::Module& stage) -> Handle {
-                          return DistributedDataParallel(stage, is_first ? mesh["dp"] : Group());
-                        }});
-    });
-    expect_contains(text, "is trained by a strategy of 2 ranks: expected PipelineOptions");
-    Group own = mesh["pp"];
-    own.barrier().wait();
-  });
 }
 
 // A rank of processes does something in the middle of a step; what the others are told.

@@ -2,11 +2,9 @@
 // replicas of stages.
 #include <lockstep/parallel/pipeline/pipeline.h>
 
-#include <lockstep/mesh/mesh.h>
 #include <lockstep/optim/grad_scaler.h>
 #include <lockstep/optim/sgd.h>
-#include <lockstep/parallel/data/distributed_data_parallel.h>
-#include <lockstep/parallel/sharded/fully_shard.h>
+#include <lockstep/parallel/parallelize.h>
 
 #include "parallel/pipeline/support.h"
 #include "support/torch/engine_test.h"
@@ -264,14 +262,8 @@ TEST(PipelineOfTwoRanks, PassesSeveralTensors) {
 TEST(PipelineOnAMesh, StagesMayHaveReplicas) {
   for (const char* name : {"1f1b", "zb-h1"})
     run_group(Engine::shm, 4, [&](Group world) {
-      Mesh mesh(world, {{"pp", 2}, {"dp", 2}});
-      auto model = blocks(block_count);
-      const auto schedule = plan::make_schedule(name, {.stages = 2, .micro_batches = 3});
-      Pipeline pipeline(split(model, {"2"}), schedule, mesh["pp"], squared_error,
-                        {.strategy = [&](torch::nn::Module& stage) -> Handle {
-                           return DistributedDataParallel(stage, mesh["dp"]);
-                         },
-                         .all_ranks = mesh.group()});
+      ParallelModel pipeline = parallelize(blocks(block_count), Mesh(world, {{"pp", 2}, {"dp", 2}}),
+                                           {.pipeline = {name}, .micro_batches = 3});
       for (int step = 0; step < 2; ++step) {
         std::vector<Gradients> of_replicas;
         for (int replica = 0; replica < 2; ++replica) {
@@ -282,9 +274,9 @@ TEST(PipelineOnAMesh, StagesMayHaveReplicas) {
           (void)one_process_step(forward, squared_error, piped_batch(8, 2 * step + replica), 3);
           of_replicas.push_back(gradients_of(*plain));
         }
-        const PipedBatch batch = piped_batch(8, 2 * step + mesh.coordinate("dp"));
+        const PipedBatch batch = piped_batch(8, 2 * step + pipeline.data().rank());
         pipeline.zero_grad();
-        (void)pipeline.step(batch.inputs, batch.targets);
+        (void)pipeline.step(batch.inputs, batch.targets, squared_error);
         for (const NamedPart& part : pipeline.named_parameters())
           expect_same_bits(part.tensor.grad(),
                            (of_replicas[0].at(part.name) + of_replicas[1].at(part.name)) / 2,
@@ -298,14 +290,9 @@ TEST(PipelineOnAMesh, StagesMayBeSharded) {
   for (ShardLevel level : {ShardLevel::optimizer, ShardLevel::gradients, ShardLevel::full})
     for (const char* name : {"1f1b", "zb-h1"})
       run_group(Engine::shm, 4, [&](Group world) {
-        Mesh mesh(world, {{"pp", 2}, {"fsdp", 2}});
-        auto model = blocks(block_count);
-        const auto schedule = plan::make_schedule(name, {.stages = 2, .micro_batches = 3});
-        Pipeline pipeline(split(model, {"2"}), schedule, mesh["pp"], squared_error,
-                          {.strategy = [&](torch::nn::Module& stage) -> Handle {
-                             return fully_shard(stage, mesh["fsdp"], {.level = level});
-                           },
-                           .all_ranks = mesh.group()});
+        ParallelModel pipeline =
+            parallelize(blocks(block_count), Mesh(world, {{"pp", 2}, {"fsdp", 2}}),
+                        {.shard = {.level = level}, .pipeline = {name}, .micro_batches = 3});
         torch::optim::SGD sgd(pipeline.parameters(), 0.1);
         std::vector<torch::nn::Sequential> plain{blocks(block_count), blocks(block_count)};
         for (int step = 0; step < 2; ++step) {
@@ -316,9 +303,9 @@ TEST(PipelineOnAMesh, StagesMayBeSharded) {
             };
             (void)one_process_step(forward, squared_error, piped_batch(8, 2 * step + replica), 3);
           }
-          const PipedBatch batch = piped_batch(8, 2 * step + mesh.coordinate("fsdp"));
+          const PipedBatch batch = piped_batch(8, 2 * step + pipeline.data().rank());
           pipeline.zero_grad();
-          (void)pipeline.step(batch.inputs, batch.targets);
+          (void)pipeline.step(batch.inputs, batch.targets, squared_error);
           std::vector<at::Tensor> averages;
           for (std::size_t i = 0; i < plain[0]->parameters().size(); ++i) {
             at::Tensor& one = plain[0]->parameters()[i].mutable_grad();

@@ -1,10 +1,7 @@
 // Weights that several stages have: on several ranks, and on one.
 #include <lockstep/parallel/pipeline/pipeline.h>
 
-#include <lockstep/mesh/mesh.h>
-#include <lockstep/parallel/data/distributed_data_parallel.h>
-#include <lockstep/parallel/sharded/fully_shard.h>
-#include <lockstep/plan/schedule_file.h>
+#include <lockstep/parallel/parallelize.h>
 
 #include "parallel/pipeline/support.h"
 #include "support/torch/engine_test.h"
@@ -22,20 +19,21 @@ class PipelineTies : public EngineTest {};
 // An embedding at the beginning that is the last layer too.
 struct Tied {
   torch::nn::Embedding embedding;
-  torch::nn::Sequential body = blocks(3, 20);
-  torch::nn::Module root;
+  torch::nn::Sequential body;
+  std::shared_ptr<torch::nn::Module> root = std::make_shared<torch::nn::Module>("tied");
 
-  explicit Tied(bool is_sparse = false)
-      : embedding(torch::nn::EmbeddingOptions(11, block_width).sparse(is_sparse)) {
+  explicit Tied(int layers = 3, bool is_sparse = false)
+      : embedding(torch::nn::EmbeddingOptions(11, block_width).sparse(is_sparse)),
+        body(blocks(layers, 20)) {
     fill_parameters(*embedding, 8);
-    root.register_module("wte", embedding);
-    root.register_module("body", body);
+    root->register_module("wte", embedding);
+    root->register_module("body", body);
   }
   std::vector<ModelPiece> pieces() {
     std::vector<ModelPiece> list{{"wte", {"wte"}, [wte = embedding](const Tensors& in) mutable {
                                     return Tensors{wte(in[0])};
                                   }}};
-    for (int i = 0; i < 3; ++i) {
+    for (std::size_t i = 0; i < body->size(); ++i) {
       const std::string name = "body." + std::to_string(i);
       list.push_back({name, {name}, [block = body->ptr<PipedBlockImpl>(i)](const Tensors& in) {
                         return Tensors{block->forward(in[0])};
@@ -51,7 +49,7 @@ struct Tied {
   }
 };
 
-at::Tensor token_loss(const Tensors& outputs, const Tensors& targets) {
+at::Tensor class_loss(const Tensors& outputs, const Tensors& targets) {
   return torch::nn::functional::cross_entropy(outputs.front(), targets.front());
 }
 
@@ -62,8 +60,8 @@ TEST_P(PipelineTies, ATiedWeightIsOneOnAllItsStages) {
     const std::vector<std::string> points(all.begin(), all.begin() + group.size() - 1);
     const auto schedule =
         plan::make_schedule("zb-h1", {.stages = group.size(), .micro_batches = 4});
-    Pipeline pipeline(split(tied.root, tied.pieces(), points), schedule, group, token_loss);
-    torch::optim::SGD sgd(pipeline.parameters(), 0.1), plain_sgd(plain.root.parameters(), 0.1);
+    Pipeline pipeline(split(*tied.root, tied.pieces(), points), schedule, group, class_loss);
+    torch::optim::SGD sgd(pipeline.parameters(), 0.1), plain_sgd(plain.root->parameters(), 0.1);
     const StageForward forward = [&](const Tensors& x) { return Tensors{plain.forward(x[0])}; };
     for (int step = 0; step < 3; ++step) {
       const at::Tensor ids = (at::arange(10) * 7 + step).remainder(11);
@@ -71,9 +69,9 @@ TEST_P(PipelineTies, ATiedWeightIsOneOnAllItsStages) {
       pipeline.zero_grad();
       plain_sgd.zero_grad();
       const at::Tensor loss = pipeline.step(batch.inputs, batch.targets);
-      const at::Tensor expected = one_process_step(forward, token_loss, batch, 4);
+      const at::Tensor expected = one_process_step(forward, class_loss, batch, 4);
       EXPECT_NEAR(loss.item<double>(), expected.item<double>(), 1e-6);
-      const Gradients gradients = gradients_of(plain.root);
+      const Gradients gradients = gradients_of(*plain.root);
       for (const NamedPart& part : pipeline.named_parameters())
         EXPECT_TRUE(at::allclose(dispatch::values_of(part.tensor.grad()), gradients.at(part.name),
                                  1e-5, 1e-7))
@@ -124,12 +122,12 @@ TEST(PipelineTiesOfTwoRanks, MayLieTransposed) {
 TEST_P(PipelineTies, AGradientThatCannotBeTiedIsToldToAllRanks) {
   run([&](Group group) {
     if (group.size() == 1) return;
-    Tied tied(/*is_sparse=*/true);
+    Tied tied(/*layers=*/3, /*is_sparse=*/true);
     const std::vector<std::string> all{"body.0", "body.1", "body.2"};
     const std::vector<std::string> points(all.begin(), all.begin() + group.size() - 1);
-    Pipeline pipeline(split(tied.root, tied.pieces(), points),
+    Pipeline pipeline(split(*tied.root, tied.pieces(), points),
                       plan::make_schedule("1f1b", {.stages = group.size(), .micro_batches = 4}),
-                      group, token_loss, {.timeout = std::chrono::seconds(20)});
+                      group, class_loss, {.timeout = std::chrono::seconds(20)});
     const at::Tensor ids = at::arange(10);
     std::string text = "no error";
     try {
@@ -150,22 +148,16 @@ TEST_P(PipelineTies, AGradientThatCannotBeTiedIsToldToAllRanks) {
   });
 }
 
-// pp x 2: the first and the last stage, which share a weight, are on one rank; the strategy
-// is called for both together.
-void expect_tied_on_one_rank(int stages_on_ranks, PipelineOptions options, Mesh& mesh) {
-  options.all_ranks = mesh.group();
-  Tied tied;
-  const auto schedule =
-      stages_on_ranks == 1
-          ? plan::parse_schedule("0F0,1F0,0F1,1F1,1I0,1W0,1B1,0B0,0I1,0W1\n", "mine.csv")
-          : plan::make_schedule("zbv", {.stages = 2 * stages_on_ranks, .micro_batches = 4});
-  const std::vector<std::string> points =
-      schedule.stages == 2 ? std::vector<std::string>{"body.2"}
-                           : std::vector<std::string>{"body.0", "body.1", "head"};
-  Pipeline pipeline(split(tied.root, tied.pieces(), points), schedule, mesh["pp"], token_loss,
-                    std::move(options));
+// The first and the last stage, which share a weight, are on one rank, and are trained together.
+void expect_tied_on_one_rank(const Mesh& mesh, const ShardOptions& shard = {}) {
+  Tied tied(/*layers=*/4);
+  ParallelModel pipeline =
+      parallelize(tied.root, mesh, {.pieces = tied.pieces(), .loss = class_loss},
+                  {.shard = shard, .pipeline = {"zbv"}, .micro_batches = 4});
+  const int number = pipeline.data().rank();
   torch::optim::SGD sgd(pipeline.parameters(), 0.1);
-  std::vector<Tied> plain(2);
+  std::vector<Tied> plain;
+  for (int replica = 0; replica < 2; ++replica) plain.emplace_back(/*layers=*/4);
   for (int step = 0; step < 2; ++step) {
     const auto batch_of = [&](int replica) -> PipedBatch {
       const at::Tensor ids = (at::arange(8) * 7 + step + 3 * replica).remainder(11);
@@ -174,51 +166,38 @@ void expect_tied_on_one_rank(int stages_on_ranks, PipelineOptions options, Mesh&
     std::vector<Gradients> of_replicas;
     for (int replica = 0; replica < 2; ++replica) {
       Tied& one = plain[static_cast<std::size_t>(replica)];
-      one.root.zero_grad();
+      one.root->zero_grad();
       (void)one_process_step([&](const Tensors& x) { return Tensors{one.forward(x[0])}; },
-                             token_loss, batch_of(replica), schedule.micro_batches);
-      of_replicas.push_back(gradients_of(one.root));
+                             class_loss, batch_of(replica), 4);
+      of_replicas.push_back(gradients_of(*one.root));
     }
-    const PipedBatch batch = batch_of(mesh.coordinate("dp"));
+    const PipedBatch batch = batch_of(number);
     pipeline.zero_grad();
     (void)pipeline.step(batch.inputs, batch.targets);
     sgd.step();
     at::NoGradGuard no_grad;
     for (Tied& one : plain)
-      for (const NamedParameter& parameter : unique_parameters(one.root))
+      for (const NamedParameter& parameter : unique_parameters(*one.root))
         parameter.tensor.sub_(
             (of_replicas[0].at(parameter.name) + of_replicas[1].at(parameter.name)) / 2, 0.1);
     for (const auto& [named, tensor] : pipeline.state_dict()) {
-      const auto expected = plain.front().root.named_parameters()[named];
+      const auto expected = plain.front().root->named_parameters()[named];
       EXPECT_TRUE(at::allclose(tensor, expected, 1e-5, 1e-6)) << named << " after " << step;
     }
   }
 }
 
 TEST(PipelineTiesOfOneRank, AreAveragedOnceOverReplicas) {
-  for (const int ranks : {1, 2})
-    run_group(Engine::shm, 2 * ranks, [&](Group world) {
-      Mesh mesh(world, {{"pp", ranks}, {"dp", 2}});
-      int calls = 0;
-      expect_tied_on_one_rank(ranks, {.strategy = [&](torch::nn::Module& stage) -> Handle {
-                                ++calls;
-                                return DistributedDataParallel(stage, mesh["dp"]);
-                              }},
-                              mesh);
-      EXPECT_EQ(calls, mesh.coordinate("pp") == 0 ? 1 : 2);
-    });
+  run_group(Engine::shm, 4, [](Group world) {
+    expect_tied_on_one_rank(Mesh(world, {{"pp", 2}, {"dp", 2}}));
+  });
 }
 
 TEST(PipelineTiesOfOneRank, MayBeDivided) {
   for (const ShardLevel level : {ShardLevel::optimizer, ShardLevel::full})
-    for (const int ranks : {1, 2})
-      run_group(Engine::shm, 2 * ranks, [&](Group world) {
-        Mesh mesh(world, {{"pp", ranks}, {"dp", 2}});
-        expect_tied_on_one_rank(ranks, {.strategy = [&](torch::nn::Module& stage) -> Handle {
-                                  return fully_shard(stage, mesh["dp"], {.level = level});
-                                }},
-                                mesh);
-      });
+    run_group(Engine::shm, 4, [&](Group world) {
+      expect_tied_on_one_rank(Mesh(world, {{"pp", 2}, {"fsdp", 2}}), {.level = level});
+    });
 }
 
 INSTANTIATE_TEST_SUITE_P(Engines, PipelineTies,

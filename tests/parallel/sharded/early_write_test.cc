@@ -5,8 +5,7 @@
 #include <lockstep/optim/adam.h>
 #include <lockstep/optim/adamw.h>
 #include <lockstep/optim/sgd.h>
-#include <lockstep/parallel/data/distributed_data_parallel.h>
-#include <lockstep/parallel/tensor/tensor_parallel.h>
+#include <lockstep/parallel/parallelize.h>
 
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
@@ -167,12 +166,8 @@ TEST_P(EarlyWrite, UnderTensorParallelismIsRefused) {
       const Mesh mesh(group, {{"fsdp", 2}, {"tp", 2}});
       torch::nn::Sequential model(torch::nn::Linear(4, 12), torch::nn::Linear(12, 12));
       fill_parameters(*model, 3);
-      auto handle =
-          parallelize_tensors(*model, mesh["tp"], {{"1", Colwise(3)}},
-                              {.strategy = [&](torch::nn::Module& parts) -> Handle {
-                                 return fully_shard(parts, mesh["fsdp"], {.level = GetParam()});
-                               },
-                               .mesh = mesh});
+      auto handle = parallelize(model.ptr(), mesh, {.tensor = {{"1", Colwise(3)}}},
+                                {.shard = {.level = GetParam()}});
       const auto write = [&] {
         torch::NoGradGuard off;
         int number = 0;

@@ -5,7 +5,7 @@
 #include <lockstep/parallel/data/diloco.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 #include <lockstep/parallel/data/local_sgd.h>
-#include <lockstep/parallel/tensor/tensor_parallel.h>
+#include <lockstep/parallel/parallelize.h>
 #include <lockstep/parallel/threads/data_parallel.h>
 
 #include <torch/nn/utils/clip_grad.h>
@@ -193,7 +193,8 @@ TEST_P(ShardedMisuse, AnotherStrategyOnTheModule) {
     const std::vector<std::pair<std::string, std::function<void()>>> strategies = {
         {"parallelize",
          [&] {
-           (void)parallelize_tensors(*pair.model, group, {{"0", Colwise()}});
+           const Mesh mesh(group, {{"tp", group.size()}});
+           (void)parallelize(pair.model, mesh, {.tensor = {{"0", Colwise()}}});
          }},
         {"LocalSgd", [&] { LocalSgd local(pair.model, group); }},
         {"DiLoCo", [&] { DiLoCo outer(pair.model, group); }},

@@ -1,5 +1,5 @@
 // What goes wrong on one rank of tensor parallelism is told to all of them.
-#include <lockstep/parallel/tensor/tensor_parallel.h>
+#include <lockstep/parallel/parallelize.h>
 
 #include "parallel/tensor/support.h"
 #include "support/processes.h"
@@ -38,7 +38,13 @@ struct WithDeedImpl : torch::nn::Module {
 };
 TORCH_MODULE(WithDeed);
 
-const TensorPlan deed_plan = {{"up", Colwise()}, {"down", Rowwise()}};
+ParallelPlan parallel_plan(const WithDeed& /*model*/) {
+  return {.tensor = {{"up", Colwise()}, {"down", Rowwise()}}};
+}
+
+ParallelModel cut_layers(const WithDeed& model, const Group& ranks, ParallelOptions options = {}) {
+  return parallelize(model, Mesh(ranks, {{"tp", ranks.size()}}), std::move(options));
+}
 
 // A rank of processes does something in the middle of forward(); what the others are told.
 void expect_tensor_rank_named(int victim, const std::function<void()>& deed, Duration timeout) {
@@ -49,7 +55,7 @@ void expect_tensor_rank_named(int victim, const std::function<void()>& deed, Dur
       WithDeed model([&] {
         if (rank == victim) deed();
       });
-      auto tp = parallelize_tensors(*model, group, deed_plan);
+      auto tp = cut_layers(model, group);
       at::Tensor loss = model->forward(values({4, 6}, 1)).square().mean();
       loss.backward();
       ADD_FAILURE() << "no error";
@@ -90,10 +96,10 @@ class TensorRefuses : public EngineTest {};
 TEST_P(TensorRefuses, RanksWithDifferentPlansAreAMismatch) {
   run([&](Group group) {
     WithDeed model([] {});
-    const TensorPlan plan = group.rank() == 1 ? TensorPlan{{"up", Colwise()}} : deed_plan;
-    expect_contains(message_of<Mismatch>([&] { (void)parallelize_tensors(*model, group, plan); }),
+    const TensorPlan plan = group.rank() == 1 ? TensorPlan{{"up", Colwise()}} : TensorPlan();
+    expect_contains(message_of<Mismatch>([&] { (void)cut_layers(model, group, {.tensor = plan}); }),
                     "plan down: Rowwise");
-    EXPECT_TRUE(parallelize_tensors(*model, group, deed_plan).is_attached());
+    EXPECT_TRUE(cut_layers(model, group).is_attached());
   });
 }
 
@@ -102,16 +108,15 @@ TEST_P(TensorRefuses, RanksWithDifferentOptionsAreAMismatch) {
   run([&](Group group) {
     WithDeed model([] {});
     const bool other = group.rank() == 1;
-    const auto message = [&](const TensorParallelOptions& options) {
-      return message_of<Mismatch>(
-          [&] { (void)parallelize_tensors(*model, group, deed_plan, options); });
+    const auto message = [&](const ParallelOptions& options) {
+      return message_of<Mismatch>([&] { (void)cut_layers(model, group, options); });
     };
-    expect_contains(message({.sequence_parallel = other}), "sequence_parallel: in dim 1");
+    expect_contains(message({.sequence_parallel = other}), "sequence_parallel = true");
     expect_contains(message({.sequence_parallel = true, .sequence_dim = other ? 0 : 1}),
-                    "sequence_parallel: in dim 0");
+                    "sequence_dim = 0");
     expect_contains(message({.sequence_parallel = true, .sequence_dim = other ? 2 : 1}),
-                    "sequence_parallel: in dim 2");
-    EXPECT_TRUE(parallelize_tensors(*model, group, deed_plan).is_attached());
+                    "sequence_dim = 2");
+    EXPECT_TRUE(cut_layers(model, group).is_attached());
   });
 }
 
@@ -119,7 +124,7 @@ TEST_P(TensorRefuses, RanksWithDifferentOptionsAreAMismatch) {
 TEST_P(TensorRefuses, RanksWithDifferentBatchesAreAMismatch) {
   run([&](Group group) {
     WithDeed model([] {});
-    auto tp = parallelize_tensors(*model, group, deed_plan);
+    auto tp = cut_layers(model, group);
     auto step = [&](int seed) {
       tp.zero_grad();
       model->forward(values({4, 6}, seed)).square().mean().backward();
@@ -136,30 +141,12 @@ TEST_P(TensorRefuses, RanksWithDifferentBatchesAreAMismatch) {
 TEST_P(TensorRefuses, BatchesThatPartLaterAreAMismatch) {
   run([&](Group group) {
     torch::nn::Embedding table(37, 12);
-    auto tp = parallelize_tensors(*table, group, {{"weight", Vocabulary()}});
+    auto tp = parallelize(table, Mesh(group, {{"tp", 2}}), {.tensor = {{"weight", Vocabulary()}}});
     const auto steps = [&] {
       for (int i = 0; i < 2000; ++i)
         (void)table->forward(torch::tensor({3, i % 37, i > 700 && group.rank() == 1 ? 5 : 4}));
     };
     expect_contains(message_of<Mismatch>(steps), "a plain Long tensor of sizes [3]");
-  });
-}
-
-// The module is then as it is after the handle's end.
-TEST_P(TensorRefuses, AStrategyThatThrowsLeavesGradientsToTheModule) {
-  run([&](Group group) {
-    WithDeed model([] {});
-    const auto refuse = [](torch::nn::Module&) -> Handle { throw InvalidArgument("not today"); };
-    const auto call = [&] {
-      (void)parallelize_tensors(*model, group, deed_plan,
-                                {.strategy = refuse, .mesh = Mesh(group, {{"tp", group.size()}})});
-    };
-    EXPECT_EQ(message_of<InvalidArgument>(call), "not today");
-    model->forward(values({4, 6}, 1)).square().mean().backward();
-    for (const at::Tensor& parameter : model->parameters()) {
-      EXPECT_TRUE(parameter.is_leaf());
-      EXPECT_TRUE(is_global(parameter.grad()));
-    }
   });
 }
 

@@ -1,10 +1,9 @@
 // A GPT under tensor parallelism: a hundred steps beside one process, what goes over the wire, and
 // data parallelism outside.
-#include <lockstep/parallel/tensor/tensor_parallel.h>
+#include <lockstep/parallel/parallelize.h>
 
 #include <lockstep/global/linear_cross_entropy.h>
 #include <lockstep/module/state_dict.h>
-#include <lockstep/parallel/data/distributed_data_parallel.h>
 
 #include "parallel/parity_optimizer.h"
 #include "parallel/tensor/support.h"
@@ -67,8 +66,8 @@ TEST_P(TensorGpt, AHundredStepsAreThoseOfOneProcess) {
         run(
             [&](Group group) {
               auto model = made_alike([] { return models::Gpt(small_gpt()); }, dtype);
-              auto tp = parallelize_tensors(*model, group, gpt_tensor_plan(small_gpt()),
-                                            {.sequence_parallel = sequence});
+              auto tp = parallelize(model, Mesh(group, {{"tp", group.size()}}),
+                                    {.sequence_parallel = sequence});
               const auto optimizer = parity_optimizer(dtype, tp.parameters());
               std::vector<double> losses;
               for (int step = 0; step < gpt_steps; ++step) {
@@ -100,14 +99,15 @@ std::pair<Traffic, Traffic> traffic_of(Group group, std::int64_t layers, bool se
   const models::GptOptions options = small_gpt(layers, /*bias=*/false);
   auto model = made_alike([&] { return models::Gpt(options); }, at::kFloat);
   auto tp =
-      parallelize_tensors(*model, group, gpt_tensor_plan(options), {.sequence_parallel = sequence});
+      parallelize(model, Mesh(group, {{"tp", group.size()}}), {.sequence_parallel = sequence});
+  const Mesh tensors = tensors_of(*model);
   const TokenBatch batch(1);
-  reset_traffic(tp.tensors());
+  reset_traffic(tensors);
   at::Tensor loss = model->loss(batch.ids, batch.targets);
-  const Traffic forward = traffic(tp.tensors());
-  reset_traffic(tp.tensors());
+  const Traffic forward = traffic(tensors);
+  reset_traffic(tensors);
   loss.backward();
-  return {forward, traffic(tp.tensors())};
+  return {forward, traffic(tensors)};
 }
 
 class TensorTraffic : public EngineTest {};
@@ -156,13 +156,7 @@ TEST_P(TensorAndData, GradientsAreThoseOfOneProcessOnTheWholeBatch) {
     const int replicas = mesh.size("dp");
     auto plain = made_alike([] { return models::Gpt(small_gpt()); }, at::kDouble);
     auto model = made_alike([] { return models::Gpt(small_gpt()); }, at::kDouble);
-    auto handle = parallelize_tensors(*model, mesh["tp"], gpt_tensor_plan(small_gpt()),
-                                      {.strategy =
-                                           [&](torch::nn::Module& parts) {
-                                             return DistributedDataParallel(
-                                                 parts, mesh["dp"], {.bucket_bytes = 20000});
-                                           },
-                                       .mesh = mesh});
+    auto handle = parallelize(model, mesh, {.data = {.bucket_bytes = 20000}});
     EXPECT_EQ(handle.group().size(), world.size());
     torch::optim::AdamW adamw(handle.parameters(), torch::optim::AdamWOptions(0.003));
     torch::optim::AdamW of_plain(plain->parameters(), torch::optim::AdamWOptions(0.003));

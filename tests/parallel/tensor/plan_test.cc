@@ -1,7 +1,8 @@
 // What is refused of a plan before anything runs, and what a plan says of itself.
-#include <lockstep/parallel/tensor/tensor_parallel.h>
+#include <lockstep/parallel/parallelize.h>
 
 #include "parallel/tensor/support.h"
+#include "support/torch/engine_test.h"
 
 #include <gtest/gtest.h>
 #include <torch/nn/modules/transformer.h>
@@ -39,22 +40,17 @@ TEST(TensorPlan, WhatDoesNotFitIsOneLine) {
 }
 
 TEST(TensorPlan, OptionsThatDoNotFitAreOneLine) {
-  models::Gpt gpt(small_gpt());
-  const auto refused_by = [&](TensorParallelOptions options) {
-    return message_of<InvalidArgument>([&] {
-      (void)parallelize_tensors(*gpt, Group(), gpt_tensor_plan(small_gpt()), std::move(options));
-    });
-  };
-  EXPECT_EQ(refused_by({.sequence_parallel = true, .sequence_dim = 2}),
-            "parallelize: expected sequence_dim 0 or 1, found 2");
-  EXPECT_EQ(refused_by({.strategy = [](torch::nn::Module&) { return Handle(); }}),
-            "parallelize: expected a strategy together with the mesh of all axes, found a strategy "
-            "alone");
-  auto tp = parallelize_tensors(*gpt, Group(), gpt_tensor_plan(small_gpt()));
-  EXPECT_EQ(message_of<InvalidArgument>([&] {
-              (void)parallelize_tensors(*gpt, Group(), gpt_tensor_plan(small_gpt()));
-            }).substr(0, 35),
-            "parallelize: transformer.wte.weight");
+  run_group(Engine::local, 2, [](Group group) {
+    auto gpt = made_alike([] { return models::Gpt(small_gpt()); }, at::kFloat);
+    const Mesh mesh(group, {{"tp", 2}});
+    const auto refused_by = [&](const ParallelOptions& options) {
+      return message_of<InvalidArgument>([&] { (void)parallelize(gpt, mesh, options); });
+    };
+    EXPECT_EQ(refused_by({.sequence_parallel = true, .sequence_dim = 2}),
+              "parallelize: expected sequence_dim 0 or 1, found 2");
+    auto tp = parallelize(gpt, mesh);
+    expect_contains(refused_by({}), "parallelize: parameter transformer.wte.weight");
+  });
 }
 
 TEST(TensorPlan, ItSaysBytesAndCollectives) {
@@ -79,16 +75,6 @@ TEST(TensorPlan, TheReadyOnesNameWhatThereIs) {
   const std::string text = describe(transformer_tensor_plan(12), *model, 4, true);
   expect_contains(text, "tensor parallel on 4 ranks, sequence parallel");
   expect_contains(text, "decoder.layers.*.multihead_attn.out_proj: Rowwise: 2 parameters");
-}
-
-// It would replicate every layer, and say nothing.
-TEST(TensorRefuses, AnEmptyPlanForSeveralRanks) {
-  run_group(Engine::local, 2, [](Group group) {
-    auto gpt = made_alike([] { return models::Gpt(small_gpt()); }, at::kFloat);
-    EXPECT_EQ(message_of<InvalidArgument>([&] { (void)parallelize_tensors(*gpt, group, {}); }),
-              "parallelize: expected a tensor plan for 2 ranks, found an empty one, which "
-              "replicates every layer");
-  });
 }
 
 }  // namespace

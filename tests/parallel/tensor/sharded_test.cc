@@ -1,9 +1,7 @@
-// fully_shard() inside tensor parallelism: each rank keeps a shard of its parts.
-#include <lockstep/parallel/tensor/tensor_parallel.h>
+// Axes fsdp and tp: each rank keeps a shard of its parts.
+#include <lockstep/parallel/parallelize.h>
 
 #include <lockstep/module/state_dict.h>
-#include <lockstep/parallel/data/distributed_data_parallel.h>
-#include <lockstep/parallel/sharded/fully_shard.h>
 
 #include "parallel/tensor/support.h"
 #include "support/torch/engine_test.h"
@@ -22,13 +20,6 @@ std::vector<MeshAxis> axes_of(int ranks) {
   return {{"fsdp", 2}, {"tp", -1}};
 }
 
-std::vector<std::string> outside(const Mesh& mesh) {
-  std::vector<std::string> names;
-  for (const MeshAxis& axis : mesh.axes())
-    if (axis.name != "tp") names.push_back(axis.name);
-  return names;
-}
-
 // 12 heads, and fused weights whose parts are no multiples of a cache line.
 models::GptOptions odd_gpt() {
   models::GptOptions options = small_gpt(2);
@@ -37,38 +28,20 @@ models::GptOptions odd_gpt() {
   return options;
 }
 
-struct Case {
-  ShardLevel level = ShardLevel::full;
-  bool sequence = false;
-};
-
-TensorParallel sharded(models::Gpt& model, const Mesh& mesh, const models::GptOptions& options,
-                       Case how, ShardOptions shards = {}) {
-  shards.units = {"transformer.h.*"};
-  shards.level = how.level;
-  return parallelize_tensors(*model, mesh["tp"], gpt_tensor_plan(options),
-                             {.sequence_parallel = how.sequence,
-                              .strategy =
-                                  [mesh, shards](torch::nn::Module& parts) {
-                                    return fully_shard(parts, mesh.sub_mesh(outside(mesh)), shards);
-                                  },
-                              .mesh = mesh});
-}
-
 class ShardedTensor : public EngineTest {};
 
 // Four steps beside one process on the whole batch.
-void compare_steps(Group world, Case how) {
+void compare_steps(Group world, const ParallelOptions& how) {
   const Mesh mesh(world, axes_of(world.size()));
   const int copies = world.size() / mesh.size("tp");
   const models::GptOptions options = odd_gpt();
   auto plain = made_alike([&] { return models::Gpt(options); }, at::kDouble);
   auto model = made_alike([&] { return models::Gpt(options); }, at::kDouble);
-  auto handle = sharded(model, mesh, options, how);
+  auto handle = parallelize(model, mesh, how);
   EXPECT_EQ(handle.group().size(), world.size());
   torch::optim::AdamW adamw(handle.parameters(), torch::optim::AdamWOptions(0.003));
   torch::optim::AdamW of_plain(plain->parameters(), torch::optim::AdamWOptions(0.003));
-  const int part = mesh.sub_mesh(outside(mesh)).group().rank();
+  const int part = handle.data().rank();
   for (int step = 0; step < 4; ++step) {
     const TokenBatch batch(step, 2 * copies);
     const std::int64_t first = 2 * part;
@@ -95,8 +68,8 @@ void compare_steps(Group world, Case how) {
 
 TEST_P(ShardedTensor, GradientsAndStepsAreThoseOfOneProcess) {
   for (const ShardLevel level : {ShardLevel::full, ShardLevel::gradients, ShardLevel::optimizer})
-    run([&](Group world) { compare_steps(world, {.level = level}); });
-  run([&](Group world) { compare_steps(world, {.sequence = true}); });
+    run([&](Group world) { compare_steps(world, {.shard = {.level = level}}); });
+  run([&](Group world) { compare_steps(world, {.sequence_parallel = true}); });
 }
 
 // What a rank keeps: its shard of its parts, and nothing of what they were.
@@ -105,7 +78,7 @@ TEST_P(ShardedTensor, ARankKeepsAShardOfItsParts) {
     const Mesh mesh(world, axes_of(world.size()));
     const models::GptOptions options = odd_gpt();
     auto model = made_alike([&] { return models::Gpt(options); }, at::kFloat);
-    auto handle = sharded(model, mesh, options, {});
+    auto handle = parallelize(model, mesh);
     std::int64_t own = 0;
     for (const at::Tensor& parameter : handle.parameters())
       own += static_cast<std::int64_t>(parameter.nbytes());
@@ -128,7 +101,7 @@ TEST_P(ShardedTensor, AModuleThatZeroesGradientsMeansTheHandles) {
     const models::GptOptions options = odd_gpt();
     auto model = made_alike([&] { return models::Gpt(options); }, at::kDouble);
     auto plain = made_alike([&] { return models::Gpt(options); }, at::kDouble);
-    auto handle = sharded(model, mesh, options, {});
+    auto handle = parallelize(model, mesh);
     const TokenBatch batch(1);
     model->loss(batch.ids, batch.targets).backward();
     model->zero_grad();
@@ -148,7 +121,7 @@ TEST_P(ShardedTensor, StateDictsGoBothWays) {
       at::NoGradGuard no_grad;
       for (const NamedParameter& one : unique_parameters(*other)) at::Tensor(one.tensor).add_(1);
     }
-    auto handle = sharded(model, mesh, options, {});
+    auto handle = parallelize(model, mesh);
     handle.load_state_dict(lockstep::state_dict(*other));
     for (const auto& [name, tensor] : handle.state_dict())
       EXPECT_TRUE(tensor.equal(lockstep::state_dict(*other).at(name))) << name;
@@ -172,14 +145,7 @@ TEST_P(ShardedTensor, AFusedWeightMustBeInOneUnit) {
     const models::GptOptions options = odd_gpt();
     auto model = made_alike([&] { return models::Gpt(options); }, at::kFloat);
     try {
-      (void)parallelize_tensors(*model, mesh["tp"], gpt_tensor_plan(options),
-                                {.strategy =
-                                     [&](torch::nn::Module& parts) {
-                                       return fully_shard(
-                                           parts, mesh.sub_mesh(outside(mesh)),
-                                           {.units = {"transformer.h.0.attn.c_attn.weight"}});
-                                     },
-                                 .mesh = mesh});
+      (void)parallelize(model, mesh, {.shard = {.units = {"transformer.h.0.attn.c_attn.weight"}}});
       ADD_FAILURE() << "expected an error";
     } catch (const InvalidArgument& error) {
       EXPECT_NE(std::string(error.what()).find("transformer.h.0.attn.c_attn.weight"),
@@ -190,9 +156,8 @@ TEST_P(ShardedTensor, AFusedWeightMustBeInOneUnit) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, ShardedTensor,
-                         testing::Values(std::tuple(Engine::local, 2), std::tuple(Engine::local, 4),
-                                         std::tuple(Engine::local, 6), std::tuple(Engine::local, 8),
-                                         std::tuple(Engine::shm, 4)),
+                         testing::Values(std::tuple(Engine::local, 4), std::tuple(Engine::local, 6),
+                                         std::tuple(Engine::local, 8), std::tuple(Engine::shm, 4)),
                          engine_test_name);
 
 }  // namespace

@@ -6,8 +6,7 @@
 #include <lockstep/global/tensor.h>
 #include <lockstep/models/gpt.h>
 #include <lockstep/module/named_parameters.h>
-#include <lockstep/parallel/model_plans.h>
-#include <lockstep/parallel/tensor/tensor_parallel.h>
+#include <lockstep/parallel/parallelize.h>
 
 #include "parallel/support.h"
 
@@ -60,6 +59,32 @@ struct TokenBatch {
 
 inline double number_of(const at::Tensor& loss) {
   return (is_global(loss) ? full_tensor(loss.detach()) : loss.detach()).item<double>();
+}
+
+inline int ranks_of(const std::vector<MeshAxis>& axes) {
+  int ranks = 1;
+  for (const MeshAxis& axis : axes) ranks *= axis.size;
+  return ranks;
+}
+
+// The mesh of the tensors that tp and cp have made of a module's parameters.
+inline Mesh tensors_of(const torch::nn::Module& module) { return mesh_of(module.parameters()[0]); }
+
+// The rows of a batch of all ranks that this rank has.
+inline at::Tensor own_rows(const Group& data, const at::Tensor& rows) {
+  return rows.tensor_split(data.size())[static_cast<std::size_t>(data.rank())];
+}
+
+inline TokenBatch own_rows(const Group& data, TokenBatch batch) {
+  batch.ids = own_rows(data, batch.ids);
+  batch.targets = own_rows(data, batch.targets);
+  return batch;
+}
+
+inline double average_over(Group data, const at::Tensor& loss) {
+  at::Tensor all = at::full({1}, loss.item<double>(), at::kDouble);
+  data.all_reduce(all, Op::average).wait();
+  return all.item<double>();
 }
 
 // The plain gradients of a module by name.

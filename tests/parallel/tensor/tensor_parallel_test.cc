@@ -1,9 +1,8 @@
-// parallelize(): the gradients, losses and parameters of one process, and a Handle like others.
-#include <lockstep/parallel/tensor/tensor_parallel.h>
+// Layers that are cut over the axis tp: the gradients, losses and parameters of one process, and a
+// Handle like others.
+#include <lockstep/parallel/parallelize.h>
 
-#include <lockstep/models/mlp.h>
 #include <lockstep/module/state_dict.h>
-#include <lockstep/parallel/data/distributed_data_parallel.h>
 #include <lockstep/parallel/sharded/deferred.h>
 
 #include "parallel/tensor/support.h"
@@ -27,6 +26,14 @@ torch::nn::Sequential wide_mlp() {
 }
 const TensorPlan mlp_plan = {{"0", Colwise()}, {"2", Rowwise()}};
 
+Mesh layers_on(const Group& ranks) { return Mesh(ranks, {{"tp", ranks.size()}}); }
+
+// Without a plan: the model's own.
+template <typename Net>
+ParallelModel cut_layers(const Net& model, const Group& ranks, const TensorPlan& plan = {}) {
+  return parallelize(model, layers_on(ranks), {.tensor = plan});
+}
+
 at::Tensor square_loss(const at::Tensor& y) { return y.square().mean(); }
 
 class Parallelize : public EngineTest {};
@@ -39,7 +46,7 @@ void expect_refused(const std::function<void()>& action, const std::vector<std::
 TEST_P(Parallelize, AnMlpHasTheGradientsOfOneProcess) {
   run([&](Group group) {
     auto plain = made_alike(wide_mlp, at::kDouble), model = made_alike(wide_mlp, at::kDouble);
-    auto tp = parallelize_tensors(*model, group, mlp_plan);
+    auto tp = cut_layers(model, group, mlp_plan);
     const at::Tensor x = values({5, 6}, 3).to(at::kDouble);
     for (int step = 0; step < 2; ++step) {
       at::Tensor loss = square_loss(model->forward(x)), expected = square_loss(plain->forward(x));
@@ -64,19 +71,20 @@ void expect_activations_alone_are_reduced(Group group, const Between& between) {
                                  Linear(width, width));
   };
   auto plain = made_alike(make, at::kDouble), model = made_alike(make, at::kDouble);
-  auto tp = parallelize_tensors(
-      *model, group, {{"0", Colwise()}, {"2", Rowwise()}, {"4", Colwise()}, {"6", Rowwise()}});
+  auto tp = cut_layers(model, group,
+                       {{"0", Colwise()}, {"2", Rowwise()}, {"4", Colwise()}, {"6", Rowwise()}});
+  const Mesh tensors = tensors_of(*model);
   const at::Tensor x = values({rows, width}, 3).to(at::kDouble);
   const std::int64_t n = group.size(), activation = rows * width * 8;
-  reset_traffic(tp.tensors());
+  reset_traffic(tensors);
   at::Tensor loss = square_loss(model->forward(x));
-  EXPECT_EQ(traffic(tp.tensors()).all_reduces, traffic(tp.tensors()).calls());
-  EXPECT_EQ(traffic(tp.tensors()).bytes, 2 * (2 * activation * (n - 1) / n));
-  reset_traffic(tp.tensors());
+  EXPECT_EQ(traffic(tensors).all_reduces, traffic(tensors).calls());
+  EXPECT_EQ(traffic(tensors).bytes, 2 * (2 * activation * (n - 1) / n));
+  reset_traffic(tensors);
   loss.backward();
-  EXPECT_EQ(traffic(tp.tensors()).all_reduces, n > 1 ? 1 : 0);
-  EXPECT_EQ(traffic(tp.tensors()).calls(), n > 1 ? 1 : 0);
-  EXPECT_EQ(traffic(tp.tensors()).bytes, 2 * activation * (n - 1) / n);
+  EXPECT_EQ(traffic(tensors).all_reduces, 1);
+  EXPECT_EQ(traffic(tensors).calls(), 1);
+  EXPECT_EQ(traffic(tensors).bytes, 2 * activation * (n - 1) / n);
   square_loss(plain->forward(x)).backward();
   expect_gradients_of(tp, gradients_by_name(*plain), 1e-13);
 }
@@ -91,13 +99,12 @@ TEST_P(Parallelize, WideLayersWithFewRowsReduceActivationsAlone) {
 // The result of the product becomes the gradient: nothing of its size is made beside it.
 TEST_P(Parallelize, GradientsOfWeightsAreNotCopied) {
   run([&](Group group) {
-    if (group.size() == 1) return;  // nothing is cut
     constexpr std::int64_t width = 384;
     auto make = [&] {
       return torch::nn::Sequential(torch::nn::Linear(width, width), torch::nn::ReLU());
     };
     auto model = made_alike(make, at::kDouble);
-    auto tp = parallelize_tensors(*model, group, {{"0", Colwise()}});
+    auto tp = cut_layers(model, group, {{"0", Colwise()}});
     at::Tensor loss = square_loss(model->forward(at::ones({1, width}, at::kDouble)));
     Allocations allocations;
     loss.backward();
@@ -110,7 +117,7 @@ TEST_P(Parallelize, GradientsOfWeightsAreNotCopied) {
 TEST_P(Parallelize, ZeroingIsTheSameFromAllSides) {
   run([&](Group group) {
     auto plain = made_alike(wide_mlp, at::kDouble), model = made_alike(wide_mlp, at::kDouble);
-    auto tp = parallelize_tensors(*model, group, mlp_plan);
+    auto tp = cut_layers(model, group, mlp_plan);
     torch::optim::AdamW adamw(tp.parameters(), torch::optim::AdamWOptions(0.01));
     const at::Tensor x = values({5, 6}, 3).to(at::kDouble);
     square_loss(plain->forward(x)).backward();
@@ -131,7 +138,7 @@ TEST_P(Parallelize, ZeroingIsTheSameFromAllSides) {
 TEST_P(Parallelize, ZeroingTheModuleReachesWhatTheNextBackwardDoesNot) {
   run([&](Group group) {
     auto model = made_alike(wide_mlp, at::kDouble);
-    auto tp = parallelize_tensors(*model, group, mlp_plan);
+    auto tp = cut_layers(model, group, mlp_plan);
     const auto backward = [&](std::size_t layer) {
       const at::Tensor x = values({5, layer == 0 ? 6 : 10}, 3).to(at::kDouble);
       square_loss(model->at<torch::nn::LinearImpl>(layer).forward(x)).backward();
@@ -158,7 +165,7 @@ TEST_P(Parallelize, ZeroingTheModuleReachesWhatTheNextBackwardDoesNot) {
 TEST_P(Parallelize, ClippingTakesTheNormOfAllParts) {
   run([&](Group group) {
     auto plain = made_alike(wide_mlp, at::kDouble), model = made_alike(wide_mlp, at::kDouble);
-    auto tp = parallelize_tensors(*model, group, mlp_plan);
+    auto tp = cut_layers(model, group, mlp_plan);
     const at::Tensor x = values({5, 6}, 3).to(at::kDouble);
     square_loss(model->forward(x)).backward();
     square_loss(plain->forward(x)).backward();
@@ -176,7 +183,7 @@ TEST_P(Parallelize, WhatTrainsLaterIsNamed) {
       auto model = made_alike(wide_mlp, at::kDouble);
       at::Tensor frozen = model->at<torch::nn::LinearImpl>(2).weight;
       frozen.requires_grad_(false);
-      auto tp = parallelize_tensors(*model, group, mlp_plan);
+      auto tp = cut_layers(model, group, mlp_plan);
       const auto backward = [&] { square_loss(model->forward(x)).backward(); };
       backward();
       tp.zero_grad();
@@ -202,7 +209,7 @@ TEST_P(Parallelize, ParametersThatShareMemoryAreRefused) {
   run([&](Group group) {
     auto model = made_alike(wide_mlp, at::kDouble);
     const at::Tensor first = model->at<torch::nn::LinearImpl>(0).weight;
-    const auto call = [&] { (void)parallelize_tensors(*model, group, mlp_plan); };
+    const auto call = [&] { (void)cut_layers(model, group, mlp_plan); };
     {
       at::Tensor tied = model->register_parameter("tied", first.detach().t());
       expect_refused(call, {"parallelize", "0.weight", "tied"});
@@ -218,7 +225,7 @@ TEST_P(Parallelize, ParametersThatShareMemoryAreRefused) {
 TEST_P(Parallelize, TheModulesOwnParametersAreRefusedElsewhere) {
   run([&](Group group) {
     auto model = made_alike(wide_mlp, at::kDouble);
-    auto tp = parallelize_tensors(*model, group, mlp_plan);
+    auto tp = cut_layers(model, group, mlp_plan);
     const auto build = [&] {
       torch::optim::AdamW adamw(model->parameters(), torch::optim::AdamWOptions(0.01));
     };
@@ -231,7 +238,6 @@ TEST_P(Parallelize, TheModulesOwnParametersAreRefusedElsewhere) {
     } catch (const std::exception& error) {
       expect_contains(error.what(), "handle.parameters()");
     }
-    if (group.size() == 1) return;
     EXPECT_THROW(torch::nn::utils::clip_grad_norm_(tp.parameters(), 1.0), InvalidArgument);
   });
 }
@@ -240,7 +246,7 @@ TEST_P(Parallelize, StatesAreThoseOfTheWholeModel) {
   run([&](Group group) {
     const auto make = [] { return models::Gpt(small_gpt()); };
     auto plain = made_alike(make, at::kFloat), model = made_alike(make, at::kFloat);
-    auto tp = parallelize_tensors(*model, group, gpt_tensor_plan(small_gpt()));
+    auto tp = cut_layers(model, group);
     const auto expected = lockstep::state_dict(*plain);
     const auto found = tp.state_dict();
     ASSERT_EQ(found.size(), expected.size());
@@ -271,7 +277,7 @@ TEST_P(Parallelize, StatesAreThoseOfTheWholeModel) {
 TEST_P(Parallelize, AModuleWithoutItsHandleIsOfGlobalTensors) {
   run([&](Group group) {
     auto model = made_alike(wide_mlp, at::kDouble);
-    { auto tp = parallelize_tensors(*model, group, mlp_plan); }
+    { auto tp = cut_layers(model, group, mlp_plan); }
     square_loss(model->forward(values({5, 6}, 3).to(at::kDouble))).backward();
     for (const at::Tensor& parameter : model->parameters()) {
       EXPECT_TRUE(parameter.is_leaf());
@@ -289,7 +295,7 @@ TEST_P(Parallelize, FrozenParametersAndBuffersStayWhatTheyAre) {
       return model;
     };
     auto plain = made_alike(make, at::kDouble), model = made_alike(make, at::kDouble);
-    auto tp = parallelize_tensors(*model, group, {{"0", Colwise()}, {"1", Rowwise()}});
+    auto tp = cut_layers(model, group, {{"0", Colwise()}, {"1", Rowwise()}});
     const at::Tensor x = values({5, 6}, 3).to(at::kDouble);
     square_loss(model->forward(x)).backward();
     square_loss(plain->forward(x)).backward();
@@ -302,7 +308,7 @@ TEST_P(Parallelize, FrozenParametersAndBuffersStayWhatTheyAre) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, Parallelize, every_engine({1, 2, 3}), engine_test_name);
+INSTANTIATE_TEST_SUITE_P(Engines, Parallelize, every_engine({2, 3}), engine_test_name);
 
 class OnThreads : public EngineTest {};
 
@@ -315,8 +321,10 @@ TEST_P(OnThreads, ATransformerOfTorchHasTheGradientsOfOneProcess) {
   run([&](Group group) {
     for (const bool sequence : {false, true}) {
       auto plain = made_alike(make, at::kDouble), model = made_alike(make, at::kDouble);
-      auto tp = parallelize_tensors(*model, group, transformer_tensor_plan(12),
-                                    {.sequence_parallel = sequence, .sequence_dim = 0});
+      auto tp = parallelize(model, layers_on(group),
+                            {.tensor = transformer_tensor_plan(12),
+                             .sequence_parallel = sequence,
+                             .sequence_dim = 0});
       const at::Tensor from = values({7, 2, 24}, 3).to(at::kDouble);
       const at::Tensor to = values({5, 2, 24}, 4).to(at::kDouble);
       // The last layer is a norm, so that the mean of squares is a constant.
@@ -348,7 +356,7 @@ TEST_P(OnThreads, ARankHasItsPartsOnlyFromTheBeginning) {
       whole += bytes;
       largest = std::max(largest, bytes);
     }
-    auto tp = parallelize_tensors(*model, group, gpt_tensor_plan(options));
+    auto tp = cut_layers(model, group);
     const HandleMemory memory = tp.memory();
     const std::int64_t own = memory.shards + memory.whole, slack = 64 << 10;
     EXPECT_LT(own, whole / group.size() + (whole - largest) / 8);
@@ -362,7 +370,7 @@ TEST_P(OnThreads, TextIsGeneratedAsOnOneProcess) {
   const auto make = [] { return models::Gpt(small_gpt()); };
   run([&](Group group) {
     auto plain = made_alike(make, at::kDouble), model = made_alike(make, at::kDouble);
-    auto tp = parallelize_tensors(*model, group, gpt_tensor_plan(small_gpt()));
+    auto tp = cut_layers(model, group);
     const at::Tensor begin = TokenBatch(1, 2, 3).ids;
     const models::GenerateOptions greedy{.temperature = 0};
     const at::Tensor found = model->generate(begin, 12, greedy);

@@ -1,6 +1,6 @@
 // Two models on one mesh: what one handle was told about attention, sequences, tables and plain
 // tensors is not known to the other one, nor to the caller's own tensors on that mesh.
-#include <lockstep/parallel/tensor/context_parallel.h>
+#include <lockstep/parallel/parallelize.h>
 
 #include "parallel/tensor/support.h"
 
@@ -21,24 +21,26 @@ models::GptOptions gpt_with_heads(std::int64_t heads) {
 
 // A Gpt with its handle.
 struct Cut {
-  Cut(const Mesh& mesh, const ContextParallelOptions& options, std::int64_t heads = 12)
+  Cut(const Mesh& mesh, const ParallelOptions& options, std::int64_t heads = 12)
       : model(made_alike([&] { return models::Gpt(gpt_with_heads(heads)); }, at::kDouble)),
-        handle(context_parallel(*model, mesh, options)) {}
+        handle(parallelize(model, mesh, options)) {}
 
   Traffic traffic_of_step() {
     const TokenBatch batch(1);
-    reset_traffic(handle.tensors());
+    const Mesh tensors = tensors_of(*model);
+    reset_traffic(tensors);
     handle.zero_grad();
-    at::Tensor loss = model->loss(handle.cut(batch.ids), handle.cut(batch.targets));
+    const Tensors cut = handle.cut({batch.ids, batch.targets});
+    at::Tensor loss = model->loss(cut[0], cut[1]);
     loss.backward();
     auto plain = made_alike([&] { return models::Gpt(gpt_with_heads(model->options().heads)); },
                             at::kDouble);
     EXPECT_NEAR(number_of(loss), plain->loss(batch.ids, batch.targets).item<double>(), 1e-12);
-    return traffic(handle.tensors());
+    return traffic(tensors);
   }
 
   models::Gpt model;
-  ContextParallel handle;
+  ParallelModel handle;
 };
 
 void expect_method(Cut& cut, ContextMethod method) {
@@ -53,10 +55,10 @@ TEST(TwoModels, OnOneMeshComputeAttentionEachInTheirOwnWay) {
     for (bool both_live : {true, false})
       run_as_threads(2, [&, first = first, second = second](Group group) {
         const Mesh mesh(group, {{"dp", 1}, {"cp", -1}});
-        std::optional<Cut> one(std::in_place, mesh.sub_mesh({"cp"}), ContextParallelOptions{first});
+        std::optional<Cut> one(std::in_place, mesh, ParallelOptions{.context = first});
         expect_method(*one, first);
         if (!both_live) one.reset();
-        Cut other(mesh.sub_mesh({"cp"}), {.method = second});
+        Cut other(mesh, {.context = second});
         expect_method(other, second);
         if (both_live) expect_method(*one, first);
       });
@@ -65,8 +67,8 @@ TEST(TwoModels, OnOneMeshComputeAttentionEachInTheirOwnWay) {
 TEST(TwoModels, HeadsThatRanksDoNotDivideAreNoTroubleOfTheModelWithRings) {
   run_as_threads(2, [](Group group) {
     const Mesh mesh(group, {{"dp", 1}, {"cp", -1}});
-    Cut one(mesh.sub_mesh({"cp"}), {.method = ContextMethod::ulysses});
-    Cut other(mesh.sub_mesh({"cp"}), {.method = ContextMethod::ring}, /*heads=*/3);
+    Cut one(mesh, {.context = ContextMethod::ulysses});
+    Cut other(mesh, {.context = ContextMethod::ring}, /*heads=*/3);
     expect_method(other, ContextMethod::ring);
   });
 }
@@ -74,7 +76,7 @@ TEST(TwoModels, HeadsThatRanksDoNotDivideAreNoTroubleOfTheModelWithRings) {
 TEST(TwoModels, SequenceParallelismOfOneMovesNothingInTheOther) {
   run_as_threads(4, [](Group group) {
     const auto moved_on = [&](const Mesh& mesh, bool sequence) {
-      Cut cut(mesh, {.plan = gpt_tensor_plan(small_gpt(1)), .sequence_parallel = sequence});
+      Cut cut(mesh, {.sequence_parallel = sequence});
       return cut.traffic_of_step();
     };
     const std::vector<MeshAxis> axes = {{"cp", 2}, {"tp", 2}};
@@ -91,13 +93,15 @@ TEST(TwoModels, SequenceParallelismOfOneMovesNothingInTheOther) {
 
 TEST(TwoModels, TheCallersTensorsOnThatMeshStayStrict) {
   run_as_threads(2, [](Group group) {
+    const auto make = [] { return models::Gpt(small_gpt(1)); };
     const Mesh mesh(group, {{"dp", 1}, {"cp", -1}});
-    const Cut cut(mesh.sub_mesh({"cp"}), {});
+    auto first = made_alike(make, at::kDouble), second = made_alike(make, at::kDouble);
+    const auto cut = context_parallel(*first, mesh.sub_mesh({"cp"}));
     const at::Tensor own = distribute(values({4, 4}, 1), mesh.sub_mesh({"cp"}), {Shard(0)});
     const at::Tensor plain = values({4, 4}, 2);
     expect_contains(message_of<InvalidArgument>([&] { (void)(own + plain); }), "replicate_plain");
     set_global_options(mesh.sub_mesh({"cp"}), {.replicate_unknown = true, .replicate_plain = true});
-    const Cut second(mesh.sub_mesh({"cp"}), {});
+    const auto other = context_parallel(*second, mesh.sub_mesh({"cp"}));
     EXPECT_TRUE(same_bits(full_tensor(own + plain), values({4, 4}, 1) + plain));
   });
 }
@@ -115,8 +119,8 @@ TEST(TwoModels, OneTakesWhatTheOtherGivesAndTensorsOfTheMesh) {
     Step first, second, of_first, of_second;
     for (auto [model, seed] : {std::pair{&first, 1}, {&of_first, 1}, {&second, 9}, {&of_second, 9}})
       fill_parameters(**model, seed);
-    auto one = context_parallel(*first, mesh.sub_mesh({"cp"}), {.method = ContextMethod::ulysses});
-    auto other = context_parallel(*second, mesh.sub_mesh({"cp"}));
+    auto one = parallelize(first.ptr(), mesh, {.heads = 2}, {.context = ContextMethod::ulysses});
+    auto other = parallelize(second.ptr(), mesh, {.heads = 2});
     const at::Tensor x = values({2, 6, 4}, 3);
     const at::Tensor of_mesh = distribute(x, mesh.sub_mesh({"cp"}), {Shard(1)});
     at::Tensor loss = (second->forward(first->forward(of_mesh)) * of_mesh).sum();
