@@ -1,5 +1,4 @@
-#include "train/command_line.h"
-
+// From the words of a command line to a Configuration, and back.
 #include "base/command_options.h"
 #include "base/format.h"
 #include "base/nearest.h"
@@ -14,9 +13,9 @@
 #include <algorithm>
 #include <filesystem>
 #include <functional>
-#include <list>
 #include <map>
 #include <set>
+#include <utility>
 #include <vector>
 
 namespace lockstep::train {
@@ -28,7 +27,7 @@ constexpr std::string_view plain_letters =
     "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-+=./:,@%";
 
 // The tasks of a program, each with its defaults.
-using Known = std::list<Configuration>;
+using Known = std::vector<std::unique_ptr<Configuration>>;
 using Shown = std::vector<const Configuration*>;
 
 struct Words {
@@ -40,12 +39,12 @@ struct Words {
 
 std::vector<std::string> names_of(const Known& known) {
   std::vector<std::string> names;
-  for (const Configuration& one : known) names.push_back(one.task_name());
+  for (const auto& one : known) names.push_back(one->task_name());
   return names;
 }
 
-Configuration& chosen(Known& known, const std::string& name) {
-  auto found = std::ranges::find(known, name, &Configuration::task_name);
+std::unique_ptr<Configuration>& chosen(Known& known, const std::string& name) {
+  auto found = std::ranges::find_if(known, [&](auto& one) { return one->task_name() == name; });
   if (found != known.end()) return *found;
   std::vector<std::string> names = names_of(known);
   std::vector<std::string_view> views(names.begin(), names.end());
@@ -97,8 +96,8 @@ std::string help_of(const Settings::Entry& entry, const Shown& shown) {
 CommandOptions declared(std::string_view command, const Known& known, const Configuration* task,
                         Words& words) {
   Shown shown;
-  for (const Configuration& one : known)
-    if (task == nullptr || &one == task) shown.push_back(&one);
+  for (const auto& one : known)
+    if (task == nullptr || one.get() == task) shown.push_back(one.get());
   bool is_named = known.size() > 1 && task != nullptr;
   CommandOptions options(
       is_named ? formatted("{} {}", command, task->task_name()) : std::string(command),
@@ -127,7 +126,7 @@ CommandOptions declared(std::string_view command, const Known& known, const Conf
                     });
   };
   for (const Configuration* one : shown) add_all(*one, true);
-  for (const Configuration& one : known) add_all(one, false);
+  for (const auto& one : known) add_all(*one, false);
   if (added.insert("device").second)
     options.add({"device", "NAME", ""}, [](const std::string& text) {
       throw BadInput(
@@ -140,13 +139,13 @@ CommandOptions declared(std::string_view command, const Known& known, const Conf
 
 Words read_words(std::string_view command, Known& known, std::span<const std::string> given) {
   Words words;
-  const Configuration* task = known.size() == 1 ? &known.front() : nullptr;
+  const Configuration* task = known.size() == 1 ? known.front().get() : nullptr;
   bool begins_with_task = task == nullptr && !given.empty() && !given.front().starts_with('-');
-  if (begins_with_task) task = &chosen(known, given.front());
+  if (begins_with_task) task = chosen(known, given.front()).get();
   CommandOptions options = declared(command, known, task, words);
   words.request = options.read(given);
   std::vector<std::string> rest = options.words();
-  if (known.size() == 1) words.task = known.front().task_name();
+  if (known.size() == 1) words.task = known.front()->task_name();
   if (known.size() > 1 && !rest.empty()) {
     words.task = rest.front();
     (void)chosen(known, words.task);
@@ -178,13 +177,13 @@ void take_none_as_implied(Options& options) {
 }
 
 void note_elsewhere(Known& known, Configuration& task) {
-  for (const Configuration& other : known)
-    for (const Settings::Entry& entry : other.settings().entries())
+  for (const auto& other : known)
+    for (const Settings::Entry& entry : other->settings().entries())
       if (entry_in(task, entry.name) == nullptr)
-        task.settings().add_elsewhere(entry.name, other.task_name());
+        task.settings().add_elsewhere(entry.name, other->task_name());
 }
 
-Configuration& configured(Known& known, Words& words) {
+std::unique_ptr<Configuration> configured(Known& known, Words& words) {
   if (words.values.contains("resume-from")) words.values["resume"] = "true";
   const bool is_given = !words.config.empty();
   if (!is_given) words.config = config_of_resumed_run(words);
@@ -196,7 +195,8 @@ Configuration& configured(Known& known, Words& words) {
   if (words.task.empty())
     throw UsageError(formatted("name a task: {}", listed(names_of(known), " ")));
 
-  Configuration& task = chosen(known, words.task);
+  std::unique_ptr<Configuration>& found = chosen(known, words.task);
+  Configuration& task = *found;
   note_elsewhere(known, task);
   apply_config(task, entries);
   if (!is_given && !entries.empty()) take_none_as_implied(task.options);
@@ -210,50 +210,15 @@ Configuration& configured(Known& known, Words& words) {
     }
     task.options.places.erase(name);
   }
-  task.check_own_needs();
   task.check_texts();
-  return task;
+  return std::move(found);
 }
 
 bool is_option(std::string_view word, std::string_view name) {
   return word == name || word.starts_with(formatted("{}=", name));
 }
 
-}  // namespace
-
-CommandLine parse_command_line(std::string_view command, std::span<Task* const> tasks,
-                               std::span<const std::string> given) {
-  try {
-    Known known;
-    for (Task* task : tasks) known.emplace_back(*task, task->defaults());
-    Words words = read_words(command, known, given);
-    if (words.request == CommandOptions::Request::help) {
-      const Configuration* task = words.task.empty() ? nullptr : &chosen(known, words.task);
-      Words unused;
-      return {
-          .task = nullptr, .options = {}, .help = declared(command, known, task, unused).help()};
-    }
-    if (words.request == CommandOptions::Request::version)
-      return {.task = nullptr, .options = {}, .help = formatted("lockstep {}\n", version())};
-    Configuration& chosen_one = configured(known, words);
-    CommandLine line{.task = &chosen_one.task(), .options = chosen_one.options, .help = {}};
-    line.options.command = command_without_resume(given);
-    return line;
-  } catch (const UsageError&) {
-    throw;
-  } catch (const BadInput& error) {
-    throw UsageError(error.what());
-  }
-}
-
-std::string shell_word(std::string_view word) {
-  if (!word.empty() && word.find_first_not_of(plain_letters) == std::string_view::npos)
-    return std::string(word);
-  std::string quoted = "'";
-  for (char letter : word) quoted += letter == '\'' ? std::string("'\\''") : std::string(1, letter);
-  return quoted + "'";
-}
-
+// The words for a shell, without the options that say how the run starts.
 std::string command_without_resume(std::span<const std::string> words) {
   std::string command;
   for (std::size_t i = 0; i < words.size(); ++i) {
@@ -269,6 +234,40 @@ std::string command_without_resume(std::span<const std::string> words) {
     command += (command.empty() ? "" : " ") + shell_word(words[i]);
   }
   return command;
+}
+
+}  // namespace
+
+CommandLine parse_command_line(std::string_view command, std::span<Task* const> tasks,
+                               std::span<const std::string> given) {
+  try {
+    Known known;
+    for (Task* task : tasks)
+      known.push_back(std::make_unique<Configuration>(*task, task->defaults()));
+    Words words = read_words(command, known, given);
+    if (words.request == CommandOptions::Request::help) {
+      const Configuration* task = words.task.empty() ? nullptr : chosen(known, words.task).get();
+      Words unused;
+      return {.run = nullptr, .help = declared(command, known, task, unused).help()};
+    }
+    if (words.request == CommandOptions::Request::version)
+      return {.run = nullptr, .help = formatted("lockstep {}\n", version())};
+    CommandLine line{.run = configured(known, words), .help = {}};
+    line.run->options.command = command_without_resume(given);
+    return line;
+  } catch (const UsageError&) {
+    throw;
+  } catch (const BadInput& error) {
+    throw UsageError(error.what());
+  }
+}
+
+std::string shell_word(std::string_view word) {
+  if (!word.empty() && word.find_first_not_of(plain_letters) == std::string_view::npos)
+    return std::string(word);
+  std::string quoted = "'";
+  for (char letter : word) quoted += letter == '\'' ? std::string("'\\''") : std::string(1, letter);
+  return quoted + "'";
 }
 
 std::string resume_command(const Configuration& configuration, std::string_view how) {

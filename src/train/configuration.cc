@@ -14,7 +14,6 @@
 #include <array>
 #include <cstdint>
 #include <filesystem>
-#include <span>
 #include <sstream>
 #include <string_view>
 #include <system_error>
@@ -54,10 +53,14 @@ void apply_entry(Configuration& configuration, const ConfigEntry& entry) {
   configuration.options.places[entry.name] = entry.place;
 }
 
+std::string kept_text(const Settings::Entry& entry) {
+  std::string text = Settings::text_of(entry);
+  return entry.is_path ? full_path(text) : text;
+}
+
 std::string text_in_file(const Settings::Entry& entry) {
   const auto* written = std::get_if<WrittenValue>(&entry.variable);
-  return written != nullptr && written->file_text ? written->file_text()
-                                                  : Configuration::kept_text(entry);
+  return written != nullptr && written->file_text ? written->file_text() : kept_text(entry);
 }
 
 toml::table parse_file(const std::filesystem::path& path) {
@@ -76,22 +79,18 @@ toml::table parse_file(const std::filesystem::path& path) {
 
 }  // namespace
 
-Configuration::Configuration(Task& task, Options given)
-    : options(std::move(given)), task_(task), settings_(task.name()) {
+// The table is bound to the defaults first, so that it can tell which options are given.
+Configuration::Configuration(Task& task, const Options& given)
+    : task_(task), settings_(task.name()) {
   settings_.begin_group("Model and data");
   task_.declare(settings_);
-  own_count_ = settings_.entries().size();
   for (const Settings::Entry& entry : settings_.entries()) {
     check(!std::ranges::count(reserved, entry.name),
           "Task::declare: '{}' is a name of the trainer's", entry.name);
     if (entry.is_path) own_paths_.push_back(entry.name);
   }
   declare_options(settings_, options, task_);
-}
-
-std::string Configuration::kept_text(const Settings::Entry& entry) {
-  std::string text = Settings::text_of(entry);
-  return entry.is_path ? full_path(text) : text;
+  options = given;
 }
 
 checkpoint::Metadata Configuration::kept() const {
@@ -105,12 +104,7 @@ void Configuration::check_texts() const {
   for (const auto& [name, text] : kept())
     check_input(is_utf8(text),
                 "--{}: expected UTF-8, because config.toml and checkpoints keep it, found '{}'{}",
-                name, visible(text), place_of(name));
-}
-
-void Configuration::check_own_needs() const {
-  for (const Settings::Entry& entry : std::span(settings_.entries()).first(own_count_))
-    settings_.check_needs(entry);
+                name, visible(text), place_of(options, name));
 }
 
 void Configuration::check_description() const {
@@ -118,12 +112,6 @@ void Configuration::check_description() const {
     check(is_utf8(name) && is_utf8(text),
           "Task::description: expected UTF-8, because checkpoints keep it, found {} '{}'",
           visible(name), visible(text));
-}
-
-std::string Configuration::place_of(const std::string& name) const {
-  auto place = options.places.find(name);
-  return place == options.places.end() ? std::string()
-                                       : formatted(" ({} is set in {})", name, place->second);
 }
 
 std::string Configuration::data_text() const {
@@ -136,7 +124,7 @@ std::string Configuration::data_text() const {
 
 std::string Configuration::place_of_data() const {
   for (const std::string& name : own_paths_)
-    if (options.places.contains(name)) return place_of(name);
+    if (options.places.contains(name)) return place_of(options, name);
   return {};
 }
 

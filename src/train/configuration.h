@@ -1,5 +1,7 @@
-// Configuration: all settings of one run, the task's own and the trainer's, by their names; and the
-// TOML files that they are read from and written to.
+// Configuration: one run, as a task and all settings by their names. It comes from a command line:
+// the task's defaults, then the TOML file named by --config, then the words. With --resume and no
+// --config the file is OUT/config.toml, so that a run goes on with its own options. It goes back
+// to config.toml, checkpoints, and the command with which the run goes on.
 #pragma once
 
 #include <lockstep/checkpoint/safetensors.h>
@@ -8,7 +10,10 @@
 #include <lockstep/train/task.h>
 
 #include <filesystem>
+#include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace lockstep::train {
@@ -16,7 +21,7 @@ namespace lockstep::train {
 // Setting a value writes into `options` or into the task.
 class Configuration {
  public:
-  Configuration(Task& task, Options options);
+  Configuration(Task& task, const Options& given);
   Configuration(const Configuration&) = delete;
   Configuration& operator=(const Configuration&) = delete;
 
@@ -25,16 +30,11 @@ class Configuration {
   [[nodiscard]] Settings& settings() { return settings_; }
   [[nodiscard]] const Settings& settings() const { return settings_; }
 
-  // The value as files keep it: paths in full.
-  [[nodiscard]] static std::string kept_text(const Settings::Entry& entry);
-  // What checkpoints keep: these texts of all but Scope::start by name, and `task`.
+  // What checkpoints keep: the texts of all but Scope::start by name, paths in full, and `task`.
   [[nodiscard]] checkpoint::Metadata kept() const;
   // BadInput for an option that config.toml and checkpoints cannot keep, because it is not UTF-8,
   // or is in a folder whose name is not.
   void check_texts() const;
-  // BadInput for a setting of the task's that lacks what it needs (Setting::needs), once all are
-  // set; check_run() checks the trainer's.
-  void check_own_needs() const;
   // After Task::load(): InvalidArgument if Task::description() is not UTF-8.
   void check_description() const;
   // The paths that the task is told, for messages; "the task's data" where it is told none.
@@ -45,14 +45,14 @@ class Configuration {
   Options options;
 
  private:
-  // " (data is set in out/config.toml line 2)"; empty for options of the command line.
-  [[nodiscard]] std::string place_of(const std::string& name) const;
-
   Task& task_;
   Settings settings_;
-  std::size_t own_count_ = 0;           // of the entries, the task's: they come first
   std::vector<std::string> own_paths_;  // names of the task's settings that are paths
 };
+
+// Throws BadInput in one line for options that do not fit together, the task, or this number of
+// ranks (option_checks.cc).
+void check_run(const Configuration& configuration, int ranks);
 
 // One setting of a file, with the place to name when it is wrong ("run.toml line 3").
 struct ConfigEntry {
@@ -73,5 +73,24 @@ void apply_config(Configuration& configuration, const std::vector<ConfigEntry>& 
 // Every setting that is kept, so that `--config` with the result repeats the run. Replaces the file
 // atomically.
 void write_config(const std::filesystem::path& path, const Configuration& configuration);
+
+struct CommandLine {
+  std::unique_ptr<Configuration> run;  // of one of the tasks given; null: print `help` and end
+  std::string help;
+};
+
+// `words` are the arguments after the program's name, `command` is what the user typed before
+// them: "lockstep train". Of several tasks the first word names one, or `task` in the file. Throws
+// UsageError in one line: an unknown option with the nearest known one, a value that is out of its
+// bounds, a file that cannot be read. Reads --config's file, changes nothing else.
+[[nodiscard]] CommandLine parse_command_line(std::string_view command, std::span<Task* const> tasks,
+                                             std::span<const std::string> words);
+
+// One word as a shell reads it: in quotes where it needs them.
+[[nodiscard]] std::string shell_word(std::string_view word);
+
+// The whole command; `how` is "--resume", or "--resume-from step-00000100". A run that no command
+// line began is named by its task and folder.
+[[nodiscard]] std::string resume_command(const Configuration& configuration, std::string_view how);
 
 }  // namespace lockstep::train

@@ -5,8 +5,8 @@
 #include "base/visible.h"
 #include "train/configuration.h"
 #include "train/evaluator.h"
-#include "train/model_description.h"
 #include "train/progress.h"
+#include "train/run_folder.h"
 
 #include <lockstep/comm/together.h>
 #include <lockstep/train/saved_model.h>

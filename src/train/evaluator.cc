@@ -1,19 +1,62 @@
 #include "train/evaluator.h"
 
+#include "base/format.h"
 #include "base/scope_exit.h"
+#include "base/text.h"
 #include "elastic/slot_tree.h"
 #include "train/interrupt.h"
 #include "train/micro_batches.h"
 
+#include <lockstep/base/error.h>
+#include <lockstep/data/sampler.h>
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/tensor.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 #include <vector>
 
 namespace lockstep::train {
 namespace {
+
+Evaluation means_of(const Totals& totals) {
+  return {.loss = totals.loss / totals.targets, .accuracy = totals.correct / totals.targets};
+}
+
+// evaluate() with Evaluator::Options::stops.
+Evaluation evaluate_until(const std::function<bool()>& stops, Group& group, std::int64_t samples,
+                          std::int64_t rows, const Measure& measure, bool in_step) {
+  at::NoGradGuard no_gradients;
+  data::Sampler sampler(
+      samples, {.rank = group.rank(), .world = group.size(), .shuffle = false, .uneven = true});
+  std::vector<std::size_t> mine = sampler.order(0);
+  std::span<const std::size_t> left(mine);
+  Totals totals;
+  bool is_stopped = false;
+  while (!left.empty()) {
+    is_stopped = stops();
+    if (is_stopped) break;
+    std::size_t count = std::min<std::size_t>(rows, left.size());
+    totals += measure(left.first(count));
+    left = left.subspan(count);
+  }
+  std::int64_t most = (samples + group.size() - 1) / group.size();
+  bool is_short =
+      (most + rows - 1) / rows > (static_cast<std::int64_t>(mine.size()) + rows - 1) / rows;
+  if (in_step && is_short && !is_stopped) {
+    is_stopped = stops();
+    if (!is_stopped) (void)measure(std::array<std::size_t, 1>{0});
+  }
+  at::Tensor sums = at::tensor(
+      {totals.loss, totals.targets, totals.correct, is_stopped ? 1.0 : 0.0}, at::kDouble);
+  group.all_reduce(sums, Op::sum).wait();
+  const double* of_all = sums.const_data_ptr<double>();
+  if (of_all[3] > 0) throw Interrupted();
+  return means_of({.loss = of_all[0], .targets = of_all[1], .correct = of_all[2]});
+}
 
 // Means over samples 0 ... samples - 1, cut into `parts`, of which each is measured by one rank
 // (`in_step`: which has a part of the model).
@@ -48,10 +91,31 @@ Evaluation evaluate_parts(Group& group, std::int64_t samples, std::int64_t parts
   totals.pop_back();
   Totals all;
   for (const Totals& of_part : totals) all += of_part;
-  return {.loss = all.loss / all.targets, .accuracy = all.correct / all.targets};
+  return means_of(all);
+}
+
+Best best_in(const std::filesystem::path& file, const checkpoint::Metadata& basis) {
+  if (!std::filesystem::exists(file)) return {};
+  try {
+    checkpoint::Metadata metadata = checkpoint::read_safetensors(file, {.tensors = false}).metadata;
+    checkpoint::Metadata own;
+    for (const char* name : {"data_fingerprint", "eval_batches"})
+      if (auto entry = metadata.find(name); entry != metadata.end()) own.insert(*entry);
+    if (own != basis) return {};
+    auto val_loss = parse_number(metadata["val_loss"]);
+    auto step = parse_integer(metadata["step"]);
+    if (val_loss && step) return {.val_loss = *val_loss, .step = *step};
+  } catch (const Error&) {  // a file that nothing can be read from is no model
+  }
+  return {};
 }
 
 }  // namespace
+
+Evaluation evaluate(Group& group, std::int64_t samples, std::int64_t rows, const Measure& measure,
+                    bool in_step) {
+  return evaluate_until([] { return false; }, group, samples, rows, measure, in_step);
+}
 
 Evaluator::Evaluator(Task& task, std::shared_ptr<torch::nn::Module> module, Group world,
                      Options options)
@@ -91,6 +155,24 @@ Evaluation Evaluator::over(std::int64_t count) {
     return evaluate_parts(world_, count, std::min(parts, count), options_.in_step, measure, stops);
   }
   return evaluate_until(stops, world_, count, rows, measure, options_.in_step);
+}
+
+checkpoint::Metadata basis_of(const std::string& data_fingerprint,
+                              std::optional<std::int64_t> eval_batches) {
+  checkpoint::Metadata basis{{"data_fingerprint", data_fingerprint}};
+  if (eval_batches) basis["eval_batches"] = formatted("{}", *eval_batches);
+  return basis;
+}
+
+Best read_best(Group& group, const std::filesystem::path& file, const checkpoint::Metadata& basis,
+               std::int64_t last_step) {
+  Best best;
+  if (group.is_root()) best = best_in(file, basis);
+  if (best.step > last_step) best = {};
+  at::Tensor both = at::tensor({best.val_loss, static_cast<double>(best.step)}, at::kDouble);
+  group.broadcast(both, 0, {.tag = "best"}).wait();
+  const double* values = both.const_data_ptr<double>();
+  return {.val_loss = values[0], .step = static_cast<std::int64_t>(values[1])};
 }
 
 }  // namespace lockstep::train

@@ -1,7 +1,8 @@
-// Evaluator: measures a task's model on its validation samples, on all of them or on some that are
-// the same every time.
+// How good a model is: Evaluator measures it on its task's validation samples, EarlyStopping and
+// Best compare its losses with those before.
 #pragma once
 
+#include <lockstep/checkpoint/safetensors.h>
 #include <lockstep/comm/group.h>
 #include <lockstep/train/evaluation.h>
 #include <lockstep/train/task.h>
@@ -10,12 +11,16 @@
 #include <torch/nn/module.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
+#include <string>
 
 namespace lockstep::train {
 
+// On all validation samples, or on some that are the same every time.
 class Evaluator {
  public:
   // Told on rank 0 how far an evaluation is, above 0 and below 1.
@@ -59,9 +64,46 @@ class Evaluator {
   std::int64_t chosen_;
 };
 
-// evaluate() (lockstep/train/evaluation.h) with Evaluator::Options::stops.
-[[nodiscard]] Evaluation evaluate_until(const std::function<bool()>& stops, Group& group,
-                                        std::int64_t samples, std::int64_t rows,
-                                        const Measure& measure, bool in_step);
+// Stops a run when the validation loss has not become better for some evaluations.
+struct EarlyStopping {
+  std::int64_t patience = 0;  // evaluations in a row without a new best; 0: never stop
+  double best = std::numeric_limits<double>::infinity();
+  std::int64_t waited = 0;  // evaluations since the best
+
+  // Takes one validation loss; true when it is a new best. Not-a-number never is.
+  bool update(double val_loss) {
+    bool better = val_loss < best;
+    waited = better ? 0 : waited + 1;
+    if (better) best = val_loss;
+    return better;
+  }
+
+  [[nodiscard]] bool should_stop() const { return patience > 0 && waited >= patience; }
+};
+
+// The best model of a run so far. It lies in best.safetensors, whose metadata say how good it is
+// and of which step: what cannot tear from the model itself.
+struct Best {
+  double val_loss = std::numeric_limits<double>::infinity();
+  std::int64_t step = -1;  // -1: there is none yet
+
+  // Takes one evaluation; true when it is a new best. NaN never is.
+  bool update(double found_loss, std::int64_t found_step) {
+    if (!(found_loss < val_loss)) return false;
+    val_loss = found_loss;
+    step = found_step;
+    return true;
+  }
+};
+
+// Losses on other data, or on another part of it, cannot be compared: the entries of the metadata
+// that must be equal for it.
+[[nodiscard]] checkpoint::Metadata basis_of(const std::string& data_fingerprint,
+                                            std::optional<std::int64_t> eval_batches);
+
+// Collective: what the file says that rank 0 reads. One that is not there, cannot be read, has
+// another basis, or is of a step after `last_step` holds no best: the next evaluation makes it anew.
+[[nodiscard]] Best read_best(Group& group, const std::filesystem::path& file,
+                             const checkpoint::Metadata& basis, std::int64_t last_step);
 
 }  // namespace lockstep::train

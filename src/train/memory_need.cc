@@ -4,7 +4,6 @@
 #include "base/format.h"
 #include "sys/failure_text.h"
 #include "train/option_table.h"
-#include "train/option_values.h"
 
 #include <lockstep/base/error.h>
 

@@ -3,7 +3,7 @@
 #include "base/check.h"
 #include "train/local_strategy.h"
 #include "train/micro_batches.h"
-#include "train/option_values.h"
+#include "train/option_table.h"
 
 #include <lockstep/global/tensor.h>
 #include <lockstep/models/generate.h>

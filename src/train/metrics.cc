@@ -1,12 +1,17 @@
 #include "train/metrics.h"
 
-#include <lockstep/base/error.h>
-
+#include "base/format.h"
 #include "sys/bounded_json.h"
 #include "sys/error_instead_of_signal.h"
 #include "sys/file_descriptor.h"
 #include "sys/files.h"
 #include "sys/plain_file.h"
+#include "sys/resident.h"
+
+#include <lockstep/base/error.h>
+
+#include <ATen/ops/tensor.h>
+#include <torch/csrc/autograd/profiler_kineto.h>
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -14,12 +19,20 @@
 #include <cerrno>
 #include <fstream>
 #include <iterator>
+#include <memory>
 #include <optional>
+#include <set>
 #include <sstream>
 #include <string_view>
+#include <system_error>
 
 namespace lockstep::train {
 namespace {
+
+namespace profiler = torch::autograd::profiler;
+using torch::profiler::impl::ActivityType;
+
+constexpr std::int64_t left_out_of_traces = 2;  // steps
 
 bool is_row_until(const std::string& line, std::int64_t step) {
   try {
@@ -69,6 +82,14 @@ bool cut_behind(const std::filesystem::path& path, std::int64_t step) {
   return end && ::truncate(path.c_str(), *end) == 0;
 }
 
+double seconds_since(Pace::Clock::time_point start) {
+  return std::chrono::duration<double>(Pace::Clock::now() - start).count();
+}
+
+profiler::ProfilerConfig trace_config() {
+  return profiler::ProfilerConfig(profiler::ProfilerState::KINETO);
+}
+
 }  // namespace
 
 std::string metrics_line(const MetricsRow& row) {
@@ -112,6 +133,100 @@ void MetricsFile::append(const MetricsRow& row) {
     [[maybe_unused]] const int cut = ::ftruncate(file.get(), before);  // no part of a row
   }
   throw SystemError("cannot append to " + path_.string(), error);
+}
+
+void Pace::start(double before) {
+  before_ = before;
+  started_ = read_at_ = Clock::now();
+}
+
+void Pace::add_step(std::int64_t samples, const StepTiming& seconds) {
+  samples_ += samples;
+  seconds_.forward += seconds.forward;
+  seconds_.backward += seconds.backward;
+  seconds_.exposed += seconds.exposed;
+  seconds_.update += seconds.update;
+  ++steps_;
+}
+
+// Each number of the rank that has the most of it.
+void Pace::read(Group& world, std::int64_t model_bytes) {
+  row_.samples_per_second = static_cast<double>(samples_) / std::max(1e-9, seconds_since(read_at_));
+  const auto steps = static_cast<double>(std::max<std::int64_t>(1, steps_));
+  at::Tensor most =
+      at::tensor({static_cast<double>(resident_bytes()), static_cast<double>(model_bytes),
+                  seconds_.exposed / steps, seconds_.forward / steps, seconds_.backward / steps,
+                  seconds_.update / steps},
+                 at::kDouble);
+  world.all_reduce(most, Op::max, {.tag = "usage"}).wait();
+  const double* values = most.const_data_ptr<double>();
+  row_.resident_bytes = static_cast<std::int64_t>(values[0]);
+  row_.model_bytes = static_cast<std::int64_t>(values[1]);
+  row_.exposed_seconds = values[2];
+  row_.forward_seconds = values[3];
+  row_.backward_seconds = values[4];
+  row_.update_seconds = values[5];
+  samples_ = steps_ = 0;
+  seconds_ = {};
+  read_at_ = Clock::now();
+}
+
+MetricsRow Pace::row() const {
+  MetricsRow row = row_;
+  row.seconds = seconds();
+  return row;
+}
+
+// Where every step is reported, reading this anew each time would cost more than a small step.
+std::int64_t Pace::resident_bytes() {
+  if (resident_bytes_ == 0 || seconds_since(resident_read_at_) > 1) {
+    resident_bytes_ = sys::proportional_bytes();
+    resident_read_at_ = Clock::now();
+  }
+  return resident_bytes_;
+}
+
+double Pace::seconds() const { return before_ + seconds_since(started_); }
+
+std::filesystem::path trace_file(const std::filesystem::path& file, int rank, int ranks) {
+  if (ranks == 1) return file;
+  std::filesystem::path own = file;
+  own.replace_extension(formatted(".rank{}{}", rank, file.extension().string()));
+  return own;
+}
+
+Trace::Trace(const Options& options, const Group& world) : steps_(options.trace_steps) {
+  if (!options.trace.empty()) file_ = trace_file(options.trace, world.rank(), world.size());
+}
+
+Trace::~Trace() {
+  if (is_recording_) (void)profiler::disableProfiler();
+}
+
+void Trace::start() {
+  const std::set<ActivityType> activities{ActivityType::CPU};
+  profiler::prepareProfiler(trace_config(), activities);
+  profiler::enableProfiler(trace_config(), activities);
+  is_recording_ = true;
+}
+
+void Trace::begin_step() {
+  if (!file_.empty() && step_++ == left_out_of_traces) start();
+}
+
+bool Trace::is_complete() const { return is_recording_ && step_ == left_out_of_traces + steps_; }
+
+// The profiler says nothing of a file that it cannot write, so none is there before.
+void Trace::write() {
+  if (!is_recording_) return;
+  is_recording_ = false;
+  const std::unique_ptr<profiler::ProfilerResult> result = profiler::disableProfiler();
+  std::error_code error;
+  std::filesystem::remove(file_, error);
+  result->save(file_.string());
+  const bool is_there = std::filesystem::file_size(file_, error) > 0 && !error;
+  if (!is_there)
+    throw SystemError("writing the trace " + file_.string(), error ? error.value() : EIO);
 }
 
 }  // namespace lockstep::train

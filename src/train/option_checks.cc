@@ -4,8 +4,8 @@
 #include "base/text.h"
 #include "base/visible.h"
 #include "sys/topology.h"
+#include "train/configuration.h"
 #include "train/option_table.h"
-#include "train/option_values.h"
 
 #include <algorithm>
 #include <array>
@@ -16,13 +16,6 @@
 
 namespace lockstep::train {
 namespace {
-
-// " (mesh is set in out/config.toml line 2)"; empty for options of the command line.
-std::string place_of(const Options& options, const std::string& name) {
-  const auto place = options.places.find(name);
-  if (place == options.places.end()) return {};
-  return formatted(" ({} is set in {})", name, place->second);
-}
 
 // Their sizes without -1.
 std::vector<MeshAxis> axes_of(const Options& options, int ranks) {
@@ -165,6 +158,18 @@ void check_elastic_mesh(const std::vector<MeshAxis>& mesh) {
   }
 }
 
+void check_elastic(const Options& options) {
+  if (!options.elastic) return;
+  check_elastic_mesh(options.mesh);
+  const std::int64_t slots = slots_of(options);
+  check_input(options.batch >= slots,
+              "--batch {} has fewer rows than --slots {}: each slot needs at least one",
+              options.batch, slots);
+  check_input(options.batch % slots == 0,
+              "--batch {} must be divisible by --slots {}; try --batch {} or {}", options.batch,
+              slots, options.batch / slots * slots, (options.batch / slots + 1) * slots);
+}
+
 void check_diloco(const DiLoCoOptions& diloco) {
   const std::int64_t steps = diloco.inner_steps;
   if (steps == 0) return;
@@ -191,16 +196,6 @@ void check_hook(const HookOptions& hook) {
               hook.power_sgd.rank);
 }
 
-// Binds the table to the defaults first, so that it can tell which options were given. A task's own
-// settings have had their defaults before (Configuration::check_own_needs()).
-void check_needs(const Options& options, const Task& task) {
-  Options all;
-  Settings settings(task.name());
-  declare_options(settings, all, task);
-  all = options;
-  settings.check_needs();
-}
-
 void check_batch(const Options& options, std::int64_t learners) {
   const std::int64_t parts = options.accumulate * learners;
   if (options.batch % parts == 0) return;
@@ -221,6 +216,12 @@ void check_start_options(const Options& options) {
 }
 
 }  // namespace
+
+std::string place_of(const Options& options, const std::string& name) {
+  const auto place = options.places.find(name);
+  if (place == options.places.end()) return {};
+  return formatted(" ({} is set in {})", name, place->second);
+}
 
 int server_count(const Options& options) {
   if (options.strategy != StrategyKind::ps) return 0;
@@ -291,18 +292,6 @@ std::shared_ptr<CommunicationHook> hook_of_options(const Options& options) {
   return hook;
 }
 
-void check_elastic(const Options& options) {
-  if (!options.elastic) return;
-  check_elastic_mesh(options.mesh);
-  const std::int64_t slots = slots_of(options);
-  check_input(options.batch >= slots,
-              "--batch {} has fewer rows than --slots {}: each slot needs at least one",
-              options.batch, slots);
-  check_input(options.batch % slots == 0,
-              "--batch {} must be divisible by --slots {}; try --batch {} or {}", options.batch,
-              slots, options.batch / slots * slots, (options.batch / slots + 1) * slots);
-}
-
 std::int64_t slots_of(const Options& options) {
   constexpr std::int64_t most = 8;
   if (options.slots > 0) return options.slots;
@@ -345,9 +334,11 @@ Options elastic_options(Options options) {
   return options;
 }
 
-void check_run(const Options& options, const Task& task, int ranks) {
+void check_run(const Configuration& configuration, int ranks) {
+  const Options& options = configuration.options;
+  const Task& task = configuration.task();
   check_hook(options.hook);
-  check_needs(options, task);
+  configuration.settings().check_needs();
   check_devices(options, ranks);
   check_servers(options, ranks);
   check_elastic(options);

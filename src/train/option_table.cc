@@ -1,12 +1,83 @@
 #include "train/option_table.h"
 
-#include "train/option_values.h"
+#include "base/check.h"
+#include "base/text.h"
+#include "base/visible.h"
 
+#include <lockstep/plan/schedule.h>
+
+#include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace lockstep::train {
 namespace {
+
+using Dtype = std::optional<c10::ScalarType>;
+
+constexpr std::string_view by_power_sgd = "powersgd:";
+
+std::string hook_text(const HookOptions& hook) {
+  std::vector<std::string> parts;
+  if (hook.dtype) parts.emplace_back(*hook.dtype == at::kHalf ? "fp16" : "bf16");
+  if (hook.power_sgd.rank > 0)
+    parts.push_back(formatted("{}{}", by_power_sgd, hook.power_sgd.rank));
+  return parts.empty() ? "none" : join(parts, "+");
+}
+
+WrittenValue shard_in_words(Options& options) {
+  const auto names = names_of(ShardKind{});
+  WrittenValue value = in_words<ShardKind>({names.begin(), names.end()}, options.shard);
+  std::erase(value.words, word_of(ShardKind::automatic));  // no text of it
+  value.text = [&options] { return std::string(word_of(shard_of(options))); };
+  value.file_text = [&options] {
+    const ShardKind meant = shard_of(options);
+    return std::string(word_of(meant == ShardKind::none ? meant : options.shard));
+  };
+  return value;
+}
+
+WrittenValue mesh_as_text(std::vector<MeshAxis>& mesh) {
+  return {.text = [&mesh] { return mesh_text(mesh); },
+          .set =
+              [&mesh](std::string_view text) {
+                try {
+                  mesh = text.empty() ? std::vector<MeshAxis>() : parse_axes(text);
+                } catch (const BadInput& error) {
+                  throw BadInput(visible(error.what()));
+                }
+              }};
+}
+
+WrittenValue hook_as_text(HookOptions& hook) {
+  return {.text = [&hook] { return hook_text(hook); },
+          .set =
+              [&hook](std::string_view text) {
+                const HookOptions found = parse_hook(text);
+                hook.dtype = found.dtype;
+                hook.power_sgd.rank = found.power_sgd.rank;
+              }};
+}
+
+WrittenValue dtype_in_words(Dtype& dtype) {
+  WrittenValue value = in_words<Dtype>(
+      {{"fp32", std::nullopt}, {"bf16", at::kBFloat16}, {"fp16", at::kHalf}}, dtype);
+  // A program may name the dtype that stands for none.
+  value.text = [&dtype, text = value.text] { return dtype == at::kFloat ? "fp32" : text(); };
+  return value;
+}
+
+WrittenValue time_as_text(Duration& time) {
+  return {.text = [&time] { return format_duration(time); },
+          .set =
+              [&time](std::string_view text) {
+                const std::optional<Duration> found = parse_duration(text);
+                check_input(found && *found >= Duration::zero(),
+                            "expected a time such as 10, 2.5s or 1m, found '{}'", visible(text));
+                time = *found;
+              }};
+}
 
 void declare_places(Settings& settings, Options& o) {
   settings.begin_group("Run folder");
@@ -151,6 +222,9 @@ void declare_looks(Settings& settings, Options& o, bool makes_samples) {
 
 void declare_mesh(Settings& settings, Options& o) {
   settings.begin_group("Mesh of ranks");
+  std::vector<Named<std::string>> schedules;
+  for (const std::string_view name : plan::schedule_names())
+    schedules.push_back({name, std::string(name)});
   settings.add({.name = "shard",
                 .help = "what ranks divide between them: none, optimizer, gradients (and "
                         "optimizer) or full; auto: full with --mesh fsdp=N, else none"},
@@ -166,7 +240,7 @@ void declare_mesh(Settings& settings, Options& o) {
   settings.add({.name = "pipeline",
                 .help = "of --mesh pp: the schedule of the --accumulate micro-batches",
                 .needs = {"mesh pp=N"}},
-               schedule_in_words(o.pipeline));
+               in_words(std::move(schedules), o.pipeline));
   settings.add({.name = "sequence-parallel",
                 .help = "of --mesh tp, without cp: activations between layers are cut along the "
                         "sequence",
@@ -203,7 +277,9 @@ void declare_division(Settings& settings, Options& o) {
   settings.add({.name = "node-shared",
                 .help = "with --shard: ranks of one host have the parameters in memory once",
                 .needs = {"shard"}},
-               node_shared_as_flag(o.sharding.storage));
+               in_words<ShardStorage>(
+                   {{"false", ShardStorage::private_memory}, {"true", ShardStorage::node_shared}},
+                   o.sharding.storage));
   settings.add({.name = "reduce-in-step",
                 .help = "with --node-shared: the optimizer sums gradients over the ranks as it "
                         "reads them",
@@ -248,7 +324,12 @@ void declare_strategy(Settings& settings, Options& o) {
                 .help = "of ps: synchronous (one update of the mean), stale-synchronous (an update "
                         "of each gradient, see --staleness) or asynchronous; auto: by --staleness",
                 .needs = {"strategy ps"}},
-               consistency_in_words(o.consistency));
+               in_words<std::optional<ps::Consistency>>(
+                   {{"auto", std::nullopt},
+                    {"synchronous", ps::Consistency::synchronous},
+                    {"stale-synchronous", ps::Consistency::stale_synchronous},
+                    {"asynchronous", ps::Consistency::asynchronous}},
+                   o.consistency));
   settings.add({.name = "staleness",
                 .help = "of ps: steps that a worker may be ahead of the slowest",
                 .most = 1e9,
@@ -264,7 +345,9 @@ void declare_diloco(Settings& settings, DiLoCoOptions& diloco) {
                diloco.inner_steps);
   settings.add(
       {.name = "diloco-int8", .help = "of --diloco: send 8 bits a parameter", .needs = {"diloco"}},
-      int8_as_flag(diloco.pseudo_gradients));
+      in_words<PseudoGradients>(
+          {{"false", PseudoGradients::float32}, {"true", PseudoGradients::int8}},
+          diloco.pseudo_gradients));
   settings.add({.name = "diloco-fragments",
                 .help = "of --diloco: parts of the model that are sent at different steps",
                 .least = 1,
@@ -366,6 +449,38 @@ void declare_elastic(Settings& settings, Options& o) {
 }
 
 }  // namespace
+
+std::string mesh_text(const std::vector<MeshAxis>& mesh) {
+  std::vector<std::string> axes;
+  for (const MeshAxis& axis : mesh) axes.push_back(formatted("{}={}", axis.name, axis.size));
+  return join(axes, ",");
+}
+
+HookOptions parse_hook(std::string_view text) {
+  const auto bad = [&] {
+    throw BadInput(
+        formatted("expected none, bf16, fp16, powersgd:RANK, bf16+powersgd:RANK or "
+                  "fp16+powersgd:RANK, found '{}'",
+                  visible(text)));
+  };
+  HookOptions hook;
+  if (text == "none") return hook;
+  std::string_view rest = text;
+  if (rest.starts_with("bf16")) hook.dtype = at::kBFloat16;
+  if (rest.starts_with("fp16")) hook.dtype = at::kHalf;
+  if (hook.dtype) {
+    rest.remove_prefix(4);
+    if (rest.empty()) return hook;
+    if (!rest.starts_with('+')) bad();
+    rest.remove_prefix(1);
+  }
+  if (!rest.starts_with(by_power_sgd)) bad();
+  rest.remove_prefix(by_power_sgd.size());
+  const std::optional<std::int64_t> rank = parse_integer(rest);
+  if (!rank || *rank < 1) bad();
+  hook.power_sgd.rank = *rank;
+  return hook;
+}
 
 void declare_options(Settings& settings, Options& options, const Task& task) {
   declare_places(settings, options);

@@ -1,5 +1,5 @@
-// The one table of the trainer's options, what they need of each other, and facts that follow from
-// several of them.
+// The one table of the trainer's options, the words that their values are written in, and facts
+// that follow from several of them.
 #pragma once
 
 #include <lockstep/layout/mesh_layout.h>
@@ -8,13 +8,51 @@
 #include <lockstep/train/settings.h>
 #include <lockstep/train/task.h>
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
+namespace lockstep {
+
+constexpr std::array<train::Named<ContextMethod>, 2> names_of(ContextMethod) {
+  return {{{"ring", ContextMethod::ring}, {"ulysses", ContextMethod::ulysses}}};
+}
+
+}  // namespace lockstep
+
 namespace lockstep::train {
+
+constexpr std::array<Named<OptimizerKind>, 2> names_of(OptimizerKind) {
+  return {{{"adamw", OptimizerKind::adamw}, {"sgd", OptimizerKind::sgd}}};
+}
+
+constexpr std::array<Named<ScheduleKind>, 5> names_of(ScheduleKind) {
+  return {{{"constant", ScheduleKind::constant},
+           {"step", ScheduleKind::step},
+           {"cosine", ScheduleKind::cosine},
+           {"wsd", ScheduleKind::wsd},
+           {"one-cycle", ScheduleKind::one_cycle}}};
+}
+
+constexpr std::array<Named<StrategyKind>, 3> names_of(StrategyKind) {
+  return {{{"ddp", StrategyKind::ddp}, {"dp", StrategyKind::dp}, {"ps", StrategyKind::ps}}};
+}
+
+constexpr std::array<Named<ShardKind>, 5> names_of(ShardKind) {
+  return {{{"auto", ShardKind::automatic},
+           {"none", ShardKind::none},
+           {"optimizer", ShardKind::optimizer},
+           {"gradients", ShardKind::gradients},
+           {"full", ShardKind::full}}};
+}
+
+constexpr std::array<Named<OnSaveError>, 2> names_of(OnSaveError) {
+  return {{{"stop", OnSaveError::stop}, {"go-on", OnSaveError::go_on}}};
+}
 
 // The axes of --mesh.
 inline constexpr std::string_view stages_axis = "pp";
@@ -27,9 +65,12 @@ inline constexpr std::string_view experts_axis = "ep";
 // Adds the options, bound to `options`; those about samples for tasks that make some.
 void declare_options(Settings& settings, Options& options, const Task& task);
 
-// Throws BadInput in one line for options that do not fit together, the task, or this number of
-// ranks.
-void check_run(const Options& options, const Task& task, int ranks);
+// "pp=2,dp=2"; empty without axes.
+[[nodiscard]] std::string mesh_text(const std::vector<MeshAxis>& mesh);
+// From "bf16+powersgd:2"; BadInput for another text.
+[[nodiscard]] HookOptions parse_hook(std::string_view text);
+// " (mesh is set in out/config.toml line 2)"; empty for options of the command line.
+[[nodiscard]] std::string place_of(const Options& options, const std::string& name);
 
 // Options::shard, or what automatic stands for.
 [[nodiscard]] ShardKind shard_of(const Options& options);
@@ -70,9 +111,6 @@ struct Division {
 [[nodiscard]] inline bool has_own_copies(const Options& options) {
   return options.local_sgd.period > 0 || options.diloco.inner_steps > 0;
 }
-
-// BadInput in one line for options that an elastic run cannot have, beside Setting::needs.
-void check_elastic(const Options& options);
 
 // --slots, or the number that stands for 0.
 [[nodiscard]] std::int64_t slots_of(const Options& options);

@@ -1,44 +1,112 @@
 #include <lockstep/train/program.h>
 
 #include "base/check.h"
+#include "base/command_options.h"
 #include "elastic/round_loop.h"
+#include "launch/agent.h"
+#include "launch/detection/own_failure.h"
+#include "launch/detection/rank_info.h"
+#include "sys/failure_text.h"
 #include "sys/program.h"
-#include "train/command_line.h"
+#include "train/configuration.h"
 #include "train/option_table.h"
-#include "train/option_values.h"
-#include "train/ranks.h"
+#include "train/program.h"
+#include "train/progress.h"
+#include "train/run.h"
 #include "train/run_folder.h"
-#include "train/task_programs.h"
 
+#include <lockstep/comm/init.h>
+#include <lockstep/comm/together.h>
 #include <lockstep/train/trainer.h>
 
+#include <chrono>
 #include <cstdio>
-#include <functional>
+#include <filesystem>
 #include <optional>
 #include <utility>
-#include <vector>
 
 namespace lockstep::train {
 namespace {
 
-// 128 + N, as a shell says it.
-constexpr int by_signal = 128;
+constexpr int failure = 1;
+constexpr int by_signal = 128;  // plus its number, as a shell says it
+
+// Errors that every restart would meet again end the run in any case (src/elastic/rounds.h).
+constexpr int elastic_restarts = 1'000'000;
+constexpr auto elastic_hung_after = std::chrono::seconds(30);
+
+int start_copies(const RankProgram& program, int ranks) {
+  try {
+    program.check(ranks);
+    program.check_files();
+  } catch (const BadInput& error) {
+    throw UsageError(error.what());
+  }
+  launch::WorkerSpec spec{.program = std::filesystem::read_symlink("/proc/self/exe"),
+                          .arguments = program.words,
+                          .ranks = ranks,
+                          .prefix = launch::PrefixStyle::none,
+                          .grace = program.grace,
+                          .forward_signals = true,
+                          .stop_without_reader = true,
+                          .explained_exit_code = failure};
+  if (program.elastic_body) {
+    spec.max_restarts = elastic_restarts;
+    spec.hung_after = elastic_hung_after;
+  }
+  if (auto terminal = terminal_of(stdout))
+    spec.environment.emplace_back("LOCKSTEP_TERMINAL", *terminal);
+  if (!program.flight_folder.empty())
+    spec.environment.emplace_back(launch::variable::flight_folder, program.flight_folder);
+  return launch::Agent(spec).run().exit_code;
+}
+
+void check_together(const RankProgram& program, Group& world) {
+  together(world, [&] {
+    check_input(program.ranks == 0 || program.ranks == world.size(),
+                "--ranks {}: the launcher started {}", program.ranks, world.size());
+    program.check(world.size());
+    if (world.is_root()) program.check_files();
+  });
+}
+
+int be_a_rank(const RankProgram& program) {
+  const bool is_elastic = program.elastic_body != nullptr;
+  std::string speaker;
+  bool speaks_for_all = true;
+  int code = failure;
+  const auto begins = [&](const Group& group) {
+    speaker = group.size() > 1 ? formatted("rank {}: ", group.rank()) : "";
+    speaks_for_all = group.is_root();
+  };
+  std::optional<Group> world;
+  if (!is_elastic) world = init();
+  try {
+    if (is_elastic) return program.elastic_body(begins);
+    begins(*world);
+    code = usage_exit_code;
+    check_together(program, *world);
+    code = failure;
+    return program.body(*world);
+  } catch (const CommonFailure& error) {
+    launch::record_own_failure(error.what());
+    if (!is_elastic) say_final_failure(error.what());  // a restart would meet it again
+    return speaks_for_all ? sys::complain(program.command, error.what(), code) : code;
+  } catch (const std::exception& error) {
+    return sys::complain(program.command, speaker + sys::failure_text(error), failure);
+  }
+}
 
 // An elastic run begins with as many of its ranks as make whole copies of the model.
-void check_start(const Options& options, const Task& task, int ranks) {
+void check_start(const Configuration& run, int ranks) {
+  const Options& options = run.options;
   if (options.elastic) {
     const int of_a_model = ranks_of_a_model(options);
     check_input(ranks >= of_a_model, "--mesh {}: expected at least {} ranks for one copy, found {}",
                 mesh_text(options.mesh), of_a_model, ranks);
     ranks = ranks / of_a_model * of_a_model;
   }
-  check_run(options, task, ranks);
-}
-
-// A folder that holds another run is refused before anything is started.
-void check_folder(Task& task, const Options& options) {
-  const Configuration configuration(task, options);
-  RunFolder(configuration).check_start();
+  check_run(run, ranks);
 }
 
 // Words that are wrong are so after each restart.
@@ -52,42 +120,44 @@ CommandLine line_of(const std::string& name, const std::vector<Task*>& tasks,
   }
 }
 
-int be_a_rank(Task& task, const Options& options, Group world) {
-  int signal = train(task, options, std::move(world)).signal;
-  return signal == 0 ? 0 : by_signal + signal;
-}
-
-int be_elastic_rank(Task& task, const Options& options,
-                    const std::function<void(const Group&)>& begins) {
-  const std::optional<Report> report = train_elastically(task, options, begins);
-  return !report || report->signal == 0 ? 0 : by_signal + report->signal;
-}
+int exit_code(const Report& report) { return report.signal == 0 ? 0 : by_signal + report.signal; }
 
 }  // namespace
+
+int run_ranks(const RankProgram& program) {
+  auto ranks = static_cast<int>(program.ranks > 0 ? program.ranks : program.usual_ranks);
+  const bool has_copies = ranks > 1 || program.elastic_body;
+  return !launch::is_launched() && has_copies ? start_copies(program, ranks) : be_a_rank(program);
+}
 
 int run_program(const std::string& name, const std::string& shell_name,
                 const std::vector<Task*>& tasks, const std::vector<std::string>& words) {
   return sys::run_program(name, [&] {
-    CommandLine line = line_of(name, tasks, words);
-    if (!line.help.empty()) {
+    const CommandLine line = line_of(name, tasks, words);
+    if (!line.run) {
       print_to(stdout, "{}", line.help);
       return 0;
     }
-    Options& options = line.options;
+    Configuration& run = *line.run;
+    Options& options = run.options;
     options.command = shell_name + " " + options.command;
-    return run_ranks(
-        {.command = name,
-         .words = words,
-         .ranks = options.ranks,
-         .usual_ranks = usual_ranks(options),
-         .flight_folder = options.out,
-         .grace = options.grace,
-         .check = [&](int ranks) { check_start(options, *line.task, ranks); },
-         .check_files = [&] { check_folder(*line.task, options); },
-         .body = [&](Group world) { return be_a_rank(*line.task, options, std::move(world)); },
-         .is_elastic = options.elastic,
-         .elastic_body =
-             [&](const auto& begins) { return be_elastic_rank(*line.task, options, begins); }});
+    RankProgram program{
+        .command = name,
+        .words = words,
+        .ranks = options.ranks,
+        .usual_ranks = usual_ranks(options),
+        .flight_folder = options.out,
+        .grace = options.grace,
+        .check = [&](int ranks) { check_start(run, ranks); },
+        // One that holds another run is refused before anything is started.
+        .check_files = [&] { RunFolder(run).check_start(); },
+        .body = [&](Group world) { return exit_code(train(run, std::move(world))); }};
+    if (options.elastic)
+      program.elastic_body = [&](const auto& begins) {
+        const std::optional<Report> report = train_elastically(run, begins);
+        return report ? exit_code(*report) : 0;
+      };
+    return run_ranks(program);
   });
 }
 

@@ -1,11 +1,16 @@
 #include "train/progress.h"
 
 #include "base/format.h"
-#include "train/terminal.h"
+#include "base/text.h"
+#include "sys/file_descriptor.h"
 
+#include <fcntl.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdlib>
 #include <span>
 
 namespace lockstep::train {
@@ -15,6 +20,10 @@ namespace {
 // return ends each piece, so that a reader that works by lines passes it on at once.
 constexpr std::string_view end_in_place = "\033[K\r";
 constexpr std::chrono::milliseconds in_place_interval{100};
+
+constexpr const char* terminal_variable = "LOCKSTEP_TERMINAL";
+constexpr int usual_columns = 80;
+constexpr int most_columns = 10'000;
 
 constexpr const char* bright = "\033[36m";
 constexpr const char* ordinary = "\033[0m";
@@ -37,18 +46,18 @@ std::string short_number(double value) {
   return formatted("{:.2f}M", value / 1e6);
 }
 
-std::string rate_text(const ProgressRow& row) {
+std::string rate_text(const MetricsRow& row) {
   if (row.tokens_per_second.value_or(0) > 0)
     return short_number(*row.tokens_per_second) + " tokens/s";
   return row.samples_per_second > 0 ? short_number(row.samples_per_second) + " samples/s" : "";
 }
 
-std::string memory_text(const ProgressRow& row) {
+std::string memory_text(const MetricsRow& row) {
   if (row.resident_bytes <= 0) return {};
   return formatted("{:.0f} MB", static_cast<double>(row.resident_bytes) / 1e6);
 }
 
-std::string waiting_text(const ProgressRow& row) {
+std::string waiting_text(const MetricsRow& row) {
   if (row.resident_bytes <= 0) return {};
   if (row.backward_seconds > 0)
     return formatted("forward {:.1f}, backward {:.1f}, waiting {:.1f}, update {:.1f} ms",
@@ -57,7 +66,7 @@ std::string waiting_text(const ProgressRow& row) {
   return formatted("{:.1f} ms waiting", row.exposed_seconds * 1e3);
 }
 
-std::string left_text(const ProgressRow& row) {
+std::string left_text(const MetricsRow& row) {
   return row.seconds_left ? duration_text(*row.seconds_left) + " left" : std::string();
 }
 
@@ -91,6 +100,30 @@ std::string bar_text(double share, std::size_t columns, bool colours) {
   return formatted("[{}{}]", filled, std::string(inside - done, ' '));
 }
 
+// The figures that fit, and before them the bar if there is a `share`.
+std::string line_of(std::span<Figure> figures, LineLook look, std::optional<double> share = {}) {
+  std::string line;
+  const std::size_t columns = fit(figures, look.columns, share ? rank_of_bar : no_bar);
+  if (columns > 0) line = bar_text(*share, columns, look.colours);
+  for (const Figure& figure : figures) {
+    if (!figure.is_shown) continue;
+    const bool is_bright = look.colours && figure.text.starts_with("val_loss");
+    line +=
+        (line.empty() ? "" : between) + (is_bright ? bright + figure.text + ordinary : figure.text);
+  }
+  return line;
+}
+
+std::string_view variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? std::string_view() : std::string_view(value);
+}
+
+int columns_of(int descriptor) {
+  winsize size = {};
+  return ::ioctl(descriptor, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+}
+
 }  // namespace
 
 std::string loss_text(double loss, int digits) {
@@ -105,7 +138,7 @@ std::string duration_text(double seconds) {
   return formatted("{}:{:02}", whole / 60, whole % 60);
 }
 
-std::string progress_text(const ProgressRow& row) {
+std::string progress_text(const MetricsRow& row) {
   std::string text = formatted("step {}/{}  loss {}", row.step, row.steps, loss_text(row.loss));
   if (row.val_loss) text += formatted("  val_loss {}", loss_text(*row.val_loss));
   if (row.accuracy) text += formatted("  accuracy {:.4f}", *row.accuracy);
@@ -115,7 +148,7 @@ std::string progress_text(const ProgressRow& row) {
   return text;
 }
 
-std::string progress_line(const ProgressRow& row, LineLook look) {
+std::string progress_line(const MetricsRow& row, LineLook look) {
   double share = row.steps > 0 ? static_cast<double>(row.step) / static_cast<double>(row.steps) : 0;
   // In the order in which they stand on the line; the numbers say which must fit first.
   std::array<Figure, 7> figures{{{formatted("{:3}%", static_cast<int>(share * 100)), 0},
@@ -125,15 +158,10 @@ std::string progress_line(const ProgressRow& row, LineLook look) {
                                  {memory_text(row), 6},
                                  {waiting_text(row), 7},
                                  {left_text(row), 2}}};
-  std::string line;
-  if (std::size_t columns = fit(figures, look.columns, rank_of_bar); columns > 0)
-    line = bar_text(share, columns, look.colours);
-  for (const Figure& figure : figures)
-    if (figure.is_shown) line += (line.empty() ? "" : between) + figure.text;
-  return line;
+  return line_of(figures, look, share);
 }
 
-std::string evaluation_line(const ProgressRow& row, LineLook look) {
+std::string evaluation_line(const MetricsRow& row, LineLook look) {
   std::array<Figure, 8> figures{
       {{formatted("step {}/{}", row.step, row.steps), 0},
        {"loss " + loss_text(row.loss), 2},
@@ -143,16 +171,35 @@ std::string evaluation_line(const ProgressRow& row, LineLook look) {
        {memory_text(row), 6},
        {waiting_text(row), 7},
        {left_text(row), 5}}};
-  (void)fit(figures, look.columns, no_bar);
-  std::string line;
-  for (const Figure& figure : figures) {
-    if (!figure.is_shown) continue;
-    bool is_bright = look.colours && figure.text.starts_with("val_loss");
-    line +=
-        (line.empty() ? "" : between) + (is_bright ? bright + figure.text + ordinary : figure.text);
-  }
-  return line;
+  return line_of(figures, look);
 }
+
+std::optional<std::string> terminal_of(std::FILE* stream) {
+  if (variable("TERM") == "dumb") return std::nullopt;
+  if (auto named = variable(terminal_variable); !named.empty()) return std::string(named);
+  // Open MPI gives each rank a terminal of its own, and passes on what it reads there.
+  if (!variable("OMPI_COMM_WORLD_RANK").empty()) return std::nullopt;
+  if (::isatty(::fileno(stream)) != 1 || variable("TERM").empty()) return std::nullopt;
+  std::array<char, 256> path{};
+  return ::ttyname_r(::fileno(stream), path.data(), path.size()) == 0 ? path.data() : "1";
+}
+
+bool is_terminal(std::FILE* stream) { return terminal_of(stream).has_value(); }
+
+int terminal_columns(std::FILE* stream) {
+  auto chosen = parse_integer(variable("COLUMNS"));
+  if (chosen && *chosen > 0 && *chosen < most_columns) return static_cast<int>(*chosen);
+  int columns = columns_of(::fileno(stream));
+  if (auto named = terminal_of(stream); columns == 0 && named && named->starts_with('/')) {
+    // This process has no terminal of its own, and must not take this one.
+    sys::FileDescriptor terminal(
+        ::open(named->c_str(), O_RDONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC));
+    if (terminal) columns = columns_of(terminal.get());
+  }
+  return columns > 0 ? columns : usual_columns;
+}
+
+bool wants_colours() { return variable("NO_COLOR").empty(); }
 
 Progress::Progress(std::FILE* stream, bool in_place, std::chrono::milliseconds plain_interval)
     : stream_(stream),
@@ -160,7 +207,7 @@ Progress::Progress(std::FILE* stream, bool in_place, std::chrono::milliseconds p
       colours_(in_place && wants_colours()),
       interval_(in_place ? in_place_interval : plain_interval) {}
 
-void Progress::show(const ProgressRow& row) {
+void Progress::show(const MetricsRow& row) {
   bool stays = row.val_loss.has_value();
   auto now = Clock::now();
   if (!stays && now < next_) return;

@@ -2,8 +2,9 @@
 // line now and then.
 #pragma once
 
+#include "train/metrics.h"
+
 #include <chrono>
-#include <cstdint>
 #include <cstdio>
 #include <optional>
 #include <string>
@@ -13,25 +14,10 @@
 
 namespace lockstep::train {
 
-struct ProgressRow {
-  std::int64_t step = 0;   // updates made
-  std::int64_t steps = 0;  // updates to make
-  double loss = 0;
-  std::optional<double> val_loss = {};
-  std::optional<double> accuracy = {};
-  double samples_per_second = 0;                 // 0: not known yet
-  std::optional<double> tokens_per_second = {};  // of tasks that have tokens
-  std::int64_t resident_bytes = 0;               // of the rank that has the most; 0: not known
-  double exposed_seconds = 0;                    // a step, waiting for communication
-  // The same; 0: not measured.
-  double forward_seconds = 0, backward_seconds = 0, update_seconds = 0;
-  std::optional<double> seconds_left = {};  // where it is known
-};
-
 // "step 250/2000  loss 2.314  val_loss 2.298  391 samples/s  412 MB  3.1 ms waiting  1:07 left";
 // what is not known is left out. Where the parts of a step are measured, all of them stand in the
 // place of the waiting: "forward 4.1, backward 9.2, waiting 3.1, update 1.3 ms".
-[[nodiscard]] std::string progress_text(const ProgressRow& row);
+[[nodiscard]] std::string progress_text(const MetricsRow& row);
 
 // The same for a line of a terminal: a bar, and of the figures as many as fit.
 //
@@ -42,9 +28,9 @@ struct LineLook {
   int columns = 80;
   bool colours = false;
 };
-[[nodiscard]] std::string progress_line(const ProgressRow& row, LineLook look);
+[[nodiscard]] std::string progress_line(const MetricsRow& row, LineLook look);
 // progress_text() with as many figures as fit: of an evaluation, whose line stays.
-[[nodiscard]] std::string evaluation_line(const ProgressRow& row, LineLook look);
+[[nodiscard]] std::string evaluation_line(const MetricsRow& row, LineLook look);
 // "2.610", "0.0001234", "12345": to so many significant digits, and whole above them.
 [[nodiscard]] std::string loss_text(double loss, int digits = 4);
 // "0:07", "12:40", "3:02:11".
@@ -55,6 +41,11 @@ struct LineLook {
 // it on to there, carriage returns and all. None where TERM is dumb.
 [[nodiscard]] std::optional<std::string> terminal_of(std::FILE* stream);
 [[nodiscard]] bool is_terminal(std::FILE* stream);
+// Columns that a line has now: COLUMNS when it is set, else what the terminal of `stream`, or the
+// one that LOCKSTEP_TERMINAL names, says at this moment; 80 where none does.
+[[nodiscard]] int terminal_columns(std::FILE* stream);
+// Unless NO_COLOR is set to something (no-color.org).
+[[nodiscard]] bool wants_colours();
 
 // Used by rank 0 only, from one thread.
 class Progress {
@@ -67,7 +58,7 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   // Shows the row if one is due. A row with a val_loss stays on the screen and is always shown.
-  void show(const ProgressRow& row);
+  void show(const MetricsRow& row);
   // What goes on between two rows, if something is due: "step 250/2000  evaluating 12%".
   void show_text(std::string_view text);
   // A line of its own, above the progress line.

@@ -6,10 +6,8 @@
 #include "base/scope_exit.h"
 #include "base/text.h"
 #include "base/visible.h"
-#include "train/checkpoint_fit.h"
 #include "train/memory_need.h"
 #include "train/micro_batches.h"
-#include "train/model_description.h"
 #include "train/random_streams.h"
 
 #include <lockstep/checkpoint/checkpoint.h>
@@ -34,12 +32,6 @@
 namespace lockstep::train {
 namespace {
 
-// A checkpoint that is named is one to go on from.
-Options with_resume(Options options) {
-  options.resume = options.resume || !options.resume_from.empty();
-  return options;
-}
-
 constexpr const char* folder_mark = "folder";  // of the run, once a round has opened it
 
 std::string entry_of(const checkpoint::Metadata& entries, const std::string& name) {
@@ -51,18 +43,18 @@ std::int64_t rows_in(const Batch& batch) { return batch.data.defined() ? batch.d
 
 }  // namespace
 
-Run::Run(Task& task, const Options& options, Group world, RunStrategy& strategy, const RunRound& in)
-    : configuration_(task, with_resume(options)),
-      task_(task),
+Run::Run(const Configuration& configuration, Group world, RunStrategy& strategy, const RunRound& in)
+    : configuration_(configuration),
+      task_(configuration.task()),
       world_(std::move(world)),
       in_(in),
-      is_continued_(in.round != nullptr && in.round->marked(folder_mark) == options.out),
+      is_continued_(in.round != nullptr && in.round->marked(folder_mark) == options_.out),
       folder_(configuration_, in.round != nullptr && in.round->has_agent()
                                   ? std::optional(in.round->of_run())
                                   : std::nullopt),
       trace_(options_, world_),
       strategy_(strategy),
-      scaler_({.enabled = options.sharding.compute_dtype == at::kHalf}) {
+      scaler_({.enabled = options_.sharding.compute_dtype == at::kHalf}) {
   if (options_.threads > 0) at::set_num_threads(options_.threads);
   if (is_continued_) interrupt_.emplace();  // the last round's state is in memory
   std::optional<checkpoint::TrainingState> state = shared_state();

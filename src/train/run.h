@@ -3,17 +3,14 @@
 
 #include "elastic/goodput.h"
 #include "elastic/round_loop.h"
-#include "train/best.h"
 #include "train/configuration.h"
-#include "train/early_stopping.h"
 #include "train/evaluator.h"
 #include "train/interrupt.h"
+#include "train/metrics.h"
 #include "train/optimizer.h"
-#include "train/pace.h"
 #include "train/progress.h"
 #include "train/run_folder.h"
 #include "train/run_strategy.h"
-#include "train/trace.h"
 
 #include <lockstep/checkpoint/async_saver.h>
 #include <lockstep/checkpoint/training_state.h>
@@ -54,9 +51,9 @@ class Run {
  public:
   // Reads data and, on a resume, the newest checkpoint; makes model, handle and optimizer; opens
   // the folder last.
-  // The options were checked. `world`: the ranks that compute gradients. The strategy outlives the
-  // run.
-  Run(Task& task, const Options& options, Group world, RunStrategy& strategy,
+  // The options were checked. `world`: the ranks that compute gradients. The configuration and the
+  // strategy outlive the run.
+  Run(const Configuration& configuration, Group world, RunStrategy& strategy,
       const RunRound& in = {});
 
   [[nodiscard]] bool finished() const {
@@ -130,10 +127,6 @@ class Run {
   [[nodiscard]] std::optional<checkpoint::TrainingState> committed_state(
       const std::filesystem::path& checkpoint);
   [[nodiscard]] bool has_round() const { return in_.round != nullptr; }
-  // Collective: CommonFailure for a checkpoint that is not whole names the newest older one that
-  // is, and the command to go on from it.
-  void verify_or_advise(const std::filesystem::path& folder);
-  [[nodiscard]] std::string newest_whole_before(const std::filesystem::path& folder);
   // Local: the data, which must be what the checkpoint was made from.
   void load_data(const std::optional<checkpoint::TrainingState>& state);
   // Collective: all ranks must have read the same.
@@ -161,12 +154,11 @@ class Run {
 
   // run_report.cc
   [[nodiscard]] MetricsRow row() const;
-  void show(const MetricsRow& row);
   void finish_well();
   void say_end(const Report& report);
   [[nodiscard]] std::string last_line() const;
 
-  Configuration configuration_;
+  const Configuration& configuration_;
   const Options& options_ = configuration_.options;
   Task& task_;
   Group world_;
@@ -206,5 +198,11 @@ class Run {
   int signal_ = 0;             // that some rank received
   double seconds_before_ = 0;  // of the runs that this one goes on from
 };
+
+// The calls of <lockstep/train/trainer.h> for a configuration that is there already. An elastic
+// run's options get the numbers of slots and threads.
+[[nodiscard]] Report train(Configuration& configuration, Group world);
+[[nodiscard]] std::optional<Report> train_elastically(
+    Configuration& configuration, const std::function<void(const Group&)>& begins);
 
 }  // namespace lockstep::train

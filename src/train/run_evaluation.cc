@@ -1,7 +1,6 @@
 // How a run sees how far it is: evaluations, the best model, samples.
 #include "base/format.h"
 #include "base/scope_exit.h"
-#include "train/model_description.h"
 #include "train/run.h"
 
 #include <lockstep/checkpoint/checkpoint.h>
@@ -77,10 +76,8 @@ void Run::make_up() {
 void Run::restore_best(const checkpoint::TrainingState& state) {
   std::optional<std::int64_t> batches;
   if (evaluator_->is_partial()) batches = options_.eval_batches;
-  Best own;
-  if (world_.is_root()) own = read_best(folder_.best_file(), basis_of(data_fingerprint_, batches));
-  if (own.step > state.step) own = {};  // of steps that are made again
-  best_ = share_best(world_, own);
+  // Later steps are made again.
+  best_ = read_best(world_, folder_.best_file(), basis_of(data_fingerprint_, batches), state.step);
   auto measured = state.config.find("eval-batches");
   bool is_comparable = state.progress.at("data_fingerprint") == data_fingerprint_ &&
                        measured != state.config.end() &&

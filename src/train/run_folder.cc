@@ -1,21 +1,25 @@
 #include "train/run_folder.h"
 
 #include "base/check.h"
+#include "base/environment.h"
 #include "base/format.h"
 #include "base/text.h"
 #include "base/visible.h"
 #include "checkpoint/file_names.h"
 #include "checkpoint/folders.h"
-#include "train/checkpoint_fit.h"
-#include "train/configuration.h"
-
+#include "launch/environment.h"
 #include "sys/files.h"
+#include "sys/plain_file.h"
+#include "sys/topology.h"
 
-#include <lockstep/checkpoint/safetensors.h>
+#include <lockstep/checkpoint/checkpoint.h>
+#include <lockstep/comm/together.h>
 
+#include <unistd.h>
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <sstream>
 #include <string_view>
 #include <system_error>
 
@@ -30,7 +34,12 @@ constexpr const char* metrics_name = "metrics.jsonl";
 constexpr const char* result_name = "result.txt";
 constexpr const char* model_name = "model.safetensors";
 constexpr const char* best_name = "best.safetensors";
+constexpr const char* job_name = ".job";
 constexpr std::string_view abandoned_prefix = "abandoned-";
+// Before the names of a description, where other entries are beside them.
+constexpr std::string_view description_prefix = "task.";
+// Of these a change says nothing: where the run is, and what the launcher decides.
+constexpr std::array<std::string_view, 2> places{"out", "ranks"};
 
 // SystemError if that cannot be known.
 bool is_there(const fs::path& path) {
@@ -69,7 +78,7 @@ bool is_flight_record(std::string_view name) {
 // Everything but checkpoints and the lock.
 bool is_left_by_run(const std::string& name) {
   return is_file_of_run(name) || is_abandoned(name) || is_flight_record(name) ||
-         name == checkpoint::latest_file || name == ".round" || name == ".job";
+         name == checkpoint::latest_file || name == ".round" || name == job_name;
 }
 
 // "step-00000100" of "step-100", "100" and the whole name; empty when it is none of them.
@@ -98,7 +107,71 @@ fs::path abandoned_name(const fs::path& path) {
   return aside;
 }
 
+// Which starts of a program belong together, as launchers say it. A run that a job has begun goes on
+// without an option when the job is started again after a failure.
+struct Job {
+  std::string launch;              // the run of `lockstep run` or torchrun; empty: neither
+  bool is_launched_again = false;  // in a later round, or after a restart
+  std::string slurm;               // SLURM_JOB_ID, which a requeued job keeps
+  bool is_requeued = false;
+};
+
+constexpr const char* launch_entry = "launch ";
+constexpr const char* slurm_entry = "slurm ";
+
+bool is_positive(const char* variable) { return environment::integer(variable, 0).value_or(0) > 0; }
+
+// torchrun calls every run "none" unless it is told otherwise: then its agent, which starts all
+// rounds of a run, tells runs apart.
+std::string launch_of_this_process() {
+  const std::string run = environment::text(launch::variable::run_id).value_or("");
+  if (run != "none") return run;
+  return formatted("none of process {} on host {}", ::getppid(), sys::host_name());
+}
+
+// BadInput for counts that are no numbers.
+Job job_of_this_process() {
+  return {.launch = launch_of_this_process(),
+          .is_launched_again =
+              is_positive(launch::variable::restart_count) || is_positive(launch::variable::round),
+          .slurm = environment::text("SLURM_JOB_ID").value_or(""),
+          .is_requeued = is_positive("SLURM_RESTART_COUNT")};
+}
+
+// False if the file is missing or is another job's.
+bool is_written_by(const Job& job, const fs::path& file) {
+  constexpr std::uint64_t most_bytes = 64 << 10;
+  std::error_code is_unknown;
+  if (!fs::exists(file, is_unknown)) return false;
+  std::istringstream lines(sys::read_plain_file(file, most_bytes));
+  for (std::string line; std::getline(lines, line);) {
+    if (job.is_launched_again && !job.launch.empty() && line == launch_entry + job.launch)
+      return true;
+    if (job.is_requeued && !job.slurm.empty() && line == slurm_entry + job.slurm) return true;
+  }
+  return false;
+}
+
+// Removes the file if no launcher names a job. Durable only if the machine keeps running: a job
+// does not outlive its machines.
+void write_job(const Job& job, const fs::path& file) {
+  std::string text;
+  if (!job.launch.empty()) text += formatted("{}{}\n", launch_entry, job.launch);
+  if (!job.slurm.empty()) text += formatted("{}{}\n", slurm_entry, job.slurm);
+  if (!text.empty()) return sys::AtomicFile::write_for_now(file, text);
+  std::error_code is_missing;
+  fs::remove(file, is_missing);
+}
+
+bool is_of_model(const Settings::Entry& entry) {
+  return entry.scope == Scope::model || entry.scope == Scope::shape;
+}
+
 }  // namespace
+
+bool RunFolder::is_restart() const {
+  return is_written_by(job_of_this_process(), path_ / job_name);
+}
 
 void RunFolder::lock() {
   if (lock_ || !is_there(path_)) return;
@@ -174,11 +247,46 @@ fs::path RunFolder::chosen() const {
   return *found;
 }
 
-std::vector<fs::path> RunFolder::older_than(const fs::path& folder) const {
-  std::vector<fs::path> folders = checkpoint::list_checkpoints(path_);
-  folders.erase(std::ranges::find(folders, folder), folders.end());
-  std::ranges::reverse(folders);
-  return folders;
+void RunFolder::verify(Group& world, const fs::path& folder) const {
+  std::string problem;
+  int rank = 0;
+  try {
+    return checkpoint::verify(world, folder);
+  } catch (const CommonFailure& failure) {
+    problem = failure.what();
+    rank = failure.rank();
+  }
+  const std::string older = newest_whole_before(world, folder);
+  if (older.empty())
+    throw CommonFailure(
+        formatted("{}; no older checkpoint in {} is whole", problem, path_.string()), rank);
+  throw CommonFailure(
+      formatted("{}; the newest older checkpoint that is whole is {}, go on from it with: {}",
+                problem, older,
+                resume_command(configuration_, formatted("--resume-from {}", older))),
+      rank);
+}
+
+// Empty where there is none.
+std::string RunFolder::newest_whole_before(Group& world, const fs::path& folder) const {
+  std::string names;  // one a line, newest first
+  together(world, [&] {
+    if (!world.is_root()) return;
+    for (const fs::path& other : checkpoint::list_checkpoints(path_)) {
+      if (other == folder) break;
+      names = other.filename().string() + "\n" + names;
+    }
+  });
+  std::istringstream lines(broadcast_text(world, std::move(names)));
+  for (std::string name; std::getline(lines, name);) {
+    try {
+      checkpoint::verify(world, path_ / name);
+      return name;
+    } catch (const CommonFailure&) {
+      continue;  // damaged too
+    }
+  }
+  return {};
 }
 
 void RunFolder::open(const Opening& opening) {
@@ -192,10 +300,10 @@ void RunFolder::open(const Opening& opening) {
   checkpoint::remove_partial(
       path_,
       [](const std::string& name) {
-        return is_file_of_run(name) || name == ".job" || name == checkpoint::latest_file;
+        return is_file_of_run(name) || name == job_name || name == checkpoint::latest_file;
       },
       std::chrono::hours(0));
-  write_job(job_file(), job_);
+  write_job(job_of_this_process(), path_ / job_name);
   metrics_.emplace(path_ / metrics_name,
                    opening.repeats_row ? opening.resumed_at - 1 : opening.resumed_at);
   // A later round has the same one.
@@ -258,6 +366,85 @@ void RunFolder::set_aside(const fs::path& path, const std::string& why) {
 void RunFolder::write_result(const std::string& line) const {
   check();
   sys::AtomicFile::write(path_ / result_name, line + "\n");
+}
+
+void in_file(const fs::path& file, const std::function<void()>& read) {
+  try {
+    read();
+  } catch (const BadInput& error) {
+    throw BadInput(formatted("{}: {}", file.string(), error.what()));
+  }
+}
+
+void check_same_model(const Configuration& configuration, const checkpoint::TrainingState& state) {
+  auto compare = [&](const std::string& name, std::string_view after) {
+    auto before = state.config.find(name);
+    check_input(
+        before == state.config.end() || before->second == after,
+        "--resume: {} is {}, the checkpoint's is {}: a run goes on with the model that it has",
+        name, after, before == state.config.end() ? "" : visible(before->second));
+  };
+  compare("task", configuration.task_name());
+  for (const Settings::Entry& entry : configuration.settings().entries())
+    if (entry.scope == Scope::shape) compare(entry.name, Settings::text_of(entry));
+}
+
+std::string changes_since(const Configuration& configuration, int ranks,
+                          const checkpoint::TrainingState& state) {
+  std::string changes;
+  auto add = [&](std::string_view name, std::string_view before, std::string_view after) {
+    auto shown = [](std::string_view value) { return value.empty() ? "none" : visible(value); };
+    if (before == after) return;
+    changes +=
+        formatted("{}{} {} -> {}", changes.empty() ? "" : ", ", name, shown(before), shown(after));
+  };
+  for (const auto& [name, value] : configuration.kept()) {
+    auto before = state.config.find(name);
+    if (before != state.config.end() && !std::ranges::count(places, name))
+      add(name, before->second, value);
+  }
+  add("ranks", std::to_string(state.ranks), std::to_string(ranks));
+  return changes;
+}
+
+checkpoint::Metadata model_description(const Configuration& configuration, std::int64_t step) {
+  checkpoint::Metadata entries{
+      {"format", "pt"}, {"task", configuration.task_name()}, {"step", formatted("{}", step)}};
+  for (const Settings::Entry& entry : configuration.settings().entries())
+    if (is_of_model(entry)) entries[entry.name] = Settings::text_of(entry);
+  entries.merge(configuration.task().description());
+  return entries;
+}
+
+const std::string& described(const checkpoint::Metadata& metadata, const std::string& name) {
+  auto found = metadata.find(name);
+  check_input(found != metadata.end(), "metadata: expected an entry '{}', found none", name);
+  return found->second;
+}
+
+void restore_model(Configuration& configuration, const checkpoint::Metadata& metadata) {
+  try {
+    for (const Settings::Entry& entry : configuration.settings().entries())
+      if (is_of_model(entry))
+        configuration.settings().set(entry.name, described(metadata, entry.name));
+    configuration.task().restore(metadata);
+  } catch (const BadInput& error) {
+    std::string what = error.what();
+    throw BadInput(what.starts_with("metadata: ") ? what : "metadata: " + what);
+  }
+}
+
+void keep_description(checkpoint::Metadata& progress, const Task& task) {
+  for (const auto& [name, text] : task.description())
+    progress[std::string(description_prefix) + name] = text;
+}
+
+checkpoint::Metadata kept_description(const checkpoint::Metadata& progress) {
+  checkpoint::Metadata description;
+  for (const auto& [name, text] : progress)
+    if (name.starts_with(description_prefix))
+      description[name.substr(description_prefix.size())] = text;
+  return description;
 }
 
 }  // namespace lockstep::train

@@ -1,14 +1,17 @@
-// The folder of a run, as the one rank that writes it sees it.
+// The folder of a run: RunFolder, for the one rank that writes it, and what its checkpoints and
+// model files say of the run.
 #pragma once
 
 #include "elastic/round_fence.h"
 #include "sys/file_lock.h"
 #include "train/configuration.h"
-#include "train/job.h"
 #include "train/metrics.h"
 
+#include <lockstep/checkpoint/safetensors.h>
 #include <lockstep/checkpoint/training_state.h>
+#include <lockstep/comm/group.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <optional>
@@ -32,7 +35,8 @@ class RunFolder {
 
   // The checkpoint to go on from, or nothing if the run begins:
   //  - resume, resume_from: the newest one, or the one that is named; BadInput if there is none;
-  //  - a restart of the job that began the run (job.h), resume_auto: the newest one, if any;
+  //  - a restart of the job that began the run, as the launcher says it, and resume_auto: the newest
+  //    one, if any;
   //  - overwrite: nothing;
   //  - else nothing; BadInput if a checkpoint or a model would be overwritten.
   // Changes nothing but the lock.
@@ -42,9 +46,9 @@ class RunFolder {
   // In a later round of an elastic run: the newest one, if there is any. Changes nothing but the
   // lock.
   [[nodiscard]] std::optional<std::filesystem::path> newest_checkpoint();
-  // The checkpoints before that one, newest first.
-  [[nodiscard]] std::vector<std::filesystem::path> older_than(
-      const std::filesystem::path& folder) const;
+  // Collective: CommonFailure for a checkpoint that is not whole names the newest older one that
+  // is, and the command to go on from it.
+  void verify(Group& world, const std::filesystem::path& folder) const;
   struct Opening {
     std::int64_t resumed_at = 0;  // the step of the checkpoint; 0: the run begins
     bool repeats_row = false;     // the row of that step is written again
@@ -79,8 +83,9 @@ class RunFolder {
   void check_is_new() const;
   [[nodiscard]] std::optional<std::filesystem::path> chosen_start() const;
   [[nodiscard]] std::filesystem::path chosen() const;
-  [[nodiscard]] bool is_restart() const { return is_restart_of(job_file(), job_); }
-  [[nodiscard]] std::filesystem::path job_file() const { return path_ / ".job"; }
+  [[nodiscard]] bool is_restart() const;
+  [[nodiscard]] std::string newest_whole_before(Group& world,
+                                                const std::filesystem::path& folder) const;
   void make_room(const Opening& opening);
   void remove_runs();
   void set_aside_newer(std::int64_t step);
@@ -90,11 +95,46 @@ class RunFolder {
   const Configuration& configuration_;
   const Options& options_ = configuration_.options;
   std::filesystem::path path_;
-  Job job_ = job_of_this_process();
   std::optional<sys::FileLock> lock_;
   std::optional<RoundFence> fence_;
   std::optional<MetricsFile> metrics_;
   std::vector<std::string> notices_;
 };
+
+// Calls `read`; a BadInput of it begins with the file's name.
+void in_file(const std::filesystem::path& file, const std::function<void()>& read);
+
+// Task and settings of Scope::shape must be the checkpoint's; others may change.
+void check_same_model(const Configuration& configuration, const checkpoint::TrainingState& state);
+
+// "lr 0.001 -> 0.01, ranks 2 -> 1"; empty: nothing changed.
+[[nodiscard]] std::string changes_since(const Configuration& configuration, int ranks,
+                                        const checkpoint::TrainingState& state);
+
+// What a file of tensors says of its model, so that the model can be made again from the file
+// alone: strings in the metadata of model.safetensors. All but the last three of
+//
+//   format        pt
+//   task          Task::name(): gpt, mnist, cifar, mlp
+//   step          updates that were made
+//   ...           the settings of Scope::model and Scope::shape, as config.toml writes them, and
+//                 what Task::description() gives
+//   data_fingerprint  Task::data_fingerprint() of what it was trained on
+//   val_loss      where the model was evaluated at that step
+//   eval_batches  where that evaluation was of so many batches only
+[[nodiscard]] checkpoint::Metadata model_description(const Configuration& configuration,
+                                                     std::int64_t step);
+
+// The way back: the model's settings are set and Task::restore() is called. BadInput in one line
+// that begins "metadata: " when an entry is missing or is not what it may be.
+void restore_model(Configuration& configuration, const checkpoint::Metadata& metadata);
+
+// Task::description() among the entries that a checkpoint's layout.json keeps of a run, and back.
+void keep_description(checkpoint::Metadata& progress, const Task& task);
+[[nodiscard]] checkpoint::Metadata kept_description(const checkpoint::Metadata& progress);
+
+// The entry called `name`. BadInput when there is none.
+[[nodiscard]] const std::string& described(const checkpoint::Metadata& metadata,
+                                           const std::string& name);
 
 }  // namespace lockstep::train

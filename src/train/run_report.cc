@@ -23,22 +23,18 @@ void Run::report() {
       });
     });
   }
-  if (world_.is_root()) show(now);
+  if (!world_.is_root()) return;
+  progress_.show(now);
+  if (now.sample) progress_.say(formatted("sample at step {}:\n{}", step_, *now.sample));
 }
 
 MetricsRow Run::row() const {
-  MetricsRow row{.step = step_,
-                 .epoch = (step_ - 1) / steps_per_epoch_,
-                 .loss = loss_,
-                 .lr = lr_,
-                 .samples_per_second = pace_.samples_per_second(),
-                 .resident_bytes = pace_.usage().resident_bytes,
-                 .model_bytes = pace_.usage().model_bytes,
-                 .exposed_seconds = pace_.usage().exposed_seconds,
-                 .forward_seconds = pace_.usage().forward_seconds,
-                 .backward_seconds = pace_.usage().backward_seconds,
-                 .update_seconds = pace_.usage().update_seconds,
-                 .seconds = pace_.seconds()};
+  MetricsRow row = pace_.row();
+  row.step = step_;
+  row.steps = steps_;
+  row.epoch = (step_ - 1) / steps_per_epoch_;
+  row.loss = loss_;
+  row.lr = lr_;
   if (std::int64_t tokens = task_.tokens_per_sample(); tokens > 0)
     row.tokens_per_second = row.samples_per_second * static_cast<double>(tokens);
   if (evaluated_step_ == step_) {
@@ -48,27 +44,10 @@ MetricsRow Run::row() const {
   }
   if (sampled_step_ == step_) row.sample = sample_;
   if (scaler_.enabled()) row.loss_scale = scaler_.current_scale();
-  return row;
-}
-
-void Run::show(const MetricsRow& row) {
-  std::optional<double> left;
   if (row.samples_per_second > 0)
-    left = static_cast<double>((steps_ - step_) * options_.batch) / row.samples_per_second;
-  progress_.show({.step = step_,
-                  .steps = steps_,
-                  .loss = row.loss,
-                  .val_loss = row.val_loss,
-                  .accuracy = row.accuracy,
-                  .samples_per_second = row.samples_per_second,
-                  .tokens_per_second = row.tokens_per_second,
-                  .resident_bytes = row.resident_bytes,
-                  .exposed_seconds = row.exposed_seconds,
-                  .forward_seconds = row.forward_seconds,
-                  .backward_seconds = row.backward_seconds,
-                  .update_seconds = row.update_seconds,
-                  .seconds_left = left});
-  if (row.sample) progress_.say(formatted("sample at step {}:\n{}", step_, *row.sample));
+    row.seconds_left =
+        static_cast<double>((steps_ - step_) * options_.batch) / row.samples_per_second;
+  return row;
 }
 
 Report Run::finish() {

@@ -9,9 +9,7 @@
 #include "train/run.h"
 
 #include "checkpoint/folders.h"
-#include "train/checkpoint_fit.h"
-#include "train/command_line.h"
-#include "train/model_description.h"
+#include "train/option_table.h"
 
 #include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/comm/together.h>
@@ -21,7 +19,6 @@
 #include <algorithm>
 #include <limits>
 #include <span>
-#include <sstream>
 #include <utility>
 
 namespace lockstep::train {
@@ -58,7 +55,7 @@ std::optional<checkpoint::TrainingState> Run::shared_state() {
   folder = broadcast_text(world_, std::move(folder));
   if (auto committed = committed_state(folder)) return committed;
   if (folder.empty()) return std::nullopt;
-  verify_or_advise(folder);
+  folder_.verify(world_, folder);
   begins_from_ = folder;
   return checkpoint::read_training_state(world_, folder);
 }
@@ -74,46 +71,6 @@ std::optional<checkpoint::TrainingState> Run::committed_state(
   if (!checkpoint.empty() && checkpoint::step_of(checkpoint) > state.step) return std::nullopt;
   begins_from_ = committed;
   return state;
-}
-
-void Run::verify_or_advise(const std::filesystem::path& folder) {
-  std::string problem;
-  int rank = 0;
-  try {
-    return checkpoint::verify(world_, folder);
-  } catch (const CommonFailure& failure) {
-    problem = failure.what();
-    rank = failure.rank();
-  }
-  const std::string older = newest_whole_before(folder);
-  if (older.empty())
-    throw CommonFailure(formatted("{}; no older checkpoint in {} is whole", problem, options_.out),
-                        rank);
-  throw CommonFailure(
-      formatted("{}; the newest older checkpoint that is whole is {}, go on from it with: {}",
-                problem, older,
-                resume_command(configuration_, formatted("--resume-from {}", older))),
-      rank);
-}
-
-// Empty where there is none.
-std::string Run::newest_whole_before(const std::filesystem::path& folder) {
-  std::string names;  // one a line
-  together(world_, [&] {
-    if (!world_.is_root()) return;
-    for (const std::filesystem::path& older : folder_.older_than(folder))
-      names += older.filename().string() + "\n";
-  });
-  std::istringstream lines(broadcast_text(world_, std::move(names)));
-  for (std::string name; std::getline(lines, name);) {
-    try {
-      checkpoint::verify(world_, std::filesystem::path(options_.out) / name);
-      return name;
-    } catch (const CommonFailure&) {
-      continue;  // damaged too
-    }
-  }
-  return {};
 }
 
 void Run::load_data(const std::optional<checkpoint::TrainingState>& state) {

@@ -217,12 +217,9 @@ bool Settings::is_given(const Entry& entry) {
 }
 
 void Settings::check_needs() const {
-  for (const Entry& entry : entries_) check_needs(entry);
-}
-
-void Settings::check_needs(const Entry& entry) const {
-  if (is_standard(entry)) return;
-  for (const std::string& need : entry.needs) check_need(*this, entry, need);
+  for (const Entry& entry : entries_)
+    if (!is_standard(entry))
+      for (const std::string& need : entry.needs) check_need(*this, entry, need);
 }
 
 namespace detail {

@@ -1,7 +1,7 @@
 #include <lockstep/train/task.h>
 
 #include "base/check.h"
-#include "train/data_fingerprint.h"
+#include "train/tasks/tensor_checks.h"
 
 #include <algorithm>
 #include <numeric>

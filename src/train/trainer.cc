@@ -2,9 +2,9 @@
 
 #include "base/check.h"
 #include "elastic/round_loop.h"
+#include "train/configuration.h"
 #include "train/interrupt.h"
 #include "train/option_table.h"
-#include "train/option_values.h"
 #include "train/run.h"
 #include "train/served_run.h"
 
@@ -36,9 +36,9 @@ Report to_the_end(Run& run) {
 
 // A failure of all ranks is no rank's alone: the groups of the run, and of its strategy, end here
 // as after success, and not as of ranks that are torn out by an exception.
-Report train_by(Task& task, const Options& options, Group world, RunStrategy& strategy,
+Report train_by(const Configuration& configuration, Group world, RunStrategy& strategy,
                 const RunRound& in = {}) {
-  std::optional<Run> run(std::in_place, task, options, std::move(world), strategy, in);
+  std::optional<Run> run(std::in_place, configuration, std::move(world), strategy, in);
   try {
     return to_the_end(*run);
   } catch (const CommonFailure&) {
@@ -47,11 +47,11 @@ Report train_by(Task& task, const Options& options, Group world, RunStrategy& st
   }
 }
 
-Report train_locally(Task& task, const Options& options, const Group& world,
+Report train_locally(const Configuration& configuration, const Group& world,
                      const RunRound& in = {}) {
-  auto strategy = make_local_strategy(options, task, world);
+  auto strategy = make_local_strategy(configuration.options, configuration.task(), world);
   try {
-    return train_by(task, options, world, *strategy, in);
+    return train_by(configuration, world, *strategy, in);
   } catch (const CommonFailure&) {
     strategy.reset();
     throw;
@@ -60,19 +60,21 @@ Report train_locally(Task& task, const Options& options, const Group& world,
 
 }  // namespace
 
-Report train(Task& task, const Options& given, Group world) {
-  together(world, [&] { check_run(given, task, world.size()); });
-  const Options options = given.elastic ? elastic_options(given) : given;
+Report train(Configuration& configuration, Group world) {
+  Options& options = configuration.options;
+  together(world, [&] { check_run(configuration, world.size()); });
+  if (options.elastic) options = elastic_options(options);
   if (options.strategy == StrategyKind::ps)
-    return run_on_servers(task, options, std::move(world),
+    return run_on_servers(configuration.task(), options, std::move(world),
                           [&](Group workers, RunStrategy& strategy) {
-                            return train_by(task, options, std::move(workers), strategy);
+                            return train_by(configuration, std::move(workers), strategy);
                           });
-  return train_locally(task, options, world);
+  return train_locally(configuration, world);
 }
 
-std::optional<Report> train_elastically(Task& task, const Options& given,
+std::optional<Report> train_elastically(Configuration& configuration,
                                         const std::function<void(const Group&)>& begins) {
+  Options& given = configuration.options;
   check(given.elastic, "train_elastically: expected Options::elastic");
   std::optional<Report> report;
   bool has_data = false;
@@ -81,7 +83,7 @@ std::optional<Report> train_elastically(Task& task, const Options& given,
     const Options options = elastic_options(given);
     if (options.threads > 0) at::set_num_threads(options.threads);
     try {
-      task.load(options, Group());
+      configuration.task().load(options, Group());
       has_data = true;
     } catch (const std::exception&) {
       // The round meets it again, and says it.
@@ -95,13 +97,24 @@ std::optional<Report> train_elastically(Task& task, const Options& given,
                          .prepare = prepare};
   const bool is_done = run_rounds(loop, [&](Round& round) {
     begins(round.group());
-    together(round.group(), [&] { check_run(given, task, round.group().size()); });
-    const Options options = elastic_options(given);
-    report = train_locally(task, options, round.group(),
+    together(round.group(), [&] { check_run(configuration, round.group().size()); });
+    given = elastic_options(given);
+    report = train_locally(configuration, round.group(),
                            {.round = &round, .has_data = &has_data, .begun = &begun});
     if (report->signal != 0) round.leave_unfinished();
   });
   return is_done ? report : std::nullopt;
+}
+
+Report train(Task& task, const Options& options, Group world) {
+  Configuration configuration(task, options);
+  return train(configuration, std::move(world));
+}
+
+std::optional<Report> train_elastically(Task& task, const Options& options,
+                                        const std::function<void(const Group&)>& begins) {
+  Configuration configuration(task, options);
+  return train_elastically(configuration, begins);
 }
 
 Report train(Task& task, const Options& options, const Mesh& mesh) {

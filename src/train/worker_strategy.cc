@@ -3,7 +3,6 @@
 #include "base/check.h"
 #include "parallel/server/group_meeting.h"
 #include "parallel/whole_parameters.h"
-#include "train/pace.h"
 #include "train/served_run.h"
 
 #include <lockstep/comm/together.h>

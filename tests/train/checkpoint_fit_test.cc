@@ -1,4 +1,4 @@
-#include "train/checkpoint_fit.h"
+#include "train/run_folder.h"
 
 #include <lockstep/base/error.h>
 

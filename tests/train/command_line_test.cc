@@ -1,5 +1,3 @@
-#include "train/command_line.h"
-
 #include "train/configuration.h"
 #include "train/option_table.h"
 
@@ -23,14 +21,14 @@ struct Parsed {
     line = parse_command_line("lockstep train", known, words);
   }
   [[nodiscard]] std::string of_task(const std::string& name) const {
-    return setting_of(*line.task, name);
+    return setting_of(line.run->task(), name);
   }
 
   std::vector<std::unique_ptr<Task>> tasks;
   CommandLine line;
 };
 
-Options parse(const std::vector<std::string>& words) { return Parsed(words).line.options; }
+Options parse(const std::vector<std::string>& words) { return Parsed(words).line.run->options; }
 
 std::string message_for(std::vector<std::string> words) {
   std::string message = test::message_of([&] { (void)Parsed(words); });
@@ -45,18 +43,18 @@ TEST(CommandLine, WordsOverrideTheFileAndTheFileTheDefaults) {
       {"gpt", "--config", (folder / "run.toml").string(), "--layers", "3", "--lr=0.25"});
   EXPECT_EQ(found.of_task("layers"), "3");
   EXPECT_EQ(found.of_task("heads"), "2");
-  EXPECT_EQ(found.line.options.lr, 0.25);
-  EXPECT_EQ(found.line.options.batch, 12);
-  EXPECT_TRUE(found.line.options.places.contains("heads"));
-  EXPECT_FALSE(found.line.options.places.contains("layers"));  // the words were later
+  EXPECT_EQ(found.line.run->options.lr, 0.25);
+  EXPECT_EQ(found.line.run->options.batch, 12);
+  EXPECT_TRUE(found.line.run->options.places.contains("heads"));
+  EXPECT_FALSE(found.line.run->options.places.contains("layers"));  // the words were later
 }
 
 TEST(CommandLine, TheTaskMayComeFromTheFile) {
   test::TemporaryFolder folder;
   std::ofstream(folder / "run.toml") << "task = 'mnist'\nepochs = 2\n";
   const Parsed found({"--config", (folder / "run.toml").string()});
-  const Options& options = found.line.options;
-  EXPECT_EQ(found.line.task->name(), "mnist");
+  const Options& options = found.line.run->options;
+  EXPECT_EQ(found.line.run->task_name(), "mnist");
   EXPECT_EQ(options.optimizer, OptimizerKind::sgd);
   EXPECT_EQ(options.epochs, 2);
 }
@@ -81,7 +79,7 @@ TEST(CommandLine, AResumedRunMayHaveAMeshWithoutTheAxisThatMeantFull) {
     run.mesh = parse_axes(before);
     write_config(folder / "config.toml", Configured(run).all);
     const Parsed found({"mlp", "--resume", "--out", out, "--mesh", mesh, "--batch", "24"});
-    return test::message_of([&] { check_run(found.line.options, *found.line.task, 4); });
+    return test::message_of([&] { check_run(*found.line.run, 4); });
   };
   const std::string fits = "nothing was thrown";
   EXPECT_EQ(resumed(ShardKind::automatic, "fsdp=4", "dp=4"), fits);
@@ -91,7 +89,7 @@ TEST(CommandLine, AResumedRunMayHaveAMeshWithoutTheAxisThatMeantFull) {
             "--shard none");
   const std::string refused = resumed(ShardKind::none, "dp=4,fsdp=1", "dp=2,fsdp=2");
   EXPECT_NE(refused.find("found --shard none (shard is set in "), std::string::npos) << refused;
-  EXPECT_EQ(Parsed({"mlp", "--shard", "none", "--mesh", "fsdp=4"}).line.options.shard,
+  EXPECT_EQ(Parsed({"mlp", "--shard", "none", "--mesh", "fsdp=4"}).line.run->options.shard,
             ShardKind::none);
 }
 
@@ -156,9 +154,9 @@ TEST(CommandLine, TheOnlyTaskIsNotNamed) {
     return parse_command_line("my_program", only, words);
   };
   CommandLine line = parsed({"--width", "9", "--precision", "bf16"});
-  EXPECT_EQ(line.task, task.get());
+  EXPECT_EQ(&line.run->task(), task.get());
   EXPECT_EQ(setting_of(*task, "width"), "9");
-  EXPECT_EQ(line.options.sharding.compute_dtype, at::kBFloat16);
+  EXPECT_EQ(line.run->options.sharding.compute_dtype, at::kBFloat16);
   EXPECT_TRUE(parsed({"--help"}).help.starts_with("Usage: my_program [OPTIONS]"))
       << parsed({"--help"}).help;
   EXPECT_EQ(test::message_of([&] { (void)parsed({"mlp"}); }), "unexpected word 'mlp'");

@@ -1,4 +1,4 @@
-#include "train/early_stopping.h"
+#include "train/evaluator.h"
 
 #include <gtest/gtest.h>
 

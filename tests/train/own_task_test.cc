@@ -3,7 +3,7 @@
 #include <lockstep/train/program.h>
 #include <lockstep/train/task.h>
 
-#include "train/command_line.h"
+#include "train/configuration.h"
 #include "train/messages.h"
 #include "train/micro_batches.h"
 #include "train/runs.h"
@@ -159,7 +159,8 @@ TEST(OwnTaskChecks, WhatItsSettingsNeedMustBeGivenToo) {
   const auto said = [&](std::vector<std::string> words) {
     SumTask task;
     Task* const only[] = {&task};
-    return test::message_of([&] { (void)parse_command_line("sum", only, words); });
+    words.insert(words.end(), {"--out", "out"});
+    return test::message_of([&] { check_run(*parse_command_line("sum", only, words).run, 2); });
   };
   EXPECT_EQ(said({"--top-k", "2"}), "--top-k 2 needs --experts N");
   EXPECT_EQ(said({"--top-k", "1"}), "nothing was thrown");

@@ -26,7 +26,7 @@ class Paper {
   std::FILE* file_;
 };
 
-ProgressRow progress_of(std::int64_t step) {
+MetricsRow progress_of(std::int64_t step) {
   return {.step = step, .steps = 100, .loss = 2.5, .samples_per_second = 391.6, .seconds_left = 67};
 }
 
@@ -41,7 +41,7 @@ TEST(Progress, DurationsReadLikeAClock) {
 }
 
 TEST(Progress, ARowIsOneLine) {
-  ProgressRow row = progress_of(7);
+  MetricsRow row = progress_of(7);
   EXPECT_EQ(progress_text(row), "step 7/100  loss 2.500  392 samples/s  1:07 left");
   row.resident_bytes = 431'700'000;
   row.exposed_seconds = 0.00312;
@@ -65,7 +65,7 @@ TEST(Progress, ALogGetsPlainLinesNowAndThenAndEveryEvaluation) {
   Progress progress(paper.stream(), false, std::chrono::hours(1));
   progress.show(progress_of(1));
   progress.show(progress_of(2));
-  ProgressRow evaluated = progress_of(3);
+  MetricsRow evaluated = progress_of(3);
   evaluated.val_loss = 1;
   progress.show(evaluated);
   progress.say("done");
@@ -86,7 +86,7 @@ TEST(Progress, ATerminalsLineIsRewrittenAndGoesBeforeAnotherOne) {
 }
 
 TEST(Progress, WhatIsNotKnownYetIsLeftOut) {
-  ProgressRow row{.step = 1, .steps = 100, .loss = 2.5};
+  MetricsRow row{.step = 1, .steps = 100, .loss = 2.5};
   EXPECT_EQ(progress_text(row), "step 1/100  loss 2.500");
   EXPECT_EQ(progress_line(row, {.columns = 60}),
             "[                              ]    1%  1/100  loss 2.500");
@@ -112,13 +112,13 @@ TEST(Progress, WhatGoesOnBetweenTwoRowsIsShownWhenItTakesLong) {
 }
 
 TEST(Progress, ATaskWithTokensCountsThem) {
-  ProgressRow row = progress_of(7);
+  MetricsRow row = progress_of(7);
   row.tokens_per_second = 25'064;
   EXPECT_EQ(progress_text(row), "step 7/100  loss 2.500  25.1k tokens/s  1:07 left");
 }
 
 TEST(Progress, ATerminalsLineFitsAndKeepsWhatMattersMost) {
-  ProgressRow row = progress_of(50);
+  MetricsRow row = progress_of(50);
   row.resident_bytes = 431'700'000;
   row.exposed_seconds = 0.00312;
   auto at = [&](int columns) { return progress_line(row, {.columns = columns}); };
@@ -137,7 +137,7 @@ TEST(Progress, ATerminalsLineFitsAndKeepsWhatMattersMost) {
 }
 
 TEST(Progress, AnEvaluationsLineFits) {
-  ProgressRow row = progress_of(50);
+  MetricsRow row = progress_of(50);
   row.resident_bytes = 431'700'000;
   row.val_loss = 1.25;
   EXPECT_EQ(evaluation_line(row, {.columns = 200}), progress_text(row));
@@ -162,7 +162,7 @@ TEST(Progress, TheBarGoesFromEmptyToFull) {
 }
 
 TEST(Progress, ColoursAreOnTheBarAlone) {
-  ProgressRow row = progress_of(50);
+  MetricsRow row = progress_of(50);
   std::string plain = progress_line(row, {.columns = 80});
   std::string coloured = progress_line(row, {.columns = 80, .colours = true});
   for (const char* code : {"\033[36m", "\033[0m"}) {

@@ -1,6 +1,5 @@
-#include "train/command_line.h"
+#include "train/configuration.h"
 
-#include "train/command_line.h"
 #include "train/run_setup.h"
 
 #include <gtest/gtest.h>
@@ -24,7 +23,7 @@ TEST(ResumeCommand, WordsAreQuotedWhereAShellNeedsIt) {
 std::string command_of(std::vector<std::string> words) {
   std::unique_ptr<Task> task = make_task("mlp");
   Task* const tasks[] = {task.get()};
-  return parse_command_line("my_program", tasks, words).options.command;
+  return parse_command_line("my_program", tasks, words).run->options.command;
 }
 
 TEST(ResumeCommand, IsTheCommandAsGivenWithoutResume) {
@@ -52,7 +51,7 @@ TEST(ResumeCommand, ACheckpointThatIsNamedIsOneToGoOnFrom) {
   std::unique_ptr<Task> task = make_task("mlp");
   Task* const tasks[] = {task.get()};
   const std::vector<std::string> words{"--resume-from", "step-5", "--out", "o"};
-  Options options = parse_command_line("my_program", tasks, words).options;
+  Options options = parse_command_line("my_program", tasks, words).run->options;
   EXPECT_TRUE(options.resume);
   EXPECT_EQ(options.resume_from, "step-5");
 }

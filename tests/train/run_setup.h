@@ -5,7 +5,6 @@
 #include "base/format.h"
 #include "train/configuration.h"
 #include "train/option_table.h"
-#include "train/option_values.h"
 #include "train/tasks/known.h"
 
 #include <lockstep/train/trainer.h>
@@ -66,8 +65,6 @@ inline Report train(const RunSetup& setup, Group group) {
   return train(*setup.make(), setup, std::move(group));
 }
 
-inline void check_run(const RunSetup& setup, int ranks) { check_run(setup, *setup.make(), ranks); }
-
 // One of the task's own settings, as text.
 inline std::string setting_of(Task& task, const std::string& name) {
   Settings settings(task.name());
@@ -81,5 +78,7 @@ struct Configured {
   std::unique_ptr<Task> task;
   Configuration all;
 };
+
+inline void check_run(const RunSetup& setup, int ranks) { check_run(Configured(setup).all, ranks); }
 
 }  // namespace lockstep::train

@@ -1,5 +1,3 @@
-#include "train/terminal.h"
-
 #include "train/progress.h"
 
 #include "support/pseudo_terminal.h"

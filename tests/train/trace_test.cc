@@ -1,5 +1,5 @@
 // --trace: a Chrome trace of some steps of each rank.
-#include "train/trace.h"
+#include "train/metrics.h"
 
 #include "support/temporary_folder.h"
 #include "train/messages.h"

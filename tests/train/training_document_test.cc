@@ -2,7 +2,7 @@
 // configurations are options that a run takes.
 #include "support/small_bpe.h"
 #include "sys/files.h"
-#include "train/command_line.h"
+#include "train/configuration.h"
 #include "train/runs.h"
 
 #include <gtest/gtest.h>
@@ -104,8 +104,8 @@ TEST(TrainingDocument, ItsConfigurationsAreTaken) {
     Task* const tasks[] = {gpt.get()};
     const std::vector<std::string> words{"--config", entry.path(), "--data",
                                          "text",     "--out",      "out"};
-    Options options = parse_command_line("lockstep train", tasks, words).options;
-    for (int ranks : {1, 2, 4, 8}) EXPECT_NO_THROW(check_run(options, *gpt, ranks)) << entry.path();
+    const CommandLine line = parse_command_line("lockstep train", tasks, words);
+    for (int ranks : {1, 2, 4, 8}) EXPECT_NO_THROW(check_run(*line.run, ranks)) << entry.path();
     std::string name = "(../tools/" + entry.path().filename().string() + ")";
     EXPECT_NE(training_document().find(name), std::string::npos) << name;
   }

@@ -4,7 +4,7 @@ import pathlib
 import sys
 
 WIDTH = {".h": 100, ".cc": 100, ".py": 118}
-LINES = 400
+LINES = 500
 TREES = ("include", "src", "tests", "examples", "bench")
 
 

@@ -43,8 +43,7 @@ struct Setting {
   double most = 1e15;
   // A text that names a file or folder. Files keep it with the folder in front.
   bool is_path = false;
-  // A value other than the default needs all of these (Settings::check_needs()). Those of a task's
-  // settings are checked when its command line and files have been read (run_program()).
+  // A value other than the default needs all of these (Settings::check_needs()).
   // "elastic" or "diloco": another value than their default; "shard full", "strategy ddp|dp": one
   // of these words in the value; "mesh pp=N", "hook powersgd:RANK": likewise, up to '=' or ':';
   // "no mesh": the default.
@@ -143,8 +142,6 @@ class Settings {
   // BadInput in one line for a setting whose value is not its default, and which lacks what it
   // needs: "--prefetch 3 needs --shard full, found --shard none".
   void check_needs() const;
-  // The same for one setting of this table.
-  void check_needs(const Entry& entry) const;
 
  private:
   template <class Enum>

@@ -10,7 +10,7 @@
 #include "base/nearest.h"
 #include "base/text.h"
 #include "comm/init/backends.h"
-#include "train/ranks.h"
+#include "train/program.h"
 
 #include <ATen/Parallel.h>
 

@@ -1,8 +1,8 @@
 // lockstep-eval: how good a model of `lockstep train` is, on the data of its run or on other data.
 #include "apps/program.h"
 #include "base/format.h"
+#include "train/program.h"
 #include "train/progress.h"
-#include "train/ranks.h"
 
 #include "train/evaluate_saved.h"
 

@@ -1,7 +1,7 @@
 // lockstep-train: `lockstep train gpt|mnist|mlp`.
 #include "base/environment.h"
-#include "train/command_line.h"
-#include "train/task_programs.h"
+#include "train/configuration.h"
+#include "train/program.h"
 #include "train/tasks/known.h"
 
 #include <filesystem>

@@ -1,7 +1,7 @@
 #include "train/tasks/images.h"
 
 #include "base/check.h"
-#include "train/data_fingerprint.h"
+#include "train/tasks/tensor_checks.h"
 
 #include <ATen/Functions.h>
 

@@ -9,7 +9,7 @@
 
 namespace lockstep::train {
 
-// gpt, mnist, cifar and mlp, in the order in which help lists them.
+// In the order in which help lists them.
 [[nodiscard]] std::vector<std::unique_ptr<Task>> known_tasks();
 
 // The one of this name; BadInput for another, with the nearest.

@@ -5,7 +5,6 @@
 #include "base/text.h"
 #include "base/visible.h"
 #include "data/bigram.h"
-#include "train/data_fingerprint.h"
 #include "train/progress.h"
 #include "train/random_streams.h"
 #include "train/tasks/tensor_checks.h"
