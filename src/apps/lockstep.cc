@@ -3,15 +3,21 @@
 #include "apps/info.h"
 #include "apps/program.h"
 #include "apps/run.h"
-#include "apps/sibling.h"
 #include "apps/store.h"
 #include "base/format.h"
 #include "base/nearest.h"
 #include "launch/environment.h"
 
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
+#include <filesystem>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 namespace {
@@ -29,6 +35,41 @@ constexpr const char* usage_before_siblings =
 constexpr const char* usage_after_siblings =
     "  help        this text; `lockstep help COMMAND` is `lockstep COMMAND --help`\n"
     "  version     print the version; also --version, -V\n";
+
+// Siblings are programs in the folder of this one.
+constexpr std::string_view sibling_prefix = "lockstep-";
+constexpr int no_such_sibling = -1;
+
+std::filesystem::path own_folder() {
+  return std::filesystem::read_symlink("/proc/self/exe").parent_path();
+}
+
+// The names of the siblings, sorted.
+std::vector<std::string> sibling_names() {
+  std::vector<std::string> names;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(own_folder(), ignored)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with(sibling_prefix) && ::access(entry.path().c_str(), X_OK) == 0)
+      names.push_back(name.substr(sibling_prefix.size()));
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+// Becomes lockstep-NAME with these arguments; returns only when there is none (nothing happened)
+// or, with an exit code after a line on stderr, when it cannot be executed.
+int become_sibling(const std::string& name, const std::vector<std::string>& arguments) {
+  const std::string file = (own_folder() / (std::string(sibling_prefix) + name)).string();
+  if (name.find('/') != std::string::npos || ::access(file.c_str(), F_OK) != 0)
+    return no_such_sibling;
+  std::vector<char*> argv{const_cast<char*>(file.c_str())};
+  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+  argv.push_back(nullptr);
+  ::execv(file.c_str(), argv.data());
+  print_to(stderr, "lockstep: cannot execute {}: {}\n", file, std::strerror(errno));
+  return 126;
+}
 
 // What is said about the siblings that come with Lockstep; another is listed by its name alone.
 std::string_view about(std::string_view sibling) {

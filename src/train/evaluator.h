@@ -101,8 +101,8 @@ struct Best {
 [[nodiscard]] checkpoint::Metadata basis_of(const std::string& data_fingerprint,
                                             std::optional<std::int64_t> eval_batches);
 
-// Collective: what the file says that rank 0 reads. One that is not there, cannot be read, has
-// another basis, or is of a step after `last_step` holds no best: the next evaluation makes it anew.
+// Collective: what the file says that rank 0 reads. A file that is missing, cannot be read, has
+// another basis, or is of a step after `last_step` holds no best: the next evaluation writes it.
 [[nodiscard]] Best read_best(Group& group, const std::filesystem::path& file,
                              const checkpoint::Metadata& basis, std::int64_t last_step);
 

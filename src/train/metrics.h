@@ -1,5 +1,4 @@
-// What a run measures of itself: its pace and memory, the rows of metrics.jsonl, and traces of single
-// steps.
+// What a run measures: its pace and memory, the rows of metrics.jsonl, and traces of single steps.
 //
 // metrics.jsonl has one JSON object a line, for programs to read while the run goes on and
 // afterwards.

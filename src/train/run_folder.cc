@@ -107,57 +107,40 @@ fs::path abandoned_name(const fs::path& path) {
   return aside;
 }
 
-// Which starts of a program belong together, as launchers say it. A run that a job has begun goes on
-// without an option when the job is started again after a failure.
-struct Job {
-  std::string launch;              // the run of `lockstep run` or torchrun; empty: neither
-  bool is_launched_again = false;  // in a later round, or after a restart
-  std::string slurm;               // SLURM_JOB_ID, which a requeued job keeps
-  bool is_requeued = false;
-};
-
-constexpr const char* launch_entry = "launch ";
-constexpr const char* slurm_entry = "slurm ";
-
 bool is_positive(const char* variable) { return environment::integer(variable, 0).value_or(0) > 0; }
 
-// torchrun calls every run "none" unless it is told otherwise: then its agent, which starts all
-// rounds of a run, tells runs apart.
+// The run of `lockstep run` or torchrun; empty: neither. torchrun calls every run "none" unless it
+// is told otherwise: then its agent, which starts all rounds of a run, tells runs apart.
 std::string launch_of_this_process() {
   const std::string run = environment::text(launch::variable::run_id).value_or("");
   if (run != "none") return run;
   return formatted("none of process {} on host {}", ::getppid(), sys::host_name());
 }
 
-// BadInput for counts that are no numbers.
-Job job_of_this_process() {
-  return {.launch = launch_of_this_process(),
-          .is_launched_again =
-              is_positive(launch::variable::restart_count) || is_positive(launch::variable::round),
-          .slurm = environment::text("SLURM_JOB_ID").value_or(""),
-          .is_requeued = is_positive("SLURM_RESTART_COUNT")};
-}
+// A line of OUT/.job. A run goes on without an option if a launcher starts the job that began it
+// again, after a failure.
+struct Job {
+  std::string line;
+  bool is_started_again = false;
+};
 
-// False if the file is missing or is another job's.
-bool is_written_by(const Job& job, const fs::path& file) {
-  constexpr std::uint64_t most_bytes = 64 << 10;
-  std::error_code is_unknown;
-  if (!fs::exists(file, is_unknown)) return false;
-  std::istringstream lines(sys::read_plain_file(file, most_bytes));
-  for (std::string line; std::getline(lines, line);) {
-    if (job.is_launched_again && !job.launch.empty() && line == launch_entry + job.launch)
-      return true;
-    if (job.is_requeued && !job.slurm.empty() && line == slurm_entry + job.slurm) return true;
-  }
-  return false;
+// By the environment. BadInput for counts that are no numbers.
+std::vector<Job> jobs_of_this_process() {
+  std::vector<Job> jobs;
+  if (const std::string run = launch_of_this_process(); !run.empty())
+    jobs.push_back({"launch " + run, is_positive(launch::variable::restart_count) ||
+                                         is_positive(launch::variable::round)});
+  // A requeued job keeps its number.
+  if (const std::string job = environment::text("SLURM_JOB_ID").value_or(""); !job.empty())
+    jobs.push_back({"slurm " + job, is_positive("SLURM_RESTART_COUNT")});
+  return jobs;
 }
 
 // Removes the file if no launcher names a job. Durable only if the machine keeps running: a job
 // does not outlive its machines.
-void write_job(const Job& job, const fs::path& file) {
+void write_jobs(const fs::path& file) {
   std::string text;
-  if (!job.launch.empty()) text += formatted("{}{}\n", launch_entry, job.launch);
-  if (!job.slurm.empty()) text += formatted("{}{}\n", slurm_entry, job.slurm);
+  for (const Job& job : jobs_of_this_process()) text += job.line + "\n";
   if (!text.empty()) return sys::AtomicFile::write_for_now(file, text);
   std::error_code is_missing;
   fs::remove(file, is_missing);
@@ -170,7 +153,16 @@ bool is_of_model(const Settings::Entry& entry) {
 }  // namespace
 
 bool RunFolder::is_restart() const {
-  return is_written_by(job_of_this_process(), path_ / job_name);
+  constexpr std::uint64_t most_bytes = 64 << 10;
+  const fs::path file = path_ / job_name;
+  std::error_code is_unknown;
+  if (!fs::exists(file, is_unknown)) return false;
+  std::istringstream lines(sys::read_plain_file(file, most_bytes));
+  const std::vector<Job> jobs = jobs_of_this_process();
+  for (std::string line; std::getline(lines, line);)
+    for (const Job& job : jobs)
+      if (job.is_started_again && job.line == line) return true;
+  return false;
 }
 
 void RunFolder::lock() {
@@ -303,7 +295,7 @@ void RunFolder::open(const Opening& opening) {
         return is_file_of_run(name) || name == job_name || name == checkpoint::latest_file;
       },
       std::chrono::hours(0));
-  write_job(job_of_this_process(), path_ / job_name);
+  write_jobs(path_ / job_name);
   metrics_.emplace(path_ / metrics_name,
                    opening.repeats_row ? opening.resumed_at - 1 : opening.resumed_at);
   // A later round has the same one.

@@ -35,8 +35,7 @@ class RunFolder {
 
   // The checkpoint to go on from, or nothing if the run begins:
   //  - resume, resume_from: the newest one, or the one that is named; BadInput if there is none;
-  //  - a restart of the job that began the run, as the launcher says it, and resume_auto: the newest
-  //    one, if any;
+  //  - a restart of the job that began the run, resume_auto: the newest one, if any;
   //  - overwrite: nothing;
   //  - else nothing; BadInput if a checkpoint or a model would be overwritten.
   // Changes nothing but the lock.
@@ -83,6 +82,7 @@ class RunFolder {
   void check_is_new() const;
   [[nodiscard]] std::optional<std::filesystem::path> chosen_start() const;
   [[nodiscard]] std::filesystem::path chosen() const;
+  // Whether a launcher has started the job again that began the run.
   [[nodiscard]] bool is_restart() const;
   [[nodiscard]] std::string newest_whole_before(Group& world,
                                                 const std::filesystem::path& folder) const;
