@@ -49,7 +49,7 @@ class SineTask : public Task {
         Sequential(Linear(1, width_), Tanh(), Linear(width_, width_), Tanh(), Linear(width_, 1));
     return model_.ptr();
   }
-  std::vector<std::string> units() const override { return {"*"}; }
+  ls::ParallelPlan parallel_plan() const override { return {.blocks = {"*"}}; }
   std::int64_t steps_per_epoch() const override { return batches_->steps_per_epoch(); }
   Batch batch(std::int64_t step) override { return batches_->batch(step); }
   torch::Tensor loss(const Batch& batch) override {

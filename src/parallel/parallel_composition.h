@@ -24,6 +24,8 @@ class Composition {
 
   [[nodiscard]] int size(const char* axis) const { return mesh_.size(axis); }
   [[nodiscard]] bool has(const char* axis) const { return size(axis) > 1; }
+  // An axis fsdp of one rank, too: what ShardOptions say of its parameters holds there.
+  [[nodiscard]] bool shards() const { return mesh_.layout().find("fsdp").has_value(); }
   // What tp, cp, ep, dp and fsdp make of `part`, the model or a stage of it.
   [[nodiscard]] Handle train(std::shared_ptr<torch::nn::Module> part) const;
   // The stages in a pipeline, and the model without one.
@@ -38,7 +40,7 @@ class Composition {
   }
   // Of the strategy that makes copies().
   [[nodiscard]] const std::vector<std::string>& ignored() const {
-    return has("fsdp") ? options_.shard.ignored : options_.data.ignored;
+    return shards() ? options_.shard.ignored : options_.data.ignored;
   }
   [[nodiscard]] std::vector<std::string> lines() const;
   void check_axes() const;
@@ -53,6 +55,8 @@ class Composition {
   void make_meshes();
   // Copies and shards of what is left of a part on `ranks`.
   [[nodiscard]] Handle copies(std::shared_ptr<torch::nn::Module> part, const Mesh& ranks) const;
+  [[nodiscard]] Handle trained(std::shared_ptr<torch::nn::Module> part, const Mesh& ranks,
+                               Handle handle) const;
   [[nodiscard]] Handle experts(const std::shared_ptr<torch::nn::Module>& part) const;
   [[nodiscard]] std::string text() const;
 
@@ -65,11 +69,12 @@ class Composition {
   std::optional<plan::Schedule> schedule_;
   // The first use of a sub-mesh is collective over the mesh, so all ranks make them at the same
   // place: stages may differ in what they need.
-  std::optional<Mesh> rows_;     // dp, cp, fsdp: ranks that have the same parts of tp
-  std::optional<Mesh> all_;      // these and tp
-  std::optional<Mesh> experts_;  // these and ep
-  std::optional<Mesh> tensors_;  // with cp: tp and cp
-  std::optional<Mesh> data_;     // dp, ep, fsdp
+  std::optional<Mesh> rows_;                   // dp, cp, fsdp: ranks that have the same parts of tp
+  std::optional<Mesh> all_;                    // these and tp
+  std::optional<Mesh> experts_;                // these and ep
+  std::optional<Mesh> tensors_;                // with cp: tp and cp
+  std::optional<Mesh> data_;                   // dp, ep, fsdp
+  mutable std::vector<TrainedParts> trained_;  // by copies()
 };
 
 }  // namespace lockstep

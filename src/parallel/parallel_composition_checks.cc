@@ -32,9 +32,9 @@ void Composition::check_axes() const {
 // What ranks must agree on.
 std::vector<std::string> Composition::lines() const {
   const modules::ModuleTensors tensors = modules::tensors_of(*model_, ignored());
-  std::vector<std::string> lines = has("fsdp") ? sharded::describe(*model_, tensors, options_.shard)
-                                               : sharded::lines_of(*model_, tensors);
-  if (!has("fsdp"))
+  std::vector<std::string> lines = shards() ? sharded::describe(*model_, tensors, options_.shard)
+                                            : sharded::lines_of(*model_, tensors);
+  if (!shards())
     for (std::string& line : data_parallel::lines_of(options_.data))
       lines.push_back(std::move(line));
   lines.push_back(formatted("micro_batches = {}", options_.micro_batches));
@@ -79,9 +79,9 @@ void Composition::check_copies() const {
   check(ignored().empty() || !parts,
         "parallelize: .{}.ignored: expected a mesh of pp, dp and fsdp and a model without mixtures "
         "of experts, found {}{}",
-        has("fsdp") ? "shard" : "data", mesh_.layout().describe(),
+        shards() ? "shard" : "data", mesh_.layout().describe(),
         has_experts() ? " and a model with mixtures" : "");
-  if (has("fsdp")) {
+  if (shards()) {
     sharded::check_options(options_.shard);
     (void)stage_units(options_.shard.units, *model_, *model_);
     return;
@@ -132,13 +132,13 @@ void Composition::check_model() const {
   const modules::ModuleTensors tensors = modules::tensors_of(*model_, ignored());
   modules::check_ordinary(tensors, "parallelize");
   parallel::check_not_sharded(tensors.parameters, "parallelize");
-  if (has("fsdp")) sharded::check_not_divided(tensors.parameters);
-  if (has("fsdp") || has("tp") || has("cp") || has_experts())
+  if (shards()) sharded::check_not_divided(tensors.parameters);
+  if (shards() || has("tp") || has("cp") || has_experts())
     modules::check_alone(tensors, "parallelize");
 }
 
 void Composition::check_storage() const {
-  if (!has("fsdp")) return;
+  if (!shards()) return;
   const std::vector<std::string> others = has_experts() ? std::vector<std::string>{"dp", "ep", "cp"}
                                                         : std::vector<std::string>{"dp", "cp"};
   const Group shards = mesh_["fsdp"];

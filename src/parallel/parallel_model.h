@@ -9,10 +9,21 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace lockstep {
 
+// What copies or shards train on this rank: the model, a stage of it, or the module of the parts that
+// other axes leave this rank.
+struct TrainedParts {
+  std::shared_ptr<torch::nn::Module> module;  // as long as the model's handle
+  Handle handle;                              // for its parameters, and the ranks as a group
+  Mesh ranks;
+};
+
 struct ParallelModelParts {
+  [[nodiscard]] static ParallelModelParts& of(const ParallelModel& model) { return model.parts(); }
+
   Mesh mesh;        // as parallelize() was given it
   Group data;       // ranks that have rows of their own
   Group stages;     // of axis pp; one rank without it
@@ -25,6 +36,7 @@ struct ParallelModelParts {
   std::optional<CutSequences> sequences;    // with cp
   std::optional<ActivationCheckpoints> checkpoints;
   std::string plan;
+  std::vector<TrainedParts> trained;
 };
 
 }  // namespace lockstep

@@ -4,6 +4,7 @@
 #include "module/rank_check.h"
 #include "parallel/parallel_composition.h"
 #include "parallel/tensor/tensor_state.h"
+#include "parallel/whole_module_state.h"
 
 #include <lockstep/layout/name_pattern.h>
 #include <lockstep/module/module_ref.h>
@@ -108,15 +109,25 @@ void Composition::make_meshes() {
 }
 
 Handle Composition::copies(std::shared_ptr<torch::nn::Module> part, const Mesh& ranks) const {
-  if (!has("fsdp")) {
+  if (!shards()) {
     DataParallelOptions data = options_.data;
     data.ignored = patterns_in(data.ignored, *part);
-    return DistributedDataParallel(std::move(part), ranks, data);
+    return trained(part, ranks, DistributedDataParallel(part, ranks, data));
   }
   ShardOptions shard = options_.shard;
   shard.ignored = patterns_in(shard.ignored, *part);
   shard.units = stage_units(shard.units, *model_, *part);
-  return fully_shard(std::move(part), ranks, shard);
+  return trained(part, ranks, fully_shard(part, ranks, shard));
+}
+
+// The handle itself goes where the part's handle is made of others.
+Handle Composition::trained(std::shared_ptr<torch::nn::Module> part, const Mesh& ranks,
+                            Handle handle) const {
+  auto state = std::make_shared<parallel::WholeModuleState>(
+      handle.group(), handle.named_parameters(), [] { return std::vector<NamedPart>(); },
+      HandleState::Holds::parts);
+  trained_.push_back({std::move(part), parallel::PlainHandle(std::move(state)), ranks});
+  return handle;
 }
 
 // Without ep, too: copies count the tokens of all ranks' rows, as one process does.
@@ -174,7 +185,7 @@ std::string Composition::text() const {
     if (has("ep"))
       text += formatted("experts: {}: {} on each of {} ranks of ep\n", name,
                         mixture->options().experts / size("ep"), size("ep"));
-  if (has("fsdp")) {
+  if (shards()) {
     std::vector<std::string> units;
     for (const UnitRule& rule : options_.shard.units) units.push_back(rule.pattern);
     text += formatted("shards: on {} ranks of fsdp, units {}\n", size("fsdp"),
@@ -196,7 +207,8 @@ std::shared_ptr<ParallelModelParts> Composition::parts() const {
                          .whole = std::nullopt,
                          .sequences = std::nullopt,
                          .checkpoints = std::nullopt,
-                         .plan = text()});
+                         .plan = text(),
+                         .trained = {}});
   if (!options_.activation_checkpointing.empty())
     parts->checkpoints = checkpoint_activations(*model_, options_.activation_checkpointing,
                                                 {.every = options_.checkpoint_every});
@@ -218,6 +230,7 @@ ParallelModel Composition::pipelined(std::shared_ptr<ParallelModelParts> parts) 
     how.strategy = [this](torch::nn::Module& stage) { return train(unowned(stage)); };
   Pipeline pipeline(sequences ? sequences->stages(stages_) : stages_, *schedule_, mesh_["pp"],
                     sequences ? sequences->loss(loss) : loss, how);
+  parts->trained = std::move(trained_);
   return ParallelModel(std::move(pipeline), std::move(parts));
 }
 
@@ -230,7 +243,9 @@ ParallelModel Composition::whole(std::shared_ptr<ParallelModelParts> parts) cons
           "parallel_plan(const Net&), found none");
     };
   parts->whole.emplace(Stage{"model", model_, std::move(forward)});
-  return ParallelModel(train(model_), std::move(parts));
+  Handle handle = train(model_);
+  parts->trained = std::move(trained_);
+  return ParallelModel(std::move(handle), std::move(parts));
 }
 
 ParallelModel parallelize(std::shared_ptr<torch::nn::Module> model, const Mesh& mesh,

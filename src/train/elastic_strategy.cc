@@ -1,8 +1,9 @@
 #include "train/elastic_strategy.h"
 
+#include "base/check.h"
+#include "parallel/parallel_model.h"
 #include "train/micro_batches.h"
 #include "train/random_streams.h"
-#include "train/strategy.h"
 
 #include <ATen/core/grad_mode.h>
 #include <torch/utils.h>
@@ -32,38 +33,50 @@ bool are_equal(const std::vector<Batch>& parts, std::int64_t slots) {
          });
 }
 
-Mesh mesh_of(const Options& options, const Group& world) {
-  std::vector<MeshAxis> axes = division_of(options, world.size()).axes;
-  const bool is_divided = level_of(options).has_value();
-  if (axes.empty()) axes = {{std::string(is_divided ? shards_axis : copies_axis), world.size()}};
-  return {world, std::move(axes)};
-}
+// The handle of a copy that no strategy trains: SlotGradients adds up what the copies compute.
+class CopyState : public parallel::WholeModuleState {
+ public:
+  // `model` is composed of one copy's ranks, and outlives this; `all`: the ranks of all copies.
+  CopyState(Group all, const ParallelModel& model)
+      : WholeModuleState(
+            std::move(all), model.named_parameters(), [&model] { return model.parts_to_load(); },
+            Holds::parts) {
+    aborts(of(model));
+  }
+};
 
 }  // namespace
 
+// The ranks of one place in the copies of the model, the learners, divide the slots.
 ElasticStrategy::ElasticStrategy(const Options& options, Task& task, Group world)
-    : LocalStrategy(options, task, std::move(world)),
-      mesh_(mesh_of(options, world_)),
-      learners_(learners_of(mesh_, options).group()) {}
+    : TrainedModel(options, task, std::move(world)) {
+  facts_.takes_all_rows = true;
+}
 
 // What goes over the groups of axes is not counted.
 std::vector<std::pair<std::string, std::string>> ElasticStrategy::results() {
   if (!options_.mesh.empty()) return {};
-  return LocalStrategy::results();
+  return TrainedModel::results();
 }
 
-void ElasticStrategy::make_handle(std::shared_ptr<torch::nn::Module> module) {
-  handle_ = make_handle_on(options_, task_,
-                           {.model = *module,
-                            .stage = module,
-                            .divided =
-                                [&](const auto& parts, const Handle& of_parts) {
-                                  slots_.emplace(options_.slots, *parts, of_parts);
-                                }},
-                           mesh_);
-  if (!is_divided()) slots_.emplace(learners_, options_.slots, handle_.parameters());
-  for (const NamedPart& part : handle_.state_parts())
+Handle& ElasticStrategy::make_handle(const std::shared_ptr<torch::nn::Module>& module) {
+  check_input(!has_mixtures(*module) || (!is_divided() && mesh_.size(tensor_axis) == 1),
+              "--elastic: the task {} has experts, and ranks that compute or keep a model together "
+              "would count the tokens of all of them: expected neither --shard nor --mesh tp",
+              task_.name());
+  Handle* handle = nullptr;
+  if (is_divided()) {
+    handle = &TrainedModel::make_handle(module);
+    const TrainedParts& parts = ParallelModelParts::of(model_).trained.front();
+    slots_.emplace(options_.slots, *parts.module, parts.handle);
+  } else {
+    compose(module, mesh_.sub_mesh({std::string(tensor_axis)}));
+    handle = &copy_.emplace(std::make_shared<CopyState>(world_, model_));
+    slots_.emplace(facts_.learners, options_.slots, handle->parameters());
+  }
+  for (const NamedPart& part : handle->state_parts())
     if (part.kind == PartKind::buffer) buffers_.push_back(part.tensor);
+  return *handle;
 }
 
 // Each slot begins with the buffers of the step's begin, and those that slot 0 leaves count for the
@@ -75,9 +88,9 @@ void ElasticStrategy::begin_buffers() {
 
 void ElasticStrategy::end_buffers() {
   if (buffers_.empty()) return;
-  if (learners_.is_root()) copy_into(buffers_, after_);
+  if (facts_.learners.is_root()) copy_into(buffers_, after_);
   for (const at::Tensor& buffer : buffers_)
-    learners_.broadcast(buffer, 0, {.tag = "buffers"}).wait();
+    facts_.learners.broadcast(buffer, 0, {.tag = "buffers"}).wait();
 }
 
 double ElasticStrategy::backward_slot(const Batch& rows, double share, std::int64_t step,
@@ -85,7 +98,7 @@ double ElasticStrategy::backward_slot(const Batch& rows, double share, std::int6
   copy_into(buffers_, before_);
   const auto of_step = static_cast<std::int64_t>(stream_seed(options_.seed, step));
   torch::manual_seed(stream_seed(of_step, seed_stream_of_rank(static_cast<int>(slot))));
-  const double loss = backward(rows, share, scaler);
+  const double loss = backward_part(rows, share, scaler);
   if (slot == 0) after_ = copies_of(buffers_);
   return loss;
 }
@@ -93,12 +106,12 @@ double ElasticStrategy::backward_slot(const Batch& rows, double share, std::int6
 // Ranks that divide the model pass through it equally often: this time without a slot.
 void ElasticStrategy::pass_for_others(const Batch& rows, optim::GradScaler& scaler) {
   copy_into(buffers_, before_);
-  static_cast<void>(backward(rows, 1, scaler));
+  static_cast<void>(backward_part(rows, 1, scaler));
   slots_->drop();
 }
 
-double ElasticStrategy::backward_slots(const Batch& batch, std::int64_t step,
-                                       optim::GradScaler& scaler) {
+double ElasticStrategy::backward(const StepRows& rows_of_step, optim::GradScaler& scaler) {
+  const auto& [batch, of_all, step] = rows_of_step;
   const std::int64_t slots = options_.slots;
   const std::vector<Batch> parts = micro_batches(batch, slots);
   const bool is_mean = are_equal(parts, slots);
@@ -107,7 +120,7 @@ double ElasticStrategy::backward_slots(const Batch& batch, std::int64_t step,
   begin_buffers();
   std::vector<double> losses;
   const std::int64_t passes = is_divided() ? slots_->most() : slots_->end() - slots_->begin();
-  std::optional<NoSync> alone = handle().no_sync();
+  std::optional<NoSync> alone = model_.no_sync();
   for (std::int64_t pass = 0; pass < passes; ++pass) {
     const std::int64_t slot = slots_->begin() + pass;
     const bool is_own = slot < slots_->end();

@@ -4,10 +4,11 @@
 // tensor parallelism and --shard leave it.
 #pragma once
 
-#include "train/local_strategy.h"
+#include "parallel/whole_module_state.h"
+#include "train/model.h"
+#include "train/option_table.h"
 
 #include <lockstep/elastic/slot_gradients.h>
-#include <lockstep/mesh/mesh.h>
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
@@ -21,19 +22,18 @@
 
 namespace lockstep::train {
 
-class ElasticStrategy : public LocalStrategy {
+class ElasticStrategy : public TrainedModel {
  public:
   // Collective.
   ElasticStrategy(const Options& options, Task& task, Group world);
 
-  [[nodiscard]] const Group& learners() const override { return learners_; }
+  [[nodiscard]] double backward(const StepRows& rows, optim::GradScaler& scaler) override;
   [[nodiscard]] std::vector<std::pair<std::string, std::string>> results() override;
-  [[nodiscard]] bool computes_slots() const override { return true; }
-  [[nodiscard]] double backward_slots(const Batch& batch, std::int64_t step,
-                                      optim::GradScaler& scaler) override;
 
  private:
-  void make_handle(std::shared_ptr<torch::nn::Module> module) override;
+  Handle& make_handle(const std::shared_ptr<torch::nn::Module>& module) override;
+  // No handle averages gradients.
+  [[nodiscard]] bool divides_updates() const override { return false; }
   [[nodiscard]] double backward_slot(const Batch& rows, double share, std::int64_t step,
                                      std::int64_t slot, optim::GradScaler& scaler);
   void pass_for_others(const Batch& rows, optim::GradScaler& scaler);
@@ -41,8 +41,8 @@ class ElasticStrategy : public LocalStrategy {
   void begin_buffers();
   void end_buffers();
 
-  const Mesh mesh_;
-  Group learners_;  // the ranks of this one's place in its copy of the model: they divide the slots
+  // Of copies: of what this rank's model is, or of the parts of it that this rank has, over all.
+  std::optional<parallel::PlainHandle> copy_;
   std::optional<SlotGradients> slots_;
   std::vector<at::Tensor> buffers_;  // what this rank has of the module's
   std::vector<at::Tensor> before_;   // their values when the step began

@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 
+#include <optional>
 #include <utility>
 
 namespace lockstep::train {
@@ -22,6 +23,19 @@ std::vector<Batch> micro_batches(const Batch& batch, std::int64_t parts) {
   for (const at::Tensor& more : batch.more)
     hand_out(more, [](Batch& to, at::Tensor& rows) { to.more.push_back(rows); });
   return cut;
+}
+
+double accumulate(Handle& handle, const Batch& batch, std::int64_t parts,
+                  const std::function<double(const Batch& part, double share)>& backward) {
+  const auto rows = static_cast<double>(batch.data.size(0));
+  const std::vector<Batch> all = micro_batches(batch, parts);
+  double sum = 0;
+  for (const Batch& part : all) {
+    std::optional<NoSync> accumulating;
+    if (&part != &all.back()) accumulating.emplace(handle.no_sync());
+    sum += backward(part, static_cast<double>(part.data.size(0)) / rows);
+  }
+  return sum;
 }
 
 Batch cast_batch(Batch batch, std::optional<c10::ScalarType> dtype) {

@@ -70,9 +70,9 @@ void check_servers(const Options& options, int ranks) {
 
 void check_context(const Options& options, const Task& task, const Division& division) {
   if (!is_among(division.axes, context_axis)) return;
-  const std::int64_t heads = task.sequence_heads();
+  const std::int64_t heads = task.parallel_plan().heads;
   check_input(heads > 0,
-              "--mesh {}: the task {} has no sequences to cut over cp (Task::sequence_heads())",
+              "--mesh {}: the task {} has no sequences to cut over cp (Task::parallel_plan())",
               mesh_text(options.mesh), task.name());
   const int ranks = division.context * division.tensor;
   check_input(options.context_method == ContextMethod::ring || heads % ranks == 0,
@@ -84,36 +84,20 @@ void check_context(const Options& options, const Task& task, const Division& div
 // A plan may name a pattern that the model has not: then parallelize() says it.
 void check_heads(const Options& options, const Task& task, const Division& division) {
   if (division.tensor == 1) return;
-  for (const auto& [pattern, style] : task.tensor_plan())
+  for (const auto& [pattern, style] : task.parallel_plan().tensor)
     check_input(style.head_count() % division.tensor == 0,
                 "--mesh {}: expected a number of heads that {} ranks of tp divide, found {} ({})",
                 mesh_text(options.mesh), division.tensor, style.head_count(), pattern);
 }
 
-void check_experts(const Options& options, const Task& task, const Division& division) {
-  const std::int64_t experts = task.experts();
-  const bool has_axis = is_among(division.axes, experts_axis);
-  check_input(!has_axis || experts > 0,
-              "--mesh {}: the task {} has no experts for ep (Task::experts())",
-              mesh_text(options.mesh), task.name());
-  check_input(!has_axis || experts % division.experts == 0,
-              "--mesh {}: expected experts that {} ranks divide, found {}", mesh_text(options.mesh),
-              division.experts, experts);
-}
-
 void check_axes(const Options& options, const Task& task, const Division& division) {
   const std::string mesh = mesh_text(options.mesh);
-  check_input(!is_among(division.axes, tensor_axis) || !task.tensor_plan().empty(),
-              "--mesh {}: the task {} has no plan for tensor parallelism (Task::tensor_plan()): "
+  check_input(!is_among(division.axes, tensor_axis) || !task.parallel_plan().tensor.empty(),
+              "--mesh {}: the task {} has no plan for tensor parallelism (Task::parallel_plan()): "
               "expected --mesh without tp",
               mesh, task.name());
   check_heads(options, task, division);
-  check_input(!options.elastic || !division.is_model_parallel() || task.experts() == 0,
-              "--elastic: the task {} has experts, whose copies count tokens together: expected "
-              "--mesh without tp, found --mesh {}",
-              task.name(), mesh);
   check_context(options, task, division);
-  check_experts(options, task, division);
   for (const auto& [is_given, name] : {std::pair(options.hook.is_given(), "--hook"),
                                        std::pair(options.sync_batch_norm, "--sync-batch-norm"),
                                        std::pair(options.uneven, "--uneven")})
@@ -121,8 +105,8 @@ void check_axes(const Options& options, const Task& task, const Division& divisi
                 "{}: expected ranks that have the whole model, without pp, tp, cp and ep, found "
                 "--mesh {}",
                 name, mesh);
-  check_input(options.checkpoint_every == 0 || !task.units().empty(),
-              "--checkpoint-every {}: the task {} names no blocks (Task::units())",
+  check_input(options.checkpoint_every == 0 || !task.parallel_plan().blocks.empty(),
+              "--checkpoint-every {}: the task {} names no blocks (Task::parallel_plan())",
               options.checkpoint_every, task.name());
 }
 

@@ -7,6 +7,7 @@
 #include "parallel/whole_parameters.h"
 #include "train/worker_strategy.h"
 
+#include <lockstep/module/checkpoint_activations.h>
 #include <lockstep/parallel/data/diloco.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 #include <lockstep/parallel/data/local_sgd.h>
@@ -136,33 +137,49 @@ class OuterUpdates final : public Copies {
   DiLoCo diloco_;
 };
 
+// RunFacts::kind.
+std::string kind_of(const Options& options) {
+  const DiLoCoOptions& diloco = options.diloco;
+  if (diloco.inner_steps == 0)
+    return formatted("local-sgd {} from {}", options.local_sgd.period,
+                     options.post_local_sgd.start_step);
+  return formatted("diloco {} int8 {} fragments {} overlap {}", diloco.inner_steps,
+                   diloco.pseudo_gradients == PseudoGradients::int8, diloco.fragments,
+                   diloco.overlap_steps);
+}
+
 }  // namespace
 
 OwnCopiesStrategy::OwnCopiesStrategy(const Options& options, Task& task, Group world)
-    : LocalStrategy(options, task, std::move(world)), nothing_(optimizer_of_nothing()) {}
+    : TrainedModel(options, task, std::move(world)), nothing_(optimizer_of_nothing()) {
+  facts_.waits_each_step = false;
+  facts_.kind = kind_of(options);
+}
 
 OwnCopiesStrategy::~OwnCopiesStrategy() = default;
-
-Handle& OwnCopiesStrategy::handle() { return copies_->handle(); }
 
 void OwnCopiesStrategy::attach(std::shared_ptr<torch::nn::Module> module, RunLength length) {
   module_ = module;
   steps_ = length.steps;
-  LocalStrategy::attach(std::move(module), length);
+  TrainedModel::attach(std::move(module), length);
 }
 
-void OwnCopiesStrategy::make_handle(std::shared_ptr<torch::nn::Module> module) {
+Handle& OwnCopiesStrategy::make_handle(const std::shared_ptr<torch::nn::Module>& module) {
+  if (options_.checkpoint_every > 0)
+    checkpoint_activations(module, {task_.parallel_plan().blocks.front()},
+                           {.every = options_.checkpoint_every});
   if (options_.diloco.inner_steps > 0)
     copies_ = std::make_unique<OuterUpdates>(*module, world_, options_);
   else if (options_.post_local_sgd.start_step > 0)
     copies_ = std::make_unique<AveragedLater>(*module, world_, options_);
   else
     copies_ = std::make_unique<Averaged>(*module, world_, options_);
+  return copies_->handle();
 }
 
 void OwnCopiesStrategy::update(double lr, const optim::GradientTransform& transform,
                                optim::GradScaler& scaler) {
-  LocalStrategy::update(lr, transform, scaler);
+  TrainedModel::update(lr, transform, scaler);
   ++step_;
   RECORD_USER_SCOPE("communication");
   const std::int64_t before = copies_->bytes_given();
@@ -194,11 +211,13 @@ void OwnCopiesStrategy::meet(bool shows_model) {
   parallel::broadcast_now(world_, of_rank_0, bytes_at_once, {.tag = "buffers"});
 }
 
-void OwnCopiesStrategy::begin_step() {
-  at::NoGradGuard no_grad;
+double OwnCopiesStrategy::backward(const StepRows& rows, optim::GradScaler& scaler) {
   const Tensors own = std::exchange(set_aside_, {});
-  if (own.empty()) return;
-  for (const auto& [name, tensor] : trained()) tensor.copy_(own.at(name));
+  if (!own.empty()) {
+    at::NoGradGuard no_grad;
+    for (const auto& [name, tensor] : trained()) tensor.copy_(own.at(name));
+  }
+  return TrainedModel::backward(rows, scaler);
 }
 
 OwnCopiesStrategy::Tensors OwnCopiesStrategy::own() {
@@ -211,16 +230,6 @@ OwnCopiesStrategy::Tensors OwnCopiesStrategy::own() {
   for (const auto& [name, tensor] : copies_->state())
     own.emplace(std::string(of_strategy) + name, tensor);
   return own;
-}
-
-std::string OwnCopiesStrategy::kind() const {
-  const DiLoCoOptions& diloco = options_.diloco;
-  if (diloco.inner_steps == 0)
-    return formatted("local-sgd {} from {}", options_.local_sgd.period,
-                     options_.post_local_sgd.start_step);
-  return formatted("diloco {} int8 {} fragments {} overlap {}", diloco.inner_steps,
-                   diloco.pseudo_gradients == PseudoGradients::int8, diloco.fragments,
-                   diloco.overlap_steps);
 }
 
 void OwnCopiesStrategy::begin_at(std::int64_t step) {

@@ -7,7 +7,7 @@
 // with new states of optimizers.
 #pragma once
 
-#include "train/local_strategy.h"
+#include "train/model.h"
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
@@ -37,7 +37,7 @@ class Copies {
   [[nodiscard]] virtual std::int64_t bytes_given() { return handle().group().traffic().bytes; }
 };
 
-class OwnCopiesStrategy : public LocalStrategy {
+class OwnCopiesStrategy : public TrainedModel {
  public:
   using Tensors = std::map<std::string, at::Tensor>;
 
@@ -45,21 +45,20 @@ class OwnCopiesStrategy : public LocalStrategy {
   ~OwnCopiesStrategy() override;
 
   void attach(std::shared_ptr<torch::nn::Module> module, RunLength length) override;
-  Handle& handle() override;
-  // Of nothing, for saving: each rank's own state is in own().
-  torch::optim::Optimizer* optimizer() override { return nothing_.get(); }
+  // What each rank trains is in the module again.
+  double backward(const StepRows& rows, optim::GradScaler& scaler) override;
   void update(double lr, const optim::GradientTransform& transform,
               optim::GradScaler& scaler) override;
 
-  bool waits_each_step() const override { return false; }
   void meet(bool shows_model) override;
-  void begin_step() override;
-
-  Tensors own() override;
-  [[nodiscard]] std::string kind() const override;
 
  private:
-  void make_handle(std::shared_ptr<torch::nn::Module> module) override;
+  Handle& make_handle(const std::shared_ptr<torch::nn::Module>& module) override;
+  // Copies that differ are each rank's own to update.
+  [[nodiscard]] bool divides_updates() const override { return false; }
+  Tensors own() override;
+  // Of nothing: each rank's own state is in own().
+  torch::optim::Optimizer& saved_optimizer() override { return *nothing_; }
   void begin_at(std::int64_t step) override;
   void take_own(const Tensors& own) override;
   [[nodiscard]] Tensors buffers() const;

@@ -7,7 +7,6 @@
 #include "base/text.h"
 #include "base/visible.h"
 #include "train/memory_need.h"
-#include "train/micro_batches.h"
 #include "train/random_streams.h"
 
 #include <lockstep/checkpoint/checkpoint.h>
@@ -26,7 +25,6 @@
 #include <chrono>
 #include <cmath>
 #include <exception>
-#include <numeric>
 #include <span>
 
 namespace lockstep::train {
@@ -88,7 +86,7 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
     load_data(state);
     configuration_.check_description();
     check_memory(options_, {.parameters = task_.parameters(), .activations = task_.activations()},
-                 strategy_.processes());
+                 strategy_.facts().processes);
     torch::manual_seed(static_cast<std::uint64_t>(options_.seed));
     if (options_.deferred) {
       module_ = deferred([&] { return task_.make_model(); });
@@ -101,10 +99,11 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
   steps_ = options_.steps > 0 ? options_.steps : options_.epochs * steps_per_epoch_;
   schedule_ = schedule_of(options_, {steps_, steps_per_epoch_});
   attach();
-  torch::manual_seed(stream_seed(options_.seed, seed_stream_of_rank(strategy_.draws())));
+  torch::manual_seed(
+      stream_seed(options_.seed, seed_stream_of_rank(strategy_.facts().random_stream)));
   stopping_.patience = options_.patience;
   if (options_.async_save) saver_.emplace(world_);
-  evaluator_.emplace(task_, module_, strategy_.learners(), how_to_evaluate());
+  evaluator_.emplace(task_, module_, strategy_.facts().learners, how_to_evaluate());
 }
 
 // What does not fit into the ranks' parts is found by each of them alike, and one speaks for all.
@@ -147,9 +146,10 @@ void Run::restore(const checkpoint::TrainingState& state) {
   strategy_.load(begins_from_);
   // States that were saved on another mesh are of ranks that computed other parts.
   const checkpoint::Metadata own = configuration_.kept();
-  if (state.ranks != strategy_.processes() ||
+  if (state.ranks != strategy_.facts().processes ||
       entry_of(state.config, "mesh") != entry_of(own, "mesh"))
-    torch::manual_seed(stream_seed(options_.seed + step_, seed_stream_of_rank(strategy_.draws())));
+    torch::manual_seed(
+        stream_seed(options_.seed + step_, seed_stream_of_rank(strategy_.facts().random_stream)));
   restore_best(state);
 }
 
@@ -169,7 +169,6 @@ void Run::step() {
 }
 
 void Run::make_step() {
-  strategy_.begin_step();
   if (has_round()) *in_.begun = step_ + 1;
   lr_ = schedule_(options_.lr, step_);
   Batch batch;
@@ -178,11 +177,11 @@ void Run::make_step() {
     batch = task_.batch(step_);
   }
   std::vector<std::int64_t> rows_of_all;
-  if (strategy_.waits_each_step()) rows_of_all = check_rows(batch);
+  if (strategy_.facts().waits_each_step) rows_of_all = check_rows(batch);
   const double waited_before = strategy_.handle().seconds_waited();
   const StepTiming before = strategy_.handle().timing();
   strategy_.handle().zero_grad();
-  double loss = backward(batch, rows_of_all);
+  const double loss = strategy_.backward({batch, rows_of_all, step_}, scaler_);
   const StepTiming timing = strategy_.handle().timing();
   const double waited_until_update = strategy_.handle().seconds_waited() - waited_before;
   const auto update_began = Pace::Clock::now();
@@ -196,11 +195,11 @@ void Run::make_step() {
   const std::chrono::duration<double> update = Pace::Clock::now() - update_began;
   const double waited = strategy_.handle().seconds_waited() - waited_before;
   // Rows that count for this rank's loss: one rank speaks for all where all have the same one.
-  const bool is_loss_of_all = strategy_.computes_slots();
+  const bool is_loss_of_all = strategy_.facts().takes_all_rows;
   const std::int64_t own_rows = is_loss_of_all && !world_.is_root() ? 0 : rows_in(batch);
-  std::int64_t rows = rows_in(batch) * (is_loss_of_all ? 1 : strategy_.learners().size());
+  std::int64_t rows = rows_in(batch) * (is_loss_of_all ? 1 : strategy_.facts().learners.size());
   loss_ = loss;  // this rank's, until they meet
-  if (strategy_.waits_each_step() || is_meeting()) rows = agree(loss, own_rows);
+  if (strategy_.facts().waits_each_step || is_meeting()) rows = agree(loss, own_rows);
   if (is_meeting()) strategy_.meet(needs_model());
   // Waits of the handle are one part of a step, wherever they are in the others.
   const double in_forward = waited_until_update - (timing.exposed - before.exposed);
@@ -216,36 +215,6 @@ bool Run::needs_model() const {
 }
 
 bool Run::is_meeting() const { return needs_model() || step_ % options_.log_every == 0; }
-
-// The mean over this rank's rows. Gradients are averaged over ranks, so where ranks have other
-// numbers of rows each counts by its own.
-double Run::backward(const Batch& batch, const std::vector<std::int64_t>& rows_of_all) {
-  if (strategy_.computes_slots()) return strategy_.backward_slots(batch, step_, scaler_);
-  if (strategy_.cuts_batches()) return strategy_.backward(batch, 1, scaler_);
-  const auto rows = static_cast<double>(rows_in(batch));
-  double of_rank = 1;
-  if (!rows_of_all.empty())
-    of_rank = rows * static_cast<double>(rows_of_all.size()) /
-              static_cast<double>(std::reduce(rows_of_all.begin(), rows_of_all.end()));
-  if (std::ranges::count(rows_of_all, 0) == 0) return backward_parts(batch, of_rank);
-  double loss = 0;
-  strategy_.join([&] {
-    if (rows > 0) loss = backward_parts(batch, of_rank);
-  });
-  return loss;
-}
-
-double Run::backward_parts(const Batch& batch, double of_rank) {
-  std::vector<Batch> parts = micro_batches(batch, options_.accumulate);
-  double sum = 0;
-  for (const Batch& part : parts) {
-    std::optional<NoSync> accumulating;
-    if (&part != &parts.back()) accumulating.emplace(strategy_.handle().no_sync());
-    double share = static_cast<double>(part.data.size(0)) / static_cast<double>(batch.data.size(0));
-    sum += strategy_.backward(part, share * of_rank, scaler_);
-  }
-  return sum / of_rank;
-}
 
 // Those of all ranks, where they differ. Without --uneven that is an error: ranks with fewer would
 // make fewer micro-batches, and others wait for them.
@@ -280,8 +249,8 @@ std::int64_t Run::agree(double loss, std::int64_t rows) {
   if (!std::isfinite(loss_))
     throw CommonFailure(
         formatted("step {}: expected a finite loss, found {} (lr {})", step_, loss_, lr_), 0);
-  if (strategy_.computes_slots()) return std::llround(weight_of_all);
-  return std::llround(weight_of_all * strategy_.learners().size() / world_.size());
+  if (strategy_.facts().takes_all_rows) return std::llround(weight_of_all);
+  return std::llround(weight_of_all * strategy_.facts().learners.size() / world_.size());
 }
 
 bool Run::signal_came() {
@@ -305,7 +274,8 @@ checkpoint::TrainingState Run::state() const {
                                                {"waited", formatted("{}", stopping_.waited)},
                                                {"data_fingerprint", data_fingerprint_}},
                                   .config = configuration_.kept()};
-  if (const std::string kind = strategy_.kind(); !kind.empty()) state.progress[kind_entry] = kind;
+  if (const std::string& kind = strategy_.facts().kind; !kind.empty())
+    state.progress[kind_entry] = kind;
   keep_description(state.progress, task_);
   if (left_out_) state.progress[left_out_loss] = formatted("{}", loss_);
   if (scaler_.enabled()) {

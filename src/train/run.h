@@ -99,8 +99,6 @@ class Run {
   void count_lost_steps();
   [[noreturn]] void throw_of_all(const std::exception_ptr& error);
   void restore(const checkpoint::TrainingState& state);
-  [[nodiscard]] double backward(const Batch& batch, const std::vector<std::int64_t>& rows_of_all);
-  [[nodiscard]] double backward_parts(const Batch& batch, double of_rank);
   [[nodiscard]] std::vector<std::int64_t> check_rows(const Batch& batch);
   // Whether all ranks wait for each other at this step: something of it belongs to all.
   [[nodiscard]] bool is_meeting() const;

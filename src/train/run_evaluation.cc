@@ -13,10 +13,7 @@ constexpr std::int64_t usual_sample = 200;  // tokens
 }  // namespace
 
 Evaluator::Options Run::how_to_evaluate() {
-  // Ranks that compute or keep a model together go through it equally often.
-  const bool in_step = level_of(options_).has_value() ||
-                       strategy_.learners().size() < world_.size() ||
-                       division_of(options_, world_.size()).is_model_parallel();
+  const bool in_step = strategy_.facts().in_step;
   return {.batches = options_.eval_batches,
           .in_step = in_step,
           .parts = options_.elastic ? options_.slots : 0,

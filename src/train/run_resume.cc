@@ -82,7 +82,7 @@ void Run::load_data(const std::optional<checkpoint::TrainingState>& state) {
   try {
     // In an elastic run each rank reads all rows of a batch, also those that others compute.
     const bool is_there = has_round() && std::exchange(*in_.has_data, true);
-    if (!is_there) task_.load(options_, options_.elastic ? Group() : strategy_.learners());
+    if (!is_there) task_.load(options_, options_.elastic ? Group() : strategy_.facts().learners);
   } catch (const BadInput& error) {
     throw BadInput(error.what() + configuration_.place_of_data());
   }
@@ -153,7 +153,7 @@ void Run::say_round() {
 void Run::say_resumed(const checkpoint::TrainingState& state) {
   if (!world_.is_root()) return;
   progress_.say(formatted("resumed at step {} of {}", step_, steps_));
-  std::string changes = changes_since(configuration_, strategy_.processes(), state);
+  std::string changes = changes_since(configuration_, strategy_.facts().processes, state);
   if (state.progress.at("data_fingerprint") != data_fingerprint_)
     changes += formatted("{}the data itself", changes.empty() ? "" : ", ");
   if (!changes.empty()) progress_.say(formatted("changed since the checkpoint: {}", changes));

@@ -56,12 +56,8 @@ void Run::save_now() {
   }
   const checkpoint::SaveOptions how{.keep = options_.keep,
                                     .description = description(std::nullopt, false),
-                                    .own = strategy_.own(),
                                     .before_naming = fence()};
-  if (saver_)
-    saver_->save(options_.out, strategy_.handle(), *strategy_.optimizer(), state(), how);
-  else
-    strategy_.save(options_.out, state(), how);
+  strategy_.save(options_.out, state(), how, saver_ ? &*saver_ : nullptr);
   saved_step_ = step_;
 }
 

@@ -1,9 +1,10 @@
 #include "train/run_strategy.h"
 
 #include "base/check.h"
+#include "checkpoint/optimizer_state.h"
 #include "train/elastic_strategy.h"
-#include "train/local_strategy.h"
-#include "train/mesh_strategy.h"
+#include "train/model.h"
+#include "train/option_table.h"
 #include "train/own_copies_strategy.h"
 
 #include <lockstep/parallel/threads/data_parallel.h>
@@ -50,22 +51,22 @@ class TaskReplicas : public DataParallelBase {
   std::shared_ptr<std::vector<Replica>> others_;  // by device; of the first, the task itself
 };
 
-class DeviceStrategy : public LocalStrategy {
+class DeviceStrategy : public TrainedModel {
  public:
-  using LocalStrategy::LocalStrategy;
+  using TrainedModel::TrainedModel;
 
-  Handle& handle() override { return replicas_; }
-  double backward(const Batch& part, double share, optim::GradScaler&) override {
+ private:
+  double backward_part(const Batch& part, double share, optim::GradScaler&) override {
     return replicas_.backward(part, share).item<double>();
   }
 
- private:
-  void make_handle(std::shared_ptr<torch::nn::Module> module) override {
+  Handle& make_handle(const std::shared_ptr<torch::nn::Module>& module) override {
     check_input(options_.devices == 1 || task_.make_replica().module != nullptr,
                 "--strategy dp: the task {} makes no replicas of its model "
                 "(Task::make_replica()): train it with --ranks {}",
                 task_.name(), options_.devices);
-    replicas_ = TaskReplicas(task_, std::move(module), options_.devices);
+    replicas_ = TaskReplicas(task_, module, options_.devices);
+    return replicas_;
   }
 
   TaskReplicas replicas_;
@@ -73,7 +74,12 @@ class DeviceStrategy : public LocalStrategy {
 
 }  // namespace
 
-void RunStrategy::join(const std::function<void()>& backward) { backward(); }
+// What is offloaded is in files, and the optimizer's state with it.
+std::int64_t RunStrategy::bytes_held() const {
+  const std::int64_t kept = handle_->memory().kept();
+  if (optimizer_ == nullptr || handle_->state_memory()) return kept;
+  return kept + checkpoint::optimizer_state_bytes(*optimizer_, *handle_);
+}
 
 std::unique_ptr<RunStrategy> make_local_strategy(const Options& options, Task& task,
                                                  const Group& world) {
@@ -81,9 +87,7 @@ std::unique_ptr<RunStrategy> make_local_strategy(const Options& options, Task& t
   if (options.strategy == StrategyKind::dp)
     return std::make_unique<DeviceStrategy>(options, task, world);
   if (has_own_copies(options)) return std::make_unique<OwnCopiesStrategy>(options, task, world);
-  if (division_of(options, world.size()).is_model_parallel())
-    return make_mesh_strategy(options, task, world);
-  return std::make_unique<LocalStrategy>(options, task, world);
+  return std::make_unique<TrainedModel>(options, task, world);
 }
 
 }  // namespace lockstep::train

@@ -134,7 +134,7 @@ SavedLanguageModel language_model_of(const SavedModel& saved) {
                                  return text->generate(ids, count, options);
                                },
                            .block = text->block(),
-                           .plan = text->tensor_plan()};
+                           .plan = text->parallel_plan().tensor};
   load_into(*model.module, saved);
   model.module->eval();
   return model;

@@ -5,6 +5,7 @@
 #include "parallel/server/group_meeting.h"
 #include "train/interrupt.h"
 #include "train/optimizer.h"
+#include "train/option_table.h"
 #include "train/worker_strategy.h"
 
 #include <lockstep/comm/together.h>
@@ -78,7 +79,7 @@ class ServedRun {
                     torch::optim::Optimizer* optimizer) {
     std::vector<NamedPart> saved = parts;
     for (NamedPart& part : saved) part.tensor = part.tensor.detach();
-    PartsHandle handle(parts_state(all_, parts, std::move(saved)));
+    parallel::PlainHandle handle(parts_state(all_, parts, std::move(saved)));
     std::unique_ptr<torch::optim::Optimizer> nothing;
     if (optimizer == nullptr) nothing = optimizer_of_nothing();
     torch::optim::Optimizer& own = optimizer == nullptr ? *nothing : *optimizer;

@@ -22,11 +22,6 @@ std::string Task::data_fingerprint() {
                    fingerprint_of_tensors({batch.data, batch.target}));
 }
 
-at::Tensor Task::pipeline_loss(const Tensors& /*outputs*/, const Tensors& /*targets*/) {
-  throw BadInput(
-      formatted("the task {} has no loss for a pipeline (Task::pipeline_loss())", name()));
-}
-
 double Task::weight_of(const Batch& batch) const { return static_cast<double>(batch.data.size(0)); }
 
 Totals Task::measure(const Batch& batch) {

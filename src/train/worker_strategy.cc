@@ -3,9 +3,12 @@
 #include "base/check.h"
 #include "parallel/server/group_meeting.h"
 #include "parallel/whole_parameters.h"
+#include "train/micro_batches.h"
+#include "train/option_table.h"
 #include "train/served_run.h"
 
 #include <lockstep/comm/together.h>
+#include <lockstep/module/named_parameters.h>
 #include <lockstep/optim/clipping.h>
 
 #include <ATen/core/grad_mode.h>
@@ -29,7 +32,23 @@ std::vector<NamedPart> other_parts(const std::vector<NamedPart>& all,
   return parts;
 }
 
+// What an optimizer updates of a module that this rank has all of.
+std::vector<NamedPart> trained_parts(const torch::nn::Module& module) {
+  std::vector<NamedPart> parts;
+  for (const auto& [name, tensor, aliases] : unique_parameters(module))
+    if (tensor.requires_grad())
+      parts.push_back({name, tensor, aliases, layout::whole_slice(tensor.sizes())});
+  return parts;
+}
+
 }  // namespace
+
+std::shared_ptr<parallel::WholeModuleState> parts_state(Group group, std::vector<NamedPart> trained,
+                                                        std::vector<NamedPart> all) {
+  return std::make_shared<parallel::WholeModuleState>(
+      std::move(group), std::move(trained), [all = std::move(all)] { return all; },
+      HandleState::Holds::parts);
+}
 
 std::unique_ptr<torch::optim::Optimizer> optimizer_of_nothing() {
   return std::make_unique<torch::optim::SGD>(std::vector<at::Tensor>(),
@@ -49,7 +68,14 @@ void share_failure(Group& all, const std::string& failure) {
 }
 
 WorkerStrategy::WorkerStrategy(const Options& options, Task& task, Group all, Group workers)
-    : options_(options), task_(task), all_(std::move(all)), workers_(std::move(workers)) {}
+    : RunStrategy({.learners = workers,
+                   .processes = all.size(),
+                   .waits_each_step = consistency_of(options) == ps::Consistency::synchronous,
+                   .random_stream = workers.rank()}),
+      options_(options),
+      task_(task),
+      all_(std::move(all)),
+      workers_(std::move(workers)) {}
 
 std::unique_ptr<StoreServer> WorkerStrategy::leave() {
   worker_.reset();
@@ -67,35 +93,34 @@ void WorkerStrategy::attach(std::shared_ptr<torch::nn::Module> module, RunLength
   const std::vector<NamedPart> trained = trained_parts(*module_);
   const std::vector<NamedPart> all = parallel::whole_state_parts(*module_);
   state_ = parts_state(workers_, trained, all);
-  handle_ = PartsHandle(state_);
-  rest_ = PartsHandle(parts_state(all_, {}, other_parts(all, trained)));
+  whole_ = parallel::PlainHandle(state_);
+  handle_ = &whole_;
+  rest_ = parallel::PlainHandle(parts_state(all_, {}, other_parts(all, trained)));
   nothing_ = optimizer_of_nothing();
 }
 
-double WorkerStrategy::backward(const Batch& part, double share, optim::GradScaler&) {
-  at::Tensor loss = [&] {
-    RECORD_USER_SCOPE("forward");
-    return task_.loss(part);
-  }();
-  RECORD_USER_SCOPE("backward");
-  (share == 1 ? loss : loss * share).backward();
-  return loss.item<double>() * share;
+double WorkerStrategy::backward(const StepRows& rows, optim::GradScaler&) {
+  return accumulate(whole_, rows.batch, options_.accumulate, [&](const Batch& part, double share) {
+    at::Tensor loss = [&] {
+      RECORD_USER_SCOPE("forward");
+      return task_.loss(part);
+    }();
+    RECORD_USER_SCOPE("backward");
+    (share == 1 ? loss : loss * share).backward();
+    return loss.item<double>() * share;
+  });
 }
 
 void WorkerStrategy::update(double, const optim::GradientTransform& transform, optim::GradScaler&) {
   // Where a gradient makes an update of its own, it is clipped here; of a mean by the server.
-  if (transform.clip_norm && !waits_each_step()) handle_.clip_grad_norm(*transform.clip_norm);
+  if (transform.clip_norm && !facts_.waits_each_step) whole_.clip_grad_norm(*transform.clip_norm);
   parallel::WaitTime::Scope waiting(state_->waits());
   worker_->step();
 }
 
-bool WorkerStrategy::waits_each_step() const {
-  return consistency_of(options_) == ps::Consistency::synchronous;
-}
-
 void WorkerStrategy::meet(bool) {
   // All have pushed; nobody pushes more before all have pulled.
-  if (!waits_each_step()) worker_->pull();
+  if (!facts_.waits_each_step) worker_->pull();
   at::NoGradGuard no_grad;
   for (const NamedPart& part : state_->state_parts())
     if (part.kind == PartKind::buffer && part.tensor.numel() > 0) {
@@ -120,7 +145,7 @@ void WorkerStrategy::with_servers(const std::string& request, const std::functio
 }
 
 void WorkerStrategy::save(const std::filesystem::path& out, const checkpoint::TrainingState& state,
-                          const checkpoint::SaveOptions& options) {
+                          checkpoint::SaveOptions options, checkpoint::AsyncSaver*) {
   with_servers(std::string(save_request) + out.string(),
                [&] { checkpoint::save(out, rest_, *nothing_, state, options); });
 }

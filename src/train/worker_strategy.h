@@ -1,7 +1,7 @@
 // WorkerStrategy: a worker's part in a run on parameter servers.
 #pragma once
 
-#include "train/parts_handle.h"
+#include "parallel/whole_module_state.h"
 #include "train/run_strategy.h"
 
 #include <lockstep/parallel/server/worker.h>
@@ -29,20 +29,15 @@ class WorkerStrategy : public RunStrategy {
 
   // Collective over all: tells the servers that they may begin.
   void attach(std::shared_ptr<torch::nn::Module> module, RunLength length) override;
-  Handle& handle() override { return handle_; }
-  double backward(const Batch& part, double share, optim::GradScaler& scaler) override;
+  double backward(const StepRows& rows, optim::GradScaler& scaler) override;
   void update(double lr, const optim::GradientTransform& transform,
               optim::GradScaler& scaler) override;
-  bool waits_each_step() const override;
   void meet(bool shows_model) override;
   void save(const std::filesystem::path& out, const checkpoint::TrainingState& state,
-            const checkpoint::SaveOptions& options) override;
+            checkpoint::SaveOptions options, checkpoint::AsyncSaver* saver) override;
   void load(const std::filesystem::path& folder) override;
-  int processes() const override { return all_.size(); }
-  const Group& learners() const override { return workers_; }
   Totals measure(const Batch& batch) override { return task_.measure(batch); }
   std::string sample(std::int64_t length) override { return task_.sample(length); }
-  std::int64_t bytes_held() override { return handle_.memory().kept(); }
   std::vector<std::pair<std::string, std::string>> results() override;
 
  private:
@@ -56,11 +51,16 @@ class WorkerStrategy : public RunStrategy {
   std::unique_ptr<StoreServer> store_server_;  // of rank 0; in it all meet
   std::shared_ptr<torch::nn::Module> module_;
   std::shared_ptr<parallel::WholeModuleState> state_;
-  Handle handle_;                                     // on the whole model, over the workers
+  Handle whole_;                                      // on the whole model, over the workers
   Handle rest_;                                       // what no server has, over all
   std::unique_ptr<torch::optim::Optimizer> nothing_;  // the optimizer of nothing
   std::optional<ps::Worker> worker_;
 };
+
+// `trained`: what an optimizer updates on this rank; `all`: these and the others that this rank
+// saves.
+[[nodiscard]] std::shared_ptr<parallel::WholeModuleState> parts_state(
+    Group group, std::vector<NamedPart> trained, std::vector<NamedPart> all);
 
 // Numbers that servers are told when workers are ready; collective over all, from rank 0.
 [[nodiscard]] RunLength share_steps(Group& all, const RunLength& own);

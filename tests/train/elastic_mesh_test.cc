@@ -83,8 +83,8 @@ TEST(ElasticMesh, AxesThatCannotChangeAreOneLine) {
                "--mesh tp=3: expected a number of heads that 3 ranks of tp divide, found "));
   RunSetup moe = elastic_setup(tiny("moe", folder), "moe");
   moe.data = options.data;
-  EXPECT_TRUE(
-      contains(refusal(on_mesh(moe, "dp=1,tp=2"), 2), "--elastic: the task moe has experts"));
+  expect_refused(on_mesh(moe, "dp=1,tp=2"), 2, "--elastic: the task moe has experts");
+  expect_refused(on_mesh(moe, "fsdp=2"), 2, "--elastic: the task moe has experts");
 }
 
 TEST(ElasticMesh, TheBytesDoNotDependOnHowManyCopiesOrShardsThereAre) {

@@ -1,10 +1,14 @@
 // Runs of `lockstep train` on meshes, and the same of one process.
 #pragma once
 
+#include "support/messages.h"
 #include "support/temporary_folder.h"
 #include "train/runs.h"
 
+#include <lockstep/comm/together.h>
+
 #include <cctype>
+#include <filesystem>
 #include <ostream>
 #include <string>
 
@@ -67,6 +71,17 @@ inline void expect_near_rows(const RunSetup& one, const RunSetup& other) {
     EXPECT_NEAR(validation, found[i]["val_loss"].get<double>(), 2e-5 * validation) << other.out;
   }
   EXPECT_LT(distance(one.out, other.out), 1e-4) << other.out;
+}
+
+// One line on all ranks, before anything was written.
+inline void expect_refused(const RunSetup& options, int ranks, const std::string& expected) {
+  test::run_group(test::Engine::shm, ranks, [&](Group group) {
+    const std::string found = test::message_of<CommonFailure>([&] { (void)train(options, group); });
+    EXPECT_NE(found.find(expected), std::string::npos) << found;
+    EXPECT_EQ(found.find('\n'), std::string::npos) << found;
+    group.barrier().wait();  // it lives
+  });
+  EXPECT_FALSE(std::filesystem::exists(std::filesystem::path(options.out) / "metrics.jsonl"));
 }
 
 }  // namespace lockstep::train

@@ -106,35 +106,22 @@ TEST(MeshOptions, WhatDoesNotFitIsOneLine) {
 }
 
 TEST(MeshOptions, AxesThatATaskCannotHaveAreOneLine) {
-  struct Case {
-    const char* task;
-    const char* mesh;
-    int ranks;
-    const char* expected;
-  };
   TemporaryFolder folder;
-  for (const Case& one : {
-           Case{"gpt", "ep=2", 2, "--mesh ep=2: the task gpt has no experts for ep"},
-           Case{"gpt", "tp=3", 3,
-                "--mesh tp=3: expected a number of heads that 3 ranks of tp divide, found "},
-           Case{"moe", "ep=3", 3, "--mesh ep=3: expected experts that 3 ranks divide, found 8"},
-       }) {
-    RunSetup options = text_run(folder, one.task);
-    set_option(options, "mesh", one.mesh);
-    options.batch = 12;
-    options.accumulate = 1;
-    EXPECT_NE(refusal(options, one.ranks).find(one.expected), std::string::npos)
-        << refusal(options, one.ranks);
-  }
+  RunSetup heads = text_run(folder, "gpt");
+  set_option(heads, "mesh", "tp=3");
+  EXPECT_NE(refusal(heads, 3).find(
+                "--mesh tp=3: expected a number of heads that 3 ranks of tp divide, found "),
+            std::string::npos)
+      << refusal(heads, 3);
   RunSetup mlp = tiny("mlp", folder);
   mlp.mesh = parse_axes("cp=2");
   EXPECT_EQ(refusal(mlp, 2),
-            "--mesh cp=2: the task mlp has no sequences to cut over cp (Task::sequence_heads())");
+            "--mesh cp=2: the task mlp has no sequences to cut over cp (Task::parallel_plan())");
   for (const char* mesh : {"dp=1,tp=2", "tp=2"}) {
     set_option(mlp, "mesh", mesh);
     EXPECT_EQ(refusal(mlp, 2),
               "--mesh " + std::string(mesh) +
-                  ": the task mlp has no plan for tensor parallelism (Task::tensor_plan()): "
+                  ": the task mlp has no plan for tensor parallelism (Task::parallel_plan()): "
                   "expected --mesh without tp");
   }
   RunSetup options = text_run(folder, "llama");
@@ -147,10 +134,28 @@ TEST(MeshOptions, AxesThatATaskCannotHaveAreOneLine) {
   EXPECT_EQ(refusal(options, 1), "--context-method ulysses needs --mesh cp=N, found no --mesh");
 }
 
+// What the model itself says is found when there is one.
+TEST(MeshOptions, AxesThatAModelCannotHaveAreOneLineOfAllRanks) {
+  TemporaryFolder folder;
+  RunSetup options = text_run(folder, "moe");
+  options.batch = 12;
+  expect_refused(on_mesh(options, {"ep=3", 3, "moe"}), 3,
+                 "expected experts that 3 ranks divide, found 8");
+  RunSetup shallow = text_run(folder, "gpt");
+  shallow.layers = 1;
+  expect_refused(on_mesh(shallow, {"pp=2", 2}), 2,
+                 "--mesh pp=2 with --pipeline 1f1b and --accumulate 4 micro-batches: even_points: "
+                 "expected 2 blocks or more, found 1");
+  RunSetup mlp = tiny("mlp", folder);
+  expect_refused(on_mesh(mlp, {"pp=2", 2, "mlp"}), 2, "--mesh pp=2: the task mlp has no ");
+}
+
 class MisnamedTask : public GptTask {
  public:
-  [[nodiscard]] TensorPlan tensor_plan() const override {
-    return {{"transformer.no_such_layer", Colwise()}};
+  [[nodiscard]] ParallelPlan parallel_plan() const override {
+    ParallelPlan plan = GptTask::parallel_plan();
+    plan.tensor = {{"transformer.no_such_layer", Colwise()}};
+    return plan;
   }
 };
 
@@ -217,6 +222,21 @@ TEST(MeshTrainingOfSequences, UlyssesAndCheckpointedActivationsAreOneProcessToo)
   again.checkpoint_every = 1;
   run(2, again);
   expect_near_rows(options, again);
+}
+
+// The losses that keep experts even are of the tokens of all ranks' rows, on copies and shards of
+// the whole model, too.
+TEST(MeshTrainingOfExperts, CopiesAndShardsCountTheTokensOfAllRanks) {
+  TemporaryFolder folder;
+  RunSetup options = text_run(folder, "moe");
+  options.balance = 1;
+  run(1, options);
+  for (const OnMesh& mesh : {OnMesh{"", 2, "moe"}, OnMesh{"dp=2", 2, "moe"},
+                             OnMesh{"fsdp=2", 2, "moe"}, OnMesh{"dp=2,fsdp=2", 4, "moe"}}) {
+    RunSetup other = on_mesh(options, mesh);
+    run(mesh.ranks, other);
+    expect_near_rows(options, other);
+  }
 }
 
 // Drops are those of the whole batch, and there are none in evaluations and samples.

@@ -1,5 +1,5 @@
 // --strategy dp and ps: the same training by other means.
-#include "train/strategy.h"
+#include "train/run_strategy.h"
 
 #include "support/temporary_folder.h"
 #include "support/torch/ranks.h"

@@ -9,7 +9,7 @@
 //            restore()                         on a resume
 //            load()                            the data
 //            parameters(), activations()       whether the model fits
-//            make_model(), units()             then DistributedDataParallel or fully_shard()
+//            make_model(), parallel_plan()     then parallelize()
 //   a step   batch(), loss()                   loss() once for each micro-batch
 //   now and  validation(), measure()           evaluation, with the module in evaluation mode
 //   then     sample()
@@ -27,8 +27,7 @@
 
 #include <lockstep/checkpoint/safetensors.h>
 #include <lockstep/comm/group.h>
-#include <lockstep/parallel/pipeline/stage.h>
-#include <lockstep/parallel/tensor/plan.h>
+#include <lockstep/parallel/parallel_plan.h>
 #include <lockstep/train/evaluation.h>
 #include <lockstep/train/generation.h>
 #include <lockstep/train/options.h>
@@ -114,21 +113,12 @@ class Task {
   // After make_model(): another one, whatever its values are, for the devices of --strategy dp but
   // the first. By default there is none, and dp is refused.
   [[nodiscard]] virtual Replica make_replica() const { return {}; }
-  // The modules of which each is one unit when the model is sharded (ShardOptions::units); empty:
-  // the model is one unit, which is right for small ones only.
-  [[nodiscard]] virtual std::vector<std::string> units() const { return {}; }
-  // After load() or load_validation(): how ranks of tensor parallelism cut the model; by default
-  // not at all, and --mesh tp is refused.
-  [[nodiscard]] virtual TensorPlan tensor_plan() const { return {}; }
-  // After check(): heads of the keys of attention in a model whose batches are sequences along dim
-  // 1 of data and target; by default none, and --mesh cp is refused.
-  [[nodiscard]] virtual std::int64_t sequence_heads() const { return 0; }
-  // After check(): experts of each mixture of the model; by default none, and --mesh ep is refused.
-  [[nodiscard]] virtual std::int64_t experts() const { return 0; }
-  // After make_model(): its loss as pieces, which a pipeline cuts into stages, and loss() of what
-  // the last one gives; by default there are none, and --mesh pp is refused.
-  [[nodiscard]] virtual std::vector<ModelPiece> pieces() const { return {}; }
-  [[nodiscard]] virtual at::Tensor pipeline_loss(const Tensors& outputs, const Tensors& targets);
+  // What parallelize() must know about the model (lockstep/parallel/parallel_plan.h): the modules
+  // that are units of --shard, and what --mesh tp, cp and pp need; an axis without its field is
+  // refused. After check(); the pieces and their loss after make_model(), with a loss that is
+  // loss() of what the last piece gives. By default the model is one unit, which is right for small
+  // ones only.
+  [[nodiscard]] virtual ParallelPlan parallel_plan() const { return {}; }
   // By how much a batch's mean loss counts in measure(); by default its rows.
   [[nodiscard]] virtual double weight_of(const Batch& batch) const;
   // Before make_model() of a saved model: BadInput where the settings contradict its tensors, so

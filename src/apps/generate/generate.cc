@@ -9,10 +9,8 @@
 #include <lockstep/comm/init.h>
 #include <lockstep/hub/language_model.h>
 #include <lockstep/mesh/mesh.h>
-#include <lockstep/parallel/data/distributed_data_parallel.h>
 #include <lockstep/parallel/model_plans.h>
-#include <lockstep/parallel/tensor/expert_parallel.h>
-#include <lockstep/parallel/tensor/tensor_parallel.h>
+#include <lockstep/parallel/parallelize.h>
 #include <lockstep/train/generation.h>
 #include <lockstep/train/saved_model.h>
 
@@ -74,20 +72,12 @@ class Ranks {
     is_parallel_ = true;
   }
 
-  // The handle is the caller's for as long as the model is used.
-  [[nodiscard]] TensorParallel divide(std::shared_ptr<torch::nn::Module> model,
-                                      const TensorPlan& plan) const {
+  // The handle is the caller's for as long as the model is used. Of a model with mixtures each rank
+  // has all experts, and part of all else.
+  [[nodiscard]] ParallelModel divide(std::shared_ptr<torch::nn::Module> model,
+                                     const TensorPlan& plan) const {
     if (!is_parallel_) return {};
-    return parallelize_tensors(std::move(model), group_, plan);
-  }
-  // The same of a model with mixtures: each rank has all experts, and part of all else.
-  [[nodiscard]] Handle divide(const train::SavedLanguageModel& model, bool has_experts) const {
-    if (!is_parallel_ || !has_experts) return divide(model.module, model.plan);
-    return expert_parallel(
-        model.module, Mesh(group_, {{"tp", group_.size()}}),
-        {.strategy = [](torch::nn::Module& part,
-                        const Mesh& ranks) { return DistributedDataParallel(part, ranks); },
-         .plan = model.plan});
+    return parallelize(std::move(model), Mesh(group_, {{"tp", group_.size()}}), {.tensor = plan});
   }
   // On rank 0.
   void write(std::string_view text) const {
@@ -215,7 +205,7 @@ int generate_from_model(const Given& given) {
         const at::Tensor prompt = ids_in(*given.tokens_text, model->options().vocabulary);
         const std::int64_t more = given.new_tokens.value_or(20);
         check_positions(model, prompt.size(1), more);
-        const TensorParallel parts = ranks.divide(model.ptr(), plan_of(model));
+        const ParallelModel parts = ranks.divide(model.ptr(), plan_of(model));
         return model->generate(prompt, more, options);
       },
       model);
@@ -234,7 +224,7 @@ int generate(const Given& given) {
   const Ranks ranks(given.mesh);
   train::SavedModel saved = train::read_model(given.run, given.bpe);
   const train::SavedLanguageModel model = train::language_model_of(saved);
-  const Handle parts = ranks.divide(model, saved.task->experts() > 0);
+  const ParallelModel parts = ranks.divide(model.module, model.plan);
   train::GenerationOptions options{.tokens = given.tokens,
                                    .top_k = given.top_k.value_or(0),
                                    .seed = static_cast<std::uint64_t>(given.seed),

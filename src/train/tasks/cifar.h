@@ -15,8 +15,8 @@ class CifarTask : public ImagesTask {
 
   [[nodiscard]] double parameters() const override;
   [[nodiscard]] double activations() const override;
-  [[nodiscard]] std::vector<std::string> units() const override {
-    return {"layer1.*", "layer2.*", "layer3.*", "layer4.*"};
+  [[nodiscard]] ParallelPlan parallel_plan() const override {
+    return {.blocks = {"layer1.*", "layer2.*", "layer3.*", "layer4.*"}};
   }
   void check_tensors(const checkpoint::NamedTensors& tensors) const override;
 

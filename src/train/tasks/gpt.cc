@@ -57,9 +57,11 @@ void GptTask::check_tensors(const checkpoint::NamedTensors& tensors) const {
   check_elements(tensors, static_cast<double>(layers_) * 12 * width * width);
 }
 
-TensorPlan GptTask::tensor_plan() const { return gpt_tensor_plan(model_options()); }
-
-std::vector<ModelPiece> GptTask::pieces() const { return parallel_plan(model_).pieces; }
+ParallelPlan GptTask::parallel_plan() const {
+  if (!model_.is_empty()) return lockstep::parallel_plan(model_);
+  const models::GptOptions options = model_options();
+  return {.tensor = gpt_tensor_plan(options), .blocks = {"transformer.h.*"}, .heads = heads_};
+}
 
 at::Tensor GptTask::loss(const Batch& batch) { return model_->loss(batch.data, batch.target); }
 

@@ -13,10 +13,7 @@ class GptTask : public TextTask {
   [[nodiscard]] double parameters() const override;
   [[nodiscard]] std::shared_ptr<torch::nn::Module> make_model() override;
   [[nodiscard]] Replica make_replica() const override;
-  [[nodiscard]] std::vector<std::string> units() const override { return {"transformer.h.*"}; }
-  [[nodiscard]] TensorPlan tensor_plan() const override;
-  [[nodiscard]] std::vector<ModelPiece> pieces() const override;
-  [[nodiscard]] std::int64_t sequence_heads() const override { return heads_; }
+  [[nodiscard]] ParallelPlan parallel_plan() const override;
   void check_tensors(const checkpoint::NamedTensors& tensors) const override;
   [[nodiscard]] at::Tensor loss(const Batch& batch) override;
   [[nodiscard]] at::Tensor generate(const at::Tensor& ids, std::int64_t count,

@@ -60,9 +60,13 @@ Replica LlamaTask::make_replica() const {
           [model](const Batch& batch) mutable { return model->loss(batch.data, batch.target); }};
 }
 
-TensorPlan LlamaTask::tensor_plan() const { return llama_tensor_plan(model_options()); }
-
-std::vector<ModelPiece> LlamaTask::pieces() const { return parallel_plan(model_).pieces; }
+ParallelPlan LlamaTask::parallel_plan() const {
+  if (!model_.is_empty()) return lockstep::parallel_plan(model_);
+  const models::LlamaOptions options = model_options();
+  return {.tensor = llama_tensor_plan(options),
+          .blocks = {"model.layers.*"},
+          .heads = options.key_value_heads};
+}
 
 void LlamaTask::check_tensors(const checkpoint::NamedTensors& tensors) const {
   check_entry("layers", layers_, count_layers(tensors, "model.layers.", ".input_layernorm.weight"));

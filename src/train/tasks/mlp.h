@@ -43,7 +43,7 @@ class MlpTask : public Task {
   [[nodiscard]] double activations() const override;
   [[nodiscard]] std::shared_ptr<torch::nn::Module> make_model() override;
   [[nodiscard]] Replica make_replica() const override;
-  [[nodiscard]] std::vector<std::string> units() const override { return {"layers.*"}; }
+  [[nodiscard]] ParallelPlan parallel_plan() const override { return {.blocks = {"layers.*"}}; }
   void check_tensors(const checkpoint::NamedTensors& tensors) const override;
 
   [[nodiscard]] std::int64_t steps_per_epoch() const override {

@@ -10,7 +10,7 @@ class MnistTask : public ImagesTask {
   [[nodiscard]] std::string name() const override { return "mnist"; }
   [[nodiscard]] Options defaults() const override;
   void declare(Settings& settings) override;
-  [[nodiscard]] std::vector<std::string> units() const override { return {"conv*", "fc*"}; }
+  [[nodiscard]] ParallelPlan parallel_plan() const override { return {.blocks = {"conv*", "fc*"}}; }
 
  private:
   [[nodiscard]] data::Images read(const std::string& folder, bool is_training) const override;

@@ -107,9 +107,11 @@ void MoeTask::check_tensors(const checkpoint::NamedTensors& tensors) const {
                               static_cast<double>(mixtures()) * experts * 8 * width * width);
 }
 
-TensorPlan MoeTask::tensor_plan() const { return moe_tensor_plan(model_options()); }
-
-std::vector<ModelPiece> MoeTask::pieces() const { return parallel_plan(model_).pieces; }
+ParallelPlan MoeTask::parallel_plan() const {
+  if (!model_.is_empty()) return lockstep::parallel_plan(model_);
+  const models::MoeOptions options = model_options();
+  return {.tensor = moe_tensor_plan(options), .blocks = {"transformer.h.*"}, .heads = heads_};
+}
 
 at::Tensor MoeTask::loss(const Batch& batch) { return model_->loss(batch.data, batch.target); }
 

@@ -296,10 +296,6 @@ Batch TextTask::validation(std::span<const std::size_t> samples) {
   return validation_->get_batch({samples.data(), samples.size()});
 }
 
-at::Tensor TextTask::pipeline_loss(const Tensors& outputs, const Tensors& targets) {
-  return token_loss(outputs, targets);
-}
-
 double TextTask::weight_of(const Batch& batch) const {
   return static_cast<double>(data::count_targets(batch.target));
 }

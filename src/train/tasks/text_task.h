@@ -44,7 +44,6 @@ class TextTask : public Task {
   [[nodiscard]] std::int64_t steps_per_epoch() const override;
   // Blocks that begin anywhere, drawn with a generator of the step's own: nanoGPT's get_batch.
   [[nodiscard]] Batch batch(std::int64_t step) override;
-  [[nodiscard]] at::Tensor pipeline_loss(const Tensors& outputs, const Tensors& targets) override;
   // Targets count, not rows: the last block may be short.
   [[nodiscard]] double weight_of(const Batch& batch) const override;
   [[nodiscard]] std::int64_t validation_samples() const override;
@@ -72,8 +71,9 @@ class TextTask : public Task {
   virtual void declare_shape(Settings& settings) = 0;
   // BadInput for sizes that make no model; `option` writes a setting's name.
   virtual void check_shape(const std::function<std::string(const char*)>& option) const = 0;
-  // Of the data that was read or the description that was restored: the rows of an embedding.
-  [[nodiscard]] std::int64_t tokens_known() const { return known_->size(); }
+  // Of the data that was read or the description that was restored: the rows of an embedding; 0
+  // before.
+  [[nodiscard]] std::int64_t tokens_known() const { return known_ ? known_->size() : 0; }
   // BadInput where an embedding has other rows.
   void check_vocabulary(std::int64_t rows) const;
 
