@@ -162,7 +162,7 @@ Handle Composition::train(std::shared_ptr<torch::nn::Module> part) const {
   if (!has("tp")) return copies(std::move(part), *rows_);
   TensorParallelOptions how{.sequence_parallel = sequence_parallel,
                             .sequence_dim = options_.sequence_dim};
-  if (rows_->group().size() > 1) {
+  if (rows_->group().size() > 1 || shards()) {
     how.strategy = of_parts;
     how.mesh = all_;
   }
@@ -226,7 +226,7 @@ ParallelModel Composition::pipelined(std::shared_ptr<ParallelModelParts> parts) 
     return (*step_loss)(outputs, targets);
   };
   PipelineOptions how{.all_ranks = mesh_.group()};
-  if (mesh_.group().size() > size("pp") || !ignored().empty())
+  if (mesh_.group().size() > size("pp") || shards() || !ignored().empty())
     how.strategy = [this](torch::nn::Module& stage) { return train(unowned(stage)); };
   Pipeline pipeline(sequences ? sequences->stages(stages_) : stages_, *schedule_, mesh_["pp"],
                     sequences ? sequences->loss(loss) : loss, how);

@@ -139,6 +139,7 @@ TEST_P(MeshChain, ARunThatGoesFromMeshToMeshIsOneProcess) {
   options.eval_every = options.save_every = 2;
   options.eval_batches = 1;
   options.steps = 2 * std::ssize(meshes);
+  options.schedule = ScheduleKind::constant;  // others are of the number of steps
   RunSetup moving = options;
   moving.out += "-moving";
   run(1, options);
