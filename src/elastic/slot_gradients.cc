@@ -5,6 +5,7 @@
 #include "elastic/slot_layout.h"
 #include "elastic/slot_tree.h"
 #include "parallel/gradient_hooks.h"
+#include "parallel/parallel_model.h"
 #include "parallel/sharded/absent_gradients.h"
 
 #include <lockstep/dispatch/part.h>
@@ -54,7 +55,7 @@ void check_not_sharded(const std::vector<at::Tensor>& parameters) {
     const bool is_part = dispatch::part_of(parameter) != nullptr && dispatch::has_memory(parameter);
     check(!dispatch::is_lazy(parameter) || is_part,
           "SlotGradients: expected whole parameters, which every rank has all of, found one that "
-          "fully_shard() has divided: give the module and its handle");
+          "fully_shard() has divided: give the ParallelModel");
   }
 }
 
@@ -257,11 +258,16 @@ SlotGradients::SlotGradients(Group group, std::int64_t slots, std::vector<at::Te
                                    std::vector<NamedPart>{});
 }
 
-SlotGradients::SlotGradients(std::int64_t slots, const torch::nn::Module& module,
-                             const Handle& handle) {
+SlotGradients::SlotGradients(std::int64_t slots, const ParallelModel& model) {
   check(slots > 0, "SlotGradients: expected at least one slot, found {}", slots);
+  const std::vector<TrainedParts>& trained = ParallelModelParts::of(model).trained;
+  check(trained.size() == 1 && model.mesh().layout().find("fsdp"),
+        "SlotGradients: expected a model on axes dp, fsdp and tp, with fsdp and without experts, "
+        "found one on {}",
+        model.mesh().layout().describe());
+  const HandleState& handle = *trained.front().handle;
   std::vector<NamedPart> parts = handle.named_parameters();
-  std::vector<at::Tensor> parameters = parameters_of(module, parts);
+  std::vector<at::Tensor> parameters = parameters_of(*trained.front().module, parts);
   check_parameters(parameters);
   state_ = std::make_unique<State>(handle.group(), slots, std::move(parameters), std::move(parts));
 }

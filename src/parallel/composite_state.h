@@ -27,10 +27,8 @@ class CompositeState : public HandleState {
   [[nodiscard]] double seconds_waited() const override;
 
  protected:
-  // In the constructor. The derived class owns `child`, until detach().
+  // While this is made. The derived class owns `child`, until detach().
   void add_child(const Handle& child);
-  // By a constructor that fails.
-  void drop_children() { children_.clear(); }
   [[nodiscard]] bool has_children() const { return !children_.empty(); }
 
  private:

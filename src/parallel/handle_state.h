@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace lockstep {
@@ -55,6 +56,13 @@ class HandleState {
 
   // The state behind a handle. InvalidArgument if the handle has no module.
   [[nodiscard]] static HandleState& of(const Handle& handle) { return *handle.state(); }
+  [[nodiscard]] static std::shared_ptr<HandleState> shared_of(const Handle& handle) {
+    return handle.state();
+  }
+  // A handle without a strategy's own functions.
+  [[nodiscard]] static Handle handle_of(std::shared_ptr<HandleState> state) {
+    return Handle(std::move(state));
+  }
   // Of no_sync() scopes, which nest.
   void begin_no_sync() {
     if (no_sync_scopes_++ == 0) set_requires_gradient_sync(false);
@@ -66,10 +74,9 @@ class HandleState {
   [[nodiscard]] bool holds_wholes() const { return holds_ == Holds::wholes; }
   [[nodiscard]] bool requires_gradient_sync() const { return no_sync_scopes_ == 0; }
 
- protected:
   // Lists what abort() ends: the groups in which this strategy's ranks wait for each other; of a
-  // mesh that of all ranks and those of its axes; of another strategy all that it lists. Called in
-  // constructors alone: other threads read the list without a lock.
+  // mesh that of all ranks and those of its axes; of another strategy all that it lists. Called
+  // while a handle is made: later other threads read the list without a lock.
   void aborts(const Group& group);
   void aborts(const Mesh& mesh);
   void aborts(const HandleState& other);

@@ -1,14 +1,15 @@
-// Composition: a model, a mesh and a plan of parallelize() that fit together, and how to train the
-// model or a stage of it.
+// Composition: a model, a mesh and a plan of parallelize() that fit together, and the steps that
+// parallelize() takes.
 #pragma once
 
 #include "parallel/parallel_model.h"
+#include "parallel/pipeline/stages.h"
+#include "parallel/tensor/experts.h"
+#include "parallel/tensor/tensor_state.h"
 
-#include <lockstep/models/mixture.h>
 #include <lockstep/parallel/parallelize.h>
 #include <lockstep/plan/schedule.h>
 
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,29 +17,51 @@
 
 namespace lockstep {
 
+// Tensors of a stage that one handle trains.
+struct TensorParts {
+  std::shared_ptr<torch::nn::Module> module;
+  std::optional<Mesh> tensors;  // ranks over which `cut` divides them; absent: each rank has all
+  TensorCut cut;
+  Mesh rows;  // ranks that have copies or shards of a rank's parts
+  Mesh all;   // both
+  bool are_experts = false;
+};
+
+// The names of all parameters, tied ones under each of theirs.
+[[nodiscard]] std::vector<std::string> parameter_names(const torch::nn::Module& module);
+
 class Composition {
  public:
   // Collective. All checks of parallelize(); changes nothing.
   Composition(std::shared_ptr<torch::nn::Module> model, const Mesh& mesh, ParallelPlan plan,
               ParallelOptions options);
 
+  // Marks activations.
+  [[nodiscard]] std::shared_ptr<ParallelModelParts> parts() const;
+  // Collective: compared, listed and tied. The model as one stage without pp.
+  [[nodiscard]] std::unique_ptr<pipeline::PipelineStages> stages(
+      const ParallelModelParts& parts) const;
+  // Collective over the ranks of a stage. Two of a stage with mixtures: the experts come last. None
+  // where other ranks have nothing of the stage.
+  [[nodiscard]] std::vector<TensorParts> tensor_parts(
+      const std::shared_ptr<torch::nn::Module>& stage, const ParallelModelParts& parts) const;
+  // Collective over the same ranks. Cuts, and makes copies or shards of this rank's parts.
+  [[nodiscard]] Handle train(const TensorParts& tensors, ParallelModelParts& parts) const;
+  // Of stages that are trained.
+  [[nodiscard]] ParallelModel model(std::unique_ptr<pipeline::PipelineStages> stages,
+                                    std::shared_ptr<ParallelModelParts> parts) const;
+
+ private:
   [[nodiscard]] int size(const char* axis) const { return mesh_.size(axis); }
   [[nodiscard]] bool has(const char* axis) const { return size(axis) > 1; }
   // An axis fsdp of one rank, too: what ShardOptions say of its parameters holds there.
   [[nodiscard]] bool shards() const { return mesh_.layout().find("fsdp").has_value(); }
-  // What tp, cp, ep, dp and fsdp make of `part`, the model or a stage of it.
-  [[nodiscard]] Handle train(std::shared_ptr<torch::nn::Module> part) const;
-  // The stages in a pipeline, and the model without one.
-  [[nodiscard]] ParallelModel pipelined(std::shared_ptr<ParallelModelParts> parts) const;
-  [[nodiscard]] ParallelModel whole(std::shared_ptr<ParallelModelParts> parts) const;
-  [[nodiscard]] std::shared_ptr<ParallelModelParts> parts() const;
-
- private:
-  // Whether mixtures are trained by expert_parallel(): without ep, too.
+  // Whether experts are trained apart: without ep, too, since copies count the tokens of all ranks'
+  // rows, as one process does.
   [[nodiscard]] bool has_experts() const {
     return !mixtures_.empty() && mesh_.group().size() > size("pp");
   }
-  // Of the strategy that makes copies().
+  // Of what makes copies().
   [[nodiscard]] const std::vector<std::string>& ignored() const {
     return shards() ? options_.shard.ignored : options_.data.ignored;
   }
@@ -46,6 +69,7 @@ class Composition {
   void check_axes() const;
   void check_plan() const;
   void check_copies() const;
+  void check_units() const;
   void check_storage() const;
   void check_tensors() const;
   void check_context() const;
@@ -53,28 +77,28 @@ class Composition {
   void check_model() const;
   void cut_stages();
   void make_meshes();
-  // Copies and shards of what is left of a part on `ranks`.
-  [[nodiscard]] Handle copies(std::shared_ptr<torch::nn::Module> part, const Mesh& ranks) const;
-  [[nodiscard]] Handle trained(std::shared_ptr<torch::nn::Module> part, const Mesh& ranks,
-                               Handle handle) const;
-  [[nodiscard]] Handle experts(const std::shared_ptr<torch::nn::Module>& part) const;
+  // Copies or shards of a module on `ranks`.
+  [[nodiscard]] Handle copies(const std::shared_ptr<torch::nn::Module>& module,
+                              const Mesh& ranks) const;
+  [[nodiscard]] Handle with_groups(Handle handle) const;
   [[nodiscard]] std::string text() const;
 
   std::shared_ptr<torch::nn::Module> model_;
   const Mesh mesh_;
   ParallelPlan plan_;
   ParallelOptions options_;
-  std::map<std::string, const models::MixtureImpl*> mixtures_;  // by name
+  std::vector<tensor_parallel::NamedMixture> mixtures_;
+  std::shared_ptr<torch::nn::Module> rest_;  // the model's tensors that are no experts
   std::vector<Stage> stages_;
   std::optional<plan::Schedule> schedule_;
   // The first use of a sub-mesh is collective over the mesh, so all ranks make them at the same
   // place: stages may differ in what they need.
-  std::optional<Mesh> rows_;                   // dp, cp, fsdp: ranks that have the same parts of tp
-  std::optional<Mesh> all_;                    // these and tp
-  std::optional<Mesh> experts_;                // these and ep
-  std::optional<Mesh> tensors_;                // with cp: tp and cp
-  std::optional<Mesh> data_;                   // dp, ep, fsdp
-  mutable std::vector<TrainedParts> trained_;  // by copies()
+  std::optional<Mesh> data_;        // dp, ep, fsdp
+  std::optional<Mesh> copies_;      // dp, cp, fsdp: ranks with the same parts of tp and ep
+  std::optional<Mesh> rows_;        // these, and with experts ep: ranks with the same parts of tp
+  std::optional<Mesh> whole_rows_;  // with experts and cp: these without cp
+  std::optional<Mesh> all_;         // rows_ and tp
+  std::optional<Mesh> tensors_;     // with tp or cp: these
 };
 
 }  // namespace lockstep

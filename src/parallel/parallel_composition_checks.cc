@@ -2,17 +2,19 @@
 #include "parallel/parallel_composition.h"
 
 #include "base/check.h"
+#include "layout/unit_plan.h"
 #include "module/tensors.h"
 #include "parallel/data/checks.h"
 #include "parallel/sharded/checks.h"
+#include "parallel/tensor/module_of_parts.h"
 #include "parallel/tensor/resolve.h"
 #include "parallel/whole_parameters.h"
 
-#include <lockstep/parallel/sharded/fully_shard.h>
-#include <lockstep/parallel/tensor/tensor_parallel.h>
+#include <lockstep/layout/name_pattern.h>
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <string_view>
 #include <utility>
 
@@ -22,6 +24,12 @@ namespace {
 constexpr std::array<std::string_view, 6> known_axes = {"pp", "dp", "ep", "cp", "fsdp", "tp"};
 
 }  // namespace
+
+std::vector<std::string> parameter_names(const torch::nn::Module& module) {
+  std::vector<std::string> names;
+  for (const auto& item : module.named_parameters()) names.push_back(item.key());
+  return names;
+}
 
 void Composition::check_axes() const {
   for (const MeshAxis& axis : mesh_.axes())
@@ -83,7 +91,7 @@ void Composition::check_copies() const {
         has_experts() ? " and a model with mixtures" : "");
   if (shards()) {
     sharded::check_options(options_.shard);
-    (void)stage_units(options_.shard.units, *model_, *model_);
+    check_units();
     return;
   }
   data_parallel::check_options(options_.data);
@@ -93,8 +101,38 @@ void Composition::check_copies() const {
         mesh_.layout().describe(), has_experts() ? " and a model with mixtures" : "");
 }
 
+// Of a weight that is cut in several parts, such as queries, keys and values, a rank's parts lie
+// side by side, and so in one unit.
+void Composition::check_units() const {
+  std::vector<std::string> patterns;
+  for (const UnitRule& rule : options_.shard.units) patterns.push_back(rule.pattern);
+  layout::check_patterns("unit pattern", patterns, parameter_names(*model_));
+  if (!has("tp")) return;
+  for (const auto& one : tensor_parallel::planned(plan_.tensor, *rest_, size("tp"))) {
+    if (!one.placement.is_shard()) continue;
+    std::vector<layout::UnitItem> leaves;
+    std::vector<std::string> names, own;
+    for (int leaf = 0; leaf < one.placement.parts(); ++leaf) {
+      layout::UnitItem& item = leaves.emplace_back();
+      item.name = tensor_parallel::name_of_leaf(one.parameter.name, leaf);
+      for (const std::string& alias : one.parameter.aliases)
+        item.aliases.push_back(tensor_parallel::name_of_leaf(alias, leaf));
+      names.push_back(item.name);
+      names.insert(names.end(), item.aliases.begin(), item.aliases.end());
+    }
+    std::ranges::copy_if(patterns, std::back_inserter(own), [&](const std::string& pattern) {
+      return std::ranges::any_of(
+          names, [&](const std::string& name) { return layout::names_around(pattern, name); });
+    });
+    check(layout::plan_units(leaves, own).size() == 1,
+          "parallelize: {}: expected units (.shard.units, or the plan's .blocks) that keep its {} "
+          "parts together, found one that divides them; name its module as a unit",
+          one.parameter.name, one.placement.parts());
+  }
+}
+
 void Composition::check_tensors() const {
-  if (has("tp")) (void)tensor_parallel::planned(plan_.tensor, *model_, size("tp"));
+  if (has("tp")) (void)tensor_parallel::planned(plan_.tensor, *rest_, size("tp"));
   check(!options_.sequence_parallel || !has("tp") ||
             (options_.sequence_dim >= 0 && options_.sequence_dim <= 1),
         "parallelize: expected sequence_dim 0 or 1, found {}", options_.sequence_dim);

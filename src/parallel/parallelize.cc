@@ -1,16 +1,14 @@
 #include <lockstep/parallel/parallelize.h>
 
 #include "base/check.h"
+#include "global/space.h"
 #include "module/rank_check.h"
 #include "parallel/parallel_composition.h"
-#include "parallel/tensor/tensor_state.h"
-#include "parallel/whole_module_state.h"
+#include "parallel/pipeline/pipeline_state.h"
+#include "parallel/tensor/resolve.h"
 
 #include <lockstep/layout/name_pattern.h>
-#include <lockstep/module/module_ref.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
-#include <lockstep/parallel/tensor/expert_parallel.h>
-#include <lockstep/parallel/tensor/tensor_parallel.h>
 
 #include <algorithm>
 #include <iterator>
@@ -21,8 +19,9 @@
 namespace lockstep {
 namespace {
 
-std::shared_ptr<torch::nn::Module> unowned(torch::nn::Module& module) {
-  return ModuleRef(module).shared("parallelize");
+bool names_one_of(const std::string& pattern, const std::vector<std::string>& names) {
+  return std::ranges::any_of(
+      names, [&](const std::string& name) { return layout::names_around(pattern, name); });
 }
 
 // Modules that several pieces name: weights that are tied over stages, which both divide alike.
@@ -38,19 +37,28 @@ std::vector<std::string> tied_modules(const torch::nn::Module& model,
   return tied;
 }
 
-// The patterns that name a tensor of `part`.
+// Of options for the whole model those that name a tensor of `part`.
 std::vector<std::string> patterns_in(const std::vector<std::string>& patterns,
                                      const torch::nn::Module& part) {
-  std::vector<std::string> names;
-  for (const NamedParameter& one : unique_parameters(part)) {
-    names.push_back(one.name);
-    names.insert(names.end(), one.aliases.begin(), one.aliases.end());
-  }
+  std::vector<std::string> names = parameter_names(part), own;
   for (const auto& buffer : part.named_buffers()) names.push_back(buffer.key());
-  std::vector<std::string> own;
-  std::ranges::copy_if(patterns, std::back_inserter(own), [&](const std::string& pattern) {
-    return std::ranges::any_of(
-        names, [&](const std::string& name) { return layout::names_around(pattern, name); });
+  std::ranges::copy_if(patterns, std::back_inserter(own),
+                       [&](const std::string& pattern) { return names_one_of(pattern, names); });
+  return own;
+}
+
+UnitRules units_in(const UnitRules& units, const torch::nn::Module& part) {
+  const std::vector<std::string> names = parameter_names(part);
+  UnitRules own;
+  std::ranges::copy_if(units, std::back_inserter(own),
+                       [&](const UnitRule& rule) { return names_one_of(rule.pattern, names); });
+  return own;
+}
+
+TensorPlan plan_in(const TensorPlan& plan, const torch::nn::Module& part) {
+  TensorPlan own;
+  std::ranges::copy_if(plan, std::back_inserter(own), [&](const auto& one) {
+    return tensor_parallel::names_one_of(one.first, part);
   });
   return own;
 }
@@ -68,11 +76,8 @@ Composition::Composition(std::shared_ptr<torch::nn::Module> model, const Mesh& m
     for (const std::string& name : tied_modules(*model_, plan_.pieces))
       options_.shard.units.emplace_back(name);
   }
-  // A module that no shared_ptr owns cannot be listed by named_modules().
-  if (const auto* mixture = model_->as<models::MixtureImpl>()) mixtures_.emplace("", mixture);
-  for (const auto& module : model_->named_modules(std::string(), /*include_self=*/false))
-    if (const auto* mixture = module.value()->as<models::MixtureImpl>())
-      mixtures_.emplace(module.key(), mixture);
+  mixtures_ = tensor_parallel::mixtures_of(*model_);
+  rest_ = mixtures_.empty() ? model_ : tensor_parallel::separate_experts(*model_).rest;
   modules::check_same_lines(mesh_.group(), lines(), {.tag = "parallelize"});
   check_plan();
   check_model();
@@ -97,78 +102,89 @@ void Composition::cut_stages() {
 }
 
 void Composition::make_meshes() {
+  std::vector<std::string> rows = {"dp", "cp", "fsdp"};
   data_ = mesh_.sub_mesh({"dp", "ep", "fsdp"});
-  rows_ = mesh_.sub_mesh({"dp", "cp", "fsdp"});
-  all_ = mesh_.sub_mesh({"dp", "cp", "fsdp", "tp"});
-  experts_ = mesh_.sub_mesh({"dp", "ep", "cp", "fsdp", "tp"});
-  if (!has("cp")) return;
-  std::vector<std::string> tensors = {"cp"};
+  copies_ = mesh_.sub_mesh(rows);
+  if (has_experts()) rows.insert(rows.begin() + 1, "ep");
+  rows_ = mesh_.sub_mesh(rows);
+  rows.emplace_back("tp");
+  all_ = mesh_.sub_mesh(rows);
+  if (has_experts() && has("cp")) whole_rows_ = all_->sub_mesh({"dp", "ep", "fsdp"});
+  std::vector<std::string> tensors;
+  if (has("cp")) tensors.emplace_back("cp");
   // With sequence_parallel a rank's part of a sequence is cut once more.
   if (has("tp")) tensors.insert(options_.sequence_parallel ? tensors.end() : tensors.begin(), "tp");
-  tensors_ = mesh_.sub_mesh(tensors);
+  if (!tensors.empty()) tensors_ = mesh_.sub_mesh(tensors);
 }
 
-Handle Composition::copies(std::shared_ptr<torch::nn::Module> part, const Mesh& ranks) const {
+std::vector<TensorParts> Composition::tensor_parts(const std::shared_ptr<torch::nn::Module>& stage,
+                                                   const ParallelModelParts& parts) const {
+  if (has("pp") && mesh_.group().size() == size("pp") && !shards() && ignored().empty()) return {};
+  std::optional<Mesh> tensors;
+  if (tensors_) tensors = global::mesh_of_handle(*tensors_);
+  tensor_parallel::SeparateTensors separate{.rest = stage, .experts = nullptr};
+  if (has_experts()) {
+    separate = tensor_parallel::separate_experts(*stage);
+    tensor_parallel::exchange_tokens(*stage, {*rows_, whole_rows_, tensors}, parts.tokens);
+  }
+  std::vector<TensorParts> all = {
+      {.module = separate.rest,
+       .tensors = tensors,
+       .cut = {.plan = has("tp") ? plan_in(plan_.tensor, *separate.rest) : TensorPlan(),
+               .sequence_parallel = options_.sequence_parallel && has("tp"),
+               .sequence_dim = options_.sequence_dim,
+               .attention_by_heads = has("cp") && options_.context == ContextMethod::ulysses},
+       .rows = *rows_,
+       .all = *all_}};
+  if (separate.experts != nullptr)
+    all.push_back({.module = separate.experts,
+                   .tensors = Mesh(mesh_["ep"], {{"tp", size("ep")}}),
+                   .cut = {.plan = tensor_parallel::plan_of_experts(*separate.experts)},
+                   .rows = *copies_,
+                   .all = *rows_,
+                   .are_experts = true});
+  return all;
+}
+
+Handle Composition::copies(const std::shared_ptr<torch::nn::Module>& module,
+                           const Mesh& ranks) const {
   if (!shards()) {
     DataParallelOptions data = options_.data;
-    data.ignored = patterns_in(data.ignored, *part);
-    return trained(part, ranks, DistributedDataParallel(part, ranks, data));
+    data.ignored = patterns_in(data.ignored, *module);
+    return DistributedDataParallel(module, ranks, data);
   }
   ShardOptions shard = options_.shard;
-  shard.ignored = patterns_in(shard.ignored, *part);
-  shard.units = stage_units(shard.units, *model_, *part);
-  return trained(part, ranks, fully_shard(part, ranks, shard));
+  shard.ignored = patterns_in(shard.ignored, *module);
+  shard.units = units_in(shard.units, *module);
+  return fully_shard(module, ranks, shard);
 }
 
-// The handle itself goes where the part's handle is made of others.
-Handle Composition::trained(std::shared_ptr<torch::nn::Module> part, const Mesh& ranks,
-                            Handle handle) const {
-  auto state = std::make_shared<parallel::WholeModuleState>(
-      handle.group(), handle.named_parameters(), [] { return std::vector<NamedPart>(); },
-      HandleState::Holds::parts);
-  trained_.push_back({std::move(part), parallel::PlainHandle(std::move(state)), ranks});
+Handle Composition::train(const TensorParts& tensors, ParallelModelParts& parts) const {
+  const auto copies_of = [&](const std::shared_ptr<torch::nn::Module>& module) {
+    Handle handle = copies(module, tensors.rows);
+    parts.trained.push_back({module, HandleState::shared_of(handle), tensors.rows});
+    return handle;
+  };
+  if (!tensors.tensors) return with_groups(copies_of(tensors.module));
+  const auto state = std::make_shared<TensorParallelState>(tensors.module, *tensors.tensors,
+                                                           tensors.cut, tensors.all);
+  const bool has_copies = tensors.rows.group().size() > 1 || shards();
+  state->train(has_copies ? copies_of(state->parts()) : Handle());
+  Handle handle = with_groups(HandleState::handle_of(state));
+  // Ranks of tp have the same experts, and nothing else gives them the same values.
+  if (tensors.are_experts && has("tp"))
+    for (const NamedPart& part : handle.loading())
+      mesh_["tp"].broadcast(part.tensor, 0, {.tag = part.name}).wait();
   return handle;
 }
 
-// Without ep, too: copies count the tokens of all ranks' rows, as one process does.
-Handle Composition::experts(const std::shared_ptr<torch::nn::Module>& part) const {
-  return expert_parallel(
-      part, *experts_,
-      {.strategy = [this](torch::nn::Module& parts,
-                          const Mesh& ranks) { return copies(unowned(parts), ranks); },
-       .plan = has("tp") ? stage_plan(plan_.tensor, *model_, *part) : TensorPlan(),
-       .sequence_parallel = options_.sequence_parallel && has("tp"),
-       .method = options_.context,
-       .balance = options_.balance,
-       .sequence_dim = options_.sequence_dim,
-       .is_stage = true,
-       .tensors = tensors_});
-}
-
-Handle Composition::train(std::shared_ptr<torch::nn::Module> part) const {
-  if (has_experts()) return experts(part);
-  const auto of_parts = [this](torch::nn::Module& parts) { return copies(unowned(parts), *rows_); };
-  const TensorPlan plan = has("tp") ? stage_plan(plan_.tensor, *model_, *part) : TensorPlan();
-  const bool sequence_parallel = options_.sequence_parallel && has("tp");
-  if (has("cp"))
-    return context_parallel(std::move(part), *tensors_,
-                            {.method = options_.context,
-                             .balance = options_.balance,
-                             .sequence_dim = options_.sequence_dim,
-                             .plan = plan,
-                             .sequence_parallel = sequence_parallel,
-                             .strategy = of_parts,
-                             .mesh = all_});
-  if (!has("tp")) return copies(std::move(part), *rows_);
-  TensorParallelOptions how{.sequence_parallel = sequence_parallel,
-                            .sequence_dim = options_.sequence_dim};
-  if (rows_->group().size() > 1 || shards()) {
-    how.strategy = of_parts;
-    how.mesh = all_;
-  }
-  // A stage may have no parameter that the plan names: it is replicated.
-  return TensorParallel(std::make_shared<TensorParallelState>(
-      std::move(part), mesh_.sub_mesh({"tp"}), plan, std::move(how)));
+// Tokens, and global tensors on their way to the model, go over more groups than a handle's own.
+Handle Composition::with_groups(Handle handle) const {
+  HandleState& state = HandleState::of(handle);
+  if (tensors_) state.aborts(*tensors_);
+  if (has_experts()) state.aborts(*rows_);
+  if (whole_rows_) state.aborts(*whole_rows_);
+  return handle;
 }
 
 std::string Composition::text() const {
@@ -208,7 +224,8 @@ std::shared_ptr<ParallelModelParts> Composition::parts() const {
                          .sequences = std::nullopt,
                          .checkpoints = std::nullopt,
                          .plan = text(),
-                         .trained = {}});
+                         .trained = {},
+                         .tokens = std::make_shared<tensor_parallel::TokenExchange::Sent>()});
   if (!options_.activation_checkpointing.empty())
     parts->checkpoints = checkpoint_activations(*model_, options_.activation_checkpointing,
                                                 {.every = options_.checkpoint_every});
@@ -219,22 +236,12 @@ std::shared_ptr<ParallelModelParts> Composition::parts() const {
   return parts;
 }
 
-ParallelModel Composition::pipelined(std::shared_ptr<ParallelModelParts> parts) const {
-  const auto& sequences = parts->sequences;
-  PipelineLoss loss = [step_loss = parts->step_loss](const Tensors& outputs,
-                                                     const Tensors& targets) {
-    return (*step_loss)(outputs, targets);
-  };
-  PipelineOptions how{.all_ranks = mesh_.group()};
-  if (mesh_.group().size() > size("pp") || shards() || !ignored().empty())
-    how.strategy = [this](torch::nn::Module& stage) { return train(unowned(stage)); };
-  Pipeline pipeline(sequences ? sequences->stages(stages_) : stages_, *schedule_, mesh_["pp"],
-                    sequences ? sequences->loss(loss) : loss, how);
-  parts->trained = std::move(trained_);
-  return ParallelModel(std::move(pipeline), std::move(parts));
-}
-
-ParallelModel Composition::whole(std::shared_ptr<ParallelModelParts> parts) const {
+std::unique_ptr<pipeline::PipelineStages> Composition::stages(
+    const ParallelModelParts& parts) const {
+  if (has("pp"))
+    return std::make_unique<pipeline::PipelineStages>(
+        parts.sequences ? parts.sequences->stages(stages_) : stages_, *schedule_, mesh_["pp"],
+        PipelineOptions());
   StageForward forward = stages_.empty() ? plan_.forward : stages_.front().forward;
   if (!forward)
     forward = [](const Tensors& /*inputs*/) -> Tensors {
@@ -242,18 +249,36 @@ ParallelModel Composition::whole(std::shared_ptr<ParallelModelParts> parts) cons
           "step(): the model has no single forward() of tensors: expected .pieces or .forward in "
           "parallel_plan(const Net&), found none");
     };
-  parts->whole.emplace(Stage{"model", model_, std::move(forward)});
-  Handle handle = train(model_);
-  parts->trained = std::move(trained_);
-  return ParallelModel(std::move(handle), std::move(parts));
+  return std::make_unique<pipeline::PipelineStages>(Stage{"model", model_, std::move(forward)});
+}
+
+ParallelModel Composition::model(std::unique_ptr<pipeline::PipelineStages> stages,
+                                 std::shared_ptr<ParallelModelParts> parts) const {
+  if (!has("pp")) {
+    pipeline::StageSet& whole = stages->own().front();
+    whole.finish();
+    parts->whole.emplace(std::move(stages->runs().at(0)));
+    return ParallelModel(std::move(whole.handle), std::move(parts));
+  }
+  PipelineLoss loss = [step_loss = parts->step_loss](const Tensors& outputs,
+                                                     const Tensors& targets) {
+    return (*step_loss)(outputs, targets);
+  };
+  if (parts->sequences) loss = parts->sequences->loss(std::move(loss));
+  return ParallelModel(HandleState::handle_of(std::make_shared<PipelineState>(
+                           std::move(stages), std::move(loss), mesh_.group(), PipelineOptions())),
+                       std::move(parts));
 }
 
 ParallelModel parallelize(std::shared_ptr<torch::nn::Module> model, const Mesh& mesh,
                           ParallelPlan plan, ParallelOptions options) {
   const Composition composition(std::move(model), mesh, std::move(plan), std::move(options));
   std::shared_ptr<ParallelModelParts> parts = composition.parts();
-  if (composition.has("pp")) return composition.pipelined(std::move(parts));
-  return composition.whole(std::move(parts));
+  std::unique_ptr<pipeline::PipelineStages> stages = composition.stages(*parts);
+  for (pipeline::StageSet& stage : stages->own())
+    for (const TensorParts& tensors : composition.tensor_parts(stage.module, *parts))
+      stage.train(composition.train(tensors, *parts));
+  return composition.model(std::move(stages), std::move(parts));
 }
 
 }  // namespace lockstep

@@ -1,7 +1,6 @@
 #include "train/elastic_strategy.h"
 
 #include "base/check.h"
-#include "parallel/parallel_model.h"
 #include "train/micro_batches.h"
 #include "train/random_streams.h"
 
@@ -67,8 +66,7 @@ Handle& ElasticStrategy::make_handle(const std::shared_ptr<torch::nn::Module>& m
   Handle* handle = nullptr;
   if (is_divided()) {
     handle = &TrainedModel::make_handle(module);
-    const TrainedParts& parts = ParallelModelParts::of(model_).trained.front();
-    slots_.emplace(options_.slots, *parts.module, parts.handle);
+    slots_.emplace(options_.slots, model_);
   } else {
     compose(module, mesh_.sub_mesh({std::string(tensor_axis)}));
     handle = &copy_.emplace(std::make_shared<CopyState>(world_, model_));

@@ -86,9 +86,9 @@ TEST_P(SlotGradientsOf, ATrainingHasTheBitsOfOneProcess) {
 // Every rank keeps a part of each parameter, and all pass through the model equally often.
 std::vector<double> trained_in_parts(const Group& group, std::int64_t slots) {
   models::Mlp model = model_of_slots();
-  auto handle = fully_shard(model, group);
+  auto handle = parallelize(model, Mesh(group, {{"fsdp", -1}}));
   optim::AdamW adamw(handle.parameters(), torch::optim::AdamWOptions(0.01));
-  SlotGradients gradients(slots, *model, handle);
+  SlotGradients gradients(slots, handle);
   for (std::int64_t step = 0; step < 3; ++step) {
     handle.zero_grad();
     {

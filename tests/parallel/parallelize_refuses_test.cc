@@ -1,4 +1,5 @@
 // The errors of parallelize() and of a ParallelModel: one line on every rank, and nothing changed.
+#include <lockstep/global/tensor.h>
 #include <lockstep/parallel/parallelize.h>
 
 #include "parallel/own_net.h"
@@ -131,6 +132,52 @@ TEST(ParallelizeRefuses, OptionsOfCopiesBeforeAnythingHasChanged) {
     (void)model.step({batch.x}, {batch.y}, mean_square);
     EXPECT_EQ(model.checkpoints().recomputations, 3);
   });
+}
+
+// What cutting would find: the model is whole, and trains with other options.
+TEST(ParallelizeRefuses, UnitsThatDivideAFusedWeightBeforeItIsCut) {
+  run_group(Engine::local, 4, [](Group world) {
+    const Mesh mesh(world, {{"fsdp", 2}, {"tp", 2}});
+    models::Gpt gpt(composed_gpt());
+    const std::string weight = "transformer.h.0.attn.c_attn.weight";
+    for (const std::string& pattern : {weight, std::string("transformer.h.*.attn.c_attn.*")}) {
+      EXPECT_EQ(message_of<InvalidArgument>([&] {
+                  (void)parallelize(gpt, mesh,
+                                    {.activation_checkpointing = {"transformer.h.*"},
+                                     .shard = {.units = {pattern}}});
+                }),
+                "parallelize: " + weight +
+                    ": expected units (.shard.units, or the plan's .blocks) that keep its 3 parts "
+                    "together, found one that divides them; name its module as a unit");
+      for (const at::Tensor& parameter : gpt->parameters()) {
+        EXPECT_FALSE(is_global(parameter));
+        EXPECT_TRUE(parameter.is_leaf() && parameter.numel() > 0);
+      }
+    }
+    ParallelModel model =
+        parallelize(gpt, mesh, {.shard = {.units = {"transformer.h.*.attn.c_attn"}}});
+    const TokenBatch batch(1, 4);
+    (void)model.step({own_rows(model.data(), batch.ids)}, {own_rows(model.data(), batch.targets)});
+    EXPECT_EQ(model.checkpoints().recomputations, 0);
+    EXPECT_GT(model.clip_grad_norm(1e9), 0);
+  });
+}
+
+// Experts are cut along ep alone.
+TEST(ParallelizeRefuses, ATensorPlanForExpertsAloneBeforeAnythingIsCut) {
+  for (const char* other : {"ep", "pp"})
+    run_group(Engine::local, 4, [&](Group world) {
+      const Mesh mesh(world, {{other, 2}, {"tp", 2}});
+      models::Moe moe = moe_of(0, at::kFloat);
+      TensorPlan plan = lockstep::parallel_plan(moe).tensor;
+      plan.emplace_back("transformer.h.*.moe.up", Colwise());
+      EXPECT_NE(message_of<InvalidArgument>([&] {
+                  (void)parallelize(moe, mesh, {.tensor = plan});
+                }).find("unknown pattern 'transformer.h.*.moe.up'"),
+                std::string::npos);
+      for (const at::Tensor& parameter : moe->parameters()) EXPECT_FALSE(is_global(parameter));
+      EXPECT_TRUE(parallelize(moe, mesh).is_attached());
+    });
 }
 
 TEST(ParallelizeRefuses, OptionsThatPartsCannotShare) {

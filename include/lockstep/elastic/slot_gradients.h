@@ -29,7 +29,7 @@
 #pragma once
 
 #include <lockstep/comm/group.h>
-#include <lockstep/parallel/handle.h>
+#include <lockstep/parallel/parallelize.h>
 
 #include <ATen/core/Tensor.h>
 
@@ -40,10 +40,6 @@
 
 #pragma GCC visibility push(default)
 
-namespace torch::nn {
-class Module;
-}
-
 namespace lockstep {
 
 class SlotGradients {
@@ -52,14 +48,14 @@ class SlotGradients {
   // floating-point dtype and device. InvalidArgument otherwise, and for fewer slots than one.
   // Ranks beyond the number of slots have none.
   SlotGradients(Group group, std::int64_t slots, std::vector<at::Tensor> parameters);
-  // Collective. Of a model that `handle` trains and each rank keeps a part of (fully_shard()):
-  // take() takes whole gradients from the module's parameters, where a backward() inside of
-  // no_sync() leaves them, and reduce() gives the handle's parameters the sums of what this rank
-  // keeps, and no rank all of them. Both outlive this. InvalidArgument where the handle's
-  // parameters are not ranges of the module's.
+  // Collective. Of a model on a mesh with an axis fsdp, of which each rank keeps a part: take()
+  // takes whole gradients from the module's parameters, where a backward() inside of no_sync()
+  // leaves them, and reduce() gives the model's parameters() the sums of what this rank keeps, and
+  // no rank all of them. The model outlives this. InvalidArgument for a model that has stages or
+  // experts on several ranks, or that fsdp does not divide.
   // forward() and backward() of such a model are collective: a rank that has fewer slots than
   // most() passes through the model as often as the others, and resets what it does not take.
-  SlotGradients(std::int64_t slots, const torch::nn::Module& module, const Handle& handle);
+  SlotGradients(std::int64_t slots, const ParallelModel& model);
   ~SlotGradients();
   SlotGradients(const SlotGradients&) = delete;
   SlotGradients& operator=(const SlotGradients&) = delete;

@@ -3,13 +3,6 @@
 #include "base/check.h"
 #include "base/fingerprint.h"
 #include "base/visible.h"
-#include "module/rank_check.h"
-#include "module/state_entries.h"
-#include "module/tensors.h"
-#include "parallel/whole_parameters.h"
-
-#include <lockstep/comm/together.h>
-#include <lockstep/plan/schedule_file.h>
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
@@ -28,114 +21,31 @@ constexpr std::size_t most_books = 64;
 
 }  // namespace
 
-PipelineState::PipelineState(const std::vector<Stage>& stages, plan::Schedule schedule, Group group,
-                             PipelineLoss loss, PipelineOptions options)
-    : schedule_((plan::check_schedule(schedule), std::move(schedule))),
-      ranks_(plan::rank_of_stages(schedule_)),
-      kept_group_(std::make_shared<Group>(std::move(group))),
+PipelineState::PipelineState(std::unique_ptr<pipeline::PipelineStages> stages, PipelineLoss loss,
+                             Group all, PipelineOptions options)
+    : stages_(std::move(stages)),
       loss_(std::move(loss)),
+      all_(std::move(all)),
       options_(std::move(options)) {
-  check_arguments(stages);
-  check_ranks(stages);
-  list_entries(stages);
-  ties_.emplace(stages, ranks_, group_.rank());
-  keep_own(stages);
-}
-
-void PipelineState::check_arguments(const std::vector<Stage>& stages) const {
-  check(static_cast<int>(stages.size()) == schedule_.stages,
-        "Pipeline: expected {} stages, as schedule {} has, found {}", schedule_.stages,
-        schedule_.name, stages.size());
-  check(schedule_.rank_count() == group_.size(),
-        "Pipeline: expected a schedule of {} ranks, as group {} has, found {} of {}", group_.size(),
-        group_.name(), schedule_.name, schedule_.rank_count());
   check(loss_ != nullptr, "Pipeline: expected a loss, found none");
-  for (const Stage& stage : stages)
-    check(stage.module != nullptr && stage.forward != nullptr,
-          "Pipeline: stage {}: expected a module and a function, found none", stage.name);
-}
-
-void PipelineState::check_ranks(const std::vector<Stage>& stages) const {
-  std::vector<std::string> lines{
-      formatted("schedule {}: {} stages, {} micro-batches, {:016x}", schedule_.name,
-                schedule_.stages, schedule_.micro_batches, fingerprint(schedule_text(schedule_)))};
-  lines.push_back(options_.by_handle ? "tensors by handle" : "tensors are copied");
-  for (const Stage& stage : stages) {
-    lines.push_back("stage " + stage.name);
-    const auto tensors = modules::tensors_of(*stage.module);
-    modules::check_ordinary(tensors, "Pipeline");
-    parallel::check_not_sharded(tensors.parameters, "Pipeline");
-    for (std::string& line : modules::lines_of(tensors)) lines.push_back(std::move(line));
+  aborts(group_);  // other pipelines wait for this one in the groups of the handles
+  for (pipeline::StageSet& set : stages_->own()) {
+    is_alone_ = is_alone_ && set.handles.empty();
+    set.finish();
+    add_child(set.handle);
   }
-  modules::check_same_lines(group_, lines, call("Pipeline"));
+  aborts(all_);
+  take_parameters();
 }
 
-// Two tensors of one name would be one in a state dict.
-void PipelineState::list_entries(const std::vector<Stage>& stages) {
-  std::map<const at::TensorImpl*, std::size_t> places;
-  for (std::size_t stage = 0; stage < stages.size(); ++stage)
-    for (const modules::StateEntry& entry : modules::state_entries(*stages[stage].module)) {
-      const auto [place, is_new] =
-          places.emplace(entry.tensor.unsafeGetTensorImpl(), entries_.size());
-      if (is_new)
-        entries_.push_back(
-            {{}, entry.tensor.sizes().vec(), entry.tensor.scalar_type(), static_cast<int>(stage)});
-      auto& names = entries_[place->second].names;
-      for (const std::string& name : entry.names) {
-        const auto [known, is_new_name] = entry_named_.emplace(name, place->second);
-        check(known->second == place->second,
-              "Pipeline: stage {}: expected other names than those of earlier stages, found a "
-              "second tensor {}; stage_of() names tensors by their stage",
-              stages[stage].name, name);
-        if (is_new_name) names.push_back(name);
-      }
-    }
-}
-
-void PipelineState::keep_own(const std::vector<Stage>& stages) {
-  for (std::size_t i = 0; i < stages.size(); ++i) {
-    if (ranks_[i] != group_.rank()) continue;
-    own_stages_.push_back(static_cast<int>(i));
-    runs_.emplace(own_stages_.back(), pipeline::StageRun(stages[i]));
-  }
-  sets_.emplace(runs_, options_.strategy);
-  aborts(group_);  // other pipelines wait for this one in the groups of the strategy
-  for (const pipeline::StageSet& set : sets_->all()) add_child(set.handle);
-  if (options_.all_ranks) aborts(*options_.all_ranks);
-  std::vector<NamedPart> all, parameters;
-  for (const pipeline::StageSet& set : sets_->all())
-    for (NamedPart& part : set.handle.named_parameters()) all.push_back(std::move(part));
-  ties_->take_parts(all, group_, options_.timeout);
+void PipelineState::take_parameters() {
+  std::vector<NamedPart> all = CompositeState::named_parameters(), parameters;
+  ties_.take_parts(all, group_, options_.timeout);
   std::set<const at::TensorImpl*> had;
   for (NamedPart& part : all)
-    if (had.insert(part.tensor.unsafeGetTensorImpl()).second && !ties_->is_elsewhere(part))
+    if (had.insert(part.tensor.unsafeGetTensorImpl()).second && !ties_.is_elsewhere(part))
       parameters.push_back(std::move(part));
-  try {
-    together(group_, [this] { check_all_ranks(); });  // stages may differ in it
-  } catch (const CommonFailure& failure) {
-    throw InvalidArgument(failure.what());
-  }
-  parameters_.emplace(std::move(parameters), kept_group_);
-}
-
-void PipelineState::check_all_ranks() const {
-  const int all = group().size();
-  check(options_.strategy || all == group_.size(),
-        "Pipeline: all_ranks has {} ranks, the pipeline {}: expected a strategy that joins several "
-        "pipelines, found none",
-        all, group_.size());
-  for (const pipeline::StageSet& set : sets_->all()) {
-    const int copies = set.handle.group().size();
-    check(copies == 1 || options_.all_ranks.has_value(),
-          "Pipeline: stage {} is trained by a strategy of {} ranks: expected PipelineOptions"
-          "::all_ranks, the group of all ranks that have parts of the model (mesh.group()), found "
-          "none",
-          set.name, copies);
-    check(all == copies * group_.size(),
-          "Pipeline: expected all_ranks of {} ranks, {} of each of {} pipelines (stage {} is "
-          "trained by a strategy of so many), found {}",
-          copies * group_.size(), group_.size(), copies, set.name, all);
-  }
+  parameters_.emplace(std::move(parameters), stages_->group());
 }
 
 c10::Device PipelineState::device() const {
@@ -179,12 +89,12 @@ PipelineState::Result PipelineState::run(StepKind kind, const pipeline::Batch& b
                                          Doing& now) {
   const bool trains = kind == StepKind::train;
   now.part = "the exchange of tied values";
-  ties_->send_values(group_, options_.timeout);
+  ties_.send_values(group_, options_.timeout);
   now.part = "the beginning of a step";
   if (trains) parameters_->take_gradients();
   Result result = execute(kind, batch, now);
   now = {.part = "the exchange of tied gradients"};
-  if (trains && requires_gradient_sync()) ties_->send_gradients(group_, options_.timeout);
+  if (trains && requires_gradient_sync()) ties_.send_gradients(group_, options_.timeout);
   now.part = "the end of a step";
   if (trains) parameters_->give_gradients();
   if (kind != StepKind::forward)
@@ -209,12 +119,12 @@ PipelineState::Result PipelineState::execute(StepKind kind, const pipeline::Batc
                              .timeout = options_.timeout});
   pipeline::Execution execution(
       schedule, batch, kind, mailbox,
-      {runs_, loss_, [this](const plan::Action& action) { sets_->before_backward(action); }});
-  if (trains) sets_->begin_step(actions, /*stays_local=*/!requires_gradient_sync());
+      {runs_, loss_, [this](const plan::Action& action) { stages_->before_backward(action); }});
+  if (trains) stages_->begin_step(actions, /*stays_local=*/!requires_gradient_sync());
   execution.run(actions, now.action);
-  sets_->end_step();
+  stages_->end_step();
   if (trains) {
-    measured_ = execution.measured(own_stages_);
+    measured_ = execution.measured(stages());
     waited_ += measured_.seconds - measured_.busy;
   }
   return {execution.loss(), kind == StepKind::forward ? execution.outputs() : Tensors()};
@@ -228,7 +138,7 @@ void PipelineState::fail(const Doing& now, const char* what) noexcept {
   } catch (...) {
     abort("a pipeline failed");  // no memory for more
   }
-  sets_->end_step();
+  stages_->end_step();
   books_.clear();
   for (auto& [stage, run] : runs_) run.clear();
 }
@@ -250,8 +160,7 @@ at::Tensor PipelineState::on_all_ranks(const at::Tensor& loss, bool of_all_pipel
 
 void PipelineState::detach() {
   CompositeState::detach();
-  sets_.reset();
-  runs_.clear();
+  stages_->clear();
 }
 
 std::vector<NamedPart> PipelineState::named_parameters() const { return parameters_->parts(); }
@@ -259,12 +168,12 @@ std::vector<NamedPart> PipelineState::named_parameters() const { return paramete
 void PipelineState::zero_grad(bool set_to_none) {
   CompositeState::zero_grad(set_to_none);
   parameters_->zero_grad(set_to_none);
-  ties_->forget_gradients();
+  ties_.forget_gradients();
 }
 
 PipelineState::IsOwn PipelineState::own_parts() const {
   std::set<std::string> elsewhere;
-  for (const Entry& entry : entries_)
+  for (const pipeline::StageEntry& entry : stages_->entries())
     if (ranks_[static_cast<std::size_t>(entry.stage)] != group_.rank())
       elsewhere.insert(entry.names.front());
   // A strategy may give several parts of one tensor. A buffer that stages on several ranks have is
@@ -284,7 +193,7 @@ std::vector<NamedPart> PipelineState::state_parts() {
   for (NamedPart& part : CompositeState::state_parts()) {
     if (!is_own(part)) continue;
     // Stages of other ranks may have the tensor under other names.
-    part.aliases = entries_[entry_named_.at(part.name)].names;
+    part.aliases = stages_->entry_named(part.name).names;
     std::erase(part.aliases, part.name);
     list.push_back(std::move(part));
   }
@@ -293,7 +202,7 @@ std::vector<NamedPart> PipelineState::state_parts() {
 
 HandleMemory PipelineState::memory() const {
   HandleMemory memory = CompositeState::memory();
-  if (options_.strategy) return memory;
+  if (!is_alone_) return memory;
   memory.gradients = 0;  // copies of tied weights have some too, which other ranks count
   for (const NamedPart& part : parameters_->parts())
     if (const at::Tensor& gradient = part.tensor.grad(); gradient.defined())

@@ -4,8 +4,7 @@
 #include "parallel/composite_state.h"
 #include "parallel/pipeline/execution.h"
 #include "parallel/pipeline/own_parameters.h"
-#include "parallel/pipeline/stage_sets.h"
-#include "parallel/pipeline/ties.h"
+#include "parallel/pipeline/stages.h"
 #include "parallel/wait_time.h"
 
 #include <lockstep/parallel/pipeline/pipeline.h>
@@ -24,19 +23,21 @@ namespace lockstep {
 
 class PipelineState final : public parallel::CompositeState {
  public:
-  PipelineState(const std::vector<Stage>& stages, plan::Schedule schedule, Group group,
-                PipelineLoss loss, PipelineOptions options);
+  // Collective over the pipeline: takes over stages that are trained. `all`: the ranks of all
+  // pipelines that the stages' handles join to this one.
+  PipelineState(std::unique_ptr<pipeline::PipelineStages> stages, PipelineLoss loss, Group all,
+                PipelineOptions options);
 
   struct Result {
     at::Tensor loss;  // on every rank, unless only outputs are asked for
     Tensors outputs;
   };
-  // The loss of a training step is the mean of all pipelines that the strategy joins to this one,
+  // The loss of a training step is the mean of all pipelines that handles join to this one,
   // unless `own_loss`. `fewest_rows`: as in BatchView.
   Result run(pipeline::StepKind kind, const Tensors& inputs, const Tensors& targets,
              bool own_loss = false,
              std::int64_t fewest_rows = std::numeric_limits<std::int64_t>::max());
-  [[nodiscard]] const std::vector<int>& stages() const { return own_stages_; }
+  [[nodiscard]] const std::vector<int>& stages() const { return stages_->own_stages(); }
   // The ranks that have the first and the last stage.
   [[nodiscard]] int first_rank() const { return ranks_.front(); }
   [[nodiscard]] int last_rank() const { return ranks_.back(); }
@@ -50,24 +51,10 @@ class PipelineState final : public parallel::CompositeState {
   [[nodiscard]] std::vector<NamedPart> state_parts() override;
   [[nodiscard]] HandleMemory memory() const override;
   [[nodiscard]] double seconds_waited() const override { return waited_; }
-  [[nodiscard]] const Group& group() const override {
-    return options_.all_ranks ? *options_.all_ranks : group_;
-  }
+  [[nodiscard]] const Group& group() const override { return all_; }
 
  private:
-  // A tensor of the whole model, as Python's state_dict() has it.
-  struct Entry {
-    std::vector<std::string> names;
-    std::vector<std::int64_t> sizes;
-    at::ScalarType dtype = at::kFloat;
-    int stage = 0;  // the first one that has it
-  };
-
-  void check_arguments(const std::vector<Stage>& stages) const;
-  void check_ranks(const std::vector<Stage>& stages) const;
-  void list_entries(const std::vector<Stage>& stages);
-  void keep_own(const std::vector<Stage>& stages);
-  void check_all_ranks() const;
+  void take_parameters();
   [[nodiscard]] std::uint64_t trained() const;
   // What a rank does at the moment, for messages.
   struct Doing {
@@ -85,18 +72,16 @@ class PipelineState final : public parallel::CompositeState {
     return {.tag = tag, .timeout = options_.timeout};
   }
 
-  const plan::Schedule schedule_;
-  const std::vector<int> ranks_;             // of stages
-  const std::shared_ptr<Group> kept_group_;  // here alone: parts refer to it
-  Group& group_ = *kept_group_;
+  const std::unique_ptr<pipeline::PipelineStages> stages_;
+  const plan::Schedule& schedule_ = stages_->schedule();
+  const std::vector<int>& ranks_ = stages_->ranks();  // of stages
+  Group& group_ = *stages_->group();
+  std::map<int, pipeline::StageRun>& runs_ = stages_->runs();
+  pipeline::Ties& ties_ = stages_->ties();
   const PipelineLoss loss_;
+  const Group all_;
   const PipelineOptions options_;
-  std::vector<int> own_stages_;
-  std::map<int, pipeline::StageRun> runs_;
-  std::optional<pipeline::StageSets> sets_;
-  std::vector<Entry> entries_;
-  std::map<std::string, std::size_t> entry_named_;  // in them
-  std::optional<pipeline::Ties> ties_;
+  bool is_alone_ = true;  // no handle of a strategy trains a stage
   std::optional<pipeline::OwnParameters> parameters_;
   std::unordered_map<std::uint64_t, pipeline::SpecBook> books_;  // by kind of batch
   Pipeline::Measured measured_;

@@ -1,9 +1,9 @@
 #include <lockstep/parallel/tensor/context_parallel.h>
 
 #include "base/check.h"
-#include "global/head_attention.h"
 #include "global/space.h"
 #include "module/rank_check.h"
+#include "parallel/tensor/strategies.h"
 #include "parallel/tensor/tensor_state.h"
 
 #include <lockstep/global/redistribute.h>
@@ -35,6 +35,7 @@ void check_options(const Mesh& mesh, const ContextParallelOptions& options) {
         mesh.layout().describe());
   check(options.sequence_dim >= 0,
         "context_parallel: expected a sequence_dim of at least 0, found {}", options.sequence_dim);
+  tensor_parallel::check_options({.strategy = options.strategy, .mesh = options.mesh});
   const bool is_ring = options.method == ContextMethod::ring;
   const bool is_zigzag = options.balance == ContextBalance::zigzag;
   modules::check_same_lines(mesh.group(),
@@ -60,38 +61,23 @@ class ContextParallelState final : public TensorParallelState {
  public:
   ContextParallelState(std::shared_ptr<torch::nn::Module> module, const Mesh& mesh,
                        const ContextParallelOptions& options)
-      : TensorParallelState(std::move(module), own_mesh(mesh, options), plan_on(mesh, options.plan),
-                            {.sequence_parallel = options.sequence_parallel && mesh.size("tp") > 1,
-                             .sequence_dim = options.sequence_dim,
-                             .strategy = options.strategy,
-                             .mesh = options.mesh}),
-        axis_(mesh.layout().axis("cp")),
+      : TensorParallelState(
+            std::move(module), own_mesh(mesh, options),
+            {.plan = plan_on(mesh, options.plan),
+             .sequence_parallel = options.sequence_parallel && mesh.size("tp") > 1,
+             .sequence_dim = options.sequence_dim,
+             .attention_by_heads = options.method == ContextMethod::ulysses},
+            options.mesh),
         cut_(Shard(options.sequence_dim).zigzag(options.balance == ContextBalance::zigzag)) {
     aborts(mesh);  // tensors on it may be on their way to the module
-    if (options.method == ContextMethod::ulysses) {
-      global::take_attention();
-      space().wishes.heads_axis = axis_;
-    }
-    if (!strategy().is_attached()) return;
-    try {
-      check_strategy();
-    } catch (...) {
-      detach();
-      throw;
-    }
+    Handle of_parts = tensor_parallel::handle_of_parts(
+        *this, {.strategy = options.strategy, .mesh = options.mesh});
+    if (options.strategy) check_ranks(of_parts.group());
+    train(std::move(of_parts));
   }
 
   [[nodiscard]] at::Tensor cut(const at::Tensor& batch) const {
-    check(batch.defined() && !is_global(batch),
-          "cut: expected a plain tensor, found {}; a batch is cut once",
-          batch.defined() ? "a global one" : "an undefined one");
-    check(
-        batch.dim() > cut_.dim(),
-        "cut: expected a tensor whose dim {} is the sequence (sequence_dim), found one of {} dims",
-        cut_.dim(), batch.dim());
-    Placements whole(tensors().axes().size()), to = whole;
-    to[static_cast<std::size_t>(axis_)] = cut_;
-    return redistribute(from_local(batch, tensors(), whole), to);
+    return tensor_parallel::cut_sequence(batch, tensors(), cut_);
   }
 
   [[nodiscard]] std::int64_t scores() const {
@@ -103,8 +89,7 @@ class ContextParallelState final : public TensorParallelState {
   [[nodiscard]] global::Space& space() const { return global::Space::of(tensors()); }
 
   // It must add up what the ranks of `cp` have, and nothing of other ranks of `tp`.
-  void check_strategy() const {
-    Group group = strategy().group();
+  void check_ranks(Group group) const {
     const int parts = tensors().coordinate("tp");
     const at::Tensor own = at::tensor({tensors().coordinate("cp"), parts}, at::kInt);
     const at::Tensor all = at::empty({group.size(), 2}, at::kInt);
@@ -122,9 +107,21 @@ class ContextParallelState final : public TensorParallelState {
           group.size());
   }
 
-  const int axis_;
   const Placement cut_;
 };
+
+at::Tensor tensor_parallel::cut_sequence(const at::Tensor& batch, const Mesh& tensors,
+                                         Placement cut) {
+  check(batch.defined() && !is_global(batch),
+        "cut: expected a plain tensor, found {}; a batch is cut once",
+        batch.defined() ? "a global one" : "an undefined one");
+  check(batch.dim() > cut.dim(),
+        "cut: expected a tensor whose dim {} is the sequence (sequence_dim), found one of {} dims",
+        cut.dim(), batch.dim());
+  Placements whole(tensors.axes().size()), to = whole;
+  to[static_cast<std::size_t>(tensors.layout().axis("cp"))] = cut;
+  return redistribute(from_local(batch, tensors, whole), to);
+}
 
 ContextParallel::ContextParallel(std::shared_ptr<ContextParallelState> state)
     : Handle(std::move(state)) {}

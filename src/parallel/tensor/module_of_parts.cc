@@ -40,15 +40,22 @@ class Tree {
 
 }  // namespace
 
-std::string name_of_leaf(const PartedTensor& parted, std::size_t leaf) {
-  return leaf == 0 ? parted.name : formatted("{}#{}", parted.name, leaf);
+std::string name_of_leaf(const std::string& name, std::size_t leaf) {
+  return leaf == 0 ? name : formatted("{}#{}", name, leaf);
+}
+
+std::vector<std::string> names_of_leaf(const PartedTensor& parted, std::size_t leaf) {
+  std::vector<std::string> names = {name_of_leaf(parted.name, leaf)};
+  for (const std::string& alias : parted.aliases) names.push_back(name_of_leaf(alias, leaf));
+  return names;
 }
 
 std::shared_ptr<torch::nn::Module> module_of_parts(const std::vector<PartedTensor>& all) {
   Tree tree;
   for (const PartedTensor& parted : all)
     for (std::size_t i = 0; i < parted.leaves.size(); ++i)
-      tree.add(name_of_leaf(parted, i), parted.leaves[i], parted.is_buffer);
+      for (const std::string& name : names_of_leaf(parted, i))
+        tree.add(name, parted.leaves[i], parted.is_buffer);
   return tree.root();
 }
 

@@ -1,4 +1,4 @@
-// The module that another strategy trains under tensor parallelism: this rank's parts.
+// The module of this rank's parts, of which other ranks have copies or shards.
 #pragma once
 
 #include "parallel/tensor/parted_tensor.h"
@@ -11,10 +11,12 @@
 
 namespace lockstep::tensor_parallel {
 
-// The name of the tensor; of the further leaves of a fused weight NAME#1, NAME#2.
-[[nodiscard]] std::string name_of_leaf(const PartedTensor& parted, std::size_t leaf);
+// NAME, and of the further leaves of a fused weight NAME#1, NAME#2.
+[[nodiscard]] std::string name_of_leaf(const std::string& name, std::size_t leaf);
+// The same under all names of the tensor.
+[[nodiscard]] std::vector<std::string> names_of_leaf(const PartedTensor& parted, std::size_t leaf);
 
-// The leaves under these names, and the buffers.
+// The leaves under all these names, and the buffers.
 [[nodiscard]] std::shared_ptr<torch::nn::Module> module_of_parts(
     const std::vector<PartedTensor>& all);
 

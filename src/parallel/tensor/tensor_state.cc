@@ -1,17 +1,19 @@
 #include "parallel/tensor/tensor_state.h"
 
 #include "base/check.h"
+#include "base/log.h"
+#include "global/head_attention.h"
 #include "global/space.h"
 #include "module/rank_check.h"
 #include "module/state_entries.h"
 #include "module/tensors.h"
 #include "parallel/tensor/module_of_parts.h"
-#include "parallel/tensor/resolve.h"
 #include "parallel/whole_parameters.h"
 
 #include <lockstep/global/tensor.h>
 
-#include <algorithm>
+#include <exception>
+#include <map>
 #include <mutex>
 #include <utility>
 
@@ -35,115 +37,117 @@ int context_ranks_of(const Mesh& mesh) { return mesh.layout().find("cp") ? mesh.
 }  // namespace
 
 TensorParallelState::TensorParallelState(std::shared_ptr<torch::nn::Module> module,
-                                         const Mesh& tensors, const TensorPlan& plan,
-                                         TensorParallelOptions options)
+                                         const Mesh& tensors, const TensorCut& how,
+                                         std::optional<Mesh> all)
     : module_(std::move(module)),
       kept_group_(std::make_shared<Group>(tensor_parallel::ranks_of_parts(tensors))),
-      options_(std::move(options)),
-      tensors_(tensors) {
+      tensors_(tensors),
+      all_(std::move(all)) {
   check(module_ != nullptr, "parallelize: expected a module, found none");
-  part_all(plan);
+  part_all(how);
+  hold_parts();
   aborts(group_);
-  aborts(*tensors_);
-  if (options_.mesh) aborts(*options_.mesh);
-  if (options_.strategy) train_parts();
-  attach_all();
+  aborts(tensors_);
+  if (all_) aborts(*all_);
 }
 
-// What ranks must agree on.
-std::vector<std::string> TensorParallelState::option_lines() const {
-  std::vector<std::string> lines = {"sequence_parallel: no"};
-  if (options_.sequence_parallel)
-    lines.front() = formatted("sequence_parallel: in dim {}", options_.sequence_dim);
-  lines.push_back(formatted("strategy: {}", options_.strategy ? "given" : "none"));
-  lines.push_back(formatted("mesh: {}", options_.mesh ? options_.mesh->group().size() : 0));
-  return lines;
+TensorParallelState::~TensorParallelState() {
+  if (is_trained_) return;
+  try {
+    (void)take_parts();
+    is_divided_ = false;
+    handle_ = {};
+    attach_all();
+    TensorParallelState::detach();  // or gradients would go where nobody has them
+  } catch (const std::exception& error) {
+    log::warning("a module that was cut and not trained: {}", error.what());
+  }
 }
 
-void TensorParallelState::check_options() const {
-  check(!options_.sequence_parallel || (options_.sequence_dim >= 0 && options_.sequence_dim <= 1),
-        "parallelize: expected sequence_dim 0 or 1, found {}", options_.sequence_dim);
-  check((options_.strategy != nullptr) == options_.mesh.has_value(),
-        "parallelize: expected a strategy together with the mesh of all axes, found {} alone",
-        options_.strategy ? "a strategy" : "a mesh");
-}
-
-void TensorParallelState::part_all(const TensorPlan& plan) {
+void TensorParallelState::part_all(const TensorCut& how) {
   const modules::ModuleTensors tensors = modules::tensors_of(*module_);
   for (const auto& [name, tensor, aliases] : tensors.parameters)
     check(!is_global(tensor), "parallelize: {}: expected a plain tensor, found a global one", name);
   std::vector<std::string> lines = modules::lines_of(tensors);
   for (std::string& line : modules::lines_of_held(tensors)) lines.push_back(std::move(line));
-  for (const auto& [pattern, style] : plan)
+  for (const auto& [pattern, style] : how.plan)
     lines.push_back(formatted("plan {}: {}", pattern, describe(style)));
-  for (std::string& line : option_lines()) lines.push_back(std::move(line));
-  modules::check_same_lines(tensors_->group(), lines, {.tag = "parallelize"});
-  check_options();
+  lines.push_back(how.sequence_parallel
+                      ? formatted("sequence_parallel: in dim {}", how.sequence_dim)
+                      : "sequence_parallel: no");
+  modules::check_same_lines(tensors_.group(), lines, {.tag = "parallelize"});
+  check(!how.sequence_parallel || (how.sequence_dim >= 0 && how.sequence_dim <= 1),
+        "parallelize: expected sequence_dim 0 or 1, found {}", how.sequence_dim);
   modules::check_ordinary(tensors, "parallelize");
   parallel::check_not_sharded(tensors.parameters, "parallelize");
   modules::check_alone(tensors, "parallelize");
   const std::vector<PlannedParameter> planned =
-      tensor_parallel::planned(plan, *module_, group_.size());
-  plan_ = tensor_parallel::text_of(plan, planned, group_.size(), options_.sequence_parallel);
-  set_global_options(*tensors_, {.replicate_plain = true});
-  global::Wishes& wishes = global::Space::of(*tensors_).wishes;
-  if (options_.sequence_parallel) {
-    wishes.sequence_dim = options_.sequence_dim;
-    wishes.sequence_axis = tensors_->layout().axis("tp");
-  }
-  for (const auto& [parameter, placement, pattern] : planned)
-    if (placement.is_shard() && parameter.tensor.dim() == 2 &&
-        plan[static_cast<std::size_t>(pattern)].second.kind() == TensorStyle::Kind::vocabulary)
-      wishes.tables.push_back({parameter.tensor.sizes().vec(), table_on(*tensors_, placement)});
+      tensor_parallel::planned(how.plan, *module_, group_.size());
+  plan_ = tensor_parallel::text_of(how.plan, planned, group_.size(), how.sequence_parallel);
+  set_wishes(how, planned);
   const auto division = std::make_shared<dispatch::Division>(kept_group_);
-  auto add = [&](PartedTensor parted) {
-    if (options_.strategy) parted.context_ranks = context_ranks_of(*tensors_);
-    place_.emplace(parted.tensor.unsafeGetTensorImpl(), parted_.size());
-    for (std::size_t i = 0; i < parted.leaves.size(); ++i)
-      number_.emplace(tensor_parallel::name_of_leaf(parted, i), parted_.size());
-    parted_.push_back(std::move(parted));
-  };
   for (const auto& [parameter, placement, pattern] : planned)
-    add(tensor_parallel::part_tensor(parameter.tensor, parameter.name, parameter.aliases, placement,
-                                     *tensors_, division));
+    parted_.push_back(tensor_parallel::part_tensor(parameter.tensor, parameter.name,
+                                                   parameter.aliases, placement, tensors_,
+                                                   division));
   for (const auto& [name, tensor] : tensors.buffers) {
-    add(tensor_parallel::part_tensor(tensor, name, {}, Replicate(), *tensors_, division));
+    parted_.push_back(
+        tensor_parallel::part_tensor(tensor, name, {}, Replicate(), tensors_, division));
     parted_.back().is_buffer = true;
+  }
+  for (std::size_t i = 0; i < parted_.size(); ++i) {
+    place_.emplace(parted_[i].tensor.unsafeGetTensorImpl(), i);
+    for (std::size_t leaf = 0; leaf < parted_[i].leaves.size(); ++leaf)
+      for (std::string& name : tensor_parallel::names_of_leaf(parted_[i], leaf))
+        number_.emplace(std::move(name), i);
   }
 }
 
-// A strategy that divides them gives the memory of what it has divided back at once.
-void TensorParallelState::train_parts() {
+// What operations on the mesh's tensors are to prefer.
+void TensorParallelState::set_wishes(const TensorCut& how,
+                                     const std::vector<PlannedParameter>& planned) {
+  set_global_options(tensors_, {.replicate_plain = true});
+  global::Wishes& wishes = global::Space::of(tensors_).wishes;
+  if (how.sequence_parallel) {
+    wishes.sequence_dim = how.sequence_dim;
+    wishes.sequence_axis = tensors_.layout().axis("tp");
+  }
+  if (how.attention_by_heads) {
+    global::take_attention();
+    wishes.heads_axis = tensors_.layout().axis("cp");
+  }
+  for (const auto& [parameter, placement, pattern] : planned)
+    if (placement.is_shard() && parameter.tensor.dim() == 2 &&
+        how.plan[static_cast<std::size_t>(pattern)].second.kind() == TensorStyle::Kind::vocabulary)
+      wishes.tables.push_back({parameter.tensor.sizes().vec(), table_on(tensors_, placement)});
+}
+
+// A handle that divides the parts gives the memory of what it has divided back at once: only the
+// leaves hold it now.
+void TensorParallelState::hold_parts() {
+  parts_ = tensor_parallel::module_of_parts(parted_);
   for (PartedTensor& one : parted_)
     if (!one.is_buffer) held_.emplace_back(one);
-  try {
-    parts_ = tensor_parallel::module_of_parts(parted_);
-    handle_ = options_.strategy(*parts_);
-    const std::string apart = take_parts();
-    check(apart.empty(),
-          "parallelize: {}: expected a strategy that keeps all of this rank's parts in one unit, "
-          "found one that divides them; name its module as a unit",
-          apart);
-    check(handle_.is_attached(), "parallelize: expected a handle of the strategy, found none");
-    check(options_.mesh->group().size() == group_.size() * handle_.group().size(),
-          "parallelize: expected a mesh of {} ranks, {} for tensor parallelism times {} for the "
-          "strategy, found {}",
-          group_.size() * handle_.group().size(), group_.size(), handle_.group().size(),
-          options_.mesh->group().size());
+}
+
+void TensorParallelState::train(Handle of_parts) {
+  handle_ = std::move(of_parts);
+  const std::string apart = take_parts();
+  check(apart.empty(),
+        "parallelize: {}: expected a strategy that keeps all of this rank's parts in one unit, "
+        "found one that divides them; name its module as a unit",
+        apart);
+  if (handle_.is_attached()) {
     for (const NamedPart& part : handle_.named_parameters())
       check(number_.contains(part.name),
             "parallelize: expected a strategy for the module of parts that it is given, found one "
             "with {}",
             part.name);
     add_child(handle_);
-  } catch (...) {
-    (void)take_parts();
-    is_divided_ = false;
-    handle_ = {};
-    attach_all();
-    detach();  // or gradients would go where nobody has them
-    throw;
+    for (PartedTensor& one : parted_) one.context_ranks = context_ranks_of(tensors_);
   }
+  attach_all();
+  is_trained_ = true;
 }
 
 // Once: where local lies now. The name of a tensor whose parts have come apart, or none.
@@ -165,7 +169,7 @@ void TensorParallelState::attach_all() {
     for (const NamedPart& part : handle_.named_parameters())
       divided[number_.at(part.name)].push_back(part.tensor);
   for (std::size_t i = 0; i < parted_.size(); ++i) {
-    attach(parted_[i], *tensors_, divided[i]);
+    attach(parted_[i], tensors_, divided[i]);
     connect(parted_[i], marks_, divided[i]);
   }
   watch_ = std::make_shared<const modules::ModuleWatch>(*module_, std::vector<std::string>(),
@@ -191,7 +195,7 @@ void TensorParallelState::detach() {
   for (PartedTensor& parted : parted_) disconnect(parted);
 }
 
-// What the strategy says of leaves, as it is of the module's tensors.
+// What handle_ says of leaves, as it is of the module's tensors.
 std::vector<NamedPart> TensorParallelState::own_parts(std::vector<NamedPart> parts) const {
   for (NamedPart& part : parts) {
     const PartedTensor& one = parted_[number_.at(part.name)];
@@ -262,13 +266,13 @@ HandleMemory TensorParallelState::memory() const {
 }
 
 double TensorParallelState::seconds_waited() const {
-  global::Space& space = global::Space::of(*tensors_);
+  global::Space& space = global::Space::of(tensors_);
   std::lock_guard lock(space.traffic_mutex);
   return space.seconds_waited + CompositeState::seconds_waited();
 }
 
 const Group& TensorParallelState::group() const {
-  return options_.mesh ? options_.mesh->group() : tensors_->group();
+  return all_ ? all_->group() : tensors_.group();
 }
 
 }  // namespace lockstep

@@ -1,4 +1,10 @@
-// TensorParallelState: what stands behind the handle of parallelize_tensors().
+// TensorParallelState: a module whose parameters are cut over the ranks of an axis `tp`, or whole on
+// the ranks of an axis `cp`, or both.
+//
+// It is made in two phases, so that copies or shards of this rank's parts come between them:
+//
+//   auto state = std::make_shared<TensorParallelState>(module, tensors, how, all);   // cuts
+//   state->train(fully_shard(state->parts(), ranks));                                // takes over
 #pragma once
 
 #include "module/watch.h"
@@ -6,10 +12,10 @@
 #include "parallel/tensor/backward_clock.h"
 #include "parallel/tensor/gradient_marks.h"
 #include "parallel/tensor/parted_tensor.h"
+#include "parallel/tensor/resolve.h"
 
-#include <lockstep/parallel/tensor/tensor_parallel.h>
+#include <lockstep/parallel/tensor/plan.h>
 
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,16 +24,32 @@
 
 namespace lockstep {
 
+// How a module's tensors become global ones. The same on all ranks.
+struct TensorCut {
+  TensorPlan plan = {};  // along `tp`; an empty one replicates every parameter
+  bool sequence_parallel = false;
+  int sequence_dim = 1;
+  bool attention_by_heads = false;  // along `cp`
+};
+
 class TensorParallelState : public parallel::CompositeState {
  public:
-  // `tensors`: a mesh of the axis `tp`, or of `cp` (context_parallel.h), or of both.
+  // Collective over `tensors`, a mesh of the axes `tp` and `cp`: checks, and cuts. The module's
+  // parameters have no values until train(). `all`: the axes of `tensors` and of train()'s handle;
+  // it is mesh() and group().
   TensorParallelState(std::shared_ptr<torch::nn::Module> module, const Mesh& tensors,
-                      const TensorPlan& plan, TensorParallelOptions options);
+                      const TensorCut& how, std::optional<Mesh> all = std::nullopt);
+  // Without train(): the module's parameters are global tensors on their own.
+  ~TensorParallelState() override;
+
+  // Local. A module of this rank's parts: the leaves of each parameter, and the buffers.
+  [[nodiscard]] const std::shared_ptr<torch::nn::Module>& parts() const { return parts_; }
+  // Local, once. The module's parameters become global tensors, whose gradients go to the parts.
+  // `of_parts`: a handle on parts(); not attached where no ranks have copies or shards of them.
+  void train(Handle of_parts);
 
   [[nodiscard]] const std::string& plan() const { return plan_; }
-  [[nodiscard]] const Mesh& tensors() const { return *tensors_; }
-  // Of the strategy that trains the parts; not attached where there is none.
-  [[nodiscard]] const Handle& strategy() const { return handle_; }
+  [[nodiscard]] const Mesh& tensors() const { return tensors_; }
 
   void detach() override;
   [[nodiscard]] std::vector<NamedPart> named_parameters() const override;
@@ -37,15 +59,15 @@ class TensorParallelState : public parallel::CompositeState {
   [[nodiscard]] double seconds_waited() const override;
   [[nodiscard]] StepTiming timing() const override { return clock_->total(); }
   [[nodiscard]] const Group& group() const override;
-  [[nodiscard]] std::optional<Mesh> mesh() const override { return options_.mesh; }
+  [[nodiscard]] std::optional<Mesh> mesh() const override { return all_; }
 
  private:
   using PartedTensor = tensor_parallel::PartedTensor;
 
-  [[nodiscard]] std::vector<std::string> option_lines() const;
-  void check_options() const;
-  void part_all(const TensorPlan& plan);
-  void train_parts();
+  void part_all(const TensorCut& how);
+  void set_wishes(const TensorCut& how,
+                  const std::vector<tensor_parallel::PlannedParameter>& planned);
+  void hold_parts();
   [[nodiscard]] std::string take_parts();
   void attach_all();
   void start_clock();
@@ -56,19 +78,20 @@ class TensorParallelState : public parallel::CompositeState {
   std::shared_ptr<torch::nn::Module> module_;
   const std::shared_ptr<Group> kept_group_;  // here alone: parts refer to it
   Group& group_ = *kept_group_;
-  const TensorParallelOptions options_;
   std::string plan_;
-  std::optional<Mesh> tensors_;
+  const Mesh tensors_;
+  const std::optional<Mesh> all_;
   std::shared_ptr<tensor_parallel::GradientMarks> marks_ =
       std::make_shared<tensor_parallel::GradientMarks>();
   std::shared_ptr<const modules::ModuleWatch> watch_;
   std::vector<PartedTensor> parted_;                     // parameters, then buffers
   std::unordered_map<const void*, std::size_t> place_;   // in it, by the module's tensor
-  std::vector<tensor_parallel::HeldByLeaves> held_;      // while the strategy is made
+  std::vector<tensor_parallel::HeldByLeaves> held_;      // until train()
   std::unordered_map<std::string, std::size_t> number_;  // in parted_, by the name of a leaf
-  bool is_divided_ = false;                              // by the strategy: it has all tensors
-  std::shared_ptr<torch::nn::Module> parts_;             // what the strategy trains
-  Handle handle_;                                        // of it
+  bool is_divided_ = false;                              // by handle_, which has all tensors
+  std::shared_ptr<torch::nn::Module> parts_;
+  Handle handle_;  // of them
+  bool is_trained_ = false;
   std::shared_ptr<tensor_parallel::BackwardClock> clock_;
 };
 

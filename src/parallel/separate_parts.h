@@ -1,0 +1,41 @@
+// SeparateParts: the handle of a module whose tensors are divided among several handles, such as a
+// stage whose experts are trained apart from its other tensors.
+#pragma once
+
+#include "parallel/composite_state.h"
+
+#include <torch/nn/module.h>
+
+#include <cstddef>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace lockstep::parallel {
+
+class SeparateParts final : public CompositeState {
+ public:
+  // `handles`: the first one knows all ranks; each knows its tensors by their names in `module`.
+  SeparateParts(const torch::nn::Module& module, std::vector<Handle> handles);
+
+  void detach() override;
+  // In the order of the module, with all names.
+  [[nodiscard]] std::vector<NamedPart> named_parameters() const override;
+  [[nodiscard]] std::vector<NamedPart> state_parts() override;
+  [[nodiscard]] StepTiming timing() const override { return handles_.front().timing(); }
+  [[nodiscard]] const Group& group() const override { return handles_.front().group(); }
+  [[nodiscard]] std::optional<Mesh> mesh() const override { return handles_.front().mesh(); }
+
+ private:
+  [[nodiscard]] std::vector<NamedPart> in_order(std::vector<NamedPart> parts) const;
+
+  std::vector<Handle> handles_;
+  std::vector<std::vector<std::string>> names_;  // of each tensor, in the module's order
+  std::map<std::string, std::size_t> place_;     // in names_, by each name
+};
+
+// The only handle, or one of all of them.
+[[nodiscard]] Handle joined(const torch::nn::Module& module, std::vector<Handle> handles);
+
+}  // namespace lockstep::parallel
