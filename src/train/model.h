@@ -1,5 +1,5 @@
-// TrainedModel: the model of a run, which parallelize() trains on the run's mesh. Base of strategies
-// whose ranks update what they have by another handle.
+// TrainedModel: the model of a run, which parallelize() trains on the run's mesh. Base of
+// strategies whose ranks update what they have by another handle.
 #pragma once
 
 #include "train/run_strategy.h"

@@ -33,8 +33,8 @@ struct RunFacts {
   bool waits_each_step = true;
   // Whether each rank is given the rows of all ranks, and backward() returns the loss of all rows.
   bool takes_all_rows = false;
-  // A run of the same kind, on as many ranks, takes up what a checkpoint keeps of each rank; another
-  // one begins with the model alone. Empty: ranks keep nothing.
+  // A run of the same kind, on as many ranks, takes up what a checkpoint keeps of each rank;
+  // another one begins with the model alone. Empty: ranks keep nothing.
   std::string kind = {};
   // Since attach():
   // Ranks that draw the same random numbers have the same stream, all others another one.
@@ -97,8 +97,8 @@ class RunStrategy {
 };
 
 // Every rank updates what it has: parallelize() on the run's mesh, copies of their own with
-// --local-sgd and --diloco, and with --strategy dp the threads of one rank. Collective. The task and
-// the options outlive it.
+// --local-sgd and --diloco, and with --strategy dp the threads of one rank. Collective. The task
+// and the options outlive it.
 [[nodiscard]] std::unique_ptr<RunStrategy> make_local_strategy(const Options& options, Task& task,
                                                                const Group& world);
 

@@ -138,7 +138,7 @@ struct Options {
   // on one axis, fsdp if `shard` divides the model and dp otherwise.
   std::vector<MeshAxis> mesh = {};
   ShardKind shard = ShardKind::automatic;
-  // How they divide it. `level` and `units` are ignored: they are `shard` and Task::parallel_plan().
+  // How they divide it. `level` and `units` are ignored: they are `shard` and the plan's blocks.
   // Parameters are float32 where they are updated and saved.
   ShardOptions sharding = {};
   bool deferred = false;           // no rank ever has all of a new model in memory

@@ -54,8 +54,7 @@ std::vector<StagesOfSet> sets_of(const std::map<int, StageRun>& stages) {
 
 }  // namespace
 
-PipelineStages::PipelineStages(Stage model)
-    : group_(std::make_shared<Group>()), own_stages_({0}) {
+PipelineStages::PipelineStages(Stage model) : group_(std::make_shared<Group>()), own_stages_({0}) {
   runs_.emplace(0, StageRun(std::move(model)));
   make_sets();
 }
@@ -82,8 +81,8 @@ void PipelineStages::check_arguments(const std::vector<Stage>& stages) const {
         "Pipeline: expected {} stages, as schedule {} has, found {}", schedule_.stages,
         schedule_.name, stages.size());
   check(schedule_.rank_count() == group_->size(),
-        "Pipeline: expected a schedule of {} ranks, as group {} has, found {} of {}", group_->size(),
-        group_->name(), schedule_.name, schedule_.rank_count());
+        "Pipeline: expected a schedule of {} ranks, as group {} has, found {} of {}",
+        group_->size(), group_->name(), schedule_.name, schedule_.rank_count());
   for (const Stage& stage : stages)
     check(stage.module != nullptr && stage.forward != nullptr,
           "Pipeline: stage {}: expected a module and a function, found none", stage.name);
@@ -102,8 +101,7 @@ void PipelineStages::check_ranks(const std::vector<Stage>& stages,
     parallel::check_not_sharded(tensors.parameters, "Pipeline");
     for (std::string& line : modules::lines_of(tensors)) lines.push_back(std::move(line));
   }
-  modules::check_same_lines(*group_, lines,
-                            {.tag = "Pipeline", .timeout = options.timeout});
+  modules::check_same_lines(*group_, lines, {.tag = "Pipeline", .timeout = options.timeout});
 }
 
 // Two tensors of one name would be one in a state dict.
@@ -113,8 +111,7 @@ void PipelineStages::list_entries(const std::vector<Stage>& stages) {
     for (const modules::StateEntry& entry : modules::state_entries(*stages[stage].module)) {
       const auto [place, is_new] =
           places.emplace(entry.tensor.unsafeGetTensorImpl(), entries_.size());
-      if (is_new)
-        entries_.push_back({.names = {}, .stage = static_cast<int>(stage)});
+      if (is_new) entries_.push_back({.names = {}, .stage = static_cast<int>(stage)});
       auto& names = entries_[place->second].names;
       for (const std::string& name : entry.names) {
         const auto [known, is_new_name] = entry_named_.emplace(name, place->second);

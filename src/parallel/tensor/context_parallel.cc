@@ -61,13 +61,12 @@ class ContextParallelState final : public TensorParallelState {
  public:
   ContextParallelState(std::shared_ptr<torch::nn::Module> module, const Mesh& mesh,
                        const ContextParallelOptions& options)
-      : TensorParallelState(
-            std::move(module), own_mesh(mesh, options),
-            {.plan = plan_on(mesh, options.plan),
-             .sequence_parallel = options.sequence_parallel && mesh.size("tp") > 1,
-             .sequence_dim = options.sequence_dim,
-             .attention_by_heads = options.method == ContextMethod::ulysses},
-            options.mesh),
+      : TensorParallelState(std::move(module), own_mesh(mesh, options),
+                            {.plan = plan_on(mesh, options.plan),
+                             .sequence_parallel = options.sequence_parallel && mesh.size("tp") > 1,
+                             .sequence_dim = options.sequence_dim,
+                             .attention_by_heads = options.method == ContextMethod::ulysses},
+                            options.mesh),
         cut_(Shard(options.sequence_dim).zigzag(options.balance == ContextBalance::zigzag)) {
     aborts(mesh);  // tensors on it may be on their way to the module
     Handle of_parts = tensor_parallel::handle_of_parts(

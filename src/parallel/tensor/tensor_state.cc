@@ -87,9 +87,8 @@ void TensorParallelState::part_all(const TensorCut& how) {
   set_wishes(how, planned);
   const auto division = std::make_shared<dispatch::Division>(kept_group_);
   for (const auto& [parameter, placement, pattern] : planned)
-    parted_.push_back(tensor_parallel::part_tensor(parameter.tensor, parameter.name,
-                                                   parameter.aliases, placement, tensors_,
-                                                   division));
+    parted_.push_back(tensor_parallel::part_tensor(
+        parameter.tensor, parameter.name, parameter.aliases, placement, tensors_, division));
   for (const auto& [name, tensor] : tensors.buffers) {
     parted_.push_back(
         tensor_parallel::part_tensor(tensor, name, {}, Replicate(), tensors_, division));
@@ -271,8 +270,6 @@ double TensorParallelState::seconds_waited() const {
   return space.seconds_waited + CompositeState::seconds_waited();
 }
 
-const Group& TensorParallelState::group() const {
-  return all_ ? all_->group() : tensors_.group();
-}
+const Group& TensorParallelState::group() const { return all_ ? all_->group() : tensors_.group(); }
 
 }  // namespace lockstep

@@ -1,5 +1,5 @@
-// TensorParallelState: a module whose parameters are cut over the ranks of an axis `tp`, or whole on
-// the ranks of an axis `cp`, or both.
+// TensorParallelState: a module whose parameters are cut over the ranks of an axis `tp`, or whole
+// on the ranks of an axis `cp`, or both.
 //
 // It is made in two phases, so that copies or shards of this rank's parts come between them:
 //
