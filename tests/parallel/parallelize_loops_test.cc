@@ -120,22 +120,5 @@ TEST(ParallelizeWithoutStages, AHookTakesTheBucketsAndAScalerTheLoss) {
   });
 }
 
-TEST(ParallelizeWithoutStages, CutIsForALoopOfOnesOwn) {
-  run_group(Engine::local, 2, [](Group world) {
-    const auto make = [] { return models::Gpt(composed_gpt()); };
-    auto plain = made_alike(make, at::kDouble), model = made_alike(make, at::kDouble);
-    ParallelModel gpt = parallelize(model, Mesh(world, {{"cp", 2}}));
-    const TokenBatch batch(1);
-    const Tensors cut = gpt.cut({batch.ids, batch.targets});
-    ASSERT_TRUE(is_global(cut[0]));
-    const at::Tensor loss = model->loss(cut[0], cut[1]);
-    loss.backward();
-    const at::Tensor expected = plain->loss(batch.ids, batch.targets);
-    expected.backward();
-    EXPECT_NEAR(number_of(loss), expected.item<double>(), 1e-11);
-    expect_gradients_of(gpt, gradients_by_name(*plain), 1e-10);
-  });
-}
-
 }  // namespace
 }  // namespace lockstep::test

@@ -1,16 +1,13 @@
-// A GPT under tensor parallelism: a hundred steps beside one process, what goes over the wire, and
-// data parallelism outside.
+// A GPT under tensor parallelism: a hundred steps beside one process, and what goes over the wire.
 #include <lockstep/parallel/parallelize.h>
 
 #include <lockstep/global/linear_cross_entropy.h>
-#include <lockstep/module/state_dict.h>
 
 #include "parallel/parity_optimizer.h"
 #include "parallel/tensor/support.h"
 #include "support/torch/engine_test.h"
 
 #include <gtest/gtest.h>
-#include <torch/nn/utils/clip_grad.h>
 
 #include <algorithm>
 #include <cmath>
@@ -146,47 +143,6 @@ TEST_P(TensorTraffic, ALayerThatIsSequenceParallelTooHasPairs) {
 INSTANTIATE_TEST_SUITE_P(Ranks, TensorTraffic,
                          testing::Values(std::tuple(Engine::local, 2), std::tuple(Engine::local, 3),
                                          std::tuple(Engine::local, 4)),
-                         engine_test_name);
-
-class TensorAndData : public EngineTest {};
-
-TEST_P(TensorAndData, GradientsAreThoseOfOneProcessOnTheWholeBatch) {
-  run([&](Group world) {
-    const Mesh mesh(world, {{"dp", -1}, {"tp", 2}});
-    const int replicas = mesh.size("dp");
-    auto plain = made_alike([] { return models::Gpt(small_gpt()); }, at::kDouble);
-    auto model = made_alike([] { return models::Gpt(small_gpt()); }, at::kDouble);
-    auto handle = parallelize(model, mesh, {.data = {.bucket_bytes = 20000}});
-    EXPECT_EQ(handle.group().size(), world.size());
-    torch::optim::AdamW adamw(handle.parameters(), torch::optim::AdamWOptions(0.003));
-    torch::optim::AdamW of_plain(plain->parameters(), torch::optim::AdamWOptions(0.003));
-    for (int step = 0; step < 4; ++step) {
-      const TokenBatch batch(step, 2 * replicas);
-      const std::int64_t first = 2 * mesh.coordinate("dp");
-      handle.zero_grad();
-      {
-        auto scope = handle.no_sync();
-        model->loss(batch.ids.narrow(0, first, 1), batch.targets.narrow(0, first, 1)).backward();
-      }
-      model->loss(batch.ids.narrow(0, first + 1, 1), batch.targets.narrow(0, first + 1, 1))
-          .backward();
-      of_plain.zero_grad();
-      (plain->loss(batch.ids, batch.targets) * 2).backward();
-      expect_gradients_of(handle, gradients_by_name(*plain), 1e-11);
-      const double norm = handle.clip_grad_norm(1e9);
-      EXPECT_NEAR(norm, torch::nn::utils::clip_grad_norm_(plain->parameters(), 1e9), 1e-9 * norm);
-      adamw.step();
-      of_plain.step();
-    }
-    const auto expected = lockstep::state_dict(*plain);
-    for (const auto& [name, tensor] : handle.state_dict())
-      expect_close_to(tensor, expected.at(name), 1e-10, name);
-  });
-}
-
-INSTANTIATE_TEST_SUITE_P(Ranks, TensorAndData,
-                         testing::Values(std::tuple(Engine::local, 2), std::tuple(Engine::local, 4),
-                                         std::tuple(Engine::shm, 4)),
                          engine_test_name);
 
 }  // namespace
