@@ -29,6 +29,9 @@ struct TensorParts {
 
 // The names of all parameters, tied ones under each of theirs.
 [[nodiscard]] std::vector<std::string> parameter_names(const torch::nn::Module& module);
+// Rules for the whole model stay where they name one of these tensors, or a module around one.
+void keep_naming(std::vector<std::string>& patterns, const std::vector<std::string>& names);
+void keep_naming(UnitRules& units, const std::vector<std::string>& names);
 
 class Composition {
  public:
@@ -70,6 +73,7 @@ class Composition {
   void check_plan() const;
   void check_copies() const;
   void check_units() const;
+  void check_ties() const;
   void check_storage() const;
   void check_tensors() const;
   void check_context() const;
@@ -77,9 +81,9 @@ class Composition {
   void check_model() const;
   void cut_stages();
   void make_meshes();
-  // Copies or shards of a module on `ranks`.
-  [[nodiscard]] Handle copies(const std::shared_ptr<torch::nn::Module>& module,
-                              const Mesh& ranks) const;
+  // Copies or shards of a module on `ranks`, which `parts` lists.
+  [[nodiscard]] Handle copies(const std::shared_ptr<torch::nn::Module>& module, const Mesh& ranks,
+                              ParallelModelParts& parts) const;
   [[nodiscard]] Handle with_groups(Handle handle) const;
   [[nodiscard]] std::string text() const;
 

@@ -2,7 +2,6 @@
 #include "parallel/parallel_composition.h"
 
 #include "base/check.h"
-#include "layout/unit_plan.h"
 #include "module/tensors.h"
 #include "parallel/data/checks.h"
 #include "parallel/sharded/checks.h"
@@ -14,7 +13,8 @@
 
 #include <algorithm>
 #include <array>
-#include <iterator>
+#include <map>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -23,12 +23,25 @@ namespace {
 
 constexpr std::array<std::string_view, 6> known_axes = {"pp", "dp", "ep", "cp", "fsdp", "tp"};
 
+bool names_one_of(const std::string& pattern, const std::vector<std::string>& names) {
+  return std::ranges::any_of(
+      names, [&](const std::string& name) { return layout::names_around(pattern, name); });
+}
+
 }  // namespace
 
 std::vector<std::string> parameter_names(const torch::nn::Module& module) {
   std::vector<std::string> names;
   for (const auto& item : module.named_parameters()) names.push_back(item.key());
   return names;
+}
+
+void keep_naming(std::vector<std::string>& patterns, const std::vector<std::string>& names) {
+  std::erase_if(patterns, [&](const auto& pattern) { return !names_one_of(pattern, names); });
+}
+
+void keep_naming(UnitRules& units, const std::vector<std::string>& names) {
+  std::erase_if(units, [&](const auto& rule) { return !names_one_of(rule.pattern, names); });
 }
 
 void Composition::check_axes() const {
@@ -111,7 +124,7 @@ void Composition::check_units() const {
   for (const auto& one : tensor_parallel::planned(plan_.tensor, *rest_, size("tp"))) {
     if (!one.placement.is_shard()) continue;
     std::vector<layout::UnitItem> leaves;
-    std::vector<std::string> names, own;
+    std::vector<std::string> names;
     for (int leaf = 0; leaf < one.placement.parts(); ++leaf) {
       layout::UnitItem& item = leaves.emplace_back();
       item.name = tensor_parallel::name_of_leaf(one.parameter.name, leaf);
@@ -120,14 +133,39 @@ void Composition::check_units() const {
       names.push_back(item.name);
       names.insert(names.end(), item.aliases.begin(), item.aliases.end());
     }
-    std::ranges::copy_if(patterns, std::back_inserter(own), [&](const std::string& pattern) {
-      return std::ranges::any_of(
-          names, [&](const std::string& name) { return layout::names_around(pattern, name); });
-    });
+    std::vector<std::string> own = patterns;
+    keep_naming(own, names);
     check(layout::plan_units(leaves, own).size() == 1,
           "parallelize: {}: expected units (.shard.units, or the plan's .blocks) that keep its {} "
           "parts together, found one that divides them; name its module as a unit",
           one.parameter.name, one.placement.parts());
+  }
+}
+
+// Ranks of several stages have the same shard of a tied parameter if its unit is the same.
+void Composition::check_ties() const {
+  if (!has("pp") || !has("fsdp")) return;
+  const std::vector<int> ranks = plan::rank_of_stages(*schedule_);
+  using Unit = std::set<const at::TensorImpl*>;
+  std::map<const at::TensorImpl*, std::pair<std::size_t, Unit>> units;  // the first stage's
+  for (std::size_t i = 0; i < stages_.size(); ++i) {
+    const std::vector<NamedParameter> parameters = unique_parameters(*stages_[i].module);
+    UnitRules rules = options_.shard.units;
+    keep_naming(rules, parameter_names(*stages_[i].module));
+    for (const layout::PlannedUnit& planned : sharded::plan_of(parameters, rules)) {
+      Unit unit;
+      for (const int item : planned.items)
+        unit.insert(parameters[static_cast<std::size_t>(item)].tensor.unsafeGetTensorImpl());
+      for (const int item : planned.items) {
+        const auto& [name, tensor, aliases] = parameters[static_cast<std::size_t>(item)];
+        const auto& [first, other] =
+            units.emplace(tensor.unsafeGetTensorImpl(), std::pair(i, unit)).first->second;
+        check(ranks[first] == ranks[i] || unit == other,
+              "parallelize: {} is tied over stages {} and {}: expected units (.shard.units) that "
+              "divide it alike, found others; name its module as a unit",
+              name, first, i);
+      }
+    }
   }
 }
 
@@ -179,10 +217,10 @@ void Composition::check_storage() const {
   if (!shards()) return;
   const std::vector<std::string> others = has_experts() ? std::vector<std::string>{"dp", "ep", "cp"}
                                                         : std::vector<std::string>{"dp", "cp"};
-  const Group shards = mesh_["fsdp"];
+  const Group ranks = mesh_["fsdp"];
   sharded::check_storage({.whole = mesh_.group(),
-                          .gather = shards,
-                          .reduce = shards,
+                          .gather = ranks,
+                          .reduce = ranks,
                           .replicas = mesh_.sub_mesh(others).group()},
                          unique_parameters(*model_), options_.shard);
 }

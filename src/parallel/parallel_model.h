@@ -1,7 +1,6 @@
 // What a ParallelModel (lockstep/parallel/parallelize.h) knows beside its handle.
 #pragma once
 
-#include "parallel/handle_state.h"
 #include "parallel/pipeline/stage_run.h"
 #include "parallel/tensor/token_exchange.h"
 
@@ -15,11 +14,11 @@
 
 namespace lockstep {
 
-// A module whose tensors copies or shards train, and their handle: of a model, or of a stage's
-// tensors as `tp`, `cp` and `ep` have cut them.
+// What copies or shards train on this rank: the model, a stage of it, or the module of the parts
+// that other axes leave this rank.
 struct TrainedParts {
-  std::shared_ptr<torch::nn::Module> module;
-  std::shared_ptr<HandleState> handle;  // DistributedDataParallel's or fully_shard()'s
+  std::shared_ptr<torch::nn::Module> module;  // as long as the model's handle
+  Handle handle;                              // for its parameters, and the ranks as a group
   Mesh ranks;
 };
 
@@ -38,7 +37,7 @@ struct ParallelModelParts {
   std::optional<CutSequences> sequences;    // with cp
   std::optional<ActivationCheckpoints> checkpoints;
   std::string plan;
-  std::vector<TrainedParts> trained;  // in the order in which they were made
+  std::vector<TrainedParts> trained;
   std::shared_ptr<tensor_parallel::TokenExchange::Sent> tokens;  // of all mixtures, by this rank
 };
 

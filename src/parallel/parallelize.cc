@@ -6,8 +6,8 @@
 #include "parallel/parallel_composition.h"
 #include "parallel/pipeline/pipeline_state.h"
 #include "parallel/tensor/resolve.h"
+#include "parallel/whole_module_state.h"
 
-#include <lockstep/layout/name_pattern.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
 
 #include <algorithm>
@@ -18,11 +18,6 @@
 
 namespace lockstep {
 namespace {
-
-bool names_one_of(const std::string& pattern, const std::vector<std::string>& names) {
-  return std::ranges::any_of(
-      names, [&](const std::string& name) { return layout::names_around(pattern, name); });
-}
 
 // Modules that several pieces name: weights that are tied over stages, which both divide alike.
 std::vector<std::string> tied_modules(const torch::nn::Module& model,
@@ -37,22 +32,10 @@ std::vector<std::string> tied_modules(const torch::nn::Module& model,
   return tied;
 }
 
-// Of options for the whole model those that name a tensor of `part`.
-std::vector<std::string> patterns_in(const std::vector<std::string>& patterns,
-                                     const torch::nn::Module& part) {
-  std::vector<std::string> names = parameter_names(part), own;
-  for (const auto& buffer : part.named_buffers()) names.push_back(buffer.key());
-  std::ranges::copy_if(patterns, std::back_inserter(own),
-                       [&](const std::string& pattern) { return names_one_of(pattern, names); });
-  return own;
-}
-
-UnitRules units_in(const UnitRules& units, const torch::nn::Module& part) {
-  const std::vector<std::string> names = parameter_names(part);
-  UnitRules own;
-  std::ranges::copy_if(units, std::back_inserter(own),
-                       [&](const UnitRule& rule) { return names_one_of(rule.pattern, names); });
-  return own;
+std::vector<std::string> tensor_names(const torch::nn::Module& module) {
+  std::vector<std::string> names = parameter_names(module);
+  for (const auto& buffer : module.named_buffers()) names.push_back(buffer.key());
+  return names;
 }
 
 TensorPlan plan_in(const TensorPlan& plan, const torch::nn::Module& part) {
@@ -82,6 +65,7 @@ Composition::Composition(std::shared_ptr<torch::nn::Module> model, const Mesh& m
   check_plan();
   check_model();
   cut_stages();
+  check_ties();
   make_meshes();
   check_storage();
 }
@@ -119,7 +103,8 @@ void Composition::make_meshes() {
 
 std::vector<TensorParts> Composition::tensor_parts(const std::shared_ptr<torch::nn::Module>& stage,
                                                    const ParallelModelParts& parts) const {
-  if (has("pp") && mesh_.group().size() == size("pp") && !shards() && ignored().empty()) return {};
+  const bool is_alone = mesh_.group().size() == size("pp") && !shards() && ignored().empty();
+  if (has("pp") && is_alone) return {};
   std::optional<Mesh> tensors;
   if (tensors_) tensors = global::mesh_of_handle(*tensors_);
   tensor_parallel::SeparateTensors separate{.rest = stage, .experts = nullptr};
@@ -146,30 +131,29 @@ std::vector<TensorParts> Composition::tensor_parts(const std::shared_ptr<torch::
   return all;
 }
 
-Handle Composition::copies(const std::shared_ptr<torch::nn::Module>& module,
-                           const Mesh& ranks) const {
-  if (!shards()) {
+Handle Composition::copies(const std::shared_ptr<torch::nn::Module>& module, const Mesh& ranks,
+                           ParallelModelParts& parts) const {
+  Handle handle;
+  if (shards()) {
+    ShardOptions shard = options_.shard;
+    keep_naming(shard.ignored, tensor_names(*module));
+    keep_naming(shard.units, parameter_names(*module));
+    handle = fully_shard(module, ranks, shard);
+  } else {
     DataParallelOptions data = options_.data;
-    data.ignored = patterns_in(data.ignored, *module);
-    return DistributedDataParallel(module, ranks, data);
+    keep_naming(data.ignored, tensor_names(*module));
+    handle = DistributedDataParallel(module, ranks, data);
   }
-  ShardOptions shard = options_.shard;
-  shard.ignored = patterns_in(shard.ignored, *module);
-  shard.units = units_in(shard.units, *module);
-  return fully_shard(module, ranks, shard);
+  parts.trained.push_back({module, HandleState::shared_of(handle), ranks});
+  return handle;
 }
 
 Handle Composition::train(const TensorParts& tensors, ParallelModelParts& parts) const {
-  const auto copies_of = [&](const std::shared_ptr<torch::nn::Module>& module) {
-    Handle handle = copies(module, tensors.rows);
-    parts.trained.push_back({module, HandleState::shared_of(handle), tensors.rows});
-    return handle;
-  };
-  if (!tensors.tensors) return with_groups(copies_of(tensors.module));
+  if (!tensors.tensors) return with_groups(copies(tensors.module, tensors.rows, parts));
   const auto state = std::make_shared<TensorParallelState>(tensors.module, *tensors.tensors,
                                                            tensors.cut, tensors.all);
   const bool has_copies = tensors.rows.group().size() > 1 || shards();
-  state->train(has_copies ? copies_of(state->parts()) : Handle());
+  state->train(has_copies ? copies(state->parts(), tensors.rows, parts) : Handle());
   Handle handle = with_groups(HandleState::handle_of(state));
   // Ranks of tp have the same experts, and nothing else gives them the same values.
   if (tensors.are_experts && has("tp"))

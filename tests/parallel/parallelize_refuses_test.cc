@@ -163,6 +163,23 @@ TEST(ParallelizeRefuses, UnitsThatDivideAFusedWeightBeforeItIsCut) {
   });
 }
 
+// Each stage would have another shard of it.
+TEST(ParallelizeRefuses, UnitsThatDivideATiedWeightInTwoWaysBeforeItIsCut) {
+  run_group(Engine::local, 4, [](Group world) {
+    const Mesh mesh(world, {{"pp", 2}, {"fsdp", 2}});
+    models::Gpt gpt(composed_gpt());
+    EXPECT_EQ(message_of<InvalidArgument>(
+                  [&] { (void)parallelize(gpt, mesh, {.shard = {.units = {"transformer.h.*"}}}); }),
+              "parallelize: transformer.wte.weight is tied over stages 0 and 1: expected units "
+              "(.shard.units) that divide it alike, found others; name its module as a unit");
+    ParallelModel model =
+        parallelize(gpt, mesh, {.shard = {.units = {"transformer.h.*", "transformer.wte"}}});
+    const TokenBatch batch(1, 4);
+    (void)model.step({own_rows(model.data(), batch.ids)}, {own_rows(model.data(), batch.targets)});
+    EXPECT_GT(model.clip_grad_norm(1e9), 0);
+  });
+}
+
 // Experts are cut along ep alone.
 TEST(ParallelizeRefuses, ATensorPlanForExpertsAloneBeforeAnythingIsCut) {
   for (const char* other : {"ep", "pp"})

@@ -20,9 +20,9 @@
 //   fsdp   shards, each with rows of its own          sharded/fully_shard.h
 //   tp     parts of every layer                       tensor/tensor_parallel.h
 //
-// An absent axis has one rank, and options for it are ignored. An axis of one rank does nothing,
-// except fsdp: one rank, too, keeps its parameters as ShardOptions say (compute_dtype, offload).
-// The headers above say what each strategy does to the module and what its errors are.
+// An absent axis has one rank, and options for it are ignored. Of the axes of one rank only fsdp
+// does something: the rank keeps its parameters as ShardOptions say (compute_dtype, offload). The
+// headers above say what each strategy does to the module and what its errors are.
 //
 // Rows: a batch is divided over the ranks of data(). Each of them passes its rows to step(); ranks
 // of pp, cp and tp pass the same rows. A batch that data().size() does not divide loses no row.

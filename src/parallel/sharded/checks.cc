@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "dispatch/lazy_storage.h"
 #include "module/rank_check.h"
+#include "module/specs.h"
 #include "parallel/gradient_hooks.h"
 #include "parallel/sharded/deferred_values.h"
 
@@ -48,6 +49,19 @@ void check_options(const ShardOptions& options) {
         "(offload_to_host), not to both");
   check(options.prefetch >= 0, "fully_shard: prefetch must be at least 0 units, found {}",
         options.prefetch);
+}
+
+std::vector<layout::PlannedUnit> plan_of(const std::vector<NamedParameter>& parameters,
+                                         const UnitRules& rules) {
+  std::vector<layout::UnitItem> items;
+  for (const auto& [name, tensor, aliases] : parameters)
+    items.push_back({name,
+                     modules::kind_of(tensor) + (tensor.requires_grad() ? "" : ", frozen") +
+                         (dispatch::part_of(tensor) != nullptr ? ", a part" : ""),
+                     aliases});
+  std::vector<std::string> patterns;
+  for (const UnitRule& rule : rules) patterns.push_back(rule.pattern);
+  return layout::plan_units(items, patterns);
 }
 
 std::vector<std::string> lines_of(const torch::nn::Module& module,

@@ -1,6 +1,7 @@
 // What fully_shard() checks before anything is changed.
 #pragma once
 
+#include "layout/unit_plan.h"
 #include "module/tensors.h"
 #include "parallel/sharded/groups.h"
 
@@ -22,6 +23,10 @@ void check_not_divided(const std::vector<NamedParameter>& parameters);
 // For storage that the ranks or the parameters' device do not have.
 void check_storage(const Groups& groups, const std::vector<NamedParameter>& parameters,
                    const ShardOptions& options);
+
+// Which parameters are one unit. InvalidArgument for a rule that names nothing.
+[[nodiscard]] std::vector<layout::PlannedUnit> plan_of(
+    const std::vector<NamedParameter>& parameters, const UnitRules& rules);
 
 // What all ranks must agree on, for modules::check_same_lines(): of a module's tensors, and these
 // and the options.

@@ -4,7 +4,6 @@
 #include "dispatch/key.h"
 #include "layout/unit_plan.h"
 #include "module/rank_check.h"
-#include "module/specs.h"
 #include "module/state_entries.h"
 #include "parallel/sharded/checks.h"
 #include "parallel/sharded/deferred_values.h"
@@ -27,19 +26,6 @@ namespace lockstep {
 namespace {
 
 constexpr std::int64_t broadcast_bytes = std::int64_t{25} << 20;
-
-std::vector<layout::PlannedUnit> plan_of(const std::vector<NamedParameter>& parameters,
-                                         const ShardOptions& options) {
-  std::vector<layout::UnitItem> items;
-  for (const auto& [name, tensor, aliases] : parameters)
-    items.push_back({name,
-                     modules::kind_of(tensor) + (tensor.requires_grad() ? "" : ", frozen") +
-                         (dispatch::part_of(tensor) != nullptr ? ", a part" : ""),
-                     aliases});
-  std::vector<std::string> patterns;
-  for (const UnitRule& rule : options.units) patterns.push_back(rule.pattern);
-  return layout::plan_units(items, patterns);
-}
 
 // "blocks.0" for parameters "blocks.0.fc.weight" and "blocks.0.proj.weight".
 std::string common_module(const std::vector<NamedParameter>& parameters) {
@@ -132,7 +118,7 @@ void ShardedState::add_units(const modules::ModuleTensors& tensors, const ShardO
   modules::check_ordinary(tensors, "fully_shard");
   modules::check_alone(tensors, "fully_shard");
   sharded::check_storage(*groups, parameters, options);
-  std::vector<layout::PlannedUnit> plan = plan_of(parameters, options);
+  std::vector<layout::PlannedUnit> plan = sharded::plan_of(parameters, options.units);
   sharded::check_memory(groups->whole,
                         sharded::bytes_needed(parameters, plan, groups->gather.size(), options),
                         call());
