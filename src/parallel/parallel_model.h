@@ -1,6 +1,7 @@
 // What a ParallelModel (lockstep/parallel/parallelize.h) knows beside its handle.
 #pragma once
 
+#include "parallel/handle_state.h"
 #include "parallel/pipeline/stage_run.h"
 #include "parallel/tensor/token_exchange.h"
 
@@ -17,8 +18,8 @@ namespace lockstep {
 // What copies or shards train on this rank: the model, a stage of it, or the module of the parts
 // that other axes leave this rank.
 struct TrainedParts {
-  std::shared_ptr<torch::nn::Module> module;  // as long as the model's handle
-  Handle handle;                              // for its parameters, and the ranks as a group
+  std::shared_ptr<torch::nn::Module> module;
+  std::shared_ptr<HandleState> handle;  // DistributedDataParallel's or fully_shard()'s
   Mesh ranks;
 };
 

@@ -6,7 +6,6 @@
 #include "parallel/parallel_composition.h"
 #include "parallel/pipeline/pipeline_state.h"
 #include "parallel/tensor/resolve.h"
-#include "parallel/whole_module_state.h"
 
 #include <lockstep/parallel/sharded/fully_shard.h>
 

@@ -87,6 +87,19 @@ TEST(ElasticMesh, AxesThatCannotChangeAreOneLine) {
   expect_refused(on_mesh(moe, "fsdp=2"), 2, "--elastic: the task moe has experts");
 }
 
+// Each slot counts the tokens of its own rows.
+TEST(ElasticMesh, ExpertsOfWholeCopiesHaveTheBytesOfOneProcess) {
+  const test::TemporaryFolder folder;
+  RunSetup options = text_run(folder, "moe");
+  options.steps = 3;
+  options.slots = 4;
+  const RunSetup alone = elastic_setup(options, "alone");
+  run(1, alone);
+  const RunSetup copies = elastic_setup(options, "copies");
+  run(2, copies);
+  expect_same_run(alone, copies);
+}
+
 TEST(ElasticMesh, TheBytesDoNotDependOnHowManyCopiesOrShardsThereAre) {
   const test::TemporaryFolder folder;
   RunSetup options = tiny_gpt(folder);
