@@ -85,6 +85,8 @@ class Composition {
   [[nodiscard]] Handle copies(const std::shared_ptr<torch::nn::Module>& module, const Mesh& ranks,
                               ParallelModelParts& parts) const;
   [[nodiscard]] Handle with_groups(Handle handle) const;
+  [[nodiscard]] ParallelModel with_groups_of_mesh(Handle handle,
+                                                  std::shared_ptr<ParallelModelParts> parts) const;
   [[nodiscard]] std::string text() const;
 
   std::shared_ptr<torch::nn::Module> model_;

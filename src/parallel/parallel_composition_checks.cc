@@ -9,6 +9,7 @@
 #include "parallel/tensor/resolve.h"
 #include "parallel/whole_parameters.h"
 
+#include <lockstep/global/tensor.h>
 #include <lockstep/layout/name_pattern.h>
 
 #include <algorithm>
@@ -206,6 +207,11 @@ void Composition::check_experts() const {
 // What the strategies would find when activation checkpointing has marked the model.
 void Composition::check_model() const {
   const modules::ModuleTensors tensors = modules::tensors_of(*model_, ignored());
+  for (const auto& [name, tensor, aliases] : tensors.parameters)
+    check(!is_global(tensor),
+          "parallelize: {}: expected a tensor of this rank, found one on several ranks, which "
+          "another handle trains",
+          name);
   modules::check_ordinary(tensors, "parallelize");
   parallel::check_not_sharded(tensors.parameters, "parallelize");
   if (shards()) sharded::check_not_divided(tensors.parameters);

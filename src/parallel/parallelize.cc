@@ -97,23 +97,21 @@ void Composition::make_meshes() {
   if (has("cp")) tensors.emplace_back("cp");
   // With sequence_parallel a rank's part of a sequence is cut once more.
   if (has("tp")) tensors.insert(options_.sequence_parallel ? tensors.end() : tensors.begin(), "tp");
-  if (!tensors.empty()) tensors_ = mesh_.sub_mesh(tensors);
+  if (!tensors.empty()) tensors_ = global::mesh_of_handle(mesh_.sub_mesh(tensors));
 }
 
 std::vector<TensorParts> Composition::tensor_parts(const std::shared_ptr<torch::nn::Module>& stage,
                                                    const ParallelModelParts& parts) const {
   const bool is_alone = mesh_.group().size() == size("pp") && !shards() && ignored().empty();
   if (has("pp") && is_alone) return {};
-  std::optional<Mesh> tensors;
-  if (tensors_) tensors = global::mesh_of_handle(*tensors_);
   tensor_parallel::SeparateTensors separate{.rest = stage, .experts = nullptr};
   if (has_experts()) {
     separate = tensor_parallel::separate_experts(*stage);
-    tensor_parallel::exchange_tokens(*stage, {*rows_, whole_rows_, tensors}, parts.tokens);
+    tensor_parallel::exchange_tokens(*stage, {*rows_, whole_rows_, tensors_}, parts.tokens);
   }
   std::vector<TensorParts> all = {
       {.module = separate.rest,
-       .tensors = tensors,
+       .tensors = tensors_,
        .cut = {.plan = has("tp") ? plan_in(plan_.tensor, *separate.rest) : TensorPlan(),
                .sequence_parallel = options_.sequence_parallel && has("tp"),
                .sequence_dim = options_.sequence_dim,
@@ -235,22 +233,32 @@ std::unique_ptr<pipeline::PipelineStages> Composition::stages(
   return std::make_unique<pipeline::PipelineStages>(Stage{"model", model_, std::move(forward)});
 }
 
+// Ranks wait for each other in the caller's groups, too: in logs, and between steps.
+ParallelModel Composition::with_groups_of_mesh(Handle handle,
+                                               std::shared_ptr<ParallelModelParts> parts) const {
+  HandleState& state = HandleState::of(handle);
+  state.aborts(mesh_);
+  state.aborts(parts->data);
+  return ParallelModel(std::move(handle), std::move(parts));
+}
+
 ParallelModel Composition::model(std::unique_ptr<pipeline::PipelineStages> stages,
                                  std::shared_ptr<ParallelModelParts> parts) const {
   if (!has("pp")) {
     pipeline::StageSet& whole = stages->own().front();
     whole.finish();
     parts->whole.emplace(std::move(stages->runs().at(0)));
-    return ParallelModel(std::move(whole.handle), std::move(parts));
+    return with_groups_of_mesh(std::move(whole.handle), std::move(parts));
   }
   PipelineLoss loss = [step_loss = parts->step_loss](const Tensors& outputs,
                                                      const Tensors& targets) {
     return (*step_loss)(outputs, targets);
   };
   if (parts->sequences) loss = parts->sequences->loss(std::move(loss));
-  return ParallelModel(HandleState::handle_of(std::make_shared<PipelineState>(
-                           std::move(stages), std::move(loss), mesh_.group(), PipelineOptions())),
-                       std::move(parts));
+  return with_groups_of_mesh(
+      HandleState::handle_of(std::make_shared<PipelineState>(std::move(stages), std::move(loss),
+                                                             mesh_.group(), PipelineOptions())),
+      std::move(parts));
 }
 
 ParallelModel parallelize(std::shared_ptr<torch::nn::Module> model, const Mesh& mesh,

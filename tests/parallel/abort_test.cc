@@ -51,8 +51,8 @@ TEST_P(Abort, ByAnotherThreadWhileTheHandleGoes) {
   const Make make = makers().at(GetParam());
   run_as_threads(4, [&](Group group) {
     for (int turn = 0; turn < 25; ++turn) {
-      Handle handle = make(group.split(0));
-      Group own = handle.group();
+      Group own = group.split(0);
+      Handle handle = make(own);
       const auto abort = HandleState::abort_of(handle);
       group.barrier().wait();
       std::atomic<bool> begins = false;

@@ -36,7 +36,7 @@ void check_size(std::string_view model, const ModelSize& size);
 struct BenchModel {
   std::shared_ptr<torch::nn::Module> module;
   std::vector<std::string> units;  // patterns of what fully_shard() gathers together
-  TensorPlan plan;                 // how parallelize_tensors() cuts it
+  TensorPlan plan;                 // how tensor parallelism cuts it
   // The loss of a batch that is drawn from the generator, in the parameters' dtype.
   std::function<at::Tensor(at::Generator& batches)> loss;
 };

@@ -276,8 +276,10 @@ TEST_P(ExpertRefuses, AModelWhoseExpertsAreOnSeveralRanks) {
   run([&](Group group) {
     models::Moe model(expert_moe(4));
     auto moe = place_experts(model, group);
-    expect_contains(message_of<InvalidArgument>([&] { (void)place_experts(model, group); }),
-                    "parallelize: parameter transformer.h.0.moe.up");
+    expect_contains(
+        message_of<InvalidArgument>([&] { (void)place_experts(model, group); }),
+        "parallelize: transformer.h.0.moe.up: expected a tensor of this rank, found one "
+        "on several ranks");
     expect_contains(moe.plan(), "experts: transformer.h.0.moe: 2 on each of 2 ranks of ep");
   });
 }

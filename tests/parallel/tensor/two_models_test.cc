@@ -79,30 +79,34 @@ TEST(TwoModels, SequenceParallelismOfOneMovesNothingInTheOther) {
       Cut cut(mesh, {.sequence_parallel = sequence});
       return cut.traffic_of_step();
     };
-    const std::vector<MeshAxis> axes = {{"cp", 2}, {"tp", 2}};
-    for (bool first : {true, false}) {
-      const Traffic alone = moved_on(Mesh(group, axes), !first);
-      const Mesh mesh(group, axes);
-      (void)moved_on(mesh, first);
-      const Traffic second = moved_on(mesh, !first);
-      EXPECT_EQ(second.calls(), alone.calls()) << first;
-      EXPECT_EQ(second.bytes, alone.bytes) << first;
-    }
+    for (const std::vector<MeshAxis>& axes :
+         {std::vector<MeshAxis>{{"cp", 2}, {"tp", 2}}, {{"tp", 4}}})
+      for (bool first : {true, false}) {
+        const Traffic alone = moved_on(Mesh(group, axes), !first);
+        const Mesh mesh(group, axes);
+        (void)moved_on(mesh, first);
+        const Traffic second = moved_on(mesh, !first);
+        EXPECT_EQ(second.calls(), alone.calls()) << axes.size() << first;
+        EXPECT_EQ(second.bytes, alone.bytes) << axes.size() << first;
+      }
   });
 }
 
 TEST(TwoModels, TheCallersTensorsOnThatMeshStayStrict) {
   run_as_threads(2, [](Group group) {
     const auto make = [] { return models::Gpt(small_gpt(1)); };
-    const Mesh mesh(group, {{"dp", 1}, {"cp", -1}});
-    auto first = made_alike(make, at::kDouble), second = made_alike(make, at::kDouble);
-    const auto cut = context_parallel(*first, mesh.sub_mesh({"cp"}));
-    const at::Tensor own = distribute(values({4, 4}, 1), mesh.sub_mesh({"cp"}), {Shard(0)});
-    const at::Tensor plain = values({4, 4}, 2);
-    expect_contains(message_of<InvalidArgument>([&] { (void)(own + plain); }), "replicate_plain");
-    set_global_options(mesh.sub_mesh({"cp"}), {.replicate_unknown = true, .replicate_plain = true});
-    const auto other = context_parallel(*second, mesh.sub_mesh({"cp"}));
-    EXPECT_TRUE(same_bits(full_tensor(own + plain), values({4, 4}, 1) + plain));
+    for (const char* axis : {"cp", "tp"}) {
+      const Mesh mesh(group, {{"dp", 1}, {axis, -1}});
+      auto first = made_alike(make, at::kDouble), second = made_alike(make, at::kDouble);
+      const auto cut = parallelize(first, mesh);
+      const at::Tensor own = distribute(values({4, 4}, 1), mesh.sub_mesh({axis}), {Shard(0)});
+      const at::Tensor plain = values({4, 4}, 2);
+      expect_contains(message_of<InvalidArgument>([&] { (void)(own + plain); }), "replicate_plain");
+      set_global_options(mesh.sub_mesh({axis}),
+                         {.replicate_unknown = true, .replicate_plain = true});
+      const auto other = parallelize(second, mesh);
+      EXPECT_TRUE(same_bits(full_tensor(own + plain), values({4, 4}, 1) + plain)) << axis;
+    }
   });
 }
 

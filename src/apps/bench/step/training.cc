@@ -89,7 +89,8 @@ Training::Training(BenchModel model, std::string_view mode, bool fused, const Gr
   if (is_ddp(mode)) ddp_.emplace(model_.module, world);
   if (auto options = shard_options_of(mode, model_.units))
     sharded_.emplace(fully_shard(model_.module, world, *options));
-  if (mode == "tensor") tensor_.emplace(parallelize_tensors(model_.module, world, model_.plan));
+  if (mode == "tensor")
+    tensor_.emplace(parallelize(model_.module, Mesh(world, {{"tp", -1}}), {.tensor = model_.plan}));
   optimizer_ = make_optimizer(parameters(), fused, shares_update ? ddp_->shared_update() : nullptr);
 }
 

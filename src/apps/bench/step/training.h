@@ -5,8 +5,8 @@
 
 #include <lockstep/comm/group.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
+#include <lockstep/parallel/parallelize.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
-#include <lockstep/parallel/tensor/tensor_parallel.h>
 
 #include <torch/optim/optimizer.h>
 
@@ -78,7 +78,7 @@ class Training {
   StepParts parts_;
   std::optional<DistributedDataParallel> ddp_;
   std::optional<ShardedModule> sharded_;
-  std::optional<TensorParallel> tensor_;
+  std::optional<ParallelModel> tensor_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };
 
