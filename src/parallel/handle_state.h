@@ -56,6 +56,9 @@ class HandleState {
 
   // The state behind a handle. InvalidArgument if the handle has no module.
   [[nodiscard]] static HandleState& of(const Handle& handle) { return *handle.state(); }
+  [[nodiscard]] static std::shared_ptr<HandleState> shared_of(const Handle& handle) {
+    return handle.state();
+  }
   // A handle without a strategy's own functions.
   [[nodiscard]] static Handle handle_of(std::shared_ptr<HandleState> state) {
     return Handle(std::move(state));
