@@ -5,6 +5,7 @@
 #include <lockstep/parallel/sharded/deferred.h>
 
 #include "parallel/own_net.h"
+#include "parallel/parallel_model.h"
 #include "support/torch/engine_test.h"
 
 #include <gtest/gtest.h>
@@ -12,6 +13,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
 #include <random>
 #include <string>
 #include <utility>
@@ -74,6 +76,46 @@ void expect_one_process(Group world, const std::vector<MeshAxis>& axes, Model pl
   const auto expected = state_dict(*plain);
   for (const auto& [name, tensor] : handle.state_dict())
     expect_close_to(tensor, expected.at(name), 1e-9, text + ": " + name);
+}
+
+// Its only weight has two names.
+struct TwiceNetImpl : torch::nn::Module {
+  struct Again : torch::nn::Module {
+    explicit Again(const at::Tensor& weight) { register_parameter("weight", weight); }
+  };
+  TwiceNetImpl()
+      : first(register_module("first",
+                              torch::nn::Linear(torch::nn::LinearOptions(8, 8).bias(false)))) {
+    register_module("again", std::make_shared<Again>(first->weight));
+    fill_parameters(*this, 3);
+    to(at::kDouble);
+  }
+  at::Tensor forward(const at::Tensor& x) { return first(torch::tanh(first(x))); }
+  torch::nn::Linear first;
+};
+TORCH_MODULE(TwiceNet);
+
+TEST(Parallelize, ATiedWeightIsCutAndShardedByEachOfItsNames) {
+  run_group(Engine::local, 4, [](Group world) {
+    for (const char* name : {"first", "again"}) {
+      TwiceNet net, plain;
+      ParallelModel model =
+          parallelize(net, Mesh(world, {{"fsdp", 2}, {"tp", 2}}),
+                      {.tensor = {{name, Colwise()}}, .shard = {.units = {name}}});
+      const auto parts = ParallelModelParts::of(model).trained.front().module->named_parameters();
+      EXPECT_TRUE(parts.contains("first.weight") && parts.contains("again.weight"));
+      ASSERT_EQ(model.parameters().size(), 1U);
+      EXPECT_EQ(model.parameters().front().numel(), 8 * 8 / 4);
+      const at::Tensor x = values({8, 8}, 1).to(at::kDouble), y = x.sum(1, true);
+      const at::Tensor loss =
+          model.step({own_rows(model.data(), x)}, {own_rows(model.data(), y)}, mean_square);
+      const at::Tensor expected = mean_square({plain->forward(x)}, {y});
+      expected.backward();
+      EXPECT_NEAR(average_over(model.data(), loss), expected.item<double>(), 1e-11);
+      const double norm = plain->first->weight.grad().norm().item<double>();
+      EXPECT_NEAR(model.clip_grad_norm(1e9), norm, 1e-11 * norm);
+    }
+  });
 }
 
 TEST(Parallelize, AGptOnRandomMeshesIsOneProcess) {
