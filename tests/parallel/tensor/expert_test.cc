@@ -239,8 +239,8 @@ TEST_P(ExpertTraffic, TokensAndMemoryAreWhatTheFormulasSay) {
     }
     EXPECT_EQ(moe.memory().shards, of_experts / n);
     EXPECT_EQ(moe.memory().whole, all);
-    // An exchange that counts on groups of its own.
-    const Mesh mesh(group, {{"ep", group.size()}});
+    // An exchange that counts on a group of its own.
+    const Mesh mesh(group.split(0), {{"ep", group.size()}});
     auto sent_tokens = std::make_shared<tensor_parallel::TokenExchange::Sent>();
     for (const models::Mixture& mixture : model->mixtures())
       mixture.ptr()->set_exchange(std::make_shared<tensor_parallel::TokenExchange>(
