@@ -1,52 +1,29 @@
-// A Llama with grouped queries on any mesh of pp, dp, cp, fsdp and tp, with activation
-// checkpointing. An axis that is left out has one rank.
+// A Llama with grouped queries on any mesh of pp, dp, cp, fsdp and tp, with sequence parallelism
+// beside tp, and activation checkpointing of every second layer.
 //
 //   lockstep run -n 8 build/release/examples/recipe_llama pp=2,fsdp=2,tp=2
-//   lockstep run -n 4 build/release/examples/recipe_llama dp=2,tp=2 200
-#include <lockstep/lockstep.h>
-#include <torch/torch.h>
-
-#include <cstdio>
-#include <exception>
-#include <string>
+//   lockstep run -n 4 build/release/examples/recipe_llama cp=2,tp=2 200
+#include "recipe.h"
 
 namespace ls = lockstep;
 
-int main(int argc, char** argv) try {
-  ls::Group world = ls::init();
-  const ls::Mesh mesh(world, ls::parse_axes(argc > 1 ? argv[1] : "dp=-1"));
-  const int steps = argc > 2 ? std::stoi(argv[2]) : 60;
-  torch::manual_seed(1);
-  const ls::models::LlamaOptions shape{.layers = 4,
-                                       .heads = 4,
-                                       .key_value_heads = 2,
-                                       .width = 64,
-                                       .hidden = 176,
-                                       .block = 16,
-                                       .vocabulary = 50};
-  auto model = ls::deferred([&] { return ls::models::Llama(shape); });
-  ls::ParallelModel llama = ls::parallelize(
-      model, mesh, {.activation_checkpointing = {"model.layers.*"}, .micro_batches = 4});
-  ls::optim::AdamW adamw(llama.parameters(), 3e-3);
-  ls::Group data = llama.data();
-
-  double first = 0, last = 0;
-  for (int step = 0; step < steps; ++step) {
-    // Counting from anywhere: 32 rows, of which each rank of data() takes its own.
-    const at::Tensor batch = (torch::arange(32).view({32, 1}) * 5 + step + torch::arange(17)) % 50;
-    const at::Tensor rows = batch.tensor_split(data.size())[data.rank()];
-    llama.zero_grad();
-    last = llama.step({rows.narrow(1, 0, 16)}, {rows.narrow(1, 1, 16)}).item<double>();
-    llama.clip_grad_norm(1.0);
-    adamw.step();
-    if (step == 0) first = last;
-  }
-  const ls::HandleMemory memory = llama.memory();
-  if (world.is_root())
-    std::printf("rank 0 keeps %lld bytes of parameters; loss %.3f, then %.3f\n",
-                static_cast<long long>(memory.shards + memory.whole), first, last);
-  return last < first / 2 ? 0 : 1;
-} catch (const std::exception& error) {  // one line, not an abort
-  std::fprintf(stderr, "%s\n", error.what());
-  return 1;
+int main(int argc, char** argv) {
+  auto body = [](const ls::Mesh& mesh, const recipe::Arguments& given) {
+    const ls::models::LlamaOptions shape{.layers = 4,
+                                         .heads = 4,
+                                         .key_value_heads = 2,
+                                         .width = 64,
+                                         .hidden = 176,
+                                         .block = 16,
+                                         .vocabulary = 50};
+    auto model = ls::deferred([&] { return ls::models::Llama(shape); });
+    auto llama = ls::parallelize(model, mesh,
+                                 {.sequence_parallel = true,
+                                  .activation_checkpointing = {"model.layers.*"},
+                                  .checkpoint_every = 2,
+                                  .micro_batches = 4});
+    ls::optim::AdamW optimizer(llama.parameters(), 3e-3);
+    return recipe::train(llama, optimizer, given.steps);
+  };
+  return recipe::run(argc, argv, {}, body);
 }
