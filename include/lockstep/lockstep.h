@@ -61,16 +61,12 @@
 #include <lockstep/parallel/model_plans.h>
 #include <lockstep/parallel/parallelize.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
-#include <lockstep/parallel/pipeline/sequences.h>
 #include <lockstep/parallel/server/meeting.h>
 #include <lockstep/parallel/server/server.h>
 #include <lockstep/parallel/server/worker.h>
 #include <lockstep/parallel/sharded/deferred.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
 #include <lockstep/parallel/sharded/sharded_build.h>
-#include <lockstep/parallel/tensor/context_parallel.h>
-#include <lockstep/parallel/tensor/expert_parallel.h>
-#include <lockstep/parallel/tensor/tensor_parallel.h>
 #include <lockstep/parallel/threads/data_parallel.h>
 #include <lockstep/parallel/threads/devices.h>
 #include <lockstep/plan/schedule_file.h>

@@ -122,8 +122,8 @@ void Arguments::refuse_plain(const TensorArgument& plain) const {
       "{}: expected global tensors on mesh {}, found a plain {} tensor of sizes {} as argument {}; "
       "distribute() makes it global, and set_global_options(mesh, {{.replicate_plain = true}}) "
       "lets "
-      "plain tensors count as replicated where they are only read; the mesh of a handle is "
-      "handle.tensors()",
+      "plain tensors count as replicated where they are only read; the mesh of a model is "
+      "that of its parameters, mesh_of()",
       operation_.name, space_.name(), c10::toString(plain.tensor.scalar_type()),
       c10::str(plain.tensor.sizes()), plain.argument));
 }

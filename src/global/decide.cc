@@ -215,7 +215,7 @@ void check_is_possible(const Operation& operation, const Arguments& arguments, c
       operation.way == Operation::Way::rule || space.options.load().replicate_unknown,
       "{}: there is no rule for it on global tensors, found {} on mesh {}; {}; "
       "set_global_options(mesh, {{.replicate_unknown = true, .replicate_plain = true}}) runs it on "
-      "replicated tensors; the mesh of a handle is handle.tensors()",
+      "replicated tensors; the mesh of a model is that of its parameters, mesh_of()",
       operation.name, describe_placements(arguments), space.name(),
       how_to_register(operation.name));
 }
@@ -229,7 +229,7 @@ void check_gradient(const Operation& operation, const Arguments& arguments, cons
       "{}: there is no rule for its gradient {} on global tensors, found {} on mesh {}; run it "
       "under NoGradGuard, register a rule for {}, or "
       "set_global_options(mesh, {{.replicate_unknown = true, .replicate_plain = true}}); the mesh "
-      "of a handle is handle.tensors()",
+      "of a model is that of its parameters, mesh_of()",
       operation.name, operation.gradient, describe_placements(arguments), space.name(),
       operation.gradient);
 }

@@ -132,7 +132,7 @@ Tensors broadcast_all(Group& stages, Tensors tensors, int root, c10::Device devi
 }
 
 // Of this rank's parts of sequences; collective over the ranks that have the others.
-Tensors whole_sequences(const CutSequences& sequences, const Tensors& parts) {
+Tensors whole_sequences(const pipeline::CutSequences& sequences, const Tensors& parts) {
   Tensors whole;
   const PipelineLoss take = [&whole](const Tensors& outputs, const Tensors& /*targets*/) {
     for (const at::Tensor& one : outputs) whole.push_back(pipeline::plain(one));

@@ -2,11 +2,11 @@
 #pragma once
 
 #include "parallel/handle_state.h"
+#include "parallel/pipeline/sequences.h"
 #include "parallel/pipeline/stage_run.h"
 #include "parallel/tensor/token_exchange.h"
 
 #include <lockstep/parallel/parallelize.h>
-#include <lockstep/parallel/pipeline/sequences.h>
 
 #include <memory>
 #include <optional>
@@ -34,8 +34,8 @@ struct ParallelModelParts {
   PipelineLoss plan_loss;
   // With pp: the loss of the step that is running, which the pipeline's loss calls.
   std::shared_ptr<PipelineLoss> step_loss;
-  std::optional<pipeline::StageRun> whole;  // without pp: the model as one stage
-  std::optional<CutSequences> sequences;    // with cp
+  std::optional<pipeline::StageRun> whole;          // without pp: the model as one stage
+  std::optional<pipeline::CutSequences> sequences;  // with cp
   std::optional<ActivationCheckpoints> checkpoints;
   std::string plan;
   std::vector<TrainedParts> trained;

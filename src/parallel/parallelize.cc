@@ -212,8 +212,7 @@ std::shared_ptr<ParallelModelParts> Composition::parts() const {
                                                 {.every = options_.checkpoint_every});
   if (has("cp"))
     parts->sequences.emplace(
-        *tensors_, CutSequencesOptions{.zigzag = options_.balance == ContextBalance::zigzag,
-                                       .sequence_dim = options_.sequence_dim});
+        *tensors_, Shard(options_.sequence_dim).zigzag(options_.balance == ContextBalance::zigzag));
   return parts;
 }
 

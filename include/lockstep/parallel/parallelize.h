@@ -15,14 +15,32 @@
 //
 //   pp     stages of a pipeline                       pipeline/pipeline.h
 //   dp     copies, each with rows of its own          data/distributed_data_parallel.h
-//   ep     owners of experts, with rows of their own  tensor/expert_parallel.h
-//   cp     parts of every sequence                    tensor/context_parallel.h
+//   ep     owners of experts, with rows of their own
+//   cp     parts of every sequence
 //   fsdp   shards, each with rows of its own          sharded/fully_shard.h
-//   tp     parts of every layer                       tensor/tensor_parallel.h
+//   tp     parts of every layer                       tensor/plan.h
 //
 // An absent axis has one rank, and options for it are ignored. Of the axes of one rank only fsdp
 // does something: the rank keeps its parameters as ShardOptions say (compute_dtype, offload). The
 // headers above say what each strategy does to the module and what its errors are.
+//
+// tp and cp: parameters become global tensors (lockstep/global/tensor.h), and operations of the
+// model's forward() run on each rank's parts by their rules. So do outputs. An optimizer is built
+// on the handle's parameters(): the module's are no leaves of autograd any more, and their .grad is
+// an error that says so. A batch, random numbers and other plain tensors must be the same on these
+// ranks: another batch or another state of the generator is a Mismatch of the first steps, or of
+// one of the next that are compared (GlobalOptions::replicate_plain).
+//
+//   tp   a pair of a Colwise() and a Rowwise() layer costs one all_reduce in forward and one in
+//        backward; with sequence_parallel (Korthikanti et al., arXiv:2205.05198) a reduce_scatter
+//        and an all_gather each, and activations between pairs are cut along the sequence
+//   cp   attention mixes tokens. ring: keys and values go from rank to rank (Liu, Zaharia and
+//        Abbeel, arXiv:2310.01889), n - 1 messages in forward and 2n - 1 in backward; ulysses:
+//        heads are cut instead (Jacobs et al., arXiv:2309.14509), 4 all_to_alls in each, and n
+//        divides the heads. Any number of tokens: the last ranks may have fewer
+//   ep   the experts of a models::Mixture are divided, and tokens travel to them and back: two
+//        all_to_alls in forward and two in backward. On every mesh tokens are counted, dropped and
+//        balanced over all rows of a micro-batch, as on one process
 //
 // Rows: a batch is divided over the ranks of data(). Each of them passes its rows to step(); ranks
 // of pp, cp and tp pass the same rows. A batch that data().size() does not divide loses no row.
@@ -49,12 +67,13 @@
 #include <lockstep/parallel/parallel_plan.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
 #include <lockstep/parallel/sharded/options.h>
-#include <lockstep/parallel/tensor/context_parallel.h>
+#include <lockstep/parallel/tensor/plan.h>
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/pimpl.h>
 
 #include <concepts>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -63,6 +82,11 @@
 #pragma GCC visibility push(default)
 
 namespace lockstep {
+
+enum class ContextMethod : std::uint8_t { ring, ulysses };
+// How a sequence is cut. Under a causal mask the last tokens see the most keys: in zigzag order
+// each rank has one part from the front and one from the back.
+enum class ContextBalance : std::uint8_t { contiguous, zigzag };
 
 struct PipelinePlan {
   std::string schedule = "1f1b";  // plan::schedule_names()
@@ -73,7 +97,8 @@ struct PipelinePlan {
 struct ParallelOptions {
   // tp. Empty: the model's plan.
   TensorPlan tensor = {};
-  bool sequence_parallel = false;  // TensorParallelOptions::sequence_parallel
+  // Activations between blocks are cut along the sequence too.
+  bool sequence_parallel = false;
   // cp. ulysses needs cp x tp to divide the heads.
   ContextMethod context = ContextMethod::ring;
   ContextBalance balance = ContextBalance::zigzag;

@@ -1,4 +1,4 @@
-#include <lockstep/parallel/pipeline/sequences.h>
+#include "parallel/pipeline/sequences.h"
 
 #include "base/check.h"
 #include "global/space.h"
@@ -11,19 +11,15 @@
 #include <algorithm>
 #include <utility>
 
-namespace lockstep {
+namespace lockstep::pipeline {
 
-CutSequences::CutSequences(const Mesh& tensors, CutSequencesOptions options)
+CutSequences::CutSequences(const Mesh& tensors, Placement cut)
     : tensors_(tensors),
-      dim_(options.sequence_dim),
+      dim_(cut.dim()),
       placements_(tensors.axes().size()),
       sums_(tensors.axes().size()) {
-  const std::optional<int> axis = tensors.layout().find("cp");
-  check(axis.has_value(), "CutSequences: expected a mesh with an axis cp, found {}",
-        tensors.layout().describe());
-  check(dim_ >= 0, "CutSequences: expected a sequence_dim of at least 0, found {}", dim_);
-  const auto place = static_cast<std::size_t>(*axis);
-  placements_[place] = Shard(dim_).zigzag(options.zigzag);
+  const auto place = static_cast<std::size_t>(tensors.layout().axis("cp"));
+  placements_[place] = cut;
   sums_[place] = Partial();
   GlobalOptions global = global::Space::of(tensors_).options;
   global.replicate_plain = true;
@@ -31,9 +27,12 @@ CutSequences::CutSequences(const Mesh& tensors, CutSequencesOptions options)
 }
 
 at::Tensor CutSequences::cut(const at::Tensor& whole) const {
+  check(whole.defined() && !is_global(whole),
+        "cut: expected a plain tensor, found {}; a batch is cut once",
+        whole.defined() ? "a global one" : "an undefined one");
   check(whole.dim() > dim_,
-        "CutSequences: expected a tensor whose dim {} is the sequence, found one of {} dims", dim_,
-        whole.dim());
+        "cut: expected a tensor whose dim {} is the sequence (sequence_dim), found one of {} dims",
+        dim_, whole.dim());
   return redistribute(from_local(whole, tensors_, Placements(placements_.size())), placements_);
 }
 
@@ -75,4 +74,4 @@ PipelineLoss CutSequences::loss(PipelineLoss loss) const {
   };
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::pipeline

@@ -106,7 +106,7 @@ void Ties::take_parts(const std::vector<NamedPart>& parameters, Group& group,
     for (const int other : ties_[i].others)
       check(numbers[count * other + static_cast<std::int64_t>(i)] ==
                 numbers[count * ties_[i].owner + static_cast<std::int64_t>(i)],
-            "Pipeline: {} is tied to stages of other ranks: expected strategies that divide it "
+            "Pipeline: {} is tied to stages of other ranks: expected handles that divide it "
             "alike on ranks {} and {}, found others; make its module a unit of its own in both",
             ties_[i].name, ties_[i].owner, other);
 }

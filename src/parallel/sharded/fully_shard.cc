@@ -4,13 +4,9 @@
 #include "parallel/sharded/groups.h"
 #include "parallel/sharded/sharded_state.h"
 
-#include <lockstep/layout/name_pattern.h>
-
 #include <c10/core/InferenceMode.h>
 #include <torch/nn/module.h>
 
-#include <algorithm>
-#include <iterator>
 #include <utility>
 
 namespace lockstep {
@@ -22,25 +18,6 @@ ShardedModule fully_shard(const ModuleRef& module, const Ranks& ranks,
   auto state = std::make_shared<ShardedState>(sharded::groups_on(ranks), options);
   state->complete(std::move(whole));
   return ShardedModule(std::move(state));
-}
-
-std::vector<UnitRule> stage_units(const UnitRules& units, const torch::nn::Module& model,
-                                  const torch::nn::Module& stage) {
-  const auto names_of = [](const torch::nn::Module& module) {
-    std::vector<std::string> names;
-    for (const auto& item : module.named_parameters()) names.push_back(item.key());
-    return names;
-  };
-  std::vector<std::string> patterns;
-  for (const UnitRule& rule : units) patterns.push_back(rule.pattern);
-  layout::check_patterns("unit pattern", patterns, names_of(model));
-  const std::vector<std::string> names = names_of(stage);
-  std::vector<UnitRule> own;
-  std::ranges::copy_if(units, std::back_inserter(own), [&](const UnitRule& rule) {
-    return std::ranges::any_of(
-        names, [&](const std::string& name) { return layout::names_around(rule.pattern, name); });
-  });
-  return own;
 }
 
 Unsharded::Unsharded(std::shared_ptr<ShardedState> state) : state_(std::move(state)) {

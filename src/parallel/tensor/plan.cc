@@ -25,15 +25,6 @@ std::string describe(const TensorPlan& plan, const torch::nn::Module& module, in
                                   sequence_parallel);
 }
 
-TensorPlan stage_plan(const TensorPlan& plan, const torch::nn::Module& model,
-                      const torch::nn::Module& stage) {
-  (void)tensor_parallel::planned(plan, model, 1);
-  TensorPlan own;
-  for (const auto& [pattern, style] : plan)
-    if (tensor_parallel::names_one_of(pattern, stage)) own.emplace_back(pattern, style);
-  return own;
-}
-
 TensorPlan transformer_tensor_plan(std::int64_t heads, const std::string& prefix) {
   TensorPlan plan;
   auto add_layers = [&](const std::string& layers, std::initializer_list<const char*> attentions) {

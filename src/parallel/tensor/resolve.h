@@ -21,7 +21,7 @@ struct PlannedParameter {
 // Whether a pattern names a parameter of the module.
 [[nodiscard]] bool names_one_of(const std::string& pattern, const torch::nn::Module& module);
 
-// Each parameter once, in the module's order. InvalidArgument as parallelize_tensors() says.
+// Each parameter once, in the module's order. InvalidArgument as describe() says.
 [[nodiscard]] std::vector<PlannedParameter> planned(const TensorPlan& plan,
                                                     const torch::nn::Module& module, int ranks);
 

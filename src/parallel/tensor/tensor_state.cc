@@ -37,8 +37,7 @@ int context_ranks_of(const Mesh& mesh) { return mesh.layout().find("cp") ? mesh.
 }  // namespace
 
 TensorParallelState::TensorParallelState(std::shared_ptr<torch::nn::Module> module,
-                                         const Mesh& tensors, const TensorCut& how,
-                                         std::optional<Mesh> all)
+                                         const Mesh& tensors, const TensorCut& how, Mesh all)
     : module_(std::move(module)),
       kept_group_(std::make_shared<Group>(tensor_parallel::ranks_of_parts(tensors))),
       tensors_(tensors),
@@ -48,7 +47,7 @@ TensorParallelState::TensorParallelState(std::shared_ptr<torch::nn::Module> modu
   hold_parts();
   aborts(group_);
   aborts(tensors_);
-  if (all_) aborts(*all_);
+  aborts(all_);
 }
 
 TensorParallelState::~TensorParallelState() {
@@ -83,7 +82,6 @@ void TensorParallelState::part_all(const TensorCut& how) {
   modules::check_alone(tensors, "parallelize");
   const std::vector<PlannedParameter> planned =
       tensor_parallel::planned(how.plan, *module_, group_.size());
-  plan_ = tensor_parallel::text_of(how.plan, planned, group_.size(), how.sequence_parallel);
   set_wishes(how, planned);
   const auto division = std::make_shared<dispatch::Division>(kept_group_);
   for (const auto& [parameter, placement, pattern] : planned)
@@ -133,15 +131,13 @@ void TensorParallelState::train(Handle of_parts) {
   handle_ = std::move(of_parts);
   const std::string apart = take_parts();
   check(apart.empty(),
-        "parallelize: {}: expected a strategy that keeps all of this rank's parts in one unit, "
-        "found one that divides them; name its module as a unit",
+        "parallelize: {}: expected a handle that keeps all of this rank's parts in one unit, found "
+        "one that divides them; name its module as a unit",
         apart);
   if (handle_.is_attached()) {
     for (const NamedPart& part : handle_.named_parameters())
       check(number_.contains(part.name),
-            "parallelize: expected a strategy for the module of parts that it is given, found one "
-            "with {}",
-            part.name);
+            "parallelize: expected a handle for the module of parts, found one with {}", part.name);
     add_child(handle_);
     for (PartedTensor& one : parted_) one.context_ranks = context_ranks_of(tensors_);
   }
@@ -269,7 +265,5 @@ double TensorParallelState::seconds_waited() const {
   std::lock_guard lock(space.traffic_mutex);
   return space.seconds_waited + CompositeState::seconds_waited();
 }
-
-const Group& TensorParallelState::group() const { return all_ ? all_->group() : tensors_.group(); }
 
 }  // namespace lockstep

@@ -32,13 +32,13 @@ struct TensorCut {
   bool attention_by_heads = false;  // along `cp`
 };
 
-class TensorParallelState : public parallel::CompositeState {
+class TensorParallelState final : public parallel::CompositeState {
  public:
   // Collective over `tensors`, a mesh of the axes `tp` and `cp`: checks, and cuts. The module's
   // parameters have no values until train(). `all`: the axes of `tensors` and of train()'s handle;
   // it is mesh() and group().
   TensorParallelState(std::shared_ptr<torch::nn::Module> module, const Mesh& tensors,
-                      const TensorCut& how, std::optional<Mesh> all = std::nullopt);
+                      const TensorCut& how, Mesh all);
   // Without train(): the module's parameters are global tensors on their own.
   ~TensorParallelState() override;
 
@@ -48,9 +48,6 @@ class TensorParallelState : public parallel::CompositeState {
   // `of_parts`: a handle on parts(); not attached where no ranks have copies or shards of them.
   void train(Handle of_parts);
 
-  [[nodiscard]] const std::string& plan() const { return plan_; }
-  [[nodiscard]] const Mesh& tensors() const { return tensors_; }
-
   void detach() override;
   [[nodiscard]] std::vector<NamedPart> named_parameters() const override;
   void zero_grad(bool set_to_none) override;
@@ -58,7 +55,7 @@ class TensorParallelState : public parallel::CompositeState {
   [[nodiscard]] HandleMemory memory() const override;
   [[nodiscard]] double seconds_waited() const override;
   [[nodiscard]] StepTiming timing() const override { return clock_->total(); }
-  [[nodiscard]] const Group& group() const override;
+  [[nodiscard]] const Group& group() const override { return all_.group(); }
   [[nodiscard]] std::optional<Mesh> mesh() const override { return all_; }
 
  private:
@@ -78,9 +75,8 @@ class TensorParallelState : public parallel::CompositeState {
   std::shared_ptr<torch::nn::Module> module_;
   const std::shared_ptr<Group> kept_group_;  // here alone: parts refer to it
   Group& group_ = *kept_group_;
-  std::string plan_;
   const Mesh tensors_;
-  const std::optional<Mesh> all_;
+  const Mesh all_;
   std::shared_ptr<tensor_parallel::GradientMarks> marks_ =
       std::make_shared<tensor_parallel::GradientMarks>();
   std::shared_ptr<const modules::ModuleWatch> watch_;

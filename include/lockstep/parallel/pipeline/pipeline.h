@@ -42,13 +42,14 @@
 // other rank has let go of it.
 //
 // Errors: an exception of one rank's stage, loss or data ends the step on all ranks: this rank
-// throws it, and the others, also those of other pipelines that a strategy joins to this one, get
-// an Aborted that names rank, action and text. PeerLost and Timeout as of every group. The groups
-// of the pipeline, of its strategy and Options::all_ranks are dead after any of them, and gradients
-// are undefined. fully_shard() has groups of its own beside these, in which another pipeline may
-// wait until its deadline. A batch that is none (rows, tensors, tensors that require a gradient,
-// which would get none) is an InvalidArgument on every rank, and the group lives; so it does after
-// a Mismatch because some ranks call step() where others call evaluate().
+// throws it, and the others get an Aborted that names rank, action and text. PeerLost and Timeout
+// as of every group. The pipeline's group is dead after any of them, and gradients are undefined. A
+// batch that is none (rows, tensors, tensors that require a gradient, which would get none) is an
+// InvalidArgument on every rank, and the group lives; so it does after a Mismatch because some
+// ranks call step() where others call evaluate().
+//
+// parallelize() (parallelize.h) makes stages of a model, and trains each of them on the ranks of
+// other axes.
 //
 // The model itself: its parameters are those that the stages compute with, and zero_grad() of the
 // module, or of an optimizer that is built on it, counts as the pipeline's. But of the stages of
@@ -84,21 +85,6 @@ class PipelineState;
 using PipelineLoss = std::function<at::Tensor(const Tensors& outputs, const Tensors& targets)>;
 
 struct PipelineOptions {
-  // Trains each of this rank's stages on several ranks, of another axis of the mesh, by another
-  // strategy:
-  //   [&](torch::nn::Module& stage) {
-  //     return lockstep::DistributedDataParallel(stage, mesh["dp"]);
-  //   }
-  //   [&](torch::nn::Module& stage) { return lockstep::fully_shard(stage, mesh["fsdp"]); }
-  // Called for each stage of this rank, in their order; for stages that share a weight once, with a
-  // module that has the parameters and buffers of all of them. Gradients are averaged over these
-  // ranks during the last backward of a step. A weight that is tied over stages of several ranks
-  // must be whole on each of them.
-  std::function<Handle(torch::nn::Module& stage)> strategy = {};
-  // All ranks that have parts of the model, of every pipeline that the strategy joins to this one:
-  // mesh.group(). It is the handle's group(), over which checkpoints are saved and loaded.
-  // Needed where the strategy is one of several ranks.
-  std::optional<Group> all_ranks = std::nullopt;
   // Deadline of each wait; absent: the group's.
   std::optional<Duration> timeout = std::nullopt;
   // Off: what stages pass on is copied on every engine. The same on all ranks.
@@ -114,23 +100,18 @@ class [[nodiscard]] Pipeline : public Handle {
   // it, in which its values stay as they are. Rank r of the schedule is rank r of the group.
   // InvalidArgument, before anything is sent: a schedule with a problem, of another number of
   // stages than there are, or of another number of ranks than the group has. Mismatch when ranks
-  // have different schedules or stages. InvalidArgument too for Options::all_ranks that does not
-  // fit the strategy.
+  // have different schedules or stages.
   Pipeline(const std::vector<Stage>& stages, const plan::Schedule& schedule, Group group,
            PipelineLoss loss, Options options = {});
 
   // Forward and backward of one batch. `inputs` are the first stage's: tensors that all have the
   // same number of rows, at least one for each micro-batch; only the rank of the first stage reads
   // them. `targets` are the loss's, with as many rows; only the rank of the last stage reads them.
-  // Other ranks may pass the same or nothing. Returns the loss on every rank: where a strategy
-  // joins several pipelines, the mean of theirs, as gradients are averaged. Inside no_sync()
-  // pipelines do not wait for each other, and each returns its own.
+  // Other ranks may pass the same or nothing. Returns the loss on every rank.
   at::Tensor step(const Tensors& inputs, const Tensors& targets);
-  // The loss of this pipeline's rows alone, without gradients: forwards in the schedule's order.
-  // Modules are left in their mode: call eval() on the model as usual. One row is enough here and
-  // in forward(): there are as many micro-batches as rows, if these are fewer. Pipelines that a
-  // strategy joins make the same collectives only with the same number of micro-batches: pass them
-  // equally many rows, or each at least a row per micro-batch of the schedule.
+  // The loss without gradients: forwards in the schedule's order. Modules are left in their mode:
+  // call eval() on the model as usual. One row is enough here and in forward(): there are as many
+  // micro-batches as rows, if these are fewer.
   [[nodiscard]] at::Tensor evaluate(const Tensors& inputs, const Tensors& targets);
   // The last stage's outputs, of all rows, without gradients; nothing on ranks without that stage.
   // Of an output without dims those of all micro-batches, in one dimension.

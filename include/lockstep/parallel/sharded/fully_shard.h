@@ -134,13 +134,6 @@ class [[nodiscard]] ShardedModule : public Handle {
 ShardedModule fully_shard(const ModuleRef& module, const Ranks& ranks,
                           const ShardOptions& options = {});
 
-// Local: of rules for a whole model those that name something in `stage`, a stage of a Pipeline or
-// another part of the model with the names of the whole. InvalidArgument for a rule that names
-// nothing in the model.
-[[nodiscard]] std::vector<UnitRule> stage_units(const UnitRules& units,
-                                                const torch::nn::Module& model,
-                                                const torch::nn::Module& stage);
-
 }  // namespace lockstep
 
 #pragma GCC visibility pop

@@ -89,15 +89,10 @@ using TensorPlan = std::vector<std::pair<std::string, TensorStyle>>;
 [[nodiscard]] TensorPlan transformer_tensor_plan(std::int64_t heads,
                                                  const std::string& prefix = "");
 
-// Local: of a plan for a whole model what names something in `stage`, a stage of a Pipeline or
-// another part of the model with the names of the whole. InvalidArgument as parallelize_tensors()
-// says, for the whole model.
-[[nodiscard]] TensorPlan stage_plan(const TensorPlan& plan, const torch::nn::Module& model,
-                                    const torch::nn::Module& stage);
-
 // Local: what a plan does to a model on `ranks` ranks, without doing it, as a text of several
 // lines: each pattern with what it names, bytes of parameters a rank, and collectives a layer.
-// InvalidArgument as parallelize_tensors() says.
+// InvalidArgument names a pattern that names nothing (and what was probably meant), a parameter
+// that two patterns cut in two ways, parts or heads that do not divide, a parameter without dims.
 [[nodiscard]] std::string describe(const TensorPlan& plan, const torch::nn::Module& module,
                                    int ranks, bool sequence_parallel = false);
 
