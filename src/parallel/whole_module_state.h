@@ -47,9 +47,4 @@ class WholeModuleState : public HandleState {
   const ListParts list_;
 };
 
-// A handle of tensors that no strategy trains.
-struct PlainHandle : Handle {
-  explicit PlainHandle(std::shared_ptr<WholeModuleState> state) : Handle(std::move(state)) {}
-};
-
 }  // namespace lockstep::parallel

@@ -69,7 +69,7 @@ Handle& ElasticStrategy::make_handle(const std::shared_ptr<torch::nn::Module>& m
     slots_.emplace(options_.slots, model_);
   } else {
     compose(module, mesh_.sub_mesh({std::string(tensor_axis)}));
-    handle = &copy_.emplace(std::make_shared<CopyState>(world_, model_));
+    handle = &copy_.emplace(HandleState::handle_of(std::make_shared<CopyState>(world_, model_)));
     slots_.emplace(facts_.learners, options_.slots, handle->parameters());
   }
   for (const NamedPart& part : handle->state_parts())

@@ -42,7 +42,7 @@ class ElasticStrategy : public TrainedModel {
   void end_buffers();
 
   // Of copies: of what this rank's model is, or of the parts of it that this rank has, over all.
-  std::optional<parallel::PlainHandle> copy_;
+  std::optional<Handle> copy_;
   std::optional<SlotGradients> slots_;
   std::vector<at::Tensor> buffers_;  // what this rank has of the module's
   std::vector<at::Tensor> before_;   // their values when the step began

@@ -79,7 +79,7 @@ class ServedRun {
                     torch::optim::Optimizer* optimizer) {
     std::vector<NamedPart> saved = parts;
     for (NamedPart& part : saved) part.tensor = part.tensor.detach();
-    parallel::PlainHandle handle(parts_state(all_, parts, std::move(saved)));
+    Handle handle = HandleState::handle_of(parts_state(all_, parts, std::move(saved)));
     std::unique_ptr<torch::optim::Optimizer> nothing;
     if (optimizer == nullptr) nothing = optimizer_of_nothing();
     torch::optim::Optimizer& own = optimizer == nullptr ? *nothing : *optimizer;

@@ -93,9 +93,9 @@ void WorkerStrategy::attach(std::shared_ptr<torch::nn::Module> module, RunLength
   const std::vector<NamedPart> trained = trained_parts(*module_);
   const std::vector<NamedPart> all = parallel::whole_state_parts(*module_);
   state_ = parts_state(workers_, trained, all);
-  whole_ = parallel::PlainHandle(state_);
+  whole_ = HandleState::handle_of(state_);
   handle_ = &whole_;
-  rest_ = parallel::PlainHandle(parts_state(all_, {}, other_parts(all, trained)));
+  rest_ = HandleState::handle_of(parts_state(all_, {}, other_parts(all, trained)));
   nothing_ = optimizer_of_nothing();
 }
 
