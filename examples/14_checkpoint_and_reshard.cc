@@ -85,7 +85,7 @@ double go_on(const std::filesystem::path& folder, const ls::Mesh& mesh) {
   return loss;
 }
 
-int main(int argc, char** argv) try {
+int main(int argc, char** argv) try {  // on an even number of ranks
   ls::Group world = ls::init();
   const std::filesystem::path out = argc > 1 ? argv[1] : "checkpoints";
   const double straight = train_and_save(out, ls::Mesh(world, {{"fsdp", -1}}));

@@ -39,10 +39,13 @@ Metadata texts_of(const optim::GradScaler::State& state) {
   return {{"scale", number_text(state.scale)}, {"good_steps", formatted("{}", state.good_steps)}};
 }
 
-// Axes that are not those of all ranks, as of a stage, say nothing of them.
+// Axes of several ranks. Those of a part of the ranks, such as a stage's, say nothing of all.
 std::vector<MeshAxis> axes_of(const Handle& handle, int ranks) {
   const std::optional<Mesh> mesh = handle.mesh();
-  return mesh && mesh->layout().ranks() == ranks ? mesh->axes() : std::vector<MeshAxis>();
+  if (!mesh || mesh->layout().ranks() != ranks) return {};
+  std::vector<MeshAxis> axes = mesh->axes();
+  std::erase_if(axes, [](const MeshAxis& axis) { return axis.size == 1; });
+  return axes;
 }
 
 // Rank 0's, on all ranks.

@@ -260,11 +260,13 @@ SlotGradients::SlotGradients(Group group, std::int64_t slots, std::vector<at::Te
 
 SlotGradients::SlotGradients(std::int64_t slots, const ParallelModel& model) {
   check(slots > 0, "SlotGradients: expected at least one slot, found {}", slots);
+  const Mesh& mesh = model.mesh();
   const std::vector<TrainedParts>& trained = ParallelModelParts::of(model).trained;
-  check(trained.size() == 1 && model.mesh().layout().find("fsdp"),
-        "SlotGradients: expected a model on axes dp, fsdp and tp, with fsdp and without experts, "
-        "found one on {}",
-        model.mesh().layout().describe());
+  const bool has_others = mesh.size("pp") > 1 || mesh.size("ep") > 1 || mesh.size("cp") > 1;
+  check(trained.size() == 1 && !has_others && mesh.layout().find("fsdp"),
+        "SlotGradients: expected a model without experts on axes dp, fsdp and tp, with fsdp among "
+        "them, found {} on {}",
+        trained.size() > 1 ? "one with experts or stages" : "one", mesh.layout().describe());
   const HandleState& handle = *trained.front().handle;
   std::vector<NamedPart> parts = handle.named_parameters();
   std::vector<at::Tensor> parameters = parameters_of(*trained.front().module, parts);

@@ -17,9 +17,6 @@ struct Mesh::State {
   Group split(std::span<const int> axes) const {
     std::vector<int> ranks = layout.peers(group.rank(), axes);
     if (ranks.size() == 1) return {};
-    // All ranks, in their order, are a group already.
-    if (ranks.size() == static_cast<std::size_t>(group.size()) && std::ranges::is_sorted(ranks))
-      return group;
     int color = *std::ranges::min_element(ranks);
     auto key = std::ranges::find(ranks, group.rank()) - ranks.begin();
     return group.split(color, static_cast<int>(key));

@@ -184,6 +184,7 @@ ParallelPlan parallel_plan(const models::Moe& model) {
           .blocks = {"transformer.h.*"},
           .pieces = moe_pieces(model),
           .heads = model->options().gpt.heads,
+          .experts = model->options().mixture.experts,
           .loss = token_loss};
 }
 

@@ -29,9 +29,10 @@ struct TensorParts {
 
 // The names of all parameters, tied ones under each of theirs.
 [[nodiscard]] std::vector<std::string> parameter_names(const torch::nn::Module& module);
-// Rules for the whole model stay where they name one of these tensors, or a module around one.
+// Erases the rules of the whole model that name none of these tensors and no module around one.
 void keep_naming(std::vector<std::string>& patterns, const std::vector<std::string>& names);
 void keep_naming(UnitRules& units, const std::vector<std::string>& names);
+void keep_naming(TensorPlan& plan, const std::vector<std::string>& names);
 
 class Composition {
  public:
@@ -44,10 +45,10 @@ class Composition {
   // Collective: compared, listed and tied. The model as one stage without pp.
   [[nodiscard]] std::unique_ptr<pipeline::PipelineStages> stages(
       const ParallelModelParts& parts) const;
-  // Collective over the ranks of a stage. Two of a stage with mixtures: the experts come last. None
-  // where other ranks have nothing of the stage.
+  // Local. A stage with mixtures has two, the experts last; others have one. Empty if each stage
+  // is on one rank, so that nothing of it is communicated.
   [[nodiscard]] std::vector<TensorParts> tensor_parts(
-      const std::shared_ptr<torch::nn::Module>& stage, const ParallelModelParts& parts) const;
+      const std::shared_ptr<torch::nn::Module>& stage) const;
   // Collective over the same ranks. Cuts, and makes copies or shards of this rank's parts.
   [[nodiscard]] Handle train(const TensorParts& tensors, ParallelModelParts& parts) const;
   // Of stages that are trained.
@@ -64,7 +65,7 @@ class Composition {
   [[nodiscard]] bool has_experts() const {
     return !mixtures_.empty() && mesh_.group().size() > size("pp");
   }
-  // Of what makes copies().
+  // Of the options that copies() uses.
   [[nodiscard]] const std::vector<std::string>& ignored() const {
     return shards() ? options_.shard.ignored : options_.data.ignored;
   }

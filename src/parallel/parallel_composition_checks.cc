@@ -45,6 +45,10 @@ void keep_naming(UnitRules& units, const std::vector<std::string>& names) {
   std::erase_if(units, [&](const auto& rule) { return !names_one_of(rule.pattern, names); });
 }
 
+void keep_naming(TensorPlan& plan, const std::vector<std::string>& names) {
+  std::erase_if(plan, [&](const auto& one) { return !names_one_of(one.first, names); });
+}
+
 void Composition::check_axes() const {
   for (const MeshAxis& axis : mesh_.axes())
     check(std::ranges::find(known_axes, axis.name) != known_axes.end(),
@@ -193,6 +197,10 @@ void Composition::check_context() const {
 }
 
 void Composition::check_experts() const {
+  for (const auto& [name, mixture] : mixtures_)
+    check(plan_.experts == 0 || mixture->options().experts == plan_.experts,
+          "parallelize: {}: expected {} experts, as the plan says, found {}", name, plan_.experts,
+          mixture->options().experts);
   if (!has("ep")) return;
   check(!mixtures_.empty(),
         "parallelize: axis ep={} needs a model with mixtures of experts (models::Mixture), found "

@@ -158,9 +158,7 @@ at::Tensor ParallelModel::step(const Tensors& inputs, const Tensors& targets,
   const PipelineLoss& of_rows = loss_of(own, loss, "step()");
   if (own.whole) return Loop(own, StepKind::train, inputs, &targets).loss(*this, of_rows);
   *own.step_loss = of_rows;
-  return static_cast<PipelineState&>(*state())
-      .run(StepKind::train, inputs, targets, /*own_loss=*/true)
-      .loss;
+  return static_cast<PipelineState&>(*state()).run(StepKind::train, inputs, targets).loss;
 }
 
 at::Tensor ParallelModel::evaluate(const Tensors& inputs, const Tensors& targets,
@@ -171,7 +169,7 @@ at::Tensor ParallelModel::evaluate(const Tensors& inputs, const Tensors& targets
   *own.step_loss = of_rows;
   auto& pipeline = static_cast<PipelineState&>(*state());
   return pipeline
-      .run(StepKind::evaluate, inputs, targets, /*own_loss=*/false,
+      .run(StepKind::evaluate, inputs, targets,
            fewest_rows(own, StepKind::evaluate, inputs, &targets, &pipeline))
       .loss;
 }
@@ -182,7 +180,7 @@ Tensors ParallelModel::forward(const Tensors& inputs) {
   auto& pipeline = static_cast<PipelineState&>(*state());
   at::NoGradGuard no_grad;
   Tensors outputs = pipeline
-                        .run(StepKind::forward, inputs, {}, /*own_loss=*/false,
+                        .run(StepKind::forward, inputs, {},
                              fewest_rows(own, StepKind::forward, inputs, nullptr, &pipeline))
                         .outputs;
   try {

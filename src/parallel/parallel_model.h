@@ -20,7 +20,6 @@ namespace lockstep {
 struct TrainedParts {
   std::shared_ptr<torch::nn::Module> module;
   std::shared_ptr<HandleState> handle;  // DistributedDataParallel's or fully_shard()'s
-  Mesh ranks;
 };
 
 struct ParallelModelParts {

@@ -5,7 +5,6 @@
 #include "module/rank_check.h"
 #include "parallel/parallel_composition.h"
 #include "parallel/pipeline/pipeline_state.h"
-#include "parallel/tensor/resolve.h"
 
 #include <lockstep/parallel/sharded/fully_shard.h>
 
@@ -37,14 +36,6 @@ std::vector<std::string> tensor_names(const torch::nn::Module& module) {
   return names;
 }
 
-TensorPlan plan_in(const TensorPlan& plan, const torch::nn::Module& part) {
-  TensorPlan own;
-  std::ranges::copy_if(plan, std::back_inserter(own), [&](const auto& one) {
-    return tensor_parallel::names_one_of(one.first, part);
-  });
-  return own;
-}
-
 }  // namespace
 
 Composition::Composition(std::shared_ptr<torch::nn::Module> model, const Mesh& mesh,
@@ -55,8 +46,9 @@ Composition::Composition(std::shared_ptr<torch::nn::Module> model, const Mesh& m
   if (!options_.tensor.empty()) plan_.tensor = options_.tensor;
   if (options_.shard.units.empty()) {
     options_.shard.units.assign(plan_.blocks.begin(), plan_.blocks.end());
-    for (const std::string& name : tied_modules(*model_, plan_.pieces))
-      options_.shard.units.emplace_back(name);
+    if (has("pp"))
+      for (const std::string& name : tied_modules(*model_, plan_.pieces))
+        options_.shard.units.emplace_back(name);
   }
   mixtures_ = tensor_parallel::mixtures_of(*model_);
   rest_ = mixtures_.empty() ? model_ : tensor_parallel::separate_experts(*model_).rest;
@@ -100,19 +92,18 @@ void Composition::make_meshes() {
   if (!tensors.empty()) tensors_ = global::mesh_of_handle(mesh_.sub_mesh(tensors));
 }
 
-std::vector<TensorParts> Composition::tensor_parts(const std::shared_ptr<torch::nn::Module>& stage,
-                                                   const ParallelModelParts& parts) const {
+std::vector<TensorParts> Composition::tensor_parts(
+    const std::shared_ptr<torch::nn::Module>& stage) const {
   const bool is_alone = mesh_.group().size() == size("pp") && !shards() && ignored().empty();
   if (has("pp") && is_alone) return {};
   tensor_parallel::SeparateTensors separate{.rest = stage, .experts = nullptr};
-  if (has_experts()) {
-    separate = tensor_parallel::separate_experts(*stage);
-    tensor_parallel::exchange_tokens(*stage, {*rows_, whole_rows_, tensors_}, parts.tokens);
-  }
+  if (has_experts()) separate = tensor_parallel::separate_experts(*stage);
+  TensorPlan plan = has("tp") ? plan_.tensor : TensorPlan();
+  keep_naming(plan, parameter_names(*separate.rest));
   std::vector<TensorParts> all = {
       {.module = separate.rest,
        .tensors = tensors_,
-       .cut = {.plan = has("tp") ? plan_in(plan_.tensor, *separate.rest) : TensorPlan(),
+       .cut = {.plan = std::move(plan),
                .sequence_parallel = options_.sequence_parallel && has("tp"),
                .sequence_dim = options_.sequence_dim,
                .attention_by_heads = has("cp") && options_.context == ContextMethod::ulysses},
@@ -141,7 +132,7 @@ Handle Composition::copies(const std::shared_ptr<torch::nn::Module>& module, con
     keep_naming(data.ignored, tensor_names(*module));
     handle = DistributedDataParallel(module, ranks, data);
   }
-  parts.trained.push_back({module, HandleState::shared_of(handle), ranks});
+  parts.trained.push_back({module, HandleState::shared_of(handle)});
   return handle;
 }
 
@@ -243,6 +234,11 @@ ParallelModel Composition::with_groups_of_mesh(Handle handle,
 
 ParallelModel Composition::model(std::unique_ptr<pipeline::PipelineStages> stages,
                                  std::shared_ptr<ParallelModelParts> parts) const {
+  // Last: the module of a model that could not be made sends no tokens.
+  if (has_experts())
+    for (const pipeline::StageSet& stage : stages->own())
+      tensor_parallel::exchange_tokens(*stage.module, {*rows_, whole_rows_, tensors_},
+                                       parts->tokens);
   if (!has("pp")) {
     pipeline::StageSet& whole = stages->own().front();
     whole.finish();
@@ -266,7 +262,7 @@ ParallelModel parallelize(std::shared_ptr<torch::nn::Module> model, const Mesh& 
   std::shared_ptr<ParallelModelParts> parts = composition.parts();
   std::unique_ptr<pipeline::PipelineStages> stages = composition.stages(*parts);
   for (pipeline::StageSet& stage : stages->own())
-    for (const TensorParts& tensors : composition.tensor_parts(stage.module, *parts))
+    for (const TensorParts& tensors : composition.tensor_parts(stage.module))
       stage.train(composition.train(tensors, *parts));
   return composition.model(std::move(stages), std::move(parts));
 }

@@ -39,9 +39,17 @@ class CopyState : public parallel::WholeModuleState {
   CopyState(Group all, const ParallelModel& model)
       : WholeModuleState(
             std::move(all), model.named_parameters(), [&model] { return model.parts_to_load(); },
-            Holds::parts) {
+            Holds::parts),
+        model_(model) {
     aborts(of(model));
   }
+
+  void zero_grad(bool set_to_none) override { of(model_).zero_grad(set_to_none); }
+  [[nodiscard]] double seconds_waited() const override { return of(model_).seconds_waited(); }
+  [[nodiscard]] StepTiming timing() const override { return of(model_).timing(); }
+
+ private:
+  const ParallelModel& model_;
 };
 
 }  // namespace
@@ -59,10 +67,6 @@ std::vector<std::pair<std::string, std::string>> ElasticStrategy::results() {
 }
 
 Handle& ElasticStrategy::make_handle(const std::shared_ptr<torch::nn::Module>& module) {
-  check_input(!has_mixtures(*module) || (!is_divided() && mesh_.size(tensor_axis) == 1),
-              "--elastic: the task {} has experts, and ranks that compute or keep a model together "
-              "would count the tokens of all of them: expected neither --shard nor --mesh tp",
-              task_.name());
   Handle* handle = nullptr;
   if (is_divided()) {
     handle = &TrainedModel::make_handle(module);

@@ -28,7 +28,7 @@ class Evaluator {
 
   struct Options {
     std::int64_t batches = 0;  // of Task::evaluation_rows() samples each; 0: all there are
-    bool in_step = false;      // the ranks have sharded the model
+    bool in_step = false;      // ranks compute or keep the model together: RunFacts::in_step
     // More than 0: the samples are measured in at least so many parts, and the sums of all of them
     // are added in one order: the result has the same bits at any number of ranks.
     std::int64_t parts = 0;

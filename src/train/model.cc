@@ -6,10 +6,16 @@
 #include "train/option_table.h"
 
 #include <lockstep/comm/together.h>
+#include <lockstep/global/redistribute.h>
+#include <lockstep/global/tensor.h>
 #include <lockstep/models/generate.h>
 #include <lockstep/models/mixture.h>
 #include <lockstep/parallel/join.h>
+#include <lockstep/plan/schedule.h>
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
 
 #include <algorithm>
@@ -86,6 +92,22 @@ ParallelOptions TrainedModel::parallel_options() const {
   return how;
 }
 
+void TrainedModel::check_stages(const ParallelPlan& plan) const {
+  check_input(!plan.pieces.empty() && plan.loss,
+              "--mesh {}: the task {} has no pieces and loss for stages (Task::parallel_plan())",
+              mesh_text(options_.mesh), task_.name());
+  const int each = plan::stages_per_rank(options_.pipeline);
+  try {
+    (void)plan::make_schedule(
+        options_.pipeline,
+        {.stages = mesh_.size("pp") * each, .chunks = each, .micro_batches = options_.accumulate});
+  } catch (const InvalidArgument& error) {
+    throw BadInput(formatted("--pipeline {} with --accumulate {} micro-batches on --mesh {}: {}",
+                             options_.pipeline, options_.accumulate, mesh_text(options_.mesh),
+                             error.what()));
+  }
+}
+
 void TrainedModel::compose(const std::shared_ptr<torch::nn::Module>& module, const Mesh& mesh) {
   ParallelPlan plan = task_.parallel_plan();
   ParallelOptions how = parallel_options();
@@ -94,20 +116,17 @@ void TrainedModel::compose(const std::shared_ptr<torch::nn::Module>& module, con
     how.checkpoint_every = options_.checkpoint_every;
   }
   loss_ = plan.loss;
-  check_input(!has_stages() || loss_,
-              "--mesh {}: the task {} has no loss for a pipeline (ParallelPlan::loss)",
-              mesh_text(options_.mesh), task_.name());
+  if (has_stages()) check_stages(plan);
+  const bool counts_tokens = has_mixtures(*module);
+  if (counts_tokens) check_mixtures(options_, task_, world_.size());
   try {
     model_ = parallelize(module, mesh, std::move(plan), std::move(how));
   } catch (const InvalidArgument& error) {
-    if (!has_stages()) throw;
-    throw BadInput(formatted("--mesh {} with --pipeline {} and --accumulate {} micro-batches: {}",
-                             mesh_text(options_.mesh), options_.pipeline, options_.accumulate,
-                             error.what()));
+    if (options_.mesh.empty()) throw;
+    throw BadInput(formatted("--mesh {}: {}", mesh_text(options_.mesh), error.what()));
   }
-  const int ranks = mesh.group().size();
   facts_.in_step = level_of(options_) || facts_.learners.size() < world_.size() ||
-                   (ranks > 1 && has_mixtures(*module));
+                   (mesh.group().size() > 1 && counts_tokens);
 }
 
 void TrainedModel::count_bytes(const std::function<void()>& calls) {
@@ -192,23 +211,47 @@ void TrainedModel::update(double lr, const optim::GradientTransform& transform,
     handle().zero_grad();  // or an evaluation computes averages for all
 }
 
-// Of stages the outputs are measured on each rank: their loss is that of all rows at once.
+// evaluate() weighs rows alike, and totals weigh what Task::weight_of() counts of them. The last
+// stage computes losses in the order of the micro-batches.
 Totals TrainedModel::measure(const Batch& batch) {
   if (!has_stages()) return task_.measure(cut(batch));
-  const double weight = task_.weight_of(batch);
-  const at::Tensor loss = loss_(model_.forward({batch.data}), {batch.target});
-  return {.loss = loss.item<double>() * weight, .targets = weight};
+  const std::int64_t all = batch.data.size(0);
+  std::int64_t next = 0;
+  const PipelineLoss weighed = [&](const Tensors& outputs, const Tensors& targets) {
+    const std::int64_t rows = targets.front().size(0);
+    const Batch own{batch.data.narrow(0, next, rows), batch.target.narrow(0, next, rows), {}};
+    next += rows;
+    return loss_(outputs, targets) * (task_.weight_of(own) / static_cast<double>(rows));
+  };
+  const at::Tensor mean = model_.evaluate({batch.data}, {batch.target}, weighed);
+  return {.loss = mean.item<double>() * static_cast<double>(all),
+          .targets = task_.weight_of(batch)};
+}
+
+// Of the token behind one row: these alone go from the last stage to the other ranks.
+at::Tensor TrainedModel::next_logits(const at::Tensor& seen) {
+  at::Tensor logits;
+  const PipelineLoss keep = [&](const Tensors& outputs, const Tensors& /*targets*/) {
+    const at::Tensor whole = is_global(outputs[0]) ? full_tensor(outputs[0]) : outputs[0];
+    logits = whole.select(1, -1).to(at::kDouble).contiguous();
+    return at::zeros({});
+  };
+  (void)model_.evaluate({seen}, {seen}, keep);
+  Group stages = mesh_["pp"];
+  at::Tensor size = at::tensor({logits.defined() ? logits.size(1) : 0}, at::kLong);
+  stages.all_reduce(size, Op::sum, {.tag = "tokens of a sample"}).wait();
+  if (!logits.defined()) logits = at::zeros({1, size.item<std::int64_t>()}, at::kDouble);
+  stages.all_reduce(logits, Op::sum, {.tag = "logits of a sample"}).wait();
+  return logits;
 }
 
 std::string TrainedModel::sample(std::int64_t length) {
   if (!has_stages()) return task_.sample(length);
-  const auto next_logits = [this](const at::Tensor& seen) {
-    return model_.forward({seen})[0].select(1, -1).to(at::kDouble);
-  };
-  return task_.sample_by(
-      length, [&](const at::Tensor& ids, std::int64_t count, const models::GenerateOptions& how) {
-        return models::generate_tokens(*module_, ids, count, ids.size(1), how, next_logits);
-      });
+  return task_.sample_by(length, [&](const at::Tensor& ids, std::int64_t count,
+                                     const models::GenerateOptions& how) {
+    return models::generate_tokens(*module_, ids, count, ids.size(1), how,
+                                   [this](const at::Tensor& seen) { return next_logits(seen); });
+  });
 }
 
 std::map<std::string, at::Tensor> TrainedModel::own() {

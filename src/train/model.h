@@ -72,6 +72,8 @@ class TrainedModel : public RunStrategy {
 
  private:
   [[nodiscard]] ParallelOptions parallel_options() const;
+  void check_stages(const ParallelPlan& plan) const;
+  [[nodiscard]] at::Tensor next_logits(const at::Tensor& seen);
   [[nodiscard]] bool has_stages() const { return mesh_.size("pp") > 1; }
   [[nodiscard]] double backward_stages(const Batch& whole, const optim::GradScaler& scaler);
   [[nodiscard]] double backward_parts(const Batch& batch, double of_rank,

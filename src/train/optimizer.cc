@@ -74,6 +74,11 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(
       options.weight_decay, update);
 }
 
+std::unique_ptr<torch::optim::Optimizer> optimizer_of_nothing() {
+  return std::make_unique<torch::optim::SGD>(std::vector<at::Tensor>(),
+                                             torch::optim::SGDOptions(1));
+}
+
 void set_learning_rate(torch::optim::Optimizer& optimizer, double lr) {
   for (torch::optim::OptimizerParamGroup& group : optimizer.param_groups())
     group.options().set_lr(lr);

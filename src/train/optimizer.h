@@ -20,6 +20,9 @@ namespace lockstep::train {
     std::shared_ptr<optim::StateMemory> memory = nullptr,
     std::shared_ptr<optim::SharedUpdate> shared = nullptr);
 
+// For ranks that save and load beside others, and update nothing.
+[[nodiscard]] std::unique_ptr<torch::optim::Optimizer> optimizer_of_nothing();
+
 void set_learning_rate(torch::optim::Optimizer& optimizer, double lr);
 
 // How long a run is.

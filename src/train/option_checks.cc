@@ -90,8 +90,20 @@ void check_heads(const Options& options, const Task& task, const Division& divis
                 mesh_text(options.mesh), division.tensor, style.head_count(), pattern);
 }
 
+void check_experts(const Options& options, const Task& task, const Division& division) {
+  const std::int64_t experts = task.parallel_plan().experts;
+  const bool has_axis = is_among(division.axes, experts_axis);
+  check_input(!has_axis || experts > 0,
+              "--mesh {}: the task {} has no experts for ep (Task::parallel_plan())",
+              mesh_text(options.mesh), task.name());
+  check_input(!has_axis || experts % division.experts == 0,
+              "--mesh {}: expected experts that {} ranks divide, found {}", mesh_text(options.mesh),
+              division.experts, experts);
+}
+
 void check_axes(const Options& options, const Task& task, const Division& division) {
   const std::string mesh = mesh_text(options.mesh);
+  check_experts(options, task, division);
   check_input(!is_among(division.axes, tensor_axis) || !task.parallel_plan().tensor.empty(),
               "--mesh {}: the task {} has no plan for tensor parallelism (Task::parallel_plan()): "
               "expected --mesh without tp",
@@ -267,6 +279,21 @@ Division division_of(const Options& options, int ranks) {
   return division;
 }
 
+void check_mixtures(const Options& options, const Task& task, int ranks) {
+  const bool is_whole = !division_of(options, ranks).is_model_parallel() && !level_of(options);
+  check_input(!options.elastic || is_whole,
+              "--elastic: the task {} has experts, and ranks that compute or keep a model together "
+              "would count the tokens of all of them: expected neither --shard nor --mesh tp",
+              task.name());
+  if (has_own_copies(options)) return;
+  for (const auto& [is_given, name] :
+       {std::pair(options.hook.is_given(), "--hook"), std::pair(options.uneven, "--uneven")})
+    check_input(!is_given || ranks == 1,
+                "{}: the task {} has experts, which count the tokens of all ranks: expected one "
+                "rank, found {}",
+                name, task.name(), ranks);
+}
+
 std::shared_ptr<CommunicationHook> hook_of_options(const Options& options) {
   if (!options.hook.is_given()) return nullptr;
   std::shared_ptr<CommunicationHook> hook = average_hook();
@@ -342,6 +369,7 @@ void check_run(const Configuration& configuration, int ranks) {
   check_diloco(options.diloco);
   task.check();
   check_axes(options, task, division);
+  if (task.parallel_plan().experts > 0) check_mixtures(options, task, ranks);
   check_start_options(options);
   const std::filesystem::path trace(options.trace);
   check_input(trace.empty() || std::filesystem::is_directory(

@@ -104,6 +104,9 @@ struct Division {
 // Options::consistency, or what stands for none.
 [[nodiscard]] ps::Consistency consistency_of(const Options& options);
 
+// BadInput for options that a model with mixtures of experts cannot have on so many ranks.
+void check_mixtures(const Options& options, const Task& task, int ranks);
+
 // Null without --hook.
 [[nodiscard]] std::shared_ptr<CommunicationHook> hook_of_options(const Options& options);
 

@@ -5,7 +5,6 @@
 #include "checkpoint/optimizer_state.h"
 #include "parallel/state_broadcast.h"
 #include "parallel/whole_parameters.h"
-#include "train/worker_strategy.h"
 
 #include <lockstep/module/checkpoint_activations.h>
 #include <lockstep/parallel/data/diloco.h>
@@ -20,6 +19,24 @@
 #include <utility>
 
 namespace lockstep::train {
+
+// Averages, or outer updates.
+class Copies {
+ public:
+  virtual ~Copies() = default;
+  [[nodiscard]] virtual Handle& handle() = 0;
+  // After the optimizer's step; `is_last`: of the whole run.
+  virtual void step(bool is_last) = 0;
+  // Collective: the parameters become those of the one model.
+  virtual void show() = 0;
+  // By name, beside parameters and optimizers; and back. `steps` of the run have been made.
+  [[nodiscard]] virtual std::map<std::string, at::Tensor> state() = 0;
+  virtual void load_state(const std::map<std::string, at::Tensor>& state) = 0;
+  virtual void begin_at(std::int64_t steps) = 0;
+  // What this rank has given to collectives so far.
+  [[nodiscard]] virtual std::int64_t bytes_given() { return handle().group().traffic().bytes; }
+};
+
 namespace {
 
 using Tensors = std::map<std::string, at::Tensor>;

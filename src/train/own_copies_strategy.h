@@ -20,22 +20,7 @@
 
 namespace lockstep::train {
 
-// Averages, or outer updates.
-class Copies {
- public:
-  virtual ~Copies() = default;
-  [[nodiscard]] virtual Handle& handle() = 0;
-  // After the optimizer's step; `is_last`: of the whole run.
-  virtual void step(bool is_last) = 0;
-  // Collective: the parameters become those of the one model.
-  virtual void show() = 0;
-  // By name, beside parameters and optimizers; and back. `steps` of the run have been made.
-  [[nodiscard]] virtual std::map<std::string, at::Tensor> state() = 0;
-  virtual void load_state(const std::map<std::string, at::Tensor>& state) = 0;
-  virtual void begin_at(std::int64_t steps) = 0;
-  // What this rank has given to collectives so far.
-  [[nodiscard]] virtual std::int64_t bytes_given() { return handle().group().traffic().bytes; }
-};
+class Copies;  // averages, or outer updates
 
 class OwnCopiesStrategy : public TrainedModel {
  public:

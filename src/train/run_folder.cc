@@ -117,16 +117,9 @@ std::string launch_of_this_process() {
   return formatted("none of process {} on host {}", ::getppid(), sys::host_name());
 }
 
-// A line of OUT/.job. A run goes on without an option if a launcher starts the job that began it
-// again, after a failure.
-struct Job {
-  std::string line;
-  bool is_started_again = false;
-};
-
 // By the environment. BadInput for counts that are no numbers.
-std::vector<Job> jobs_of_this_process() {
-  std::vector<Job> jobs;
+std::vector<RunFolder::Job> jobs_of_this_process() {
+  std::vector<RunFolder::Job> jobs;
   if (const std::string run = launch_of_this_process(); !run.empty())
     jobs.push_back({"launch " + run, is_positive(launch::variable::restart_count) ||
                                          is_positive(launch::variable::round)});
@@ -138,9 +131,9 @@ std::vector<Job> jobs_of_this_process() {
 
 // Removes the file if no launcher names a job. Durable only if the machine keeps running: a job
 // does not outlive its machines.
-void write_jobs(const fs::path& file) {
+void write_jobs(const fs::path& file, const std::vector<RunFolder::Job>& jobs) {
   std::string text;
-  for (const Job& job : jobs_of_this_process()) text += job.line + "\n";
+  for (const RunFolder::Job& job : jobs) text += job.line + "\n";
   if (!text.empty()) return sys::AtomicFile::write_for_now(file, text);
   std::error_code is_missing;
   fs::remove(file, is_missing);
@@ -152,15 +145,21 @@ bool is_of_model(const Settings::Entry& entry) {
 
 }  // namespace
 
+RunFolder::RunFolder(const Configuration& configuration, const std::optional<RoundOfRun>& round)
+    : configuration_(configuration),
+      path_(configuration.options.out),
+      jobs_(jobs_of_this_process()) {
+  if (round) fence_.emplace(path_, *round);
+}
+
 bool RunFolder::is_restart() const {
   constexpr std::uint64_t most_bytes = 64 << 10;
   const fs::path file = path_ / job_name;
   std::error_code is_unknown;
   if (!fs::exists(file, is_unknown)) return false;
   std::istringstream lines(sys::read_plain_file(file, most_bytes));
-  const std::vector<Job> jobs = jobs_of_this_process();
   for (std::string line; std::getline(lines, line);)
-    for (const Job& job : jobs)
+    for (const Job& job : jobs_)
       if (job.is_started_again && job.line == line) return true;
   return false;
 }
@@ -295,7 +294,7 @@ void RunFolder::open(const Opening& opening) {
         return is_file_of_run(name) || name == job_name || name == checkpoint::latest_file;
       },
       std::chrono::hours(0));
-  write_jobs(path_ / job_name);
+  write_jobs(path_ / job_name, jobs_);
   metrics_.emplace(path_ / metrics_name,
                    opening.repeats_row ? opening.resumed_at - 1 : opening.resumed_at);
   // A later round has the same one.

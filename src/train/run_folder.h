@@ -24,14 +24,18 @@ namespace lockstep::train {
 // holds the lock OUT/run.lock, and a run that finds it held is refused with BadInput.
 class RunFolder {
  public:
-  // Of what is told, which outlives this.
+  // A line of OUT/.job. A run goes on without an option if a launcher starts the job that began it
+  // again, after a failure.
+  struct Job {
+    std::string line;
+    bool is_started_again = false;
+  };
+
+  // Of what is told, which outlives this. BadInput for counts of a launcher that are no numbers.
   // `round`: of an elastic run. A lock that an earlier round of it still holds, on a host that was
   // cut off, is passed over: that one writes nothing here any more.
   explicit RunFolder(const Configuration& configuration,
-                     const std::optional<RoundOfRun>& round = std::nullopt)
-      : configuration_(configuration), path_(configuration.options.out) {
-    if (round) fence_.emplace(path_, *round);
-  }
+                     const std::optional<RoundOfRun>& round = std::nullopt);
 
   // The checkpoint to go on from, or nothing if the run begins:
   //  - resume, resume_from: the newest one, or the one that is named; BadInput if there is none;
@@ -95,6 +99,7 @@ class RunFolder {
   const Configuration& configuration_;
   const Options& options_ = configuration_.options;
   std::filesystem::path path_;
+  const std::vector<Job> jobs_;  // of this process
   std::optional<sys::FileLock> lock_;
   std::optional<RoundFence> fence_;
   std::optional<MetricsFile> metrics_;

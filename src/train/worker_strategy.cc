@@ -14,7 +14,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/record_function.h>
-#include <torch/optim/sgd.h>
 
 #include <algorithm>
 #include <exception>
@@ -48,11 +47,6 @@ std::shared_ptr<parallel::WholeModuleState> parts_state(Group group, std::vector
   return std::make_shared<parallel::WholeModuleState>(
       std::move(group), std::move(trained), [all = std::move(all)] { return all; },
       HandleState::Holds::parts);
-}
-
-std::unique_ptr<torch::optim::Optimizer> optimizer_of_nothing() {
-  return std::make_unique<torch::optim::SGD>(std::vector<at::Tensor>(),
-                                             torch::optim::SGDOptions(1));
 }
 
 RunLength share_steps(Group& all, const RunLength& own) {

@@ -72,7 +72,4 @@ void share_failure(Group& all, const std::string& failure);
 inline constexpr std::string_view save_request = "save ";
 inline constexpr std::string_view load_request = "load ";
 
-// For ranks that save and load beside others, and update nothing.
-[[nodiscard]] std::unique_ptr<torch::optim::Optimizer> optimizer_of_nothing();
-
 }  // namespace lockstep::train

@@ -1,9 +1,12 @@
 // SlotGradients: the same bits at any number of ranks, on every engine.
 #include <lockstep/base/error.h>
 #include <lockstep/elastic/slot_gradients.h>
+#include <lockstep/models/gpt.h>
 #include <lockstep/models/mlp.h>
+#include <lockstep/models/moe.h>
 #include <lockstep/optim/adamw.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
+#include <lockstep/parallel/parallelize.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
 
 #include "support/messages.h"
@@ -172,6 +175,26 @@ TEST_P(SlotGradientsOf, ParametersOfAShardedModuleAreRefused) {
     EXPECT_TRUE(
         contains(message_of<InvalidArgument>([&] { SlotGradients(group, 2, model->parameters()); }),
                  "fully_shard() has divided"));
+  });
+}
+
+// Stages, parts of sequences and experts would have other rows or other parameters.
+TEST(SlotGradients, RefusesModelsOnOtherAxes) {
+  test::run_as_threads(2, [](Group group) {
+    const auto refused = [&](const ParallelModel& model) {
+      return contains(message_of<InvalidArgument>([&] { SlotGradients(4, model); }),
+                      "SlotGradients: expected a model without experts on axes dp, fsdp and tp");
+    };
+    const auto layers = [] {
+      return torch::nn::Sequential(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4));
+    };
+    EXPECT_TRUE(refused(parallelize(layers(), Mesh(group, {{"dp", 2}}))));
+    EXPECT_TRUE(refused(parallelize(layers(), Mesh(group, {{"pp", 2}, {"fsdp", 1}}))));
+    const models::GptOptions shape{
+        .layers = 1, .heads = 2, .width = 4, .block = 4, .vocabulary = 7};
+    EXPECT_TRUE(refused(parallelize(models::Gpt(shape), Mesh(group, {{"cp", 2}, {"fsdp", 1}}))));
+    EXPECT_TRUE(refused(
+        parallelize(models::Moe(models::MoeOptions{.gpt = shape}), Mesh(group, {{"fsdp", 2}}))));
   });
 }
 

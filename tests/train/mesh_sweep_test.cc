@@ -155,12 +155,6 @@ TEST_P(MeshChain, ARunThatGoesFromMeshToMeshIsOneProcess) {
 INSTANTIATE_TEST_SUITE_P(All, MeshChain, testing::ValuesIn(all_chains()),
                          [](const auto& info) { return info.param.name; });
 
-TEST(MeshChains, HaveEachSetOfAxes) {
-  std::size_t count = 0;
-  for (const Chain& chain : all_chains()) count += chain.meshes.size();
-  EXPECT_EQ(count, (10 * 3 + 10) + (5 * 3 + 10));  // gpt; moe with ep beside one and two others
-}
-
 // A sample is that of the whole model, which no rank has.
 TEST(MeshSamples, OfStagesAreThoseOfOneProcess) {
   for (const OnMesh& mesh : {OnMesh{"pp=2", 2}, OnMesh{"pp=2", 2, "llama", "zbv"},

@@ -134,18 +134,38 @@ TEST(MeshOptions, AxesThatATaskCannotHaveAreOneLine) {
   EXPECT_EQ(refusal(options, 1), "--context-method ulysses needs --mesh cp=N, found no --mesh");
 }
 
+TEST(MeshOptions, WhatExpertsCannotHaveIsOneLine) {
+  TemporaryFolder folder;
+  RunSetup moe = text_run(folder, "moe");
+  moe.batch = 12;
+  set_option(moe, "mesh", "ep=3");
+  EXPECT_EQ(refusal(moe, 3), "--mesh ep=3: expected experts that 3 ranks divide, found 8");
+  RunSetup gpt = text_run(folder, "gpt");
+  set_option(gpt, "mesh", "ep=2");
+  EXPECT_EQ(refusal(gpt, 2),
+            "--mesh ep=2: the task gpt has no experts for ep (Task::parallel_plan())");
+  for (const auto& [name, value] : {std::pair("hook", "bf16"), std::pair("uneven", "true")}) {
+    RunSetup options = text_run(folder, "moe");
+    set_option(options, name, value);
+    EXPECT_EQ(refusal(options, 1), "");
+    EXPECT_EQ(refusal(options, 2), "--" + std::string(name) +
+                                       ": the task moe has experts, which count the tokens of all "
+                                       "ranks: expected one rank, found 2");
+  }
+}
+
 // What the model itself says is found when there is one.
 TEST(MeshOptions, AxesThatAModelCannotHaveAreOneLineOfAllRanks) {
   TemporaryFolder folder;
-  RunSetup options = text_run(folder, "moe");
-  options.batch = 12;
-  expect_refused(on_mesh(options, {"ep=3", 3, "moe"}), 3,
-                 "expected experts that 3 ranks divide, found 8");
   RunSetup shallow = text_run(folder, "gpt");
   shallow.layers = 1;
   expect_refused(on_mesh(shallow, {"pp=2", 2}), 2,
-                 "--mesh pp=2 with --pipeline 1f1b and --accumulate 4 micro-batches: even_points: "
-                 "expected 2 blocks or more, found 1");
+                 "--mesh pp=2: even_points: expected 2 blocks or more, found 1");
+  RunSetup odd = text_run(folder, "gpt");
+  odd.accumulate = 3;
+  odd.batch = 12;
+  expect_refused(on_mesh(odd, {"pp=2", 2, "gpt", "interleaved"}), 2,
+                 "--pipeline interleaved with --accumulate 3 micro-batches on --mesh pp=2: ");
   RunSetup mlp = tiny("mlp", folder);
   expect_refused(on_mesh(mlp, {"pp=2", 2, "mlp"}), 2, "--mesh pp=2: the task mlp has no ");
 }

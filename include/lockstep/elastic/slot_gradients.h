@@ -29,7 +29,6 @@
 #pragma once
 
 #include <lockstep/comm/group.h>
-#include <lockstep/parallel/parallelize.h>
 
 #include <ATen/core/Tensor.h>
 
@@ -42,17 +41,18 @@
 
 namespace lockstep {
 
+class ParallelModel;
+
 class SlotGradients {
  public:
   // Local. `parameters`: whole ones (not shards), equal on all ranks, in the same order, of one
   // floating-point dtype and device. InvalidArgument otherwise, and for fewer slots than one.
   // Ranks beyond the number of slots have none.
   SlotGradients(Group group, std::int64_t slots, std::vector<at::Tensor> parameters);
-  // Collective. Of a model on a mesh with an axis fsdp, of which each rank keeps a part: take()
-  // takes whole gradients from the module's parameters, where a backward() inside of no_sync()
-  // leaves them, and reduce() gives the model's parameters() the sums of what this rank keeps, and
-  // no rank all of them. The model outlives this. InvalidArgument for a model that has stages or
-  // experts on several ranks, or that fsdp does not divide.
+  // Collective. For a model on a mesh of dp, fsdp and tp, with fsdp among them. take() takes whole
+  // gradients from the module's parameters, where a backward() inside of no_sync() leaves them.
+  // reduce() gives the model's parameters() the sums of the shards that this rank keeps. The model
+  // outlives this. InvalidArgument for a model on other axes or with experts.
   // forward() and backward() of such a model are collective: a rank that has fewer slots than
   // most() passes through the model as often as the others, and resets what it does not take.
   SlotGradients(std::int64_t slots, const ParallelModel& model);

@@ -35,6 +35,7 @@ struct ParallelPlan {
   std::vector<ModelPiece> pieces = {};
   StageForward forward = {};  // of a model without pieces; parallelize(net) takes net's forward()
   std::int64_t heads = 0;     // axis cp: heads of keys and values; 0: batches are no sequences
+  std::int64_t experts = 0;   // axis ep: experts of each mixture; 0: the model has none
   PipelineLoss loss = {};     // of a step() or evaluate() that is given none
 };
 

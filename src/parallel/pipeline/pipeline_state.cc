@@ -64,8 +64,7 @@ std::uint64_t PipelineState::trained() const {
 }
 
 PipelineState::Result PipelineState::run(StepKind kind, const Tensors& inputs,
-                                         const Tensors& targets, bool own_loss,
-                                         std::int64_t fewest_rows) {
+                                         const Tensors& targets, std::int64_t fewest_rows) {
   const int first = ranks_.front(), last = ranks_.back();
   const bool is_first = first == group_.rank(), is_last = last == group_.rank();
   const pipeline::Batch batch(
@@ -75,7 +74,7 @@ PipelineState::Result PipelineState::run(StepKind kind, const Tensors& inputs,
       schedule_.micro_batches, first, last, options_.timeout);
   Doing now;
   try {
-    return run(kind, batch, own_loss, now);
+    return run(kind, batch, now);
   } catch (const std::exception& error) {
     fail(now, error.what());
     throw;
@@ -85,8 +84,7 @@ PipelineState::Result PipelineState::run(StepKind kind, const Tensors& inputs,
   }
 }
 
-PipelineState::Result PipelineState::run(StepKind kind, const pipeline::Batch& batch, bool own_loss,
-                                         Doing& now) {
+PipelineState::Result PipelineState::run(StepKind kind, const pipeline::Batch& batch, Doing& now) {
   const bool trains = kind == StepKind::train;
   now.part = "the exchange of tied values";
   ties_.send_values(group_, options_.timeout);
@@ -97,9 +95,7 @@ PipelineState::Result PipelineState::run(StepKind kind, const pipeline::Batch& b
   if (trains && requires_gradient_sync()) ties_.send_gradients(group_, options_.timeout);
   now.part = "the end of a step";
   if (trains) parameters_->give_gradients();
-  if (kind != StepKind::forward)
-    result.loss = on_all_ranks(
-        result.loss, /*of_all_pipelines=*/trains && requires_gradient_sync() && !own_loss);
+  if (kind != StepKind::forward) result.loss = on_all_ranks(result.loss);
   return result;
 }
 
@@ -143,16 +139,15 @@ void PipelineState::fail(const Doing& now, const char* what) noexcept {
   for (auto& [stage, run] : runs_) run.clear();
 }
 
-// The mean of the ranks with the last stage, as their gradients are averaged.
-at::Tensor PipelineState::on_all_ranks(const at::Tensor& loss, bool of_all_pipelines) {
+// From the rank with the last stage.
+at::Tensor PipelineState::on_all_ranks(const at::Tensor& loss) {
   at::Tensor told = at::zeros({3}, at::kDouble);
   if (loss.defined()) {
     told[0] = loss.item<double>();
     told[1] = 1;
     told[2] = static_cast<double>(loss.scalar_type());
   }
-  Group ranks = of_all_pipelines ? group() : group_;
-  ranks.all_reduce(told, Op::sum, call("loss of a pipeline")).wait();
+  group_.all_reduce(told, Op::sum, call("loss of a pipeline")).wait();
   const double* numbers = told.const_data_ptr<double>();
   const auto dtype = static_cast<at::ScalarType>(static_cast<int>(numbers[2] / numbers[1]));
   return at::full({}, numbers[0] / numbers[1], at::TensorOptions(dtype));

@@ -32,10 +32,8 @@ class PipelineState final : public parallel::CompositeState {
     at::Tensor loss;  // on every rank, unless only outputs are asked for
     Tensors outputs;
   };
-  // The loss of a training step is the mean of all pipelines that handles join to this one,
-  // unless `own_loss`. `fewest_rows`: as in BatchView.
+  // The loss is that of this pipeline's rows. `fewest_rows`: as in BatchView.
   Result run(pipeline::StepKind kind, const Tensors& inputs, const Tensors& targets,
-             bool own_loss = false,
              std::int64_t fewest_rows = std::numeric_limits<std::int64_t>::max());
   [[nodiscard]] const std::vector<int>& stages() const { return stages_->own_stages(); }
   // The ranks that have the first and the last stage.
@@ -61,13 +59,13 @@ class PipelineState final : public parallel::CompositeState {
     const char* part = "the beginning";
     std::optional<plan::Action> action = std::nullopt;
   };
-  Result run(pipeline::StepKind kind, const pipeline::Batch& batch, bool own_loss, Doing& now);
+  Result run(pipeline::StepKind kind, const pipeline::Batch& batch, Doing& now);
   Result execute(pipeline::StepKind kind, const pipeline::Batch& batch, Doing& now);
   void fail(const Doing& now, const char* what) noexcept;
   // Whether a part belongs to this rank, and was not asked about before.
   using IsOwn = std::function<bool(const NamedPart&)>;
   [[nodiscard]] IsOwn own_parts() const;
-  [[nodiscard]] at::Tensor on_all_ranks(const at::Tensor& loss, bool of_all_pipelines);
+  [[nodiscard]] at::Tensor on_all_ranks(const at::Tensor& loss);
   [[nodiscard]] CallOptions call(const std::string& tag) const {
     return {.tag = tag, .timeout = options_.timeout};
   }

@@ -104,12 +104,6 @@ std::string collectives_of(const TensorPlan& plan, const std::vector<PlannedPara
 
 }  // namespace
 
-bool names_one_of(const std::string& pattern, const torch::nn::Module& module) {
-  return std::ranges::any_of(unique_parameters(module), [&](const NamedParameter& parameter) {
-    return names_it(pattern, parameter);
-  });
-}
-
 std::vector<PlannedParameter> planned(const TensorPlan& plan, const torch::nn::Module& module,
                                       int ranks) {
   std::vector<PlannedParameter> all;

@@ -18,9 +18,6 @@ struct PlannedParameter {
   int pattern = -1;  // of the plan; -1: none
 };
 
-// Whether a pattern names a parameter of the module.
-[[nodiscard]] bool names_one_of(const std::string& pattern, const torch::nn::Module& module);
-
 // Each parameter once, in the module's order. InvalidArgument as describe() says.
 [[nodiscard]] std::vector<PlannedParameter> planned(const TensorPlan& plan,
                                                     const torch::nn::Module& module, int ranks);

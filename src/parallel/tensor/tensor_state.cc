@@ -57,9 +57,11 @@ TensorParallelState::~TensorParallelState() {
     is_divided_ = false;
     handle_ = {};
     attach_all();
-    TensorParallelState::detach();  // or gradients would go where nobody has them
+    TensorParallelState::detach();  // or gradients would go to parts that nobody updates
   } catch (const std::exception& error) {
     log::warning("a module that was cut and not trained: {}", error.what());
+  } catch (...) {
+    log::warning("a module that was cut and not trained: an exception that is no std::exception");
   }
 }
 

@@ -110,7 +110,10 @@ void MoeTask::check_tensors(const checkpoint::NamedTensors& tensors) const {
 ParallelPlan MoeTask::parallel_plan() const {
   if (!model_.is_empty()) return lockstep::parallel_plan(model_);
   const models::MoeOptions options = model_options();
-  return {.tensor = moe_tensor_plan(options), .blocks = {"transformer.h.*"}, .heads = heads_};
+  return {.tensor = moe_tensor_plan(options),
+          .blocks = {"transformer.h.*"},
+          .heads = heads_,
+          .experts = experts_};
 }
 
 at::Tensor MoeTask::loss(const Batch& batch) { return model_->loss(batch.data, batch.target); }

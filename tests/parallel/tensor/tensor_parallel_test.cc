@@ -2,10 +2,12 @@
 // Handle like others.
 #include <lockstep/parallel/parallelize.h>
 
+#include <lockstep/global/redistribute.h>
 #include <lockstep/module/state_dict.h>
 #include <lockstep/parallel/sharded/deferred.h>
 
 #include "parallel/tensor/support.h"
+#include "parallel/tensor/tensor_state.h"
 #include "support/torch/allocations.h"
 #include "support/torch/engine_test.h"
 
@@ -383,6 +385,27 @@ INSTANTIATE_TEST_SUITE_P(Ranks, OnThreads,
                          testing::Values(std::tuple(Engine::local, 2), std::tuple(Engine::local, 3),
                                          std::tuple(Engine::local, 4)),
                          engine_test_name);
+
+// What made copies or shards of the parts has thrown: the module computes, and has its gradients.
+TEST(TensorParallel, AModuleThatWasCutAndNotTrainedHasItsGradients) {
+  run_as_threads(2, [](Group group) {
+    torch::nn::Sequential model = wide_mlp(), plain = wide_mlp();
+    fill_parameters(*model, 1);
+    fill_parameters(*plain, 1);
+    const Mesh mesh(group, {{"tp", 2}});
+    {
+      TensorParallelState cut(model.ptr(), mesh, {.plan = {{"0", Colwise()}, {"2", Rowwise()}}},
+                              mesh);
+      EXPECT_NE(cut.parts(), nullptr);
+    }
+    const at::Tensor x = values({3, 6}, 2);
+    model->forward(x).square().sum().backward();
+    plain->forward(x).square().sum().backward();
+    const auto expected = plain->parameters(), found = model->parameters();
+    for (std::size_t i = 0; i < expected.size(); ++i)
+      EXPECT_TRUE(at::allclose(full_tensor(found[i].grad()), expected[i].grad(), 1e-5, 1e-6)) << i;
+  });
+}
 
 }  // namespace
 }  // namespace lockstep

@@ -43,10 +43,11 @@
 //
 // Errors: an exception of one rank's stage, loss or data ends the step on all ranks: this rank
 // throws it, and the others get an Aborted that names rank, action and text. PeerLost and Timeout
-// as of every group. The pipeline's group is dead after any of them, and gradients are undefined. A
-// batch that is none (rows, tensors, tensors that require a gradient, which would get none) is an
-// InvalidArgument on every rank, and the group lives; so it does after a Mismatch because some
-// ranks call step() where others call evaluate().
+// as of every group. The pipeline's group is dead after any of them, and gradients are undefined.
+// After parallelize() so are the mesh's group and those of its axes, and with them other models on
+// the mesh. An invalid batch (no rows, fewer rows than micro-batches, tensors that require a
+// gradient) is an InvalidArgument on every rank, and the groups stay usable; so they do after a
+// Mismatch because some ranks call step() where others call evaluate().
 //
 // parallelize() (parallelize.h) makes stages of a model, and trains each of them on the ranks of
 // other axes.
