@@ -180,7 +180,7 @@ TEST_P(SlotGradientsOf, ParametersOfAShardedModuleAreRefused) {
 
 // Stages, parts of sequences and experts would have other rows or other parameters.
 TEST(SlotGradients, RefusesModelsOnOtherAxes) {
-  test::run_as_threads(2, [](Group group) {
+  test::run_group(test::Engine::local, 2, [](Group group) {
     const auto refused = [&](const ParallelModel& model) {
       return contains(message_of<InvalidArgument>([&] { SlotGradients(4, model); }),
                       "SlotGradients: expected a model without experts on axes dp, fsdp and tp");

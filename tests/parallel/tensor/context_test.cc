@@ -255,8 +255,10 @@ TEST_P(ContextRefuses, WhatMakesNoSenseInOneLine) {
     expect_contains(with(group.rank() == 1 ? ContextMethod::ulysses : ContextMethod::ring),
                     "ulysses");
     auto cp = parallelize(model, mesh);
-    expect_contains(message_of<InvalidArgument>([&] { (void)cp.cut({at::ones({3})}); }),
-                    "expected a tensor whose dim 1 is the sequence, found one of 1 dims");
+    expect_contains(
+        message_of<InvalidArgument>([&] { (void)cp.cut({at::ones({3})}); }),
+        "cut: expected a tensor whose dim 1 is the sequence (sequence_dim), found one of 1 "
+        "dims");
   });
 }
 
