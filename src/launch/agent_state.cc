@@ -26,12 +26,6 @@ void AgentStateMachine::ended(int rank, sys::ExitStatus status, Time now) {
   end_if_none_lives();
 }
 
-void AgentStateMachine::failed_elsewhere(Time now) {
-  if (state_ != State::running) return;
-  state_ = State::failed;
-  if (grace_.notice) schedule(SIGTERM, now + *grace_.notice);
-}
-
 void AgentStateMachine::end_ranks(Time now, Duration notice) {
   if (state_ != State::running && state_ != State::failed) return;
   state_ = State::failed;

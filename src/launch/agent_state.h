@@ -5,7 +5,7 @@
 //       |                        |                                    +--none alive--> done
 //       +--cannot start--> failed+--asked to stop--> stopping --------+
 //
-// A rank that fails on another node counts as one that fails here. In `failed` the survivors first
+// In `failed` the survivors first
 // get a moment to notice by themselves (their errors name the dead rank), then SIGTERM, then
 // SIGKILL. In `stopping` they have been passed the signal; SIGKILL follows.
 //
@@ -42,8 +42,8 @@ class AgentStateMachine {
   // What happened.
   void all_started();
   void could_not_start(int alive);  // a rank; `alive` others run already
-  void failed_elsewhere(Time now);  // on another node
-  // Whatever it is for, but not when they have been told before: SIGTERM after the notice.
+  // A failure on another node, or another round: SIGTERM after the notice, unless they have been
+  // told before.
   void end_ranks(Time now, Duration notice);
   void left();  // a rank waits for the next round
   void ended(int rank, sys::ExitStatus status, Time now);

@@ -13,13 +13,10 @@ namespace lockstep::launch {
 
 namespace {
 
-constexpr std::string_view hello_version = "lockstep-hello 1",
-                           node_list_version = "lockstep-node-list 1";
 constexpr std::size_t most_last_lines = 100;
 constexpr std::int64_t most_int = std::numeric_limits<int>::max();
 
 constexpr Range node_numbers{0, most_node_number};
-constexpr Range ranks_of_a_node{1, most_ranks_of_a_node};
 
 RunResult parse_failure(MessageLines& lines, std::string_view rest) {
   constexpr std::array<Range, 5> ranges{{{0, 255},
@@ -44,66 +41,6 @@ RunResult parse_failure(MessageLines& lines, std::string_view rest) {
 }
 
 }  // namespace
-
-int NodeList::first_rank(int node) const {
-  int rank = 0;
-  for (int before = 0; before < node; ++before) rank += nodes[before].ranks;
-  return rank;
-}
-
-std::string to_text(const Hello& hello) {
-  return formatted("{}\nnodes {}\nranks {}\nhost {}\naddress {}\nagent {}\n", hello_version,
-                   hello.nodes, hello.ranks, tidy(hello.host), tidy(hello.address),
-                   tidy(hello.agent));
-}
-
-Hello parse_hello(std::string_view text) {
-  MessageLines lines("the hello", text);
-  if (const auto line = lines.take(); line != hello_version) lines.fail(hello_version, line);
-  Hello hello;
-  hello.nodes =
-      static_cast<int>(only_numbers<1>(lines, lines.take("nodes"), {{{1, most_nodes}}})[0]);
-  hello.ranks = static_cast<int>(only_numbers<1>(lines, lines.take("ranks"), {ranks_of_a_node})[0]);
-  hello.host = lines.take("host");
-  hello.address = lines.take("address");
-  hello.agent = lines.take("agent");
-  if (!lines.at_end()) lines.fail("the end", lines.take());
-  return hello;
-}
-
-std::string to_text(const NodeList& node_list) {
-  if (!node_list.refused.empty()) return "refused " + tidy(node_list.refused) + "\n";
-  std::string text =
-      formatted("{}\nrun {}\nmaster {} {}\n", node_list_version, tidy(node_list.run_id),
-                node_list.master_port, tidy(node_list.master_address));
-  for (const NodeList::Node& node : node_list.nodes)
-    text += formatted("node {} {}\n", node.ranks, tidy(node.host));
-  return text;
-}
-
-NodeList parse_node_list(std::string_view text) {
-  MessageLines lines("the list of nodes", text);
-  NodeList node_list;
-  const std::string_view first = lines.take();
-  if (first.starts_with("refused ")) {
-    node_list.refused = first.substr(8);
-  } else if (first != node_list_version) {
-    lines.fail(node_list_version, first);
-  } else {
-    node_list.run_id = lines.take("run");
-    std::string_view master = lines.take("master");
-    node_list.master_port = static_cast<int>(take_numbers<1>(lines, master, {{{1, 65535}}})[0]);
-    node_list.master_address = master;
-    while (!lines.at_end() && node_list.nodes.size() < most_nodes) {
-      std::string_view node = lines.take("node");
-      const auto ranks = take_numbers<1>(lines, node, {ranks_of_a_node})[0];
-      node_list.nodes.push_back({static_cast<int>(ranks), std::string(node)});
-    }
-    if (node_list.nodes.empty()) lines.fail("a node", "");
-  }
-  if (!lines.at_end()) lines.fail("the end", lines.take());
-  return node_list;
-}
 
 std::string to_text(const RunResult& run_result) {
   switch (run_result.kind) {

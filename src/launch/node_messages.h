@@ -1,19 +1,6 @@
-// The words that agents of several nodes exchange over their store, as text: pure functions, no
-// store and no time. Every parser takes bytes from a peer, bounds what it makes of them, and throws
-// BadInput for anything that is not exactly one such text.
-//
-//   hello    lockstep-hello 1            version of these texts
-//            nodes 3                     what this agent was told
-//            ranks 2                     of this node
-//            host node7                  a name for people
-//            address 10.0.0.7            as the store sees it
-//            agent 41 6a0c...            pid, and random letters that no other agent has
-//
-//   list     lockstep-node-list 1        or: refused WHY
-//            run lockstep-5f3a...
-//            master 41233 10.0.0.7
-//            node 2 node7                one for each node: its ranks, its host
-//            node 1 node8
+// How a run has ended, as the agents of several nodes tell each other over their store: pure
+// functions, no store and no time. The parser takes bytes from a peer, bounds what it makes of
+// them, and throws BadInput for anything that is not exactly one such text.
 //
 //   result   done                        all ranks of all nodes ended well
 //            stopped SIGNAL NODE         that node's agent was asked to stop
@@ -45,34 +32,6 @@ inline constexpr int most_nodes = 10'000;
 inline constexpr int most_node_number = 999'999;
 inline constexpr int most_ranks_of_a_node = 10'000;
 
-struct Hello {
-  int nodes = 1;
-  int ranks = 1;
-  std::string host;
-  std::string address;
-  std::string agent;
-
-  bool operator==(const Hello&) const = default;
-};
-
-struct NodeList {
-  struct Node {
-    int ranks = 1;
-    std::string host;
-
-    bool operator==(const Node&) const = default;
-  };
-  std::string refused;  // why there will be no run; the rest is empty then
-  std::string run_id;
-  std::string master_address;
-  int master_port = 0;
-  std::vector<Node> nodes;
-
-  [[nodiscard]] int first_rank(int node) const;
-  [[nodiscard]] int ranks() const { return first_rank(static_cast<int>(nodes.size())); }
-  bool operator==(const NodeList&) const = default;
-};
-
 struct RunResult {
   enum class Kind { done, stopped, failed };
   Kind kind = Kind::done;
@@ -92,12 +51,8 @@ struct RunResult {
   bool operator==(const RunResult&) const = default;
 };
 
-[[nodiscard]] std::string to_text(const Hello& hello);
-[[nodiscard]] std::string to_text(const NodeList& node_list);
 [[nodiscard]] std::string to_text(const RunResult& run_result);
 
-[[nodiscard]] Hello parse_hello(std::string_view text);
-[[nodiscard]] NodeList parse_node_list(std::string_view text);
 [[nodiscard]] RunResult parse_run_result(std::string_view text);
 
 }  // namespace lockstep::launch

@@ -57,14 +57,14 @@ void Agent::Run::take(RoundEvent event) {
       fill_reserve_ = Clock::now();
       return;
     case RoundEvent::Kind::over:
-      return end_rounds(std::move(event.result));
+      return end_rounds(std::move(event));
   }
 }
 
 void Agent::Run::gather(const RoundEvent& event) {
   gathering_for_ = event.round;
   spare_line_.clear();
-  waiting_line_ = Clock::now() + first_waiting_line;
+  if (has_rounds(spec_)) waiting_line_ = Clock::now() + first_waiting_line;
   if (workers_.empty()) return;
   if (state_machine_.cause() < 0) say(formatted("round {} ends: {}", event.round - 1, event.why));
   for (const auto& worker : workers_)
@@ -98,7 +98,7 @@ void Agent::Run::kill_late_keepers(Clock::time_point now) {
 void Agent::Run::offer_if_ready() {
   if (!rounds_) return;
   say_waiting();
-  if (gathering_for_ < 0 || run_result_ || asked_to_stop_ != 0) return;
+  if (gathering_for_ < 0 || run_result_ || asked_to_stop_ != 0 || !problem_.empty()) return;
   if (!workers_.empty() && state_machine_.state() != State::done) return;
   end_leftovers();
   report_end_of_round();
@@ -200,8 +200,22 @@ void Agent::Run::note_lost(const Worker& worker) {
   if (state_machine_.cause() == worker.rank()) note_failure(result_.ends.back());
 }
 
-void Agent::Run::end_rounds(RunResult result) {
-  run_result_ = std::move(result);
+// The result of the run as this node shows it.
+RunResult Agent::Run::result_for_this_node(RoundEvent event) const {
+  // Without the store it cannot be known whose failure came first.
+  if (event.store_lost && own_failure_) return *own_failure_;
+  RunResult result = std::move(event.result);
+  const bool failed = result.kind == RunResult::Kind::failed;
+  if (failed && result.node == own_node() && !own_failure_) {
+    result.how = formatted("the other nodes have given this one up ({})", result.how);
+    result.node = result.rank = -1;
+  }
+  return result;
+}
+
+void Agent::Run::end_rounds(RoundEvent event) {
+  if (plan_.nodes.empty()) plan_ = event.plan;
+  run_result_ = result_for_this_node(std::move(event));
   gathering_for_ = -1;
   waiting_line_.reset();
   const bool elsewhere = run_result_->node != own_node();

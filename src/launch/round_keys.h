@@ -19,6 +19,10 @@ inline constexpr const char* reserve = "lockstep-round/reserve";
 inline constexpr const char* of_agents = "lockstep-run/agents/";
 inline constexpr const char* of_gone = "lockstep-run/gone/";
 
+// What the server writes under gone/N when the connection of that agent ends.
+inline constexpr const char* gone_without_a_word =
+    "its agent has gone without a word: it was killed, or its machine cannot be reached";
+
 inline std::string agent(int node) { return of_agents + std::to_string(node); }
 inline std::string gone(int node) { return of_gone + std::to_string(node); }
 inline std::string beat(int node) { return formatted("lockstep-run/heartbeat/{}", node); }

@@ -33,17 +33,50 @@ constexpr std::chrono::milliseconds look_again{20};
 constexpr std::chrono::seconds early{60}, first_pause{1}, longest_pause{30};
 constexpr std::chrono::seconds time_to_close{2};
 constexpr std::int64_t kept_news = 1000;
+constexpr std::string_view nnodes_option = "--nnodes ";
 
 std::string first_value(Store& store, const char* key, const std::string& value) {
   return store.compare_set(key, "", value);
 }
 
-std::string terms_of(const NodeSpec& nodes, int max_restarts) {
-  return formatted("--nnodes {}:{} --max-restarts {}", least_nodes(nodes), nodes.nodes,
+std::string terms_of(const NodeSpec& nodes, int max_restarts, bool is_fixed) {
+  if (is_fixed) return formatted("{}{}", nnodes_option, nodes.nodes);
+  return formatted("{}{}:{} --max-restarts {}", nnodes_option, least_nodes(nodes), nodes.nodes,
                    max_restarts);
 }
 
+std::string number_of_nodes(const std::string& terms) {
+  return terms.starts_with(nnodes_option) ? terms.substr(nnodes_option.size()) : terms;
+}
+
+// How a fixed run ends when the store cannot be used any more.
+RunResult end_of_store(const std::exception& error, const NodeSpec& nodes) {
+  RunResult result{.kind = RunResult::Kind::failed, .node = 0};
+  if (dynamic_cast<const BadInput*>(&error) != nullptr) {
+    result.node = -1;
+    result.how = error.what();
+  } else if (dynamic_cast<const Timeout*>(&error) != nullptr) {
+    result.how = formatted(
+        "its agent, which serves the store, has not answered for {}: it is stopped, or its machine "
+        "cannot be reached",
+        format_duration(nodes.lost_after));
+  } else {
+    result.how = formatted(
+        "its agent, which serves the store, has gone: it was killed, or its machine cannot be "
+        "reached ({})",
+        visible(error.what(), 300));
+  }
+  return result;
+}
+
 }  // namespace
+
+std::string spoiled(const std::string& key, const std::string& why) {
+  return formatted(
+      "the store's key {} holds what no agent wrote ({}); keys that begin with lockstep-run/ are "
+      "the agents' own",
+      key, visible(why, 200));
+}
 
 RoundStore open_round_store(const NodeSpec& nodes, int port) {
   RoundStore opened;
@@ -60,25 +93,27 @@ RoundStore open_round_store(const NodeSpec& nodes, int port) {
   const RendezvousEndpoint at = endpoint_of(nodes);
   opened.secret = secret_of_agents(nodes, at);
   if (!apart && nodes.node == 0) opened.server = serve_agents(nodes, at, opened.secret);
-  opened.store =
-      come_to_store(nodes, at, opened.secret, "this node", apart ? "the store" : "node 0");
+  const std::string self =
+      nodes.node < nodes.nodes ? formatted("node {}", nodes.node) : std::string("this node");
+  opened.store = come_to_store(nodes, at, opened.secret, self, apart ? "the store" : "node 0");
   opened.address = "tcp://" + at.text();
   if (apart) opened.address += "?reconnect=" + format_duration(time_to_reconnect(nodes));
   return opened;
 }
 
-Rounds::Rounds(const NodeSpec& nodes, int max_restarts, RoundStore store)
+Rounds::Rounds(const NodeSpec& nodes, int max_restarts, RoundStore store, WaitingLines& lines)
     : nodes_(nodes),
       least_(least_nodes(nodes)),
       most_(nodes.nodes),
       max_restarts_(max_restarts),
       others_may_come_(nodes.nodes > 1 || !nodes.store.empty()),
+      is_fixed_(others_may_come_ && max_restarts == 0 && least_ == most_ && nodes.store.empty()),
       store_(std::move(store)),
       keys_(*store_.store),
       host_(sys::host_name()),
       changed_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!changed_) throw SystemError("making an eventfd", errno);
-  join(nodes, max_restarts);
+  join(max_restarts, lines);
   threads_.emplace_back("rounds", [this] { follow(); });
   if (others_may_come_) threads_.emplace_back("heartbeat", [this] { heartbeat(); });
 }
@@ -98,24 +133,59 @@ Rounds::~Rounds() {
   for (sys::Thread& thread : threads_) thread.join();
 }
 
-void Rounds::join(const NodeSpec& nodes, int max_restarts) {
-  const std::string own = terms_of(nodes, max_restarts);
-  const std::string stands = first_value(keys_, round_key::terms, own);
+void Rounds::join(int max_restarts, WaitingLines& lines) {
+  const std::string peer = store_.store->own_address();
+  address_ = sys::is_loopback_name(peer) ? "127.0.0.1" : peer;
+  const std::string terms = terms_of(nodes_, max_restarts, is_fixed_);
+  if (!is_fixed_) {
+    check_terms(terms);
+    take_number();
+    return announce();
+  }
+  node_ = nodes_.node;
+  try {
+    check_terms(terms);
+    claim_number(lines);
+  } catch (const PeerLost&) {
+    throw PeerLost(formatted("node 0 at {} left before the run began", nodes_.rendezvous));
+  } catch (const Error&) {
+    wait_for_the_others(Deadline::after(time_to_read), [] { return false; });
+    throw;
+  }
+}
+
+// In a fixed run the terms of node 0 count.
+void Rounds::check_terms(const std::string& own) {
+  const bool counts = !is_fixed_ || node_ == 0;
+  const std::string stands =
+      counts ? first_value(keys_, round_key::terms, own)
+             : keys_.get(round_key::terms, Deadline::after(nodes_.join_timeout));
+  if (!counts && stands != own)
+    refuse_run(keys_, node_,
+               formatted("--nnodes must be the same on all nodes: node 0 has {}, node {} has {}",
+                         visible(number_of_nodes(stands), 100), node_, number_of_nodes(own)));
   check_input(stands == own,
               "all nodes must be started with the same numbers: another one has {}, this one {}",
               visible(stands), own);
   run_id_ = tidy(first_value(keys_, round_key::name, fresh_run_id()));
-  const std::string peer = store_.store->own_address();
-  address_ = sys::is_loopback_name(peer) ? "127.0.0.1" : peer;
+}
+
+void Rounds::claim_number(WaitingLines& lines) {
+  claims_ = claim_node_rank(nodes_, *store_.store, lines);
+  if (node_ == 0) address_ = address_for_others(nodes_, claims_);
+}
+
+void Rounds::take_number() {
   const std::int64_t number = keys_.add(round_key::agents, 1) - 1;
   check_input(number >= 0 && number <= most_node_number,
               "at most {} nodes can join a run, one after the other", most_node_number + 1);
   node_ = static_cast<int>(number);
-  store_.store->set_on_disconnect(
-      round_key::gone(node_),
-      "its agent has gone without a word: it was killed, or its machine cannot be reached");
+  store_.store->set_on_disconnect(round_key::gone(node_), round_key::gone_without_a_word);
   keys_.set(round_key::agent(node_), tidy(host_));
-  announce();
+}
+
+std::string Rounds::host(int node) const {
+  return node >= 0 && node < std::ssize(claims_) ? claims_[node].host : "unknown";
 }
 
 Offer Rounds::empty_offer() const {
@@ -148,6 +218,10 @@ void Rounds::fail(const RoundPlan& plan, const RunResult& failure) {
         Deadline::after(plan.nodes.size() > 1 ? time_to_miss_a_node : Duration::zero());
     std::optional<std::string> why = lost_node(plan);
     for (; !why && !limit.passed(); why = lost_node(plan)) pause(look_again);
+    if (is_fixed_) {
+      if (!why) keys_.compare_set(round_key::result, "", to_text(failure));
+      return announce();
+    }
     const bool is_of_a_start = !why && is_early(plan, failure);
     early_failures_ = is_of_a_start ? early_failures_ + 1 : 0;
     const bool is_last = plan.restarts >= max_restarts_ ||
@@ -230,14 +304,14 @@ void Rounds::push(std::function<void()> task) {
     try {
       task();
     } catch (const std::exception& error) {
-      lose(error.what());
+      lose(error);
     }
   });
 }
 
 // The others look again.
 void Rounds::announce() {
-  const std::int64_t number = keys_.add(round_key::news, 1);
+  const std::int64_t number = raise(round_key::news);
   keys_.set(round_key::news_of(number), "");
   if (number > kept_news) keys_.erase(round_key::news_of(number - kept_news));
 }
@@ -253,12 +327,32 @@ void Rounds::emit(RoundEvent event) {
   [[maybe_unused]] const ssize_t size = ::write(changed_.get(), &one, sizeof(one));
 }
 
-void Rounds::lose(const std::string& why) noexcept {
+// A rank has the secret, too, and may write what it likes.
+std::int64_t Rounds::raise(const std::string& key) {
+  try {
+    return keys_.add(key, 1);
+  } catch (const BadInput& error) {
+    throw BadInput(spoiled(key, error.what()));
+  }
+}
+
+void Rounds::lose(const std::exception& error) noexcept {
   if (closing_) return;
-  emit({.kind = RoundEvent::Kind::over,
-        .result = {.kind = RunResult::Kind::failed,
-                   .node = -1,
-                   .how = "the agents' store is lost: " + visible(why, 300)}});
+  if (!is_fixed_)
+    return emit({.kind = RoundEvent::Kind::over,
+                 .result = {.kind = RunResult::Kind::failed,
+                            .node = -1,
+                            .how = formatted("the agents' store is lost: {}",
+                                             visible(error.what(), 300))}});
+  const RunResult result = end_of_store(error, nodes_);
+  emit({.kind = RoundEvent::Kind::over, .result = result, .store_lost = result.node == 0});
+  try {
+    // For the others, and for node 0 should it go on one day.
+    keys_.compare_set(round_key::result, "", to_text(result));
+    announce();
+  } catch (const std::exception& lost) {
+    log::debug("telling the other nodes: {}", lost.what());
+  }
 }
 
 void Rounds::pause(Duration time) {
@@ -274,14 +368,14 @@ void Rounds::heartbeat() noexcept {
     try {
       heartbeat_once();
     } catch (const std::exception& error) {
-      return lose(error.what());
+      return lose(error);
     }
     pause(nodes_.lost_after / heartbeats_until_lost);
   }
 }
 
 void Rounds::heartbeat_once() {
-  keys_.add(round_key::beat(node_), 1);
+  static_cast<void>(raise(round_key::beat(node_)));
   const auto live = live_nodes();
   if (live.empty()) return;
   const bool watches_all = *live.begin() == node_;

@@ -2,12 +2,15 @@
 // a fixed set of workers and ranks; when one of them is lost, or a node comes, the round ends, the
 // nodes gather, and the next one begins with those that are there.
 //
+// A run over several nodes without restarts whose nodes may not come and go is fixed: it has one
+// round, its nodes are numbered by --node-rank, and a node that is lost ends it at once.
+//
 // No agent leads. Each looks at the store, does what follows from what it sees, and tells the
 // others to look again; decisions are made by the first compare_set(). Keys of the agents, all
 // below lockstep-run/:
 //
 //   name, terms        of the run: what no other run has; what all agents must have been told
-//   agents, agents/N   how many have come; the host of agent N
+//   agents, agents/N   how many have come; the host of agent N, or its claim (node_ranks.h)
 //   gone/N             why it is not there any more; the server writes it when its connection ends,
 //                      and agent N erases it if it comes back before a round was planned without it
 //   heartbeat/N        rises while it lives
@@ -32,6 +35,7 @@
 #include "launch/agent.h"
 #include "launch/heartbeat_monitor.h"
 #include "launch/node_messages.h"
+#include "launch/node_ranks.h"
 #include "launch/round_plan.h"
 #include "sys/file_descriptor.h"
 #include "sys/task_queue.h"
@@ -65,6 +69,12 @@ struct RoundStore {
 // comes to it, as `nodes` says. Errors as come_to_store() and serve_agents().
 [[nodiscard]] RoundStore open_round_store(const NodeSpec& nodes, int port);
 
+// What agents leave time for before the store that they serve goes with them.
+inline constexpr std::chrono::seconds time_to_read{3};
+
+// "the store's key KEY holds what no agent wrote (WHY); ..."
+[[nodiscard]] std::string spoiled(const std::string& key, const std::string& why);
+
 struct RoundEvent {
   enum class Kind {
     pause,    // `why`: offer() not before `pause` from now
@@ -80,21 +90,26 @@ struct RoundEvent {
   std::string why = {};                // gather: the end of the last round; empty: there was none
   Duration pause = {};                 // pause
   std::set<std::string> workers = {};  // gather: those of the last round that keep themselves
-  RoundPlan plan = {};                 // begin, spare
+  RoundPlan plan = {};                 // begin, spare; over: of a round that did not begin here
   RunResult result = {};               // over
+  bool store_lost = false;             // over: a failure on this node may have come first
 };
 
 class Rounds {
  public:
-  // Blocks for some round trips. BadInput when the other agents were told other terms.
-  Rounds(const NodeSpec& nodes, int max_restarts, RoundStore store);
+  // Blocks for some round trips; in a fixed run until all nodes have come, while `lines` say which
+  // are missing. BadInput when the other agents were told other terms; in a fixed run also as
+  // claim_node_rank().
+  Rounds(const NodeSpec& nodes, int max_restarts, RoundStore store, WaitingLines& lines);
   ~Rounds();
   Rounds(const Rounds&) = delete;
   Rounds& operator=(const Rounds&) = delete;
 
   [[nodiscard]] const std::string& run_id() const { return run_id_; }
-  // The number of this agent.
+  // The number of this agent: in a fixed run its node rank.
   [[nodiscard]] int node() const { return node_; }
+  // The host of a node of a fixed run; "unknown" for a number that no node has.
+  [[nodiscard]] std::string host(int node) const;
   [[nodiscard]] const RoundStore& store() const { return store_; }
   // This node's offer without its workers.
   [[nodiscard]] Offer empty_offer() const;
@@ -123,16 +138,22 @@ class Rounds {
   void wait_for_the_others(Deadline deadline, const std::function<bool()>& give_up);
 
  private:
-  void join(const NodeSpec& nodes, int max_restarts);
+  void join(int max_restarts, WaitingLines& lines);
+  void check_terms(const std::string& own);
+  void claim_number(WaitingLines& lines);
+  void take_number();
   void push(std::function<void()> task);
   void announce();
   [[nodiscard]] bool is_early(const RoundPlan& plan, const RunResult& failure);
   void pause_after_early_failures();
   void emit(RoundEvent event);
-  void lose(const std::string& why) noexcept;
+  void lose(const std::exception& error) noexcept;
+  std::int64_t raise(const std::string& key);
 
   void follow() noexcept;
   [[nodiscard]] bool look();
+  void end_if_a_node_is_gone();
+  [[nodiscard]] bool is_over();
   [[nodiscard]] bool comes_back();
   void look_at_round();
   [[nodiscard]] std::string reason_to_end();
@@ -156,10 +177,12 @@ class Rounds {
   const NodeSpec nodes_;
   const int least_, most_, max_restarts_;
   const bool others_may_come_;  // as nodes of the run, or as spares for the only one
+  const bool is_fixed_;
   RoundStore store_;
   Store& keys_;
   std::string run_id_, host_, address_;
   int node_ = 0;
+  std::vector<NodeClaim> claims_;  // in a fixed run, by node
   sys::FileDescriptor changed_;
 
   // The following thread's.

@@ -43,14 +43,15 @@ void Rounds::follow() noexcept {
     }
     while (!closing_ && look()) wait_for_news();
   } catch (const std::exception& error) {
-    lose(error.what());
+    lose(error);
   }
 }
 
 // False when the run is over.
 bool Rounds::look() {
   news_ = parse_integer(keys_.try_get(round_key::news).value_or("0")).value_or(0);
-  const auto why = keys_.try_get(round_key::gone(node_));
+  if (is_fixed_) end_if_a_node_is_gone();
+  const auto why = is_fixed_ ? std::nullopt : keys_.try_get(round_key::gone(node_));
   if (why && !comes_back()) {
     const auto kind = leaving_ ? RunResult::Kind::stopped : RunResult::Kind::failed;
     emit({.kind = RoundEvent::Kind::over,
@@ -60,12 +61,37 @@ bool Rounds::look() {
                                       visible(*why, 200))}});
     return false;
   }
-  if (const auto text = keys_.try_get(round_key::result)) {
-    emit({.kind = RoundEvent::Kind::over, .result = parse_run_result(*text)});
-    return false;
-  }
+  if (is_over()) return false;
   if (!gathering_) look_at_round();
   if (gathering_) look_at_gathering();
+  return true;
+}
+
+void Rounds::end_if_a_node_is_gone() {
+  for (const std::string& name : names_below(keys_, round_key::of_gone)) {
+    const int node = checked_number(name, nodes_.nodes - 1, "gone");
+    if (node == node_) continue;
+    const RunResult lost{.kind = RunResult::Kind::failed,
+                         .node = node,
+                         .how = visible(keys_.try_get(round_key::gone(node)).value_or(""), 200)};
+    keys_.compare_set(round_key::result, "", to_text(lost));
+    announce();
+  }
+}
+
+// Other agents may have ended a round that this one has not seen begin.
+bool Rounds::is_over() {
+  const auto text = keys_.try_get(round_key::result);
+  if (!text) return false;
+  RoundEvent over{.kind = RoundEvent::Kind::over};
+  try {
+    over.result = parse_run_result(*text);
+  } catch (const BadInput& error) {
+    throw BadInput(spoiled(round_key::result, error.what()));
+  }
+  if (const auto plan = gathering_ ? keys_.try_get(round_key::plan(round_ + 1)) : std::nullopt)
+    over.plan = parse_round_plan(*plan);
+  emit(std::move(over));
   return true;
 }
 

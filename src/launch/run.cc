@@ -88,16 +88,20 @@ AgentResult Agent::Run::run() {
     rank_ends_.reset();
     if (rendezvous_store_) remove_commit_folder(rendezvous_store_->run_id(), ::getpid());
     rendezvous_store_.reset();
-    nodes_.reset();
     rounds_.reset();
     errors_.reset();
     open_files_.reset();
   });
-  if (found)
-    begin();
-  else
-    tell_failure(problem_);
-  while (!is_over()) supervise();
+  try {
+    if (found)
+      open();
+    else
+      tell_failure(problem_);
+    while (!is_over()) supervise();
+  } catch (const std::exception& error) {
+    give_up(error.what());
+    throw;
+  }
   finish();
   return result_;
 }
@@ -107,26 +111,19 @@ AgentResult Agent::Run::run() {
 void Agent::Run::come_together() {
   if (spec_.nodes.nodes == 1 && !has_rounds(spec_)) return;
   WaitingLines lines([this](const std::string& line) { say(line); }, spec_.forward_signals);
-  if (!has_rounds(spec_)) {
-    nodes_.emplace(spec_.nodes, spec_.ranks, lines);
-    return;
-  }
   const NodeSpec& nodes = spec_.nodes;
-  lines.wait_for("the store at " + (nodes.store.empty() ? nodes.rendezvous : nodes.store));
-  rounds_.emplace(nodes, spec_.max_restarts, open_round_store(nodes, spec_.store_port));
+  lines.wait_for(has_rounds(spec_)
+                     ? "the store at " + (nodes.store.empty() ? nodes.rendezvous : nodes.store)
+                     : "node 0 at " + nodes.rendezvous);
+  rounds_.emplace(nodes, spec_.max_restarts, open_round_store(nodes, spec_.store_port), lines);
 }
 
-void Agent::Run::begin() {
-  try {
-    open();
-    if (rounds_)
-      start_guard();
-    else
-      start_workers();
-  } catch (const std::exception& error) {
-    if (nodes_) nodes_->give_up(error.what());
-    throw;
-  }
+// Says why this agent ends, and waits a moment until the others know. A run with rounds goes on
+// without it.
+void Agent::Run::give_up(const std::string& why) {
+  if (!rounds_ || has_rounds(spec_)) return;
+  tell_failure(why);
+  rounds_->wait_for_the_others(Deadline::after(time_to_read), [] { return false; });
 }
 
 bool Agent::Run::find_file() {
@@ -143,7 +140,7 @@ bool Agent::Run::find_file() {
 void Agent::Run::check_limits() const {
   constexpr rlim_t own = 24, of_a_rank = 4;  // while the ranks are being started
   const auto ranks =
-      static_cast<rlim_t>(spec_.ranks) + static_cast<rlim_t>(rounds_ ? spec_.reserve : 0);
+      static_cast<rlim_t>(spec_.ranks) + static_cast<rlim_t>(has_rounds(spec_) ? spec_.reserve : 0);
   const rlim_t needed = own + ranks * (of_a_rank + (spec_.log_folder.empty() ? 0 : 1));
   check_input(open_files_->most() >= needed,
               "{} ranks: expected a limit of at least {} open files, found {}: raise the hard "
@@ -160,9 +157,6 @@ void Agent::Run::open() {
                                                 failures_, log_file(rank)));
   if (rounds_)
     rendezvous_store_.emplace(rounds_->store().address, rounds_->store().secret, rounds_->run_id());
-  else if (nodes_)
-    rendezvous_store_.emplace(nodes_->store_address(), nodes_->secret(),
-                              nodes_->node_list().run_id);
   else
     rendezvous_store_.emplace(spec_.store_port);
   if (spec_.hung_after > Duration::zero())
@@ -177,6 +171,8 @@ void Agent::Run::open() {
   });
   spec_.environment.emplace_back(variable::flight_folder, flight_->path());
   if (spec_.prefix == PrefixStyle::rank) spec_.environment.emplace_back(variable::names_lines, "1");
+  start_guard();
+  if (!rounds_) start_workers();
 }
 
 LogFile Agent::Run::log_file(int rank) const {
@@ -200,13 +196,10 @@ RankSpec Agent::Run::place_of_all() const {
   if (rounds_) {
     place.node = plan_.group_rank(own_node());
     place.nodes = static_cast<int>(plan_.nodes.size());
-    place.round = plan_.round;
+    if (has_rounds(spec_)) place.round = plan_.round;
     place.restart = plan_.restarts;
     place.master_address = plan_.master_address;
     place.master_port = plan_.master_port;
-  } else if (nodes_) {
-    place.master_address = nodes_->node_list().master_address;
-    place.master_port = nodes_->node_list().master_port;
   } else {
     place.master_port = free_port();
   }
@@ -221,7 +214,6 @@ void Agent::Run::start_guard() {
 }
 
 void Agent::Run::start_workers() {
-  start_guard();
   std::vector<Worker*> workers;
   for (const auto& worker : workers_) workers.push_back(worker.get());
   start_all(workers);
@@ -254,7 +246,7 @@ void Agent::Run::start(Worker& worker, RankSpec place) {
   place.rank = worker.rank();
   place.local_rank = worker.rank() - first_rank();
   place.secret_descriptor = secret.get();
-  place.worker = worker.name();
+  if (has_rounds(spec_)) place.worker = worker.name();
   place.error_file = errors_->file(std::max(0, place.round), place.rank);
   if (worker.is_in_reserve()) return worker.give_place(place);
   worker.start(file_, spec_, place, open_files_->limit_before());
@@ -267,7 +259,9 @@ void Agent::Run::finish() {
   // The failure of the last round was reported, and would have been followed by another one.
   const bool was_between_rounds = round_reported_ && asked_to_stop_ != 0;
   if (result_.exit_code == 0 && !was_between_rounds) result_.exit_code = state_machine_.exit_code();
-  if (result_.exit_code == 0 && asked_to_stop_ != 0 && !(run_result_ && was_done(*run_result_)))
+  const bool was_cut_short = has_rounds(spec_) || workers_.empty();  // else ranks say how it went
+  if (result_.exit_code == 0 && asked_to_stop_ != 0 && was_cut_short &&
+      !(run_result_ && was_done(*run_result_)))
     result_.exit_code = 128 + asked_to_stop_;
   if (!report_failure_elsewhere() && state_machine_.cause() >= 0 && !was_between_rounds) report();
   say_records();

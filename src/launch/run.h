@@ -9,7 +9,6 @@
 #include "launch/flight_folder.h"
 #include "launch/guard.h"
 #include "launch/hang_watch.h"
-#include "launch/nodes.h"
 #include "launch/poller.h"
 #include "launch/printer.h"
 #include "launch/rendezvous_store.h"
@@ -43,7 +42,7 @@ class Agent::Run {
   // The phases: run.cc.
   bool find_file();
   void come_together();
-  void begin();
+  void give_up(const std::string& why);
   void check_limits() const;
   void open();
   [[nodiscard]] LogFile log_file(int rank) const;
@@ -72,9 +71,11 @@ class Agent::Run {
   void watch_living();
   void take_ended();
   void note_end(Worker& worker, sys::ExitStatus status);
+  [[nodiscard]] std::string name_of(const Worker& worker) const;
   void note_failure(const RankEnd& end);
   void tell_others_of_end(const RankEnd& end);
   void signalled(int signal);
+  [[nodiscard]] bool are_signalled() const;
   void send_to_all(int signal);
   void suspend();
   void say_losses();
@@ -82,12 +83,10 @@ class Agent::Run {
   void say(const std::string& line);
 
   // What the other nodes have to do with it: over_nodes.cc.
-  void watch_nodes(Poller& poller);
   void tell_failure(const std::string& how);
   void tell_failure(const RankEnd& end);
   void tell_stop();
   void tell_done();
-  void obey(RunResult run_result);
   bool report_failure_elsewhere();
   void leave_nodes();
   [[nodiscard]] bool is_over() const;
@@ -105,7 +104,8 @@ class Agent::Run {
   void begin_round(const RoundPlan& plan);
   void note_lost(const Worker& worker);
   [[nodiscard]] std::unique_ptr<Worker> fresh_worker(int rank, const std::string& name);
-  void end_rounds(RunResult result);
+  void end_rounds(RoundEvent event);
+  [[nodiscard]] RunResult result_for_this_node(RoundEvent event) const;
   void end_keepers();
   void ask_rounds_to_stop(int signal);
   void note_spare(const RoundPlan& plan);
@@ -143,16 +143,15 @@ class Agent::Run {
   std::vector<std::unique_ptr<Worker>> workers_;
   AgentStateMachine state_machine_;
   Clock::time_point orphans_seen_;
-  std::string failed_at_;       // time of day
-  std::string failure_;         // "rank 1 has failed (exit code 3)"
-  std::optional<Nodes> nodes_;  // none where there are no others, or where there are rounds
+  std::string failed_at_;  // time of day
+  std::string failure_;    // "rank 1 has failed (exit code 3)"
   std::optional<ErrorFolder> errors_;
   std::optional<HangWatch> hang_watch_;
 
-  std::optional<Rounds> rounds_;
-  RoundPlan plan_;              // of the newest round that has begun
-  int gathering_for_ = -1;      // the round to offer for; -1: none
-  std::set<std::string> kept_;  // workers that came over from the round before
+  std::optional<Rounds> rounds_;  // none on one node that has no rounds
+  RoundPlan plan_;                // of the newest round that has begun
+  int gathering_for_ = -1;        // the round to offer for; -1: none
+  std::set<std::string> kept_;    // workers that came over from the round before
   int next_worker_ = 0;
   int asked_to_stop_ = 0;  // the signal
   std::optional<Clock::time_point> keepers_limit_, waiting_line_, offer_after_;

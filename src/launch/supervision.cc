@@ -17,11 +17,6 @@ namespace {
 
 constexpr std::chrono::seconds orphan_interval{1};
 
-// As detection/beat.h names it.
-std::string name_of(const Worker& worker) {
-  return worker.name().empty() ? std::to_string(worker.rank()) : worker.name();
-}
-
 std::string time_of_day() {
   const std::time_t now = std::time(nullptr);
   std::tm local{};
@@ -35,7 +30,6 @@ void Agent::Run::supervise() {
   Poller poller;
   watch_signals(poller);
   watch_sinks(poller);
-  watch_nodes(poller);
   watch_for_hangs(poller);
   for (const auto& worker : workers_) watch_streams(poller, *worker);
   // Only to wake up: which of several ended first is decided when all of them have been looked at.
@@ -108,6 +102,11 @@ void Agent::Run::watch_living() {
   hang_watch_->watch(std::move(living));
 }
 
+// As detection/beat.h names it.
+std::string Agent::Run::name_of(const Worker& worker) const {
+  return has_rounds(spec_) ? worker.name() : std::to_string(worker.rank());
+}
+
 void Agent::Run::take_ended() {
   std::vector<std::pair<Worker*, sys::ExitStatus>> ended;
   for (const auto& worker : workers_)
@@ -134,7 +133,7 @@ void Agent::Run::note_end(Worker& worker, sys::ExitStatus status) {
 void Agent::Run::tell_others_of_end(const RankEnd& end) {
   const bool is_last = std::ranges::none_of(
       workers_, [](const auto& worker) { return worker->process() != nullptr; });
-  if (!rendezvous_store_ || (is_last && !nodes_ && !rounds_)) return;
+  if (!rendezvous_store_ || (is_last && !rounds_)) return;
   if (!rank_ends_)
     rank_ends_.emplace(rendezvous_store_->store_address(), rendezvous_store_->secret());
   const int attempt = rounds_ ? plan_.round : 0;
@@ -149,9 +148,7 @@ void Agent::Run::note_failure(const RankEnd& end) {
 
 void Agent::Run::signalled(int signal) {
   if (signal == SIGTSTP) return suspend();
-  if (rounds_ && !run_result_ && state_machine_.state() != State::running &&
-      state_machine_.state() != State::stopping)
-    return ask_rounds_to_stop(signal);
+  if (rounds_ && !run_result_ && !are_signalled()) return ask_rounds_to_stop(signal);
   if (state_machine_.state() == State::done) {
     interrupted_ = true;
     return;
@@ -159,6 +156,13 @@ void Agent::Run::signalled(int signal) {
   state_machine_.signalled(signal, Clock::now());
   tell_stop();
   if (const auto due = state_machine_.take_signal()) send_to_all(*due);
+}
+
+// Returns true if a signal is for ranks that run. Those of a failed round end in any case.
+bool Agent::Run::are_signalled() const {
+  const State state = state_machine_.state();
+  return state == State::running || state == State::stopping ||
+         (state == State::failed && !has_rounds(spec_));
 }
 
 void Agent::Run::send_to_all(int signal) {

@@ -1,9 +1,11 @@
 // Hostile input of the launcher: the texts that agents of several nodes exchange, the store in
 // which the ranks of a run meet, and what ranks print.
 #include "support/fuzz.h"
+#include "base/format.h"
 #include "launch/environment.h"
 #include "launch/last_lines.h"
 #include "launch/node_messages.h"
+#include "launch/node_ranks.h"
 #include "launch/printer.h"
 #include "launch/rendezvous_store.h"
 #include "launch/round_plan.h"
@@ -33,26 +35,15 @@ using test::Random;
 
 // A text of the protocol, or a few words of one.
 std::string some_text(Random& random) {
-  switch (below(random, 9)) {
+  switch (below(random, 7)) {
     case 0:
-      return to_text(Hello{.nodes = 3,
-                           .ranks = 2,
-                           .host = "node7",
-                           .address = "10.0.0.7",
-                           .agent = "41 lockstep-6a0c"});
+      return to_text(
+          NodeClaim{.pid = 41, .mark = "lockstep-6a0c", .address = "10.0.0.7", .host = "node 7"});
     case 1:
-      return to_text(NodeList{.refused = {},
-                              .run_id = "lockstep-5f3a",
-                              .master_address = "10.0.0.7",
-                              .master_port = 41233,
-                              .nodes = {{2, "node7"}, {1, "node8"}, {64, "node9"}}});
-    case 2:
-      return to_text(NodeList{.refused = "node 1 (host node8) left before the run began"});
-    case 3:
       return to_text(RunResult{});
-    case 4:
+    case 2:
       return to_text(RunResult{.kind = RunResult::Kind::stopped, .signal = 15, .node = 2});
-    case 5:
+    case 3:
       return to_text(RunResult{.kind = RunResult::Kind::failed,
                                .node = 1,
                                .exit_code = 3,
@@ -63,21 +54,21 @@ std::string some_text(Random& random) {
                                .how = "exit code 3",
                                .log_file = "logs/rank-4.log",
                                .last_lines = {"one", "", "three"}});
-    case 6:
+    case 4:
       return to_text(Offer{.node = 3,
                            .host = "node7",
                            .address = "10.0.0.7",
                            .port = 41233,
                            .failed = true,
                            .workers = {{"3.0", true}, {"3.7", false}}});
-    case 7:
+    case 5:
       return to_text(RoundPlan{.round = 4,
                                .restarts = 2,
                                .master_address = "10.0.0.7",
                                .master_port = 41233,
                                .nodes = {{0, "node7", {"0.1", "0.2"}}, {3, "node8", {"3.0"}}}});
     default:
-      return "lockstep-hello 1\nnodes 99999999999999999999\nfailed -1 0 0 0 -5\n| x\n";
+      return "lockstep-offer 1\nnode 99999999999999999999\nfailed -1 0 0 0 -5\n| x\n";
   }
 }
 
@@ -100,17 +91,16 @@ TEST(Fuzz, TextsOfOtherAgentsAreReadOrRefused) {
     std::string text = some_text(rounds.random());
     if (one_in(rounds.random(), 5)) text += some_text(rounds.random());
     if (!one_in(rounds.random(), 8)) text = mutated(text, rounds.random());
-    read += is_read_or_refused(text, parse_hello);
-    read += is_read_or_refused(text, parse_node_list);
+    read += is_read_or_refused(text, parse_node_claim);
     read += is_read_or_refused(text, parse_run_result);
     read += is_read_or_refused(text, parse_offer);
     read += is_read_or_refused(text, parse_round_plan);
-    tried += 5;
-    if (tried % 500 == 0) {
-      std::string many = "lockstep-node-list 1\nrun x\nmaster 1 x\n";
-      for (int i = 0; i < 2 * most_nodes; ++i) many += "node 1 x\n";
-      EXPECT_FALSE(is_read_or_refused(many, parse_node_list));
-      EXPECT_FALSE(is_read_or_refused(std::string(most_text_bytes + 1, 'x'), parse_hello));
+    tried += 4;
+    if (tried % 400 == 0) {
+      std::string many = "lockstep-plan 1\nround 0 0\nmaster 1 x\n";
+      for (int i = 0; i < 2 * most_nodes; ++i) many += formatted("node {} 1 x\nworker 0.0\n", i);
+      EXPECT_FALSE(is_read_or_refused(many, parse_round_plan));
+      EXPECT_FALSE(is_read_or_refused(std::string(most_text_bytes + 1, 'x'), parse_node_claim));
     }
   }
   if (!rounds.enough()) return;

@@ -1,5 +1,6 @@
 // The words of agents: what is written is read back, and nothing else is.
 #include "launch/node_messages.h"
+#include "launch/node_ranks.h"
 
 #include <gtest/gtest.h>
 
@@ -19,13 +20,7 @@ using namespace std::chrono_literals;
 using test::expect_words;
 using test::message_of;
 
-const Hello hello{
-    .nodes = 3, .ranks = 2, .host = "node7", .address = "10.0.0.7", .agent = "41 lockstep-6a"};
-const NodeList node_list{.refused = {},
-                         .run_id = "lockstep-5f",
-                         .master_address = "fe80::1",
-                         .master_port = 41233,
-                         .nodes = {{2, "node7"}, {1, "node 8"}, {5, ""}}};
+const NodeClaim claim{.pid = 41, .mark = "lockstep-6a", .address = "fe80::1", .host = "node 7"};
 const RunResult failed{.kind = RunResult::Kind::failed,
                        .node = 1,
                        .exit_code = 137,
@@ -37,11 +32,8 @@ const RunResult failed{.kind = RunResult::Kind::failed,
                        .log_file = "logs/rank 5.log",
                        .last_lines = {"Traceback", "", "\tValueError: \xc3\xa9"}};
 
-TEST(NodeList, IsReadAsItWasWritten) {
-  EXPECT_EQ(parse_hello(to_text(hello)), hello);
-  EXPECT_EQ(parse_node_list(to_text(node_list)), node_list);
-  const NodeList refused{.refused = "node 2 left"};
-  EXPECT_EQ(parse_node_list(to_text(refused)), refused);
+TEST(NodeMessages, IsReadAsItWasWritten) {
+  EXPECT_EQ(parse_node_claim(to_text(claim)), claim);
   EXPECT_EQ(parse_run_result(to_text(failed)), failed);
   EXPECT_EQ(parse_run_result(to_text(RunResult{})), RunResult{});
   const RunResult stopped{.kind = RunResult::Kind::stopped, .signal = 15, .node = 2};
@@ -50,28 +42,15 @@ TEST(NodeList, IsReadAsItWasWritten) {
   EXPECT_EQ(parse_run_result(to_text(of_agent)), of_agent);
 }
 
-TEST(NodeList, NumbersRanksByNode) {
-  EXPECT_EQ(node_list.first_rank(0), 0);
-  EXPECT_EQ(node_list.first_rank(1), 2);
-  EXPECT_EQ(node_list.first_rank(2), 3);
-  EXPECT_EQ(node_list.ranks(), 8);
-}
-
-TEST(NodeList, TheTextsAreAsTheHeaderSays) {
-  EXPECT_EQ(to_text(hello),
-            "lockstep-hello 1\nnodes 3\nranks 2\nhost node7\naddress 10.0.0.7\nagent 41 "
-            "lockstep-6a\n");
-  EXPECT_EQ(
-      to_text(node_list),
-      "lockstep-node-list 1\nrun lockstep-5f\nmaster 41233 fe80::1\nnode 2 node7\nnode 1 node "
-      "8\nnode 5 \n");
+TEST(NodeMessages, TheTextsAreAsTheHeaderSays) {
+  EXPECT_EQ(to_text(claim), "41 lockstep-6a fe80::1 node 7\n");
   EXPECT_EQ(to_text(failed),
             "failed 137 1 5 77 1500000000\nat 12:00:01\nhow killed by signal 9 (SIGKILL)\nlog "
             "logs/rank 5.log\n| Traceback\n| \n| \tValueError: \xc3\xa9\n");
   EXPECT_EQ(to_text(RunResult{}), "done\n");
 }
 
-TEST(NodeList, WhatWritersAreGivenIsMadeFit) {
+TEST(NodeMessages, WhatWritersAreGivenIsMadeFit) {
   RunResult wild = failed;
   wild.how = "a\nfailed 0 0 0 0 0\x1b[31m" + std::string(10'000, 'x');
   wild.last_lines.assign(1000, std::string(5000, 'y') + "\n\n");
@@ -81,31 +60,22 @@ TEST(NodeList, WhatWritersAreGivenIsMadeFit) {
   EXPECT_LT(to_text(wild).size(), most_text_bytes);
 }
 
-TEST(NodeList, AnythingElseIsBadInputThatSaysWhere) {
+TEST(NodeMessages, AnythingElseIsBadInputThatSaysWhere) {
   const auto problem = [](const std::function<void()>& parse) {
     return message_of<BadInput>(parse);
   };
-  const auto of_hello = [&](const std::string& text) {
-    return problem([&] { (void)parse_hello(text); });
+  const auto of_claim = [&](const std::string& text) {
+    return problem([&] { (void)parse_node_claim(text); });
   };
-  expect_words(of_hello(""), {"the hello of another agent", "a line of text", "''"});
-  expect_words(of_hello("lockstep-hello 2\n"), {"lockstep-hello 1", "'lockstep-hello 2'"});
-  expect_words(of_hello("lockstep-hello 1\nnodes 0\n"), {"a number from 1 to 10000", "'0'"});
-  expect_words(of_hello("lockstep-hello 1\nnodes 1 2\n"), {"the end of a line", "'2'"});
-  expect_words(of_hello("lockstep-hello 1\nranks 2\n"), {"nodes", "'ranks 2'"});
-  expect_words(of_hello(to_text(hello) + "more\n"), {"the end", "'more'"});
-  expect_words(of_hello("lockstep-hello 1"), {"a line of text"});
-  expect_words(of_hello("\x1b[2J\n"), {"a line of text", "'\\x1b[2J'"});
-  expect_words(of_hello(std::string(most_line_bytes + 1, 'x') + "\n"), {"a line of text", "'xxx"});
-  expect_words(of_hello(std::string(most_text_bytes + 1, 'x')), {"at most 4194304 bytes"});
-  const auto of_node_list = [&](const std::string& text) {
-    return problem([&] { (void)parse_node_list(text); });
-  };
-  expect_words(of_node_list("lockstep-node-list 1\nrun a\nmaster 70000 h\nnode 1 a\n"),
-               {"1 to 65535"});
-  expect_words(of_node_list("lockstep-node-list 1\nrun a\nmaster 7 h\n"), {"a node"});
-  expect_words(of_node_list("lockstep-node-list 1\nrun a\nmaster 7 h\nnode 10001 h\n"),
-               {"1 to 10000"});
+  expect_words(of_claim(""), {"the claim of another agent", "a line of text", "''"});
+  expect_words(of_claim("-1 a b c\n"), {"a number from 0 to 2147483647", "'-1 a b c'"});
+  expect_words(of_claim("1 a\n"), {"a word and a blank", "'a'"});
+  expect_words(of_claim("1  b c\n"), {"a word and a blank", "' b c'"});
+  expect_words(of_claim(to_text(claim) + "more\n"), {"the end", "'more'"});
+  expect_words(of_claim("1 a b c"), {"a line of text"});
+  expect_words(of_claim("\x1b[2J\n"), {"a line of text", "'\\x1b[2J'"});
+  expect_words(of_claim(std::string(most_line_bytes + 1, 'x') + "\n"), {"a line of text", "'xxx"});
+  expect_words(of_claim(std::string(most_text_bytes + 1, 'x')), {"at most 4194304 bytes"});
   const auto of_run_result = [&](const std::string& text) {
     return problem([&] { (void)parse_run_result(text); });
   };
@@ -119,11 +89,11 @@ TEST(NodeList, AnythingElseIsBadInputThatSaysWhere) {
 
 // No text makes a parser do anything but return or throw BadInput, and what it returns can be
 // written and read again.
-TEST(NodeList, MutatedTextsAreReadOrRefused) {
+TEST(NodeMessages, MutatedTextsAreReadOrRefused) {
   std::mt19937 random(7);
   const auto below = [&](std::size_t limit) { return random() % limit; };
   const std::vector<std::string> texts{
-      to_text(hello), to_text(node_list), to_text(failed),
+      to_text(claim), to_text(failed),
       to_text(RunResult{.kind = RunResult::Kind::stopped, .signal = 2})};
   int read = 0, refused = 0;
   for (int round = 0; round < 5000; ++round) {
@@ -145,9 +115,8 @@ TEST(NodeList, MutatedTextsAreReadOrRefused) {
       }
     }
     for (const auto& parse : std::vector<std::function<void()>>{
-             [&] { EXPECT_EQ(parse_hello(to_text(parse_hello(text))), parse_hello(text)); },
              [&] {
-               EXPECT_EQ(parse_node_list(to_text(parse_node_list(text))), parse_node_list(text));
+               EXPECT_EQ(parse_node_claim(to_text(parse_node_claim(text))), parse_node_claim(text));
              },
              [&] {
                EXPECT_EQ(parse_run_result(to_text(parse_run_result(text))), parse_run_result(text));

@@ -16,8 +16,8 @@
 
 #include <lockstep/store/secret.h>
 #include <lockstep/store/tcp_store.h>
-#include "launch/node_rendezvous.h"
 #include "launch/rendezvous_endpoint.h"
+#include "launch/round_keys.h"
 #include "support/messages.h"
 #include "support/temporary_folder.h"
 #include "sys/topology.h"
@@ -53,14 +53,16 @@ std::size_t times(const std::string& text, const std::string& word) {
   return count;
 }
 
+// The last agent comes first, and the ranks expect no other round.
 TEST(Nodes, RanksAreNumberedByNode) {
+  const test::TemporaryFolder folder;
   auto specs = same_nodes(
       3, 1,
       "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK/$GROUP_WORLD_SIZE "
-      "$ROLE_RANK/$ROLE_WORLD_SIZE $MASTER_ADDR");
+      "$ROLE_RANK/$ROLE_WORLD_SIZE $MASTER_ADDR$LOCKSTEP_ROUND$LOCKSTEP_WORKER");
   specs[0].ranks = 2;
   specs[2].ranks = 3;
-  const auto ran = run_nodes(specs);
+  const auto ran = run_nodes(specs, last_one_first(3, folder));
   for (const NodeRan& node : ran) {
     EXPECT_EQ(node.exit_code, 0) << node.problem;
     EXPECT_EQ(node.error, "");
@@ -221,8 +223,8 @@ TEST(Nodes, AStoppedAgentOfNode0EndsTheRunOnTheOthers) {
   expect_words(ran[0].error, {"the other nodes have given this one up (" + why + ")"});
 }
 
-// A rank has the secret, and may write what it likes. Whether all are done is looked at when they
-// are.
+// A rank has the secret, and may write what it likes. The number of changes is looked at when a
+// node tells the others that its ranks are done.
 TEST(Nodes, NonsenseInTheAgentsOwnKeysIsOneTrueLineEverywhere) {
   const test::TemporaryFolder folder;
   const std::string secret = folder / "secret";
@@ -230,10 +232,10 @@ TEST(Nodes, NonsenseInTheAgentsOwnKeysIsOneTrueLineEverywhere) {
   ::chmod(secret.c_str(), 0600);
   int runs = 0;
   for (const std::string& key :
-       {std::string(key::run_result), std::string(key::done), key::heartbeat(1)}) {
+       {std::string(round_key::result), std::string(round_key::news), round_key::beat(1)}) {
     const std::string written = folder / ("written" + std::to_string(++runs));
-    auto specs =
-        same_nodes(2, 1, key == key::done ? until("[ -e " + written + " ]") : "exec sleep 60");
+    auto specs = same_nodes(
+        2, 1, key == round_key::news ? until("[ -e " + written + " ]") : "exec sleep 60");
     for (WorkerSpec& spec : specs) {
       spec.nodes.secret_file = secret;
       spec.nodes.lost_after = lost_after;
@@ -244,7 +246,7 @@ TEST(Nodes, NonsenseInTheAgentsOwnKeysIsOneTrueLineEverywhere) {
                       .port = at.port,
                       .secret = read_secret_file(secret),
                       .connect_timeout = 20s});
-      static_cast<void>(store.get(key::node_list, Deadline::after(20s)));
+      static_cast<void>(store.get(round_key::plan(0), Deadline::after(20s)));
       std::this_thread::sleep_for(200ms);
       store.set(key, "non\x1bsense");
       std::ofstream(written).flush();

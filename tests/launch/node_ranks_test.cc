@@ -4,15 +4,19 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <csignal>
 #include <fstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <poll.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "support/messages.h"
 #include "sys/sockets.h"
+#include "sys/topology.h"
 
 #include <lockstep/base/error.h>
 
@@ -95,6 +99,22 @@ TEST(NodeRendezvous, TwoAgentsThatAreNode0) {
   const bool first_stayed = ran[0].problem.empty();
   expect_words(ran[first_stayed ? 1 : 0].problem,
                {"127.0.0.1:" + std::to_string(port), "the port is in use by another process"});
+}
+
+TEST(NodeRendezvous, ANodeThatLeavesEndsTheWaitOfTheOthers) {
+  const auto port = test::free_port();
+  const auto ran = run_nodes({node_spec(3, 0, port, 1, "true"), node_spec(3, 1, port, 1, "true")},
+                             {.before =
+                                  [](int agent) {
+                                    if (agent == 1)
+                                      std::thread([] {
+                                        std::this_thread::sleep_for(1500ms);
+                                        ::kill(::getpid(), SIGKILL);
+                                      }).detach();
+                                  },
+                              .after = {}});
+  EXPECT_EQ(ran[1].process.signal, SIGKILL);
+  EXPECT_EQ(ran[0].problem, "node 1 (host " + sys::host_name() + ") left before the run began");
 }
 
 TEST(NodeRendezvous, DifferentNumbersOfNodes) {

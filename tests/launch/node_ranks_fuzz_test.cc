@@ -1,6 +1,8 @@
 // Agents of two nodes that come together while a process that knows the secret writes nonsense into
-// their store: each of them ends its rendezvous, with a node list or with an error, in time.
-#include "launch/node_rendezvous.h"
+// their store: each of them ends its rendezvous, with all nodes or with an error, in time.
+#include "launch/node_ranks.h"
+#include "launch/round_keys.h"
+#include "launch/rounds.h"
 #include "support/free_port.h"
 #include "support/fuzz.h"
 #include "support/temporary_folder.h"
@@ -8,10 +10,9 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <iterator>
 #include <string>
 #include <thread>
-#include <utility>
-#include <vector>
 
 #include <sys/stat.h>
 
@@ -29,18 +30,10 @@ using test::one_in;
 using test::Random;
 
 std::string text_to_gather(Random& random) {
-  const std::string hello = to_text(Hello{.nodes = static_cast<int>(1 + below(random, 3)),
-                                          .ranks = 1,
-                                          .host = "x",
-                                          .address = "10.0.0.7",
-                                          .agent = "1 x"});
-  std::vector<NodeList::Node> nodes(1 + below(random, 3), {1, "x"});
-  const std::string node_list = to_text(NodeList{.refused = one_in(random, 2) ? "no" : "",
-                                                 .run_id = "lockstep-1",
-                                                 .master_address = "10.0.0.7",
-                                                 .master_port = 1,
-                                                 .nodes = std::move(nodes)});
-  std::string text = one_in(random, 2) ? hello : node_list;
+  const std::string texts[] = {
+      to_text(NodeClaim{.pid = 1, .mark = "x", .address = "10.0.0.7", .host = "x"}),
+      to_text(RunResult{.kind = RunResult::Kind::failed, .node = 1, .how = "no"}), "--nnodes 2"};
+  const std::string& text = texts[below(random, std::size(texts))];
   return one_in(random, 2) ? mutated(text, random) : text;
 }
 
@@ -48,11 +41,14 @@ std::string text_to_gather(Random& random) {
 void disturb(int port, const std::string& secret, Random& random) {
   TcpStore store(
       {.port = static_cast<std::uint16_t>(port), .secret = secret, .connect_timeout = 500ms});
-  store.set(key::left(1), "");  // an agent that leaves waits for no reader
-  const std::string keys[] = {key::node(0), key::node(1), key::node_list, key::run_result};
+  const std::string keys[] = {round_key::agent(0), round_key::agent(1), round_key::terms,
+                              round_key::result};
   for (auto count = 1 + below(random, 3); count > 0; --count) {
     std::this_thread::sleep_for(std::chrono::microseconds(below(random, 1000)));
-    store.set(keys[below(random, std::size(keys))], text_to_gather(random));
+    const std::string& key = keys[below(random, std::size(keys))];
+    // Node 0 does not wait for an agent that never was.
+    if (key == round_key::agent(1)) store.set_on_disconnect(round_key::gone(1), "");
+    store.set(key, text_to_gather(random));
   }
 }
 
@@ -75,8 +71,8 @@ TEST(Fuzz, AgentsGatherOrSayWhyNot) {
                           .join_timeout = 300ms};
       try {
         WaitingLines lines([](const std::string&) {}, false);
-        auto rendezvous = join_rendezvous(spec, 1, lines);
-        EXPECT_EQ(rendezvous.node_list.nodes.size(), 2u);
+        const Rounds joined(spec, 0, open_round_store(spec, 0), lines);
+        EXPECT_NE(joined.host(1), "unknown");
         ++came;
       } catch (const Error&) {
         ++left;

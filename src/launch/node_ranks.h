@@ -1,0 +1,45 @@
+// Nodes of a run that is fixed (has_rounds() is false): each agent claims the number that
+// --node-rank gives it, and waits until all of them have come.
+#pragma once
+
+#include "launch/agent.h"
+#include "launch/waiting_lines.h"
+
+#include <lockstep/base/deadline.h>
+#include <lockstep/store/tcp_store.h>
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep::launch {
+
+// The value of round_key::agent(): a line "PID RUN_ID ADDRESS HOST".
+struct NodeClaim {
+  int pid = 0;
+  std::string mark;     // random letters that no other agent has
+  std::string address;  // as the store sees it
+  std::string host;     // a name for people
+
+  bool operator==(const NodeClaim&) const = default;
+};
+
+[[nodiscard]] std::string to_text(const NodeClaim& claim);
+// BadInput for anything else.
+[[nodiscard]] NodeClaim parse_node_claim(std::string_view text);
+
+// Blocks until all nodes have come, and returns their claims by node rank; keeps `lines` told which
+// nodes are missing. Throws BadInput if another agent has the same number, or refuses the run;
+// Timeout names the nodes that did not come; PeerLost: node 0 left. The first text under
+// round_key::result says to all nodes why there will be no run.
+[[nodiscard]] std::vector<NodeClaim> claim_node_rank(const NodeSpec& spec, TcpStore& store,
+                                                     WaitingLines& lines);
+
+// Throws BadInput with that text, or with the one that another agent was first to write.
+[[noreturn]] void refuse_run(Store& store, int node, const std::string& why);
+
+// An address of this node, node 0, at which the other nodes reach it.
+[[nodiscard]] std::string address_for_others(const NodeSpec& spec,
+                                             const std::vector<NodeClaim>& claims);
+
+}  // namespace lockstep::launch
