@@ -124,6 +124,11 @@ bool is_of_place(std::string_view name) {
 
 }  // namespace
 
+std::string_view value_of(const Environment& environment, std::string_view name) {
+  const std::size_t at = find(environment, name);
+  return at == environment.size() ? std::string_view() : environment[at].second;
+}
+
 Environment current_environment() {
   Environment environment;
   for (char** entry = environ; *entry != nullptr; ++entry) {

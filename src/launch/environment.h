@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -123,6 +124,9 @@ struct RankSpec {
 };
 
 using Environment = std::vector<std::pair<std::string, std::string>>;
+
+// Empty where it is not set.
+[[nodiscard]] std::string_view value_of(const Environment& environment, std::string_view name);
 
 // The variables of the calling process, in the order of environ.
 [[nodiscard]] Environment current_environment();

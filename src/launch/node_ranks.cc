@@ -4,8 +4,8 @@
 #include "base/text.h"
 #include "launch/node_messages.h"
 #include "launch/rendezvous_endpoint.h"
-#include "launch/rendezvous_store.h"
 #include "launch/round_keys.h"
+#include "launch/round_store.h"
 #include "sys/own_address.h"
 #include "sys/topology.h"
 

@@ -19,6 +19,8 @@ struct Witness {
   std::vector<std::string> last_lines;
 };
 
+inline constexpr std::size_t reported_lines = 20;
+
 struct FailureReport {
   RankEnd cause;
   int ranks = 1;

@@ -7,18 +7,13 @@
 #include "base/text.h"
 #include "base/visible.h"
 #include "launch/agents_store.h"
-#include "launch/rendezvous_store.h"
 #include "launch/round_keys.h"
 #include "sys/own_address.h"
 #include "sys/process.h"
-#include "sys/topology.h"
 
 #include <lockstep/base/error.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <csignal>
 #include <future>
 #include <utility>
@@ -78,41 +73,15 @@ std::string spoiled(const std::string& key, const std::string& why) {
       key, visible(why, 200));
 }
 
-RoundStore open_round_store(const NodeSpec& nodes, int port) {
-  RoundStore opened;
-  const bool apart = !nodes.store.empty();
-  if (!apart && nodes.nodes == 1) {
-    opened.secret = random_secret();
-    opened.server = std::make_unique<StoreServer>(
-        StoreServerOptions{.port = static_cast<std::uint16_t>(port), .secret = opened.secret});
-    opened.address = "tcp://" + opened.server->address();
-    opened.store = std::make_shared<TcpStore>(
-        TcpStoreOptions{.port = opened.server->port(), .secret = opened.secret});
-    return opened;
-  }
-  const RendezvousEndpoint at = endpoint_of(nodes);
-  opened.secret = secret_of_agents(nodes, at);
-  if (!apart && nodes.node == 0) opened.server = serve_agents(nodes, at, opened.secret);
-  const std::string self =
-      nodes.node < nodes.nodes ? formatted("node {}", nodes.node) : std::string("this node");
-  opened.store = come_to_store(nodes, at, opened.secret, self, apart ? "the store" : "node 0");
-  opened.address = "tcp://" + at.text();
-  if (apart) opened.address += "?reconnect=" + format_duration(time_to_reconnect(nodes));
-  return opened;
-}
-
 Rounds::Rounds(const NodeSpec& nodes, int max_restarts, RoundStore store, WaitingLines& lines)
-    : nodes_(nodes),
+    : RoundSource(std::move(store)),
+      nodes_(nodes),
       least_(least_nodes(nodes)),
       most_(nodes.nodes),
       max_restarts_(max_restarts),
       others_may_come_(nodes.nodes > 1 || !nodes.store.empty()),
       is_fixed_(others_may_come_ && max_restarts == 0 && least_ == most_ && nodes.store.empty()),
-      store_(std::move(store)),
-      keys_(*store_.store),
-      host_(sys::host_name()),
-      changed_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  if (!changed_) throw SystemError("making an eventfd", errno);
+      keys_(*store_.store) {
   join(max_restarts, lines);
   threads_.emplace_back("rounds", [this] { follow(); });
   if (others_may_come_) threads_.emplace_back("heartbeat", [this] { heartbeat(); });
@@ -167,7 +136,7 @@ void Rounds::check_terms(const std::string& own) {
   check_input(stands == own,
               "all nodes must be started with the same numbers: another one has {}, this one {}",
               visible(stands), own);
-  run_id_ = tidy(first_value(keys_, round_key::name, fresh_run_id()));
+  store_.run_id = tidy(first_value(keys_, round_key::name, fresh_run_id()));
 }
 
 void Rounds::claim_number(WaitingLines& lines) {
@@ -186,22 +155,6 @@ void Rounds::take_number() {
 
 std::string Rounds::host(int node) const {
   return node >= 0 && node < std::ssize(claims_) ? claims_[node].host : "unknown";
-}
-
-Offer Rounds::empty_offer() const {
-  return {.node = node_,
-          .host = host_,
-          .address = address_,
-          .port = free_port(),
-          .failed = false,
-          .workers = {}};
-}
-
-std::vector<RoundEvent> Rounds::take_events() {
-  std::uint64_t count = 0;
-  [[maybe_unused]] const ssize_t size = ::read(changed_.get(), &count, sizeof(count));
-  const Lock lock(mutex_);
-  return std::exchange(events_, {});
 }
 
 void Rounds::offer(int round, const Offer& offer) {
@@ -243,7 +196,7 @@ void Rounds::fail(const RoundPlan& plan, const RunResult& failure) {
 // a program without our init(), do not say that they have called it. SIGKILL comes from outside.
 bool Rounds::is_early(const RoundPlan& plan, const RunResult& failure) {
   return failure.after < early && failure.exit_code != 128 + SIGKILL &&
-         !keys_.try_get(round_key::inits_of(run_id_, plan.round, failure.rank));
+         !keys_.try_get(round_key::inits_of(store_.run_id, plan.round, failure.rank));
 }
 
 // The first one may be chance, and is tried again at once.
@@ -314,17 +267,6 @@ void Rounds::announce() {
   const std::int64_t number = raise(round_key::news);
   keys_.set(round_key::news_of(number), "");
   if (number > kept_news) keys_.erase(round_key::news_of(number - kept_news));
-}
-
-void Rounds::emit(RoundEvent event) {
-  {
-    const Lock lock(mutex_);
-    if (over_) return;
-    over_ = event.kind == RoundEvent::Kind::over;
-    events_.push_back(std::move(event));
-  }
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const ssize_t size = ::write(changed_.get(), &one, sizeof(one));
 }
 
 // A rank has the secret, too, and may write what it likes.

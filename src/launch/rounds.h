@@ -37,11 +37,10 @@
 #include "launch/node_messages.h"
 #include "launch/node_ranks.h"
 #include "launch/round_plan.h"
-#include "sys/file_descriptor.h"
+#include "launch/round_source.h"
 #include "sys/task_queue.h"
 #include "sys/thread.h"
 
-#include <lockstep/store/store_server.h>
 #include <lockstep/store/tcp_store.h>
 
 #include <atomic>
@@ -58,84 +57,27 @@
 
 namespace lockstep::launch {
 
-struct RoundStore {
-  std::unique_ptr<StoreServer> server;  // where this agent serves it
-  std::shared_ptr<TcpStore> store;
-  std::string address;  // as LOCKSTEP_STORE names it
-  std::string secret;
-};
-
-// Serves the store of a run on one node at 127.0.0.1:port, or serves that of several nodes, or
-// comes to it, as `nodes` says. Errors as come_to_store() and serve_agents().
-[[nodiscard]] RoundStore open_round_store(const NodeSpec& nodes, int port);
-
 // What agents leave time for before the store that they serve goes with them.
 inline constexpr std::chrono::seconds time_to_read{3};
 
 // "the store's key KEY holds what no agent wrote (WHY); ..."
 [[nodiscard]] std::string spoiled(const std::string& key, const std::string& why);
 
-struct RoundEvent {
-  enum class Kind {
-    pause,    // `why`: offer() not before `pause` from now
-    gather,   // end what is left of the last round, then offer() for round `round`
-    waiting,  // these workers wait for it
-    begin,    // it begins
-    spare,    // a round runs without this node, which waits until there is room for it
-    reserve,  // the program's processes may wait in reserve; once
-    over,     // the run is over; the last event
-  };
-  Kind kind = Kind::gather;
-  int round = 0;
-  std::string why = {};                // gather: the end of the last round; empty: there was none
-  Duration pause = {};                 // pause
-  std::set<std::string> workers = {};  // gather: those of the last round that keep themselves
-  RoundPlan plan = {};                 // begin, spare; over: of a round that did not begin here
-  RunResult result = {};               // over
-  bool store_lost = false;             // over: a failure on this node may have come first
-};
-
-class Rounds {
+class Rounds : public RoundSource {
  public:
   // Blocks for some round trips; in a fixed run until all nodes have come, while `lines` say which
   // are missing. BadInput when the other agents were told other terms; in a fixed run also as
   // claim_node_rank().
   Rounds(const NodeSpec& nodes, int max_restarts, RoundStore store, WaitingLines& lines);
-  ~Rounds();
-  Rounds(const Rounds&) = delete;
-  Rounds& operator=(const Rounds&) = delete;
+  ~Rounds() override;
 
-  [[nodiscard]] const std::string& run_id() const { return run_id_; }
-  // The number of this agent: in a fixed run its node rank.
-  [[nodiscard]] int node() const { return node_; }
-  // The host of a node of a fixed run; "unknown" for a number that no node has.
-  [[nodiscard]] std::string host(int node) const;
-  [[nodiscard]] const RoundStore& store() const { return store_; }
-  // This node's offer without its workers.
-  [[nodiscard]] Offer empty_offer() const;
-
-  // For poll(): readable when there are events.
-  [[nodiscard]] int descriptor() const { return changed_.get(); }
-  [[nodiscard]] std::vector<RoundEvent> take_events();
-
-  // None of these waits: a thread does.
-  void offer(int round, const Offer& offer);
-  // A worker of this node has ended badly in that round, which ends. Another round follows, after a
-  // pause if workers have failed before init() several times in a row; the run is over if restarts
-  // are used up, and after an error of use (exit code 2 before init()). If a node of the round has
-  // gone, that is the cause.
-  void fail(const RoundPlan& plan, const RunResult& failure);
-  // All workers of this node have ended well.
-  void done(int round);
-  // This node was asked to stop: it leaves if the run can go on without it, as without any spare;
-  // else the run ends.
-  void stop(const RunResult& stopped, bool is_spare);
-  // Ends the run for all.
-  void end_run(const RunResult& result);
-
-  // Blocks until the other agents have left the store that this one serves, until the deadline, or
-  // until `give_up` says so. At once elsewhere.
-  void wait_for_the_others(Deadline deadline, const std::function<bool()>& give_up);
+  [[nodiscard]] std::string host(int node) const override;
+  void offer(int round, const Offer& offer) override;
+  void fail(const RoundPlan& plan, const RunResult& failure) override;
+  void done(int round) override;
+  void stop(const RunResult& stopped, bool is_spare) override;
+  void end_run(const RunResult& result) override;
+  void wait_for_the_others(Deadline deadline, const std::function<bool()>& give_up) override;
 
  private:
   void join(int max_restarts, WaitingLines& lines);
@@ -146,7 +88,6 @@ class Rounds {
   void announce();
   [[nodiscard]] bool is_early(const RoundPlan& plan, const RunResult& failure);
   void pause_after_early_failures();
-  void emit(RoundEvent event);
   void lose(const std::exception& error) noexcept;
   std::int64_t raise(const std::string& key);
 
@@ -178,12 +119,8 @@ class Rounds {
   const int least_, most_, max_restarts_;
   const bool others_may_come_;  // as nodes of the run, or as spares for the only one
   const bool is_fixed_;
-  RoundStore store_;
   Store& keys_;
-  std::string run_id_, host_, address_;
-  int node_ = 0;
   std::vector<NodeClaim> claims_;  // in a fixed run, by node
-  sys::FileDescriptor changed_;
 
   // The following thread's.
   int round_ = -1;  // the newest whose plan is known
@@ -202,8 +139,6 @@ class Rounds {
   std::atomic<bool> closing_ = false;
   Mutex mutex_;
   std::condition_variable closing_changed_;
-  bool over_ LOCKSTEP_GUARDED_BY(mutex_) = false;
-  std::vector<RoundEvent> events_ LOCKSTEP_GUARDED_BY(mutex_);
   int early_failures_ = 0;  // in a row; the tasks'
   sys::TaskQueue tasks_;
   std::vector<sys::Thread> threads_;

@@ -25,19 +25,42 @@ sys::FileDescriptor open_nothing() {
 
 void Worker::start(const std::string& file, const WorkerSpec& spec, const RankSpec& place,
                    rlimit open_files) {
-  error_file_ = place.error_file;
-  spawn(file, spec, place, rank_environment(spec.environment, place), open_files);
-}
-
-void Worker::start_in_reserve(const std::string& file, const WorkerSpec& spec,
-                              const RankSpec& place, rlimit open_files) {
-  int ends[2];
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
-    throw SystemError("making a socket for a process in reserve", errno);
-  reserve_.reset(ends[0]);
-  in_reserve_.reset(ends[1]);
-  spawn(file, spec, place, reserve_environment(spec.environment, place, in_reserve_.get()),
-        open_files);
+  Environment environment;
+  if (rank_ < 0) {
+    int ends[2];
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
+      throw SystemError("making a socket for a process in reserve", errno);
+    reserve_.reset(ends[0]);
+    in_reserve_.reset(ends[1]);
+    environment = reserve_environment(spec.environment, place, in_reserve_.get());
+  } else {
+    error_file_ = place.error_file;
+    environment = rank_environment(spec.environment, place);
+  }
+  sys::Command command{.file = file, .arguments = {spec.program}, .environment = {}};
+  command.arguments.insert(command.arguments.end(), spec.arguments.begin(), spec.arguments.end());
+  for (const auto& [name, value] : environment)
+    command.environment.push_back(formatted("{}={}", name, value));
+  sys::FileDescriptor nothing;
+  // One in reserve gives it up where it does not become rank 0.
+  if (spec.input == StandardInput::none || (rank_ != 0 && !is_in_reserve())) {
+    nothing = open_nothing();
+    command.input = nothing.get();
+  }
+  command.output = output_.rank_output();
+  command.error = output_.rank_error();
+  for (int descriptor : {place.secret_descriptor, place.agent_descriptor, in_reserve_.get()})
+    if (descriptor >= 0) command.keep.push_back(descriptor);
+  // A session of its own: signals reach the rank with its children and nobody else, and the
+  // terminal's own do not reach it.
+  command.own_session = true;
+  command.open_files = open_files;
+  command.end_with_parent = true;
+  process_ = sys::Process::spawn(command);
+  running_ = true;
+  end_.reset();
+  started_ = Clock::now();
+  output_.close_rank_ends();
   in_reserve_.reset();
 }
 
@@ -66,34 +89,6 @@ void Worker::give_place(const RankSpec& place) {
   [[maybe_unused]] const ssize_t sent =
       ::send(reserve_.get(), text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   reserve_.reset();
-}
-
-void Worker::spawn(const std::string& file, const WorkerSpec& spec, const RankSpec& place,
-                   const Environment& environment, rlimit open_files) {
-  sys::Command command{.file = file, .arguments = {spec.program}, .environment = {}};
-  command.arguments.insert(command.arguments.end(), spec.arguments.begin(), spec.arguments.end());
-  for (const auto& [name, value] : environment)
-    command.environment.push_back(formatted("{}={}", name, value));
-  sys::FileDescriptor nothing;
-  // One in reserve gives it up where it does not become rank 0.
-  if (spec.input == StandardInput::none || (rank_ != 0 && !is_in_reserve())) {
-    nothing = open_nothing();
-    command.input = nothing.get();
-  }
-  command.output = output_.rank_output();
-  command.error = output_.rank_error();
-  for (int descriptor : {place.secret_descriptor, place.agent_descriptor, in_reserve_.get()})
-    if (descriptor >= 0) command.keep.push_back(descriptor);
-  // A session of its own: signals reach the rank with its children and nobody else, and the
-  // terminal's own do not reach it.
-  command.own_session = true;
-  command.open_files = open_files;
-  command.end_with_parent = true;
-  process_ = sys::Process::spawn(command);
-  running_ = true;
-  end_.reset();
-  started_ = Clock::now();
-  output_.close_rank_ends();
 }
 
 std::optional<sys::ExitStatus> Worker::take_end() {

@@ -6,9 +6,11 @@
 #include "sys/file_descriptor.h"
 #include "sys/process.h"
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace lockstep::launch {
 
@@ -21,18 +23,17 @@ class Worker {
     waiting,  // it has left, and waits for the next one
   };
 
-  // `name` is empty in a run without rounds. `log` as RankOutput.
+  // `log` as RankOutput.
   Worker(int rank, std::string name, Printer& output, Printer& error, SharedFailures& failures,
          const LogFile& log)
       : rank_(rank), name_(std::move(name)), output_(rank, output, error, failures, log) {}
 
-  // Executes `file` with the arguments and surroundings of `spec`. SystemError when that fails.
+  // Executes `file` with the arguments and surroundings of `spec`. Without a rank (-1) it is in
+  // reserve: the program waits for its place in launch::wait_for_place(). SystemError when that
+  // fails.
   void start(const std::string& file, const WorkerSpec& spec, const RankSpec& place,
              rlimit open_files);
 
-  // The same before it has a place: the program waits for that in launch::wait_for_place().
-  void start_in_reserve(const std::string& file, const WorkerSpec& spec, const RankSpec& place,
-                        rlimit open_files);
   [[nodiscard]] bool is_in_reserve() const { return static_cast<bool>(reserve_); }
   // Whether it waits there.
   [[nodiscard]] bool is_ready();
@@ -64,9 +65,6 @@ class Worker {
   [[nodiscard]] RankEnd describe_end(sys::ExitStatus status, Clock::time_point now) const;
 
  private:
-  void spawn(const std::string& file, const WorkerSpec& spec, const RankSpec& place,
-             const Environment& environment, rlimit open_files);
-
   int rank_;
   std::string name_;
   Standing standing_ = Standing::plain;
@@ -81,5 +79,7 @@ class Worker {
   std::optional<sys::ExitStatus> end_;
   Clock::time_point started_;
 };
+
+using Workers = std::vector<std::unique_ptr<Worker>>;
 
 }  // namespace lockstep::launch

@@ -7,8 +7,8 @@
 #include "launch/node_messages.h"
 #include "launch/node_ranks.h"
 #include "launch/printer.h"
-#include "launch/rendezvous_store.h"
 #include "launch/round_plan.h"
+#include "launch/round_store.h"
 #include "launch/run_agent.h"
 #include "store/hostile_talk.h"
 
@@ -109,11 +109,11 @@ TEST(Fuzz, TextsOfOtherAgentsAreReadOrRefused) {
 }
 
 TEST(Fuzz, RanksMeetThoughOutsidersTalkToTheirStore) {
-  RendezvousStore store(0);
+  const RoundStore store = serve_store(0);
   auto descriptor = store.secret_descriptor();
   std::string secret(secret_bytes, '\0');
   ASSERT_EQ(::pread(descriptor.get(), secret.data(), secret.size(), 0), std::ssize(secret));
-  const std::string& address = store.store_address();
+  const std::string& address = store.address;
   auto port = static_cast<std::uint16_t>(std::stoi(address.substr(address.rfind(':') + 1)));
 
   store::Outsiders outsiders(port, secret);

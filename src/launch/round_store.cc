@@ -1,7 +1,9 @@
-#include "launch/rendezvous_store.h"
+#include "launch/round_store.h"
 
 #include "base/check.h"
 #include "base/format.h"
+#include "base/text.h"
+#include "launch/agents_store.h"
 #include "launch/environment.h"
 #include "sys/high_descriptor.h"
 #include "sys/random_bytes.h"
@@ -38,36 +40,52 @@ std::string hexadecimal(const std::string& bytes) {
 
 }  // namespace
 
-RendezvousStore::RendezvousStore(int port) : secret_(random_secret()), run_id_(fresh_run_id()) {
+RoundStore serve_store(int port) {
+  RoundStore served;
+  served.secret = random_bytes(secret_bytes);
+  served.run_id = fresh_run_id();
   StoreServerOptions options;
   options.port = static_cast<std::uint16_t>(port);
-  options.secret = secret_;
-  server_ = std::make_unique<StoreServer>(std::move(options));
-  store_address_ = "tcp://" + server_->address();
+  options.secret = served.secret;
+  served.server = std::make_unique<StoreServer>(std::move(options));
+  served.address = "tcp://" + served.server->address();
+  return served;
 }
 
-RendezvousStore::RendezvousStore(std::string store_address, std::string secret, std::string run_id)
-    : secret_(std::move(secret)),
-      run_id_(std::move(run_id)),
-      store_address_(std::move(store_address)) {
-  check(secret_.size() == secret_bytes, "the store's secret: expected {} bytes, found {}",
-        secret_bytes, secret_.size());
+RoundStore open_round_store(const NodeSpec& nodes, int port) {
+  const bool apart = !nodes.store.empty();
+  if (!apart && nodes.nodes == 1) {
+    RoundStore served = serve_store(port);
+    served.store = std::make_shared<TcpStore>(
+        TcpStoreOptions{.port = served.server->port(), .secret = served.secret});
+    return served;
+  }
+  RoundStore opened;
+  const RendezvousEndpoint at = endpoint_of(nodes);
+  opened.secret = secret_of_agents(nodes, at);
+  if (!apart && nodes.node == 0) opened.server = serve_agents(nodes, at, opened.secret);
+  const std::string self =
+      nodes.node < nodes.nodes ? formatted("node {}", nodes.node) : std::string("this node");
+  opened.store = come_to_store(nodes, at, opened.secret, self, apart ? "the store" : "node 0");
+  opened.address = "tcp://" + at.text();
+  if (apart) opened.address += "?reconnect=" + format_duration(time_to_reconnect(nodes));
+  return opened;
 }
 
-sys::FileDescriptor RendezvousStore::secret_descriptor() const {
+sys::FileDescriptor RoundStore::secret_descriptor() const {
+  check(secret.size() == secret_bytes, "the store's secret: expected {} bytes, found {}",
+        secret_bytes, secret.size());
   const sys::FileDescriptor file(
       ::memfd_create("lockstep-secret", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file) throw SystemError("making a memory file for the store's secret", errno);
   if (::fchmod(file.get(), 0400) != 0 ||
-      ::pwrite(file.get(), secret_.data(), secret_.size(), 0) !=
-          static_cast<ssize_t>(secret_.size()) ||
+      ::pwrite(file.get(), secret.data(), secret.size(), 0) !=
+          static_cast<ssize_t>(secret.size()) ||
       ::fcntl(file.get(), F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE) !=
           0)
     throw SystemError("writing the store's secret", errno);
   return sys::with_high_number(file);
 }
-
-std::string random_secret() { return random_bytes(secret_bytes); }
 
 std::string fresh_run_id() { return "lockstep-" + hexadecimal(random_bytes(8)); }
 

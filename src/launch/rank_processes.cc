@@ -1,0 +1,307 @@
+#include "launch/rank_processes.h"
+
+#include "base/check.h"
+#include "base/format.h"
+#include "base/text.h"
+#include "sys/high_descriptor.h"
+#include "sys/topology.h"
+
+#include <lockstep/base/error.h>
+#include <lockstep/store/open.h>
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <set>
+#include <utility>
+
+namespace lockstep::launch {
+
+namespace {
+
+constexpr int most_failures = 3;
+constexpr int no_rank = -1;
+
+constexpr std::chrono::seconds leftover_grace{1}, orphan_interval{1}, time_to_open{2};
+constexpr int beats_until_hung = 5;
+
+void make_folder(const std::string& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) throw SystemError("making the log folder " + folder, error.value());
+}
+
+void check_limits(const WorkerSpec& spec, rlim_t most) {
+  constexpr rlim_t own = 24, of_a_rank = 4;  // while the ranks are being started
+  const auto ranks =
+      static_cast<rlim_t>(spec.ranks) + static_cast<rlim_t>(has_rounds(spec) ? spec.reserve : 0);
+  const rlim_t needed = own + ranks * (of_a_rank + (spec.log_folder.empty() ? 0 : 1));
+  check_input(most >= needed,
+              "{} ranks: expected a limit of at least {} open files, found {}: raise the hard "
+              "limit (ulimit -n), or start fewer ranks",
+              spec.ranks, needed, most);
+}
+
+// As detection/beat.h names it.
+std::string name_of(const Worker& worker, const WorkerSpec& spec) {
+  return has_rounds(spec) ? worker.name() : std::to_string(worker.rank());
+}
+
+std::set<pid_t> numbers_of(const std::vector<sys::Process*>& processes) {
+  std::set<pid_t> numbers;
+  for (const sys::Process* process : processes) numbers.insert(process->pid());
+  return numbers;
+}
+
+}  // namespace
+
+void Reserve::allow() {
+  is_allowed_ = true;
+  fill_at_ = Clock::now();
+}
+
+void Reserve::fill(bool is_wanted, const std::function<void(Worker&)>& start) {
+  if (!fill_at_ || Clock::now() < *fill_at_) return;
+  fill_at_.reset();
+  while (is_allowed_ && is_wanted && failures_ < most_failures && std::ssize(workers_) < most_) {
+    auto worker = std::make_unique<Worker>(no_rank, "", relay_.output(), relay_.error(),
+                                           relay_.failures(), LogFile{});
+    try {
+      start(*worker);
+    } catch (const SystemError& error) {
+      failures_ = most_failures;
+      return relay_.say(formatted("no process is kept in reserve: {}", error.what()));
+    }
+    workers_.push_back(std::move(worker));
+  }
+}
+
+std::unique_ptr<Worker> Reserve::take() {
+  const auto found =
+      std::ranges::find_if(workers_, [](const auto& worker) { return worker->is_ready(); });
+  if (found == workers_.end()) return nullptr;
+  std::unique_ptr<Worker> worker = std::move(*found);
+  workers_.erase(found);
+  return worker;
+}
+
+void Reserve::take_ended() {
+  for (auto it = workers_.begin(); it != workers_.end();) {
+    const auto status = (*it)->take_end();
+    if (!status) {
+      ++it;
+      continue;
+    }
+    const std::unique_ptr<Worker> worker = std::move(*it);
+    it = workers_.erase(it);
+    fill_at_ = Clock::now();
+    if (worker->is_ready()) continue;  // it was killed
+    worker->output().finish();
+    if (++failures_ == most_failures)
+      relay_.say(
+          formatted("no process is kept in reserve any more: {} have ended before they were ready, "
+                    "the last with {}",
+                    failures_, sys::describe(*status)));
+  }
+}
+
+void Reserve::end() {
+  for (const auto& worker : workers_)
+    if (sys::Process* process = worker->process()) process->send_to_group(SIGKILL);
+  for (const auto& worker : workers_)
+    if (sys::Process* process = worker->process())
+      static_cast<void>(process->wait(Deadline::never()));
+  workers_.clear();
+}
+
+RankProcesses::RankProcesses(RunState& run, OutputRelay& relay, const RoundStore& store)
+    : run_(run), relay_(relay), store_(store), reserve_(run.spec.reserve, relay) {
+  subreaper_.emplace();
+}
+
+RankProcesses::~RankProcesses() {
+  subreaper_->end_all(Duration::zero());
+  subreaper_.reset();
+  guard_.reset();
+}
+
+void RankProcesses::open(std::string file) {
+  const WorkerSpec& spec = run_.spec;
+  check_limits(spec, open_files_.most());
+  file_ = std::move(file);
+  if (!spec.log_folder.empty()) make_folder(spec.log_folder);
+  if (spec.hung_after > Duration::zero())
+    hang_watch_.emplace(spec.hung_after, [address = store_.address, secret = store_.secret] {
+      return open_store(address, secret, time_to_open);
+    });
+  errors_.emplace(spec.log_folder, formatted("{}-{}", store_.run_id, run_.node));
+  this_process_ = sys::with_high_number(sys::open_pidfd(::getpid()));
+  guard_.emplace(this_process_, marks_of_ranks(place_of_all()), spec.error,
+                 errors_->is_temporary() ? errors_->path() : "");
+  subreaper_->leave_alone(guard_->pid());
+}
+
+RankSpec RankProcesses::place_of_all() const {
+  const RoundPlan& plan = run_.plan;
+  RankSpec place{.ranks = plan.ranks(),
+                 .local_ranks = run_.spec.ranks,
+                 .node = plan.group_rank(run_.node),
+                 .nodes = static_cast<int>(plan.nodes.size()),
+                 .agent = run_.node,
+                 .restart = plan.restarts,
+                 .max_restarts = run_.spec.max_restarts,
+                 .beat = run_.spec.hung_after / beats_until_hung,
+                 .master_address = plan.master_address,
+                 .master_port = plan.master_port,
+                 .run_id = store_.run_id,
+                 .store = store_.address,
+                 .agent_descriptor = this_process_.get(),
+                 .cores = sys::usable_cores()};
+  if (has_rounds(run_.spec)) place.round = plan.round;
+  return place;
+}
+
+std::unique_ptr<Worker> RankProcesses::fresh_worker(int rank, const std::string& name) {
+  LogFile log;
+  if (const std::string& folder = run_.spec.log_folder; !folder.empty())
+    log = {.name = (std::filesystem::path(folder) / formatted("rank-{}.log", rank)).string(),
+           .append = run_.plan.round > 0};
+  if (std::unique_ptr<Worker> ready = reserve_.take()) {
+    ready->take_over(rank, name, log);
+    return ready;
+  }
+  return std::make_unique<Worker>(rank, name, relay_.output(), relay_.error(), relay_.failures(),
+                                  log);
+}
+
+std::optional<RankProcesses::Failure> RankProcesses::start(const std::vector<Worker*>& workers) {
+  const RankSpec place = place_of_all();
+  for (std::size_t i = 0; i < workers.size(); ++i) {
+    try {
+      start(*workers[i], place);
+    } catch (const SystemError& error) {
+      const char* hint =
+          error.error_number() == ENOENT ? " (the interpreter that its first line names)" : "";
+      return Failure{.started = static_cast<int>(i),
+                     .problem = formatted("rank {}: {}{}", workers[i]->rank(), error.what(), hint)};
+    }
+  }
+  watch_living();
+  return std::nullopt;
+}
+
+void RankProcesses::start(Worker& worker, RankSpec place) {
+  const sys::FileDescriptor secret = store_.secret_descriptor();
+  place.rank = worker.rank();
+  place.local_rank = worker.rank() - run_.first_rank();
+  place.secret_descriptor = secret.get();
+  if (has_rounds(run_.spec)) place.worker = worker.name();
+  place.error_file = errors_->file(std::max(0, place.round), place.rank);
+  if (worker.is_in_reserve()) return worker.give_place(place);
+  worker.start(file_, run_.spec, place, open_files_.limit_before());
+}
+
+void RankProcesses::watch(Poller& poller) {
+  watch_for_hangs(poller);
+  for (const auto& worker : run_.workers) relay_.watch(poller, *worker);
+  // Only to wake up: which of several ended first is decided when all of them have been looked at.
+  for (sys::Process* process : living()) poller.watch(process->pidfd(), POLLIN, [] {});
+}
+
+void RankProcesses::watch_for_hangs(Poller& poller) {
+  if (!hang_watch_) return;
+  poller.watch(hang_watch_->descriptor(), POLLIN, [&] {
+    const auto hung = hang_watch_->take_hung();
+    for (const auto& worker : run_.workers)
+      if (hung.contains(name_of(*worker, run_.spec)))
+        worker->kill(formatted("killed by the agent: it gave no sign of life for {}",
+                               format_duration(run_.spec.hung_after)));
+  });
+}
+
+void RankProcesses::watch_living() {
+  if (!hang_watch_) return;
+  std::map<std::string, pid_t> living;
+  for (const auto& worker : run_.workers)
+    if (sys::Process* process = worker->process())
+      living.emplace(name_of(*worker, run_.spec), process->pid());
+  hang_watch_->watch(std::move(living));
+}
+
+std::vector<std::pair<Worker*, sys::ExitStatus>> RankProcesses::take_ended() {
+  reserve_.take_ended();
+  std::vector<std::pair<Worker*, sys::ExitStatus>> ended;
+  for (const auto& worker : run_.workers)
+    if (const auto status = worker->take_end()) ended.emplace_back(worker.get(), *status);
+  std::stable_partition(ended.begin(), ended.end(),
+                        [](const auto& end) { return end.second.signal != 0; });
+  if (!ended.empty()) watch_living();
+  return ended;
+}
+
+void RankProcesses::tell_end(const RankEnd& end) {
+  const bool is_last = std::ranges::none_of(
+      run_.workers, [](const auto& worker) { return worker->process() != nullptr; });
+  const bool is_alone = run_.plan.nodes.size() < 2 && !has_rounds(run_.spec);
+  if (is_last && is_alone) return;
+  if (!rank_ends_) rank_ends_.emplace(store_.address, store_.secret);
+  rank_ends_->tell(formatted("{}/{}", store_.run_id, run_.plan.round), end.rank, end.how);
+}
+
+void RankProcesses::send(int signal, bool only_plain) {
+  for (const auto& worker : run_.workers) {
+    if (only_plain && worker->standing() != Worker::Standing::plain) continue;
+    if (sys::Process* process = worker->process()) process->send_to_group(signal);
+  }
+}
+
+void RankProcesses::suspend() {
+  const auto send_to_each = [this](int signal) {
+    for (sys::Process* process : living()) process->send_to_group(signal);
+  };
+  send_to_each(SIGSTOP);
+  ::kill(::getpid(), SIGSTOP);
+  send_to_each(SIGCONT);
+}
+
+void RankProcesses::tend() {
+  const bool is_wanted = run_.plan.restarts < run_.spec.max_restarts && run_.gathering_for < 0 &&
+                         !run_.run_result && run_.asked_to_stop == 0 &&
+                         run_.machine.state() == State::running;
+  reserve_.fill(is_wanted, [this](Worker& worker) {
+    const sys::FileDescriptor secret = store_.secret_descriptor();
+    RankSpec place = place_of_all();
+    place.secret_descriptor = secret.get();
+    worker.start(file_, run_.spec, place, open_files_.limit_before());
+  });
+  if (Clock::now() - orphans_seen_ < orphan_interval) return;
+  orphans_seen_ = Clock::now();
+  subreaper_->collect(numbers_of(living()));
+}
+
+// Of ranks, and of those in reserve.
+std::vector<sys::Process*> RankProcesses::living() const {
+  std::vector<sys::Process*> processes;
+  for (const Workers& list : {std::cref(run_.workers), std::cref(reserve_.workers())})
+    for (const auto& worker : list)
+      if (sys::Process* process = worker->process()) processes.push_back(process);
+  return processes;
+}
+
+void RankProcesses::end_leftovers() {
+  if (!run_.workers.empty()) subreaper_->end_all(Duration::zero(), numbers_of(living()));
+}
+
+void RankProcesses::end_all() {
+  reserve_.end();
+  subreaper_->end_all(leftover_grace);
+  for (const auto& worker : run_.workers) worker->output().finish();
+}
+
+}  // namespace lockstep::launch

@@ -1,0 +1,335 @@
+#include "launch/round_session.h"
+
+#include "base/command_options.h"
+#include "base/format.h"
+#include "base/text.h"
+
+#include <csignal>
+#include <ctime>
+
+#include <algorithm>
+#include <utility>
+
+namespace lockstep::launch {
+
+namespace {
+
+constexpr std::chrono::seconds notice_of_the_end{1};
+// Survivors write why their group has died; most end by themselves sooner.
+constexpr std::chrono::milliseconds notice_of_a_round{100};
+// The new rank's first step comes before the start of the next process in reserve.
+constexpr std::chrono::milliseconds until_the_round_is_under_way{250};
+constexpr std::chrono::seconds first_waiting_line{1}, next_waiting_line{10}, next_spare_line{60};
+
+std::string counted(std::size_t number, const char* what) {
+  return formatted("{} {}{}", number, what, number == 1 ? "" : "s");
+}
+
+bool asks_to_stop(int signal) {
+  return signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT ||
+         signal == SIGPIPE;
+}
+
+std::string time_of_day() {
+  const std::time_t now = std::time(nullptr);
+  std::tm local{};
+  localtime_r(&now, &local);
+  return formatted("{:02}:{:02}:{:02}", local.tm_hour, local.tm_min, local.tm_sec);
+}
+
+std::string node_name(int node, const RunState& run, const RoundSource& source) {
+  if (!has_rounds(run.spec)) return formatted("node {} (host {})", node, source.host(node));
+  const int group_rank = run.plan.group_rank(node);
+  return group_rank < 0
+             ? "a node"
+             : formatted("node {} (host {})", group_rank, run.plan.nodes[group_rank].host);
+}
+
+// The result of the run as this node shows it.
+RunResult result_for_this_node(RoundEvent event, const RunState& run) {
+  // Without the store it cannot be known whose failure came first.
+  if (event.store_lost && run.own_failure) return *run.own_failure;
+  RunResult result = std::move(event.result);
+  const bool failed = result.kind == RunResult::Kind::failed;
+  if (failed && result.node == run.node && !run.own_failure) {
+    result.how = formatted("the other nodes have given this one up ({})", result.how);
+    result.node = result.rank = -1;
+  }
+  return result;
+}
+
+}  // namespace
+
+void RoundSession::take_events() {
+  for (RoundEvent& event : source_.take_events()) take(std::move(event));
+}
+
+Deadline RoundSession::next_wake(Clock::time_point now) const {
+  Deadline wake = Deadline::never();
+  for (const auto& next : {keepers_limit_, offer_after_})
+    if (next) wake = wake.or_sooner(Deadline::after(*next - now));
+  return wake;
+}
+
+void RoundSession::take(RoundEvent event) {
+  switch (event.kind) {
+    case RoundEvent::Kind::pause:
+      pause_line_ = event.why;
+      offer_after_ = Clock::now() + event.pause;
+      return;
+    case RoundEvent::Kind::gather:
+      return gather(event);
+    case RoundEvent::Kind::waiting:
+      return note_waiting(event.workers);
+    case RoundEvent::Kind::begin:
+      return begin_round(event.plan);
+    case RoundEvent::Kind::spare:
+      spare_line_ = formatted("round {} runs on {}; this node waits until one leaves",
+                              event.plan.round, counted(event.plan.nodes.size(), "node"));
+      waiting_line_ = Clock::now() + first_waiting_line;
+      return;
+    case RoundEvent::Kind::reserve:
+      return processes_.reserve().allow();
+    case RoundEvent::Kind::over:
+      return end_rounds(std::move(event));
+  }
+}
+
+void RoundSession::gather(const RoundEvent& event) {
+  run_.gathering_for = event.round;
+  spare_line_.clear();
+  if (has_rounds(run_.spec)) waiting_line_ = Clock::now() + first_waiting_line;
+  if (run_.workers.empty()) return;
+  if (run_.machine.cause() < 0)
+    relay_.say(formatted("round {} ends: {}", event.round - 1, event.why));
+  for (const auto& worker : run_.workers)
+    if (worker->process() != nullptr &&
+        (event.workers.contains(worker->name()) || kept_.contains(worker->name())))
+      worker->set_standing(Worker::Standing::keeps);
+  keepers_limit_ = Clock::now() + run_.spec.grace;
+  run_.machine.end_ranks(Clock::now(), notice_of_a_round);
+}
+
+void RoundSession::note_waiting(const std::set<std::string>& names) {
+  if (run_.gathering_for < 0) return;
+  for (const auto& worker : run_.workers) {
+    if (worker->standing() != Worker::Standing::keeps || worker->process() == nullptr) continue;
+    if (!names.contains(worker->name())) continue;
+    worker->set_standing(Worker::Standing::waiting);
+    run_.machine.left();
+  }
+}
+
+void RoundSession::go_on() {
+  if (keepers_limit_ && Clock::now() >= *keepers_limit_) {
+    keepers_limit_.reset();
+    for (const auto& worker : run_.workers)
+      if (worker->standing() == Worker::Standing::keeps)
+        worker->kill(formatted("killed by the agent: it did not leave its round within {}",
+                               format_duration(run_.spec.grace)));
+  }
+  const bool is_done = run_.machine.state() == State::done && run_.machine.cause() < 0 &&
+                       run_.gathering_for < 0 && !run_.workers.empty();
+  if (is_done && !run_.run_result && !std::exchange(told_, true)) source_.done(run_.plan.round);
+  say_waiting();
+  offer_if_ready();
+}
+
+void RoundSession::offer_if_ready() {
+  if (run_.gathering_for < 0 || run_.run_result || run_.asked_to_stop != 0 || !run_.problem.empty())
+    return;
+  if (!run_.workers.empty() && run_.machine.state() != State::done) return;
+  processes_.end_leftovers();
+  const bool has_failed = !run_.workers.empty() && run_.machine.cause() >= 0;
+  if (has_failed && !std::exchange(run_.round_reported, true)) {
+    report_.report();
+    run_.result.cause.reset();
+  }
+  if (is_pausing()) return;
+  Offer offer = source_.empty_offer();
+  offer.failed = has_failed;
+  for (int local = 0; local < run_.spec.ranks; ++local) {
+    Worker* worker = run_.workers.empty() ? nullptr : run_.workers[local].get();
+    const bool kept = worker != nullptr && worker->process() != nullptr &&
+                      worker->standing() == Worker::Standing::waiting;
+    offer.workers.push_back(
+        {kept ? worker->name() : formatted("{}.{}", run_.node, next_worker_++), kept});
+  }
+  keepers_limit_.reset();
+  source_.offer(std::exchange(run_.gathering_for, -1), offer);
+}
+
+bool RoundSession::is_pausing() {
+  if (!offer_after_) return false;
+  if (!pause_line_.empty()) relay_.say(std::exchange(pause_line_, {}));
+  waiting_line_ = *offer_after_ + first_waiting_line;
+  if (Clock::now() < *offer_after_) return true;
+  offer_after_.reset();
+  return false;
+}
+
+void RoundSession::begin_round(const RoundPlan& plan) {
+  run_.plan = plan;
+  run_.machine = AgentStateMachine(run_.spec.ranks, grace_of(run_.spec));
+  run_.result.ends.clear();
+  run_.own_failure.reset();
+  kept_.clear();
+  waiting_line_.reset();
+  told_ = false;
+  run_.round_reported = false;
+  relay_.failures() = {};  // those of the last round are in its report
+  const RoundPlan::Node& own = plan.nodes[plan.group_rank(run_.node)];
+  if (plan.round > 0)
+    relay_.say(formatted("round {} begins: {} on {}, {} of {} restarts taken", plan.round,
+                         counted(static_cast<std::size_t>(plan.ranks()), "rank"),
+                         counted(plan.nodes.size(), "node"), plan.restarts,
+                         run_.spec.max_restarts));
+  run_.workers.resize(static_cast<std::size_t>(run_.spec.ranks));
+  std::vector<Worker*> fresh;
+  std::vector<Worker*> lost;
+  for (int local = 0; local < run_.spec.ranks; ++local) {
+    std::unique_ptr<Worker>& worker = run_.workers[local];
+    const int rank = run_.first_rank() + local;
+    if (worker && worker->name() == own.workers[local]) {
+      worker->set_rank(rank);
+      if (worker->process() == nullptr) lost.push_back(worker.get());
+      worker->set_standing(Worker::Standing::plain);
+      kept_.insert(worker->name());
+      continue;
+    }
+    worker = processes_.fresh_worker(rank, own.workers[local]);
+    fresh.push_back(worker.get());
+  }
+  start(fresh);
+  // One that has ended well may have seen the round before the agent did.
+  for (Worker* worker : lost)
+    worker->end() && worker->end()->success() ? note_end(*worker, *worker->end())
+                                              : note_lost(*worker);
+  if (plan.round > 0) processes_.reserve().fill_at(Clock::now() + until_the_round_is_under_way);
+}
+
+void RoundSession::start(const std::vector<Worker*>& fresh) {
+  const auto failure = processes_.start(fresh);
+  if (!failure) return run_.machine.all_started();
+  run_.problem = failure->problem;
+  relay_.say(run_.problem);
+  run_.result.exit_code = 126;
+  tell_failure(run_.problem);
+  const std::size_t others = run_.workers.size() - fresh.size();  // that live on
+  run_.machine.could_not_start(static_cast<int>(others) + failure->started);
+  if (const auto signal = run_.machine.take_signal()) processes_.send(*signal, false);
+}
+
+// It has ended after it was promised for the round.
+void RoundSession::note_lost(const Worker& worker) {
+  run_.result.ends.push_back({.rank = worker.rank(),
+                              .pid = worker.pid(),
+                              .exit_code = 1,
+                              .how = "its end while it waited for the round"});
+  run_.machine.ended(worker.rank(), {.code = 1}, Clock::now());
+  if (run_.machine.cause() == worker.rank()) note_failure(run_.result.ends.back());
+}
+
+void RoundSession::end_rounds(RoundEvent event) {
+  if (run_.plan.nodes.empty()) run_.plan = event.plan;
+  run_.run_result = result_for_this_node(std::move(event), run_);
+  run_.gathering_for = -1;
+  waiting_line_.reset();
+  const bool elsewhere = run_.run_result->node != run_.node;
+  if (run_.run_result->kind == RunResult::Kind::done) return;
+  const bool has_failed = run_.run_result->kind == RunResult::Kind::failed;
+  if (has_failed && run_.spec.max_restarts > 0 && run_.plan.restarts >= run_.spec.max_restarts)
+    relay_.say(formatted("no restart is left: {} of {} are taken", run_.plan.restarts,
+                         run_.spec.max_restarts));
+  if (has_failed && run_.run_result->exit_code == usage_exit_code && run_.spec.max_restarts > 0 &&
+      run_.plan.restarts < run_.spec.max_restarts)
+    relay_.say("exit code 2 is an error of use: no restart follows");
+  if (run_.run_result->kind == RunResult::Kind::stopped) {
+    if (!elsewhere || run_.asked_to_stop != 0) return;
+    relay_.say(formatted("{} was asked to stop ({})",
+                         node_name(run_.run_result->node, run_, source_),
+                         sys::signal_name(run_.run_result->signal)));
+    run_.asked_to_stop = run_.run_result->signal;
+    if (run_.machine.state() == State::running)
+      run_.machine.signalled(run_.run_result->signal, Clock::now());
+  } else if (elsewhere) {
+    run_.failure =
+        run_.run_result->node < 0 ? run_.run_result->how
+        : run_.run_result->rank < 0
+            ? formatted("{} has failed: {}", node_name(run_.run_result->node, run_, source_),
+                        run_.run_result->how)
+            : formatted("rank {} on {} has failed ({})", run_.run_result->rank,
+                        node_name(run_.run_result->node, run_, source_), run_.run_result->how);
+  }
+  run_.machine.end_ranks(Clock::now(), notice_of_the_end);
+  end_keepers();
+}
+
+// They were spared when the round ended, and are not any more.
+void RoundSession::end_keepers() {
+  for (const auto& worker : run_.workers) {
+    if (worker->standing() != Worker::Standing::keeps) continue;
+    keepers_limit_ = Clock::now() + run_.spec.failure_grace;
+    if (sys::Process* process = worker->process()) process->send_to_group(SIGTERM);
+  }
+}
+
+// While no ranks run that could be told, or while a round ends.
+void RoundSession::ask_to_stop(int signal) {
+  if (!asks_to_stop(signal)) return;
+  if (run_.asked_to_stop != 0 && run_.machine.state() != State::stopping) run_.interrupted = true;
+  if (std::exchange(run_.asked_to_stop, signal) != 0) return;
+  told_ = true;
+  source_.stop({.kind = RunResult::Kind::stopped, .signal = signal, .node = run_.node},
+               !spare_line_.empty());
+  run_.machine.end_ranks(Clock::now(), Duration::zero());
+  end_keepers();
+}
+
+void RoundSession::say_waiting() {
+  if (!waiting_line_ || Clock::now() < *waiting_line_) return;
+  waiting_line_ = Clock::now() + (spare_line_.empty() ? next_waiting_line : next_spare_line);
+  if (!spare_line_.empty()) return relay_.say(spare_line_);
+  if (run_.workers.empty() || run_.machine.state() == State::done)
+    relay_.say(formatted("waiting for other nodes: expected {} to {}", least_nodes(run_.spec.nodes),
+                         run_.spec.nodes.nodes));
+}
+
+void RoundSession::note_end(Worker& worker, sys::ExitStatus status) {
+  const auto now = Clock::now();
+  worker.output().finish();
+  if (worker.standing() == Worker::Standing::waiting) return;  // begin_round() sees it
+  run_.result.ends.push_back(worker.describe_end(status, now));
+  run_.machine.ended(worker.rank(), status, now);
+  if (run_.machine.cause() == worker.rank()) note_failure(run_.result.ends.back());
+  if (status.success()) processes_.tell_end(run_.result.ends.back());
+}
+
+void RoundSession::note_failure(const RankEnd& end) {
+  run_.failed_at = time_of_day();
+  run_.failure = formatted("rank {} has failed ({})", end.rank, end.how);
+  if (std::exchange(told_, true)) return;
+  const RankOutput& output = run_.worker(end.rank).output();
+  run_.own_failure = RunResult{.kind = RunResult::Kind::failed,
+                               .node = run_.node,
+                               .exit_code = end.exit_code,
+                               .rank = end.rank,
+                               .pid = end.pid,
+                               .after = end.after,
+                               .at = run_.failed_at,
+                               .how = end.how,
+                               .log_file = output.log_file(),
+                               .last_lines = output.last_lines().lines(reported_lines)};
+  source_.fail(run_.plan, *run_.own_failure);
+}
+
+void RoundSession::tell_failure(const std::string& how) {
+  if (std::exchange(told_, true)) return;
+  run_.own_failure = RunResult{.kind = RunResult::Kind::failed,
+                               .node = run_.node,
+                               .exit_code = run_.result.exit_code,
+                               .how = how};
+  source_.end_run(*run_.own_failure);
+}
+
+}  // namespace lockstep::launch

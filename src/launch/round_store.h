@@ -1,0 +1,40 @@
+// The store of a run: where its agents and its ranks meet, its secret, and the name of the run.
+#pragma once
+
+#include "launch/agent.h"
+#include "sys/file_descriptor.h"
+
+#include <lockstep/store/store_server.h>
+#include <lockstep/store/tcp_store.h>
+
+#include <memory>
+#include <string>
+
+namespace lockstep::launch {
+
+struct RoundStore {
+  std::unique_ptr<StoreServer> server;  // where this agent serves it
+  std::shared_ptr<TcpStore> store;      // null: this agent itself writes nothing there
+  std::string address;                  // "tcp://HOST:PORT", as LOCKSTEP_STORE names it
+  std::string secret;
+  std::string run_id;  // what another run does not share
+
+  // A new descriptor for one rank to inherit, with a number that scripts do not use for their own.
+  [[nodiscard]] sys::FileDescriptor secret_descriptor() const;
+};
+
+// Serves a store on 127.0.0.1:port (0: a free port) under a fresh secret. BadInput when the port is
+// in use.
+[[nodiscard]] RoundStore serve_store(int port);
+
+// Serves the store of a run on one node at 127.0.0.1:port, or serves that of several nodes, or
+// comes to it, as `nodes` says. Errors as come_to_store() and serve_agents().
+[[nodiscard]] RoundStore open_round_store(const NodeSpec& nodes, int port);
+
+// A name that no other run has.
+[[nodiscard]] std::string fresh_run_id();
+
+// A TCP port that is free now on all addresses.
+[[nodiscard]] int free_port();
+
+}  // namespace lockstep::launch
