@@ -1,5 +1,6 @@
 #include "base/command_options.h"
 
+#include "base/check.h"
 #include "base/nearest.h"
 
 #include <algorithm>
@@ -165,6 +166,15 @@ std::string CommandOptions::help() const {
 
 CommandOptions::Take text_into(std::string& target) {
   return [&target](const std::string& text) { target = text; };
+}
+
+CommandOptions::Take duration_into(Duration& target) {
+  return [&target](const std::string& text) {
+    const auto duration = parse_duration(text);
+    check_input(duration && *duration >= Duration::zero(),
+                "expected a time such as 10, 2.5s or 1m, found '{}'", text);
+    target = *duration;
+  };
 }
 
 CommandOptions::Take flag_into(bool& target) {

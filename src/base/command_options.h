@@ -12,15 +12,20 @@
 #pragma once
 
 #include "base/format.h"
+#include "base/nearest.h"
 #include "base/text.h"
 
+#include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
 
+#include <algorithm>
 #include <concepts>
 #include <functional>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace lockstep {
@@ -111,6 +116,24 @@ template <std::integral Number>
                                                std::int64_t most) {
   return [&target, least, most](const std::string& text) {
     target = static_cast<Number>(checked_number(text, least, most));
+  };
+}
+
+// A time, 0 or longer: "10", "2.5s", "1m".
+[[nodiscard]] CommandOptions::Take duration_into(Duration& target);
+
+// The value among `known` that the text names.
+template <class Value>
+[[nodiscard]] CommandOptions::Take choice_into(
+    Value& target, std::initializer_list<std::pair<std::string_view, Value>> known) {
+  return [&target, known = std::vector(known)](const std::string& text) {
+    std::vector<std::string_view> names;
+    for (const auto& [name, value] : known) {
+      names.push_back(name);
+      if (name == text) target = value;
+    }
+    if (std::ranges::find(names, text) == names.end())
+      throw BadInput(unknown_name("value", text, names));
   };
 }
 

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <chrono>
 
 namespace lockstep {
 namespace {
@@ -21,6 +22,8 @@ struct Command {
     options.add({"style", "WORD", "how", "plain"}, word_into(style, styles));
     options.add({"parts", "WORDS", "which"}, words_into(parts, styles));
     options.add({"inner", "N", ""}, number_into(inner, 0, 9));
+    options.add({"wait", "TIME", "how long"}, duration_into(wait));
+    options.add({"side", "WORD", "where"}, choice_into(side, {{"left", -1}, {"right", 1}}));
   }
 
   Request read(const Words& words) { return options.read(words); }
@@ -29,7 +32,8 @@ struct Command {
   }
 
   static constexpr std::array<std::string_view, 2> styles{"plain", "fancy"};
-  int ranks = 1, inner = 0;
+  int ranks = 1, inner = 0, side = 0;
+  Duration wait = {};
   std::string out, style = "plain";
   std::vector<std::string> parts{"plain"};
   bool json = false;
@@ -50,6 +54,13 @@ TEST(CommandOptions, ValuesComeInAllSpellings) {
   EXPECT_EQ(command.out, "");
   EXPECT_EQ(command.style, "fancy");
   EXPECT_EQ(command.parts, (Words{"fancy", "plain"}));
+}
+
+TEST(CommandOptions, TimesAndChoicesAreValues) {
+  Command command;
+  EXPECT_EQ(command.read({"--wait", "1.5s", "--side", "right"}), Request::go_on);
+  EXPECT_EQ(command.wait, std::chrono::milliseconds(1500));
+  EXPECT_EQ(command.side, 1);
 }
 
 TEST(CommandOptions, AFlagCanBeTakenBack) {
@@ -78,6 +89,9 @@ TEST(CommandOptions, MistakesAreOneLineThatNamesTheOption) {
       {{"--json", "--json"}, "--json is given twice"},
       {{"--json=yes"}, "--json: expected true or false, found 'yes'"},
       {{"--style", "plian"}, "--style: unknown value 'plian'; did you mean 'plain'?"},
+      {{"--wait", "soon"}, "--wait: expected a time such as 10, 2.5s or 1m, found 'soon'"},
+      {{"--wait", "-1s"}, "--wait: expected a time such as 10, 2.5s or 1m, found '-1s'"},
+      {{"--side", "rigth"}, "--side: unknown value 'rigth'; did you mean 'right'?"},
       {{"--parts", "plain,"}, "--parts: unknown value ''; known: plain, fancy"},
       {{"word"}, "unexpected word 'word'"},
       {{"-"}, "unexpected word '-'"}};
