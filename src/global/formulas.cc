@@ -5,16 +5,23 @@
 #include "dispatch/key.h"
 #include "global/global_tensor.h"
 
+#include <lockstep/global/redistribute.h>
+#include <lockstep/global/tensor.h>
+
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cumprod_backward.h>
 #include <ATen/ops/cumprod_backward_native.h>
 #include <ATen/ops/diagonal_backward.h>
+#include <ATen/ops/nanquantile_native.h>
 #include <ATen/ops/one_hot_native.h>
+#include <ATen/ops/quantile_native.h>
 #include <torch/library.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace lockstep::global {
@@ -67,12 +74,59 @@ at::Tensor one_hot(const at::Tensor& classes, std::int64_t count) {
   return classes.new_zeros(sizes).scatter(-1, classes.unsqueeze(-1), 1);
 }
 
+at::Tensor plain(const at::Tensor& tensor) {
+  return global_of(tensor) == nullptr ? tensor : full_tensor(tensor);
+}
+
+// LibTorch's own reads the memory of its argument from 2.15 on.
+template <typename Compute>
+at::Tensor of_whole(const at::Tensor& values, const Compute& compute) {
+  if (global_of(values) == nullptr) return compute(values);
+  const Mesh mesh = mesh_of(values);
+  const Placements whole(mesh.axes().size());
+  return from_local(compute(local_tensor(redistribute(values, whole))), mesh, whole);
+}
+
+using Dim = std::optional<std::int64_t>;
+
+at::Tensor quantiles(const at::Tensor& values, const at::Tensor& which, Dim dim, bool keepdim,
+                     c10::string_view interpolation) {
+  return of_whole(values, [&](const at::Tensor& whole) {
+    return at::native::quantile(whole, plain(which), dim, keepdim, interpolation);
+  });
+}
+
+at::Tensor quantile(const at::Tensor& values, double which, Dim dim, bool keepdim,
+                    c10::string_view interpolation) {
+  return of_whole(values, [&](const at::Tensor& whole) {
+    return at::native::quantile(whole, which, dim, keepdim, interpolation);
+  });
+}
+
+at::Tensor nan_quantiles(const at::Tensor& values, const at::Tensor& which, Dim dim, bool keepdim,
+                         c10::string_view interpolation) {
+  return of_whole(values, [&](const at::Tensor& whole) {
+    return at::native::nanquantile(whole, plain(which), dim, keepdim, interpolation);
+  });
+}
+
+at::Tensor nan_quantile(const at::Tensor& values, double which, Dim dim, bool keepdim,
+                        c10::string_view interpolation) {
+  return of_whole(values, [&](const at::Tensor& whole) {
+    return at::native::nanquantile(whole, which, dim, keepdim, interpolation);
+  });
+}
+
 void replace_for(torch::Library& library) {
   library.impl("value_selecting_reduction_backward", &gradient_of_selection);
   library.impl("cummaxmin_backward", &gradient_of_extremes);
   library.impl("trace_backward", &gradient_of_trace);
   library.impl("cumprod_backward", &gradient_of_products);
   library.impl("one_hot", &one_hot);
+  library.impl("quantile", &quantiles);
+  library.impl("quantile.scalar", &quantile);
+  library.impl("nanquantile", &nan_quantiles);
+  library.impl("nanquantile.scalar", &nan_quantile);
 }
 
 }  // namespace
