@@ -108,6 +108,8 @@ TEST(ElasticMesh, TheBytesDoNotDependOnHowManyCopiesOrShardsThereAre) {
   options.slots = 6;
   const RunSetup one = elastic_setup(on_mesh(options, "tp=2"), "1");
   run(2, one);
+  for (const char* part : {"forward_seconds", "backward_seconds"})
+    EXPECT_GT(metrics_of(one.out).back()[part].get<double>(), 0) << part;
   for (const auto& [mesh, ranks, shard] :
        {std::tuple("dp=2,tp=2", 4, "none"), std::tuple("tp=2,dp=3", 6, "none"),
         std::tuple("fsdp=2,tp=2", 4, "full"), std::tuple("fsdp=2,tp=2", 2, "optimizer"),

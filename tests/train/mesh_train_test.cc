@@ -17,6 +17,7 @@
 
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -395,6 +396,23 @@ TEST(MeshTrainingOfBytePairs, ALlamaOnTwoRanksLearnsThem) {
                 {.prompt = "ab", .tokens = 5, .temperature = 0, .with_prompt = true},
                 [&](std::string_view more) { text += more; });
   EXPECT_TRUE(text.starts_with("ab")) << text;
+}
+
+// Axes of one rank say nothing of a checkpoint.
+TEST(MeshOfACheckpoint, HasTheAxesOfSeveralRanks) {
+  TemporaryFolder folder;
+  RunSetup options = text_run(folder, "gpt");
+  const auto axes_of_run = [&](const char* mesh, int ranks) {
+    RunSetup other = options;
+    other.out += "-" + std::to_string(ranks) + mesh;
+    set_option(other, "mesh", mesh);
+    run(ranks, other);
+    std::ifstream file(checkpoint::list_checkpoints(other.out).front() / "layout.json");
+    return nlohmann::json::parse(file)["mesh"].dump();
+  };
+  EXPECT_EQ(axes_of_run("", 1), "[]");
+  EXPECT_EQ(axes_of_run("", 2), R"([{"axis":"dp","size":2}])");
+  EXPECT_EQ(axes_of_run("fsdp=2,dp=-1", 2), R"([{"axis":"fsdp","size":2}])");
 }
 
 }  // namespace
