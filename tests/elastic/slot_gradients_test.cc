@@ -186,7 +186,8 @@ TEST(SlotGradients, RefusesModelsOnOtherAxes) {
                       "SlotGradients: expected a model without experts on axes dp, fsdp and tp");
     };
     const auto layers = [] {
-      return torch::nn::Sequential(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4));
+      return torch::nn::Sequential(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4),
+                                   torch::nn::Linear(4, 4), torch::nn::Linear(4, 4));
     };
     EXPECT_TRUE(refused(parallelize(layers(), Mesh(group, {{"dp", 2}}))));
     EXPECT_TRUE(refused(parallelize(layers(), Mesh(group, {{"pp", 2}, {"fsdp", 1}}))));
