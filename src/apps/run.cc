@@ -70,7 +70,7 @@ void check_nodes(launch::WorkerSpec& spec, const std::string& node) {
                                  ? std::to_string(nodes.nodes)
                                  : formatted("{}:{}", nodes.least_nodes, nodes.nodes);
   // Rounds need no --node-rank but for the node that serves the store.
-  check_input(!several || !node.empty() || has_rounds(spec),
+  check_input(!several || !node.empty() || may_have_more_rounds(spec),
               "--node-rank is missing; --nnodes is {}", counts);
   check_input(!several || apart || !nodes.rendezvous.empty(),
               "--rendezvous is missing; --nnodes is {}", counts);

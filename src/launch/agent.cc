@@ -63,7 +63,7 @@ void check_nodes(const WorkerSpec& spec) {
   const NodeSpec& nodes = spec.nodes;
   check_input(nodes.nodes >= 1 && nodes.nodes <= most_nodes,
               "number of nodes: expected 1 to {}, found {}", most_nodes, nodes.nodes);
-  check_input(nodes.node >= 0 && (nodes.node < nodes.nodes || has_rounds(spec)),
+  check_input(nodes.node >= 0 && (nodes.node < nodes.nodes || may_have_more_rounds(spec)),
               "number of this node: expected 0 to {}, found {}", nodes.nodes - 1, nodes.node);
   if (nodes.nodes == 1 && nodes.store.empty()) return;
   check_input(spec.ranks <= most_ranks_of_a_node, "number of ranks: expected at most {}, found {}",
@@ -156,7 +156,8 @@ void Agent::Run::deliver(int signal) noexcept {
 AgentResult Agent::Run::run() {
   const SignalActions actions;
   const bool found = find_file();
-  if (!found && has_rounds(run_.spec)) return run_.result;  // the others go on without this node
+  // The others, if there are any, go on without this node.
+  if (!found && (may_have_more_rounds(run_.spec) || run_.spec.nodes.nodes == 1)) return run_.result;
   const ScopeExit ended([&] { leave_nothing(); });
   come_together();
   make_parts();
@@ -191,16 +192,18 @@ bool Agent::Run::find_file() {
 void Agent::Run::come_together() {
   const WorkerSpec& spec = run_.spec;
   const NodeSpec& nodes = spec.nodes;
-  if (nodes.nodes == 1 && !has_rounds(spec)) {
+  if (nodes.nodes == 1 && !may_have_more_rounds(spec)) {
     source_ = std::make_unique<OneRound>(serve_store(spec.store_port));
     return;
   }
   WaitingLines lines([this](const std::string& line) { relay_.say(line); }, spec.forward_signals);
-  lines.wait_for(has_rounds(spec)
+  lines.wait_for(may_have_more_rounds(spec)
                      ? "the store at " + (nodes.store.empty() ? nodes.rendezvous : nodes.store)
                      : "node 0 at " + nodes.rendezvous);
-  source_ = std::make_unique<Rounds>(nodes, spec.max_restarts,
-                                     open_round_store(nodes, spec.store_port), lines);
+  const Deadline deadline = Deadline::after(nodes.join_timeout);
+  source_ =
+      std::make_unique<Rounds>(nodes, spec.max_restarts,
+                               open_round_store(nodes, spec.store_port, deadline), deadline, lines);
 }
 
 void Agent::Run::make_parts() {
@@ -220,10 +223,10 @@ void Agent::Run::open() {
   session_->take_events();
 }
 
-// Says why this agent ends, and waits a moment until the others know. A run with rounds goes on
-// without it.
+// Says why this agent ends, and waits a moment until the others know. A run that may have more
+// rounds goes on without it.
 void Agent::Run::give_up(const std::string& why) {
-  if (has_rounds(run_.spec)) return;
+  if (may_have_more_rounds(run_.spec)) return;
   session_->tell_failure(why);
   source_->wait_for_the_others(Deadline::after(time_to_read), [] { return false; });
 }
@@ -250,7 +253,8 @@ void Agent::Run::finish() {
   const bool was_between_rounds = run_.round_reported && asked != 0;
   if (result.exit_code == 0 && !was_between_rounds) result.exit_code = run_.machine.exit_code();
   // Else ranks say how it went.
-  const bool was_cut_short = has_rounds(run_.spec) || run_.workers.empty();
+  const bool was_cut_short =
+      may_have_more_rounds(run_.spec) || run_.workers.empty() || run_.machine.stop_signal() == 0;
   if (result.exit_code == 0 && asked != 0 && was_cut_short && !was_done(run_.run_result))
     result.exit_code = 128 + asked;
   if (!report_->report_elsewhere() && run_.machine.cause() >= 0 && !was_between_rounds)
@@ -324,7 +328,7 @@ void Agent::Run::signalled(int signal) {
 bool Agent::Run::are_signalled() const {
   const State state = run_.machine.state();
   return state == State::running || state == State::stopping ||
-         (state == State::failed && !has_rounds(run_.spec));
+         (state == State::failed && !may_have_more_rounds(run_.spec));
 }
 
 void Agent::Run::send_to_all(int signal) {

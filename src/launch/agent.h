@@ -48,8 +48,8 @@ struct NodeSpec {
   int nodes = 1;        // 1: there are no others, and the rest is not used but for `store`
   int least_nodes = 0;  // less than `nodes`: nodes may come and go, and the run goes on with that
                         // many; 0: as many as `nodes`
-  int node = 0;  // 0 .. nodes-1; ranks are numbered by node. Of a run with rounds only node 0
-                 // has a meaning: it serves the store
+  int node = 0;  // 0 .. nodes-1; node 0 serves the store. Ranks are numbered by it, except in a run
+                 // that may have more rounds, which numbers agents in the order in which they come
   std::string rendezvous = {};   // "HOST:PORT"
   std::string store = {};        // "HOST:PORT" of `lockstep store`: then no node serves one
   std::string secret_file = {};  // the same content on all nodes, mode 600; may be missing only
@@ -106,7 +106,7 @@ struct WorkerSpec {
 };
 
 // Whether the run can have more than one round.
-[[nodiscard]] inline bool has_rounds(const WorkerSpec& spec) {
+[[nodiscard]] inline bool may_have_more_rounds(const WorkerSpec& spec) {
   return spec.max_restarts > 0 || least_nodes(spec.nodes) < spec.nodes.nodes ||
          !spec.nodes.store.empty();
 }

@@ -5,13 +5,13 @@
 //       |                        |                                    +--none alive--> done
 //       +--cannot start--> failed+--asked to stop--> stopping --------+
 //
-// In `failed` the survivors first
-// get a moment to notice by themselves (their errors name the dead rank), then SIGTERM, then
-// SIGKILL. In `stopping` they have been passed the signal; SIGKILL follows.
+// In `failed` the survivors first get a moment to notice by themselves (their errors name the dead
+// rank), then SIGTERM, then SIGKILL. In `stopping` they have been passed the signal; SIGKILL
+// follows.
 //
-// In a run with rounds it speaks of one round. There the agents decide together what follows a
-// failure, so that SIGTERM waits for end_ranks(); a rank that waits for the next round does not
-// count as alive.
+// In a run that may have more rounds it speaks of one round. There the agents decide together what
+// follows a failure, so that SIGTERM waits for end_ranks(); a rank that waits for the next round
+// does not count as alive.
 #pragma once
 
 #include <lockstep/base/deadline.h>

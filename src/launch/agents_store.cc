@@ -49,13 +49,13 @@ std::unique_ptr<StoreServer> serve_agents(const NodeSpec& spec, const Rendezvous
 }
 
 std::shared_ptr<TcpStore> come_to_store(const NodeSpec& spec, const RendezvousEndpoint& at,
-                                        const std::string& secret, const std::string& self,
-                                        const std::string& server) {
+                                        const std::string& secret, Deadline deadline,
+                                        const std::string& self, const std::string& server) {
   try {
     return std::make_shared<TcpStore>(TcpStoreOptions{.host = at.host,
                                                       .port = at.port,
                                                       .secret = secret,
-                                                      .connect_timeout = spec.join_timeout,
+                                                      .connect_timeout = deadline.left(),
                                                       .call_timeout = spec.lost_after,
                                                       .reconnect = time_to_reconnect(spec),
                                                       .lost_after = spec.lost_after});

@@ -34,11 +34,11 @@ namespace lockstep::launch {
   return spec.store.empty() ? Duration::zero() : spec.join_timeout;
 }
 
-// Blocks until the server answers, at most join_timeout. Errors call this side `self` ("node 1")
-// and the other `server` ("node 0"). BadInput: another secret; Timeout: nobody came.
+// Blocks until the server answers or the deadline passes. Errors call this side `self` ("node 1")
+// and the other `server` ("node 0"). BadInput: another secret; Timeout: there is no server.
 [[nodiscard]] std::shared_ptr<TcpStore> come_to_store(const NodeSpec& spec,
                                                       const RendezvousEndpoint& at,
-                                                      const std::string& secret,
+                                                      const std::string& secret, Deadline deadline,
                                                       const std::string& self,
                                                       const std::string& server);
 

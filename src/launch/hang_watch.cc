@@ -62,7 +62,7 @@ void HangWatch::run() {
     });
     for (const auto& [name, pid] : wanted)
       watched.try_emplace(
-          name, Watched{pid, HeartbeatMonitor(1, hung_after_, 2 * hung_after_ / looks_until_hung)});
+          name, Watched{pid, HeartbeatMonitor(hung_after_, 2 * hung_after_ / looks_until_hung)});
     bool failed = false;
     try {
       look(opened().get(), watched);
@@ -93,7 +93,7 @@ void HangWatch::look(Store* store, std::map<std::string, Watched>& watched) {
   for (auto& [name, worker] : watched) {
     const std::string sign = sign_of(store, name, worker);
     const auto now = Clock::now();
-    worker.monitor.note(0, sign, now);
+    worker.monitor.note(sign, now);
     if (!worker.monitor.lost(now)) continue;
     {
       const Lock lock(mutex_);

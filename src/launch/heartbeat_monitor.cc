@@ -2,24 +2,19 @@
 
 namespace lockstep::launch {
 
-void HeartbeatMonitor::note(int node, const std::string& heartbeat, Time now) {
-  Heard& heard = heard_.at(static_cast<std::size_t>(node));
-  if (heard.at && heard.heartbeat == heartbeat) return;
-  heard = {.heartbeat = heartbeat, .at = now};
+void HeartbeatMonitor::note(const std::string& heartbeat, Time now) {
+  if (changed_at_ && heartbeat_ == heartbeat) return;
+  heartbeat_ = heartbeat;
+  changed_at_ = now;
+  lost_ = false;
 }
 
-std::optional<int> HeartbeatMonitor::lost(Time now) {
-  if (last_look_ && now - *last_look_ > longest_pause_)
-    for (Heard& heard : heard_)
-      if (heard.at) heard.at = now;
+bool HeartbeatMonitor::lost(Time now) {
+  const bool was_stopped = last_look_ && now - *last_look_ > longest_pause_;
+  if (was_stopped && changed_at_) changed_at_ = now;
   last_look_ = now;
-  for (std::size_t node = 0; node < heard_.size(); ++node) {
-    Heard& heard = heard_[node];
-    if (heard.lost || !heard.at || now - *heard.at < lost_after_) continue;
-    heard.lost = true;
-    return static_cast<int>(node);
-  }
-  return std::nullopt;
+  if (lost_ || !changed_at_ || now - *changed_at_ < lost_after_) return false;
+  return lost_ = true;
 }
 
 }  // namespace lockstep::launch

@@ -20,13 +20,12 @@ namespace lockstep::launch {
 namespace {
 
 constexpr std::chrono::milliseconds look_again{500};  // which nodes have come, which have refused
-// Node 0 decides; the others wait a little longer for its word.
-constexpr std::chrono::seconds time_to_decide{10};
 
 std::vector<int> missing_nodes(Store& store, const NodeSpec& spec) {
+  const std::vector<std::string> claimed = store.keys(round_key::of_agents);
   std::vector<int> nodes;
   for (int node = 0; node < spec.nodes; ++node)
-    if (!store.try_get(round_key::agent(node))) nodes.push_back(node);
+    if (!std::ranges::binary_search(claimed, round_key::agent(node))) nodes.push_back(node);
   return nodes;
 }
 
@@ -52,42 +51,53 @@ void claim(const NodeSpec& spec, TcpStore& store) {
 void check_nodes(Store& store, const NodeSpec& spec) {
   if (const auto text = store.try_get(round_key::result))
     throw BadInput(parse_run_result(*text).how);
+  const std::vector<std::string> gone = store.keys(round_key::of_gone);
   for (int node = 0; node < spec.nodes; ++node) {
-    const auto text = store.try_get(round_key::agent(node));
-    if (node != spec.node && text && store.try_get(round_key::gone(node)))
+    if (node == spec.node || !std::ranges::binary_search(gone, round_key::gone(node))) continue;
+    if (const auto text = store.try_get(round_key::agent(node)))
       refuse_run(store, spec.node,
                  formatted("node {} (host {}) left before the run began", node,
                            parse_node_claim(*text).host));
   }
 }
 
-[[noreturn]] void give_up_on(const std::vector<int>& nodes, Store& store, const NodeSpec& spec) {
+// Returns what it has told the other nodes.
+std::string give_up_on(const std::vector<int>& nodes, Store& store, const NodeSpec& spec) {
   const std::string why =
       formatted("node {} waited {} for {}: no agent with --node-rank {} came", spec.node,
                 format_duration(spec.join_timeout), list_of(nodes), listed(nodes, " or "));
   store.compare_set(
       round_key::result, "",
       to_text(RunResult{.kind = RunResult::Kind::failed, .node = spec.node, .how = why}));
-  throw Timeout(why);
+  return why;
 }
 
-void wait_for_all(const NodeSpec& spec, Store& store, WaitingLines& lines) {
-  const Duration decides = spec.node == 0 ? Duration::zero() : Duration(time_to_decide);
-  const Deadline deadline = Deadline::after(spec.join_timeout + decides);
+// Returns the nodes that have not come by the deadline.
+std::vector<int> wait_for_all(const NodeSpec& spec, Store& store, Deadline deadline,
+                              WaitingLines& lines) {
   std::vector<std::string> keys;
   for (int node = 0; node < spec.nodes; ++node) keys.push_back(round_key::agent(node));
   for (;;) {
-    const std::vector<int> missing = missing_nodes(store, spec);
-    if (spec.node == 0)
+    if (spec.node == 0) {
+      const std::vector<int> missing = missing_nodes(store, spec);
       lines.wait_for(formatted("{} of {} nodes to come to {}: {}", missing.size(), spec.nodes,
                                spec.rendezvous, list_of(missing)));
+    }
     try {
-      return store.wait(keys, deadline.or_sooner(Deadline::after(look_again)));
+      store.wait(keys, deadline.or_sooner(Deadline::after(look_again)));
+      return {};
     } catch (const Timeout&) {
       check_nodes(store, spec);
-      if (deadline.passed()) give_up_on(missing_nodes(store, spec), store, spec);
+      if (deadline.passed()) return missing_nodes(store, spec);
     }
   }
+}
+
+std::vector<NodeClaim> claims_of_all(const NodeSpec& spec, Store& store) {
+  std::vector<NodeClaim> claims;
+  for (int node = 0; node < spec.nodes; ++node)
+    claims.push_back(parse_node_claim(store.try_get(round_key::agent(node)).value_or("")));
+  return claims;
 }
 
 }  // namespace
@@ -116,14 +126,25 @@ NodeClaim parse_node_claim(std::string_view text) {
   return claim;
 }
 
-std::vector<NodeClaim> claim_node_rank(const NodeSpec& spec, TcpStore& store, WaitingLines& lines) {
+std::string silence_of_node_0(const NodeSpec& spec) {
+  return formatted(
+      "node 0 at {} does not answer: its agent is stopped, or its machine cannot be reached",
+      spec.rendezvous);
+}
+
+std::vector<NodeClaim> claim_node_rank(const NodeSpec& spec, TcpStore& store, Deadline deadline,
+                                       WaitingLines& lines) {
   lines.wait_for(formatted("the other nodes to come to {}", spec.rendezvous));
-  claim(spec, store);
-  wait_for_all(spec, store, lines);
-  std::vector<NodeClaim> claims;
-  for (int node = 0; node < spec.nodes; ++node)
-    claims.push_back(parse_node_claim(store.try_get(round_key::agent(node)).value_or("")));
-  return claims;
+  std::string why;
+  try {
+    claim(spec, store);
+    const std::vector<int> missing = wait_for_all(spec, store, deadline, lines);
+    if (missing.empty()) return claims_of_all(spec, store);
+    why = give_up_on(missing, store, spec);
+  } catch (const Timeout&) {  // of a call
+    why = silence_of_node_0(spec);
+  }
+  throw Timeout(why);
 }
 
 void refuse_run(Store& store, int node, const std::string& why) {

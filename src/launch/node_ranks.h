@@ -1,4 +1,4 @@
-// Nodes of a run that is fixed (has_rounds() is false): each agent claims the number that
+// Nodes of a run that is fixed (may_have_more_rounds() is false): each agent claims the number that
 // --node-rank gives it, and waits until all of them have come.
 #pragma once
 
@@ -30,10 +30,14 @@ struct NodeClaim {
 
 // Blocks until all nodes have come, and returns their claims by node rank; keeps `lines` told which
 // nodes are missing. Throws BadInput if another agent has the same number, or refuses the run;
-// Timeout names the nodes that did not come; PeerLost: node 0 left. The first text under
-// round_key::result says to all nodes why there will be no run.
+// Timeout names the nodes that did not come by the deadline, or node 0 if it does not answer;
+// PeerLost: node 0 left. The first text under round_key::result says to all nodes why there will be
+// no run.
 [[nodiscard]] std::vector<NodeClaim> claim_node_rank(const NodeSpec& spec, TcpStore& store,
-                                                     WaitingLines& lines);
+                                                     Deadline deadline, WaitingLines& lines);
+
+// For nodes whose calls of node 0's store are not answered.
+[[nodiscard]] std::string silence_of_node_0(const NodeSpec& spec);
 
 // Throws BadInput with that text, or with the one that another agent was first to write.
 [[noreturn]] void refuse_run(Store& store, int node, const std::string& why);

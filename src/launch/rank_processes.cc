@@ -39,8 +39,8 @@ void make_folder(const std::string& folder) {
 
 void check_limits(const WorkerSpec& spec, rlim_t most) {
   constexpr rlim_t own = 24, of_a_rank = 4;  // while the ranks are being started
-  const auto ranks =
-      static_cast<rlim_t>(spec.ranks) + static_cast<rlim_t>(has_rounds(spec) ? spec.reserve : 0);
+  const auto ranks = static_cast<rlim_t>(spec.ranks) +
+                     static_cast<rlim_t>(may_have_more_rounds(spec) ? spec.reserve : 0);
   const rlim_t needed = own + ranks * (of_a_rank + (spec.log_folder.empty() ? 0 : 1));
   check_input(most >= needed,
               "{} ranks: expected a limit of at least {} open files, found {}: raise the hard "
@@ -50,7 +50,7 @@ void check_limits(const WorkerSpec& spec, rlim_t most) {
 
 // As detection/beat.h names it.
 std::string name_of(const Worker& worker, const WorkerSpec& spec) {
-  return has_rounds(spec) ? worker.name() : std::to_string(worker.rank());
+  return may_have_more_rounds(spec) ? worker.name() : std::to_string(worker.rank());
 }
 
 std::set<pid_t> numbers_of(const std::vector<sys::Process*>& processes) {
@@ -163,7 +163,7 @@ RankSpec RankProcesses::place_of_all() const {
                  .store = store_.address,
                  .agent_descriptor = this_process_.get(),
                  .cores = sys::usable_cores()};
-  if (has_rounds(run_.spec)) place.round = plan.round;
+  if (may_have_more_rounds(run_.spec)) place.round = plan.round;
   return place;
 }
 
@@ -201,7 +201,7 @@ void RankProcesses::start(Worker& worker, RankSpec place) {
   place.rank = worker.rank();
   place.local_rank = worker.rank() - run_.first_rank();
   place.secret_descriptor = secret.get();
-  if (has_rounds(run_.spec)) place.worker = worker.name();
+  if (may_have_more_rounds(run_.spec)) place.worker = worker.name();
   place.error_file = errors_->file(std::max(0, place.round), place.rank);
   if (worker.is_in_reserve()) return worker.give_place(place);
   worker.start(file_, run_.spec, place, open_files_.limit_before());
@@ -248,7 +248,7 @@ std::vector<std::pair<Worker*, sys::ExitStatus>> RankProcesses::take_ended() {
 void RankProcesses::tell_end(const RankEnd& end) {
   const bool is_last = std::ranges::none_of(
       run_.workers, [](const auto& worker) { return worker->process() != nullptr; });
-  const bool is_alone = run_.plan.nodes.size() < 2 && !has_rounds(run_.spec);
+  const bool is_alone = run_.plan.nodes.size() < 2 && !may_have_more_rounds(run_.spec);
   if (is_last && is_alone) return;
   if (!rank_ends_) rank_ends_.emplace(store_.address, store_.secret);
   rank_ends_->tell(formatted("{}/{}", store_.run_id, run_.plan.round), end.rank, end.how);

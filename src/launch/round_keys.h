@@ -11,6 +11,7 @@ inline constexpr const char* name = "lockstep-run/name";
 inline constexpr const char* terms = "lockstep-run/terms";
 inline constexpr const char* agents = "lockstep-run/agents";
 inline constexpr const char* news = "lockstep-run/news";
+inline constexpr const char* failure = "lockstep-run/failure";
 inline constexpr const char* result = "lockstep-run/result";
 inline constexpr const char* number = "lockstep-round/number";
 inline constexpr const char* reserve = "lockstep-round/reserve";

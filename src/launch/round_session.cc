@@ -38,7 +38,8 @@ std::string time_of_day() {
 }
 
 std::string node_name(int node, const RunState& run, const RoundSource& source) {
-  if (!has_rounds(run.spec)) return formatted("node {} (host {})", node, source.host(node));
+  if (!may_have_more_rounds(run.spec))
+    return formatted("node {} (host {})", node, source.host(node));
   const int group_rank = run.plan.group_rank(node);
   return group_rank < 0
              ? "a node"
@@ -98,7 +99,10 @@ void RoundSession::take(RoundEvent event) {
 void RoundSession::gather(const RoundEvent& event) {
   run_.gathering_for = event.round;
   spare_line_.clear();
-  if (has_rounds(run_.spec)) waiting_line_ = Clock::now() + first_waiting_line;
+  if (may_have_more_rounds(run_.spec))
+    waiting_line_ = Clock::now() + first_waiting_line;
+  else if (run_.spec.nodes.nodes > 1)  // all have come
+    waiting_line_ = Clock::now() + next_waiting_line;
   if (run_.workers.empty()) return;
   if (run_.machine.cause() < 0)
     relay_.say(formatted("round {} ends: {}", event.round - 1, event.why));
@@ -231,6 +235,7 @@ void RoundSession::note_lost(const Worker& worker) {
 }
 
 void RoundSession::end_rounds(RoundEvent event) {
+  told_ = true;
   if (run_.plan.nodes.empty()) run_.plan = event.plan;
   run_.run_result = result_for_this_node(std::move(event), run_);
   run_.gathering_for = -1;
@@ -290,7 +295,9 @@ void RoundSession::say_waiting() {
   if (!waiting_line_ || Clock::now() < *waiting_line_) return;
   waiting_line_ = Clock::now() + (spare_line_.empty() ? next_waiting_line : next_spare_line);
   if (!spare_line_.empty()) return relay_.say(spare_line_);
-  if (run_.workers.empty() || run_.machine.state() == State::done)
+  if (!may_have_more_rounds(run_.spec))
+    relay_.say("waiting for the agents of other nodes, which have come, to be ready");
+  else if (run_.workers.empty() || run_.machine.state() == State::done)
     relay_.say(formatted("waiting for other nodes: expected {} to {}", least_nodes(run_.spec.nodes),
                          run_.spec.nodes.nodes));
 }

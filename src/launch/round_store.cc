@@ -52,7 +52,7 @@ RoundStore serve_store(int port) {
   return served;
 }
 
-RoundStore open_round_store(const NodeSpec& nodes, int port) {
+RoundStore open_round_store(const NodeSpec& nodes, int port, Deadline join_deadline) {
   const bool apart = !nodes.store.empty();
   if (!apart && nodes.nodes == 1) {
     RoundStore served = serve_store(port);
@@ -66,7 +66,8 @@ RoundStore open_round_store(const NodeSpec& nodes, int port) {
   if (!apart && nodes.node == 0) opened.server = serve_agents(nodes, at, opened.secret);
   const std::string self =
       nodes.node < nodes.nodes ? formatted("node {}", nodes.node) : std::string("this node");
-  opened.store = come_to_store(nodes, at, opened.secret, self, apart ? "the store" : "node 0");
+  opened.store =
+      come_to_store(nodes, at, opened.secret, join_deadline, self, apart ? "the store" : "node 0");
   opened.address = "tcp://" + at.text();
   if (apart) opened.address += "?reconnect=" + format_duration(time_to_reconnect(nodes));
   return opened;

@@ -4,6 +4,7 @@
 #include "launch/agent.h"
 #include "sys/file_descriptor.h"
 
+#include <lockstep/base/deadline.h>
 #include <lockstep/store/store_server.h>
 #include <lockstep/store/tcp_store.h>
 
@@ -28,8 +29,8 @@ struct RoundStore {
 [[nodiscard]] RoundStore serve_store(int port);
 
 // Serves the store of a run on one node at 127.0.0.1:port, or serves that of several nodes, or
-// comes to it, as `nodes` says. Errors as come_to_store() and serve_agents().
-[[nodiscard]] RoundStore open_round_store(const NodeSpec& nodes, int port);
+// comes to it until `join_deadline`, as `nodes` says. Errors as come_to_store() and serve_agents().
+[[nodiscard]] RoundStore open_round_store(const NodeSpec& nodes, int port, Deadline join_deadline);
 
 // A name that no other run has.
 [[nodiscard]] std::string fresh_run_id();

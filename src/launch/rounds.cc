@@ -27,6 +27,8 @@ constexpr std::chrono::milliseconds time_to_miss_a_node{300};
 constexpr std::chrono::milliseconds look_again{20};
 constexpr std::chrono::seconds early{60}, first_pause{1}, longest_pause{30};
 constexpr std::chrono::seconds time_to_close{2};
+// After the join deadline: node 0 decides, and the others wait for its word.
+constexpr std::chrono::seconds time_to_decide{10};
 constexpr std::int64_t kept_news = 1000;
 constexpr std::string_view nnodes_option = "--nnodes ";
 
@@ -42,6 +44,10 @@ std::string terms_of(const NodeSpec& nodes, int max_restarts, bool is_fixed) {
 
 std::string number_of_nodes(const std::string& terms) {
   return terms.starts_with(nnodes_option) ? terms.substr(nnodes_option.size()) : terms;
+}
+
+Deadline later(Deadline deadline, Duration time) {
+  return deadline.is_never() ? deadline : Deadline::after(deadline.left() + time);
 }
 
 // How a fixed run ends when the store cannot be used any more.
@@ -73,7 +79,8 @@ std::string spoiled(const std::string& key, const std::string& why) {
       key, visible(why, 200));
 }
 
-Rounds::Rounds(const NodeSpec& nodes, int max_restarts, RoundStore store, WaitingLines& lines)
+Rounds::Rounds(const NodeSpec& nodes, int max_restarts, RoundStore store, Deadline join_deadline,
+               WaitingLines& lines)
     : RoundSource(std::move(store)),
       nodes_(nodes),
       least_(least_nodes(nodes)),
@@ -82,7 +89,7 @@ Rounds::Rounds(const NodeSpec& nodes, int max_restarts, RoundStore store, Waitin
       others_may_come_(nodes.nodes > 1 || !nodes.store.empty()),
       is_fixed_(others_may_come_ && max_restarts == 0 && least_ == most_ && nodes.store.empty()),
       keys_(*store_.store) {
-  join(max_restarts, lines);
+  join(max_restarts, join_deadline, lines);
   threads_.emplace_back("rounds", [this] { follow(); });
   if (others_may_come_) threads_.emplace_back("heartbeat", [this] { heartbeat(); });
 }
@@ -102,19 +109,20 @@ Rounds::~Rounds() {
   for (sys::Thread& thread : threads_) thread.join();
 }
 
-void Rounds::join(int max_restarts, WaitingLines& lines) {
+void Rounds::join(int max_restarts, Deadline deadline, WaitingLines& lines) {
   const std::string peer = store_.store->own_address();
   address_ = sys::is_loopback_name(peer) ? "127.0.0.1" : peer;
   const std::string terms = terms_of(nodes_, max_restarts, is_fixed_);
   if (!is_fixed_) {
-    check_terms(terms);
+    check_terms(terms, deadline);
     take_number();
     return announce();
   }
   node_ = nodes_.node;
+  if (node_ != 0) deadline = later(deadline, time_to_decide);
   try {
-    check_terms(terms);
-    claim_number(lines);
+    check_terms(terms, deadline);
+    claim_number(deadline, lines);
   } catch (const PeerLost&) {
     throw PeerLost(formatted("node 0 at {} left before the run began", nodes_.rendezvous));
   } catch (const Error&) {
@@ -124,11 +132,10 @@ void Rounds::join(int max_restarts, WaitingLines& lines) {
 }
 
 // In a fixed run the terms of node 0 count.
-void Rounds::check_terms(const std::string& own) {
+void Rounds::check_terms(const std::string& own, Deadline deadline) {
   const bool counts = !is_fixed_ || node_ == 0;
   const std::string stands =
-      counts ? first_value(keys_, round_key::terms, own)
-             : keys_.get(round_key::terms, Deadline::after(nodes_.join_timeout));
+      counts ? first_value(keys_, round_key::terms, own) : terms_of_node_0(deadline);
   if (!counts && stands != own)
     refuse_run(keys_, node_,
                formatted("--nnodes must be the same on all nodes: node 0 has {}, node {} has {}",
@@ -139,8 +146,16 @@ void Rounds::check_terms(const std::string& own) {
   store_.run_id = tidy(first_value(keys_, round_key::name, fresh_run_id()));
 }
 
-void Rounds::claim_number(WaitingLines& lines) {
-  claims_ = claim_node_rank(nodes_, *store_.store, lines);
+std::string Rounds::terms_of_node_0(Deadline deadline) {
+  try {
+    return keys_.get(round_key::terms, deadline);
+  } catch (const Timeout&) {
+    throw Timeout(silence_of_node_0(nodes_));
+  }
+}
+
+void Rounds::claim_number(Deadline deadline, WaitingLines& lines) {
+  claims_ = claim_node_rank(nodes_, *store_.store, deadline, lines);
   if (node_ == 0) address_ = address_for_others(nodes_, claims_);
 }
 
@@ -167,12 +182,12 @@ void Rounds::offer(int round, const Offer& offer) {
 
 void Rounds::fail(const RoundPlan& plan, const RunResult& failure) {
   push([this, plan, failure] {
-    const Deadline limit =
-        Deadline::after(plan.nodes.size() > 1 ? time_to_miss_a_node : Duration::zero());
-    std::optional<std::string> why = lost_node(plan);
-    for (; !why && !limit.passed(); why = lost_node(plan)) pause(look_again);
+    // Several agents may wait: the failure that came first counts, not the wait that ends first.
+    const std::string first =
+        is_fixed_ ? first_value(keys_, round_key::failure, to_text(failure)) : std::string();
+    const std::optional<std::string> why = node_lost_soon(plan);
     if (is_fixed_) {
-      if (!why) keys_.compare_set(round_key::result, "", to_text(failure));
+      if (!why) keys_.compare_set(round_key::result, "", first);
       return announce();
     }
     const bool is_of_a_start = !why && is_early(plan, failure);
@@ -190,6 +205,15 @@ void Rounds::fail(const RoundPlan& plan, const RunResult& failure) {
     }
     announce();
   });
+}
+
+// A node of the round that is lost, or will be in a moment.
+std::optional<std::string> Rounds::node_lost_soon(const RoundPlan& plan) {
+  const Deadline limit =
+      Deadline::after(plan.nodes.size() > 1 ? time_to_miss_a_node : Duration::zero());
+  std::optional<std::string> why = lost_node(plan);
+  for (; !why && !limit.passed() && !closing_; why = lost_node(plan)) pause(look_again);
+  return why;
 }
 
 // Returns true if the rank failed in its first minute and before init(). A rank that is alone, and
@@ -323,9 +347,8 @@ void Rounds::heartbeat_once() {
   const bool watches_all = *live.begin() == node_;
   for (const int node : live) {
     if (node == node_ || (!watches_all && node != *live.begin())) continue;
-    auto [monitor, is_new] =
-        heard_.try_emplace(node, 1, nodes_.lost_after, 2 * nodes_.lost_after / 5);
-    monitor->second.note(0, keys_.try_get(round_key::beat(node)).value_or(""), Clock::now());
+    auto [monitor, is_new] = heard_.try_emplace(node, nodes_.lost_after, 2 * nodes_.lost_after / 5);
+    monitor->second.note(keys_.try_get(round_key::beat(node)).value_or(""), Clock::now());
     if (!monitor->second.lost(Clock::now())) continue;
     keys_.compare_set(round_key::gone(node), "",
                       formatted("its agent has not answered for {}: it is stopped, or its machine "

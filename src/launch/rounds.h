@@ -17,6 +17,8 @@
 //   offers/R/N         what it brings to round R (round_plan.h)
 //   plans/R            of round R; the first one stands
 //   done/R/N           its workers have ended well in round R
+//   failure            of a rank in a fixed run: the first one, which becomes the result if no node
+//                      is lost
 //   result             of the run (node_messages.h)
 //   news, news/K       how often something has changed; set with the K-th change
 //
@@ -65,10 +67,11 @@ inline constexpr std::chrono::seconds time_to_read{3};
 
 class Rounds : public RoundSource {
  public:
-  // Blocks for some round trips; in a fixed run until all nodes have come, while `lines` say which
-  // are missing. BadInput when the other agents were told other terms; in a fixed run also as
-  // claim_node_rank().
-  Rounds(const NodeSpec& nodes, int max_restarts, RoundStore store, WaitingLines& lines);
+  // Blocks for some round trips; in a fixed run until all nodes have come, at most until
+  // `join_deadline`, while `lines` say which are missing. BadInput when the other agents were told
+  // other terms; in a fixed run also as claim_node_rank().
+  Rounds(const NodeSpec& nodes, int max_restarts, RoundStore store, Deadline join_deadline,
+         WaitingLines& lines);
   ~Rounds() override;
 
   [[nodiscard]] std::string host(int node) const override;
@@ -80,12 +83,14 @@ class Rounds : public RoundSource {
   void wait_for_the_others(Deadline deadline, const std::function<bool()>& give_up) override;
 
  private:
-  void join(int max_restarts, WaitingLines& lines);
-  void check_terms(const std::string& own);
-  void claim_number(WaitingLines& lines);
+  void join(int max_restarts, Deadline deadline, WaitingLines& lines);
+  void check_terms(const std::string& own, Deadline deadline);
+  [[nodiscard]] std::string terms_of_node_0(Deadline deadline);
+  void claim_number(Deadline deadline, WaitingLines& lines);
   void take_number();
   void push(std::function<void()> task);
   void announce();
+  [[nodiscard]] std::optional<std::string> node_lost_soon(const RoundPlan& plan);
   [[nodiscard]] bool is_early(const RoundPlan& plan, const RunResult& failure);
   void pause_after_early_failures();
   void lose(const std::exception& error) noexcept;
@@ -102,6 +107,7 @@ class Rounds : public RoundSource {
   void gather(const std::string& why);
   void look_at_gathering();
   void try_to_plan(int round);
+  void note_missing_offer(int node);
   [[nodiscard]] bool is_time_to_plan(std::size_t nodes);
   void adopt(RoundPlan plan);
   [[nodiscard]] std::set<int> live_nodes();

@@ -137,7 +137,7 @@ void Rounds::look_at_round() {
 }
 
 std::string Rounds::reason_to_end() {
-  if (!others_may_come_) return "";
+  if (!others_may_come_ || is_fixed_) return "";
   const auto lost = lost_node(plan_);
   if (lost && !waits_for_the_others()) return *lost;
   const auto live = live_nodes();
@@ -197,7 +197,7 @@ void Rounds::try_to_plan(int round) {
   std::vector<Offer> offers;
   for (const int node : chosen(live)) {
     const auto text = keys_.try_get(round_key::offer(round, node));
-    if (!text) return;  // it still ends what it has
+    if (!text) return note_missing_offer(node);
     offers.push_back(parse_offer(*text));
     check_input(offers.back().node == node, "the offer of node {} names node {}", node,
                 offers.back().node);
@@ -205,6 +205,19 @@ void Rounds::try_to_plan(int round) {
   if (!is_time_to_plan(offers.size())) return;
   const RoundPlan plan = plan_round(round_ < 0 ? nullptr : &plan_, std::move(offers));
   keys_.compare_set(round_key::plan(round), "", to_text(plan));
+}
+
+// A node may still end the ranks that it has. Nodes of a fixed run have none, and have all joined.
+void Rounds::note_missing_offer(int node) {
+  if (!is_fixed_ || Clock::now() - *gathering_since_ < nodes_.join_timeout) return;
+  const RunResult no_offer{
+      .kind = RunResult::Kind::failed,
+      .node = node,
+      .how =
+          formatted("its agent has joined the run, but was not ready to start its ranks within {}",
+                    format_duration(nodes_.join_timeout))};
+  keys_.compare_set(round_key::result, "", to_text(no_offer));
+  announce();
 }
 
 // Before the first round more nodes may be on their way.

@@ -14,10 +14,10 @@
 
 namespace lockstep::launch {
 
-// In a run with rounds SIGTERM waits for the agents' decision.
+// In a run that may have more rounds SIGTERM waits for the agents' decision.
 [[nodiscard]] inline Grace grace_of(const WorkerSpec& spec) {
   Grace grace{.stop = spec.grace, .failure = spec.failure_grace};
-  if (has_rounds(spec)) grace.notice.reset();
+  if (may_have_more_rounds(spec)) grace.notice.reset();
   return grace;
 }
 

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include <lockstep/base/error.h>
+#include "launch/round_store.h"
 #include "launch/run_agent.h"
 #include "support/messages.h"
 #include "support/processes.h"
@@ -245,8 +246,11 @@ TEST(Agent, ARankThatEndsWellDoesNotEndTheOthers) {
   EXPECT_EQ(ran.output, "[rank 1] still here\n");
 }
 
+// Before anything else is looked at: the port is in use.
 TEST(Agent, WhatIsNotFoundIs127WithOneLine) {
-  const Ran ran = run_agent({.program = "no-such-program", .ranks = 2});
+  const RoundStore other = serve_store(0);
+  const Ran ran =
+      run_agent({.program = "no-such-program", .ranks = 2, .store_port = other.server->port()});
   EXPECT_EQ(ran.result.exit_code, 127);
   EXPECT_EQ(
       ran.error,

@@ -71,7 +71,8 @@ TEST(Fuzz, AgentsGatherOrSayWhyNot) {
                           .join_timeout = 300ms};
       try {
         WaitingLines lines([](const std::string&) {}, false);
-        const Rounds joined(spec, 0, open_round_store(spec, 0), lines);
+        const Deadline deadline = Deadline::after(spec.join_timeout);
+        const Rounds joined(spec, 0, open_round_store(spec, 0, deadline), deadline, lines);
         EXPECT_NE(joined.host(1), "unknown");
         ++came;
       } catch (const Error&) {

@@ -35,7 +35,7 @@ std::string secret_file(const test::TemporaryFolder& folder, const char* name,
   return file;
 }
 
-TEST(NodeRendezvous, NodesThatNeverComeAreNamed) {
+TEST(NodeRanks, NodesThatNeverComeAreNamed) {
   const test::TemporaryFolder folder;
   auto first = node_spec(4, 0, test::free_port(), 1, "true");
   auto second = first;
@@ -56,7 +56,7 @@ TEST(NodeRendezvous, NodesThatNeverComeAreNamed) {
       << ran[1].error;
 }
 
-TEST(NodeRendezvous, WithoutNode0) {
+TEST(NodeRanks, WithoutNode0) {
   auto spec = node_spec(2, 1, test::free_port(), 1, "true");
   spec.nodes.join_timeout = 4s;
   const auto ran = run_nodes({spec});
@@ -75,7 +75,7 @@ struct UntilRefused {
   std::string refused;
 };
 
-TEST(NodeRendezvous, TwoAgentsWithTheSameNumber) {
+TEST(NodeRanks, TwoAgentsWithTheSameNumber) {
   const test::TemporaryFolder folder;
   const UntilRefused run{folder / "refused"};
   const auto port = test::free_port();
@@ -89,7 +89,7 @@ TEST(NodeRendezvous, TwoAgentsWithTheSameNumber) {
                {"another agent is node 1 already: pid ", " on host "});
 }
 
-TEST(NodeRendezvous, TwoAgentsThatAreNode0) {
+TEST(NodeRanks, TwoAgentsThatAreNode0) {
   const test::TemporaryFolder folder;
   const UntilRefused run{folder / "refused"};
   const auto port = test::free_port();
@@ -101,7 +101,7 @@ TEST(NodeRendezvous, TwoAgentsThatAreNode0) {
                {"127.0.0.1:" + std::to_string(port), "the port is in use by another process"});
 }
 
-TEST(NodeRendezvous, ANodeThatLeavesEndsTheWaitOfTheOthers) {
+TEST(NodeRanks, ANodeThatLeavesEndsTheWaitOfTheOthers) {
   const auto port = test::free_port();
   const auto ran = run_nodes({node_spec(3, 0, port, 1, "true"), node_spec(3, 1, port, 1, "true")},
                              {.before =
@@ -117,7 +117,7 @@ TEST(NodeRendezvous, ANodeThatLeavesEndsTheWaitOfTheOthers) {
   EXPECT_EQ(ran[0].problem, "node 1 (host " + sys::host_name() + ") left before the run began");
 }
 
-TEST(NodeRendezvous, DifferentNumbersOfNodes) {
+TEST(NodeRanks, DifferentNumbersOfNodes) {
   const auto port = test::free_port();
   for (int node : {1, 2}) {
     const auto ran =
@@ -128,7 +128,7 @@ TEST(NodeRendezvous, DifferentNumbersOfNodes) {
   }
 }
 
-TEST(NodeRendezvous, DifferentSecrets) {
+TEST(NodeRanks, DifferentSecrets) {
   const test::TemporaryFolder folder;
   const auto port = test::free_port();
   auto first = node_spec(2, 0, port, 1, "true"), second = node_spec(2, 1, port, 1, "true");
@@ -147,7 +147,7 @@ TEST(NodeRendezvous, DifferentSecrets) {
 }
 
 // What is found before anything is sent.
-TEST(NodeRendezvous, MistakesOfOneAgent) {
+TEST(NodeRanks, MistakesOfOneAgent) {
   const test::TemporaryFolder folder;
   const auto problem = [](const WorkerSpec& spec) {
     return message_of<BadInput>([&] { (void)run_agent(spec); });
@@ -161,7 +161,7 @@ TEST(NodeRendezvous, MistakesOfOneAgent) {
   expect_words(problem(spec), {"mode 600", "found mode 644"});
 }
 
-TEST(NodeRendezvous, NumbersThatMakeNoSenseAreBadInput) {
+TEST(NodeRanks, NumbersThatMakeNoSenseAreBadInput) {
   const auto good = node_spec(2, 1, 1, 1, "true");
   std::vector<WorkerSpec> bad(7, good);
   bad[0].nodes.nodes = 0;
@@ -176,7 +176,7 @@ TEST(NodeRendezvous, NumbersThatMakeNoSenseAreBadInput) {
 }
 
 // A peer without the secret gets nothing, and one that only holds a connection open stops no agent.
-TEST(NodeRendezvous, StrangersAtTheDoor) {
+TEST(NodeRanks, StrangersAtTheDoor) {
   const auto port = test::free_port();
   auto specs = std::vector{node_spec(2, 0, port, 1, "true"), node_spec(2, 1, port, 1, "true")};
   test::RankProcesses strangers(2, [&](int stranger) {

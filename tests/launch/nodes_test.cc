@@ -277,6 +277,20 @@ TEST(Nodes, AStopReachesAllNodes) {
   expect_words(stopped[0].error, {"node 1 (host ", ") was asked to stop (SIGTERM)"});
 }
 
+// A signal after its own ranks have ended well cuts the run short all the same.
+TEST(Nodes, AStopIsNoGoodEndOfANodeWhoseRanksHaveEnded) {
+  const test::TemporaryFolder folder;
+  const std::string pids = folder / "pids";
+  auto specs = same_nodes(
+      2, 1,
+      "[ $RANK = 0 ] && { echo $PPID $$ > " + pids + ".new; mv " + pids + ".new " + pids +
+          "; exit 0; }; " + until("[ -e " + pids + " ]") + "read agent rank < " + pids + "; " +
+          until("! kill -0 $rank 2>/dev/null") + "kill -TERM $agent; exec sleep 60");
+  for (WorkerSpec& spec : specs) spec.forward_signals = true;
+  for (const NodeRan& node : run_nodes(specs))
+    EXPECT_EQ(node.exit_code, 128 + SIGTERM) << node.problem << node.error;
+}
+
 TEST(Nodes, AProgramThatOneNodeLacksEndsTheRun) {
   auto specs = same_nodes(2, 1, "exec sleep 60");
   specs[1].program = "no-such-program";

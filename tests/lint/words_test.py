@@ -3,7 +3,7 @@ from expectation import expectation
 
 expect = expectation("words.py")
 expect({"src/launch/a.cc": "RunResult result;\n", "docs/a.md": "The rank that waits.\n"}, 0, "words: 2 files")
-expect({"src/launch/a.cc": "\nRoster roster;\n"}, 1, "src/launch/a.cc:2: 'Roster': write list of nodes")
+expect({"src/launch/a.cc": "\nRoster roster;\n"}, 1, "src/launch/a.cc:2: 'Roster': write nodes of the run")
 expect({"src/optim/a.cc": "// rounded by dice\n"}, 1, "'dice': write stochastic rounding")
 expect({"src/optim/a.cc": "// rounded by dice (words: allowed)\n"}, 0, "words: 1 files")
 expect({"src/data/a.cc": "for (int index : indices) sum += index;\n"}, 0, "words: 1 files")

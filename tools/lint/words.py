@@ -17,7 +17,7 @@ ALLOWED = "words: allowed"
 CODE = ("include/*", "src/*", "examples/*", "docs/*", "README.md", "CONTRIBUTING.md")
 # (what it finds, what to write, where to look, where it has another meaning)
 NOUNS = [
-    (r"(?i)roster", "list of nodes", CODE, ()),
+    (r"(?i)roster", "nodes of the run", CODE, ()),
     (r"(?i)(?<![a-z])verdict", "result of the run (RunResult)", CODE, ()),
     (r"(?i)meeting[_ ]?p(oint|lace)", "rendezvous", CODE, ()),
     (r"(?i)last[_ ]words?\b", "value for the end of a connection (set_on_disconnect)", CODE, ()),
