@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "base/format.h"
+#include "parallel/tensor/experts.h"
 #include "train/micro_batches.h"
 #include "train/option_table.h"
 
@@ -9,11 +10,9 @@
 #include <lockstep/global/redistribute.h>
 #include <lockstep/global/tensor.h>
 #include <lockstep/models/generate.h>
-#include <lockstep/models/mixture.h>
 #include <lockstep/parallel/join.h>
 #include <lockstep/plan/schedule.h>
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
@@ -42,12 +41,6 @@ Mesh mesh_of(const Options& options, const Group& world) {
 const std::vector<std::string> learner_axes = {"dp", "ep", "fsdp"};
 
 }  // namespace
-
-bool has_mixtures(const torch::nn::Module& module) {
-  return std::ranges::any_of(module.modules(/*include_self=*/false), [](const auto& part) {
-    return part->template as<models::MixtureImpl>() != nullptr;
-  });
-}
 
 TrainedModel::TrainedModel(const Options& options, Task& task, Group world)
     : RunStrategy({.learners = Group(), .processes = world.size()}),
@@ -117,7 +110,7 @@ void TrainedModel::compose(const std::shared_ptr<torch::nn::Module>& module, con
   }
   loss_ = plan.loss;
   if (has_stages()) check_stages(plan);
-  const bool counts_tokens = has_mixtures(*module);
+  const bool counts_tokens = !tensor_parallel::mixtures_of(*module).empty();
   if (counts_tokens) check_mixtures(options_, task_, world_.size());
   try {
     model_ = parallelize(module, mesh, std::move(plan), std::move(how));

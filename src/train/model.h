@@ -90,7 +90,4 @@ class TrainedModel : public RunStrategy {
   std::int64_t sent_bytes_ = 0;              // by this rank, since the program began
 };
 
-// Whether the model has mixtures of experts, which count the tokens of all ranks that train it.
-[[nodiscard]] bool has_mixtures(const torch::nn::Module& module);
-
 }  // namespace lockstep::train
