@@ -29,7 +29,6 @@
 #include <lockstep/elastic/elastic.h>
 #include <lockstep/elastic/slot_gradients.h>
 #include <lockstep/global/linear_cross_entropy.h>
-#include <lockstep/global/redistribute.h>
 #include <lockstep/global/rule.h>
 #include <lockstep/global/tensor.h>
 #include <lockstep/hub/language_model.h>

@@ -2,15 +2,32 @@
 #pragma once
 
 #include "dispatch/call.h"
-#include "global/decisions.h"
 #include "global/global_tensor.h"
 #include "global/operation.h"
 
+#include <ATen/core/Tensor.h>
+#include <ATen/core/stack.h>
 #include <c10/util/SmallVector.h>
 
+#include <cstdint>
 #include <span>
+#include <vector>
 
 namespace lockstep::global {
+
+// What a decision depends on: the operation, the specs of tensors, and other arguments.
+struct Key {
+  c10::SmallVector<std::uint64_t, 40> words;
+  std::uint64_t hash = 0;
+  bool can_be_remembered = true;
+
+  void add(std::uint64_t word) {
+    words.push_back(word);
+    hash = (hash ^ word) * 0x9e3779b97f4a7c15ULL;
+    hash ^= hash >> 29;
+  }
+  bool operator==(const Key& other) const { return hash == other.hash && words == other.words; }
+};
 
 struct TensorArgument {
   at::Tensor tensor;
@@ -48,5 +65,12 @@ struct Arguments {
 
 // "[Shard(0)], [Replicate]": of the tensors, for messages.
 [[nodiscard]] std::string describe_placements(const Arguments& arguments);
+
+// Puts tensors[i] in the place of arguments.tensors[i]; `values` are all arguments.
+void put_tensors(const Arguments& arguments, std::span<const at::Tensor> tensors,
+                 std::span<c10::IValue> values);
+
+// One after the other; those of no value are undefined.
+[[nodiscard]] std::vector<at::Tensor> tensors_in(std::span<const c10::IValue> values);
 
 }  // namespace lockstep::global

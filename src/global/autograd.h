@@ -16,4 +16,8 @@ namespace lockstep::global {
 [[nodiscard]] at::Tensor from_local(const at::Tensor& local, const Mesh& mesh, const SpecPtr& spec);
 [[nodiscard]] at::Tensor to_local(const at::Tensor& tensor);
 
+// Replaces these, for all tensors of the process, by the same ones that make tensors like the
+// gradient: global ones where it is global. Any thread, more than once.
+void replace_formulas();
+
 }  // namespace lockstep::global

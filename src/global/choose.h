@@ -1,9 +1,8 @@
 // Which of the placements that a rule allows are taken for one call.
 #pragma once
 
-#include "global/cut.h"
+#include "global/space.h"
 #include "global/spec.h"
-#include "global/wishes.h"
 
 #include <lockstep/global/rule.h>
 

@@ -2,8 +2,8 @@
 
 #include "base/check.h"
 #include "dispatch/memory.h"
-#include "global/cut.h"
 #include "global/space.h"
+#include "global/spec.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>

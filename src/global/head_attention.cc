@@ -4,7 +4,7 @@
 #include "global/global_tensor.h"
 #include "global/space.h"
 
-#include <lockstep/global/redistribute.h>
+#include <lockstep/global/tensor.h>
 
 #include <ATen/ops/scaled_dot_product_attention_native.h>
 #include <torch/library.h>

@@ -3,7 +3,7 @@
 #include "base/check.h"
 #include "global/global_tensor.h"
 
-#include <lockstep/global/redistribute.h>
+#include <lockstep/global/tensor.h>
 
 #include <ATen/core/grad_mode.h>
 

@@ -2,7 +2,6 @@
 
 #include "base/check.h"
 #include "global/rule_line.h"
-#include "global/rules/tables.h"
 
 #include <ATen/core/enum_tag.h>
 #include <c10/core/DispatchKey.h>

@@ -1,6 +1,6 @@
 #include "global/ring_attention.h"
 
-#include "global/cut.h"
+#include "global/spec.h"
 
 #include <ATen/OpMathType.h>
 #include <ATen/ops/cat.h>

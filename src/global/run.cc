@@ -5,7 +5,6 @@
 #include "global/arguments.h"
 #include "global/convert.h"
 #include "global/decide.h"
-#include "global/lists.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/AutogradState.h>

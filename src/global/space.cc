@@ -3,8 +3,8 @@
 #include "base/fingerprint.h"
 #include "base/format.h"
 #include "dispatch/key.h"
-#include "global/decisions.h"
-#include "global/formulas.h"
+#include "global/autograd.h"
+#include "global/decide.h"
 
 #include <lockstep/base/error.h>
 

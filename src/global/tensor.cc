@@ -2,10 +2,8 @@
 
 #include "base/check.h"
 #include "global/autograd.h"
-#include "global/decisions.h"
+#include "global/decide.h"
 #include "global/global_tensor.h"
-
-#include <lockstep/global/redistribute.h>
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
@@ -72,6 +70,12 @@ at::Tensor from_local(const at::Tensor& local, const Mesh& mesh, const Placement
 at::Tensor local_tensor(const at::Tensor& tensor) {
   (void)global::expect_global(tensor, "local_tensor");
   return global::to_local(tensor);
+}
+
+at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements) {
+  const global::Spec& spec = *global::expect_global(tensor, "redistribute").spec;
+  return global::redistributed(
+      tensor, global::checked(placements, spec.sizes, spec.space->place(), "redistribute"));
 }
 
 at::Tensor full_tensor(const at::Tensor& tensor) {

@@ -7,7 +7,6 @@
 #include "train/option_table.h"
 
 #include <lockstep/comm/together.h>
-#include <lockstep/global/redistribute.h>
 #include <lockstep/global/tensor.h>
 #include <lockstep/models/generate.h>
 #include <lockstep/parallel/join.h>

@@ -1,5 +1,4 @@
 #include <lockstep/base/error.h>
-#include <lockstep/global/redistribute.h>
 #include <lockstep/global/tensor.h>
 
 #include "support/messages.h"

@@ -3,7 +3,6 @@
 
 #include "global/space.h"
 
-#include <lockstep/global/redistribute.h>
 #include <lockstep/global/tensor.h>
 
 #include "support/torch/engine_test.h"

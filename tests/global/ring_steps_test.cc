@@ -1,6 +1,6 @@
 #include "global/ring_steps.h"
 
-#include "global/cut.h"
+#include "global/spec.h"
 
 #include <gtest/gtest.h>
 

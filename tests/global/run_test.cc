@@ -1,6 +1,6 @@
 // Operations on global tensors refuse what they refuse on plain ones, see what was written, and do
 // not leave other ranks waiting.
-#include "global/decisions.h"
+#include "global/decide.h"
 #include "global/space.h"
 #include "support/messages.h"
 #include "tests_of_global.h"

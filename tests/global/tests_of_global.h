@@ -3,7 +3,6 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/comm/local.h>
-#include <lockstep/global/redistribute.h>
 #include <lockstep/global/tensor.h>
 #include <lockstep/mesh/mesh.h>
 

@@ -1,6 +1,5 @@
 // Our optimizers and clipping on global parameters do what they do on plain ones.
 #include <lockstep/comm/local.h>
-#include <lockstep/global/redistribute.h>
 #include <lockstep/global/tensor.h>
 #include <lockstep/optim/adam.h>
 #include <lockstep/optim/adamw.h>

@@ -73,6 +73,22 @@ void distribute_(const at::Tensor& parameter, const Mesh& mesh, const Placements
 // rank's part with the same placements, and as the same on all ranks where they are Partial.
 [[nodiscard]] at::Tensor local_tensor(const at::Tensor& tensor);
 
+// The same tensor with other placements.
+//
+//   from \ to      Replicate        Shard(e)                     Partial(sum)
+//   Replicate      -                its part, no communication   first rank: all, others: zeros
+//   Shard(d)       all_gather       all_to_all (d = e: -)        its part among zeros
+//   Partial        all_reduce       reduce_scatter               sum: -; else by Replicate
+//
+// On a mesh of several axes each axis takes its step of the table; where axes cut the same dim, an
+// inner cut is undone before the outer one changes, and made again after it.
+//
+// Collective over the mesh where the table says so, and blocks. The result has memory of its own,
+// but where the placements are those it has: then it is a view. Its gradient comes back in the
+// placements that the tensor has, Replicate where they are Partial. InvalidArgument as distribute()
+// says, but Partial is allowed.
+[[nodiscard]] at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements);
+
 // All of it, as a plain tensor on every rank. Collective where something is not Replicate.
 [[nodiscard]] at::Tensor full_tensor(const at::Tensor& tensor);
 

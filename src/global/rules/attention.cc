@@ -1,7 +1,7 @@
 // Scaled dot-product attention: rows and heads may be cut, features not; tokens of queries, keys
 // and values may be cut in the same way.
 #include "global/ring_attention.h"
-#include "global/rules/tables.h"
+#include "global/rule_line.h"
 
 #include <algorithm>
 

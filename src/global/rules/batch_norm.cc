@@ -1,7 +1,7 @@
 // Normalisation of channels over a batch. In training the statistics are of the whole batch: where
 // rows are cut, ranks add up theirs.
+#include "global/rule_line.h"
 #include "global/rules/dims.h"
-#include "global/rules/tables.h"
 
 #include <ATen/OpMathType.h>
 #include <ATen/ops/empty.h>

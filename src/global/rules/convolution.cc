@@ -1,7 +1,7 @@
 // Convolutions are cut by rows of the batch and by channels; pooling by both.
 #include "base/format.h"
+#include "global/rule_line.h"
 #include "global/rules/dims.h"
-#include "global/rules/tables.h"
 
 namespace lockstep::global {
 namespace {

@@ -1,6 +1,6 @@
 // Diagonals, windows of a dim, and padding.
+#include "global/rule_line.h"
 #include "global/rules/dims.h"
-#include "global/rules/tables.h"
 
 #include <cstdlib>
 

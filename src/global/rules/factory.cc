@@ -1,6 +1,6 @@
 // New tensors of a global one's kind.
+#include "global/rule_line.h"
 #include "global/rules/dims.h"
-#include "global/rules/tables.h"
 #include "global/spec.h"
 
 namespace lockstep::global {

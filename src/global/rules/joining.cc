@@ -1,6 +1,6 @@
 // Joining tensors and cutting them in pieces.
+#include "global/rule_line.h"
 #include "global/rules/dims.h"
-#include "global/rules/tables.h"
 
 namespace lockstep::global {
 namespace {

@@ -1,8 +1,8 @@
 // Losses that compare two tensors element by element, and reduce what they find.
 #include "base/check.h"
 #include "base/format.h"
+#include "global/rule_line.h"
 #include "global/rules/dims.h"
-#include "global/rules/tables.h"
 
 #include <ATen/OpMathType.h>
 #include <ATen/core/Reduction.h>

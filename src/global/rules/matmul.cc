@@ -1,5 +1,4 @@
 #include "global/rule_line.h"
-#include "global/rules/tables.h"
 
 #include <algorithm>
 

@@ -1,8 +1,8 @@
 // The negative log-likelihood of classes. Rows may be cut, and so may classes: a rank then looks up
 // the targets that are among its classes.
 #include "base/check.h"
+#include "global/rule_line.h"
 #include "global/rules/dims.h"
-#include "global/rules/tables.h"
 
 #include <ATen/OpMathType.h>
 #include <ATen/core/Reduction.h>

@@ -1,6 +1,6 @@
 #include "base/format.h"
+#include "global/rule_line.h"
 #include "global/rules/dims.h"
-#include "global/rules/tables.h"
 
 namespace lockstep::global {
 namespace {

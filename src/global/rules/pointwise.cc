@@ -1,7 +1,7 @@
 #include "base/check.h"
 #include "base/format.h"
+#include "global/rule_line.h"
 #include "global/rules/dims.h"
-#include "global/rules/tables.h"
 
 #include <ATen/ops/empty_like.h>
 #include <c10/util/StringUtil.h>

@@ -1,8 +1,8 @@
 // Random operations draw the numbers of the whole tensor on every rank, in the order in which one
 // process does, and keep this rank's: generators in the same state give the same values, and these
 // are compared.
+#include "global/rule_line.h"
 #include "global/rules/dims.h"
-#include "global/rules/tables.h"
 #include "global/space.h"
 
 #include <ATen/Context.h>

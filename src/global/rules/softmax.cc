@@ -1,6 +1,6 @@
 // Softmax along a dim: where it is cut, ranks exchange the largest element and the sum of each row.
+#include "global/rule_line.h"
 #include "global/rules/dims.h"
-#include "global/rules/tables.h"
 
 #include <ATen/OpMathType.h>
 #include <ATen/ops/amax.h>

@@ -1,5 +1,5 @@
+#include "global/rule_line.h"
 #include "global/rules/dims.h"
-#include "global/rules/tables.h"
 
 #include <lockstep/layout/box.h>
 

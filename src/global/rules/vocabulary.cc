@@ -1,7 +1,7 @@
 // The gradient of an embedding table whose rows are cut over ranks, as tensor parallelism cuts a
 // vocabulary.
+#include "global/rule_line.h"
 #include "global/rules/dims.h"
-#include "global/rules/tables.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/embedding_dense_backward.h>

@@ -3,7 +3,6 @@
 #include "base/check.h"
 #include "global/space.h"
 
-#include <lockstep/global/redistribute.h>
 #include <lockstep/global/tensor.h>
 
 #include <ATen/ops/tensor.h>

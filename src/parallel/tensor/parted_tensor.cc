@@ -3,9 +3,9 @@
 #include "base/check.h"
 #include "dispatch/key.h"
 #include "dispatch/parts/part_record.h"
-#include "global/cut.h"
 #include "global/global_tensor.h"
 #include "global/space.h"
+#include "global/spec.h"
 #include "parallel/tensor/parts_node.h"
 
 #include <lockstep/dispatch/deferral.h>

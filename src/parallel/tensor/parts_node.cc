@@ -6,7 +6,6 @@
 #include "global/global_tensor.h"
 #include "parallel/tensor/parted_tensor.h"
 
-#include <lockstep/global/redistribute.h>
 #include <lockstep/global/tensor.h>
 
 #include <ATen/core/grad_mode.h>

@@ -1,9 +1,8 @@
 #include "parallel/tensor/token_exchange.h"
 
-#include "global/cut.h"
+#include "global/spec.h"
 
 #include <lockstep/comm/functional.h>
-#include <lockstep/global/redistribute.h>
 #include <lockstep/global/tensor.h>
 
 #include <ATen/core/grad_mode.h>

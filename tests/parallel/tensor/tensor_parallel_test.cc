@@ -2,7 +2,7 @@
 // Handle like others.
 #include <lockstep/parallel/parallelize.h>
 
-#include <lockstep/global/redistribute.h>
+#include <lockstep/global/tensor.h>
 #include <lockstep/module/state_dict.h>
 #include <lockstep/parallel/sharded/deferred.h>
 

@@ -4,7 +4,7 @@
 
 #include "parallel/tensor/support.h"
 
-#include <lockstep/global/redistribute.h>
+#include <lockstep/global/tensor.h>
 
 #include <optional>
 

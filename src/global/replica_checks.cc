@@ -1,5 +1,6 @@
-#include "global/plain_check.h"
+#include "global/replica_checks.h"
 
+#include "base/fingerprint.h"
 #include "base/format.h"
 
 #include <lockstep/base/error.h>
@@ -12,12 +13,24 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <string>
 
 namespace lockstep::global {
 namespace {
 
 constexpr std::uint64_t first_ones = 8;
 constexpr double rounding = 1e-5;  // of sums of numbers, as a part of the sum of their magnitudes
+
+bool is_power_of_two_or_zero(std::uint64_t number) { return (number & (number - 1)) == 0; }
+
+// One row per rank. `own` and the result are in host memory.
+at::Tensor rows_of_ranks(const at::Tensor& own, c10::Device device, Group& group,
+                         std::string_view tag) {
+  if (group.backend() != "nccl") device = at::kCPU;
+  at::Tensor all = at::empty({group.size(), own.size(0)}, own.options().device(device));
+  group.all_gather(all, own.to(device), {.tag = tag}).wait();
+  return all.cpu();
+}
 
 // Sums that tell tensors apart, and how large they may be: exact for integers.
 std::array<double, 3> sums_of(const at::Tensor& tensor) {
@@ -33,24 +46,26 @@ bool are_equal(double one, double other, double tolerance) {
          std::abs(one - other) <= tolerance;
 }
 
+std::int64_t fingerprint_of(at::Generator& generator) {
+  const at::Tensor state = generator.get_state();
+  const auto* bytes = static_cast<const char*>(state.const_data_ptr());
+  return static_cast<std::int64_t>(fingerprint(std::string_view(bytes, state.nbytes())));
+}
+
 }  // namespace
 
 void PlainCheck::look(const at::Tensor& tensor, std::string_view operation, Group& group) {
   const std::uint64_t number = count_++;
-  if (number >= first_ones && (number & (number - 1)) != 0) return;
+  if (number >= first_ones && !is_power_of_two_or_zero(number)) return;
   const bool has_values = (tensor.is_cpu() || tensor.is_cuda()) &&
                           tensor.layout() == at::kStrided && !tensor.is_complex() &&
                           !tensor.is_quantized();
   if (group.size() == 1 || !has_values) return;
   at::NoGradGuard no_grad;
   const std::array<double, 3> mine = sums_of(tensor);
-  at::Tensor own = at::empty({3}, at::kDouble), all = at::empty({group.size(), 3}, at::kDouble);
+  at::Tensor own = at::empty({3}, at::kDouble);
   std::ranges::copy(mine, own.data_ptr<double>());
-  const bool on_host = group.backend() != "nccl";
-  at::Tensor gathered = on_host ? all : all.to(tensor.device());
-  group.all_gather(gathered, on_host ? own : own.to(tensor.device()), {.tag = "plain tensors"})
-      .wait();
-  all = gathered.cpu();
+  const at::Tensor all = rows_of_ranks(own, tensor.device(), group, "plain tensors");
   const auto* sums = all.const_data_ptr<double>();
   const bool is_exact = at::isIntegralType(tensor.scalar_type(), /*includeBool=*/true);
   for (int rank = 1; rank < group.size(); ++rank) {
@@ -63,6 +78,33 @@ void PlainCheck::look(const at::Tensor& tensor, std::string_view operation, Grou
         "together need the same batch",
         operation, c10::toString(tensor.scalar_type()), c10::str(tensor.sizes()), rank));
   }
+}
+
+void GeneratorCheck::look(at::Generator generator, std::string_view operation, Group& group) {
+  if (group.size() == 1) return;
+  std::int64_t state = 0;
+  {
+    std::lock_guard lock(mutex_);
+    std::lock_guard drawing(generator.mutex());
+    const std::uint64_t seed = generator.current_seed();
+    if (seed != seed_) count_ = 0;
+    seed_ = seed;
+    const std::uint64_t number = count_++;
+    if (!is_power_of_two_or_zero(number)) return;
+    state = fingerprint_of(generator);
+  }
+  at::NoGradGuard no_grad;
+  at::Tensor own = at::empty({1}, at::kLong);
+  *own.mutable_data_ptr<std::int64_t>() = state;
+  const at::Tensor all = rows_of_ranks(own, at::kCUDA, group, "states of generators");
+  const auto* states = all.const_data_ptr<std::int64_t>();
+  for (int rank = 1; rank < group.size(); ++rank)
+    if (states[rank] != states[0])
+      throw Mismatch(
+          formatted("{}: expected generators in the same state on all ranks that compute one model "
+                    "together, found another on rank {} than on rank 0; seed them alike, by "
+                    "torch::manual_seed()",
+                    operation, rank));
 }
 
 }  // namespace lockstep::global

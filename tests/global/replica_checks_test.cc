@@ -1,6 +1,5 @@
 // Ranks whose generators are in other states draw other numbers, which is an error on all of them.
 #include <lockstep/base/error.h>
-#include <lockstep/global/redistribute.h>
 #include <lockstep/global/tensor.h>
 
 #include "support/messages.h"

@@ -1,0 +1,45 @@
+// Checks that ranks which compute one model together use equal plain tensors and equal random
+// numbers. Without them a difference between ranks makes wrong numbers and no error.
+#pragma once
+
+#include <lockstep/comm/group.h>
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <string_view>
+
+namespace lockstep::global {
+
+// Compares plain tensors that count as replicated.
+class PlainCheck {
+ public:
+  // Call before an operation on global tensors reads the plain `tensor`. Compares the first few
+  // tensors over the group, and then each whose number is a power of two: these calls are
+  // collective. Throws Mismatch on all ranks if integers differ, or if floating-point numbers
+  // differ by more than rounding. Thread-safe.
+  void look(const at::Tensor& tensor, std::string_view operation, Group& group);
+
+ private:
+  std::atomic<std::uint64_t> count_ = 0;
+};
+
+// Compares the states of generators: random operations on global tensors draw the same numbers on
+// every rank (rules/random.cc).
+class GeneratorCheck {
+ public:
+  // Call before an operation draws from `generator`. Compares the first draw after each seeding
+  // over the group, and then each whose number is a power of two: these calls are collective.
+  // Throws Mismatch on all ranks if states differ. If one rank alone seeds its generator, it makes
+  // a call that the others do not make, and their next call reports that. Thread-safe.
+  void look(at::Generator generator, std::string_view operation, Group& group);
+
+ private:
+  std::mutex mutex_;
+  std::uint64_t count_ = 0, seed_ = 0;
+};
+
+}  // namespace lockstep::global
