@@ -23,8 +23,9 @@ std::uint64_t word_of(const void* pointer) { return reinterpret_cast<std::uintpt
 
 }  // namespace
 
-Arguments::Arguments(const Operation& operation, std::span<c10::IValue> values, Space& space)
-    : operation_(operation), space_(space) {
+Arguments::Arguments(const Operation& operation, std::span<c10::IValue> values,
+                     MeshContext& context)
+    : operation_(operation), context_(context) {
   key.add(word_of(&operation));
   for (std::size_t i = 0; i < values.size(); ++i) {
     auto argument = static_cast<int>(i);
@@ -49,13 +50,13 @@ void Arguments::add(at::Tensor tensor, int argument, int element, bool written) 
       tensors.emplace_back(TensorArgument{std::move(tensor), global, argument, element, written})
           .tensor;
   if (global != nullptr) {
-    if (global->spec->space != &space_) {
-      is_mixed = global->spec->space->has_ranks_of(space_);
+    if (global->spec->context != &context_) {
+      is_mixed = global->spec->context->has_ranks_of(context_);
       if (is_mixed) return;
       throw InvalidArgument(formatted(
           "{}: expected tensors of one mesh, found mesh {} and another mesh {}; full_tensor() and "
           "distribute() bring a tensor from one to the other",
-          operation_.name, space_.name(), global->spec->space->name()));
+          operation_.name, context_.name(), global->spec->context->name()));
     }
     key.add(global_mark);
     return key.add(word_of(global->spec.get()));
@@ -103,13 +104,13 @@ void Arguments::add_value(const c10::IValue& value, int argument, bool written, 
   key.can_be_remembered = false;
 }
 
-// Once it is known that the space is the right one.
+// Once it is known that the context is the right one.
 void Arguments::take_plain() const {
-  const bool is_allowed = space_.options.load().replicate_plain;
+  const bool is_allowed = context_.options.load().replicate_plain;
   for (const TensorArgument& one : tensors) {
     if (one.global != nullptr || (one.tensor.dim() == 0 && !one.written)) continue;
     if (!is_allowed || one.written) refuse_plain(one);
-    space_.plain_check.look(one.tensor, operation_.name, space_.all());
+    context_.plain_check.look(one.tensor, operation_.name, context_.all());
   }
 }
 
@@ -119,14 +120,14 @@ void Arguments::give_back(std::span<c10::IValue> values) {
 }
 
 void Arguments::refuse_plain(const TensorArgument& plain) const {
-  check_is_possible(operation_, *this, space_);  // no other tensor would do
+  check_is_possible(operation_, *this, context_);  // no other tensor would do
   throw InvalidArgument(formatted(
       "{}: expected global tensors on mesh {}, found a plain {} tensor of sizes {} as argument {}; "
       "distribute() makes it global, and set_global_options(mesh, {{.replicate_plain = true}}) "
       "lets "
       "plain tensors count as replicated where they are only read; the mesh of a model is "
       "that of its parameters, mesh_of()",
-      operation_.name, space_.name(), c10::toString(plain.tensor.scalar_type()),
+      operation_.name, context_.name(), c10::toString(plain.tensor.scalar_type()),
       c10::str(plain.tensor.sizes()), plain.argument));
 }
 

@@ -1,4 +1,4 @@
-// The tensors among the arguments of one call, and what of all arguments a decision depends on.
+// The tensors among the arguments of one call, and the key by which its decision is remembered.
 #pragma once
 
 #include "dispatch/call.h"
@@ -38,17 +38,17 @@ struct TensorArgument {
 };
 
 struct Arguments {
-  // Takes the tensors that are in no list out of `values`. InvalidArgument for tensors of several
-  // meshes, and for plain ones that are not allowed.
-  Arguments(const Operation& operation, std::span<c10::IValue> values, Space& space);
+  // Moves the tensors that are in no list out of `values`. Throws InvalidArgument for tensors of
+  // several meshes, and for plain tensors that are not allowed.
+  Arguments(const Operation& operation, std::span<c10::IValue> values, MeshContext& context);
 
   // Puts them back.
   void give_back(std::span<c10::IValue> values);
 
   c10::SmallVector<TensorArgument, 6> tensors;
   bool has_list = false;
-  // One tensor at least is of another space on the same ranks: they are to be brought together, and
-  // there is no key.
+  // At least one tensor belongs to another context on the same ranks. The caller must bring the
+  // tensors together; there is no key.
   bool is_mixed = false;
   Key key;
 
@@ -59,18 +59,18 @@ struct Arguments {
   [[noreturn]] void refuse_plain(const TensorArgument& plain) const;
 
   const Operation& operation_;
-  Space& space_;
+  MeshContext& context_;
   bool has_plain_ = false;  // of one dim or more, or written
 };
 
-// "[Shard(0)], [Replicate]": of the tensors, for messages.
+// "[Shard(0)], [Replicate]", for messages.
 [[nodiscard]] std::string describe_placements(const Arguments& arguments);
 
-// Puts tensors[i] in the place of arguments.tensors[i]; `values` are all arguments.
+// Puts tensors[i] in the place of arguments.tensors[i]. `values` are all arguments of the call.
 void put_tensors(const Arguments& arguments, std::span<const at::Tensor> tensors,
                  std::span<c10::IValue> values);
 
-// One after the other; those of no value are undefined.
+// All tensors in `values`, those of lists included, in order.
 [[nodiscard]] std::vector<at::Tensor> tensors_in(std::span<const c10::IValue> values);
 
 }  // namespace lockstep::global

@@ -5,6 +5,7 @@
 #include "dispatch/key.h"
 #include "global/convert.h"
 #include "global/global_tensor.h"
+#include "global/local_values.h"
 
 #include <lockstep/global/tensor.h>
 
@@ -60,8 +61,8 @@ PlacementList of_gradient(PlacementList placements) {
 // Strides are row-major whatever those of `local` are: ranks whose shards have one element in a dim
 // could read others from theirs.
 SpecPtr with(const Spec& spec, const PlacementList& placements, const at::Tensor& local) {
-  return spec.space->spec(placements, spec.sizes, row_major_strides(spec.sizes),
-                          local.scalar_type(), local.device());
+  return spec.context->spec(placements, spec.sizes, row_major_strides(spec.sizes),
+                            local.scalar_type(), local.device());
 }
 
 // The same memory, whose writes count for both.
@@ -141,14 +142,15 @@ struct ToLocal : Function<ToLocal> {
 
 // The first rank's values.
 at::Tensor values_of_first(const at::Tensor& tensor, const Spec& spec) {
-  Space& space = *spec.space;
+  MeshContext& mesh_context = *spec.context;
   at::Tensor whole = tensor.contiguous();
-  if (space.all().size() > 1 && whole.numel() > 0) {
+  if (mesh_context.all().size() > 1 && whole.numel() > 0) {
     if (whole.is_same(tensor) || same_memory(whole, tensor)) whole = whole.clone();
-    space.all().broadcast(whole, 0, {.tag = "distribute"}).wait();
-    std::lock_guard lock(space.traffic_mutex);
-    ++space.traffic.broadcasts;
-    if (!space.all().is_root()) space.traffic.bytes += static_cast<std::int64_t>(whole.nbytes());
+    mesh_context.all().broadcast(whole, 0, {.tag = "distribute"}).wait();
+    std::lock_guard lock(mesh_context.traffic_mutex);
+    ++mesh_context.traffic.broadcasts;
+    if (!mesh_context.all().is_root())
+      mesh_context.traffic.bytes += static_cast<std::int64_t>(whole.nbytes());
   }
   return whole;
 }
@@ -156,16 +158,18 @@ at::Tensor values_of_first(const at::Tensor& tensor, const Spec& spec) {
 struct Distribute : Function<Distribute> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor, const Mesh& mesh,
                             const PlacementList& placements) {
-    Space& space = Space::of(mesh);
-    SpecPtr all = space.spec(space.replicated(), tensor.sizes(), row_major_strides(tensor.sizes()),
-                             tensor.scalar_type(), tensor.device());
+    MeshContext& mesh_context = MeshContext::of(mesh);
+    SpecPtr all =
+        mesh_context.spec(mesh_context.replicated(), tensor.sizes(),
+                          row_major_strides(tensor.sizes()), tensor.scalar_type(), tensor.device());
     remember(context, mesh, all);
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     at::Tensor whole = values_of_first(tensor, *all);
     at::Tensor part = converted(whole, *all, placements);
     bool is_its_own = part.is_contiguous() && part.storage().nbytes() == part.nbytes();
     if (!is_its_own || same_memory(part, tensor)) part = part.clone(at::MemoryFormat::Contiguous);
-    return wrap(part, space.spec(placements, all->sizes, all->strides, all->dtype, all->device),
+    return wrap(part,
+                mesh_context.spec(placements, all->sizes, all->strides, all->dtype, all->device),
                 mesh);
   }
 
@@ -239,10 +243,6 @@ at::Tensor one_hot(const at::Tensor& classes, std::int64_t count) {
   std::vector<std::int64_t> sizes = classes.sizes().vec();
   sizes.push_back(count);
   return classes.new_zeros(sizes).scatter(-1, classes.unsqueeze(-1), 1);
-}
-
-at::Tensor plain(const at::Tensor& tensor) {
-  return global_of(tensor) == nullptr ? tensor : full_tensor(tensor);
 }
 
 // LibTorch's own reads the memory of its argument from 2.15 on.

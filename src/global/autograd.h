@@ -1,4 +1,5 @@
-// The ways into global tensors, out of them and between placements, with their gradients.
+// The differentiable ways into global tensors, out of them and between placements; and gradient
+// formulas of LibTorch that work on global tensors only after a change.
 #pragma once
 
 #include "global/spec.h"
@@ -9,15 +10,15 @@
 
 namespace lockstep::global {
 
-// Arguments are checked.
+// The caller has checked the arguments.
 [[nodiscard]] at::Tensor distributed(const at::Tensor& tensor, const Mesh& mesh,
                                      const PlacementList& placements);
 [[nodiscard]] at::Tensor redistributed(const at::Tensor& tensor, const PlacementList& placements);
 [[nodiscard]] at::Tensor from_local(const at::Tensor& local, const Mesh& mesh, const SpecPtr& spec);
 [[nodiscard]] at::Tensor to_local(const at::Tensor& tensor);
 
-// Replaces these, for all tensors of the process, by the same ones that make tensors like the
-// gradient: global ones where it is global. Any thread, more than once.
+// Replaces formulas that make plain tensors of their own, for all tensors of the process, by the
+// same formulas with tensors like the gradient: global if it is global. Idempotent; thread-safe.
 void replace_formulas();
 
 }  // namespace lockstep::global

@@ -28,12 +28,12 @@ std::int64_t up(std::int64_t length, std::int64_t ranks) { return (length + rank
 class Chooser {
  public:
   Chooser(const Rule& rule, const RuleCall& call, std::span<const int> result_of_operand,
-          std::span<const AxisPlace> place, const Wishes& wishes)
+          std::span<const AxisPlace> place, const PlacementHints& hints)
       : rule_(rule),
         call_(call),
         result_of_operand_(result_of_operand),
         place_(place),
-        wishes_(wishes),
+        hints_(hints),
         ranks_cutting_(rule.labels.size(), 1) {}
 
   Chosen run() {
@@ -115,8 +115,8 @@ class Chooser {
   }
 
   [[nodiscard]] bool is_sequence(std::size_t operand, Placement placement) const {
-    return wishes_.sequence_dim >= 0 && wishes_.sequence_axis == static_cast<int>(axis_) &&
-           call_.dim(operand) == 3 && placement.is_shard_of(wishes_.sequence_dim);
+    return hints_.sequence_dim >= 0 && hints_.sequence_axis == static_cast<int>(axis_) &&
+           call_.dim(operand) == 3 && placement.is_shard_of(hints_.sequence_dim);
   }
 
   // Rows for a product of matrices: gathered here, where autograd sees it, so that forward and
@@ -266,8 +266,8 @@ class Chooser {
   [[nodiscard]] double cost_of_result(const RuleChoice& choice) const {
     if (!rule_.is_gradient_of_table) return 0;
     const auto& sizes = rule_.results[0].sizes;
-    const auto table = std::ranges::find(wishes_.tables, sizes, &Wishes::Table::sizes);
-    if (table == wishes_.tables.end()) return 0;
+    const auto table = std::ranges::find(hints_.tables, sizes, &PlacementHints::Table::sizes);
+    if (table == hints_.tables.end()) return 0;
     const double bytes = static_cast<double>(layout::numel_of(sizes)) *
                          static_cast<double>(c10::elementSize(call_.operands()[0].dtype));
     const Placement now = choice.results[0], wanted = table->placements[axis_];
@@ -306,7 +306,7 @@ class Chooser {
   const RuleCall& call_;
   std::span<const int> result_of_operand_;
   std::span<const AxisPlace> place_;
-  const Wishes& wishes_;
+  const PlacementHints& hints_;
   std::size_t axis_ = 0;
   Chosen chosen_;                            // of the axes before this one
   std::vector<std::int64_t> ranks_cutting_;  // by label, of the axes before this one
@@ -316,8 +316,8 @@ class Chooser {
 }  // namespace
 
 Chosen choose(const Rule& rule, const RuleCall& call, std::span<const int> result_of_operand,
-              std::span<const AxisPlace> place, const Wishes& wishes) {
-  return Chooser(rule, call, result_of_operand, place, wishes).run();
+              std::span<const AxisPlace> place, const PlacementHints& hints) {
+  return Chooser(rule, call, result_of_operand, place, hints).run();
 }
 
 }  // namespace lockstep::global

@@ -1,7 +1,7 @@
-// Which of the placements that a rule allows are taken for one call.
+// choose(): the cheapest of the placements that a rule allows for one call.
 #pragma once
 
-#include "global/space.h"
+#include "global/mesh_context.h"
 #include "global/spec.h"
 
 #include <lockstep/global/rule.h>
@@ -16,10 +16,11 @@ struct Chosen {
   std::vector<PlacementList> results;
 };
 
-// Depends on nothing that differs between ranks. `results_of` has, for each written operand, the
-// result that is the same tensor, and -1 for others. Error when nothing can be reached.
+// The choice is the same on all ranks. `result_of_operand` has, for each written operand, the number
+// of the result that is the same tensor, and -1 for other operands. Throws InvalidArgument if no
+// choice can be reached.
 [[nodiscard]] Chosen choose(const Rule& rule, const RuleCall& call,
                             std::span<const int> result_of_operand,
-                            std::span<const AxisPlace> place, const Wishes& wishes);
+                            std::span<const AxisPlace> place, const PlacementHints& hints);
 
 }  // namespace lockstep::global

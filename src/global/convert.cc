@@ -2,7 +2,7 @@
 
 #include "base/check.h"
 #include "dispatch/memory.h"
-#include "global/space.h"
+#include "global/mesh_context.h"
 #include "global/spec.h"
 
 #include <ATen/ops/cat.h>
@@ -25,12 +25,12 @@ using Counts = std::vector<std::int64_t>;
 constexpr std::string_view tag = "global tensor";
 
 // Blocks, and counts for how long.
-void wait(Space& space, Work work) {
+void wait(MeshContext& context, Work work) {
   const auto begin = std::chrono::steady_clock::now();
   work.wait();
   const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
-  std::lock_guard lock(space.traffic_mutex);
-  space.seconds_waited += waited.count();
+  std::lock_guard lock(context.traffic_mutex);
+  context.seconds_waited += waited.count();
 }
 
 std::int64_t sum_of(const Counts& counts) {
@@ -49,7 +49,10 @@ at::Tensor joined_flat(const std::vector<at::Tensor>& pieces) {
 class Conversion {
  public:
   Conversion(at::Tensor local, const Spec& spec)
-      : space_(*spec.space), sizes_(spec.sizes), now_(spec.placements), local_(std::move(local)) {}
+      : context_(*spec.context),
+        sizes_(spec.sizes),
+        now_(spec.placements),
+        local_(std::move(local)) {}
 
   at::Tensor run(std::span<const Placement> to) {
     int axes = static_cast<int>(now_.size());
@@ -66,10 +69,10 @@ class Conversion {
  private:
   [[nodiscard]] Placement now(int axis) const { return now_[static_cast<std::size_t>(axis)]; }
   [[nodiscard]] int ranks(int axis) const {
-    return space_.place()[static_cast<std::size_t>(axis)].size;
+    return context_.place()[static_cast<std::size_t>(axis)].size;
   }
   [[nodiscard]] int rank(int axis) const {
-    return space_.place()[static_cast<std::size_t>(axis)].coordinate;
+    return context_.place()[static_cast<std::size_t>(axis)].coordinate;
   }
 
   // Whether an axis before this one takes or leaves the dim that this one cuts.
@@ -119,9 +122,9 @@ class Conversion {
   }
 
   void count(std::int64_t Traffic::*calls, std::int64_t received) {
-    std::lock_guard lock(space_.traffic_mutex);
-    ++(space_.traffic.*calls);
-    space_.traffic.bytes += received * static_cast<std::int64_t>(local_.element_size());
+    std::lock_guard lock(context_.traffic_mutex);
+    ++(context_.traffic.*calls);
+    context_.traffic.bytes += received * static_cast<std::int64_t>(local_.element_size());
   }
 
   void gather(int axis) {
@@ -130,7 +133,7 @@ class Conversion {
     std::int64_t total = sum_of(all);
     at::Tensor buffer = at::empty({total}, local_.options());
     if (total > 0) {
-      wait(space_, space_.group(axis).all_gather(buffer, flat(local_), all, {.tag = tag}));
+      wait(context_, context_.group(axis).all_gather(buffer, flat(local_), all, {.tag = tag}));
       count(&Traffic::all_gathers, total - local_.numel());
     }
     local_ = join(pieces(axis, shard, buffer, local_, all), shard, length(shard.dim(), axis));
@@ -138,7 +141,7 @@ class Conversion {
 
   void reduce(int axis) {
     local_ = local_.clone(at::MemoryFormat::Contiguous);
-    all_reduce(space_, axis, local_, now(axis).op());
+    all_reduce(context_, axis, local_, now(axis).op());
   }
 
   void reduce_scatter(int axis, Placement shard) {
@@ -150,9 +153,9 @@ class Conversion {
     if (local_.numel() > 0) {
       bool lies_so = shard.dim() == 0 && shard.parts() == 1 && !shard.is_zigzag();
       at::Tensor input = lies_so ? flat(local_) : joined_flat(parts);
-      wait(space_,
-           space_.group(axis).reduce_scatter(result.view({-1}), input, counts(axis, shard, local_),
-                                             now(axis).op(), {.tag = tag}));
+      wait(context_, context_.group(axis).reduce_scatter(result.view({-1}), input,
+                                                         counts(axis, shard, local_),
+                                                         now(axis).op(), {.tag = tag}));
       std::int64_t n = ranks(axis);
       count(&Traffic::reduce_scatters, local_.numel() * (n - 1) / n);
     }
@@ -171,8 +174,8 @@ class Conversion {
     Counts received = counts(axis, from, mine);
     at::Tensor buffer = at::empty({sum_of(received)}, local_.options());
     if (anybody_has_elements(axis, from)) {
-      wait(space_, space_.group(axis).all_to_all(buffer, joined_flat(outgoing), received, sent,
-                                                 {.tag = tag}));
+      wait(context_, context_.group(axis).all_to_all(buffer, joined_flat(outgoing), received, sent,
+                                                     {.tag = tag}));
       count(&Traffic::all_to_alls, buffer.numel() - mine.numel());
     }
     local_ = join(pieces(axis, from, buffer, mine, received), from, length(from.dim(), axis));
@@ -231,7 +234,7 @@ class Conversion {
     if (to.is_partial()) make_partial(axis, to.op());
   }
 
-  Space& space_;
+  MeshContext& context_;
   Dims sizes_;
   PlacementList now_;
   at::Tensor local_;
@@ -244,13 +247,13 @@ at::Tensor converted(const at::Tensor& local, const Spec& spec, std::span<const 
   return Conversion(local, spec).run(to);
 }
 
-void all_reduce(Space& space, int axis, const at::Tensor& tensor, Op op) {
+void all_reduce(MeshContext& context, int axis, const at::Tensor& tensor, Op op) {
   if (tensor.numel() == 0) return;
-  wait(space, space.group(axis).all_reduce(tensor, op, {.tag = tag}));
-  std::int64_t n = space.place()[static_cast<std::size_t>(axis)].size;
-  std::lock_guard lock(space.traffic_mutex);
-  ++space.traffic.all_reduces;
-  space.traffic.bytes += 2 * static_cast<std::int64_t>(tensor.nbytes()) * (n - 1) / n;
+  wait(context, context.group(axis).all_reduce(tensor, op, {.tag = tag}));
+  std::int64_t n = context.place()[static_cast<std::size_t>(axis)].size;
+  std::lock_guard lock(context.traffic_mutex);
+  ++context.traffic.all_reduces;
+  context.traffic.bytes += 2 * static_cast<std::int64_t>(tensor.nbytes()) * (n - 1) / n;
 }
 
 double cost_of(Placement from, Placement to, int ranks, double bytes) {

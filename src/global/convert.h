@@ -1,5 +1,4 @@
-// Conversions of local tensors from placements to placements, by the table of
-// lockstep/global/redistribute.h.
+// Conversion of a local tensor to other placements, by the table of lockstep/global/tensor.h.
 #pragma once
 
 #include "global/spec.h"
@@ -10,17 +9,17 @@
 
 namespace lockstep::global {
 
-// What this rank has in `to` of the tensor of which it has `local` by `spec`. Collective; a view of
-// `local` where that is enough.
+// Converts this rank's part `local` of a tensor with `spec` to the placements `to`. Collective. The
+// result is a view of `local` if no rank needs other elements.
 [[nodiscard]] at::Tensor converted(const at::Tensor& local, const Spec& spec,
                                    std::span<const Placement> to);
 
-// In place along an axis, counted. Collective over the axis.
-void all_reduce(Space& space, int axis, const at::Tensor& tensor, Op op);
+// An all_reduce in place along an axis, counted in traffic(). Collective over the axis.
+void all_reduce(MeshContext& context, int axis, const at::Tensor& tensor, Op op);
 
-// What one conversion along an axis of `ranks` ranks costs for a tensor of `bytes` along it: bytes
-// that a rank receives, and what stands for the work of filling memory. Negative: never chosen for
-// an operation's arguments.
+// The cost of one conversion of a tensor of `bytes` along an axis of `ranks` ranks: the bytes that a
+// rank receives, plus an estimate for filling memory. Negative if the conversion must not be chosen
+// for an operation's arguments.
 [[nodiscard]] double cost_of(Placement from, Placement to, int ranks, double bytes);
 
 }  // namespace lockstep::global

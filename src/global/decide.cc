@@ -19,10 +19,10 @@
 namespace lockstep::global {
 namespace {
 
-std::vector<RuleOperand> operands_of(const Arguments& arguments, const Space& space) {
+std::vector<RuleOperand> operands_of(const Arguments& arguments, const MeshContext& context) {
   std::vector<RuleOperand> operands;
   for (const TensorArgument& one : arguments.tensors) {
-    PlacementList now = one.global != nullptr ? one.global->spec->placements : space.replicated();
+    PlacementList now = one.global != nullptr ? one.global->spec->placements : context.replicated();
     operands.push_back({.argument = one.argument,
                         .element = one.element,
                         .written = one.written,
@@ -122,8 +122,8 @@ Rule replicate_all(const RuleCall& call) {
 }
 
 std::vector<std::int64_t> local_of(at::IntArrayRef sizes, const PlacementList& placements,
-                                   const Space& space) {
-  Dims local = local_sizes(sizes, placements, space.place());
+                                   const MeshContext& context) {
+  Dims local = local_sizes(sizes, placements, context.place());
   return {local.begin(), local.end()};
 }
 
@@ -136,24 +136,24 @@ at::Tensor part_of(at::Tensor whole, const Placements& placements,
 }
 
 void finish(const Rule& rule, const RuleCall& call, const Chosen& chosen,
-            const c10::OperatorHandle& handle, Space& space, Decision& decision) {
+            const c10::OperatorHandle& handle, MeshContext& context, Decision& decision) {
   if (!rule.finish) return;
   RulePlan plan;
-  plan.space = &space;
+  plan.context = &context;
   plan.operation = [handle](torch::jit::Stack& stack) { handle.callBoxed(stack); };
-  plan.part_of = [&space](const at::Tensor& whole, const Placements& placements) {
-    return part_of(whole, placements, space.place());
+  plan.part_of = [&context](const at::Tensor& whole, const Placements& placements) {
+    return part_of(whole, placements, context.place());
   };
-  plan.all_reduce = [&space](int axis, const at::Tensor& tensor, Op op) {
-    all_reduce(space, axis, tensor, op);
+  plan.all_reduce = [&context](int axis, const at::Tensor& tensor, Op op) {
+    all_reduce(context, axis, tensor, op);
   };
   for (std::size_t i = 0; i < call.size(); ++i) {
     plan.operands.emplace_back(chosen.operands[i].begin(), chosen.operands[i].end());
-    plan.local_operands.push_back(local_of(call.sizes(i), chosen.operands[i], space));
+    plan.local_operands.push_back(local_of(call.sizes(i), chosen.operands[i], context));
   }
   for (std::size_t i = 0; i < rule.results.size(); ++i) {
     plan.results.emplace_back(chosen.results[i].begin(), chosen.results[i].end());
-    plan.local_results.push_back(local_of(rule.results[i].sizes, chosen.results[i], space));
+    plan.local_results.push_back(local_of(rule.results[i].sizes, chosen.results[i], context));
   }
   rule.finish(plan);
   decision.replaced = std::move(plan.replaced);
@@ -167,18 +167,18 @@ struct Outcome {
 };
 
 Outcome choose_for_all(const Operation& operation, const Rule& rule, const RuleCall& call,
-                       const Space& space) {
+                       const MeshContext& context) {
   Outcome outcome{
-      choose(rule, call, results_of_operands(operation, call), space.place(), space.wishes),
+      choose(rule, call, results_of_operands(operation, call), context.place(), context.hints),
       rule.results};
   return outcome;
 }
 
 // A list operation: each element of its lists apart, with the tensors that are in no list.
 Outcome choose_for_elements(const Operation& operation, const RuleCall& call,
-                            const WholeResults& whole, const Space& space) {
+                            const WholeResults& whole, const MeshContext& context) {
   Outcome outcome;
-  outcome.chosen.operands.assign(call.size(), space.replicated());
+  outcome.chosen.operands.assign(call.size(), context.replicated());
   int elements = 0;
   for (const RuleOperand& one : call.operands()) elements = std::max(elements, one.element + 1);
   for (int element = 0; element < elements; ++element) {
@@ -194,7 +194,7 @@ Outcome choose_for_elements(const Operation& operation, const RuleCall& call,
     Rule rule = operation.rule(part);
     check_rule(rule, part);
     keep_linear_sets(rule, part, whole, static_cast<std::size_t>(element), 1);
-    Outcome of_part = choose_for_all(operation, rule, part, space);
+    Outcome of_part = choose_for_all(operation, rule, part, context);
     for (std::size_t i = 0; i < places.size(); ++i)
       outcome.chosen.operands[places[i]] = of_part.chosen.operands[i];
     if (operation.returns.empty()) continue;
@@ -206,22 +206,24 @@ Outcome choose_for_elements(const Operation& operation, const RuleCall& call,
 
 }  // namespace
 
-void check_is_possible(const Operation& operation, const Arguments& arguments, const Space& space) {
+void check_is_possible(const Operation& operation, const Arguments& arguments,
+                       const MeshContext& context) {
   check(operation.way != Operation::Way::refused,
         "{}: a global tensor has no memory of its own whose sizes, strides or offset it could read "
         "or set, found {} on mesh {}; use view(), reshape(), slice() or a new tensor",
-        operation.name, describe_placements(arguments), space.name());
+        operation.name, describe_placements(arguments), context.name());
   check(
-      operation.way == Operation::Way::rule || space.options.load().replicate_unknown,
+      operation.way == Operation::Way::rule || context.options.load().replicate_unknown,
       "{}: there is no rule for it on global tensors, found {} on mesh {}; {}; "
       "set_global_options(mesh, {{.replicate_unknown = true, .replicate_plain = true}}) runs it on "
       "replicated tensors; the mesh of a model is that of its parameters, mesh_of()",
-      operation.name, describe_placements(arguments), space.name(),
+      operation.name, describe_placements(arguments), context.name(),
       how_to_register(operation.name));
 }
 
-void check_gradient(const Operation& operation, const Arguments& arguments, const Space& space) {
-  if (!at::GradMode::is_enabled() || space.options.load().replicate_unknown) return;
+void check_gradient(const Operation& operation, const Arguments& arguments,
+                    const MeshContext& context) {
+  if (!at::GradMode::is_enabled() || context.options.load().replicate_unknown) return;
   bool requires_grad = std::ranges::any_of(
       arguments.tensors, [](const TensorArgument& one) { return one.tensor.requires_grad(); });
   check(
@@ -230,25 +232,25 @@ void check_gradient(const Operation& operation, const Arguments& arguments, cons
       "under NoGradGuard, register a rule for {}, or "
       "set_global_options(mesh, {{.replicate_unknown = true, .replicate_plain = true}}); the mesh "
       "of a model is that of its parameters, mesh_of()",
-      operation.name, operation.gradient, describe_placements(arguments), space.name(),
+      operation.name, operation.gradient, describe_placements(arguments), context.name(),
       operation.gradient);
 }
 
 DecisionPtr decide(const c10::OperatorHandle& handle, const Operation& operation,
                    const Arguments& arguments, std::span<const c10::IValue> values,
-                   const WholeResults& whole, Space& space) {
+                   const WholeResults& whole, MeshContext& context) {
   bool is_known = operation.way == Operation::Way::rule;
   if (!is_known) log_once(operation);
-  RuleCall call(operation.name, operands_of(arguments, space), values, operation.tensor_results);
+  RuleCall call(operation.name, operands_of(arguments, context), values, operation.tensor_results);
   Rule rule;
   Outcome outcome;
   if (operation.for_each_element) {
-    outcome = choose_for_elements(operation, call, whole, space);
+    outcome = choose_for_elements(operation, call, whole, context);
   } else {
     rule = is_known ? operation.rule(call) : replicate_all(call);
     check_rule(rule, call);
     keep_linear_sets(rule, call, whole, 0, whole ? whole->size() : 0);
-    outcome = choose_for_all(operation, rule, call, space);
+    outcome = choose_for_all(operation, rule, call, context);
   }
   const Chosen& chosen = outcome.chosen;
   std::vector<int> same = results_of_operands(operation, call);
@@ -266,7 +268,7 @@ DecisionPtr decide(const c10::OperatorHandle& handle, const Operation& operation
     decision->is_copy |= operation.is_view && one.converts;
     for (std::size_t axis = 0; axis < one.placements.size(); ++axis)
       decision->may_fail_alone |=
-          space.place()[axis].size > 1 && !one.placements[axis].is_replicate();
+          context.place()[axis].size > 1 && !one.placements[axis].is_replicate();
     decision->operands.push_back(std::move(one));
     if (const GlobalTensor* global = arguments.tensors[i].global)
       decision->keeps.push_back(global->spec);
@@ -276,7 +278,7 @@ DecisionPtr decide(const c10::OperatorHandle& handle, const Operation& operation
     decision->results.push_back({chosen.results[i], Dims(result.sizes.begin(), result.sizes.end()),
                                  Dims(result.strides.begin(), result.strides.end())});
   }
-  finish(rule, call, chosen, handle, space, *decision);
+  finish(rule, call, chosen, handle, context, *decision);
   decision->is_plain &= decision->replaced.empty();
   return decision;
 }

@@ -1,4 +1,4 @@
-// Making the decision for one call, and what follows from its first run.
+// Decision: how one operation runs on arguments of one kind; and Decisions, which remembers them.
 #pragma once
 
 #include "global/arguments.h"
@@ -24,7 +24,6 @@
 
 namespace lockstep::global {
 
-// How one operation runs on arguments of one kind.
 struct Decision final : c10::intrusive_ptr_target {
   struct Operand {
     PlacementList placements;  // in which the operation gets it
@@ -59,7 +58,7 @@ class Decisions {
   [[nodiscard]] DecisionPtr find(const Key& key);
   void add(const Key& key, DecisionPtr decision);
   void clear();
-  // Since the space was made: how many have been added.
+  // The number of decisions added so far, forgotten ones included.
   [[nodiscard]] std::int64_t added() const { return added_.load(std::memory_order_relaxed); }
 
  private:
@@ -67,20 +66,22 @@ class Decisions {
     std::size_t operator()(const Key& key) const { return key.hash; }
   };
   std::atomic<std::int64_t> added_{0};
-  std::atomic<std::uint64_t> generation_;  // another one after each clear(), and in each space
+  std::atomic<std::uint64_t> generation_;  // another one after each clear(), and in each context
   std::mutex mutex_;
   std::unordered_map<Key, DecisionPtr, Hash> all_;
 };
 
 // Throws InvalidArgument if global tensors cannot take part in the operation.
-void check_is_possible(const Operation& operation, const Arguments& arguments, const Space& space);
+void check_is_possible(const Operation& operation, const Arguments& arguments,
+                       const MeshContext& context);
 
-// Throws InvalidArgument if the operation's gradient will be asked for and has no rule. The answer
-// depends on more than the decision does: to be called each time.
-void check_gradient(const Operation& operation, const Arguments& arguments, const Space& space);
+// Throws InvalidArgument if the operation's gradient will be needed and has no rule. Call it for
+// each call of the operation: the answer depends on more than the decision does.
+void check_gradient(const Operation& operation, const Arguments& arguments,
+                    const MeshContext& context);
 
-// The results that LibTorch would give for whole tensors, without values; nothing where it does
-// not say. Throws InvalidArgument for arguments that are wrong for whole tensors, since they may be
+// The results that LibTorch would give for whole tensors, as meta tensors; std::nullopt if LibTorch
+// cannot say. Throws InvalidArgument for arguments that are wrong for whole tensors: they may be
 // right for a rank's parts.
 using WholeResults = std::optional<std::vector<at::Tensor>>;
 [[nodiscard]] WholeResults whole_results(const c10::OperatorHandle& handle,
@@ -90,10 +91,10 @@ using WholeResults = std::optional<std::vector<at::Tensor>>;
 // Throws InvalidArgument if no choice of the operation's rule can be reached.
 [[nodiscard]] DecisionPtr decide(const c10::OperatorHandle& handle, const Operation& operation,
                                  const Arguments& arguments, std::span<const c10::IValue> values,
-                                 const WholeResults& whole, Space& space);
+                                 const WholeResults& whole, MeshContext& context);
 
-// Strides of the results that are no arguments, as the operation would give them for whole tensors;
-// row-major where LibTorch does not say. InvalidArgument when the rule gives other sizes than it.
+// Strides of the new results, as the operation would give them for whole tensors; row-major if
+// LibTorch cannot say. Throws InvalidArgument if LibTorch gives other sizes than the rule.
 [[nodiscard]] std::vector<Dims> strides_of_results(const c10::OperatorHandle& handle,
                                                    const Decision& decision,
                                                    const WholeResults& whole);

@@ -1,8 +1,8 @@
-// What stands behind a global tensor on this rank.
+// GlobalTensor: the data behind a global tensor on this rank.
 #pragma once
 
 #include "dispatch/carrier.h"
-#include "global/space.h"
+#include "global/mesh_context.h"
 #include "global/spec.h"
 
 #include <lockstep/mesh/mesh.h>
@@ -32,10 +32,10 @@ class GlobalTensor final : public dispatch::Carrier {
 
   const at::Tensor local;
   const SpecPtr spec;
-  const Mesh mesh;  // keeps the space of `spec`
+  const Mesh mesh;  // keeps the context of `spec` alive
 
-  // A Partial tensor that an operation needed otherwise: reduced once, not by each such operation.
-  // Of one that is computed again in backward (maker()), the tensor itself has it from there.
+  // The result of reducing a Partial tensor, kept so that the second operation that needs it does
+  // not reduce again. A tensor that is computed again in backward (maker()) shares it.
   struct Reduced {
     std::mutex mutex;  // guards what follows
     PlacementList placements;
@@ -44,23 +44,23 @@ class GlobalTensor final : public dispatch::Carrier {
   };
   [[nodiscard]] std::shared_ptr<Reduced> reduced();
 
-  // The tensor whose memory it lies in: itself, or that of which it is a view.
+  // The tensor that owns the memory: the base if this is a view, else this.
   [[nodiscard]] GlobalTensor& owner() { return base_ ? *base_ : *this; }
   void set_base(GlobalTensor& base);
 
-  // It is a view of `base` that had to be redistributed to be made: neither sees what is written to
-  // the other. Views of it are such copies too.
+  // Marks this as a view of `base` that had to be redistributed, so that it is a copy: neither sees
+  // writes to the other. Views of it are such copies too.
   void set_copy_of(GlobalTensor& base);
   [[nodiscard]] bool is_copy() const { return is_copy_; }
-  // Whether the tensor that it is a copy of has been written since.
+  // Returns true if the tensor that this is a copy of has been written since.
   [[nodiscard]] bool is_stale() { return is_copy_ && owner().differs_from_source(); }
 
-  // Plain tensors lie in its memory too: writes to them count by the version of `local`.
+  // Call when a plain tensor shares the memory: the version of `local` then counts its writes too.
   void share_with_plain();
   [[nodiscard]] bool is_shared() { return owner().is_shared_.load(std::memory_order_relaxed); }
-  // Changes with every write to its memory that LibTorch can know of.
+  // Changes with every write to the memory that LibTorch knows of.
   [[nodiscard]] std::uint64_t count_writes();
-  // Before its memory is written.
+  // Call before a write to the memory.
   void begin_write();
 
  private:
@@ -79,19 +79,20 @@ class GlobalTensor final : public dispatch::Carrier {
   std::uint64_t writes_of_source_ = 0;       // when it was copied
 };
 
-// Null for a plain tensor.
+// Null for a plain or undefined tensor.
 [[nodiscard]] GlobalTensor* global_of(const at::Tensor& tensor);
-// InvalidArgument for a plain tensor: `what` begins the message.
+// Throws InvalidArgument for a plain tensor, with a message that begins with `what`.
 [[nodiscard]] GlobalTensor& expect_global(const at::Tensor& tensor, const char* what);
 
-// InvalidArgument when what it is a copy of has been written since.
+// Throws InvalidArgument if `tensor` is a copy of a base that has been written since.
 void check_is_fresh(GlobalTensor& tensor, std::string_view operation);
 
-// A new global tensor. `local` has the sizes that `spec` says for this rank, and its dtype.
+// Makes a global tensor. `local` has the dtype of `spec` and the sizes that `spec` says for this
+// rank.
 [[nodiscard]] at::Tensor wrap(at::Tensor local, const SpecPtr& spec, const Mesh& mesh);
 
-// `tensor`'s values, which are global, in other placements: to read only, since the memory may be
-// the tensor's own. Collective where a conversion is.
+// The values of the global `tensor` in other placements. Read only: the memory may be the tensor's
+// own. Collective if the placements differ.
 [[nodiscard]] at::Tensor values_in(const at::Tensor& tensor, std::span<const Placement> placements);
 
 }  // namespace lockstep::global

@@ -2,7 +2,7 @@
 
 #include "base/check.h"
 #include "global/global_tensor.h"
-#include "global/space.h"
+#include "global/mesh_context.h"
 
 #include <lockstep/global/tensor.h>
 
@@ -25,7 +25,7 @@ at::Tensor with_heads(const at::Tensor& tensor, int axis, const char* what) {
   Placement& now = to[static_cast<std::size_t>(axis)];
   if (!now.is_shard_of(tokens_dim)) return tensor;
   const std::int64_t heads = found->local.size(heads_dim);
-  const int ranks = found->spec->space->place()[static_cast<std::size_t>(axis)].size;
+  const int ranks = found->spec->context->place()[static_cast<std::size_t>(axis)].size;
   check(heads % ranks == 0,
         "context parallel: attention by heads (ulysses) needs a number of heads that {} ranks "
         "divide, found {} of {} on a rank; ring attention takes any",
@@ -37,7 +37,7 @@ at::Tensor with_heads(const at::Tensor& tensor, int axis, const char* what) {
 int heads_axis_of(const at::Tensor& query) {
   const GlobalTensor* found = query.dim() == 4 ? global_of(query) : nullptr;
   if (found == nullptr) return -1;
-  const int axis = found->spec->space->wishes.heads_axis;
+  const int axis = found->spec->context->hints.heads_axis;
   if (axis < 0) return -1;
   return found->spec->placements[static_cast<std::size_t>(axis)].is_shard_of(tokens_dim) ? axis
                                                                                          : -1;

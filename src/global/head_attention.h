@@ -6,7 +6,7 @@
 namespace lockstep::global {
 
 // From now on aten::scaled_dot_product_attention asks whether the mesh of its arguments wants this
-// (Wishes::heads_axis). For the life of the process.
+// (PlacementHints::heads_axis). For the life of the process.
 void take_attention();
 
 }  // namespace lockstep::global

@@ -4,7 +4,8 @@
 #include "global/chunked_loss.h"
 #include "global/convert.h"
 #include "global/global_tensor.h"
-#include "global/space.h"
+#include "global/local_values.h"
+#include "global/mesh_context.h"
 
 #include <lockstep/global/tensor.h>
 
@@ -33,8 +34,8 @@ struct Layout {
     for (const at::Tensor* tensor : {&weight, &input, &target})
       if (!one) one = global::global_of(*tensor);
     if (one == nullptr) return;
-    space = one->spec->space;
-    const std::size_t axes = space->place().size();
+    context = one->spec->context;
+    const std::size_t axes = context->place().size();
     of_weight = of_input = of_target = of_gradient = of_loss = PlacementList(axes);
     for (std::size_t axis = 0; axis < axes; ++axis) {
       const auto number = static_cast<int>(axis);
@@ -58,40 +59,40 @@ struct Layout {
 
   // This rank's part; collective where a tensor lies otherwise.
   [[nodiscard]] at::Tensor local(const at::Tensor& tensor, const PlacementList& wanted) const {
-    if (space == nullptr) return tensor.detach();
+    if (context == nullptr) return tensor.detach();
     const global::GlobalTensor* found = global::global_of(tensor);
     if (found != nullptr) {
-      check(found->spec->space->has_ranks_of(*space),
+      check(found->spec->context->has_ranks_of(*context),
             "linear_cross_entropy: expected tensors of one mesh, found mesh {} and another mesh {}",
-            space->name(), found->spec->space->name());
+            context->name(), found->spec->context->name());
       return global::values_in(tensor, wanted);
     }
-    check(space->options.load().replicate_plain,
+    check(context->options.load().replicate_plain,
           "linear_cross_entropy: expected global tensors on mesh {}, found a plain one; "
           "distribute() makes it global, and GlobalOptions::replicate_plain lets it count as "
           "replicated",
-          space->name());
-    space->plain_check.look(tensor, "linear_cross_entropy", space->all());
-    const SpecPtr spec = space->spec(space->replicated(), tensor.sizes(), tensor.strides(),
-                                     tensor.scalar_type(), tensor.device());
+          context->name());
+    context->plain_check.look(tensor, "linear_cross_entropy", context->all());
+    const SpecPtr spec = context->spec(context->replicated(), tensor.sizes(), tensor.strides(),
+                                       tensor.scalar_type(), tensor.device());
     return global::converted(tensor.detach(), *spec, wanted);
   }
 
   // `values` as part of a tensor of `sizes`.
   [[nodiscard]] at::Tensor made_global(at::Tensor values, at::IntArrayRef sizes,
                                        const PlacementList& placements) const {
-    if (space == nullptr) return values;
-    const SpecPtr spec = space->spec(placements, sizes, global::row_major_strides(sizes),
-                                     values.scalar_type(), values.device());
+    if (context == nullptr) return values;
+    const SpecPtr spec = context->spec(placements, sizes, global::row_major_strides(sizes),
+                                       values.scalar_type(), values.device());
     return global::wrap(std::move(values), spec, one->mesh);
   }
 
   void reduce(const std::vector<int>& axes, const at::Tensor& tensor, Op op) const {
-    for (int axis : axes) global::all_reduce(*space, axis, tensor, op);
+    for (int axis : axes) global::all_reduce(*context, axis, tensor, op);
   }
 
   const global::GlobalTensor* one = nullptr;  // null: all are plain
-  global::Space* space = nullptr;
+  global::MeshContext* context = nullptr;
   std::vector<int> classes, rows;
   PlacementList of_weight, of_input, of_target, of_gradient, of_loss;
 };
@@ -100,7 +101,7 @@ std::int64_t first_class(const Layout& layout, std::int64_t classes) {
   if (layout.classes.empty()) return 0;
   at::Tensor numbers = at::arange(classes);
   for (int axis : layout.classes) {
-    const global::AxisPlace& place = layout.space->place()[static_cast<std::size_t>(axis)];
+    const global::AxisPlace& place = layout.context->place()[static_cast<std::size_t>(axis)];
     numbers = global::cut(numbers, Shard(0), place.size, place.coordinate);
   }
   return numbers.numel() == 0 ? classes : numbers[0].item<std::int64_t>();
@@ -159,7 +160,7 @@ struct LinearCrossEntropy : Function<LinearCrossEntropy> {
     try {
       return loss.run();
     } catch (const std::exception& error) {
-      if (layout.space != nullptr) layout.space->end_groups("linear_cross_entropy", error);
+      if (layout.context != nullptr) layout.context->end_groups("linear_cross_entropy", error);
       throw;
     }
   }
@@ -168,7 +169,7 @@ struct LinearCrossEntropy : Function<LinearCrossEntropy> {
     constexpr std::int64_t bytes = 8 << 20, least = 64;
     std::int64_t ranks = 1;
     for (int axis : layout.classes)
-      ranks *= layout.space->place()[static_cast<std::size_t>(axis)].size;
+      ranks *= layout.context->place()[static_cast<std::size_t>(axis)].size;
     const std::int64_t own = std::max<std::int64_t>((classes + ranks - 1) / ranks, 1);
     return std::max(least, bytes / (own * static_cast<std::int64_t>(sizeof(float))));
   }
@@ -180,9 +181,7 @@ struct LinearCrossEntropy : Function<LinearCrossEntropy> {
           "gradient");
     check(!std::exchange(waiting.is_taken, true),
           "linear_cross_entropy: expected one backward(), found a second one of the same loss");
-    at::Tensor factor = gradients[0];
-    if (is_global(factor)) factor = full_tensor(factor);
-    const double scale = factor.item<double>() / waiting.divisor;
+    const double scale = global::plain(gradients[0]).item<double>() / waiting.divisor;
     // In float32 at least: a loss scale may be more than float16 has.
     const auto scaled = [&](at::Tensor values) {
       if (!values.defined()) return values;

@@ -18,6 +18,10 @@ at::Tensor local_values(const at::Tensor& tensor) {
   return found->local;
 }
 
+at::Tensor plain(const at::Tensor& tensor) {
+  return global_of(tensor) == nullptr ? tensor : full_tensor(tensor);
+}
+
 void begin_write(const at::Tensor& tensor) {
   if (GlobalTensor* found = global_of(tensor)) found->begin_write();
 }
@@ -38,11 +42,11 @@ std::vector<Group> groups_that_cut(const at::Tensor& tensor) {
   std::vector<Group> groups;
   GlobalTensor* found = global_of(tensor);
   if (found == nullptr) return groups;
-  Space& space = *found->spec->space;
-  for (int axis = 0; axis < space.axes(); ++axis) {
+  MeshContext& context = *found->spec->context;
+  for (int axis = 0; axis < context.axes(); ++axis) {
     auto place = static_cast<std::size_t>(axis);
-    if (found->spec->placements[place].is_shard() && space.place()[place].size > 1)
-      groups.push_back(space.group(axis));
+    if (found->spec->placements[place].is_shard() && context.place()[place].size > 1)
+      groups.push_back(context.group(axis));
   }
   return groups;
 }

@@ -1,5 +1,5 @@
-// What this rank has of tensors, for code that computes with memory itself, such as optimizers.
-// Plain tensors are whole.
+// Access to the values of a tensor, global or plain, for code that computes with memory itself, such
+// as optimizers.
 #pragma once
 
 #include <lockstep/comm/group.h>
@@ -10,20 +10,24 @@
 
 namespace lockstep::global {
 
-// The local tensor of a global one, another itself: to be read, and after begin_write() written.
-// Not differentiable. InvalidArgument for a view whose base has been written since it was made.
+// The local tensor of a global one; a plain tensor itself. Write to it only after begin_write(). Not
+// differentiable. Throws InvalidArgument for a view whose base has been written since it was made.
 [[nodiscard]] at::Tensor local_values(const at::Tensor& tensor);
 
-// The caller is about to write local_values(tensor).
+// All values of a global tensor, as full_tensor() gives them: differentiable, and collective where
+// something is not Replicate. A plain or undefined tensor is returned as it is.
+[[nodiscard]] at::Tensor plain(const at::Tensor& tensor);
+
+// Call before a write to local_values(tensor).
 void begin_write(const at::Tensor& tensor);
 
-// Brings the gradient of a global parameter to the placements of the parameter, where it stays, so
-// that it is reduced once. Collective where that is a conversion; nothing for a plain parameter.
-// InvalidArgument when the gradient is plain.
+// Redistributes the gradient of a global parameter to the placements of the parameter and keeps it
+// there, so that it is reduced once. Collective if the placements differ. Does nothing for a plain
+// parameter. Throws InvalidArgument if the gradient of a global parameter is plain.
 void settle_gradient(const at::Tensor& parameter);
 
-// The groups over which a tensor is cut, whose ranks have its other shards: one for each axis of
-// its mesh that cuts it and has several ranks. None of a plain one.
+// The groups whose ranks have the other shards of the tensor: one per mesh axis that cuts it and has
+// several ranks. Empty for a plain tensor.
 [[nodiscard]] std::vector<Group> groups_that_cut(const at::Tensor& tensor);
 
 }  // namespace lockstep::global

@@ -44,7 +44,7 @@ at::Tensor zeros_like_result(const at::Tensor& like, at::ScalarType dtype) {
 class RingAttention::Ring {
  public:
   explicit Ring(const RingAttention& of)
-      : of_(of), group_(of.space_.group(of.axis_)), ranks_(group_.size()), rank_(group_.rank()) {}
+      : of_(of), group_(of.context_.group(of.axis_)), ranks_(group_.size()), rank_(group_.rank()) {}
 
   [[nodiscard]] std::int64_t tokens_of(int source) const {
     return length_of(of_.keys_, of_.cut_, ranks_, source);
@@ -62,9 +62,9 @@ class RingAttention::Ring {
     if (flat.numel() > 0) passing.works.push_back(group_.send(flat, (rank_ + 1) % ranks_, call));
     if (passing.received.numel() == 0) return passing;
     passing.works.push_back(group_.recv(passing.received, (rank_ - 1 + ranks_) % ranks_, call));
-    std::lock_guard lock(of_.space_.traffic_mutex);
-    ++of_.space_.traffic.messages;
-    of_.space_.traffic.bytes += static_cast<std::int64_t>(passing.received.nbytes());
+    std::lock_guard lock(of_.context_.traffic_mutex);
+    ++of_.context_.traffic.messages;
+    of_.context_.traffic.bytes += static_cast<std::int64_t>(passing.received.nbytes());
     return passing;
   }
 
@@ -72,14 +72,14 @@ class RingAttention::Ring {
     const auto begin = std::chrono::steady_clock::now();
     for (Work& work : passing.works) work.wait();
     const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
-    std::lock_guard lock(of_.space_.traffic_mutex);
-    of_.space_.seconds_waited += waited.count();
+    std::lock_guard lock(of_.context_.traffic_mutex);
+    of_.context_.seconds_waited += waited.count();
     return std::move(passing.received);
   }
 
   void count(const RingStep& step, const at::Tensor& query) {
-    std::lock_guard lock(of_.space_.traffic_mutex);
-    of_.space_.scores += step.scores() * query.size(0) * query.size(1);
+    std::lock_guard lock(of_.context_.traffic_mutex);
+    of_.context_.scores += step.scores() * query.size(0) * query.size(1);
   }
 
  private:
@@ -118,16 +118,16 @@ struct KeysAndValues {
 
 }  // namespace
 
-RingAttention::RingAttention(Space& space, int axis, Placement cut, bool is_causal,
+RingAttention::RingAttention(MeshContext& context, int axis, Placement cut, bool is_causal,
                              std::int64_t queries, std::int64_t keys, Kernel run,
                              std::size_t arguments)
-    : space_(space),
+    : context_(context),
       axis_(axis),
       cut_(cut),
       keys_(keys),
       run_(std::move(run)),
       arguments_(arguments) {
-  const AxisPlace place = space.place()[static_cast<std::size_t>(axis)];
+  const AxisPlace place = context.place()[static_cast<std::size_t>(axis)];
   steps_ = ring_steps(place.size, place.coordinate, cut, is_causal, queries, keys);
 }
 

@@ -7,8 +7,8 @@
 // their gradients with them, one place behind and once more at the end, home.
 #pragma once
 
+#include "global/mesh_context.h"
 #include "global/ring_steps.h"
-#include "global/space.h"
 
 #include <lockstep/global/rule.h>
 
@@ -23,8 +23,8 @@ class RingAttention {
   using Kernel = std::function<void(torch::jit::Stack& stack)>;
 
   // Along an axis whose ranks have `cut` of the tokens, which are dim 2. `run` is LibTorch's
-  // kernel for the operation with `arguments` arguments. The space outlives this.
-  RingAttention(Space& space, int axis, Placement cut, bool is_causal, std::int64_t queries,
+  // kernel for the operation with `arguments` arguments. The context outlives this.
+  RingAttention(MeshContext& context, int axis, Placement cut, bool is_causal, std::int64_t queries,
                 std::int64_t keys, Kernel run, std::size_t arguments);
 
   // Of _scaled_dot_product_flash_attention_for_cpu, and of its backward. Collective.
@@ -34,7 +34,7 @@ class RingAttention {
  private:
   class Ring;
 
-  Space& space_;
+  MeshContext& context_;
   int axis_;
   Placement cut_;
   std::int64_t keys_;

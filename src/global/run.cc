@@ -36,10 +36,10 @@ void replace_tensors(std::span<c10::IValue> values, const Action& action) {
   }
 }
 
-bool is_elsewhere(const at::Tensor& tensor, const Space& space) {
+bool is_elsewhere(const at::Tensor& tensor, const MeshContext& context) {
   const GlobalTensor* found = global_of(tensor);
-  return found != nullptr && found->spec->space != &space &&
-         found->spec->space->has_ranks_of(space);
+  return found != nullptr && found->spec->context != &context &&
+         found->spec->context->has_ranks_of(context);
 }
 
 // The handles of a mesh have spaces of their own. A tensor of a handle decides where an operation
@@ -50,9 +50,9 @@ const GlobalTensor& chosen(const Operation& operation, std::span<c10::IValue> va
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (!values[i].isTensor()) continue;
     const GlobalTensor* found = global_of(values[i].toTensor());
-    if (found == nullptr || !found->spec->space->has_ranks_of(*one.spec->space)) continue;
+    if (found == nullptr || !found->spec->context->has_ranks_of(*one.spec->context)) continue;
     if (operation.written[i]) return *found;
-    if (found->spec->space->is_of_handle()) last = found;
+    if (found->spec->context->is_of_handle()) last = found;
   }
   return *last;
 }
@@ -62,13 +62,13 @@ const GlobalTensor& bring_together(const Operation& operation, std::span<c10::IV
                                    const GlobalTensor& one) {
   const GlobalTensor& to = chosen(operation, values, one);
   replace_tensors(values, [&](const at::Tensor& tensor) {
-    if (!is_elsewhere(tensor, *to.spec->space)) return tensor;
+    if (!is_elsewhere(tensor, *to.spec->context)) return tensor;
     GlobalTensor& found = *global_of(tensor);
     check_is_fresh(found, operation.name);
     const Spec& spec = *found.spec;
     return wrap(
         found.local,
-        to.spec->space->spec(spec.placements, spec.sizes, spec.strides, spec.dtype, spec.device),
+        to.spec->context->spec(spec.placements, spec.sizes, spec.strides, spec.dtype, spec.device),
         to.mesh);
   });
   return to;
@@ -91,14 +91,15 @@ class Run {
         operation_(operation),
         arguments_(arguments),
         mesh_(one.mesh),
-        space_(*one.spec->space) {}
+        context_(*one.spec->context) {}
 
   void first() {
-    check_is_possible(operation_, arguments_, space_);
+    check_is_possible(operation_, arguments_, context_);
     Stack values(arguments().begin(), arguments().end());
     WholeResults whole;
     if (makes_tensors()) whole = whole_results(call_.operation(), operation_, arguments_, values);
-    DecisionPtr decision = decide(call_.operation(), operation_, arguments_, values, whole, space_);
+    DecisionPtr decision =
+        decide(call_.operation(), operation_, arguments_, values, whole, context_);
     std::vector<Dims> strides;
     if (makes_tensors()) strides = strides_of_results(call_.operation(), *decision, whole);
     run_locally(*decision);
@@ -108,7 +109,7 @@ class Run {
     }
     give_results(*decision);
     if (operation_.way == Operation::Way::rule)
-      space_.decisions().add(arguments_.key, std::move(decision));
+      context_.decisions().add(arguments_.key, std::move(decision));
   }
 
   void again(const Decision& decision) {
@@ -172,7 +173,7 @@ class Run {
     try {
       run_kernel_alike(decision);
     } catch (const std::exception& error) {
-      space_.end_groups(operation_.name, error);
+      context_.end_groups(operation_.name, error);
       throw;
     }
   }
@@ -213,8 +214,8 @@ class Run {
   }
 
   SpecPtr spec_of_plain(const at::Tensor& tensor) {
-    return space_.spec(space_.replicated(), tensor.sizes(), tensor.strides(), tensor.scalar_type(),
-                       tensor.device());
+    return context_.spec(context_.replicated(), tensor.sizes(), tensor.strides(),
+                         tensor.scalar_type(), tensor.device());
   }
 
   void write_back(const Decision& decision, std::size_t i) {
@@ -229,7 +230,8 @@ class Run {
     if (!how.converts && !how.converts_back) return;
     if (how.converts_back) {
       const Spec& spec = *global.spec;
-      SpecPtr left = spec.space->spec(how.left, spec.sizes, spec.strides, spec.dtype, spec.device);
+      SpecPtr left =
+          spec.context->spec(how.left, spec.sizes, spec.strides, spec.dtype, spec.device);
       values = converted(values, *left, spec.placements);
     }
     check(values.sizes() == global.local.sizes(),
@@ -250,14 +252,14 @@ class Run {
         decision.specs.emplace_back();
         continue;
       }
-      Dims expected = local_sizes(result.sizes, result.placements, space_.place());
+      Dims expected = local_sizes(result.sizes, result.placements, context_.place());
       check(locals[i].sizes() == at::IntArrayRef(expected),
             "{}: expected sizes {} of this rank's part of result {}, placed {}, found {}: its rule "
             "is wrong",
             operation_.name, c10::str(at::IntArrayRef(expected)), i, describe(result.placements),
             c10::str(locals[i].sizes()));
-      decision.specs.push_back(space_.spec(result.placements, result.sizes, strides[i],
-                                           locals[i].scalar_type(), locals[i].device()));
+      decision.specs.push_back(context_.spec(result.placements, result.sizes, strides[i],
+                                             locals[i].scalar_type(), locals[i].device()));
     }
   }
 
@@ -293,11 +295,11 @@ class Run {
     if (known != nullptr && known->dtype == local.scalar_type()) {
       spec = decision.specs[number];
     } else if (known != nullptr) {
-      spec = space_.spec(known->placements, known->sizes, known->strides, local.scalar_type(),
-                         local.device());
+      spec = context_.spec(known->placements, known->sizes, known->strides, local.scalar_type(),
+                           local.device());
     } else {
-      spec = space_.spec(space_.replicated(), local.sizes(), local.strides(), local.scalar_type(),
-                         local.device());
+      spec = context_.spec(context_.replicated(), local.sizes(), local.strides(),
+                           local.scalar_type(), local.device());
     }
     if (!operation_.is_view) return wrap(local, spec, mesh_);
     replay_next_view(at::GradMode::is_enabled());
@@ -317,7 +319,7 @@ class Run {
   const Operation& operation_;
   Arguments& arguments_;
   const Mesh& mesh_;  // of a tensor that the arguments hold
-  Space& space_;
+  MeshContext& context_;
   Locals locals_;
 };
 
@@ -331,12 +333,12 @@ void become_view(dispatch::Call& call, const Operation& operation) {
   stack.back() = self;
 }
 
-void run_in_space(dispatch::Call& call, const Operation& operation, Arguments& arguments,
-                  const GlobalTensor& place) {
-  Space& space = *place.spec->space;
-  if (!operation.gradient.empty()) check_gradient(operation, arguments, space);
+void run_in_context(dispatch::Call& call, const Operation& operation, Arguments& arguments,
+                    const GlobalTensor& place) {
+  MeshContext& context = *place.spec->context;
+  if (!operation.gradient.empty()) check_gradient(operation, arguments, context);
   Run run(call, operation, arguments, place);
-  if (DecisionPtr decision = space.decisions().find(arguments.key)) return run.again(*decision);
+  if (DecisionPtr decision = context.decisions().find(arguments.key)) return run.again(*decision);
   run.first();
 }
 
@@ -351,12 +353,12 @@ void run_operation(dispatch::Call& call, const GlobalTensor& one) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   auto items = torch::jit::last(call.stack(), operation.written.size());
   const std::span values(const_cast<c10::IValue*>(items.data()), items.size());
-  Arguments arguments(operation, values, *one.spec->space);
-  if (!arguments.is_mixed) return run_in_space(call, operation, arguments, one);
+  Arguments arguments(operation, values, *one.spec->context);
+  if (!arguments.is_mixed) return run_in_context(call, operation, arguments, one);
   arguments.give_back(values);
   const GlobalTensor& place = bring_together(operation, values, one);
-  Arguments together(operation, values, *place.spec->space);
-  run_in_space(call, operation, together, place);
+  Arguments together(operation, values, *place.spec->context);
+  run_in_context(call, operation, together, place);
 }
 
 }  // namespace lockstep::global

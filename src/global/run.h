@@ -7,7 +7,7 @@ namespace lockstep::global {
 
 class GlobalTensor;
 
-// `one` is behind one of the tensors. Collective where a decision converts.
+// `one` is behind one of the tensors. Collective if a tensor must be converted.
 void run_operation(dispatch::Call& call, const GlobalTensor& one);
 
 }  // namespace lockstep::global

@@ -1,7 +1,8 @@
-// Spec: what all ranks know of a global tensor.
+// Spec: what all ranks know of a global tensor; and the arithmetic of shards: which part of a dim a
+// rank has, cutting tensors into such parts and joining them again. Local.
 //
-// Specs are interned by their mesh's space: equal ones are one object while the space remembers
-// them, so that a decision is found again by comparing pointers.
+// Specs are interned by the context of their mesh: equal specs are one object, so that a decision is
+// looked up by comparing pointers.
 #pragma once
 
 #include <lockstep/global/placement.h>
@@ -18,12 +19,12 @@
 
 namespace lockstep::global {
 
-class Space;
+class MeshContext;
 using PlacementList = c10::SmallVector<Placement, 3>;
 using Dims = c10::SmallVector<std::int64_t, 5>;
 
 struct Spec final : c10::intrusive_ptr_target {
-  Space* space = nullptr;  // lives as long as a tensor of its mesh
+  MeshContext* context = nullptr;  // lives as long as a tensor of its mesh
   PlacementList placements;
   Dims sizes;  // of the whole
   Dims strides;
@@ -50,31 +51,32 @@ struct AxisPlace {
   int coordinate = 0;
 };
 
-// What a rank has of each of the shard's parts, which are `block` elements long: one range, or two
-// in zigzag order.
+// The elements that a rank has of each of the shard's parts, which are `block` elements long: one
+// range, or two in zigzag order.
 using Ranges = c10::SmallVector<layout::Range, 2>;
 [[nodiscard]] Ranges ranges_of(std::int64_t block, Placement shard, int ranks, int rank);
 
-// How much of a dim of `length` elements it has.
+// How many elements of a dim of `length` elements the rank has.
 [[nodiscard]] std::int64_t length_of(std::int64_t length, Placement shard, int ranks, int rank);
 
-// What rank `rank` has of a dim, as a view where it is one block, else joined.
+// The part of `tensor` that rank `rank` has: a view if it is one block, else a copy.
 [[nodiscard]] at::Tensor cut(const at::Tensor& tensor, Placement shard, int ranks, int rank);
 
-// The dim again, of all ranks' pieces in rank order; `length` is the whole's.
+// Joins the pieces of all ranks, in rank order, to the whole. `length` is that of the whole dim.
 [[nodiscard]] at::Tensor join(const std::vector<at::Tensor>& pieces, Placement shard,
                               std::int64_t length);
 
-// The sizes of what the rank at `place` has, when the first `axes` of them have cut.
+// The sizes of the local tensor on the rank at `place`.
 [[nodiscard]] Dims local_sizes(at::IntArrayRef sizes, std::span<const Placement> placements,
                                std::span<const AxisPlace> place);
 
-// Whether the parts of every shard divide what the axes before it leave to each of their ranks.
+// Returns true if the parts of every shard divide the length that the axes before it leave to each
+// rank.
 [[nodiscard]] bool parts_divide(std::span<const Placement> placements, at::IntArrayRef sizes,
                                 std::span<const AxisPlace> place);
 
-// InvalidArgument unless `placements` fit a tensor of `sizes` on axes: `what` begins the message.
-// Negative dims are counted from the front in the result.
+// Returns `placements` with dims counted from the front. Throws InvalidArgument, with a message that
+// begins with `what`, if they do not fit a tensor of `sizes` on these axes.
 [[nodiscard]] PlacementList checked(std::span<const Placement> placements, at::IntArrayRef sizes,
                                     std::span<const AxisPlace> place, const char* what);
 

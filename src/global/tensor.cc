@@ -15,8 +15,8 @@
 namespace lockstep {
 
 using global::Dims;
+using global::MeshContext;
 using global::PlacementList;
-using global::Space;
 using global::SpecPtr;
 
 bool is_global(const at::Tensor& tensor) { return global::global_of(tensor) != nullptr; }
@@ -27,8 +27,9 @@ at::Tensor distribute(const at::Tensor& tensor, const Mesh& mesh, const Placemen
         tensor.defined() ? "a global one" : "an undefined one");
   check(tensor.layout() == at::kStrided, "distribute: expected a dense tensor, found layout {}",
         c10::str(tensor.layout()));
-  Space& space = Space::of(mesh);
-  PlacementList checked = global::checked(placements, tensor.sizes(), space.place(), "distribute");
+  MeshContext& context = MeshContext::of(mesh);
+  PlacementList checked =
+      global::checked(placements, tensor.sizes(), context.place(), "distribute");
   for (Placement one : checked)
     check(!one.is_partial(),
           "distribute: expected Replicate or Shard, found {}; from_local() takes what ranks have",
@@ -45,25 +46,25 @@ at::Tensor from_local(const at::Tensor& local, const Mesh& mesh, const Placement
                       std::optional<std::vector<std::int64_t>> sizes) {
   check(local.defined() && !is_global(local) && local.layout() == at::kStrided,
         "from_local: expected a plain dense tensor, found another");
-  Space& space = Space::of(mesh);
+  MeshContext& context = MeshContext::of(mesh);
   if (!sizes) {
     sizes = local.sizes().vec();
-    for (std::size_t axis = 0; axis < placements.size() && axis < space.place().size(); ++axis) {
+    for (std::size_t axis = 0; axis < placements.size() && axis < context.place().size(); ++axis) {
       int dim = placements[axis].dim();
       if (dim < 0) dim += static_cast<int>(local.dim());
       if (placements[axis].is_shard() && dim >= 0 && dim < local.dim())
-        (*sizes)[static_cast<std::size_t>(dim)] *= space.place()[axis].size;
+        (*sizes)[static_cast<std::size_t>(dim)] *= context.place()[axis].size;
     }
   }
-  PlacementList checked = global::checked(placements, *sizes, space.place(), "from_local");
-  Dims expected = global::local_sizes(*sizes, checked, space.place());
+  PlacementList checked = global::checked(placements, *sizes, context.place(), "from_local");
+  Dims expected = global::local_sizes(*sizes, checked, context.place());
   check(local.sizes() == at::IntArrayRef(expected),
         "from_local: expected sizes {} of this rank's part of {}, found {}",
         c10::str(at::IntArrayRef(expected)), c10::str(at::IntArrayRef(*sizes)),
         c10::str(local.sizes()));
   // Strides that ranks could read from their parts may differ between them.
-  SpecPtr spec = space.spec(checked, *sizes, global::row_major_strides(*sizes), local.scalar_type(),
-                            local.device());
+  SpecPtr spec = context.spec(checked, *sizes, global::row_major_strides(*sizes),
+                              local.scalar_type(), local.device());
   return global::from_local(local, mesh, spec);
 }
 
@@ -75,7 +76,7 @@ at::Tensor local_tensor(const at::Tensor& tensor) {
 at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements) {
   const global::Spec& spec = *global::expect_global(tensor, "redistribute").spec;
   return global::redistributed(
-      tensor, global::checked(placements, spec.sizes, spec.space->place(), "redistribute"));
+      tensor, global::checked(placements, spec.sizes, spec.context->place(), "redistribute"));
 }
 
 at::Tensor full_tensor(const at::Tensor& tensor) {
@@ -96,26 +97,26 @@ std::string describe(const at::Tensor& tensor) {
       formatted("{} {}", c10::toString(tensor.scalar_type()), c10::str(tensor.sizes()));
   global::GlobalTensor* found = global::global_of(tensor);
   if (found == nullptr) return text + ", not global";
-  return formatted("{} on mesh {}: {}, local {}", text, found->spec->space->name(),
+  return formatted("{} on mesh {}: {}, local {}", text, found->spec->context->name(),
                    describe(found->spec->placements), c10::str(found->local.sizes()));
 }
 
 void set_global_options(const Mesh& mesh, GlobalOptions options) {
-  Space& space = Space::of(mesh);
-  space.options = options;
-  space.decisions().clear();
+  MeshContext& context = MeshContext::of(mesh);
+  context.options = options;
+  context.decisions().clear();
 }
 
 Traffic traffic(const Mesh& mesh) {
-  Space& space = Space::of(mesh);
-  std::lock_guard lock(space.traffic_mutex);
-  return space.traffic;
+  MeshContext& context = MeshContext::of(mesh);
+  std::lock_guard lock(context.traffic_mutex);
+  return context.traffic;
 }
 
 void reset_traffic(const Mesh& mesh) {
-  Space& space = Space::of(mesh);
-  std::lock_guard lock(space.traffic_mutex);
-  space.traffic = {};
+  MeshContext& context = MeshContext::of(mesh);
+  std::lock_guard lock(context.traffic_mutex);
+  context.traffic = {};
 }
 
 }  // namespace lockstep

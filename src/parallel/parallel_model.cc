@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "base/visible.h"
+#include "global/local_values.h"
 #include "parallel/pipeline/batch.h"
 #include "parallel/pipeline/pipeline_state.h"
 
@@ -99,7 +100,7 @@ class Loop {
     std::vector<Tensors> all;
     for (int i = 0; i < batch_.micro_batches(); ++i) {
       Tensors& outputs = all.emplace_back(forward(i));
-      for (at::Tensor& one : outputs) one = pipeline::plain(one);
+      for (at::Tensor& one : outputs) one = global::plain(one);
     }
     return pipeline::joined(all);
   }
@@ -135,7 +136,7 @@ Tensors broadcast_all(Group& stages, Tensors tensors, int root, c10::Device devi
 Tensors whole_sequences(const pipeline::CutSequences& sequences, const Tensors& parts) {
   Tensors whole;
   const PipelineLoss take = [&whole](const Tensors& outputs, const Tensors& /*targets*/) {
-    for (const at::Tensor& one : outputs) whole.push_back(pipeline::plain(one));
+    for (const at::Tensor& one : outputs) whole.push_back(global::plain(one));
     return at::Tensor();
   };
   (void)sequences.loss(take)(parts, {});

@@ -1,7 +1,7 @@
 #include <lockstep/parallel/parallelize.h>
 
 #include "base/check.h"
-#include "global/space.h"
+#include "global/mesh_context.h"
 #include "module/rank_check.h"
 #include "parallel/parallel_composition.h"
 #include "parallel/pipeline/pipeline_state.h"

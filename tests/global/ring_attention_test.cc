@@ -1,7 +1,7 @@
 // Attention of tensors that are cut along the sequence, beside one process.
 #include "global/ring_attention.h"
 
-#include "global/space.h"
+#include "global/mesh_context.h"
 
 #include <lockstep/global/tensor.h>
 
@@ -138,8 +138,8 @@ TEST_P(RingOfRanks, WhatTravelsIsWhatTheFormulasSay) {
         input =
             distribute(is_global(input) ? full_tensor(input.detach()) : input.detach(), mesh, {cut})
                 .requires_grad_();
-      global::Space& space = global::Space::of(mesh);
-      space.scores = 0;
+      global::MeshContext& context = global::MeshContext::of(mesh);
+      context.scores = 0;
       reset_traffic(mesh);
       const at::Tensor output = at::scaled_dot_product_attention(
           inputs[0].transpose(1, 2), inputs[1].transpose(1, 2), inputs[2].transpose(1, 2), {}, 0.0,
@@ -148,7 +148,7 @@ TEST_P(RingOfRanks, WhatTravelsIsWhatTheFormulasSay) {
       EXPECT_EQ(traffic(mesh).bytes, (n - 1) * part);
       EXPECT_EQ(traffic(mesh).calls(), traffic(mesh).messages);
       const std::int64_t pairs = one.rows * one.heads * tokens * (tokens + 1) / 2;
-      if (cut.is_zigzag() && n > 1) EXPECT_EQ(space.scores, pairs / n);
+      if (cut.is_zigzag() && n > 1) EXPECT_EQ(context.scores, pairs / n);
       const at::Tensor of =
           distribute(at::ones(output.sizes()), mesh, {Shard(2).zigzag(cut.is_zigzag())});
       reset_traffic(mesh);

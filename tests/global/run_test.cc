@@ -1,7 +1,7 @@
 // Operations on global tensors refuse what they refuse on plain ones, see what was written, and do
 // not leave other ranks waiting.
 #include "global/decide.h"
-#include "global/space.h"
+#include "global/mesh_context.h"
 #include "support/messages.h"
 #include "tests_of_global.h"
 
@@ -127,7 +127,7 @@ TEST(GlobalOperations, NumbersThatChangeFromStepToStepMakeNoDecisions) {
     at::Tensor w = distribute(numbers({4, 3}), mesh, {Shard(0)}).requires_grad_();
     at::Tensor v = distribute(numbers({3}), mesh, {Replicate()}).requires_grad_();
     torch::optim::Adam adam({w, v}, torch::optim::AdamOptions(0.1).weight_decay(0.01));
-    auto& decisions = global::Space::of(mesh).decisions();
+    auto& decisions = global::MeshContext::of(mesh).decisions();
     std::int64_t after_first = 0;
     for (int step = 0; step < 4; ++step) {
       adam.zero_grad();

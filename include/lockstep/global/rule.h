@@ -41,7 +41,7 @@
 namespace lockstep {
 
 namespace global {
-class Space;
+class MeshContext;
 }
 
 // A tensor among the arguments.
@@ -113,7 +113,8 @@ struct RulePlan {
   std::function<void(torch::jit::Stack& stack)> operation = {};
   std::function<at::Tensor(const at::Tensor& whole, const Placements& placements)> part_of = {};
   std::function<void(int axis, const at::Tensor& tensor, Op op)> all_reduce = {};
-  global::Space* space = nullptr;  // for rules inside of Lockstep; lives as long as the kernel
+  global::MeshContext* context =
+      nullptr;  // for rules inside of Lockstep; lives as long as the kernel
   // To be filled: arguments that differ locally, such as the sizes of a view.
   std::vector<std::pair<int, c10::IValue>> replaced = {};
   // To be filled: runs instead of the operation. The local arguments are the last items of the

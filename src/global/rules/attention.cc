@@ -72,8 +72,8 @@ void add_cut_tokens(const RuleCall& call, Rule& rule, std::size_t first, std::si
     const Placements& cuts = plan.operands[first];
     for (std::size_t axis = 0; axis < cuts.size(); ++axis) {
       if (!cuts[axis].is_shard_of(2)) continue;
-      const RingAttention ring(*plan.space, static_cast<int>(axis), cuts[axis], is_causal, queries,
-                               keys, plan.operation, arguments);
+      const RingAttention ring(*plan.context, static_cast<int>(axis), cuts[axis], is_causal,
+                               queries, keys, plan.operation, arguments);
       plan.kernel = [ring, run](torch::jit::Stack& stack) { (ring.*run)(stack); };
       return;
     }

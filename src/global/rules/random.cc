@@ -1,9 +1,9 @@
 // Random operations draw the numbers of the whole tensor on every rank, in the order in which one
 // process does, and keep this rank's: generators in the same state give the same values, and these
 // are compared.
+#include "global/mesh_context.h"
 #include "global/rule_line.h"
 #include "global/rules/dims.h"
-#include "global/space.h"
 
 #include <ATen/Context.h>
 #include <ATen/ops/empty_strided.h>
@@ -43,11 +43,11 @@ Finish compared(const RuleCall& call, Finish finish = {}) {
   return [finish = std::move(finish), arguments = call.arguments(),
           operation = std::string(call.operation())](RulePlan& plan) {
     if (finish) finish(plan);
-    plan.kernel = [draw = plan.kernel ? plan.kernel : plan.operation, space = plan.space, arguments,
-                   operation](Stack& stack) {
+    plan.kernel = [draw = plan.kernel ? plan.kernel : plan.operation, context = plan.context,
+                   arguments, operation](Stack& stack) {
       // That of one axis is the one in which operations meet.
-      Group& group = space->axes() == 1 ? space->group(0) : space->all();
-      space->generator_check.look(generator_of(stack, arguments), operation, group);
+      Group& group = context->axes() == 1 ? context->group(0) : context->all();
+      context->generator_check.look(generator_of(stack, arguments), operation, group);
       draw(stack);
     };
   };

@@ -3,8 +3,8 @@
 #include "base/check.h"
 #include "base/fingerprint.h"
 #include "base/format.h"
+#include "global/local_values.h"
 #include "parallel/pipeline/specs.h"
-#include "parallel/pipeline/stage_run.h"
 
 #include <lockstep/base/error.h>
 
@@ -170,7 +170,7 @@ Tensors Batch::cut(const Tensors& tensors, int micro_batch) const {
 }
 
 at::Tensor plain_loss(const at::Tensor& loss, StepKind kind) {
-  const at::Tensor whole = plain(loss);
+  const at::Tensor whole = global::plain(loss);
   check(whole.defined() && whole.numel() == 1 && whole.is_floating_point(),
         "loss: expected one number of a floating-point type, found {}",
         whole.defined() ? describe(specs_of({whole})) : "an undefined tensor");

@@ -1,6 +1,7 @@
 #include "parallel/pipeline/execution.h"
 
 #include "base/check.h"
+#include "global/local_values.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
@@ -75,7 +76,7 @@ void Execution::forward(const Action& action) {
     Tensors made = run.forward(inputs);
     // The loss may be computed on parts.
     if (!is_last(stage) || kind_ == StepKind::forward)
-      for (at::Tensor& one : made) one = plain(one);
+      for (at::Tensor& one : made) one = global::plain(one);
     const Tensors roots =
         is_last(action.stage) ? end_forward(action, made) : only_with_gradient(made);
     if (kind_ == StepKind::train) run.keep(action.micro_batch, inputs, roots);

@@ -1,7 +1,7 @@
 #include "parallel/pipeline/sequences.h"
 
 #include "base/check.h"
-#include "global/space.h"
+#include "global/mesh_context.h"
 
 #include <lockstep/global/tensor.h>
 
@@ -20,7 +20,7 @@ CutSequences::CutSequences(const Mesh& tensors, Placement cut)
   const auto place = static_cast<std::size_t>(tensors.layout().axis("cp"));
   placements_[place] = cut;
   sums_[place] = Partial();
-  GlobalOptions global = global::Space::of(tensors_).options;
+  GlobalOptions global = global::MeshContext::of(tensors_).options;
   global.replicate_plain = true;
   set_global_options(tensors_, global);
 }

@@ -2,8 +2,7 @@
 
 #include "base/check.h"
 #include "dispatch/recompute/recomputation.h"
-
-#include <lockstep/global/tensor.h>
+#include "global/local_values.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros_like.h>
@@ -17,7 +16,7 @@ Tensors zeros_where_none(const Tensors& gradients, const Tensors& inputs) {
   at::NoGradGuard no_grad;
   Tensors all;
   for (std::size_t i = 0; i < inputs.size(); ++i)
-    all.push_back(gradients[i].defined() ? plain(gradients[i])
+    all.push_back(gradients[i].defined() ? global::plain(gradients[i])
                                          : at::zeros_like(inputs[i].detach()));
   return all;
 }
@@ -30,10 +29,6 @@ Tensors unshared(Tensors gradients) {
 }
 
 }  // namespace
-
-at::Tensor plain(const at::Tensor& tensor) {
-  return tensor.defined() && is_global(tensor) ? full_tensor(tensor) : tensor;
-}
 
 bool StageRun::trains() const {
   return std::ranges::any_of(parameters_,

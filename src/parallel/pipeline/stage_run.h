@@ -9,10 +9,6 @@
 
 namespace lockstep::pipeline {
 
-// All values of a global tensor, which ranks of tensor parallelism have together, differentiable
-// and collective over these; another tensor as it is.
-[[nodiscard]] at::Tensor plain(const at::Tensor& tensor);
-
 class StageRun {
  public:
   explicit StageRun(Stage stage)

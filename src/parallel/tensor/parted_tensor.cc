@@ -4,7 +4,7 @@
 #include "dispatch/key.h"
 #include "dispatch/parts/part_record.h"
 #include "global/global_tensor.h"
-#include "global/space.h"
+#include "global/mesh_context.h"
 #include "global/spec.h"
 #include "parallel/tensor/parts_node.h"
 
@@ -190,7 +190,7 @@ bool HeldByLeaves::end(PartedTensor& parted) const {
 
 void attach(PartedTensor& parted, const Mesh& mesh, const std::vector<at::Tensor>& divided) {
   at::NoGradGuard no_grad;
-  const global::SpecPtr spec = global::Space::of(mesh).spec(
+  const global::SpecPtr spec = global::MeshContext::of(mesh).spec(
       list_of(placements_on(mesh, parted.placement)), parted.sizes,
       global::row_major_strides(parted.sizes), parted.local.scalar_type(), parted.local.device());
   parted.tensor.set_data(global::wrap(parted.local, spec, mesh));

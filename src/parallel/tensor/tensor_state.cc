@@ -3,7 +3,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "global/head_attention.h"
-#include "global/space.h"
+#include "global/mesh_context.h"
 #include "module/rank_check.h"
 #include "module/state_entries.h"
 #include "module/tensors.h"
@@ -84,7 +84,7 @@ void TensorParallelState::part_all(const TensorCut& how) {
   modules::check_alone(tensors, "parallelize");
   const std::vector<PlannedParameter> planned =
       tensor_parallel::planned(how.plan, *module_, group_.size());
-  set_wishes(how, planned);
+  set_hints(how, planned);
   const auto division = std::make_shared<dispatch::Division>(kept_group_);
   for (const auto& [parameter, placement, pattern] : planned)
     parted_.push_back(tensor_parallel::part_tensor(
@@ -103,22 +103,22 @@ void TensorParallelState::part_all(const TensorCut& how) {
 }
 
 // What operations on the mesh's tensors are to prefer.
-void TensorParallelState::set_wishes(const TensorCut& how,
-                                     const std::vector<PlannedParameter>& planned) {
+void TensorParallelState::set_hints(const TensorCut& how,
+                                    const std::vector<PlannedParameter>& planned) {
   set_global_options(tensors_, {.replicate_plain = true});
-  global::Wishes& wishes = global::Space::of(tensors_).wishes;
+  global::PlacementHints& hints = global::MeshContext::of(tensors_).hints;
   if (how.sequence_parallel) {
-    wishes.sequence_dim = how.sequence_dim;
-    wishes.sequence_axis = tensors_.layout().axis("tp");
+    hints.sequence_dim = how.sequence_dim;
+    hints.sequence_axis = tensors_.layout().axis("tp");
   }
   if (how.attention_by_heads) {
     global::take_attention();
-    wishes.heads_axis = tensors_.layout().axis("cp");
+    hints.heads_axis = tensors_.layout().axis("cp");
   }
   for (const auto& [parameter, placement, pattern] : planned)
     if (placement.is_shard() && parameter.tensor.dim() == 2 &&
         how.plan[static_cast<std::size_t>(pattern)].second.kind() == TensorStyle::Kind::vocabulary)
-      wishes.tables.push_back({parameter.tensor.sizes().vec(), table_on(tensors_, placement)});
+      hints.tables.push_back({parameter.tensor.sizes().vec(), table_on(tensors_, placement)});
 }
 
 // A handle that divides the parts gives the memory of what it has divided back at once: only the
@@ -263,9 +263,9 @@ HandleMemory TensorParallelState::memory() const {
 }
 
 double TensorParallelState::seconds_waited() const {
-  global::Space& space = global::Space::of(tensors_);
-  std::lock_guard lock(space.traffic_mutex);
-  return space.seconds_waited + CompositeState::seconds_waited();
+  global::MeshContext& context = global::MeshContext::of(tensors_);
+  std::lock_guard lock(context.traffic_mutex);
+  return context.seconds_waited + CompositeState::seconds_waited();
 }
 
 }  // namespace lockstep

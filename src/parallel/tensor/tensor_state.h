@@ -62,8 +62,8 @@ class TensorParallelState final : public parallel::CompositeState {
   using PartedTensor = tensor_parallel::PartedTensor;
 
   void part_all(const TensorCut& how);
-  void set_wishes(const TensorCut& how,
-                  const std::vector<tensor_parallel::PlannedParameter>& planned);
+  void set_hints(const TensorCut& how,
+                 const std::vector<tensor_parallel::PlannedParameter>& planned);
   void hold_parts();
   [[nodiscard]] std::string take_parts();
   void attach_all();

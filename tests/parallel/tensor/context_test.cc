@@ -5,7 +5,7 @@
 #include <lockstep/models/llama.h>
 #include <lockstep/module/state_dict.h>
 
-#include "global/space.h"
+#include "global/mesh_context.h"
 #include "parallel/parity_optimizer.h"
 #include "parallel/tensor/support.h"
 #include "support/processes.h"
@@ -231,9 +231,9 @@ TEST_P(ContextTraffic, InZigzagOrderAllRanksComputeAsMuch) {
       const std::int64_t before = group.rank() * part;
       const std::int64_t pairs =
           is_zigzag ? 48 * 49 / 2 / n : part * (part + 1) / 2 + part * before;
-      global::Space& space = global::Space::of(tensors_of(*model));
-      std::lock_guard lock(space.traffic_mutex);
-      EXPECT_EQ(space.scores, all * pairs) << kind.name;
+      global::MeshContext& context = global::MeshContext::of(tensors_of(*model));
+      std::lock_guard lock(context.traffic_mutex);
+      EXPECT_EQ(context.scores, all * pairs) << kind.name;
     }
   });
 }

@@ -1,4 +1,4 @@
-#include "global/space.h"
+#include "global/mesh_context.h"
 
 #include "base/fingerprint.h"
 #include "base/format.h"
@@ -30,7 +30,7 @@ std::size_t hash_of(const Spec& spec) {
 
 }  // namespace
 
-Space::Space(const Mesh& mesh)
+MeshContext::MeshContext(const Mesh& mesh)
     : all_(mesh.group()),
       name_(mesh.layout().describe()),
       decisions_(std::make_unique<Decisions>()) {
@@ -42,19 +42,20 @@ Space::Space(const Mesh& mesh)
   }
 }
 
-Space::~Space() = default;
+MeshContext::~MeshContext() = default;
 
-Space& Space::of(const Mesh& mesh) {
-  return *static_cast<Space*>(mesh.attached([&] { return std::make_shared<Space>(mesh); }).get());
+MeshContext& MeshContext::of(const Mesh& mesh) {
+  return *static_cast<MeshContext*>(
+      mesh.attached([&] { return std::make_shared<MeshContext>(mesh); }).get());
 }
 
 Mesh mesh_of_handle(const Mesh& mesh) {
   Mesh own(mesh.group(), mesh.axes());
-  Space::of(own).belong_to(Space::of(mesh));
+  MeshContext::of(own).belong_to(MeshContext::of(mesh));
   return own;
 }
 
-void Space::end_groups(std::string_view operation, const std::exception& error) {
+void MeshContext::end_groups(std::string_view operation, const std::exception& error) {
   auto is = [&]<class Kind>(const Kind*) { return dynamic_cast<const Kind*>(&error) != nullptr; };
   bool is_of_group =
       is(static_cast<const PeerLost*>(nullptr)) || is(static_cast<const Timeout*>(nullptr)) ||
@@ -68,10 +69,10 @@ void Space::end_groups(std::string_view operation, const std::exception& error) 
   if (all_.size() > 1) all_.abort(reason);
 }
 
-SpecPtr Space::spec(PlacementList placements, at::IntArrayRef sizes, at::IntArrayRef strides,
-                    c10::ScalarType dtype, c10::Device device) {
+SpecPtr MeshContext::spec(PlacementList placements, at::IntArrayRef sizes, at::IntArrayRef strides,
+                          c10::ScalarType dtype, c10::Device device) {
   auto made = c10::make_intrusive<Spec>();
-  made->space = this;
+  made->context = this;
   made->placements = std::move(placements);
   made->sizes.assign(sizes.begin(), sizes.end());
   made->strides.assign(strides.begin(), strides.end());

@@ -1,5 +1,5 @@
-// Space: what the global tensors of one mesh share on one rank. It is attached to the mesh, and
-// lives as long as it.
+// MeshContext: state that the global tensors of one mesh share on one rank. It is attached to the
+// mesh and has the same lifetime.
 #pragma once
 
 #include "global/replica_checks.h"
@@ -25,19 +25,19 @@ namespace lockstep::global {
 
 class Decisions;
 
-// What a mesh's tensors are for, where a single operation cannot tell which of several placements
-// suits those that follow.
-struct Wishes {
-  // Of activations of three dims, the one along which they are cut on this axis where that costs no
-  // more than to have them whole (sequence parallelism); -1: none.
+// Hints for the choice between placements that cost the same in one operation, but not in the
+// operations after it. They hold for one model, whose handle has a mesh of its own.
+struct PlacementHints {
+  // Sequence parallelism: activations of three dims are cut along this dim on `sequence_axis` if
+  // that costs no more than to have them whole. -1: off.
   int sequence_dim = -1;
   int sequence_axis = 0;
 
-  // Attention of tensors that are cut along the sequence on this axis cuts heads meanwhile, by an
-  // all_to_all before and after it (head_attention.h); -1: keys go round (ring_attention.h).
+  // Attention on tensors that are cut along the sequence on this axis: an all_to_all before and
+  // after it cuts heads instead (head_attention.h). -1: keys go round (ring_attention.h).
   int heads_axis = -1;
 
-  // A table of embeddings, whose gradient goes to these placements.
+  // A table of embeddings, recognized by its sizes, and the placements that its gradient will have.
   struct Table {
     std::vector<std::int64_t> sizes;
     Placements placements;
@@ -45,14 +45,14 @@ struct Wishes {
   std::vector<Table> tables;
 };
 
-class Space {
+class MeshContext {
  public:
-  explicit Space(const Mesh& mesh);
-  ~Space();
-  Space(const Space&) = delete;
-  Space& operator=(const Space&) = delete;
+  explicit MeshContext(const Mesh& mesh);
+  ~MeshContext();
+  MeshContext(const MeshContext&) = delete;
+  MeshContext& operator=(const MeshContext&) = delete;
 
-  [[nodiscard]] static Space& of(const Mesh& mesh);
+  [[nodiscard]] static MeshContext& of(const Mesh& mesh);
 
   [[nodiscard]] std::span<const AxisPlace> place() const { return place_; }
   [[nodiscard]] int axes() const { return static_cast<int>(place_.size()); }
@@ -62,29 +62,29 @@ class Space {
   [[nodiscard]] const std::string& name() const { return name_; }
   [[nodiscard]] PlacementList replicated() const { return PlacementList(place_.size()); }
 
-  // The interned one of these.
+  // Returns the interned spec with these values.
   [[nodiscard]] SpecPtr spec(PlacementList placements, at::IntArrayRef sizes,
                              at::IntArrayRef strides, c10::ScalarType dtype, c10::Device device);
 
   [[nodiscard]] Decisions& decisions() { return *decisions_; }
 
-  // After an error that other ranks may not have: ends the mesh's group and those of its axes, so
-  // that no rank waits for this one. Nothing is left to do after an error of a group itself.
+  // Call after an error that other ranks may not have. Aborts the mesh's group and the groups of
+  // its axes, so that no rank waits for this one. Does nothing if the error is that of a group.
   void end_groups(std::string_view operation, const std::exception& error);
 
-  // Of the mesh of a handle, which has groups of its own over the ranks of another mesh: operations
-  // may have tensors of both, and run in the handle's space.
-  void belong_to(const Space& mesh) {
+  // Marks this as the context of a handle's mesh, which has its own groups over the ranks of
+  // `mesh`. An operation may have tensors of both meshes; it then runs in the handle's context.
+  void belong_to(const MeshContext& mesh) {
     ranks_ = mesh.ranks_;
     is_of_handle_ = true;
   }
   [[nodiscard]] bool is_of_handle() const { return is_of_handle_; }
-  [[nodiscard]] bool has_ranks_of(const Space& other) const { return ranks_ == other.ranks_; }
+  [[nodiscard]] bool has_ranks_of(const MeshContext& other) const { return ranks_ == other.ranks_; }
 
-  // Any thread may read and write it.
+  // Thread-safe.
   std::atomic<GlobalOptions> options{GlobalOptions()};
   // Set before the first operation, the same on all ranks.
-  Wishes wishes;
+  PlacementHints hints;
   PlainCheck plain_check;
   GeneratorCheck generator_check;
   std::mutex traffic_mutex;
@@ -104,8 +104,8 @@ class Space {
   std::unique_ptr<Decisions> decisions_;
 };
 
-// Collective, and blocks: a mesh of a handle's own over the ranks of `mesh`, so that nothing which
-// the handle says of its tensors is said of others on `mesh`.
+// Makes a handle's own mesh over the ranks of `mesh`, so that the hints and options of the handle do
+// not apply to other tensors on `mesh`. Collective; blocks.
 [[nodiscard]] Mesh mesh_of_handle(const Mesh& mesh);
 
 }  // namespace lockstep::global
