@@ -17,9 +17,9 @@ namespace lockstep::global {
 // An all_reduce in place along an axis, counted in traffic(). Collective over the axis.
 void all_reduce(MeshContext& context, int axis, const at::Tensor& tensor, Op op);
 
-// The cost of one conversion of a tensor of `bytes` along an axis of `ranks` ranks: the bytes that a
-// rank receives, plus an estimate for filling memory. Negative if the conversion must not be chosen
-// for an operation's arguments.
+// The cost of one conversion of a tensor of `bytes` along an axis of `ranks` ranks: the bytes that
+// a rank receives, plus an estimate for filling memory. Negative if the conversion must not be
+// chosen for an operation's arguments.
 [[nodiscard]] double cost_of(Placement from, Placement to, int ranks, double bytes);
 
 }  // namespace lockstep::global

@@ -1,5 +1,5 @@
-// Access to the values of a tensor, global or plain, for code that computes with memory itself, such
-// as optimizers.
+// Access to the values of a tensor, global or plain, for code that computes with memory itself,
+// such as optimizers.
 #pragma once
 
 #include <lockstep/comm/group.h>
@@ -10,8 +10,9 @@
 
 namespace lockstep::global {
 
-// The local tensor of a global one; a plain tensor itself. Write to it only after begin_write(). Not
-// differentiable. Throws InvalidArgument for a view whose base has been written since it was made.
+// The local tensor of a global one; a plain tensor itself. Write to it only after begin_write().
+// Not differentiable. Throws InvalidArgument for a view whose base has been written since it was
+// made.
 [[nodiscard]] at::Tensor local_values(const at::Tensor& tensor);
 
 // All values of a global tensor, as full_tensor() gives them: differentiable, and collective where
@@ -26,8 +27,8 @@ void begin_write(const at::Tensor& tensor);
 // parameter. Throws InvalidArgument if the gradient of a global parameter is plain.
 void settle_gradient(const at::Tensor& parameter);
 
-// The groups whose ranks have the other shards of the tensor: one per mesh axis that cuts it and has
-// several ranks. Empty for a plain tensor.
+// The groups whose ranks have the other shards of the tensor: one per mesh axis that cuts it and
+// has several ranks. Empty for a plain tensor.
 [[nodiscard]] std::vector<Group> groups_that_cut(const at::Tensor& tensor);
 
 }  // namespace lockstep::global

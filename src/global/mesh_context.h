@@ -104,8 +104,8 @@ class MeshContext {
   std::unique_ptr<Decisions> decisions_;
 };
 
-// Makes a handle's own mesh over the ranks of `mesh`, so that the hints and options of the handle do
-// not apply to other tensors on `mesh`. Collective; blocks.
+// Makes a handle's own mesh over the ranks of `mesh`, so that the hints and options of the handle
+// do not apply to other tensors on `mesh`. Collective; blocks.
 [[nodiscard]] Mesh mesh_of_handle(const Mesh& mesh);
 
 }  // namespace lockstep::global

@@ -1,8 +1,8 @@
 // Spec: what all ranks know of a global tensor; and the arithmetic of shards: which part of a dim a
 // rank has, cutting tensors into such parts and joining them again. Local.
 //
-// Specs are interned by the context of their mesh: equal specs are one object, so that a decision is
-// looked up by comparing pointers.
+// Specs are interned by the context of their mesh: equal specs are one object, so that a decision
+// is looked up by comparing pointers.
 #pragma once
 
 #include <lockstep/global/placement.h>
@@ -75,8 +75,8 @@ using Ranges = c10::SmallVector<layout::Range, 2>;
 [[nodiscard]] bool parts_divide(std::span<const Placement> placements, at::IntArrayRef sizes,
                                 std::span<const AxisPlace> place);
 
-// Returns `placements` with dims counted from the front. Throws InvalidArgument, with a message that
-// begins with `what`, if they do not fit a tensor of `sizes` on these axes.
+// Returns `placements` with dims counted from the front. Throws InvalidArgument, with a message
+// that begins with `what`, if they do not fit a tensor of `sizes` on these axes.
 [[nodiscard]] PlacementList checked(std::span<const Placement> placements, at::IntArrayRef sizes,
                                     std::span<const AxisPlace> place, const char* what);
 

@@ -23,6 +23,20 @@ struct Case {
   Program run;
 };
 
+// An operation on one tensor.
+[[nodiscard]] inline Case case_of(std::string name, std::vector<std::int64_t> sizes,
+                                  std::function<at::Tensor(const at::Tensor&)> run) {
+  return {std::move(name), {std::move(sizes)}, [run = std::move(run)](const Tensors& x) {
+            return Tensors{run(x[0])};
+          }};
+}
+
+// An operation on a matrix [5, 4].
+[[nodiscard]] inline Case case_of(std::string name,
+                                  std::function<at::Tensor(const at::Tensor&)> run) {
+  return case_of(std::move(name), {5, 4}, std::move(run));
+}
+
 inline void fill_randomly(Tensors& tensors, const Case& one, std::uint64_t seed) {
   at::Generator generator = at::detail::createCPUGenerator(seed);
   for (const auto& sizes : one.sizes)

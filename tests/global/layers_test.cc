@@ -9,7 +9,6 @@
 
 #include <functional>
 #include <map>
-#include <mutex>
 
 namespace lockstep {
 namespace {
@@ -103,8 +102,8 @@ Placements placements_for(const std::string& name, const at::Tensor& tensor, con
 
 void expect_same_values(const at::Tensor& found, const at::Tensor& expected,
                         const std::string& what) {
-  at::Tensor all = is_global(found) ? full_tensor(found.detach()) : found;
-  EXPECT_TRUE(all.allclose(expected, 1e-9, 1e-11)) << what << ": " << describe(found);
+  EXPECT_TRUE(test::values_of(found).allclose(expected, 1e-9, 1e-11))
+      << what << ": " << describe(found);
 }
 
 // Adam's first step is the sign of a gradient, so that it suits models without biases whose
@@ -119,16 +118,7 @@ void compare_a_step(const Group& world, const std::function<Module()>& make,
                     const at::Tensor& data, const Trial& trial, const Optimizers& update) {
   Mesh mesh = mesh_of_ranks(world, trial.shape);
   set_global_options(mesh, {.replicate_plain = true});
-  Module plain{nullptr}, global{nullptr};
-  {
-    static std::mutex one_at_a_time;  // ranks are threads, and share the default generator
-    std::lock_guard lock(one_at_a_time);
-    for (Module* model : {&plain, &global}) {
-      torch::manual_seed(2);
-      *model = make();
-      (*model)->to(at::kDouble);
-    }
-  }
+  Module plain = test::module_of_seed(2, make), global = test::module_of_seed(2, make);
   test::DrawnNumbers drawn(trial.seed);
   std::string what = "seed " + std::to_string(trial.seed);
   auto place = [&](const std::string& name, at::Tensor& tensor) {

@@ -42,13 +42,10 @@ Step train(Model& model, const Loss<Model>& loss, const at::Tensor& data, const 
     at::Tensor value = loss(model, data, target);
     value.backward();
     optimizer.step();
-    at::Tensor number = is_global(value) ? full_tensor(value.detach()) : value.detach();
-    result.losses.push_back(number.template item<double>());
+    result.losses.push_back(test::values_of(value).template item<double>());
   }
-  for (const auto& item : model->named_parameters()) {
-    at::Tensor all = item.value().detach();
-    result.parameters[item.key()] = is_global(all) ? full_tensor(all) : all.clone();
-  }
+  for (const auto& item : model->named_parameters())
+    result.parameters[item.key()] = test::values_of(item.value()).clone();
   return result;
 }
 
@@ -72,23 +69,12 @@ class Models : public test::EngineTest {
   void compare(const std::function<Model()>& make, const Loss<Model>& loss, const at::Tensor& data,
                const at::Tensor& target, Options options, const std::vector<int>& shape,
                const Layout& layout, const Placements& of_data, const std::string& what) {
-    auto made = [&] {
-      torch::manual_seed(3);
-      Model model = make();
-      model->to(at::kDouble);
-      return model;
-    };
-    Model plain = made();
+    Model plain = test::module_of_seed(3, make);
     Step expected = train<Optimizer>(plain, loss, data, target, options, 3);
     run([&](Group world) {
       Mesh mesh = mesh_of_ranks(world, shape);
       set_global_options(mesh, {.replicate_plain = true});
-      static std::mutex one_at_a_time;  // ranks are threads, and share the default generator
-      Model model{nullptr};
-      {
-        std::lock_guard lock(one_at_a_time);
-        model = made();
-      }
+      Model model = test::module_of_seed(3, make);
       distribute_parameters(model, mesh, layout);
       Step found = train<Optimizer>(model, loss, distribute(data, mesh, of_data),
                                     distribute(target, mesh, of_data), options, 3);

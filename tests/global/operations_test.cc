@@ -7,6 +7,7 @@ namespace lockstep {
 namespace {
 
 using test::Case;
+using test::case_of;
 using test::Tensors;
 using test::try_case;
 
@@ -86,74 +87,69 @@ std::vector<Case> matmul_cases() {
 }
 
 std::vector<Case> reduction_cases() {
-  auto one = [](std::string name, std::function<at::Tensor(const at::Tensor&)> run) {
-    return Case{std::move(name), {{5, 4}}, [=](const Tensors& x) { return Tensors{run(x[0])}; }};
-  };
   return {
-      one("sum", [](const at::Tensor& x) { return x.sum(); }),
-      one("sum of dim", [](const at::Tensor& x) { return x.sum(0) + x.sum(0, true); }),
-      one("mean", [](const at::Tensor& x) { return x.mean(); }),
-      one("mean of dim", [](const at::Tensor& x) { return x.mean({-1}, true); }),
-      one("amax", [](const at::Tensor& x) { return x.amax({0}); }),
-      one("max", [](const at::Tensor& x) { return x.max(); }),
-      one("max of dim",
-          [](const at::Tensor& x) { return std::get<0>(x.detach().max(1)) + x.sum(1); }),
-      one("var", [](const at::Tensor& x) { return x.var(0, false); }),
-      one("norm", [](const at::Tensor& x) { return x.norm(); }),
-      one("norm of dim", [](const at::Tensor& x) { return at::linalg_vector_norm(x, 3, 0); }),
-      one("largest norm",
-          [](const at::Tensor& x) {
-            return at::linalg_vector_norm(x, std::numeric_limits<double>::infinity());
-          }),
-      one("cumsum", [](const at::Tensor& x) { return x.cumsum(0); }),
-      one("softmax", [](const at::Tensor& x) { return x.softmax(-1); }),
-      one("log_softmax", [](const at::Tensor& x) { return x.log_softmax(0); }),
-      one("logsumexp", [](const at::Tensor& x) { return x.logsumexp(1); }),
-      one("tril", [](const at::Tensor& x) { return x.tril(); }),
+      case_of("sum", [](const at::Tensor& x) { return x.sum(); }),
+      case_of("sum of dim", [](const at::Tensor& x) { return x.sum(0) + x.sum(0, true); }),
+      case_of("mean", [](const at::Tensor& x) { return x.mean(); }),
+      case_of("mean of dim", [](const at::Tensor& x) { return x.mean({-1}, true); }),
+      case_of("amax", [](const at::Tensor& x) { return x.amax({0}); }),
+      case_of("max", [](const at::Tensor& x) { return x.max(); }),
+      case_of("max of dim",
+              [](const at::Tensor& x) { return std::get<0>(x.detach().max(1)) + x.sum(1); }),
+      case_of("var", [](const at::Tensor& x) { return x.var(0, false); }),
+      case_of("norm", [](const at::Tensor& x) { return x.norm(); }),
+      case_of("norm of dim", [](const at::Tensor& x) { return at::linalg_vector_norm(x, 3, 0); }),
+      case_of("largest norm",
+              [](const at::Tensor& x) {
+                return at::linalg_vector_norm(x, std::numeric_limits<double>::infinity());
+              }),
+      case_of("cumsum", [](const at::Tensor& x) { return x.cumsum(0); }),
+      case_of("softmax", [](const at::Tensor& x) { return x.softmax(-1); }),
+      case_of("log_softmax", [](const at::Tensor& x) { return x.log_softmax(0); }),
+      case_of("logsumexp", [](const at::Tensor& x) { return x.logsumexp(1); }),
+      case_of("tril", [](const at::Tensor& x) { return x.tril(); }),
   };
 }
 
 std::vector<Case> view_cases() {
-  auto one = [](std::string name, std::vector<std::int64_t> sizes,
-                std::function<at::Tensor(const at::Tensor&)> run) {
-    return Case{std::move(name), {sizes}, [=](const Tensors& x) { return Tensors{run(x[0])}; }};
-  };
   return {
-      one("view", {4, 6},
-          [](const at::Tensor& x) {
-            return x.view({2, 2, 3, 2});
-          }),
-      one("flatten", {3, 2, 4}, [](const at::Tensor& x) { return x.flatten(0, 1); }),
-      one("flatten all", {3, 2, 4}, [](const at::Tensor& x) { return x.reshape({-1}); }),
-      one("t", {5, 4}, [](const at::Tensor& x) { return x.t(); }),
-      one("heads", {2, 3, 4},
-          [](const at::Tensor& x) {
-            return x.view({2, 3, 2, 2}).transpose(1, 2).contiguous().view({4, 6});
-          }),
-      one("permute", {2, 3, 4},
-          [](const at::Tensor& x) {
-            return x.permute({2, 0, 1});
-          }),
-      one("unsqueeze", {3, 4}, [](const at::Tensor& x) { return x.unsqueeze(1).squeeze(); }),
-      one("squeeze", {3, 1, 2}, [](const at::Tensor& x) { return x.squeeze(1); }),
-      one("expand", {3, 1},
-          [](const at::Tensor& x) {
-            return x.expand({2, 3, 4});
-          }),
-      one("select", {5, 4}, [](const at::Tensor& x) { return x.select(0, -2); }),
-      one("slice", {5, 4}, [](const at::Tensor& x) { return x.narrow(0, 1, 3).slice(1, 0, 4, 2); }),
-      one("write to a part", {5, 4},
-          [](const at::Tensor& x) {
-            at::Tensor y = x * 2;
-            at::NoGradGuard no_grad;
-            y.detach().t().mul_(3);
-            return y;
-          }),
-      one("repeat", {3, 2},
-          [](const at::Tensor& x) {
-            return x.repeat({2, 1, 3});
-          }),
-      one("repeat heads", {2, 2, 3}, [](const at::Tensor& x) { return x.repeat_interleave(2, 1); }),
+      case_of("view", {4, 6},
+              [](const at::Tensor& x) {
+                return x.view({2, 2, 3, 2});
+              }),
+      case_of("flatten", {3, 2, 4}, [](const at::Tensor& x) { return x.flatten(0, 1); }),
+      case_of("flatten all", {3, 2, 4}, [](const at::Tensor& x) { return x.reshape({-1}); }),
+      case_of("t", {5, 4}, [](const at::Tensor& x) { return x.t(); }),
+      case_of("heads", {2, 3, 4},
+              [](const at::Tensor& x) {
+                return x.view({2, 3, 2, 2}).transpose(1, 2).contiguous().view({4, 6});
+              }),
+      case_of("permute", {2, 3, 4},
+              [](const at::Tensor& x) {
+                return x.permute({2, 0, 1});
+              }),
+      case_of("unsqueeze", {3, 4}, [](const at::Tensor& x) { return x.unsqueeze(1).squeeze(); }),
+      case_of("squeeze", {3, 1, 2}, [](const at::Tensor& x) { return x.squeeze(1); }),
+      case_of("expand", {3, 1},
+              [](const at::Tensor& x) {
+                return x.expand({2, 3, 4});
+              }),
+      case_of("select", {5, 4}, [](const at::Tensor& x) { return x.select(0, -2); }),
+      case_of("slice", {5, 4},
+              [](const at::Tensor& x) { return x.narrow(0, 1, 3).slice(1, 0, 4, 2); }),
+      case_of("write to a part", {5, 4},
+              [](const at::Tensor& x) {
+                at::Tensor y = x * 2;
+                at::NoGradGuard no_grad;
+                y.detach().t().mul_(3);
+                return y;
+              }),
+      case_of("repeat", {3, 2},
+              [](const at::Tensor& x) {
+                return x.repeat({2, 1, 3});
+              }),
+      case_of("repeat heads", {2, 2, 3},
+              [](const at::Tensor& x) { return x.repeat_interleave(2, 1); }),
       {"split", {{3, 6}}, [](const Tensors& x) { return x[0].split(2, 1); }},
       {"uneven split", {{3, 5}}, [](const Tensors& x) { return x[0].split(2, 1); }},
       {"chunk", {{6, 3}}, [](const Tensors& x) { return x[0].chunk(3); }},

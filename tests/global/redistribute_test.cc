@@ -15,6 +15,7 @@ using test::all_placements;
 using test::expect_words;
 using test::mesh_of_ranks;
 using test::message_of;
+using test::numbers;
 using test::shapes_of_meshes;
 
 class Redistribution : public test::EngineTest {};
@@ -22,18 +23,12 @@ class Redistribution : public test::EngineTest {};
 // [2, 0] and the like have ranks without anything.
 const std::vector<std::vector<std::int64_t>> sizes_to_try = {{4, 6}, {5, 3}, {1, 7}, {0, 4}, {3}};
 
-at::Tensor counted(const std::vector<std::int64_t>& sizes) {
-  std::int64_t count = 1;
-  for (std::int64_t size : sizes) count *= size;
-  return at::arange(count, at::kDouble).view(sizes) + 1;
-}
-
 TEST_P(Redistribution, EveryPairOfPlacementsKeepsTheWhole) {
   run([](Group world) {
     for (const auto& shape : shapes_of_meshes(world.size())) {
       Mesh mesh = mesh_of_ranks(world, shape);
       for (const auto& sizes : sizes_to_try) {
-        at::Tensor whole = counted(sizes);
+        at::Tensor whole = numbers(sizes);
         auto all = all_placements(static_cast<int>(sizes.size()), static_cast<int>(shape.size()));
         for (std::size_t i = 0; i < all.size(); ++i) {
           at::Tensor from = redistribute(distribute(whole, mesh, Placements(shape.size())), all[i]);
@@ -55,7 +50,7 @@ TEST_P(Redistribution, GradientsComeBackInThePlacementsOfTheTensor) {
   run([](Group world) {
     for (const auto& shape : shapes_of_meshes(world.size())) {
       Mesh mesh = mesh_of_ranks(world, shape);
-      at::Tensor whole = counted({5, 4}), weight = counted({5, 4}).flip(0);
+      at::Tensor whole = numbers({5, 4}), weight = numbers({5, 4}).flip(0);
       auto all = all_placements(2, static_cast<int>(shape.size()));
       for (std::size_t i = 0; i < all.size(); i += 1 + i % 3) {
         at::Tensor from =
@@ -78,7 +73,7 @@ TEST_P(Redistribution, GradientsComeBackInThePlacementsOfTheTensor) {
 TEST_P(Redistribution, FusedBlocksAreCutEach) {
   run([](Group world) {
     Mesh mesh(world, {{"tp", -1}});
-    at::Tensor whole = counted({3 * 5, 2});
+    at::Tensor whole = numbers({3 * 5, 2});
     at::Tensor fused = distribute(whole, mesh, {Shard(0, 3)});
     std::vector<at::Tensor> mine;
     for (const at::Tensor& block : whole.chunk(3))
@@ -118,11 +113,11 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(GlobalTensors, DistributeTakesTheFirstRanksValuesAndGivesTheGradientWhole) {
   run_as_threads(3, [](Group world) {
     Mesh mesh(world, {{"dp", 3}});
-    at::Tensor mine = (counted({4, 2}) * (world.rank() + 1)).requires_grad_();
+    at::Tensor mine = (numbers({4, 2}) * (world.rank() + 1)).requires_grad_();
     at::Tensor global = distribute(mine, mesh, {Shard(0)});
-    EXPECT_TRUE(full_tensor(global).equal(counted({4, 2})));
+    EXPECT_TRUE(full_tensor(global).equal(numbers({4, 2})));
     full_tensor(global * global).sum().backward();
-    EXPECT_TRUE(mine.grad().equal(2 * counted({4, 2})));
+    EXPECT_TRUE(mine.grad().equal(2 * numbers({4, 2})));
   });
 }
 

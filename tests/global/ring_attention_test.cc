@@ -135,9 +135,7 @@ TEST_P(RingOfRanks, WhatTravelsIsWhatTheFormulasSay) {
     const std::int64_t part = 2 * one.rows * one.groups * one.features * (tokens / n) * 4;
     for (Placement cut : ring_cuts) {
       for (at::Tensor& input : inputs)
-        input =
-            distribute(is_global(input) ? full_tensor(input.detach()) : input.detach(), mesh, {cut})
-                .requires_grad_();
+        input = distribute(test::values_of(input), mesh, {cut}).requires_grad_();
       global::MeshContext& context = global::MeshContext::of(mesh);
       context.scores = 0;
       reset_traffic(mesh);

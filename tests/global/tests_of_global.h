@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -58,6 +59,23 @@ namespace lockstep::test {
   return redistribute(distribute(whole, mesh, Placements(placements.size())), placements);
 }
 
+// All values of a tensor, global or plain, without its graph.
+[[nodiscard]] inline at::Tensor values_of(const at::Tensor& tensor) {
+  return is_global(tensor) ? full_tensor(tensor.detach()) : tensor.detach();
+}
+
+// A module of doubles with the same parameters on every call. Ranks that are threads share the
+// default generator, so one module is made at a time.
+template <class Make>
+[[nodiscard]] auto module_of_seed(std::uint64_t seed, const Make& make) {
+  static std::mutex one_at_a_time;
+  std::lock_guard lock(one_at_a_time);
+  at::manual_seed(seed);
+  auto module = make();
+  module->to(at::kDouble);
+  return module;
+}
+
 // 1, 2, 3, ...
 [[nodiscard]] inline at::Tensor numbers(at::IntArrayRef sizes) {
   return at::arange(c10::multiply_integers(sizes), at::kFloat).view(sizes) + 1;
@@ -86,7 +104,7 @@ inline void expect_as_plain(const std::vector<int>& shape,
       at::Tensor found = program([&](const at::Tensor& whole, const Placements& placements) {
         return placed(whole, mesh, placements);
       });
-      return is_global(found) ? full_tensor(found.detach()) : found;
+      return values_of(found);
     };
     if (!refused.empty()) {
       const auto first_line = [](const std::string& text) {
