@@ -3,8 +3,8 @@
 #include "base/check.h"
 #include "base/format.h"
 #include "base/scope_exit.h"
-#include "store/limits.h"
 #include "store/sessions.h"
+#include "store/table.h"
 #include "sys/sockets.h"
 
 #include <algorithm>

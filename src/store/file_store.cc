@@ -3,7 +3,7 @@
 #include "base/check.h"
 #include "base/format.h"
 #include "base/text.h"
-#include "store/limits.h"
+#include "store/table.h"
 #include "sys/error_instead_of_signal.h"
 #include "sys/file_descriptor.h"
 #include "sys/files.h"

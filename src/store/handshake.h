@@ -1,7 +1,11 @@
-// The secrets of a connection: what proves that a side knows the store's secret, and the keys of
-// the two encrypted streams. Pure functions of the secret and two nonces; libsodium's BLAKE2b
-// (crypto_generichash) does the work.
+// The handshake of a connection: both sides prove that they know the store's secret, and derive the
+// keys of the two encrypted streams from it and from two nonces, by libsodium's BLAKE2b
+// (crypto_generichash). wire.h describes the bytes.
 #pragma once
+
+#include "store/sealed_stream.h"
+
+#include <lockstep/base/deadline.h>
 
 #include <array>
 #include <cstddef>
@@ -11,11 +15,9 @@ namespace lockstep::store {
 
 inline constexpr std::size_t nonce_bytes = 32;
 inline constexpr std::size_t proof_bytes = 32;
-inline constexpr std::size_t stream_key_bytes = 32;
 
 using Nonce = std::array<unsigned char, nonce_bytes>;
 using Proof = std::array<unsigned char, proof_bytes>;
-using StreamKey = std::array<unsigned char, stream_key_bytes>;
 
 // One chosen by each side; neither side alone can bring back an old conversation.
 struct Nonces {
@@ -48,5 +50,16 @@ class StoreKey {
 
 // In a time that does not depend on where they differ.
 [[nodiscard]] bool equal(const Proof& a, const Proof& b);
+
+struct ClientStreams {
+  Sealer to_server;
+  Opener from_server;
+};
+
+// Blocks until both sides have proven that they know the secret. `address` is for messages.
+// BadInput when the server refuses, does not know the secret itself, or speaks something else;
+// PeerLost when it closed before (it may have been too busy: try again); Timeout.
+[[nodiscard]] ClientStreams shake_hands(int socket, std::string_view address, const StoreKey& key,
+                                        Deadline deadline);
 
 }  // namespace lockstep::store

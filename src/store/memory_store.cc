@@ -1,7 +1,6 @@
 #include <lockstep/store/memory_store.h>
 
 #include "base/mutex.h"
-#include "store/limits.h"
 #include "store/table.h"
 
 #include <condition_variable>

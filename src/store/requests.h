@@ -4,14 +4,15 @@
 #include "store/table.h"
 #include "store/wire.h"
 
+#include <lockstep/base/deadline.h>
+
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include <lockstep/base/deadline.h>
 
 namespace lockstep::store {
 
@@ -60,6 +61,23 @@ class ParkedRequests {
   std::multimap<std::string, ParkedRequest, std::less<>> by_missing_key_;
   std::map<std::uint64_t, Load> loads_;  // by connection
   std::size_t bytes_ = 0;                // of all
+};
+
+inline constexpr std::size_t max_disconnect_values = 16;
+inline constexpr std::size_t max_disconnect_value_bytes = 64 << 10;
+
+// Values that a client wants written when its connection has ended, for keys that have no value by
+// then.
+class DisconnectValues {
+ public:
+  // The reply to a request with Code::on_disconnect: `done`, or `refused` when it makes no sense or
+  // is too much; then nothing has changed.
+  [[nodiscard]] Message add(const Message& request);
+
+  [[nodiscard]] const std::map<std::string, std::string>& values() const { return values_; }
+
+ private:
+  std::map<std::string, std::string> values_;  // by key
 };
 
 }  // namespace lockstep::store

@@ -1,7 +1,6 @@
 #include "store/sealed_stream.h"
 
 #include "base/check.h"
-#include "store/unsigned_bytes.h"
 #include "store/wire.h"
 
 namespace lockstep::store {

@@ -2,21 +2,38 @@
 // dropped, repeated or reordered by others (libsodium's crypto_secretstream).
 #pragma once
 
-#include "store/handshake.h"
+#include <sodium.h>
 
+#include <array>
+#include <cstddef>
 #include <string>
 #include <string_view>
 
-#include <sodium.h>
-
 namespace lockstep::store {
+
+// The bytes of a text as libsodium takes them, and the text of such bytes.
+inline unsigned char* unsigned_bytes_of(std::string& text) {
+  return reinterpret_cast<unsigned char*>(text.data());
+}
+
+inline const unsigned char* unsigned_bytes_of(std::string_view text) {
+  return reinterpret_cast<const unsigned char*>(text.data());
+}
+
+template <std::size_t size>
+std::string_view text_of(const std::array<unsigned char, size>& bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), size};
+}
 
 inline constexpr std::size_t stream_header_bytes = 24;
 inline constexpr std::size_t seal_bytes = 17;
+inline constexpr std::size_t stream_key_bytes = 32;
 
 static_assert(stream_header_bytes == crypto_secretstream_xchacha20poly1305_HEADERBYTES);
 static_assert(seal_bytes == crypto_secretstream_xchacha20poly1305_ABYTES);
 static_assert(stream_key_bytes == crypto_secretstream_xchacha20poly1305_KEYBYTES);
+
+using StreamKey = std::array<unsigned char, stream_key_bytes>;
 
 class Sealer {
  public:

@@ -2,7 +2,6 @@
 // waits for one connection.
 #pragma once
 
-#include "store/disconnect_values.h"
 #include "store/handshake.h"
 #include "store/log.h"
 #include "store/requests.h"

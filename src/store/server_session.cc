@@ -1,7 +1,7 @@
 #include "store/server_session.h"
 
 #include "base/check.h"
-#include "store/unsigned_bytes.h"
+#include "store/sealed_stream.h"
 
 #include <algorithm>
 #include <cstring>

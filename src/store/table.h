@@ -1,5 +1,9 @@
-// The keys and values themselves, with what each operation of a Store means; no locks, no waiting.
+// Table: the keys and values of a store and what each operation does to them, without locks and
+// waiting; and the limits of keys and values, which every store checks first.
 #pragma once
+
+#include <lockstep/base/error.h>
+#include <lockstep/store/store.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +16,18 @@
 #include <vector>
 
 namespace lockstep::store {
+
+// BadInput when it is empty or longer than Store::max_key_bytes.
+void check_key(std::string_view key);
+// BadInput when it is longer than Store::max_value_bytes.
+void check_value(std::string_view key, std::string_view value);
+
+// The number that add() counts on: BadInput when the value is no decimal number or would overflow.
+[[nodiscard]] std::int64_t add_to_number(std::string_view key, std::string_view value,
+                                         std::int64_t delta);
+
+// "store: keys 'rank/2', 'rank/5' did not come within 5s"; names five at most.
+[[nodiscard]] Timeout missing_keys(std::span<const std::string> missing, Duration waited);
 
 // Each key and value is within the limits: the callers have checked.
 class Table {

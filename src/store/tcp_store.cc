@@ -2,7 +2,7 @@
 
 #include "base/check.h"
 #include "store/client_connection.h"
-#include "store/limits.h"
+#include "store/table.h"
 
 #include <utility>
 

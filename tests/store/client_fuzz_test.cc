@@ -1,6 +1,6 @@
 // Servers that are none: what a client makes of hostile answers, before and after the handshake.
-#include "store/client_handshake.h"
 #include "store/conversation.h"
+#include "store/handshake.h"
 #include "store/raw_peer.h"
 #include "store/server_session.h"
 #include "support/fuzz.h"

@@ -1,5 +1,5 @@
 // What the server writes for a client that has gone, by itself and over a connection.
-#include "store/disconnect_values.h"
+#include "store/requests.h"
 
 #include <lockstep/store/store_server.h>
 #include <lockstep/store/tcp_store.h>

@@ -1,6 +1,6 @@
 #include "store/requests.h"
 
-#include "store/limits.h"
+#include "store/table.h"
 
 #include <gtest/gtest.h>
 
