@@ -51,18 +51,12 @@ std::unique_ptr<Configuration>& chosen(Known& known, const std::string& name) {
   throw BadInput(unknown_name("task", name, views));
 }
 
-const Settings::Entry* entry_in(const Configuration& one, std::string_view name) {
-  const std::vector<Settings::Entry>& entries = one.settings().entries();
-  auto found = std::ranges::find(entries, name, &Setting::name);
-  return found == entries.end() ? nullptr : &*found;
-}
-
 // "12", or for several tasks "gpt 12, mnist 64" where their values differ.
 std::string standard_of(const Settings::Entry& entry, const Shown& shown) {
   if (entry.is_flag()) return {};
   std::vector<std::string> texts, named;
   for (const Configuration* one : shown) {
-    const Settings::Entry* own = entry_in(*one, entry.name);
+    const Settings::Entry* own = one->settings().find(entry.name);
     if (own == nullptr) continue;
     std::string text = Settings::is_given(*own) ? Settings::text_of(*own) : std::string();
     if (!text.empty()) named.push_back(formatted("{} {}", one->task_name(), text));
@@ -79,7 +73,7 @@ std::string help_of(const Settings::Entry& entry, const Shown& shown) {
   std::vector<std::string> having, own;
   bool are_equal = true;
   for (const Configuration* one : shown) {
-    const Settings::Entry* found = entry_in(*one, entry.name);
+    const Settings::Entry* found = one->settings().find(entry.name);
     if (found == nullptr) continue;
     having.push_back(one->task_name());
     own.push_back(formatted("{}: {}", one->task_name(), found->help));
@@ -179,7 +173,7 @@ void take_none_as_implied(Options& options) {
 void note_elsewhere(Known& known, Configuration& task) {
   for (const auto& other : known)
     for (const Settings::Entry& entry : other->settings().entries())
-      if (entry_in(task, entry.name) == nullptr)
+      if (task.settings().find(entry.name) == nullptr)
         task.settings().add_elsewhere(entry.name, other->task_name());
 }
 

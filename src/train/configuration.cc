@@ -18,7 +18,6 @@
 #include <string_view>
 #include <system_error>
 #include <utility>
-#include <variant>
 
 namespace lockstep::train {
 namespace {
@@ -59,8 +58,7 @@ std::string kept_text(const Settings::Entry& entry) {
 }
 
 std::string text_in_file(const Settings::Entry& entry) {
-  const auto* written = std::get_if<WrittenValue>(&entry.variable);
-  return written != nullptr && written->file_text ? written->file_text() : kept_text(entry);
+  return entry.variable.file_text ? entry.variable.file_text() : kept_text(entry);
 }
 
 toml::table parse_file(const std::filesystem::path& path) {

@@ -17,55 +17,35 @@ namespace {
 constexpr double unbounded = 1e15;
 constexpr std::string_view name_letters = "abcdefghijklmnopqrstuvwxyz0123456789-";
 
-[[noreturn]] void bad_value(const Setting& setting, std::string_view expected,
-                            std::string_view found) {
-  throw BadInput(formatted("{}: expected {}, found '{}'", setting.name, expected, found));
-}
-
 bool is_within(const Setting& setting, double value) {
   return value >= setting.least && value <= setting.most;
 }
 
 template <class Number>
-Number parse_value(const Setting& setting, std::string_view text, std::string_view expected) {
+Number parsed(const Setting& bounds, std::string_view text) {
+  std::string expected = std::is_same_v<Number, double> ? "a number" : "a whole number";
   Number value{};
   auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size()) bad_value(setting, expected, text);
-  if (!is_within(setting, static_cast<double>(value)))
-    bad_value(setting,
-              setting.most < unbounded
-                  ? formatted("{} from {} to {}", expected, setting.least, setting.most)
-                  : formatted("{} of at least {}", expected, setting.least),
-              text);
-  return value;
+  if (error == std::errc{} && end == text.data() + text.size()) {
+    if (is_within(bounds, static_cast<double>(value))) return value;
+    expected += bounds.most < unbounded ? formatted(" from {} to {}", bounds.least, bounds.most)
+                                        : formatted(" of at least {}", bounds.least);
+  }
+  throw BadInput(formatted("expected {}, found '{}'", expected, text));
 }
 
-struct Setter {
-  const Setting& setting;
-  std::string_view text;
-
-  void operator()(std::string* variable) const { *variable = text; }
-  void operator()(const WrittenValue& variable) const {
-    try {
-      variable.set(text);
-    } catch (const BadInput& error) {
-      throw BadInput(formatted("{}: {}", setting.name, error.what()));
-    }
-  }
-  void operator()(double* variable) const {
-    *variable = parse_value<double>(setting, text, "a number");
-  }
-  void operator()(std::int64_t* variable) const {
-    *variable = parse_value<std::int64_t>(setting, text, "a whole number");
-  }
-  void operator()(int* variable) const {
-    using Limits = std::numeric_limits<int>;
-    Setting narrow = setting;
-    narrow.least = std::max(setting.least, static_cast<double>(Limits::min()));
-    narrow.most = std::min(setting.most, static_cast<double>(Limits::max()));
-    *variable = static_cast<int>(parse_value<std::int64_t>(narrow, text, "a whole number"));
-  }
-};
+// The text of an int is read as that of a larger number, whose bounds it must keep.
+template <class Number, class Parsed = Number>
+WrittenValue number_in(const Setting& bounds, Number& variable) {
+  return {
+      .text = [&variable] { return formatted("{}", variable); },
+      .set =
+          [bounds, &variable](std::string_view text) {
+            variable = static_cast<Number>(parsed<Parsed>(bounds, text));
+          },
+      .is_number = true,
+      .is_given = [bounds, &variable] { return is_within(bounds, static_cast<double>(variable)); }};
+}
 
 // "--shard full", "--elastic", "no --mesh".
 std::string given_text(const Settings::Entry& entry) {
@@ -102,7 +82,7 @@ bool has_word(std::string_view text, std::string_view wanted) {
 std::string any_other_value(const Settings::Entry& entry) {
   if (entry.is_flag()) return {};
   std::vector<std::string> others;
-  for (const std::string& word : entry.words())
+  for (const std::string& word : entry.variable.words)
     if (word != entry.standard) others.push_back(word);
   if (others.empty()) return formatted(" {}", entry.value_in_help());
   const std::string last = others.back();
@@ -135,24 +115,52 @@ void check_need(const Settings& settings, const Settings::Entry& entry, std::str
 
 }  // namespace
 
-void Settings::add_entry(Entry entry) {
-  check(!entry.name.empty() && entry.name.find_first_not_of(name_letters) == std::string::npos,
-        "Settings: expected a name of small letters, digits and dashes, found '{}'", entry.name);
-  check(std::ranges::find(entries_, entry.name, &Setting::name) == entries_.end(),
+void Settings::add(Setting setting, WrittenValue variable) {
+  check(!setting.name.empty() && setting.name.find_first_not_of(name_letters) == std::string::npos,
+        "Settings: expected a name of small letters, digits and dashes, found '{}'", setting.name);
+  check(find(setting.name) == nullptr,
         "Settings: '{}' is there already; the trainer's own names are in train/options.h",
-        entry.name);
-  if (entry.group.empty()) entry.group = group_;
+        setting.name);
+  if (setting.group.empty()) setting.group = group_;
+  Entry entry{std::move(setting), std::move(variable)};
   entry.standard = text_of(entry);
   entries_.push_back(std::move(entry));
+}
+
+void Settings::add(Setting setting, std::string& variable) {
+  add(std::move(setting), {.text = [&variable] { return variable; },
+                           .set = [&variable](std::string_view text) { variable = text; }});
+}
+
+void Settings::add(Setting setting, std::int64_t& variable) {
+  WrittenValue number = number_in(setting, variable);
+  add(std::move(setting), std::move(number));
+}
+
+void Settings::add(Setting setting, double& variable) {
+  WrittenValue number = number_in(setting, variable);
+  add(std::move(setting), std::move(number));
+}
+
+void Settings::add(Setting setting, int& variable) {
+  using Limits = std::numeric_limits<int>;
+  Setting narrow = setting;
+  narrow.least = std::max(setting.least, static_cast<double>(Limits::min()));
+  narrow.most = std::min(setting.most, static_cast<double>(Limits::max()));
+  add(std::move(setting), number_in<int, std::int64_t>(narrow, variable));
 }
 
 void Settings::add_elsewhere(const std::string& name, const std::string& other) {
   elsewhere_[name].push_back(other);
 }
 
+const Settings::Entry* Settings::find(std::string_view name) const {
+  const auto found = std::ranges::find(entries_, name, &Setting::name);
+  return found == entries_.end() ? nullptr : &*found;
+}
+
 const Settings::Entry& Settings::entry(std::string_view name) const {
-  auto found = std::ranges::find(entries_, name, &Setting::name);
-  if (found != entries_.end()) return *found;
+  if (const Entry* found = find(name)) return *found;
   if (auto others = elsewhere_.find(name); others != elsewhere_.end())
     throw BadInput(formatted("{} is an option of {}, not of {}", name,
                              listed(others->second, " and "), owner_));
@@ -163,57 +171,36 @@ const Settings::Entry& Settings::entry(std::string_view name) const {
 
 void Settings::set(std::string_view name, std::string_view text) {
   const Entry& chosen = entry(name);
-  std::visit(Setter{chosen, text}, chosen.variable);
+  try {
+    chosen.variable.set(text);
+  } catch (const BadInput& error) {
+    throw BadInput(formatted("{}: {}", chosen.name, error.what()));
+  }
   if (chosen.changed) chosen.changed();
 }
 
 bool Settings::Entry::is_flag() const {
   constexpr std::array<std::string_view, 2> flag{"false", "true"};
-  return std::ranges::equal(words(), flag);
-}
-
-bool Settings::Entry::is_text() const {
-  return std::holds_alternative<std::string*>(variable) ||
-         (std::holds_alternative<WrittenValue>(variable) && !is_flag());
-}
-
-std::span<const std::string> Settings::Entry::words() const {
-  const auto* written = std::get_if<WrittenValue>(&variable);
-  return written == nullptr ? std::span<const std::string>() : written->words;
+  return std::ranges::equal(variable.words, flag);
 }
 
 std::string_view Settings::Entry::value_in_help() const {
   if (!value_name.empty()) return value_name;
   if (is_flag()) return "";
-  if (!words().empty()) return "WORD";
+  if (!variable.words.empty()) return "WORD";
   return is_text() ? "PATH" : "N";
 }
 
 std::string Settings::text_of(const Entry& entry) {
-  return std::visit(
-      [&](const auto& variable) -> std::string {
-        if constexpr (std::is_pointer_v<std::remove_cvref_t<decltype(variable)>>) {
-          return formatted("{}", *variable);
-        } else {
-          try {
-            return variable.text();
-          } catch (const InvalidArgument& error) {
-            throw InvalidArgument(formatted("{}: {}", entry.name, error.what()));
-          }
-        }
-      },
-      entry.variable);
+  try {
+    return entry.variable.text();
+  } catch (const InvalidArgument& error) {
+    throw InvalidArgument(formatted("{}: {}", entry.name, error.what()));
+  }
 }
 
 bool Settings::is_given(const Entry& entry) {
-  return std::visit(
-      [&](const auto& variable) {
-        if constexpr (requires { is_within(entry, static_cast<double>(*variable)); })
-          return is_within(entry, static_cast<double>(*variable));
-        else
-          return true;
-      },
-      entry.variable);
+  return !entry.variable.is_given || entry.variable.is_given();
 }
 
 void Settings::check_needs() const {

@@ -10,7 +10,6 @@
 // value of a variable when it is added is its default. Not thread-safe.
 #pragma once
 
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -20,7 +19,6 @@
 #include <string_view>
 #include <type_traits>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #pragma GCC visibility push(default)
@@ -70,11 +68,14 @@ struct Named {
 template <class Enum>
 concept NamedEnum = std::is_enum_v<Enum> && requires(Enum value) { names_of(value); };
 
-// A variable of another type than texts and numbers.
+// A variable as texts.
 struct WrittenValue {
   std::vector<std::string> words = {};  // all texts of it; empty: there are others, too
   std::function<std::string()> text;
   std::function<void(std::string_view text)> set;  // BadInput says what was expected and found
+  bool is_number = false;                          // in files without quotes
+  // Whether set() accepts the present value, which else means: not given. Null: it does.
+  std::function<bool()> is_given = {};
   // What config.toml keeps instead of text(), which follows from other settings. Null: text().
   std::function<std::string()> file_text = {};
 };
@@ -88,17 +89,14 @@ template <NamedEnum Enum>
 
 class Settings {
  public:
-  using Variable = std::variant<std::string*, std::int64_t*, int*, double*, WrittenValue>;
   struct Entry : Setting {
-    Variable variable;
+    WrittenValue variable;
     std::string standard = {};  // the default, as text_of() has it
 
     // A text without choices or one of several words; written in quotes in files.
-    [[nodiscard]] bool is_text() const;
+    [[nodiscard]] bool is_text() const { return !variable.is_number && !is_flag(); }
     // true or false: no value is needed on a command line.
     [[nodiscard]] bool is_flag() const;
-    // The words that it may be; empty: it is not written in words.
-    [[nodiscard]] std::span<const std::string> words() const;
     // For --help: "WORD"; empty for a flag.
     [[nodiscard]] std::string_view value_in_help() const;
   };
@@ -108,20 +106,19 @@ class Settings {
 
   // The variable outlives the table. InvalidArgument for a name of other characters, or one that
   // is there already.
-  template <class Value>
-    requires(std::is_same_v<Value, bool> || NamedEnum<Value> ||
-             std::constructible_from<Variable, Value*>)
-  void add(Setting setting, Value& variable) {
-    if constexpr (std::is_same_v<Value, bool>)
-      add(std::move(setting), in_words<bool>({{"false", false}, {"true", true}}, variable));
-    else if constexpr (NamedEnum<Value>)
-      add(std::move(setting), in_words(named<Value>(), variable));
-    else
-      add_entry({std::move(setting), &variable});
+  void add(Setting setting, std::string& variable);
+  void add(Setting setting, std::int64_t& variable);
+  void add(Setting setting, int& variable);
+  void add(Setting setting, double& variable);
+  void add(Setting setting, bool& variable) {
+    add(std::move(setting), in_words<bool>({{"false", false}, {"true", true}}, variable));
   }
-  void add(Setting setting, WrittenValue variable) {
-    add_entry({std::move(setting), std::move(variable)});
+  template <NamedEnum Enum>
+  void add(Setting setting, Enum& variable) {
+    const auto names = names_of(Enum{});
+    add(std::move(setting), in_words<Enum>({names.begin(), names.end()}, variable));
   }
+  void add(Setting setting, WrittenValue variable);
   // The heading in --help for what is added from now on.
   void begin_group(std::string heading) { group_ = std::move(heading); }
   // An option that the owner does not have, but `other` has: entry() says so.
@@ -129,6 +126,8 @@ class Settings {
 
   // In the order in which they were added: that of --help and config.toml.
   [[nodiscard]] const std::vector<Entry>& entries() const { return entries_; }
+  // Null if there is none of this name.
+  [[nodiscard]] const Entry* find(std::string_view name) const;
   // BadInput for an unknown name, which suggests the nearest one.
   [[nodiscard]] const Entry& entry(std::string_view name) const;
   // BadInput that begins with the name and says what was expected and found; the variable is then
@@ -137,20 +136,13 @@ class Settings {
   // The value as set() reads it.
   [[nodiscard]] std::string text(std::string_view name) const { return text_of(entry(name)); }
   [[nodiscard]] static std::string text_of(const Entry& entry);
-  // Returns true if set() accepts the present value. A number outside its bounds means: not given.
+  // A number outside its bounds means: not given.
   [[nodiscard]] static bool is_given(const Entry& entry);
   // BadInput in one line for a setting whose value is not its default, and which lacks what it
   // needs: "--prefetch 3 needs --shard full, found --shard none".
   void check_needs() const;
 
  private:
-  template <class Enum>
-  [[nodiscard]] static std::vector<Named<Enum>> named() {
-    const auto names = names_of(Enum{});
-    return {names.begin(), names.end()};
-  }
-  void add_entry(Entry entry);
-
   std::string owner_;
   std::string group_ = "Task";
   std::vector<Entry> entries_;
