@@ -1,12 +1,14 @@
 #include "train/configuration.h"
 
 #include "base/check.h"
+#include "base/counted.h"
 #include "base/format.h"
 #include "base/utf8.h"
 #include "base/visible.h"
 #include "sys/files.h"
 #include "sys/plain_file.h"
 #include "train/option_table.h"
+#include "train/strategies.h"
 
 #include <toml++/toml.h>
 
@@ -75,6 +77,79 @@ toml::table parse_file(const std::filesystem::path& path) {
   }
 }
 
+void check_context(const Options& options, const Task& task, const MeshLayout& layout) {
+  if (!layout.find(context_axis)) return;
+  const std::int64_t heads = task.parallel_plan().heads;
+  check_input(heads > 0,
+              "--mesh {}: the task {} has no sequences to cut over cp (Task::parallel_plan())",
+              mesh_text(options.mesh), task.name());
+  const int ranks = layout.size(context_axis) * layout.size(tensor_axis);
+  check_input(options.context_method == ContextMethod::ring || heads % ranks == 0,
+              "--context-method ulysses on --mesh {}: expected heads of keys that {} ranks divide, "
+              "found {}; ring takes any",
+              mesh_text(options.mesh), ranks, heads);
+}
+
+// A plan may name a pattern that the model has not: then parallelize() says it.
+void check_heads(const Options& options, const Task& task, const MeshLayout& layout) {
+  const int ranks = layout.size(tensor_axis);
+  for (const auto& [pattern, style] : task.parallel_plan().tensor)
+    check_input(style.head_count() % ranks == 0,
+                "--mesh {}: expected a number of heads that {} ranks of tp divide, found {} ({})",
+                mesh_text(options.mesh), ranks, style.head_count(), pattern);
+}
+
+void check_experts(const Options& options, const Task& task, const MeshLayout& layout) {
+  const std::int64_t experts = task.parallel_plan().experts;
+  const bool has_axis = layout.find(experts_axis).has_value();
+  check_input(!has_axis || experts > 0,
+              "--mesh {}: the task {} has no experts for ep (Task::parallel_plan())",
+              mesh_text(options.mesh), task.name());
+  check_input(!has_axis || experts % layout.size(experts_axis) == 0,
+              "--mesh {}: expected experts that {} ranks divide, found {}", mesh_text(options.mesh),
+              layout.size(experts_axis), experts);
+}
+
+void check_axes(const Options& options, const Task& task, const MeshLayout& layout) {
+  const std::string mesh = mesh_text(options.mesh);
+  check_experts(options, task, layout);
+  check_input(!layout.find(tensor_axis) || !task.parallel_plan().tensor.empty(),
+              "--mesh {}: the task {} has no plan for tensor parallelism (Task::parallel_plan()): "
+              "expected --mesh without tp",
+              mesh, task.name());
+  check_heads(options, task, layout);
+  check_context(options, task, layout);
+  for (const auto& [is_given, name] : {std::pair(options.hook.is_given(), "--hook"),
+                                       std::pair(options.sync_batch_norm, "--sync-batch-norm"),
+                                       std::pair(options.uneven, "--uneven")})
+    check_input(!is_given || !is_model_parallel(layout),
+                "{}: expected ranks that have the whole model, without pp, tp, cp and ep, found "
+                "--mesh {}",
+                name, mesh);
+  check_input(options.checkpoint_every == 0 || !task.parallel_plan().blocks.empty(),
+              "--checkpoint-every {}: the task {} names no blocks (Task::parallel_plan())",
+              options.checkpoint_every, task.name());
+}
+
+void check_batch(const Options& options, std::int64_t learners) {
+  const std::int64_t parts = options.accumulate * learners;
+  if (options.batch % parts == 0) return;
+  const std::int64_t below = options.batch / parts * parts, above = below + parts;
+  throw BadInput(
+      formatted("--batch {} must be divisible by {} ({} x {}); try --batch {}", options.batch,
+                parts, counted(learners, options.strategy == StrategyKind::ps ? "worker" : "rank"),
+                counted(options.accumulate, "micro-batch", "es"),
+                below > 0 ? formatted("{} or {}", below, above) : formatted("{}", above)));
+}
+
+void check_start_options(const Options& options) {
+  check_input(!options.out.empty(), "--out is missing: name a folder for the run");
+  const bool goes_on = options.resume || options.resume_auto || !options.resume_from.empty();
+  check_input(!options.overwrite || !goes_on, "give --resume or --overwrite, not both");
+  check_input(options.grace >= Duration::zero(), "--grace {}: expected at least 0s",
+              format_duration(options.grace));
+}
+
 }  // namespace
 
 // The table is bound to the defaults first, so that it can tell which options are given.
@@ -124,6 +199,29 @@ std::string Configuration::place_of_data() const {
   for (const std::string& name : own_paths_)
     if (options.places.contains(name)) return place_of(options, name);
   return {};
+}
+
+void check_run(Configuration& configuration, int ranks) {
+  const Options& options = configuration.options;
+  const Task& task = configuration.task();
+  configuration.settings().check_needs();
+  check_strategy(options, ranks);
+  // Servers are on no axis.
+  configuration.layout = layout_of(options, ranks - server_count(options));
+  const MeshLayout& layout = configuration.layout;
+  if (!options.elastic) check_batch(options, learners_in(layout));
+  check_input((options.steps > 0) != (options.epochs > 0),
+              "give --steps or --epochs: found {} and {}", options.steps, options.epochs);
+  check_input(options.min_lr <= options.lr, "--min-lr {} is above --lr {}", options.min_lr,
+              options.lr);
+  task.check();
+  check_axes(options, task, layout);
+  if (task.parallel_plan().experts > 0) check_mixtures(options, task, layout);
+  check_start_options(options);
+  const std::filesystem::path trace(options.trace);
+  check_input(trace.empty() || std::filesystem::is_directory(
+                                   trace.has_parent_path() ? trace.parent_path() : "."),
+              "--trace {}: expected a file in a folder that is there", visible(options.trace));
 }
 
 std::vector<ConfigEntry> read_config(const std::filesystem::path& path) {

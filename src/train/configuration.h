@@ -5,6 +5,7 @@
 #pragma once
 
 #include <lockstep/checkpoint/safetensors.h>
+#include <lockstep/layout/mesh_layout.h>
 #include <lockstep/train/options.h>
 #include <lockstep/train/settings.h>
 #include <lockstep/train/task.h>
@@ -43,6 +44,7 @@ class Configuration {
   [[nodiscard]] std::string place_of_data() const;
 
   Options options;
+  MeshLayout layout{{{"dp", 1}}, 1};  // layout_of() the options, since check_run()
 
  private:
   Task& task_;
@@ -50,9 +52,9 @@ class Configuration {
   std::vector<std::string> own_paths_;  // names of the task's settings that are paths
 };
 
-// Throws BadInput in one line for options that do not fit together, the task, or this number of
-// ranks (option_checks.cc).
-void check_run(const Configuration& configuration, int ranks);
+// Sets the layout. Throws BadInput in one line for options that do not fit together, the task, or
+// this number of ranks.
+void check_run(Configuration& configuration, int ranks);
 
 // One setting of a file, with the place to name when it is wrong ("run.toml line 3").
 struct ConfigEntry {

@@ -1,14 +1,17 @@
-#include "train/elastic_strategy.h"
+#include "parallel/whole_module_state.h"
+#include "train/strategies.h"
 
-#include "base/check.h"
-#include "train/micro_batches.h"
-#include "train/random_streams.h"
+#include <lockstep/elastic/slot_gradients.h>
 
 #include <ATen/core/grad_mode.h>
 #include <torch/utils.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <optional>
 #include <utility>
+#include <vector>
 
 namespace lockstep::train {
 namespace {
@@ -52,13 +55,35 @@ class CopyState : public parallel::WholeModuleState {
   const ParallelModel& model_;
 };
 
-}  // namespace
-
 // The ranks of one place in the copies of the model, the learners, divide the slots.
-ElasticStrategy::ElasticStrategy(const Options& options, Task& task, Group world)
-    : TrainedModel(options, task, std::move(world)) {
-  facts_.takes_all_rows = true;
-}
+class ElasticStrategy : public TrainedModel {
+ public:
+  ElasticStrategy(const Configuration& configuration, Group world)
+      : TrainedModel(configuration, std::move(world)) {
+    facts_.takes_all_rows = true;
+  }
+
+  [[nodiscard]] double backward(const StepRows& rows, optim::GradScaler& scaler) override;
+  [[nodiscard]] std::vector<std::pair<std::string, std::string>> results() override;
+
+ private:
+  Handle& make_handle(const std::shared_ptr<torch::nn::Module>& module) override;
+  // No handle averages gradients.
+  [[nodiscard]] bool divides_updates() const override { return false; }
+  [[nodiscard]] double backward_slot(const Batch& rows, double share, std::int64_t step,
+                                     std::int64_t slot, optim::GradScaler& scaler);
+  void pass_for_others(const Batch& rows, optim::GradScaler& scaler);
+  [[nodiscard]] bool is_divided() const { return level_of(options_).has_value(); }
+  void begin_buffers();
+  void end_buffers();
+
+  // Of copies: of what this rank's model is, or of the parts of it that this rank has, over all.
+  std::optional<Handle> copy_;
+  std::optional<SlotGradients> slots_;
+  std::vector<at::Tensor> buffers_;  // what this rank has of the module's
+  std::vector<at::Tensor> before_;   // their values when the step began
+  std::vector<at::Tensor> after_;    // and behind slot 0, on the rank that has it
+};
 
 // What goes over the groups of axes is not counted.
 std::vector<std::pair<std::string, std::string>> ElasticStrategy::results() {
@@ -99,7 +124,7 @@ double ElasticStrategy::backward_slot(const Batch& rows, double share, std::int6
                                       std::int64_t slot, optim::GradScaler& scaler) {
   copy_into(buffers_, before_);
   const auto of_step = static_cast<std::int64_t>(stream_seed(options_.seed, step));
-  torch::manual_seed(stream_seed(of_step, seed_stream_of_rank(static_cast<int>(slot))));
+  torch::manual_seed(seed_of_rank(of_step, static_cast<int>(slot)));
   const double loss = backward_part(rows, share, scaler);
   if (slot == 0) after_ = copies_of(buffers_);
   return loss;
@@ -143,6 +168,12 @@ double ElasticStrategy::backward(const StepRows& rows_of_step, optim::GradScaler
   slots_->reduce(divisor);
   end_buffers();
   return tree_sum(slots_->gather(losses)) / divisor;
+}
+
+}  // namespace
+
+std::unique_ptr<TrainedModel> make_elastic(const Configuration& configuration, const Group& world) {
+  return std::make_unique<ElasticStrategy>(configuration, world);
 }
 
 }  // namespace lockstep::train

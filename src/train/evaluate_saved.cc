@@ -6,7 +6,7 @@
 #include "train/configuration.h"
 #include "train/evaluator.h"
 #include "train/progress.h"
-#include "train/run_folder.h"
+#include "train/run_description.h"
 
 #include <lockstep/comm/together.h>
 #include <lockstep/train/saved_model.h>

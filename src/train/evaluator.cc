@@ -5,7 +5,7 @@
 #include "base/text.h"
 #include "elastic/slot_tree.h"
 #include "train/interrupt.h"
-#include "train/micro_batches.h"
+#include "train/model.h"
 
 #include <lockstep/base/error.h>
 #include <lockstep/data/sampler.h>

@@ -1,10 +1,12 @@
 #include "train/model.h"
 
 #include "base/check.h"
+#include "base/environment.h"
 #include "base/format.h"
+#include "checkpoint/optimizer_state.h"
 #include "parallel/tensor/experts.h"
-#include "train/micro_batches.h"
-#include "train/option_table.h"
+#include "sys/failure_text.h"
+#include "train/strategies.h"
 
 #include <lockstep/comm/together.h>
 #include <lockstep/global/tensor.h>
@@ -25,30 +27,31 @@ namespace {
 
 constexpr std::string_view of_hook = "hook.";
 
-Mesh mesh_of(const Options& options, const Group& world) {
-  const bool is_divided = level_of(options).has_value();
-  std::vector<MeshAxis> axes = division_of(options, world.size()).axes;
-  if (axes.empty()) axes = {{std::string(is_divided ? shards_axis : copies_axis), world.size()}};
-  // parallelize() divides the model wherever it finds the axis, on one rank, too.
-  if (!is_divided)
-    std::erase_if(axes, [](const MeshAxis& axis) { return axis.name == shards_axis; });
-  if (axes.empty()) axes = {{std::string(copies_axis), 1}};
-  return {world, std::move(axes)};
-}
-
 // The axes of the ranks that have rows of their own: those of ParallelModel::data().
 const std::vector<std::string> learner_axes = {"dp", "ep", "fsdp"};
 
+constexpr double bytes_of_a_number = 4;
+
+double numbers_of_state(const Options& options) {
+  if (options.optimizer == OptimizerKind::adamw) return 2;
+  return options.momentum > 0 ? 1 : 0;
+}
+
+// "1.24M", "40.0B": numbers of parameters as they are usually said.
+std::string count_text(double count) {
+  if (count >= 1e12) return formatted("{:.1f}T", count / 1e12);
+  return count >= 1e9 ? formatted("{:.1f}B", count / 1e9) : formatted("{:.1f}M", count / 1e6);
+}
+
 }  // namespace
 
-TrainedModel::TrainedModel(const Options& options, Task& task, Group world)
-    : RunStrategy({.learners = Group(), .processes = world.size()}),
-      options_(options),
-      task_(task),
+TrainedModel::TrainedModel(const Configuration& configuration, Group world)
+    : options_(configuration.options),
+      task_(configuration.task()),
       world_(std::move(world)),
-      mesh_(mesh_of(options, world_)),
-      hook_(hook_of_options(options)) {
-  facts_.learners = mesh_.sub_mesh(learner_axes).group();
+      mesh_(world_, configuration.layout.axes()),
+      facts_{.learners = mesh_.sub_mesh(learner_axes).group(), .processes = world_.size()},
+      hook_(hook_of_options(options_)) {
   facts_.random_stream = facts_.learners.rank();
   if (hook_) facts_.kind = "hook " + hook_->describe();
 }
@@ -60,9 +63,25 @@ void TrainedModel::attach(std::shared_ptr<torch::nn::Module> module, RunLength) 
   std::shared_ptr<optim::SharedUpdate> shared;
   if (divides_updates()) shared = handle().shared_update();
   divides_update_ = shared != nullptr;
-  own_optimizer_ = make_optimizer(options_, handle().named_parameters(), handle().state_memory(),
-                                  std::move(shared));
-  optimizer_ = own_optimizer_.get();
+  optimizer_ = make_optimizer(options_, handle().named_parameters(), handle().state_memory(),
+                              std::move(shared));
+}
+
+// What is offloaded is in files, and the optimizer's state with it.
+std::int64_t TrainedModel::bytes_held() const {
+  const std::int64_t kept = handle_->memory().kept();
+  if (optimizer_ == nullptr || handle_->state_memory()) return kept;
+  return kept + checkpoint::optimizer_state_bytes(*optimizer_, *handle_);
+}
+
+// As many ranks as the launcher has told of: in a later round of an elastic run as many as there
+// were when this process was started.
+void TrainedModel::check_memory() const {
+  const auto local_ranks = std::min<std::int64_t>(
+      facts_.processes, environment::integer("LOCAL_WORLD_SIZE", 1).value_or(1));
+  train::check_memory(options_,
+                      {.parameters = task_.parameters(), .activations = task_.activations()},
+                      mesh_.layout(), static_cast<int>(local_ranks), sys::memory_size());
 }
 
 Handle& TrainedModel::make_handle(const std::shared_ptr<torch::nn::Module>& module) {
@@ -90,9 +109,9 @@ void TrainedModel::check_stages(const ParallelPlan& plan) const {
               mesh_text(options_.mesh), task_.name());
   const int each = plan::stages_per_rank(options_.pipeline);
   try {
-    (void)plan::make_schedule(
-        options_.pipeline,
-        {.stages = mesh_.size("pp") * each, .chunks = each, .micro_batches = options_.accumulate});
+    (void)plan::make_schedule(options_.pipeline, {.stages = mesh_.size(stages_axis) * each,
+                                                  .chunks = each,
+                                                  .micro_batches = options_.accumulate});
   } catch (const InvalidArgument& error) {
     throw BadInput(formatted("--pipeline {} with --accumulate {} micro-batches on --mesh {}: {}",
                              options_.pipeline, options_.accumulate, mesh_text(options_.mesh),
@@ -110,7 +129,7 @@ void TrainedModel::compose(const std::shared_ptr<torch::nn::Module>& module, con
   loss_ = plan.loss;
   if (has_stages()) check_stages(plan);
   const bool counts_tokens = !tensor_parallel::mixtures_of(*module).empty();
-  if (counts_tokens) check_mixtures(options_, task_, world_.size());
+  if (counts_tokens) check_mixtures(options_, task_, mesh_.layout());
   try {
     model_ = parallelize(module, mesh, std::move(plan), std::move(how));
   } catch (const InvalidArgument& error) {
@@ -151,12 +170,18 @@ double TrainedModel::backward(const StepRows& rows, optim::GradScaler& scaler) {
   return loss;
 }
 
+// All micro-batches but the last are inside no_sync().
 double TrainedModel::backward_parts(const Batch& batch, double of_rank, optim::GradScaler& scaler) {
-  return accumulate(handle(), batch, options_.accumulate,
-                    [&](const Batch& part, double share) {
-                      return backward_part(part, share * of_rank, scaler);
-                    }) /
-         of_rank;
+  const auto rows = static_cast<double>(batch.data.size(0));
+  const std::vector<Batch> all = micro_batches(batch, options_.accumulate);
+  double sum = 0;
+  for (const Batch& part : all) {
+    std::optional<NoSync> accumulating;
+    if (&part != &all.back()) accumulating.emplace(handle().no_sync());
+    const double share = static_cast<double>(part.data.size(0)) / rows;
+    sum += backward_part(part, share * of_rank, scaler);
+  }
+  return sum / of_rank;
 }
 
 double TrainedModel::backward_stages(const Batch& whole, const optim::GradScaler& scaler) {
@@ -229,7 +254,7 @@ at::Tensor TrainedModel::next_logits(const at::Tensor& seen) {
     return at::zeros({});
   };
   (void)model_.evaluate({seen}, {seen}, keep);
-  Group stages = mesh_["pp"];
+  Group stages = mesh_[stages_axis];
   at::Tensor size = at::tensor({logits.defined() ? logits.size(1) : 0}, at::kLong);
   stages.all_reduce(size, Op::sum, {.tag = "tokens of a sample"}).wait();
   if (!logits.defined()) logits = at::zeros({1, size.item<std::int64_t>()}, at::kDouble);
@@ -292,6 +317,75 @@ void TrainedModel::load(const std::filesystem::path& folder) {
 std::vector<std::pair<std::string, std::string>> TrainedModel::results() {
   if (world_.size() == 1 || facts_.in_step) return {};
   return {{"sent_bytes", formatted("{}", sent_bytes_)}};
+}
+
+std::vector<Batch> micro_batches(const Batch& batch, std::int64_t parts) {
+  check(batch.data.defined() && batch.data.dim() > 0,
+        "Task::batch: expected rows, found a tensor without a dim");
+  std::vector<at::Tensor> data = batch.data.chunk(parts);
+  std::vector<Batch> cut(data.size());
+  auto hand_out = [&](const at::Tensor& whole, auto&& place) {
+    check(whole.defined() && whole.dim() > 0 && whole.size(0) == batch.data.size(0),
+          "Task::batch: expected {} rows in each tensor, as in data", batch.data.size(0));
+    std::vector<at::Tensor> rows = whole.chunk(parts);
+    for (std::size_t part = 0; part < cut.size(); ++part) place(cut[part], rows[part]);
+  };
+  hand_out(batch.data, [](Batch& to, at::Tensor& rows) { to.data = rows; });
+  hand_out(batch.target, [](Batch& to, at::Tensor& rows) { to.target = rows; });
+  for (const at::Tensor& more : batch.more)
+    hand_out(more, [](Batch& to, at::Tensor& rows) { to.more.push_back(rows); });
+  return cut;
+}
+
+Batch cast_batch(Batch batch, std::optional<c10::ScalarType> dtype) {
+  if (!dtype) return batch;
+  auto cast = [&](at::Tensor& tensor) {
+    if (tensor.is_floating_point()) tensor = tensor.to(*dtype);
+  };
+  cast(batch.data);
+  for (at::Tensor& tensor : batch.more) cast(tensor);
+  return batch;
+}
+
+// As ShardLevel counts; a whole model that is computed with in 16 bits lies beside float32 shards.
+double bytes_of_a_rank(const Options& options, double parameters, const MeshLayout& axes) {
+  const double state = bytes_of_a_number * numbers_of_state(options);
+  const bool is_narrow = options.sharding.compute_dtype.has_value();
+  const double number = is_narrow ? 2 : bytes_of_a_number;
+  double whole = 0;                                     // what a rank has undivided
+  double divided = bytes_of_a_number + number + state;  // parameters, gradients, state
+  const std::optional<ShardLevel> level = level_of(options);
+  if (!level) {
+    whole = divided;
+    divided = 0;
+  } else if (*level != ShardLevel::full && options.sharding.storage != ShardStorage::node_shared) {
+    whole = number;
+    if (!is_narrow) divided -= number;
+    if (*level == ShardLevel::optimizer) {
+      whole += number;
+      divided -= number;
+    }
+  }
+  const int parts = axes.size(stages_axis) * axes.size(tensor_axis) * axes.size(experts_axis);
+  return parameters * (whole + divided / axes.size(shards_axis)) / parts;
+}
+
+void check_memory(const Options& options, const ModelSize& model, const MeshLayout& axes,
+                  int local_ranks, const sys::MemorySize& memory) {
+  if (!options.sharding.offload.empty()) return;
+  double kept = bytes_of_a_rank(options, model.parameters, axes);
+  double passing = bytes_of_a_number * model.activations / axes.size(context_axis);
+  if ((kept + passing) * local_ranks <= static_cast<double>(memory.available)) return;
+  std::string text = formatted(
+      "the model does not fit: {} parameters, their gradients and the state of {} take at least "
+      "{}, the activations of a step {}",
+      count_text(model.parameters), word_of(options.optimizer), sys::rough_size(kept),
+      sys::rough_size(passing));
+  if (local_ranks > 1) text += formatted(" in each of {} ranks on this machine", local_ranks);
+  text += formatted("; {}; choose a smaller --width, --layers or --batch",
+                    sys::free_memory_text(memory));
+  if (!level_of(options) && axes.ranks() > 1) text += ", or divide the model by --shard full";
+  throw BadInput(text);
 }
 
 }  // namespace lockstep::train

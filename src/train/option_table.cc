@@ -3,10 +3,12 @@
 #include "base/check.h"
 #include "base/text.h"
 #include "base/visible.h"
+#include "train/strategies.h"
 
 #include <lockstep/plan/schedule.h>
 
-#include <cstdint>
+#include <algorithm>
+#include <array>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,16 +17,6 @@ namespace lockstep::train {
 namespace {
 
 using Dtype = std::optional<c10::ScalarType>;
-
-constexpr std::string_view by_power_sgd = "powersgd:";
-
-std::string hook_text(const HookOptions& hook) {
-  std::vector<std::string> parts;
-  if (hook.dtype) parts.emplace_back(*hook.dtype == at::kHalf ? "fp16" : "bf16");
-  if (hook.power_sgd.rank > 0)
-    parts.push_back(formatted("{}{}", by_power_sgd, hook.power_sgd.rank));
-  return parts.empty() ? "none" : join(parts, "+");
-}
 
 WrittenValue shard_in_words(Options& options) {
   const auto names = names_of(ShardKind{});
@@ -47,16 +39,6 @@ WrittenValue mesh_as_text(std::vector<MeshAxis>& mesh) {
                 } catch (const BadInput& error) {
                   throw BadInput(visible(error.what()));
                 }
-              }};
-}
-
-WrittenValue hook_as_text(HookOptions& hook) {
-  return {.text = [&hook] { return hook_text(hook); },
-          .set =
-              [&hook](std::string_view text) {
-                const HookOptions found = parse_hook(text);
-                hook.dtype = found.dtype;
-                hook.power_sgd.rank = found.power_sgd.rank;
               }};
 }
 
@@ -297,120 +279,6 @@ void declare_division(Settings& settings, Options& o) {
                o.deferred);
 }
 
-void declare_strategy(Settings& settings, Options& o) {
-  settings.begin_group("Strategy");
-  constexpr double most = 4096;
-  settings.add({.name = "strategy",
-                .help = "ddp (every rank computes and updates; --shard divides the model), dp "
-                        "(devices of one process) or ps (parameter servers)",
-                .needs = {"shard none", "no mesh"}},
-               o.strategy);
-  settings.add({.name = "devices",
-                .help = "of dp: groups of cores, each with a copy of the model",
-                .most = most,
-                .needs = {"strategy dp"}},
-               o.devices);
-  settings.add({.name = "servers",
-                .help = "of ps: ranks that keep the parameters; 0: one",
-                .most = most,
-                .needs = {"strategy ps"}},
-               o.servers);
-  settings.add({.name = "workers",
-                .help = "of ps: ranks that compute gradients; 0: all others of --ranks",
-                .most = most,
-                .needs = {"strategy ps"}},
-               o.workers);
-  settings.add({.name = "consistency",
-                .help = "of ps: synchronous (one update of the mean), stale-synchronous (an update "
-                        "of each gradient, see --staleness) or asynchronous; auto: by --staleness",
-                .needs = {"strategy ps"}},
-               in_words<std::optional<ps::Consistency>>(
-                   {{"auto", std::nullopt},
-                    {"synchronous", ps::Consistency::synchronous},
-                    {"stale-synchronous", ps::Consistency::stale_synchronous},
-                    {"asynchronous", ps::Consistency::asynchronous}},
-                   o.consistency));
-  settings.add({.name = "staleness",
-                .help = "of ps: steps that a worker may be ahead of the slowest",
-                .most = 1e9,
-                .needs = {"strategy ps", "consistency auto|stale-synchronous"}},
-               o.staleness);
-}
-
-void declare_diloco(Settings& settings, DiLoCoOptions& diloco) {
-  settings.add({.name = "diloco",
-                .help = "of ddp: an outer update every N steps, of how far the ranks have come; "
-                        "0: none",
-                .needs = {"strategy ddp", "shard none", "no mesh"}},
-               diloco.inner_steps);
-  settings.add(
-      {.name = "diloco-int8", .help = "of --diloco: send 8 bits a parameter", .needs = {"diloco"}},
-      in_words<PseudoGradients>(
-          {{"false", PseudoGradients::float32}, {"true", PseudoGradients::int8}},
-          diloco.pseudo_gradients));
-  settings.add({.name = "diloco-fragments",
-                .help = "of --diloco: parts of the model that are sent at different steps",
-                .least = 1,
-                .most = 1e6,
-                .needs = {"diloco"}},
-               diloco.fragments);
-  settings.add({.name = "diloco-overlap",
-                .help = "of --diloco: steps for which a fragment is on its way",
-                .needs = {"diloco"}},
-               diloco.overlap_steps);
-  settings.add({.name = "diloco-mixing",
-                .help = "of --diloco: how much of its own values a rank keeps when a fragment "
-                        "arrives, below 1",
-                .most = 1,
-                .needs = {"diloco"}},
-               diloco.mixing);
-  settings.add({.name = "outer-lr",
-                .help = "of --diloco: of the outer SGD",
-                .most = 1e6,
-                .needs = {"diloco"}},
-               diloco.outer_lr);
-  settings.add({.name = "outer-momentum",
-                .help = "of --diloco: Nesterov's, below 1",
-                .most = 1,
-                .needs = {"diloco"}},
-               diloco.outer_momentum);
-}
-
-void declare_communication(Settings& settings, Options& o) {
-  settings.begin_group("Communication of gradients");
-  settings.add({.name = "hook",
-                .help = "of ddp: how gradients travel: none (as they are), bf16, fp16, "
-                        "powersgd:RANK, bf16+powersgd:RANK, fp16+powersgd:RANK",
-                .value_name = "HOOK",
-                .needs = {"no local-sgd", "no diloco", "strategy ddp", "shard none"}},
-               hook_as_text(o.hook));
-  settings.add({.name = "hook-start",
-                .help = "of --hook powersgd: steps that are averaged exactly first",
-                .needs = {"hook powersgd:RANK"}},
-               o.hook.power_sgd.start_step);
-  settings.add({.name = "local-sgd",
-                .help = "of ddp: average the ranks' models every N steps instead of gradients in "
-                        "each; 0: gradients",
-                .needs = {"no diloco", "strategy ddp", "shard none", "no mesh"}},
-               o.local_sgd.period);
-  settings.add({.name = "local-sgd-start",
-                .help = "of --local-sgd: steps in which gradients are averaged first",
-                .needs = {"local-sgd"}},
-               o.post_local_sgd.start_step);
-  declare_diloco(settings, o.diloco);
-  const std::vector<std::string> in_every_step{"no local-sgd", "no diloco", "strategy ddp",
-                                               "shard none"};
-  settings.add({.name = "sync-batch-norm",
-                .help = "of ddp: batch normalisation by the rows of all ranks",
-                .needs = in_every_step},
-               o.sync_batch_norm);
-  settings.add({.name = "uneven",
-                .help = "of ddp: use each training sample once per epoch; ranks may get different "
-                        "numbers of rows",
-                .needs = in_every_step},
-               o.uneven);
-}
-
 void declare_processes(Settings& settings, Options& o) {
   settings.begin_group("Processes");
   constexpr double most = 4096;
@@ -430,56 +298,77 @@ void declare_processes(Settings& settings, Options& o) {
       o.threads);
 }
 
-void declare_elastic(Settings& settings, Options& o) {
-  settings.begin_group("Elastic runs");
-  constexpr double most_slots = 1 << 16;
-  settings.add({.name = "elastic",
-                .help = "go on in place when ranks are lost or join; the results are the same bits "
-                        "at any number of ranks",
-                .needs = {"strategy ddp", "no precision", "no reduce-dtype", "no accumulate",
-                          "no hook", "no local-sgd", "no diloco", "no sync-batch-norm", "no uneven",
-                          "no reduce-in-step"}},
-               o.elastic);
-  settings.add({.name = "slots",
-                .help = "with --elastic: micro-batches of a step, which the ranks divide; 0: the "
-                        "most up to 8 that divide --batch",
-                .most = most_slots,
-                .needs = {"elastic"}},
-               o.slots);
+MeshLayout layout_of_mesh(const Options& options, int ranks) {
+  try {
+    std::vector<MeshAxis> axes = options.mesh;
+    constexpr std::array known{stages_axis, copies_axis,  shards_axis,
+                               tensor_axis, context_axis, experts_axis};
+    for (const MeshAxis& axis : axes)
+      check_input(std::ranges::count(known, axis.name) > 0, "unknown axis '{}'; known: {}",
+                  axis.name, listed(known, ", "));
+    if (options.elastic) axes = axes_of_round(std::move(axes), ranks);
+    return {std::move(axes), ranks};
+  } catch (const Error& error) {
+    throw BadInput(formatted("--mesh {}: {}{}", visible(mesh_text(options.mesh)),
+                             visible(error.what(), 1000), place_of(options, "mesh")));
+  }
 }
 
 }  // namespace
+
+std::string place_of(const Options& options, const std::string& name) {
+  const auto place = options.places.find(name);
+  if (place == options.places.end()) return {};
+  return formatted(" ({} is set in {})", name, place->second);
+}
+
+ShardKind shard_of(const Options& options) {
+  if (options.shard != ShardKind::automatic) return options.shard;
+  const bool has_axis = std::ranges::count(options.mesh, shards_axis, &MeshAxis::name) > 0;
+  return has_axis ? ShardKind::full : ShardKind::none;
+}
+
+std::optional<ShardLevel> level_of(const Options& options) {
+  switch (shard_of(options)) {
+    case ShardKind::optimizer:
+      return ShardLevel::optimizer;
+    case ShardKind::gradients:
+      return ShardLevel::gradients;
+    case ShardKind::full:
+      return ShardLevel::full;
+    default:
+      return std::nullopt;
+  }
+}
+
+MeshLayout layout_of(const Options& options, int ranks) {
+  const bool is_divided = level_of(options).has_value();
+  if (options.mesh.empty())
+    return {{{std::string(is_divided ? shards_axis : copies_axis), ranks}}, ranks};
+  MeshLayout layout = layout_of_mesh(options, ranks);
+  const std::string mesh = mesh_text(options.mesh);
+  check_input(!is_divided || layout.find(shards_axis),
+              "--mesh {}: expected an axis fsdp, over which --shard {} divides the model, or "
+              "--shard none",
+              mesh, word_of(shard_of(options)));
+  check_input(is_divided || layout.size(shards_axis) == 1,
+              "--mesh {}: expected --shard auto, optimizer, gradients or full for {} ranks of "
+              "fsdp, found --shard none{}",
+              mesh, layout.size(shards_axis), place_of(options, "shard"));
+  check_input(!options.sharding.reduce_in_step || layout.size(shards_axis) == ranks,
+              "--reduce-in-step needs all ranks on the axis fsdp, found --mesh {}", mesh);
+  if (is_divided || !layout.find(shards_axis)) return layout;
+  // parallelize() divides the model wherever it finds the axis, on one rank, too.
+  std::vector<MeshAxis> others = layout.axes();
+  std::erase_if(others, [](const MeshAxis& axis) { return axis.name == shards_axis; });
+  if (others.empty()) others = {{std::string(copies_axis), 1}};
+  return {std::move(others), ranks};
+}
 
 std::string mesh_text(const std::vector<MeshAxis>& mesh) {
   std::vector<std::string> axes;
   for (const MeshAxis& axis : mesh) axes.push_back(formatted("{}={}", axis.name, axis.size));
   return join(axes, ",");
-}
-
-HookOptions parse_hook(std::string_view text) {
-  const auto bad = [&] {
-    throw BadInput(
-        formatted("expected none, bf16, fp16, powersgd:RANK, bf16+powersgd:RANK or "
-                  "fp16+powersgd:RANK, found '{}'",
-                  visible(text)));
-  };
-  HookOptions hook;
-  if (text == "none") return hook;
-  std::string_view rest = text;
-  if (rest.starts_with("bf16")) hook.dtype = at::kBFloat16;
-  if (rest.starts_with("fp16")) hook.dtype = at::kHalf;
-  if (hook.dtype) {
-    rest.remove_prefix(4);
-    if (rest.empty()) return hook;
-    if (!rest.starts_with('+')) bad();
-    rest.remove_prefix(1);
-  }
-  if (!rest.starts_with(by_power_sgd)) bad();
-  rest.remove_prefix(by_power_sgd.size());
-  const std::optional<std::int64_t> rank = parse_integer(rest);
-  if (!rank || *rank < 1) bad();
-  hook.power_sgd.rank = *rank;
-  return hook;
 }
 
 void declare_options(Settings& settings, Options& options, const Task& task) {

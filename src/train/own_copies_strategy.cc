@@ -1,10 +1,9 @@
-#include "train/own_copies_strategy.h"
-
 #include "base/check.h"
 #include "base/visible.h"
 #include "checkpoint/optimizer_state.h"
 #include "parallel/state_broadcast.h"
 #include "parallel/whole_parameters.h"
+#include "train/strategies.h"
 
 #include <lockstep/module/checkpoint_activations.h>
 #include <lockstep/parallel/data/diloco.h>
@@ -15,10 +14,17 @@
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
 #include <string_view>
 #include <utility>
 
 namespace lockstep::train {
+namespace {
+
+using Tensors = std::map<std::string, at::Tensor>;
 
 // Averages, or outer updates.
 class Copies {
@@ -36,10 +42,6 @@ class Copies {
   // What this rank has given to collectives so far.
   [[nodiscard]] virtual std::int64_t bytes_given() { return handle().group().traffic().bytes; }
 };
-
-namespace {
-
-using Tensors = std::map<std::string, at::Tensor>;
 
 constexpr std::string_view of_copy = "copy.";            // parameters and buffers
 constexpr std::string_view of_optimizer = "optimizer.";  // as checkpoint::optimizer_state() has it
@@ -165,18 +167,43 @@ std::string kind_of(const Options& options) {
                    diloco.overlap_steps);
 }
 
-}  // namespace
+class OwnCopiesStrategy : public TrainedModel {
+ public:
+  OwnCopiesStrategy(const Configuration& configuration, Group world)
+      : TrainedModel(configuration, std::move(world)), nothing_(optimizer_of_nothing()) {
+    facts_.waits_each_step = false;
+    facts_.kind = kind_of(options_);
+  }
 
-OwnCopiesStrategy::OwnCopiesStrategy(const Options& options, Task& task, Group world)
-    : TrainedModel(options, task, std::move(world)), nothing_(optimizer_of_nothing()) {
-  facts_.waits_each_step = false;
-  facts_.kind = kind_of(options);
-}
+  void attach(std::shared_ptr<torch::nn::Module> module, RunLength length) override;
+  // What each rank trains is in the module again.
+  double backward(const StepRows& rows, optim::GradScaler& scaler) override;
+  void update(double lr, const optim::GradientTransform& transform,
+              optim::GradScaler& scaler) override;
 
-OwnCopiesStrategy::~OwnCopiesStrategy() = default;
+  void meet(bool shows_model) override;
+
+ private:
+  Handle& make_handle(const std::shared_ptr<torch::nn::Module>& module) override;
+  // Copies that differ are each rank's own to update.
+  [[nodiscard]] bool divides_updates() const override { return false; }
+  Tensors own() override;
+  // Of nothing: each rank's own state is in own().
+  torch::optim::Optimizer& saved_optimizer() override { return *nothing_; }
+  void begin_at(std::int64_t step) override;
+  void take_own(const Tensors& own) override;
+  [[nodiscard]] Tensors buffers() const;
+  // Parameters and buffers of the module, by name.
+  [[nodiscard]] Tensors trained();
+
+  std::unique_ptr<Copies> copies_;
+  std::unique_ptr<torch::optim::Optimizer> nothing_;
+  std::int64_t step_ = 0;
+  std::int64_t steps_ = 0;  // of the run
+  Tensors set_aside_;       // what this rank trains, while the one model is shown
+};
 
 void OwnCopiesStrategy::attach(std::shared_ptr<torch::nn::Module> module, RunLength length) {
-  module_ = module;
   steps_ = length.steps;
   TrainedModel::attach(std::move(module), length);
 }
@@ -204,14 +231,14 @@ void OwnCopiesStrategy::update(double lr, const optim::GradientTransform& transf
   add_sent_bytes(copies_->bytes_given() - before);
 }
 
-OwnCopiesStrategy::Tensors OwnCopiesStrategy::buffers() const {
+Tensors OwnCopiesStrategy::buffers() const {
   Tensors buffers;
   for (NamedPart& part : parallel::whole_state_parts(*module_))
     if (part.kind == PartKind::buffer) buffers.emplace(part.name, part.tensor);
   return buffers;
 }
 
-OwnCopiesStrategy::Tensors OwnCopiesStrategy::trained() {
+Tensors OwnCopiesStrategy::trained() {
   Tensors tensors = buffers();
   for (NamedPart& part : handle().named_parameters())
     tensors.emplace(part.name, part.tensor.detach());
@@ -237,7 +264,7 @@ double OwnCopiesStrategy::backward(const StepRows& rows, optim::GradScaler& scal
   return TrainedModel::backward(rows, scaler);
 }
 
-OwnCopiesStrategy::Tensors OwnCopiesStrategy::own() {
+Tensors OwnCopiesStrategy::own() {
   check(!set_aside_.empty(), "train: the one model of all ranks must be shown to be saved");
   checkpoint::NamedParameters named;
   for (const NamedPart& part : handle().named_parameters())
@@ -274,6 +301,13 @@ void OwnCopiesStrategy::take_own(const Tensors& own) {
   checkpoint::load_optimizer_state(*optimizer_, named, kept);
   at::NoGradGuard no_grad;
   for (const auto& [name, tensor] : now) tensor.copy_(copy.at(name));
+}
+
+}  // namespace
+
+std::unique_ptr<TrainedModel> make_own_copies(const Configuration& configuration,
+                                              const Group& world) {
+  return std::make_unique<OwnCopiesStrategy>(configuration, world);
 }
 
 }  // namespace lockstep::train

@@ -14,6 +14,7 @@
 #include "train/progress.h"
 #include "train/run.h"
 #include "train/run_folder.h"
+#include "train/strategies.h"
 
 #include <lockstep/comm/init.h>
 #include <lockstep/comm/together.h>
@@ -98,7 +99,7 @@ int be_a_rank(const RankProgram& program) {
 }
 
 // An elastic run begins with as many of its ranks as make whole copies of the model.
-void check_start(const Configuration& run, int ranks) {
+void check_start(Configuration& run, int ranks) {
   const Options& options = run.options;
   if (options.elastic) {
     const int of_a_model = ranks_of_a_model(options);

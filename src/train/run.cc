@@ -1,13 +1,12 @@
 #include "train/run.h"
 
 #include "base/check.h"
+#include "base/fingerprint.h"
 #include "base/format.h"
 #include "base/log.h"
 #include "base/scope_exit.h"
-#include "base/text.h"
+#include "base/utf8.h"
 #include "base/visible.h"
-#include "train/memory_need.h"
-#include "train/random_streams.h"
 
 #include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/comm/together.h>
@@ -32,16 +31,11 @@ namespace {
 
 constexpr const char* folder_mark = "folder";  // of the run, once a round has opened it
 
-std::string entry_of(const checkpoint::Metadata& entries, const std::string& name) {
-  const auto found = entries.find(name);
-  return found == entries.end() ? std::string() : found->second;
-}
-
 std::int64_t rows_in(const Batch& batch) { return batch.data.defined() ? batch.data.size(0) : 0; }
 
 }  // namespace
 
-Run::Run(const Configuration& configuration, Group world, RunStrategy& strategy, const RunRound& in)
+Run::Run(const Configuration& configuration, Group world, TrainedModel& model, const RunRound& in)
     : configuration_(configuration),
       task_(configuration.task()),
       world_(std::move(world)),
@@ -51,7 +45,7 @@ Run::Run(const Configuration& configuration, Group world, RunStrategy& strategy,
                                   ? std::optional(in.round->of_run())
                                   : std::nullopt),
       trace_(options_, world_),
-      strategy_(strategy),
+      model_(model),
       scaler_({.enabled = options_.sharding.compute_dtype == at::kHalf}) {
   if (options_.threads > 0) at::set_num_threads(options_.threads);
   if (is_continued_) interrupt_.emplace();  // the last round's state is in memory
@@ -85,8 +79,7 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
     configuration_.check_texts();
     load_data(state);
     configuration_.check_description();
-    check_memory(options_, {.parameters = task_.parameters(), .activations = task_.activations()},
-                 strategy_.facts().processes);
+    model_.check_memory();
     torch::manual_seed(static_cast<std::uint64_t>(options_.seed));
     if (options_.deferred) {
       module_ = deferred([&] { return task_.make_model(); });
@@ -99,17 +92,46 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
   steps_ = options_.steps > 0 ? options_.steps : options_.epochs * steps_per_epoch_;
   schedule_ = schedule_of(options_, {steps_, steps_per_epoch_});
   attach();
-  torch::manual_seed(
-      stream_seed(options_.seed, seed_stream_of_rank(strategy_.facts().random_stream)));
+  torch::manual_seed(seed_of_rank(options_.seed, model_.facts().random_stream));
   stopping_.patience = options_.patience;
   if (options_.async_save) saver_.emplace(world_);
-  evaluator_.emplace(task_, module_, strategy_.facts().learners, how_to_evaluate());
+  evaluator_.emplace(task_, module_, model_.facts().learners, how_to_evaluate());
+}
+
+void Run::load_data(const std::optional<checkpoint::TrainingState>& state) {
+  if (state) restore_task(*state);
+  try {
+    // In an elastic run each rank reads all rows of a batch, also those that others compute.
+    const bool is_there = has_round() && std::exchange(*in_.has_data, true);
+    if (!is_there) task_.load(options_, options_.elastic ? Group() : model_.facts().learners);
+  } catch (const BadInput& error) {
+    throw BadInput(error.what() + configuration_.place_of_data());
+  }
+  data_fingerprint_ = task_.data_fingerprint();
+  check(is_utf8(data_fingerprint_), "Task::data_fingerprint: expected UTF-8, found '{}'",
+        visible(data_fingerprint_));
+  if (state) check_same_data(*state);
+}
+
+void Run::compare_data() {
+  at::Tensor mine =
+      at::empty({1}, at::kLong).fill_(static_cast<std::int64_t>(fingerprint(data_fingerprint_)));
+  at::Tensor all = at::empty({world_.size()}, at::kLong);
+  world_.all_gather(all, mine).wait();
+  std::span<const std::int64_t> prints(all.const_data_ptr<std::int64_t>(), world_.size());
+  auto other = std::ranges::find_if(prints, [&](auto print) { return print != prints[0]; });
+  if (other == prints.end()) return;
+  int rank = static_cast<int>(other - prints.begin());
+  throw CommonFailure(formatted("{}: expected the same data on all ranks, rank {} has read other "
+                                "data than rank 0",
+                                configuration_.data_text(), rank),
+                      rank);
 }
 
 // What does not fit into the ranks' parts is found by each of them alike, and one speaks for all.
 void Run::attach() {
   try {
-    strategy_.attach(module_, {steps_, steps_per_epoch_});
+    model_.attach(module_, {steps_, steps_per_epoch_});
   } catch (const CommonFailure&) {
     throw;
   } catch (const BadInput&) {
@@ -117,7 +139,7 @@ void Run::attach() {
   } catch (const InvalidArgument&) {
     throw_of_all(std::current_exception());
   }
-  if (has_round()) in_.round->ends(strategy_.handle());
+  if (has_round()) in_.round->ends(model_.handle());
 }
 
 // A rank that has thrown alone does not wait for long: the others are somewhere else.
@@ -136,32 +158,6 @@ void Run::throw_of_all(const std::exception_ptr& error) {
   std::rethrow_exception(error);
 }
 
-void Run::restore(const checkpoint::TrainingState& state) {
-  together(world_, [&] {
-    check_progress(state);
-    in_file(begins_from_ / "layout.json", [&] { restore_progress(state); });
-  });
-  step_ = state.step;
-  if (begins_from_ == checkpoint_folder(step_)) saved_step_ = step_;
-  strategy_.load(begins_from_);
-  // States that were saved on another mesh are of ranks that computed other parts.
-  const checkpoint::Metadata own = configuration_.kept();
-  if (state.ranks != strategy_.facts().processes ||
-      entry_of(state.config, "mesh") != entry_of(own, "mesh"))
-    torch::manual_seed(
-        stream_seed(options_.seed + step_, seed_stream_of_rank(strategy_.facts().random_stream)));
-  restore_best(state);
-}
-
-// Those that were begun and are not in the state which the round goes on with.
-void Run::count_lost_steps() {
-  if (!has_round() || !in_.round->has_agent()) return;
-  std::int64_t begun = *in_.begun;
-  world_.all_reduce(at::from_blob(&begun, {1}, at::kLong), Op::max, {.tag = "steps begun"}).wait();
-  numbers_[lost_steps] += static_cast<double>(std::max<std::int64_t>(0, begun - step_));
-  *in_.begun = step_;
-}
-
 void Run::step() {
   trace_.begin_step();
   make_step();
@@ -177,30 +173,30 @@ void Run::make_step() {
     batch = task_.batch(step_);
   }
   std::vector<std::int64_t> rows_of_all;
-  if (strategy_.facts().waits_each_step) rows_of_all = check_rows(batch);
-  const double waited_before = strategy_.handle().seconds_waited();
-  const StepTiming before = strategy_.handle().timing();
-  strategy_.handle().zero_grad();
-  const double loss = strategy_.backward({batch, rows_of_all, step_}, scaler_);
-  const StepTiming timing = strategy_.handle().timing();
-  const double waited_until_update = strategy_.handle().seconds_waited() - waited_before;
+  if (model_.facts().waits_each_step) rows_of_all = check_rows(batch);
+  const double waited_before = model_.handle().seconds_waited();
+  const StepTiming before = model_.handle().timing();
+  model_.handle().zero_grad();
+  const double loss = model_.backward({batch, rows_of_all, step_}, scaler_);
+  const StepTiming timing = model_.handle().timing();
+  const double waited_until_update = model_.handle().seconds_waited() - waited_before;
   const auto update_began = Pace::Clock::now();
   optim::GradientTransform transform;
   if (options_.clip > 0) transform.clip_norm = options_.clip;
   {
     RECORD_USER_SCOPE("update");
-    strategy_.update(lr_, transform, scaler_);
+    model_.update(lr_, transform, scaler_);
   }
   ++step_;
   const std::chrono::duration<double> update = Pace::Clock::now() - update_began;
-  const double waited = strategy_.handle().seconds_waited() - waited_before;
+  const double waited = model_.handle().seconds_waited() - waited_before;
   // Rows that count for this rank's loss: one rank speaks for all where all have the same one.
-  const bool is_loss_of_all = strategy_.facts().takes_all_rows;
+  const bool is_loss_of_all = model_.facts().takes_all_rows;
   const std::int64_t own_rows = is_loss_of_all && !world_.is_root() ? 0 : rows_in(batch);
-  std::int64_t rows = rows_in(batch) * (is_loss_of_all ? 1 : strategy_.facts().learners.size());
+  std::int64_t rows = rows_in(batch) * (is_loss_of_all ? 1 : model_.facts().learners.size());
   loss_ = loss;  // this rank's, until they meet
-  if (strategy_.facts().waits_each_step || is_meeting()) rows = agree(loss, own_rows);
-  if (is_meeting()) strategy_.meet(needs_model());
+  if (model_.facts().waits_each_step || is_meeting()) rows = agree(loss, own_rows);
+  if (is_meeting()) model_.meet(needs_model());
   // Waits of the handle are one part of a step, wherever they are in the others.
   const double in_forward = waited_until_update - (timing.exposed - before.exposed);
   const double in_update = waited - waited_until_update;
@@ -249,8 +245,8 @@ std::int64_t Run::agree(double loss, std::int64_t rows) {
   if (!std::isfinite(loss_))
     throw CommonFailure(
         formatted("step {}: expected a finite loss, found {} (lr {})", step_, loss_, lr_), 0);
-  if (strategy_.facts().takes_all_rows) return std::llround(weight_of_all);
-  return std::llround(weight_of_all * strategy_.facts().learners.size() / world_.size());
+  if (model_.facts().takes_all_rows) return std::llround(weight_of_all);
+  return std::llround(weight_of_all * model_.facts().learners.size() / world_.size());
 }
 
 bool Run::signal_came() {
@@ -263,26 +259,6 @@ bool Run::signal_came() {
 bool Run::is_due(std::int64_t every) const {
   if (every > 0) return step_ % every == 0;
   return options_.epochs > 0 && step_ % steps_per_epoch_ == 0;
-}
-
-checkpoint::TrainingState Run::state() const {
-  checkpoint::TrainingState state{.step = step_,
-                                  .epoch = epoch(),
-                                  .numbers = numbers_,
-                                  .progress = {{"seconds", formatted("{}", pace_.seconds())},
-                                               {"best", formatted("{}", stopping_.best)},
-                                               {"waited", formatted("{}", stopping_.waited)},
-                                               {"data_fingerprint", data_fingerprint_}},
-                                  .config = configuration_.kept()};
-  if (const std::string& kind = strategy_.facts().kind; !kind.empty())
-    state.progress[kind_entry] = kind;
-  keep_description(state.progress, task_);
-  if (left_out_) state.progress[left_out_loss] = formatted("{}", loss_);
-  if (scaler_.enabled()) {
-    state.progress["loss_scale"] = formatted("{}", scaler_.state().scale);
-    state.progress["loss_scale_steps"] = formatted("{}", scaler_.state().good_steps);
-  }
-  return state;
 }
 
 }  // namespace lockstep::train

@@ -7,10 +7,10 @@
 #include "train/evaluator.h"
 #include "train/interrupt.h"
 #include "train/metrics.h"
+#include "train/model.h"
 #include "train/optimizer.h"
 #include "train/progress.h"
 #include "train/run_folder.h"
-#include "train/run_strategy.h"
 
 #include <lockstep/checkpoint/async_saver.h>
 #include <lockstep/checkpoint/training_state.h>
@@ -52,8 +52,8 @@ class Run {
   // Reads data and, on a resume, the newest checkpoint; makes model, handle and optimizer; opens
   // the folder last.
   // The options were checked. `world`: the ranks that compute gradients. The configuration and the
-  // strategy outlive the run.
-  Run(const Configuration& configuration, Group world, RunStrategy& strategy,
+  // model outlive the run.
+  Run(const Configuration& configuration, Group world, TrainedModel& model,
       const RunRound& in = {});
 
   [[nodiscard]] bool finished() const {
@@ -96,9 +96,11 @@ class Run {
   void make_step();
   void begin(const std::optional<checkpoint::TrainingState>& state);
   void attach();
-  void count_lost_steps();
+  // Local: the data, which must be what the checkpoint was made from.
+  void load_data(const std::optional<checkpoint::TrainingState>& state);
+  // Collective: all ranks must have read the same.
+  void compare_data();
   [[noreturn]] void throw_of_all(const std::exception_ptr& error);
-  void restore(const checkpoint::TrainingState& state);
   [[nodiscard]] std::vector<std::int64_t> check_rows(const Batch& batch);
   // Whether all ranks wait for each other at this step: something of it belongs to all.
   [[nodiscard]] bool is_meeting() const;
@@ -108,10 +110,10 @@ class Run {
   // Collective: whether some rank has received a signal, which is then in signal_.
   bool signal_came();
   [[nodiscard]] bool is_due(std::int64_t every) const;
-  [[nodiscard]] checkpoint::TrainingState state() const;
   [[nodiscard]] std::int64_t epoch() const { return step_ / steps_per_epoch_; }
 
   // run_save.cc
+  [[nodiscard]] checkpoint::TrainingState state() const;
   void save_now();
   [[nodiscard]] bool is_saved_already();
   void finish_saving();
@@ -121,14 +123,15 @@ class Run {
   [[nodiscard]] bool may_fail(const std::function<void()>& action);
 
   // run_resume.cc
+  // Collective: what the run goes on from; nothing if it begins.
   [[nodiscard]] std::optional<checkpoint::TrainingState> shared_state();
   [[nodiscard]] std::optional<checkpoint::TrainingState> committed_state(
       const std::filesystem::path& checkpoint);
   [[nodiscard]] bool has_round() const { return in_.round != nullptr; }
-  // Local: the data, which must be what the checkpoint was made from.
-  void load_data(const std::optional<checkpoint::TrainingState>& state);
-  // Collective: all ranks must have read the same.
-  void compare_data();
+  void restore_task(const checkpoint::TrainingState& state);
+  void check_same_data(const checkpoint::TrainingState& state) const;
+  void restore(const checkpoint::TrainingState& state);
+  void count_lost_steps();
   void check_progress(const checkpoint::TrainingState& state) const;
   void restore_progress(const checkpoint::TrainingState& state);
   [[nodiscard]] std::filesystem::path checkpoint_folder(std::int64_t step) const;
@@ -170,7 +173,7 @@ class Run {
   Trace trace_;
   std::string data_fingerprint_;
   std::shared_ptr<torch::nn::Module> module_;
-  RunStrategy& strategy_;
+  TrainedModel& model_;
   optim::GradScaler scaler_;
   optim::Schedule schedule_;
   EarlyStopping stopping_;

@@ -2,6 +2,7 @@
 #include "base/format.h"
 #include "base/scope_exit.h"
 #include "train/run.h"
+#include "train/run_description.h"
 
 #include <lockstep/checkpoint/checkpoint.h>
 
@@ -13,7 +14,7 @@ constexpr std::int64_t usual_sample = 200;  // tokens
 }  // namespace
 
 Evaluator::Options Run::how_to_evaluate() {
-  const bool in_step = strategy_.facts().in_step;
+  const bool in_step = model_.facts().in_step;
   return {.batches = options_.eval_batches,
           .in_step = in_step,
           .parts = options_.elastic ? options_.slots : 0,
@@ -24,7 +25,7 @@ Evaluator::Options Run::how_to_evaluate() {
                 progress_.show_text(
                     formatted("step {}/{}  evaluating {:.0f}%", step_, steps_, 100 * share));
               },
-          .measure = [&](const Batch& batch) { return strategy_.measure(batch); },
+          .measure = [&](const Batch& batch) { return model_.measure(batch); },
           .stops = [this, in_step] { return in_step ? signal_came() : interrupt_->signal() != 0; }};
 }
 
@@ -64,7 +65,7 @@ void Run::make_up() {
   if (!left_out_) return;
   left_out_ = false;
   lr_ = schedule_(options_.lr, step_ - 1);
-  strategy_.meet(/*shows_model=*/true);
+  model_.meet(/*shows_model=*/true);
   if (evaluation_is_due()) evaluate();
   if (sample_is_due()) sample();
   report();
@@ -96,7 +97,7 @@ checkpoint::Metadata Run::description(const std::optional<Evaluation>& evaluatio
 void Run::export_model(const std::string& name, const std::optional<Evaluation>& evaluation,
                        bool is_partial) {
   checkpoint::save_model(
-      std::filesystem::path(options_.out) / (name + ".safetensors"), strategy_.handle(),
+      std::filesystem::path(options_.out) / (name + ".safetensors"), model_.handle(),
       {.metadata = description(evaluation, is_partial), .aliases = true, .before_naming = fence()});
 }
 
@@ -106,7 +107,7 @@ std::string Run::interruptible_sample(std::int64_t length) {
     if (signal_came()) throw Interrupted();
   });
   const ScopeExit unset([this] { task_.set_interrupt_check({}); });
-  return strategy_.sample(length);
+  return model_.sample(length);
 }
 
 void Run::sample() {

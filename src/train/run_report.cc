@@ -14,7 +14,7 @@ void Run::report() {
   if (left_out_) return;
   bool due = evaluated_step_ == step_ || sampled_step_ == step_ ||
              step_ % options_.log_every == 0 || step_ == steps_;
-  if (due) pace_.read(world_, strategy_.bytes_held());
+  if (due) pace_.read(world_, model_.bytes_held());
   const MetricsRow now = row();
   if (due) {
     (void)may_fail([&] {
@@ -51,7 +51,7 @@ MetricsRow Run::row() const {
 }
 
 Report Run::finish() {
-  strategy_.meet(/*shows_model=*/true);
+  model_.meet(/*shows_model=*/true);
   together(world_, [&] { trace_.write(); });
   if (signal_ == 0) finish_well();
   finish_saving();
@@ -102,7 +102,7 @@ std::string Run::last_line() const {
   if (task_.has_accuracy()) line += formatted(" accuracy={:.4f}", evaluation_->accuracy);
   line += formatted(" val_loss={}", loss_text(evaluation_->loss));
   for (const auto& [name, value] : task_.results()) line += formatted(" {}={}", name, value);
-  for (const auto& [name, value] : strategy_.results()) line += formatted(" {}={}", name, value);
+  for (const auto& [name, value] : model_.results()) line += formatted(" {}={}", name, value);
   if (options_.epochs > 0) line += formatted(" epochs={}", epoch());
   line += formatted(" steps={} seconds={:.1f}", step_, pace_.seconds());
   if (has_round() && in_.round->has_agent())

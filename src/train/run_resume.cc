@@ -1,24 +1,21 @@
-// What Run does about a checkpoint: whether it fits, and what is said of it.
+// How a run goes on from a checkpoint or an earlier round: whether it fits, and what is said.
 #include "base/check.h"
 #include "base/counted.h"
-#include "base/fingerprint.h"
 #include "base/format.h"
 #include "base/text.h"
-#include "base/utf8.h"
 #include "base/visible.h"
-#include "train/run.h"
-
 #include "checkpoint/folders.h"
-#include "train/option_table.h"
+#include "train/run.h"
+#include "train/run_description.h"
+#include "train/strategies.h"
 
 #include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/comm/together.h>
 
-#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 #include <limits>
-#include <span>
 #include <utility>
 
 namespace lockstep::train {
@@ -41,6 +38,11 @@ double number_in(const checkpoint::Metadata& progress, const std::string& name,
   check_input(value.has_value() && *value >= least && (least == -infinite || *value <= 1e15),
               "progress.{}: expected a number, found '{}'", name, visible(text));
   return *value;
+}
+
+std::string entry_of(const checkpoint::Metadata& entries, const std::string& name) {
+  const auto found = entries.find(name);
+  return found == entries.end() ? std::string() : found->second;
 }
 
 }  // namespace
@@ -73,24 +75,14 @@ std::optional<checkpoint::TrainingState> Run::committed_state(
   return state;
 }
 
-void Run::load_data(const std::optional<checkpoint::TrainingState>& state) {
-  if (state) {
-    check_same_model(configuration_, *state);
-    in_file(begins_from_ / "layout.json",
-            [&] { task_.restore(kept_description(state->progress)); });
-  }
-  try {
-    // In an elastic run each rank reads all rows of a batch, also those that others compute.
-    const bool is_there = has_round() && std::exchange(*in_.has_data, true);
-    if (!is_there) task_.load(options_, options_.elastic ? Group() : strategy_.facts().learners);
-  } catch (const BadInput& error) {
-    throw BadInput(error.what() + configuration_.place_of_data());
-  }
-  data_fingerprint_ = task_.data_fingerprint();
-  check(is_utf8(data_fingerprint_), "Task::data_fingerprint: expected UTF-8, found '{}'",
-        visible(data_fingerprint_));
-  if (!state || options_.allow_other_data) return;
-  const std::string& before = text_in(state->progress, "data_fingerprint");
+void Run::restore_task(const checkpoint::TrainingState& state) {
+  check_same_model(configuration_, state);
+  in_file(begins_from_ / "layout.json", [&] { task_.restore(kept_description(state.progress)); });
+}
+
+void Run::check_same_data(const checkpoint::TrainingState& state) const {
+  if (options_.allow_other_data) return;
+  const std::string& before = text_in(state.progress, "data_fingerprint");
   check_input(
       before == data_fingerprint_,
       "{}: expected the data that the checkpoint was made with ({}), found other data ({}); "
@@ -98,19 +90,29 @@ void Run::load_data(const std::optional<checkpoint::TrainingState>& state) {
       configuration_.data_text(), visible(before), data_fingerprint_);
 }
 
-void Run::compare_data() {
-  at::Tensor mine =
-      at::empty({1}, at::kLong).fill_(static_cast<std::int64_t>(fingerprint(data_fingerprint_)));
-  at::Tensor all = at::empty({world_.size()}, at::kLong);
-  world_.all_gather(all, mine).wait();
-  std::span<const std::int64_t> prints(all.const_data_ptr<std::int64_t>(), world_.size());
-  auto other = std::ranges::find_if(prints, [&](auto print) { return print != prints[0]; });
-  if (other == prints.end()) return;
-  int rank = static_cast<int>(other - prints.begin());
-  throw CommonFailure(formatted("{}: expected the same data on all ranks, rank {} has read other "
-                                "data than rank 0",
-                                configuration_.data_text(), rank),
-                      rank);
+void Run::restore(const checkpoint::TrainingState& state) {
+  together(world_, [&] {
+    check_progress(state);
+    in_file(begins_from_ / "layout.json", [&] { restore_progress(state); });
+  });
+  step_ = state.step;
+  if (begins_from_ == checkpoint_folder(step_)) saved_step_ = step_;
+  model_.load(begins_from_);
+  // States that were saved on another mesh are of ranks that computed other parts.
+  const checkpoint::Metadata own = configuration_.kept();
+  if (state.ranks != model_.facts().processes ||
+      entry_of(state.config, "mesh") != entry_of(own, "mesh"))
+    torch::manual_seed(seed_of_rank(options_.seed + step_, model_.facts().random_stream));
+  restore_best(state);
+}
+
+// Those that were begun and are not in the state which the round goes on with.
+void Run::count_lost_steps() {
+  if (!has_round() || !in_.round->has_agent()) return;
+  std::int64_t begun = *in_.begun;
+  world_.all_reduce(at::from_blob(&begun, {1}, at::kLong), Op::max, {.tag = "steps begun"}).wait();
+  numbers_[lost_steps] += static_cast<double>(std::max<std::int64_t>(0, begun - step_));
+  *in_.begun = step_;
 }
 
 void Run::check_progress(const checkpoint::TrainingState& state) const {
@@ -153,7 +155,7 @@ void Run::say_round() {
 void Run::say_resumed(const checkpoint::TrainingState& state) {
   if (!world_.is_root()) return;
   progress_.say(formatted("resumed at step {} of {}", step_, steps_));
-  std::string changes = changes_since(configuration_, strategy_.facts().processes, state);
+  std::string changes = changes_since(configuration_, model_.facts().processes, state);
   if (state.progress.at("data_fingerprint") != data_fingerprint_)
     changes += formatted("{}the data itself", changes.empty() ? "" : ", ");
   if (!changes.empty()) progress_.say(formatted("changed since the checkpoint: {}", changes));

@@ -1,6 +1,7 @@
 // How a run saves, and what becomes of it where the disk refuses.
 #include "base/format.h"
 #include "train/run.h"
+#include "train/run_description.h"
 
 #include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/comm/together.h>
@@ -42,8 +43,8 @@ bool Run::is_saved_already() {
 void Run::commit() {
   if (!has_round() || signal_ != 0) return;  // a run that was asked to stop saves a checkpoint
   goodput_.count_step(numbers_);
-  in_.round->commit({.handle = strategy_.handle(),
-                     .optimizer = *strategy_.optimizer(),
+  in_.round->commit({.handle = model_.handle(),
+                     .optimizer = *model_.optimizer(),
                      .state = state(),
                      .options = {},
                      .own = {}});
@@ -57,7 +58,7 @@ void Run::save_now() {
   const checkpoint::SaveOptions how{.keep = options_.keep,
                                     .description = description(std::nullopt, false),
                                     .before_naming = fence()};
-  strategy_.save(options_.out, state(), how, saver_ ? &*saver_ : nullptr);
+  model_.save(options_.out, state(), how, saver_ ? &*saver_ : nullptr);
   saved_step_ = step_;
 }
 
@@ -73,6 +74,26 @@ void Run::finish_saving() {
   if (!was_tried && saver_) (void)may_fail([&] { saver_->wait(); });
   if (!was_tried) save_now();
   if (saver_) saver_->wait();
+}
+
+checkpoint::TrainingState Run::state() const {
+  checkpoint::TrainingState state{.step = step_,
+                                  .epoch = epoch(),
+                                  .numbers = numbers_,
+                                  .progress = {{"seconds", formatted("{}", pace_.seconds())},
+                                               {"best", formatted("{}", stopping_.best)},
+                                               {"waited", formatted("{}", stopping_.waited)},
+                                               {"data_fingerprint", data_fingerprint_}},
+                                  .config = configuration_.kept()};
+  if (const std::string& kind = model_.facts().kind; !kind.empty())
+    state.progress[kind_entry] = kind;
+  keep_description(state.progress, task_);
+  if (left_out_) state.progress[left_out_loss] = formatted("{}", loss_);
+  if (scaler_.enabled()) {
+    state.progress["loss_scale"] = formatted("{}", scaler_.state().scale);
+    state.progress["loss_scale_steps"] = formatted("{}", scaler_.state().good_steps);
+  }
+  return state;
 }
 
 }  // namespace lockstep::train

@@ -5,7 +5,7 @@
 #include "checkpoint/file_names.h"
 #include "checkpoint/shards.h"
 #include "train/configuration.h"
-#include "train/run_folder.h"
+#include "train/run_description.h"
 #include "train/tasks/gpt.h"
 #include "train/tasks/known.h"
 #include "train/tasks/llama.h"

@@ -1,27 +1,197 @@
-#include "train/served_run.h"
-
 #include "base/check.h"
 #include "base/format.h"
 #include "parallel/server/group_meeting.h"
+#include "parallel/whole_module_state.h"
+#include "parallel/whole_parameters.h"
 #include "train/interrupt.h"
-#include "train/optimizer.h"
-#include "train/option_table.h"
-#include "train/worker_strategy.h"
+#include "train/strategies.h"
 
 #include <lockstep/comm/together.h>
+#include <lockstep/module/named_parameters.h>
+#include <lockstep/optim/clipping.h>
 #include <lockstep/optim/gradient_transform.h>
+#include <lockstep/parallel/server/worker.h>
+#include <lockstep/store/store_server.h>
 
 #include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/tensor.h>
 
+#include <algorithm>
+#include <exception>
 #include <map>
+#include <memory>
 #include <numeric>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 namespace lockstep::train {
 namespace {
+
+// The request of a worker: "save FOLDER", "load FOLDER".
+constexpr std::string_view save_request = "save ";
+constexpr std::string_view load_request = "load ";
+
+// `trained`: what an optimizer updates on this rank; `all`: these and the others that this rank
+// saves.
+std::shared_ptr<parallel::WholeModuleState> parts_state(Group group, std::vector<NamedPart> trained,
+                                                        std::vector<NamedPart> all) {
+  return std::make_shared<parallel::WholeModuleState>(
+      std::move(group), std::move(trained), [all = std::move(all)] { return all; },
+      HandleState::Holds::parts);
+}
+
+// Numbers that servers are told when workers are ready; collective over all, from rank 0.
+RunLength share_steps(Group& all, const RunLength& own) {
+  at::Tensor numbers = at::tensor({own.steps, own.steps_per_epoch}, at::kLong);
+  all.broadcast(numbers, 0, {.tag = "steps"}).wait();
+  const auto* values = numbers.const_data_ptr<std::int64_t>();
+  return {values[0], values[1]};
+}
+
+// Collective over all: throws CommonFailure with what rank 0 says, unless that is empty.
+void share_failure(Group& all, const std::string& failure) {
+  const std::string common = broadcast_text(all, failure);
+  if (!common.empty()) throw CommonFailure(common, 0);
+}
+
+// Of the module's tensors those that the servers have not.
+std::vector<NamedPart> other_parts(const std::vector<NamedPart>& all,
+                                   const std::vector<NamedPart>& trained) {
+  std::vector<NamedPart> parts;
+  for (const NamedPart& part : all)
+    if (std::ranges::find(trained, part.name, &NamedPart::name) == trained.end())
+      parts.push_back(part);
+  return parts;
+}
+
+// What an optimizer updates of a module that this rank has all of.
+std::vector<NamedPart> trained_parts(const torch::nn::Module& module) {
+  std::vector<NamedPart> parts;
+  for (const auto& [name, tensor, aliases] : unique_parameters(module))
+    if (tensor.requires_grad())
+      parts.push_back({name, tensor, aliases, layout::whole_slice(tensor.sizes())});
+  return parts;
+}
+
+// A worker's part.
+class WorkerStrategy : public TrainedModel {
+ public:
+  // `all`: workers and servers; `workers`: the first of these.
+  WorkerStrategy(const Configuration& configuration, Group all, Group workers)
+      : TrainedModel(configuration, std::move(workers)), all_(std::move(all)) {
+    facts_.processes = all_.size();
+    facts_.waits_each_step = consistency_of(options_) == ps::Consistency::synchronous;
+  }
+
+  // Whether attach() has told the servers to begin.
+  [[nodiscard]] bool is_attached() const { return is_attached_; }
+  // The end: the servers go on without this worker. On rank 0 what they need of it until all have
+  // left, else null.
+  [[nodiscard]] std::unique_ptr<StoreServer> leave();
+
+  // Collective over all: tells the servers that they may begin.
+  void attach(std::shared_ptr<torch::nn::Module> module, RunLength length) override;
+  void update(double lr, const optim::GradientTransform& transform,
+              optim::GradScaler& scaler) override;
+  void meet(bool shows_model) override;
+  void save(const std::filesystem::path& out, const checkpoint::TrainingState& state,
+            checkpoint::SaveOptions options, checkpoint::AsyncSaver* saver) override;
+  void load(const std::filesystem::path& folder) override;
+  std::vector<std::pair<std::string, std::string>> results() override;
+
+ private:
+  // `both` on worker 0, which tells the servers to do the same, and on the other workers.
+  void with_servers(const std::string& request, const std::function<void()>& both);
+
+  Group all_;
+  bool is_attached_ = false;
+  std::unique_ptr<StoreServer> store_server_;  // of rank 0; in it all meet
+  std::shared_ptr<parallel::WholeModuleState> state_;
+  Handle whole_;                                      // on the whole model, over the workers
+  Handle rest_;                                       // what no server has, over all
+  std::unique_ptr<torch::optim::Optimizer> nothing_;  // the optimizer of nothing
+  std::optional<ps::Worker> worker_;
+};
+
+std::unique_ptr<StoreServer> WorkerStrategy::leave() {
+  worker_.reset();
+  return std::move(store_server_);
+}
+
+void WorkerStrategy::attach(std::shared_ptr<torch::nn::Module> module, RunLength length) {
+  module_ = std::move(module);
+  is_attached_ = true;
+  share_failure(all_, "");
+  (void)share_steps(all_, length);
+  ps::GroupMeeting met = ps::meet_in_group(all_, all_.size() - world_.size());
+  store_server_ = std::move(met.store_server);
+  worker_.emplace(module_, met.place.meeting, met.place.number);
+  const std::vector<NamedPart> trained = trained_parts(*module_);
+  const std::vector<NamedPart> all = parallel::whole_state_parts(*module_);
+  state_ = parts_state(world_, trained, all);
+  whole_ = HandleState::handle_of(state_);
+  handle_ = &whole_;
+  rest_ = HandleState::handle_of(parts_state(all_, {}, other_parts(all, trained)));
+  nothing_ = optimizer_of_nothing();
+}
+
+void WorkerStrategy::update(double, const optim::GradientTransform& transform, optim::GradScaler&) {
+  // Where a gradient makes an update of its own, it is clipped here; of a mean by the server.
+  if (transform.clip_norm && !facts_.waits_each_step) whole_.clip_grad_norm(*transform.clip_norm);
+  parallel::WaitTime::Scope waiting(state_->waits());
+  worker_->step();
+}
+
+void WorkerStrategy::meet(bool) {
+  // All have pushed; nobody pushes more before all have pulled.
+  if (!facts_.waits_each_step) worker_->pull();
+  at::NoGradGuard no_grad;
+  for (const NamedPart& part : state_->state_parts())
+    if (part.kind == PartKind::buffer && part.tensor.numel() > 0) {
+      at::Tensor values = part.tensor.contiguous();
+      world_.broadcast(values, 0, {.tag = "buffers"}).wait();
+      if (!values.is_same(part.tensor)) part.tensor.copy_(values);
+    }
+  world_.barrier().wait();
+}
+
+void WorkerStrategy::with_servers(const std::string& request, const std::function<void()>& both) {
+  if (!world_.is_root()) return both();
+  std::exception_ptr failure;  // the servers have it, too, and answer all the same
+  worker_->request(request, [&] {
+    try {
+      both();
+    } catch (const CommonFailure&) {
+      failure = std::current_exception();
+    }
+  });
+  if (failure) std::rethrow_exception(failure);
+}
+
+void WorkerStrategy::save(const std::filesystem::path& out, const checkpoint::TrainingState& state,
+                          checkpoint::SaveOptions options, checkpoint::AsyncSaver*) {
+  with_servers(std::string(save_request) + out.string(),
+               [&] { checkpoint::save(out, rest_, *nothing_, state, options); });
+}
+
+void WorkerStrategy::load(const std::filesystem::path& folder) {
+  std::map<std::string, at::Tensor> of_other_kinds;
+  with_servers(std::string(load_request) + folder.string(), [&] {
+    (void)checkpoint::load(folder, rest_, *nothing_, {.verify = false, .own = &of_other_kinds});
+  });
+  world_.barrier().wait();  // until the servers have answered worker 0
+  worker_->pull();
+}
+
+std::vector<std::pair<std::string, std::string>> WorkerStrategy::results() {
+  const ps::Traffic traffic = worker_->traffic();
+  return {{"pushed_bytes", formatted("{}", traffic.pushed)},
+          {"pulled_bytes", formatted("{}", traffic.pulled)}};
+}
 
 // What one server's rank does.
 class ServedRun {
@@ -133,8 +303,9 @@ Report share_report(Group& all, const std::string& failure, Report report) {
 
 }  // namespace
 
-Report run_on_servers(Task& task, const Options& options, Group world,
-                      const std::function<Report(Group workers, RunStrategy& strategy)>& train_as) {
+Report run_on_servers(const Configuration& configuration, Group world,
+                      const std::function<Report(Group workers, TrainedModel& model)>& train_as) {
+  const Options& options = configuration.options;
   std::vector<int> ranks(static_cast<std::size_t>(world.size() - server_count(options)));
   std::iota(ranks.begin(), ranks.end(), 0);
   std::optional<Group> workers = world.subset(ranks);
@@ -142,19 +313,19 @@ Report run_on_servers(Task& task, const Options& options, Group world,
     ServedRun(options, world).serve();
     return share_report(world, "", {});
   }
-  auto strategy = std::make_unique<WorkerStrategy>(options, task, world, *workers);
+  auto worker = std::make_unique<WorkerStrategy>(configuration, world, *workers);
   std::string failure;
   Report report;
   try {
-    report = train_as(*workers, *strategy);
+    report = train_as(*workers, *worker);
   } catch (const CommonFailure& error) {
     failure = error.what();
   }
-  const bool is_attached = strategy->is_attached();
+  const bool is_attached = worker->is_attached();
   std::unique_ptr<StoreServer> store;
-  if (is_attached) store = strategy->leave();
+  if (is_attached) store = worker->leave();
   // In order: a group that an exception leaves behind counts as failed.
-  strategy.reset();
+  worker.reset();
   workers.reset();
   if (!is_attached) share_failure(world, failure);  // throws
   return share_report(world, failure, std::move(report));

@@ -1,7 +1,8 @@
 #include <lockstep/train/task.h>
 
 #include "base/check.h"
-#include "train/tasks/tensor_checks.h"
+#include "base/fingerprint.h"
+#include "checkpoint/checksum.h"
 
 #include <algorithm>
 #include <numeric>
@@ -27,6 +28,23 @@ double Task::weight_of(const Batch& batch) const { return static_cast<double>(ba
 Totals Task::measure(const Batch& batch) {
   const double weight = weight_of(batch);
   return {.loss = loss(batch).item<double>() * weight, .targets = weight};
+}
+
+std::string fingerprint_of_tensors(std::initializer_list<at::Tensor> tensors) {
+  std::int64_t elements = 0;
+  std::uint32_t checksum = 0;
+  for (const at::Tensor& tensor : tensors) {
+    at::Tensor dense = tensor.contiguous();
+    elements += dense.numel();
+    checksum = checkpoint::crc32_of(
+        {static_cast<const std::byte*>(dense.const_data_ptr()), dense.nbytes()}, checksum);
+  }
+  return formatted("{} elements, crc32 {:08x}", elements, checksum);
+}
+
+std::uint64_t stream_seed(std::int64_t seed, std::int64_t stream) {
+  return mix_bits(static_cast<std::uint64_t>(seed) * 0x9e3779b97f4a7c15u +
+                  static_cast<std::uint64_t>(stream));
 }
 
 }  // namespace lockstep::train

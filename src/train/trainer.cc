@@ -6,7 +6,7 @@
 #include "train/interrupt.h"
 #include "train/option_table.h"
 #include "train/run.h"
-#include "train/served_run.h"
+#include "train/strategies.h"
 
 #include <lockstep/comm/together.h>
 
@@ -34,11 +34,11 @@ Report to_the_end(Run& run) {
   return run.finish();
 }
 
-// A failure of all ranks is no rank's alone: the groups of the run, and of its strategy, end here
+// A failure of all ranks is no rank's alone: the groups of the run, and of its model, end here
 // as after success, and not as of ranks that are torn out by an exception.
-Report train_by(const Configuration& configuration, Group world, RunStrategy& strategy,
+Report train_by(const Configuration& configuration, Group world, TrainedModel& model,
                 const RunRound& in = {}) {
-  std::optional<Run> run(std::in_place, configuration, std::move(world), strategy, in);
+  std::optional<Run> run(std::in_place, configuration, std::move(world), model, in);
   try {
     return to_the_end(*run);
   } catch (const CommonFailure&) {
@@ -49,11 +49,11 @@ Report train_by(const Configuration& configuration, Group world, RunStrategy& st
 
 Report train_locally(const Configuration& configuration, const Group& world,
                      const RunRound& in = {}) {
-  auto strategy = make_local_strategy(configuration.options, configuration.task(), world);
+  auto model = make_trained_model(configuration, world);
   try {
-    return train_by(configuration, world, *strategy, in);
+    return train_by(configuration, world, *model, in);
   } catch (const CommonFailure&) {
-    strategy.reset();
+    model.reset();
     throw;
   }
 }
@@ -65,10 +65,9 @@ Report train(Configuration& configuration, Group world) {
   together(world, [&] { check_run(configuration, world.size()); });
   if (options.elastic) options = elastic_options(options);
   if (options.strategy == StrategyKind::ps)
-    return run_on_servers(configuration.task(), options, std::move(world),
-                          [&](Group workers, RunStrategy& strategy) {
-                            return train_by(configuration, std::move(workers), strategy);
-                          });
+    return run_on_servers(configuration, std::move(world), [&](Group workers, TrainedModel& model) {
+      return train_by(configuration, std::move(workers), model);
+    });
   return train_locally(configuration, world);
 }
 

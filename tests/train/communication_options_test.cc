@@ -1,5 +1,5 @@
 // What --hook, --local-sgd, --diloco, --sync-batch-norm and --uneven refuse, in one line each.
-#include "train/option_table.h"
+#include "train/strategies.h"
 
 #include "support/temporary_folder.h"
 #include "support/torch/ranks.h"

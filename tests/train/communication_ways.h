@@ -1,7 +1,7 @@
 // The ways in which ranks of --strategy ddp communicate, by the options that ask for them.
 #pragma once
 
-#include "train/option_table.h"
+#include "train/strategies.h"
 
 #include <lockstep/train/options.h>
 

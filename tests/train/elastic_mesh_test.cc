@@ -6,7 +6,7 @@
 #include "support/messages.h"
 #include "train/elastic_runs.h"
 #include "train/mesh_runs.h"
-#include "train/option_table.h"
+#include "train/strategies.h"
 
 #include <gtest/gtest.h>
 

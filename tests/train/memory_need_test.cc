@@ -1,4 +1,4 @@
-#include "train/memory_need.h"
+#include "train/model.h"
 
 #include <lockstep/comm/local.h>
 
@@ -65,7 +65,7 @@ TEST(MemoryNeed, IsThatOfTheLevelOfSharding) {
     set_option(options, "shard", shard);
     options.sharding.storage =
         node_shared ? ShardStorage::node_shared : ShardStorage::private_memory;
-    return bytes_of_a_rank(options, 1, 4);
+    return bytes_of_a_rank(options, 1, layout_of(options, 4));
   };
   EXPECT_EQ(bytes("none"), 16);
   EXPECT_EQ(bytes("optimizer"), 8 + 8 / 4.0);
@@ -91,7 +91,8 @@ TEST(MemoryNeed, WhatDoesNotFitSaysWhatIsNeededAndWhatIsThere) {
   RunSetup options("gpt");
   sys::MemorySize memory{.total = 25'000'000'000, .available = 16'000'000'000};
   auto said = [&](ModelSize model, int ranks, int local_ranks) {
-    return test::message_of([&] { check_memory(options, model, ranks, local_ranks, memory); });
+    return test::message_of(
+        [&] { check_memory(options, model, layout_of(options, ranks), local_ranks, memory); });
   };
   const std::string fits = "nothing was thrown";
   EXPECT_EQ(said({.parameters = 1e9}, 1, 1), fits);

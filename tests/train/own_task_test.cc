@@ -5,7 +5,7 @@
 
 #include "train/configuration.h"
 #include "train/messages.h"
-#include "train/micro_batches.h"
+#include "train/model.h"
 #include "train/runs.h"
 
 #include <gtest/gtest.h>

@@ -7,7 +7,6 @@
 #include <lockstep/parallel/sharded/fully_shard.h>
 
 #include "train/messages.h"
-#include "train/random_streams.h"
 #include "train/runs.h"
 
 #include <ATen/Parallel.h>

@@ -1,5 +1,6 @@
 // The folder of a run: how a run begins in it or goes on, and what becomes of earlier files.
 #include "train/run_folder.h"
+#include "train/run_description.h"
 
 #include <lockstep/base/error.h>
 

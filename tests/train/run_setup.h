@@ -5,6 +5,7 @@
 #include "base/format.h"
 #include "train/configuration.h"
 #include "train/option_table.h"
+#include "train/strategies.h"
 #include "train/tasks/known.h"
 
 #include <lockstep/train/trainer.h>
@@ -79,6 +80,9 @@ struct Configured {
   Configuration all;
 };
 
-inline void check_run(const RunSetup& setup, int ranks) { check_run(Configured(setup).all, ranks); }
+inline void check_run(const RunSetup& setup, int ranks) {
+  Configured configured(setup);
+  check_run(configured.all, ranks);
+}
 
 }  // namespace lockstep::train

@@ -1,5 +1,5 @@
 // --strategy dp and ps: the same training by other means.
-#include "train/run_strategy.h"
+#include "train/strategies.h"
 
 #include "support/temporary_folder.h"
 #include "support/torch/ranks.h"

@@ -83,7 +83,6 @@
 
 namespace lockstep {
 
-enum class ContextMethod : std::uint8_t { ring, ulysses };
 // How a sequence is cut. Under a causal mask the last tokens see the most keys: in zigzag order
 // each rank has one part from the front and one from the back.
 enum class ContextBalance : std::uint8_t { contiguous, zigzag };

@@ -10,9 +10,9 @@
 #include <lockstep/parallel/data/diloco.h>
 #include <lockstep/parallel/data/local_sgd.h>
 #include <lockstep/parallel/data/power_sgd.h>
-#include <lockstep/parallel/parallelize.h>
 #include <lockstep/parallel/server/server.h>
 #include <lockstep/parallel/sharded/options.h>
+#include <lockstep/parallel/tensor/plan.h>
 
 #include <c10/core/ScalarType.h>
 

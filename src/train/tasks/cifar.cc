@@ -1,6 +1,5 @@
 #include "train/tasks/cifar.h"
 
-#include "train/random_streams.h"
 #include "train/tasks/tensor_checks.h"
 
 #include <lockstep/data/cifar.h>

@@ -1,7 +1,6 @@
 #include "train/tasks/images.h"
 
 #include "base/check.h"
-#include "train/tasks/tensor_checks.h"
 
 #include <ATen/Functions.h>
 

@@ -2,7 +2,6 @@
 
 #include "base/check.h"
 #include "base/text.h"
-#include "checkpoint/checksum.h"
 
 #include <algorithm>
 
@@ -40,18 +39,6 @@ void check_elements(const checkpoint::NamedTensors& tensors, double elements) {
               "metadata: layers and width: a model of them has {} elements or more, the tensors "
               "have {}",
               elements, found);
-}
-
-std::string fingerprint_of_tensors(std::initializer_list<at::Tensor> tensors) {
-  std::int64_t elements = 0;
-  std::uint32_t checksum = 0;
-  for (const at::Tensor& tensor : tensors) {
-    at::Tensor dense = tensor.contiguous();
-    elements += dense.numel();
-    checksum = checkpoint::crc32_of(
-        {static_cast<const std::byte*>(dense.const_data_ptr()), dense.nbytes()}, checksum);
-  }
-  return formatted("{} elements, crc32 {:08x}", elements, checksum);
 }
 
 }  // namespace lockstep::train

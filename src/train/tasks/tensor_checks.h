@@ -1,14 +1,11 @@
-// What tensors say: those of a model file about the settings that stand beside them
-// (Task::check_tensors(); all throw BadInput in one line), and those of data about themselves.
+// What the tensors of a model file say about the settings that stand beside them
+// (Task::check_tensors()). All throw BadInput in one line.
 #pragma once
 
 #include <lockstep/checkpoint/safetensors.h>
 
-#include <ATen/core/Tensor.h>
-
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <string>
 #include <string_view>
 
@@ -28,9 +25,5 @@ void check_entry(std::string_view entry, std::int64_t told, std::int64_t found);
 // A file may claim a model that no memory holds: it must have tensors of about that size itself.
 // Which of them is missing or too small, load_into() says.
 void check_elements(const checkpoint::NamedTensors& tensors, double elements);
-
-// What a checkpoint remembers of the data that its run learned from: "1115394 elements, crc32
-// 1a2b3c4d" of the tensors' bytes one behind another.
-[[nodiscard]] std::string fingerprint_of_tensors(std::initializer_list<at::Tensor> tensors);
 
 }  // namespace lockstep::train

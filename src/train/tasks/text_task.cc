@@ -6,7 +6,6 @@
 #include "base/visible.h"
 #include "data/bigram.h"
 #include "train/progress.h"
-#include "train/random_streams.h"
 #include "train/tasks/tensor_checks.h"
 
 #include <lockstep/data/text.h>

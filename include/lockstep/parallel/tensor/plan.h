@@ -81,6 +81,9 @@ struct Vocabulary : TensorStyle {
 
 using TensorPlan = std::vector<std::pair<std::string, TensorStyle>>;
 
+// How attention mixes the tokens of a sequence that ranks of axis cp have cut (parallelize.h).
+enum class ContextMethod : std::uint8_t { ring, ulysses };
+
 // "Colwise", "Colwise(3), 12 heads", "Rowwise", "Vocabulary".
 [[nodiscard]] std::string describe(TensorStyle style);
 

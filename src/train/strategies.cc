@@ -1,11 +1,6 @@
-#include "train/run_strategy.h"
+#include "train/strategies.h"
 
 #include "base/check.h"
-#include "checkpoint/optimizer_state.h"
-#include "train/elastic_strategy.h"
-#include "train/model.h"
-#include "train/option_table.h"
-#include "train/own_copies_strategy.h"
 
 #include <lockstep/parallel/threads/data_parallel.h>
 
@@ -51,6 +46,7 @@ class TaskReplicas : public DataParallelBase {
   std::shared_ptr<std::vector<Replica>> others_;  // by device; of the first, the task itself
 };
 
+// --strategy dp: the threads of one rank.
 class DeviceStrategy : public TrainedModel {
  public:
   using TrainedModel::TrainedModel;
@@ -74,20 +70,14 @@ class DeviceStrategy : public TrainedModel {
 
 }  // namespace
 
-// What is offloaded is in files, and the optimizer's state with it.
-std::int64_t RunStrategy::bytes_held() const {
-  const std::int64_t kept = handle_->memory().kept();
-  if (optimizer_ == nullptr || handle_->state_memory()) return kept;
-  return kept + checkpoint::optimizer_state_bytes(*optimizer_, *handle_);
-}
-
-std::unique_ptr<RunStrategy> make_local_strategy(const Options& options, Task& task,
+std::unique_ptr<TrainedModel> make_trained_model(const Configuration& configuration,
                                                  const Group& world) {
-  if (options.elastic) return std::make_unique<ElasticStrategy>(options, task, world);
+  const Options& options = configuration.options;
+  if (options.elastic) return make_elastic(configuration, world);
+  if (has_own_copies(options)) return make_own_copies(configuration, world);
   if (options.strategy == StrategyKind::dp)
-    return std::make_unique<DeviceStrategy>(options, task, world);
-  if (has_own_copies(options)) return std::make_unique<OwnCopiesStrategy>(options, task, world);
-  return std::make_unique<TrainedModel>(options, task, world);
+    return std::make_unique<DeviceStrategy>(configuration, world);
+  return std::make_unique<TrainedModel>(configuration, world);
 }
 
 }  // namespace lockstep::train
