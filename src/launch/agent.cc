@@ -3,20 +3,18 @@
 #include "base/check.h"
 #include "base/scope_exit.h"
 #include "base/text.h"
-#include "launch/agents_store.h"
 #include "launch/commit_folder.h"
 #include "launch/node_messages.h"
+#include "launch/node_ranks.h"
 #include "launch/output_relay.h"
 #include "launch/poller.h"
-#include "launch/program.h"
 #include "launch/rank_processes.h"
 #include "launch/round_session.h"
 #include "launch/round_source.h"
+#include "launch/round_store.h"
 #include "launch/rounds.h"
 #include "launch/run_report.h"
-#include "launch/run_state.h"
 #include "launch/signals.h"
-#include "launch/waiting_lines.h"
 #include "sys/file_descriptor.h"
 
 #include <lockstep/base/error.h>
@@ -125,8 +123,8 @@ class Agent::Run {
   // While run() runs, each after those that it uses.
   std::unique_ptr<RoundSource> source_;
   std::optional<SignalQueue> signals_;
-  std::optional<RankProcesses> processes_;
   std::optional<RunReport> report_;
+  std::optional<RankProcesses> processes_;
   std::optional<RoundSession> session_;
 };
 
@@ -209,15 +207,15 @@ void Agent::Run::come_together() {
 void Agent::Run::make_parts() {
   run_.node = source_->node();
   if (run_.spec.forward_signals) signals_.emplace();
+  report_.emplace(run_, relay_);
   processes_.emplace(run_, relay_, source_->store());
-  report_.emplace(run_, relay_, *processes_);
   session_.emplace(run_, relay_, *processes_, *report_, *source_);
 }
 
 // One node alone starts its ranks here; others have to agree first.
 void Agent::Run::open() {
-  processes_->open(file_);
   report_->open(source_->store().run_id);
+  processes_->open(file_, report_->errors());
   session_->take_events();
   session_->go_on();
   session_->take_events();
@@ -233,8 +231,8 @@ void Agent::Run::give_up(const std::string& why) {
 
 void Agent::Run::leave_nothing() {
   session_.reset();
-  report_.reset();
   processes_.reset();
+  report_.reset();
   signals_.reset();
   if (source_) remove_commit_folder(source_->store().run_id, ::getpid());
   source_.reset();
@@ -290,7 +288,7 @@ void Agent::Run::supervise() {
   if (const auto signal = run_.machine.take_signal()) send_to_all(*signal);
   session_->go_on();
   processes_->tend();
-  if (relay_.say_losses(run_.workers)) signalled(SIGPIPE);
+  if (relay_.say_losses(run_.outputs())) signalled(SIGPIPE);
 }
 
 Deadline Agent::Run::next_wake(Clock::time_point now) {
@@ -298,7 +296,7 @@ Deadline Agent::Run::next_wake(Clock::time_point now) {
   for (const auto& next : {run_.machine.next(), processes_->reserve().next()})
     if (next) wake = wake.or_sooner(Deadline::after(*next - now));
   return wake.or_sooner(session_->next_wake(now))
-      .or_sooner(OutputRelay::show_unfinished(run_.workers, now));
+      .or_sooner(OutputRelay::show_unfinished(run_.outputs(), now));
 }
 
 void Agent::Run::watch_signals(Poller& poller) {

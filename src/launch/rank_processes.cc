@@ -3,39 +3,180 @@
 #include "base/check.h"
 #include "base/format.h"
 #include "base/text.h"
+#include "launch/run_report.h"
 #include "sys/high_descriptor.h"
 #include "sys/topology.h"
 
 #include <lockstep/base/error.h>
 #include <lockstep/store/open.h>
 
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
-
-#include <algorithm>
 #include <filesystem>
 #include <functional>
 #include <map>
 #include <set>
 #include <utility>
+#include <vector>
 
 namespace lockstep::launch {
 
 namespace {
 
-constexpr int most_failures = 3;
+sys::FileDescriptor open_nothing() {
+  sys::FileDescriptor nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (!nothing) throw SystemError("opening /dev/null", errno);
+  return nothing;
+}
+
+}  // namespace
+
+void Worker::start(const std::string& file, const WorkerSpec& spec, const RankSpec& place,
+                   rlimit open_files) {
+  Environment environment;
+  if (rank_ < 0) {
+    int ends[2];
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
+      throw SystemError("making a socket for a process in reserve", errno);
+    reserve_.reset(ends[0]);
+    in_reserve_.reset(ends[1]);
+    environment = reserve_environment(spec.environment, place, in_reserve_.get());
+  } else {
+    error_file_ = place.error_file;
+    environment = rank_environment(spec.environment, place);
+  }
+  sys::Command command{.file = file, .arguments = {spec.program}, .environment = {}};
+  command.arguments.insert(command.arguments.end(), spec.arguments.begin(), spec.arguments.end());
+  for (const auto& [name, value] : environment)
+    command.environment.push_back(formatted("{}={}", name, value));
+  sys::FileDescriptor nothing;
+  // One in reserve gives it up where it does not become rank 0.
+  if (spec.input == StandardInput::none || (rank_ != 0 && !is_in_reserve())) {
+    nothing = open_nothing();
+    command.input = nothing.get();
+  }
+  command.output = output_.rank_output();
+  command.error = output_.rank_error();
+  for (int descriptor : {place.secret_descriptor, place.agent_descriptor, in_reserve_.get()})
+    if (descriptor >= 0) command.keep.push_back(descriptor);
+  // A session of its own: signals reach the rank with its children and nobody else, and the
+  // terminal's own do not reach it.
+  command.own_session = true;
+  command.open_files = open_files;
+  command.end_with_parent = true;
+  process_ = sys::Process::spawn(command);
+  running_ = true;
+  end_.reset();
+  started_ = Clock::now();
+  output_.close_rank_ends();
+  in_reserve_.reset();
+}
+
+bool Worker::is_ready() {
+  char byte = 0;
+  if (reserve_ && !is_ready_) is_ready_ = ::recv(reserve_.get(), &byte, 1, MSG_DONTWAIT) == 1;
+  return is_ready_;
+}
+
+void Worker::take_over(int rank, std::string name, const LogFile& log) {
+  name_ = std::move(name);
+  set_rank(rank);
+  output_.begin_log(log);
+}
+
+// It fits into an empty socket. One that has ended meanwhile is a worker that fails at once.
+void Worker::give_place(const RankSpec& place) {
+  std::string text;
+  for (const auto& [name, value] : place_environment(place)) {
+    text += formatted("{}={}", name, value);
+    text += '\0';
+  }
+  text += '\0';
+  error_file_ = place.error_file;
+  started_ = Clock::now();
+  [[maybe_unused]] const ssize_t sent =
+      ::send(reserve_.get(), text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  reserve_.reset();
+}
+
+std::optional<sys::ExitStatus> Worker::take_end() {
+  if (!running_) return std::nullopt;
+  end_ = process_->try_wait();
+  running_ = !end_;
+  return end_;
+}
+
+void Worker::kill(const std::string& why) {
+  if (!running_ || !killed_why_.empty()) return;
+  killed_why_ = why;
+  process_->send_to_group(SIGKILL);
+}
+
+RankEnd Worker::describe_end(sys::ExitStatus status, Clock::time_point now) const {
+  const bool by_agent = !killed_why_.empty() && status.signal == SIGKILL;
+  return {rank_, process_->pid(), status.shell_code(),
+          by_agent ? killed_why_ : sys::describe(status), now - started_};
+}
+
+namespace {
+
+enum class Finding { absent, folder, not_executable, executable };
+
+Finding look_at(const std::string& file) {
+  struct stat found = {};
+  if (::stat(file.c_str(), &found) != 0) return Finding::absent;
+  if (S_ISDIR(found.st_mode)) return Finding::folder;
+  return ::access(file.c_str(), X_OK) == 0 ? Finding::executable : Finding::not_executable;
+}
+
+std::vector<std::string> candidates(const std::string& name, std::string_view path) {
+  if (name.find('/') != std::string::npos) return {name};
+  std::vector<std::string> files;
+  while (!path.empty()) {
+    const std::size_t end = path.find(':');
+    const std::string folder(path.substr(0, end));
+    files.push_back((folder.empty() ? "." : folder) + "/" + name);
+    path.remove_prefix(end == std::string_view::npos ? path.size() : end + 1);
+  }
+  files.push_back("./" + name);
+  return files;
+}
+
+}  // namespace
+
+FoundProgram find_program(const std::string& name, std::string_view path) {
+  FoundProgram nearest_miss{"", "program '" + name + "' was not found", 127};
+  if (name.find('/') == std::string::npos)
+    nearest_miss.problem += " in PATH or in the current folder";
+  for (const std::string& file : candidates(name, path)) {
+    const Finding finding = look_at(file);
+    if (finding == Finding::executable) return {file, "", 0};
+    if (nearest_miss.exit_code == 126 || finding == Finding::absent) continue;
+    if (finding == Finding::folder) {
+      if (name.find('/') != std::string::npos)
+        nearest_miss = {"", "program '" + file + "' is a folder", 126};
+    } else {
+      nearest_miss = {
+          "", "program '" + file + "' is not executable: chmod +x, or start it by its interpreter",
+          126};
+    }
+  }
+  return nearest_miss;
+}
+
+namespace {
+
+constexpr int most_failures_in_reserve = 3;
 constexpr int no_rank = -1;
 
 constexpr std::chrono::seconds leftover_grace{1}, orphan_interval{1}, time_to_open{2};
 constexpr int beats_until_hung = 5;
-
-void make_folder(const std::string& folder) {
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  if (error) throw SystemError("making the log folder " + folder, error.value());
-}
 
 void check_limits(const WorkerSpec& spec, rlim_t most) {
   constexpr rlim_t own = 24, of_a_rank = 4;  // while the ranks are being started
@@ -69,13 +210,14 @@ void Reserve::allow() {
 void Reserve::fill(bool is_wanted, const std::function<void(Worker&)>& start) {
   if (!fill_at_ || Clock::now() < *fill_at_) return;
   fill_at_.reset();
-  while (is_allowed_ && is_wanted && failures_ < most_failures && std::ssize(workers_) < most_) {
+  while (is_allowed_ && is_wanted && failures_ < most_failures_in_reserve &&
+         std::ssize(workers_) < most_) {
     auto worker = std::make_unique<Worker>(no_rank, "", relay_.output(), relay_.error(),
                                            relay_.failures(), LogFile{});
     try {
       start(*worker);
     } catch (const SystemError& error) {
-      failures_ = most_failures;
+      failures_ = most_failures_in_reserve;
       return relay_.say(formatted("no process is kept in reserve: {}", error.what()));
     }
     workers_.push_back(std::move(worker));
@@ -103,7 +245,7 @@ void Reserve::take_ended() {
     fill_at_ = Clock::now();
     if (worker->is_ready()) continue;  // it was killed
     worker->output().finish();
-    if (++failures_ == most_failures)
+    if (++failures_ == most_failures_in_reserve)
       relay_.say(
           formatted("no process is kept in reserve any more: {} have ended before they were ready, "
                     "the last with {}",
@@ -131,16 +273,15 @@ RankProcesses::~RankProcesses() {
   guard_.reset();
 }
 
-void RankProcesses::open(std::string file) {
+void RankProcesses::open(std::string file, const ErrorFolder& errors) {
   const WorkerSpec& spec = run_.spec;
   check_limits(spec, open_files_.most());
   file_ = std::move(file);
-  if (!spec.log_folder.empty()) make_folder(spec.log_folder);
   if (spec.hung_after > Duration::zero())
     hang_watch_.emplace(spec.hung_after, [address = store_.address, secret = store_.secret] {
       return open_store(address, secret, time_to_open);
     });
-  errors_.emplace(spec.log_folder, formatted("{}-{}", store_.run_id, run_.node));
+  errors_ = &errors;
   this_process_ = sys::with_high_number(sys::open_pidfd(::getpid()));
   guard_.emplace(this_process_, marks_of_ranks(place_of_all()), spec.error,
                  errors_->is_temporary() ? errors_->path() : "");
@@ -209,7 +350,7 @@ void RankProcesses::start(Worker& worker, RankSpec place) {
 
 void RankProcesses::watch(Poller& poller) {
   watch_for_hangs(poller);
-  for (const auto& worker : run_.workers) relay_.watch(poller, *worker);
+  for (const auto& worker : run_.workers) relay_.watch(poller, worker->output());
   // Only to wake up: which of several ended first is decided when all of them have been looked at.
   for (sys::Process* process : living()) poller.watch(process->pidfd(), POLLIN, [] {});
 }

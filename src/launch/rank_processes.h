@@ -1,29 +1,152 @@
 // The processes of an agent: its ranks, those in reserve, and what they have started.
 #pragma once
 
-#include "launch/descendants.h"
+#include "launch/agent.h"
+#include "launch/agent_state.h"
 #include "launch/detection/rank_ends.h"
-#include "launch/error_file.h"
-#include "launch/guard.h"
 #include "launch/hang_watch.h"
+#include "launch/leftovers.h"
+#include "launch/node_messages.h"
 #include "launch/output_relay.h"
 #include "launch/poller.h"
+#include "launch/round_plan.h"
 #include "launch/round_store.h"
-#include "launch/run_state.h"
-#include "launch/worker.h"
+#include "sys/file_descriptor.h"
 #include "sys/open_files_limit.h"
 #include "sys/process.h"
 
 #include <lockstep/base/deadline.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 namespace lockstep::launch {
+
+class ErrorFolder;
+
+// One rank, as the agent sees it: its process and its output.
+class Worker {
+ public:
+  // What it does at the end of a round.
+  enum class Standing {
+    plain,    // it is ended, and another process is started for the next one
+    keeps,    // it leaves the round by itself
+    waiting,  // it has left, and waits for the next one
+  };
+
+  // `log` as RankOutput.
+  Worker(int rank, std::string name, Printer& output, Printer& error, SharedFailures& failures,
+         const LogFile& log)
+      : rank_(rank), name_(std::move(name)), output_(rank, output, error, failures, log) {}
+
+  // Executes `file` with the arguments and surroundings of `spec`. Without a rank (-1) it is in
+  // reserve: the program waits for its place in launch::wait_for_place(). SystemError when that
+  // fails.
+  void start(const std::string& file, const WorkerSpec& spec, const RankSpec& place,
+             rlimit open_files);
+
+  [[nodiscard]] bool is_in_reserve() const { return static_cast<bool>(reserve_); }
+  // Whether it waits there.
+  [[nodiscard]] bool is_ready();
+  // Of one that is ready: it becomes that worker, and goes on with give_place().
+  void take_over(int rank, std::string name, const LogFile& log);
+  void give_place(const RankSpec& place);
+
+  [[nodiscard]] int rank() const { return rank_; }
+  [[nodiscard]] const std::string& name() const { return name_; }
+  // In the next round.
+  void set_rank(int rank) {
+    rank_ = rank;
+    output_.set_rank(rank);
+  }
+  [[nodiscard]] Standing standing() const { return standing_; }
+  void set_standing(Standing standing) { standing_ = standing; }
+  // Kills it. `why` is how its end reads: "killed by the agent: ...".
+  void kill(const std::string& why);
+  [[nodiscard]] const std::string& error_file() const { return error_file_; }
+  [[nodiscard]] RankOutput& output() { return output_; }
+  // The process while it has not been collected, else nothing.
+  [[nodiscard]] sys::Process* process() { return running_ ? &*process_ : nullptr; }
+  // Of the process that was started last.
+  [[nodiscard]] int pid() const { return process_ ? process_->pid() : 0; }
+  // How it ended, once, when it has.
+  [[nodiscard]] std::optional<sys::ExitStatus> take_end();
+  // The same again; nothing while it runs.
+  [[nodiscard]] const std::optional<sys::ExitStatus>& end() const { return end_; }
+  [[nodiscard]] RankEnd describe_end(sys::ExitStatus status, Clock::time_point now) const;
+
+ private:
+  int rank_;
+  std::string name_;
+  Standing standing_ = Standing::plain;
+  std::string killed_why_;
+  std::string error_file_;
+  RankOutput output_;
+  std::optional<sys::Process> process_;
+  sys::FileDescriptor reserve_;     // to it, while it has no place
+  sys::FileDescriptor in_reserve_;  // its own, while it is started
+  bool is_ready_ = false;
+  bool running_ = false;
+  std::optional<sys::ExitStatus> end_;
+  Clock::time_point started_;
+};
+
+using Workers = std::vector<std::unique_ptr<Worker>>;
+
+// Which file a program's name means, as a shell would say.
+struct FoundProgram {
+  std::string file;     // what to execute, when problem is empty
+  std::string problem;  // one line: why it cannot be
+  int exit_code = 0;    // 127: not found; 126: found but cannot be executed
+};
+
+// A name with a slash is a path. Another is looked for in `path` (as in PATH), then in the current
+// folder.
+[[nodiscard]] FoundProgram find_program(const std::string& name, std::string_view path);
+
+// In a run that may have more rounds SIGTERM waits for the agents' decision.
+[[nodiscard]] inline Grace grace_of(const WorkerSpec& spec) {
+  Grace grace{.stop = spec.grace, .failure = spec.failure_grace};
+  if (may_have_more_rounds(spec)) grace.notice.reset();
+  return grace;
+}
+
+// What the parts of an agent's run share: what was asked for, how far it has come, how it goes.
+struct RunState {
+  explicit RunState(WorkerSpec of) : spec(std::move(of)), machine(spec.ranks, grace_of(spec)) {}
+
+  WorkerSpec spec;
+  int node = 0;                 // the number of this agent
+  RoundPlan plan;               // of the newest round that has begun
+  Workers workers;              // by local rank; none before the first round
+  AgentStateMachine machine;    // of the ranks of that round
+  int gathering_for = -1;       // the round to offer for; -1: none
+  bool round_reported = false;  // the failure that has ended the newest round
+  int asked_to_stop = 0;        // the signal
+  bool interrupted = false;     // a stop was asked for while the last output was being written
+
+  std::string problem;    // why no rank can be started
+  std::string failure;    // "rank 1 has failed (exit code 3)"
+  std::string failed_at;  // time of day
+  std::optional<RunResult> run_result, own_failure;
+  AgentResult result;
+
+  [[nodiscard]] int first_rank() const {
+    return plan.first_rank(std::max(0, plan.group_rank(node)));
+  }
+  [[nodiscard]] std::vector<RankOutput*> outputs() const {
+    std::vector<RankOutput*> outputs;
+    for (const auto& worker : workers) outputs.push_back(&worker->output());
+    return outputs;
+  }
+  [[nodiscard]] Worker& worker(int rank) const { return *workers[rank - first_rank()]; }
+};
 
 // Processes in reserve: started before there is a rank for them. A process that takes the place of
 // another one must be wanted then.
@@ -67,8 +190,7 @@ class RankProcesses {
 
   // Before anything is started that executes `file`: makes folders and starts the guard. BadInput,
   // SystemError as Agent::run().
-  void open(std::string file);
-  [[nodiscard]] const ErrorFolder& errors() const { return *errors_; }
+  void open(std::string file, const ErrorFolder& errors);
   [[nodiscard]] Reserve& reserve() { return reserve_; }
 
   // A worker for a rank of the round, from the reserve if one is ready; not started.
@@ -112,8 +234,8 @@ class RankProcesses {
   const RoundStore& store_;
   std::string file_;  // what to execute
   sys::RaisedOpenFilesLimit open_files_;
-  std::optional<ErrorFolder> errors_;
-  std::optional<RankEnds> rank_ends_;  // made when it is first used
+  const ErrorFolder* errors_ = nullptr;  // after open()
+  std::optional<RankEnds> rank_ends_;    // made when it is first used
   std::optional<HangWatch> hang_watch_;
   Reserve reserve_;
   std::optional<Subreaper> subreaper_;

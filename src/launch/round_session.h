@@ -6,7 +6,6 @@
 #include "launch/rank_processes.h"
 #include "launch/round_source.h"
 #include "launch/run_report.h"
-#include "launch/run_state.h"
 
 #include <lockstep/base/deadline.h>
 

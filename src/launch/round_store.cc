@@ -3,12 +3,14 @@
 #include "base/check.h"
 #include "base/format.h"
 #include "base/text.h"
-#include "launch/agents_store.h"
 #include "launch/environment.h"
 #include "sys/high_descriptor.h"
+#include "sys/own_address.h"
 #include "sys/random_bytes.h"
+#include "sys/socket_address.h"
 
 #include <lockstep/base/error.h>
+#include <lockstep/store/secret.h>
 
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -24,7 +26,83 @@
 
 namespace lockstep::launch {
 
+std::string RendezvousEndpoint::text() const {
+  const bool is_six = host.find(':') != std::string::npos;
+  return (is_six ? "[" + host + "]:" : host + ":") + std::to_string(port);
+}
+
+RendezvousEndpoint parse_rendezvous_endpoint(std::string_view text, const char* option) {
+  const std::size_t colon = text.rfind(':');
+  std::string_view host = text.substr(0, colon);
+  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  const auto port = parse_integer(colon == std::string_view::npos ? "" : text.substr(colon + 1));
+  check_input(!host.empty() && port && *port >= 1 && *port <= 65535,
+              "{}: expected HOST:PORT, found '{}'", option, text);
+  check_input(host != "0.0.0.0" && host != "::",
+              "{}: expected an address that the other nodes can reach, found {}", option, host);
+  return {std::string(host), static_cast<std::uint16_t>(*port)};
+}
+
 namespace {
+
+// A machine's own name often means a loopback address there (Debian: 127.0.1.1), where nobody could
+// come.
+std::string listen_host(const std::string& host) {
+  const bool everywhere =
+      !sys::is_loopback_name(host) && sys::SocketAddress::tcp(host, 0).is_loopback();
+  return everywhere ? "0.0.0.0" : host;
+}
+
+// The content of --secret-file, or at a loopback address the user's own.
+std::string secret_of_agents(const NodeSpec& spec, const RendezvousEndpoint& at) {
+  if (!spec.secret_file.empty()) return read_secret_file(spec.secret_file);
+  check_input(sys::is_loopback_name(at.host),
+              "--secret-file is missing: agents that meet at {} over a network need a secret (any "
+              "file of 16 bytes or more with mode 600, the same on all nodes)",
+              at.text());
+  return user_secret();
+}
+
+// Serves the store from this process.
+std::unique_ptr<StoreServer> serve_agents(const NodeSpec& spec, const RendezvousEndpoint& at,
+                                          const std::string& secret) {
+  try {
+    return std::make_unique<StoreServer>(StoreServerOptions{.host = listen_host(at.host),
+                                                            .port = at.port,
+                                                            .secret = secret,
+                                                            .lost_after = spec.lost_after});
+  } catch (const SystemError& error) {
+    if (error.error_number() != EADDRNOTAVAIL) throw;
+    throw BadInput(formatted(
+        "node 0 serves the store at {}, but that is no address of this machine", at.text()));
+  }
+}
+
+// How long a store that was lost is waited for: where it is served apart, which may start it anew.
+Duration time_to_reconnect(const NodeSpec& spec) {
+  return spec.store.empty() ? Duration::zero() : spec.join_timeout;
+}
+
+// Blocks until the server answers or the deadline passes. Errors call this side `self` ("node 1")
+// and the other `server` ("node 0").
+std::shared_ptr<TcpStore> come_to_store(const NodeSpec& spec, const RendezvousEndpoint& at,
+                                        const std::string& secret, Deadline deadline,
+                                        const std::string& self, const std::string& server) {
+  try {
+    return std::make_shared<TcpStore>(TcpStoreOptions{.host = at.host,
+                                                      .port = at.port,
+                                                      .secret = secret,
+                                                      .connect_timeout = deadline.left(),
+                                                      .call_timeout = spec.lost_after,
+                                                      .reconnect = time_to_reconnect(spec),
+                                                      .lost_after = spec.lost_after});
+  } catch (const Timeout& error) {
+    throw Timeout(formatted("{} waited {} for {} at {} ({})", self,
+                            format_duration(spec.join_timeout), server, at.text(), error.what()));
+  } catch (const BadInput& error) {
+    throw BadInput(formatted("{} cannot join: {}", self, error.what()));
+  }
+}
 
 std::string random_bytes(std::size_t size) {
   std::string bytes(size, '\0');

@@ -8,10 +8,32 @@
 #include <lockstep/store/store_server.h>
 #include <lockstep/store/tcp_store.h>
 
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
 namespace lockstep::launch {
+
+// Where the agents of several nodes meet, as --rendezvous says it.
+struct RendezvousEndpoint {
+  std::string host;
+  std::uint16_t port = 0;
+
+  // "host-a:29400", "[fe80::1]:29400"
+  [[nodiscard]] std::string text() const;
+};
+
+// BadInput, which names the option, for anything that is not HOST:PORT, and for a host that is
+// every address of a machine: the other nodes could not come to it. Looks nothing up.
+[[nodiscard]] RendezvousEndpoint parse_rendezvous_endpoint(std::string_view text,
+                                                           const char* option = "--rendezvous");
+
+// Where it is: NodeSpec::store, else NodeSpec::rendezvous. BadInput as parse_rendezvous_endpoint().
+[[nodiscard]] inline RendezvousEndpoint endpoint_of(const NodeSpec& spec) {
+  return spec.store.empty() ? parse_rendezvous_endpoint(spec.rendezvous)
+                            : parse_rendezvous_endpoint(spec.store, "--store");
+}
 
 struct RoundStore {
   std::unique_ptr<StoreServer> server;  // where this agent serves it
@@ -29,7 +51,9 @@ struct RoundStore {
 [[nodiscard]] RoundStore serve_store(int port);
 
 // Serves the store of a run on one node at 127.0.0.1:port, or serves that of several nodes, or
-// comes to it until `join_deadline`, as `nodes` says. Errors as come_to_store() and serve_agents().
+// comes to it until `join_deadline`, as `nodes` says. BadInput: the port is in use, the address is
+// not this machine's, the secret is missing, cannot be read or is another one; Timeout: there is no
+// server.
 [[nodiscard]] RoundStore open_round_store(const NodeSpec& nodes, int port, Deadline join_deadline);
 
 // A name that no other run has.

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "launch/agent.h"
-#include "launch/descendants.h"
+#include "launch/leftovers.h"
 #include "launch/run_agent.h"
 #include "support/processes.h"
 #include "support/temporary_folder.h"

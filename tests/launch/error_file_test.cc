@@ -1,4 +1,4 @@
-#include "launch/error_file.h"
+#include "launch/run_report.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "launch/last_lines.h"
+#include "launch/output_relay.h"
 
 #include <gtest/gtest.h>
 

@@ -16,8 +16,8 @@
 
 #include <lockstep/store/secret.h>
 #include <lockstep/store/tcp_store.h>
-#include "launch/rendezvous_endpoint.h"
 #include "launch/round_keys.h"
+#include "launch/round_store.h"
 #include "support/messages.h"
 #include "support/temporary_folder.h"
 #include "sys/topology.h"

@@ -1,4 +1,4 @@
-#include "launch/printer.h"
+#include "launch/output_relay.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "launch/program.h"
+#include "launch/rank_processes.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "launch/rank_output.h"
+#include "launch/output_relay.h"
 
 #include <gtest/gtest.h>
 

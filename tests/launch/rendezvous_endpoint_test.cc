@@ -1,4 +1,4 @@
-#include "launch/rendezvous_endpoint.h"
+#include "launch/round_store.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "launch/report.h"
+#include "launch/run_report.h"
 
 #include <gtest/gtest.h>
 

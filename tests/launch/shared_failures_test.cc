@@ -1,8 +1,7 @@
 // What several ranks say of one failure, and what of it is shown.
-#include "launch/shared_failures.h"
+#include "launch/output_relay.h"
 
-#include "launch/flight_folder.h"
-#include "launch/report.h"
+#include "launch/run_report.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "launch/sink.h"
+#include "launch/output_relay.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "launch/waiting_lines.h"
+#include "launch/node_ranks.h"
 
 #include <lockstep/base/deadline.h>
 

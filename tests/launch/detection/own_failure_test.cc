@@ -1,7 +1,7 @@
 #include "launch/detection/own_failure.h"
 
 #include "launch/environment.h"
-#include "launch/error_file.h"
+#include "launch/run_report.h"
 #include "support/temporary_folder.h"
 
 #include <gtest/gtest.h>
