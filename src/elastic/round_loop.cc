@@ -10,7 +10,6 @@
 #include "elastic/warm_up.h"
 #include "launch/commit_folder.h"
 #include "launch/detection/agent_watch.h"
-#include "launch/detection/beat.h"
 #include "launch/detection/reserve.h"
 #include "launch/environment.h"
 #include "parallel/handle_state.h"
@@ -111,7 +110,6 @@ Group join(const launch::RankInfo& info, const InitOptions& options, const Round
 void wait_beside(const LoopOptions& options, const Rounds& rounds, const RoundWatch& watch) {
   const std::shared_ptr<void> meanwhile = options.while_waiting ? options.while_waiting() : nullptr;
   launch::watch_agent();
-  launch::start_beating();
   const std::string number = formatted("{}", rounds.number());
   while (rounds.marked(over_mark) != number) {
     if (watch.has_ended()) throw RoundEnded(watch.end());
@@ -130,7 +128,6 @@ void wait_for_more(const Rounds& rounds, const RoundWatch& watch, const launch::
     log::warning("round {}: {} cannot make one copy of the model: waiting for more nodes",
                  rounds.number(), there);
   launch::watch_agent();
-  launch::start_beating();
   while (!watch.has_ended()) std::this_thread::sleep_for(between_asks);
   throw RoundEnded(watch.end());
 }

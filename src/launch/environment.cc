@@ -61,8 +61,6 @@ void set_round(Environment& environment, const RankSpec& place) {
   set_or_unset(environment, variable::round, place.round < 0 ? "" : std::to_string(place.round));
   set_or_unset(environment, variable::worker, place.worker);
   set_or_unset(environment, variable::error_file, place.error_file);
-  set_or_unset(environment, variable::beat,
-               place.beat > Duration::zero() ? format_duration(place.beat) : "");
 }
 
 void set_rendezvous(Environment& environment, const RankSpec& place) {

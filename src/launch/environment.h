@@ -59,9 +59,6 @@ inline constexpr const char* round = "LOCKSTEP_ROUND";
 inline constexpr const char* worker = "LOCKSTEP_WORKER";
 // The number of the agent that has started this process, which lasts as long as the agent.
 inline constexpr const char* agent = "LOCKSTEP_AGENT";
-// With --hung-after: how often init()'s thread tells the store that this process lives, such as
-// "200ms".
-inline constexpr const char* beat = "LOCKSTEP_BEAT";
 
 // Of a process in reserve: the number of an open descriptor, a socket through which its agent gives
 // it the place of a rank that was lost. Until then it has no RANK (detection/reserve.h).
@@ -113,7 +110,6 @@ struct RankSpec {
   int round = -1;          // -1: the run has no rounds
   std::string worker;      // its name, where there are rounds
   std::string error_file;  // empty: none
-  Duration beat = {};      // 0: no signs of life are wanted
   std::string master_address = "127.0.0.1";
   int master_port = 0;
   std::string run_id;

@@ -56,6 +56,17 @@ bool is_zombie(pid_t pid) {
   return stat && stat->state == 'Z';
 }
 
+bool is_stopped(pid_t pid) {
+  const auto stat = sys::read_process_stat(pid);
+  return stat && (stat->state == 'T' || stat->state == 't');
+}
+
+bool has_stopped(const ProcessTree& tree, pid_t root) {
+  return is_stopped(root) || std::ranges::any_of(children_of(tree, root), [&](pid_t child) {
+           return has_stopped(tree, child);
+         });
+}
+
 }  // namespace
 
 Subreaper::Subreaper() : older_(children_of(read_process_tree(), ::getpid())) {
@@ -79,6 +90,14 @@ std::vector<pid_t> Subreaper::descendants(const std::set<pid_t>& kept) const {
     if (!older_.contains(child) && !kept.contains(child)) found.push_back(child);
   for (std::size_t next = 0; next < found.size(); ++next)
     for (pid_t child : children_of(tree, found[next])) found.push_back(child);
+  return found;
+}
+
+std::set<pid_t> Subreaper::stopped(const std::set<pid_t>& roots) {
+  const ProcessTree tree = read_process_tree();
+  std::set<pid_t> found;
+  for (pid_t root : roots)
+    if (has_stopped(tree, root)) found.insert(root);
   return found;
 }
 

@@ -32,6 +32,9 @@ class Subreaper {
   // All living or uncollected descendants, parents before children, but for `kept` children and
   // what descends from them.
   [[nodiscard]] std::vector<pid_t> descendants(const std::set<pid_t>& kept = {}) const;
+  // Those of `roots` that the kernel says are stopped (SIGSTOP, a debugger), or that have a stopped
+  // descendant.
+  [[nodiscard]] static std::set<pid_t> stopped(const std::set<pid_t>& roots);
   // Collects adopted processes that have ended; `own` are children that other code waits for.
   void collect(const std::set<pid_t>& own) const;
   // SIGTERM to all descendants, SIGKILL to those that are left after `grace`, until none is left.

@@ -8,7 +8,6 @@
 #include "sys/topology.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/store/open.h>
 
 #include <fcntl.h>
 #include <sys/socket.h>
@@ -20,7 +19,6 @@
 #include <csignal>
 #include <filesystem>
 #include <functional>
-#include <map>
 #include <set>
 #include <utility>
 #include <vector>
@@ -73,6 +71,7 @@ void Worker::start(const std::string& file, const WorkerSpec& spec, const RankSp
   process_ = sys::Process::spawn(command);
   running_ = true;
   end_.reset();
+  life_.reset();
   started_ = Clock::now();
   output_.close_rank_ends();
   in_reserve_.reset();
@@ -116,6 +115,14 @@ void Worker::kill(const std::string& why) {
   if (!running_ || !killed_why_.empty()) return;
   killed_why_ = why;
   process_->send_to_group(SIGKILL);
+}
+
+void Worker::note_look(bool is_stopped, Duration hung_after, Duration longest_pause) {
+  const auto now = Clock::now();
+  if (!life_) life_.emplace(hung_after, longest_pause);
+  life_->note(is_stopped ? "stopped" : std::to_string(++looks_), now);
+  if (life_->lost(now))
+    kill(formatted("killed by the agent: it was stopped for {}", format_duration(hung_after)));
 }
 
 RankEnd Worker::describe_end(sys::ExitStatus status, Clock::time_point now) const {
@@ -175,8 +182,8 @@ namespace {
 constexpr int most_failures_in_reserve = 3;
 constexpr int no_rank = -1;
 
-constexpr std::chrono::seconds leftover_grace{1}, orphan_interval{1}, time_to_open{2};
-constexpr int beats_until_hung = 5;
+constexpr std::chrono::seconds leftover_grace{1}, orphan_interval{1}, shortest_look{1};
+constexpr int looks_until_hung = 5;  // at least, unless the time is shorter than that
 
 void check_limits(const WorkerSpec& spec, rlim_t most) {
   constexpr rlim_t own = 24, of_a_rank = 4;  // while the ranks are being started
@@ -187,11 +194,6 @@ void check_limits(const WorkerSpec& spec, rlim_t most) {
               "{} ranks: expected a limit of at least {} open files, found {}: raise the hard "
               "limit (ulimit -n), or start fewer ranks",
               spec.ranks, needed, most);
-}
-
-// As detection/beat.h names it.
-std::string name_of(const Worker& worker, const WorkerSpec& spec) {
-  return may_have_more_rounds(spec) ? worker.name() : std::to_string(worker.rank());
 }
 
 std::set<pid_t> numbers_of(const std::vector<sys::Process*>& processes) {
@@ -277,10 +279,6 @@ void RankProcesses::open(std::string file, const ErrorFolder& errors) {
   const WorkerSpec& spec = run_.spec;
   check_limits(spec, open_files_.most());
   file_ = std::move(file);
-  if (spec.hung_after > Duration::zero())
-    hang_watch_.emplace(spec.hung_after, [address = store_.address, secret = store_.secret] {
-      return open_store(address, secret, time_to_open);
-    });
   errors_ = &errors;
   this_process_ = sys::with_high_number(sys::open_pidfd(::getpid()));
   guard_.emplace(this_process_, marks_of_ranks(place_of_all()), spec.error,
@@ -297,7 +295,6 @@ RankSpec RankProcesses::place_of_all() const {
                  .agent = run_.node,
                  .restart = plan.restarts,
                  .max_restarts = run_.spec.max_restarts,
-                 .beat = run_.spec.hung_after / beats_until_hung,
                  .master_address = plan.master_address,
                  .master_port = plan.master_port,
                  .run_id = store_.run_id,
@@ -333,7 +330,6 @@ std::optional<RankProcesses::Failure> RankProcesses::start(const std::vector<Wor
                      .problem = formatted("rank {}: {}{}", workers[i]->rank(), error.what(), hint)};
     }
   }
-  watch_living();
   return std::nullopt;
 }
 
@@ -349,30 +345,24 @@ void RankProcesses::start(Worker& worker, RankSpec place) {
 }
 
 void RankProcesses::watch(Poller& poller) {
-  watch_for_hangs(poller);
   for (const auto& worker : run_.workers) relay_.watch(poller, worker->output());
   // Only to wake up: which of several ended first is decided when all of them have been looked at.
   for (sys::Process* process : living()) poller.watch(process->pidfd(), POLLIN, [] {});
 }
 
-void RankProcesses::watch_for_hangs(Poller& poller) {
-  if (!hang_watch_) return;
-  poller.watch(hang_watch_->descriptor(), POLLIN, [&] {
-    const auto hung = hang_watch_->take_hung();
-    for (const auto& worker : run_.workers)
-      if (hung.contains(name_of(*worker, run_.spec)))
-        worker->kill(formatted("killed by the agent: it gave no sign of life for {}",
-                               format_duration(run_.spec.hung_after)));
-  });
-}
-
-void RankProcesses::watch_living() {
-  if (!hang_watch_) return;
-  std::map<std::string, pid_t> living;
+// At the ranks of this node, and at what they have started: a program may run below a shell.
+void RankProcesses::look_for_hangs() {
+  const Duration hung_after = run_.spec.hung_after;
+  const Duration between_looks = std::max<Duration>(shortest_look, hung_after / looks_until_hung);
+  if (hung_after == Duration::zero() || Clock::now() - hangs_seen_ < between_looks) return;
+  hangs_seen_ = Clock::now();
+  std::set<pid_t> ranks;
   for (const auto& worker : run_.workers)
-    if (sys::Process* process = worker->process())
-      living.emplace(name_of(*worker, run_.spec), process->pid());
-  hang_watch_->watch(std::move(living));
+    if (sys::Process* process = worker->process()) ranks.insert(process->pid());
+  const std::set<pid_t> stopped = Subreaper::stopped(ranks);
+  for (const auto& worker : run_.workers)
+    if (worker->process() != nullptr)
+      worker->note_look(stopped.contains(worker->pid()), hung_after, 3 * between_looks);
 }
 
 std::vector<std::pair<Worker*, sys::ExitStatus>> RankProcesses::take_ended() {
@@ -382,7 +372,6 @@ std::vector<std::pair<Worker*, sys::ExitStatus>> RankProcesses::take_ended() {
     if (const auto status = worker->take_end()) ended.emplace_back(worker.get(), *status);
   std::stable_partition(ended.begin(), ended.end(),
                         [](const auto& end) { return end.second.signal != 0; });
-  if (!ended.empty()) watch_living();
   return ended;
 }
 
@@ -421,6 +410,7 @@ void RankProcesses::tend() {
     place.secret_descriptor = secret.get();
     worker.start(file_, run_.spec, place, open_files_.limit_before());
   });
+  look_for_hangs();
   if (Clock::now() - orphans_seen_ < orphan_interval) return;
   orphans_seen_ = Clock::now();
   subreaper_->collect(numbers_of(living()));

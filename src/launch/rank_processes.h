@@ -4,7 +4,7 @@
 #include "launch/agent.h"
 #include "launch/agent_state.h"
 #include "launch/detection/rank_ends.h"
-#include "launch/hang_watch.h"
+#include "launch/heartbeat_monitor.h"
 #include "launch/leftovers.h"
 #include "launch/node_messages.h"
 #include "launch/output_relay.h"
@@ -69,6 +69,9 @@ class Worker {
   void set_standing(Standing standing) { standing_ = standing; }
   // Kills it. `why` is how its end reads: "killed by the agent: ...".
   void kill(const std::string& why);
+  // Kills it if it has been stopped at every look for `hung_after`. Looks that are further apart
+  // than `longest_pause` say nothing.
+  void note_look(bool is_stopped, Duration hung_after, Duration longest_pause);
   [[nodiscard]] const std::string& error_file() const { return error_file_; }
   [[nodiscard]] RankOutput& output() { return output_; }
   // The process while it has not been collected, else nothing.
@@ -95,6 +98,8 @@ class Worker {
   bool running_ = false;
   std::optional<sys::ExitStatus> end_;
   Clock::time_point started_;
+  std::optional<HeartbeatMonitor> life_;  // of this process, since the first look
+  int looks_ = 0;
 };
 
 using Workers = std::vector<std::unique_ptr<Worker>>;
@@ -203,7 +208,7 @@ class RankProcesses {
   };
   [[nodiscard]] std::optional<Failure> start(const std::vector<Worker*>& workers);
 
-  // Reads output, and wakes up when a process ends or gives no sign of life.
+  // Reads output, and wakes up when a process ends.
   void watch(Poller& poller);
   // Those of the round that have ended: first what was killed, which is the likelier cause of
   // another's error than the other way round.
@@ -215,7 +220,7 @@ class RankProcesses {
   void send(int signal, bool only_plain);
   // Stops them and this process, until SIGCONT.
   void suspend();
-  // Starts processes in reserve if they are due, and collects orphans.
+  // Starts processes in reserve if they are due, kills ranks that have hung, and collects orphans.
   void tend();
   // What the ended workers have started must not meet those of the next round.
   void end_leftovers();
@@ -225,8 +230,7 @@ class RankProcesses {
  private:
   [[nodiscard]] RankSpec place_of_all() const;
   void start(Worker& worker, RankSpec place);
-  void watch_for_hangs(Poller& poller);
-  void watch_living();
+  void look_for_hangs();
   [[nodiscard]] std::vector<sys::Process*> living() const;
 
   RunState& run_;
@@ -236,12 +240,11 @@ class RankProcesses {
   sys::RaisedOpenFilesLimit open_files_;
   const ErrorFolder* errors_ = nullptr;  // after open()
   std::optional<RankEnds> rank_ends_;    // made when it is first used
-  std::optional<HangWatch> hang_watch_;
   Reserve reserve_;
   std::optional<Subreaper> subreaper_;
   sys::FileDescriptor this_process_;  // for the ranks, which end when it ends
   std::optional<Guard> guard_;
-  Clock::time_point orphans_seen_;
+  Clock::time_point orphans_seen_, hangs_seen_;
 };
 
 }  // namespace lockstep::launch

@@ -24,7 +24,6 @@ const RankSpec place{.rank = 2,
                      .round = 6,
                      .worker = "5.9",
                      .error_file = "/errors/1.json",
-                     .beat = std::chrono::milliseconds(200),
                      .master_port = 29500,
                      .run_id = "run",
                      .store = "tcp://127.0.0.1:7",
@@ -52,7 +51,6 @@ TEST(RankEnvironment, SaysWhereARankIs) {
                                                     {"LOCKSTEP_AGENT", "5"},
                                                     {"LOCKSTEP_ROUND", "6"},
                                                     {"LOCKSTEP_WORKER", "5.9"},
-                                                    {"LOCKSTEP_BEAT", "200ms"},
                                                     {"LOCKSTEP_STORE", "tcp://127.0.0.1:7"},
                                                     {"LOCKSTEP_SECRET_FD", "100"},
                                                     {"LOCKSTEP_AGENT_FD", "101"},
@@ -70,7 +68,6 @@ TEST(RankEnvironment, ReplacesWhatAnOuterLauncherSaid) {
                           {"LOCKSTEP_AGENT_FD", "56"},
                           {"LOCKSTEP_ROUND", "3"},
                           {"LOCKSTEP_WORKER", "1.1"},
-                          {"LOCKSTEP_BEAT", "1s"},
                           {"TORCHELASTIC_ERROR_FILE", "/outer.json"},
                           {"LOCKSTEP_STORE", "tcp://elsewhere:1"}};
   RankSpec without_store = place;
@@ -79,13 +76,12 @@ TEST(RankEnvironment, ReplacesWhatAnOuterLauncherSaid) {
   without_store.round = -1;
   without_store.worker.clear();
   without_store.error_file.clear();
-  without_store.beat = {};
   const auto found = as_map(rank_environment(outer, without_store));
   EXPECT_EQ(found.at("RANK"), "2");
   EXPECT_EQ(found.at("HOME"), "/home");
   for (const char* name :
        {"TORCHELASTIC_USE_AGENT_STORE", "LOCKSTEP_SECRET_FD", "LOCKSTEP_AGENT_FD", "LOCKSTEP_STORE",
-        "LOCKSTEP_ROUND", "LOCKSTEP_WORKER", "LOCKSTEP_BEAT", "TORCHELASTIC_ERROR_FILE"})
+        "LOCKSTEP_ROUND", "LOCKSTEP_WORKER", "TORCHELASTIC_ERROR_FILE"})
     EXPECT_FALSE(found.contains(name)) << name;
 }
 

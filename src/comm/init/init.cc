@@ -18,7 +18,6 @@
 #include "comm/rendezvous/handshake.h"
 #include "comm/rendezvous/meeting_store.h"
 #include "launch/detection/agent_watch.h"
-#include "launch/detection/beat.h"
 #include "launch/detection/rank_ends.h"
 #include "launch/detection/rank_info.h"
 #include "launch/environment.h"
@@ -117,7 +116,6 @@ Group init_at(const launch::RankInfo& info, const InitOptions& options, const St
   check_only_copy();
   sys::keep_freed_memory();
   launch::watch_agent();
-  launch::start_beating();
   matmul::choose(options.onednn_matmul);
   auto asked = asked_backend(options);
   if (info.size == 1) {
