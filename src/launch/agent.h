@@ -76,8 +76,8 @@ struct WorkerSpec {
   // lost, where the program has said that it can (round_key::reserve): such a one takes a rank at
   // once, with its libraries loaded. They have no rank until then.
   int reserve = 1;
-  // A worker is killed, and has failed, if it or a process below it is stopped (SIGSTOP, a debugger)
-  // for this long; 0: no worker is.
+  // A worker is killed, and has failed, if it or a process below it is stopped (SIGSTOP, a
+  // debugger) for this long; 0: no worker is.
   Duration hung_after = {};
   Environment environment = current_environment();  // what the ranks' own variables are added to
   std::string log_folder = {};  // made when missing; gets rank-0.log, ... Empty: no logs
