@@ -268,13 +268,13 @@ void BackwardStep::check_status(const StepStatus& all, int active) {
   if (all.failed() > 0) {
     post_notice(/*failed=*/false);
     const std::string ranks = notice_.finish(group_);
-    reducer_->discard(/*failed=*/true);
+    reducer_->discard();
     throw_failed_backward(all.failed(), group_.size(), ranks);
   }
   if (options_.find_unused_parameters) return;
   std::string missing = describe_missing(all, active);
   if (missing.empty()) return;
-  reducer_->discard(/*failed=*/false);
+  reducer_->discard();
   throw_missing_gradients(missing, options_.strategy);
 }
 
@@ -284,7 +284,7 @@ void BackwardStep::check_writes(const StepStatus& all) {
     if (all.written() > 0 && group_.size() > 1)
       reducer_->compare_writes(group_, {.tag = options_.strategy, .timeout = options_.timeout});
   } catch (...) {
-    reducer_->discard(/*failed=*/false);
+    reducer_->discard();
     throw;
   }
 }
@@ -326,8 +326,13 @@ void BackwardStep::on_backward_failed() noexcept {
   if (!std::exchange(step_, nullptr)) return;
   clock_.backward_ended(false);
   at::NoGradGuard no_grad;
+  const bool reduces = std::exchange(reduces_, false);
   try {
-    if (std::exchange(reduces_, false)) announce_failure();
+    if (options_.abort) {
+      abort_handle();
+    } else if (reduces) {
+      announce_failure();
+    }
   } catch (const std::exception& error) {
     note(error);
   }
@@ -336,6 +341,12 @@ void BackwardStep::on_backward_failed() noexcept {
   } catch (const std::exception& error) {
     note(error);
   }
+}
+
+void BackwardStep::abort_handle() {
+  const std::string text = notice_.take_text();
+  options_.abort(formatted("{}: an exception ended backward(){}{}", options_.strategy,
+                           text.empty() ? "" : ": ", text));
 }
 
 // The others announce the end of their backward(), too.

@@ -7,8 +7,9 @@
 //   gradient   the reducer takes it, and posts what is complete
 //   finish     contribute for parameters that had no part, post the rest, the status of this rank
 //              and rank 0's buffers, wait, look at the status of all ranks, publish averages
-//   fail       after an exception: post the same with the status "failed", so that no rank waits in
-//              vain and all get a ReductionFailed; it is waited for when the next step begins
+//   fail       after an exception: abort the groups of the handle, if it is sharded; otherwise post
+//              the same with the status "failed", so that all ranks get a ReductionFailed; it is
+//              waited for when the next step begins
 // After the first step gradients are expected in the order in which rank 0's became ready.
 //
 // Inside no_sync() gradients are left where they are, and only the end of backward() matters.
@@ -16,8 +17,8 @@
 // With a Join the end of a reduced backward() is a round: active ranks announce it and go on, and a
 // rank without inputs then does the same as for a backward() in which no parameter had a part.
 //
-// Invariant: every rank posts the same calls in every step, whatever happens (the reducer's, then
-// the buffers; the order once, after the first step that went well on all ranks).
+// Invariant: every rank posts the same calls in every step whose handle is not aborted (the
+// reducer's, then the buffers; the order once, after the first step that went well on all ranks).
 //
 // Thread-safe: entry points (hooks, the watch, pause) lock mutex_.
 #pragma once
@@ -38,9 +39,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace lockstep::parallel {
@@ -53,6 +56,9 @@ struct StepOptions {
   std::vector<NamedParameter> equal = {};
   std::optional<Duration> timeout = std::nullopt;
   std::shared_ptr<WaitTime> waits = std::make_shared<WaitTime>();
+  // Ends the handle's groups on all ranks, for the given reason, when an exception ends backward()
+  // on this rank. Null: the other ranks get a ReductionFailed, and the handle goes on.
+  std::function<void(std::string_view)> abort = nullptr;
 };
 
 class BackwardStep final : public std::enable_shared_from_this<BackwardStep> {
@@ -115,6 +121,7 @@ class BackwardStep final : public std::enable_shared_from_this<BackwardStep> {
   void check_static_graph() LOCKSTEP_REQUIRES(mutex_);
   void contribute_absent(bool shadows) LOCKSTEP_REQUIRES(mutex_);
   void announce_failure() LOCKSTEP_REQUIRES(mutex_);
+  void abort_handle() LOCKSTEP_REQUIRES(mutex_);
   void post_failure(int buffers_root) LOCKSTEP_REQUIRES(mutex_);
   void post_notice(bool failed) LOCKSTEP_REQUIRES(mutex_);
   void take_gradient(int i) LOCKSTEP_REQUIRES(mutex_);

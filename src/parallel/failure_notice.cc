@@ -14,7 +14,7 @@
 namespace lockstep::parallel {
 namespace {
 
-// What a rank says, in bytes.
+// The statement of a rank, in bytes.
 struct Said {
   std::int32_t has_failed = 0;
   char text[508] = {};  // ends with a zero
@@ -28,9 +28,13 @@ std::string words_of(const Group& group, int rank, const Said& said) {
 
 }  // namespace
 
+std::string FailureNotice::take_text() {
+  return visible_line(std::exchange(text_, ""), sizeof(Said::text) - 1);
+}
+
 void FailureNotice::post(Group& group, bool failed, c10::Device device, const CallOptions& call) {
   Said said{.has_failed = failed ? 1 : 0};
-  const std::string text = visible_line(std::exchange(text_, ""), sizeof(said.text) - 1);
+  const std::string text = take_text();
   if (failed) text.copy(said.text, sizeof(said.text) - 1);
   own_ = at::empty({sizeof(Said)}, at::kByte);
   std::memcpy(own_.mutable_data_ptr(), &said, sizeof(Said));

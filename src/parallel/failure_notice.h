@@ -18,6 +18,8 @@ class FailureNotice {
  public:
   // On this rank, before post().
   void set_text(std::string text) { text_ = std::move(text); }
+  // The text of set_text(), in one line, which is empty from then on.
+  [[nodiscard]] std::string take_text();
   // Posts what this rank says; every rank does, once it knows of the failure. Does not wait.
   void post(Group& group, bool failed, c10::Device device, const CallOptions& call);
   // Blocks until all ranks have said it: "rank 1 (rank 3 of the world): late is a new parameter".

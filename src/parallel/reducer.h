@@ -11,8 +11,9 @@
 namespace lockstep::parallel {
 
 // Everything is called without gradient mode, and by one thread at a time. Every rank posts the
-// same calls in every step, whatever happens: those of accept() and post_rest(), or of
-// post_failure(), which are the same ones.
+// same calls in every step: those of accept() and post_rest(), or of post_failure(), which are the
+// same ones. If a failed backward() ends the handle (StepOptions::abort), there is no
+// post_failure().
 class Reducer {
  public:
   virtual ~Reducer() = default;
@@ -55,14 +56,14 @@ class Reducer {
   // Averages become .grad of what the optimizer sees, or are added to it. Blocks until they are
   // there.
   virtual void publish(const StepStatus& all) = 0;
-  // Instead, where backward() has `failed` on another rank, or a gradient is missing: they are
-  // undefined.
-  virtual void discard(bool failed) = 0;
+  // Called in place of publish() if backward() has failed on another rank, or a gradient is
+  // missing: averages are undefined.
+  virtual void discard() = 0;
 
   // After an exception here: posts what the other ranks wait for, with any values.
-  virtual void post_failure(const StepStatus& own) = 0;
-  // The same in a backward() that is reduced or not, after that.
-  virtual void end_failed_backward() = 0;
+  virtual void post_failure(const StepStatus& /*own*/) {}
+  // An exception has ended backward() here, inside no_sync() too. After post_failure().
+  virtual void end_failed_backward() {}
 
   // Of all parameters; those inside no_sync() too.
   virtual void clear_gradients(bool set_to_none) = 0;

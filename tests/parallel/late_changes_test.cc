@@ -9,6 +9,12 @@ using namespace test;
 
 class LateChange : public OnEveryStrategy {};
 
+// An InvalidArgument in backward() ends a sharded handle: ranks that have not come so far get an
+// Aborted with its text.
+void expect_backward_names(const std::function<void()>& backward, const std::string& name) {
+  expect_words(message_of<Error>(backward), {name, "since"});
+}
+
 void expect_error_names(const std::function<void()>& action, const std::string& name) {
   expect_words(message_of<InvalidArgument>(action), {name, "since"});
 }
@@ -20,7 +26,7 @@ TEST_P(LateChange, ANewParameterIsNamed) {
     at::Tensor late = model.register_parameter("late", at::ones({3}));
     for (int again : {0, 1}) {
       expect_error_names([&] { handle.zero_grad(); }, "late");
-      expect_error_names(
+      expect_backward_names(
           [&] {
             (model.forward(values({2, 3}, again), "abc") * late).sum().backward();
           },
@@ -33,7 +39,7 @@ TEST_P(LateChange, ANewModuleIsNamed) {
   run([](BranchesImpl& model, auto& handle, Group) {
     model.register_module("late", torch::nn::Linear(3, 3));
     expect_error_names([&] { handle.zero_grad(); }, "late.weight");
-    expect_error_names(
+    expect_backward_names(
         [&] {
           model.forward(values({2, 3}, 1), "abc").sum().backward();
         },
@@ -51,8 +57,10 @@ TEST_P(LateChange, OneRanksNewParameterEndsTheOthersBackwardAtOnce) {
     if (group.rank() == 1) {
       expect_error_names(backward, "late");
     } else {
-      expect_words(message_of<ReductionFailed>(backward),
-                   {"exception on 1 of 3 ranks: rank 1: ", "late is a new parameter"});
+      const std::string text = GetParam().sharded ? message_of<Aborted>(backward)
+                                                  : message_of<ReductionFailed>(backward);
+      expect_words(text, {"rank 1", "late is a new parameter"});
+      if (!GetParam().sharded) expect_contains(text, "exception on 1 of 3 ranks: rank 1: ");
     }
   });
 }
@@ -62,13 +70,13 @@ TEST_P(LateChange, WhatWasFrozenAndTrainsNowIsNamed) {
     for (auto& parameter : model.layers[1]->parameters()) parameter.requires_grad_(false);
   };
   run(
-      [](BranchesImpl& model, auto& handle, Group) {
+      [](BranchesImpl& model, auto& handle, Group group) {
         model.forward(values({2, 3}, 1), "abc").sum().backward();
         handle.zero_grad();
         model.layers[1]->bias.requires_grad_(true);
         for (int again : {0, 1}) {
           expect_error_names([&] { handle.zero_grad(); }, "b.bias");
-          expect_error_names(
+          expect_backward_names(
               [&] {
                 model.forward(values({2, 3}, again), "abc").sum().backward();
               },
@@ -76,6 +84,7 @@ TEST_P(LateChange, WhatWasFrozenAndTrainsNowIsNamed) {
         }
         model.layers[1]->bias.requires_grad_(false);
         handle.zero_grad();
+        if (GetParam().sharded && group.size() > 1) return;  // it is dead
         model.forward(values({2, 3}, 1), "abc").sum().backward();
       },
       freeze);

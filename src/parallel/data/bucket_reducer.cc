@@ -85,7 +85,7 @@ void BucketReducer::publish(const parallel::StepStatus& all) {
   buckets_.finish();
 }
 
-void BucketReducer::discard(bool /*failed*/) {
+void BucketReducer::discard() {
   forget_uses();
   buckets_.finish();
 }

@@ -43,9 +43,8 @@ class BucketReducer final : public parallel::Reducer {
   }
   void scale_averages(double factor) override { factor_ = factor; }
   void publish(const parallel::StepStatus& all) override;
-  void discard(bool failed) override;
+  void discard() override;
   void post_failure(const parallel::StepStatus& own) override;
-  void end_failed_backward() override {}
   void clear_gradients(bool set_to_none) override {
     for (const NamedParameter& one : parameters_) parallel::zero_gradient(one.tensor, set_to_none);
   }

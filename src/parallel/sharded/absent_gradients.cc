@@ -19,19 +19,18 @@ bool has_gradient(const at::Tensor& tensor) {
 
 class AbsentGradients::Refusal final : public dispatch::StorageOwner {
  public:
-  // `written`: whose last write to a parameter was not meant; null for slices.
-  Refusal(std::string text, Residency* written) : text_(std::move(text)), written_(written) {}
+  Refusal(std::string text, bool of_module) : text_(std::move(text)), of_module_(of_module) {}
 
   // An optimizer's own zero_grad() says nothing about a gradient of a slice, and needs memory where
   // it writes zeros.
   void pin(const dispatch::StorageUse& use) override {
-    if (written_ != nullptr || (use.operation != "aten::zero_" && use.operation != "aten::detach_"))
+    if (of_module_ || (use.operation != "aten::zero_" && use.operation != "aten::detach_"))
       refuse(use);
     storage->attach(at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device)));
   }
   // module->zero_grad() detaches what it then forgets.
   void view(const dispatch::StorageUse& use) override {
-    if (written_ != nullptr) refuse(use);
+    if (of_module_) refuse(use);
   }
   void written() override {}
   void unpin() noexcept override { storage->detach(); }
@@ -42,17 +41,16 @@ class AbsentGradients::Refusal final : public dispatch::StorageOwner {
 
  private:
   [[noreturn]] void refuse(const dispatch::StorageUse& use) const {
-    if (written_ != nullptr) written_->undo_last_write();
     throw InvalidArgument(formatted("{}: {}", use.operation, text_));
   }
 
   std::string text_;
-  Residency* written_;
+  bool of_module_;
 };
 
 AbsentGradients::One AbsentGradients::made(const at::Tensor& like, bool of_module,
                                            const std::string& text) const {
-  auto owner = std::make_shared<Refusal>(text, of_module ? &residency_ : nullptr);
+  auto owner = std::make_shared<Refusal>(text, of_module);
   owner->bytes = static_cast<std::int64_t>(like.nbytes());
   owner->device = like.device();
   owner->storage = std::make_unique<dispatch::LazyStorage>(owner->bytes, like.device(), owner,
@@ -61,15 +59,15 @@ AbsentGradients::One AbsentGradients::made(const at::Tensor& like, bool of_modul
   return {std::move(owner), std::move(tensor)};
 }
 
-AbsentGradients::AbsentGradients(const Unit& unit, Residency& residency)
-    : unit_(unit), residency_(residency) {
+AbsentGradients::AbsentGradients(const Unit& unit) : unit_(unit) {
   for (std::size_t i = 0; i < unit.parameters().size(); ++i) {
     const auto& [name, tensor, aliases] = unit.parameters()[i];
     of_module_.push_back(
         made(tensor, true,
              formatted("the gradient of {} is not in the module, but in the handle of "
                        "fully_shard(): build the optimizer on the handle's parameters(), and use "
-                       "the handle's zero_grad() and clip_grad_norm()",
+                       "the handle's zero_grad() and clip_grad_norm(); an optimizer with weight "
+                       "decay may have decayed parameters before this error",
                        name)));
     of_slices_.push_back(
         made(unit.slices()[i], false,

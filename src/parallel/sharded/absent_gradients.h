@@ -13,7 +13,7 @@
 // Not thread-safe: BackwardStep holds its mutex.
 #pragma once
 
-#include "parallel/sharded/residency.h"
+#include "parallel/sharded/unit.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -28,10 +28,8 @@ namespace lockstep::sharded {
 
 class AbsentGradients {
  public:
-  // Of a unit that trains, in `residency`; both outlive this object. From now on the module's are
-  // absent. When one of them was used, the last write to a parameter is undone before it throws:
-  // some optimizers have decayed the parameter by then.
-  AbsentGradients(const Unit& unit, Residency& residency);
+  // Of a unit that trains, which outlives this object. From now on the module's are absent.
+  explicit AbsentGradients(const Unit& unit);
   // They are undefined then.
   ~AbsentGradients();
   AbsentGradients(const AbsentGradients&) = delete;
@@ -51,7 +49,6 @@ class AbsentGradients {
   [[nodiscard]] One made(const at::Tensor& like, bool of_module, const std::string& text) const;
 
   const Unit& unit_;
-  Residency& residency_;
   std::vector<One> of_module_;
   std::vector<One> of_slices_;
   std::vector<unsigned> hooks_;

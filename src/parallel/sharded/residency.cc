@@ -78,12 +78,8 @@ std::string tag_of(const Unit& unit, const char* why) {
 }
 
 std::string explained(const Unit& unit, const dispatch::StorageUse& use, const char* what) {
-  bool in_backward = parallel::current_backward() >= 0;
-  return formatted("{} used parameter {}, and unit {} had to be gathered: {}{}", use.operation,
-                   unit.parameter_at(use.offset), unit.name(), what,
-                   in_backward ? "; perhaps an exception has ended backward() on a rank that "
-                                 "gathered another unit"
-                               : "");
+  return formatted("{} used parameter {}, and unit {} had to be gathered: {}", use.operation,
+                   unit.parameter_at(use.offset), unit.name(), what);
 }
 
 }  // namespace
@@ -91,7 +87,6 @@ std::string explained(const Unit& unit, const dispatch::StorageUse& use, const c
 void Residency::pin(int unit, const dispatch::StorageUse& use) {
   Lock lock(mutex_);
   Unit& used = *units_[static_cast<std::size_t>(unit)];
-  if (use.writes || unit != last_write_.unit) last_write_ = {};
   begin_forward();
   try {
     bring(unit);
@@ -104,18 +99,6 @@ void Residency::pin(int unit, const dispatch::StorageUse& use) {
   ++used.pins;
   auto& writes = writes_[static_cast<std::size_t>(unit)];
   if (use.writes && writes.fingerprint == 0) writes.offset = use.offset;
-  if (!use.writes || use.operation != "aten::mul_") return;
-  last_write_ = {.unit = unit, .shard = used.shard().clone()};
-}
-
-void Residency::undo_last_write() {
-  Lock lock(mutex_);
-  auto [number, before] = std::exchange(last_write_, LastWrite());
-  if (number < 0) return;
-  Unit& unit = *units_[static_cast<std::size_t>(number)];
-  unit.shard().copy_(before);
-  unit.parts_written();
-  if (unit.present() && unit.pins == 0) release(static_cast<std::size_t>(number));
 }
 
 void Residency::written(int unit) {
@@ -174,10 +157,8 @@ void Residency::bring(int unit) {
   bool again = is_again(unit);
   if (level_ == ShardLevel::full) {
     record(unit);
-    if (!wanted.arriving()) {
-      if (says_next() && parallel::current_backward() >= 0) say_next(unit);
+    if (!wanted.arriving())
       post(static_cast<std::size_t>(unit), again ? tag_of(wanted, gathered_again) : "");
-    }
     gather_ahead();
   } else {
     gather_everything();
@@ -288,10 +269,9 @@ void Residency::invalidate() {
   dropped_.assign(dropped_.size(), false);
 }
 
-void Residency::all_have_read(Work when) {
+void Residency::all_have_read() {
   Lock lock(mutex_);
   is_read_ = false;
-  read_until_ = std::move(when);
 }
 
 void Residency::before_write() {
@@ -332,7 +312,6 @@ void Residency::drop(std::size_t number) {
 
 void Residency::wait_for_readers(bool is_present) {
   if (units_.empty() || !units_.front()->is_read_by_peers()) return;
-  std::exchange(read_until_, Work()).wait();
   if (held_ == 0 && !std::exchange(is_read_, false) && !is_present) return;
   // A write takes gathered values away, so a later use gathers again, and is_read_ says it. What
   // stays, as frozen units do, may be used without.

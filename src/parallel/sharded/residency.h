@@ -26,11 +26,6 @@
 // Outside backward() that is a gather which ranks that wrote nothing know nothing of: they come to
 // another call, and it is a Mismatch on both of the groups that the handle's calls go to.
 //
-// A backward() that fails on this rank leaves the others gathering, and this rank takes part in
-// that. Where the order of gathers is known, in what is left of it; the others do so too when they
-// have gathered less. Where it is not, all ranks say in backward() what they gather next
-// (next_gather.h). The next step of all ranks begins alike in both cases.
-//
 // Invariants, under mutex_: a unit with pins is present; a unit that is present or arriving has its
 // values from the shards as they were when its gather was posted, and one that is outdated is
 // gathered again before it is used. A shard changes only when its unit is not arriving: what
@@ -41,7 +36,6 @@
 
 #include "base/mutex.h"
 #include "parallel/sharded/lazy_gradient.h"
-#include "parallel/sharded/next_gather.h"
 #include "parallel/sharded/unit.h"
 
 #include <lockstep/comm/group.h>
@@ -81,22 +75,12 @@ class Residency {
   void on_forward(std::function<void()> call);
   // The gradients of a unit are complete: it is not needed before the next step.
   void unit_done(int unit);
-  // backward() has ended: nothing stays, and the order of gathers is that of the next time. Blocks
-  // until all ranks are here, where that order was not known before.
+  // backward() has ended: nothing stays, and the order of gathers is that of the next time.
   void end_iteration();
-  // An exception has ended it here. Takes part in the gathers of the others as far as they have
-  // come, one step with each call, and does not block. False where none is left, or one failed.
-  bool follow_others() noexcept { return follow_others(/*blocks=*/false); }
-  // After it ended with an exception: the same until none is left, and blocks for that.
+  // An exception has ended it: nothing stays, and the order of gathers is as before.
   void end_failed_iteration();
-  // After end_iteration(): it has ended with an exception on another rank, which still gathers what
-  // the time before had more than this time.
-  void join_failure();
   // Shards have new values.
   void invalidate();
-  // If the last write was aten::mul_ on a parameter, and nothing but its unit was used since: it
-  // has not happened. An optimizer with weight decay multiplies before it looks at the gradient.
-  void undo_last_write();
   // What operations of this rank have written to whole parameters since the last call of
   // take_writes(). An operation whose values depend on the batch, as an embedding's with max_norm
   // do, writes other values on each rank, and each shard keeps its own rank's.
@@ -107,8 +91,8 @@ class Residency {
   [[nodiscard]] bool has_writes();
   // One for each unit.
   [[nodiscard]] std::vector<Writes> take_writes();
-  // All ranks are past their uses of what is gathered here now, or will be when `when` is complete.
-  void all_have_read(Work when = {});
+  // All ranks are past their uses of what is gathered here now.
+  void all_have_read();
   // All shards are about to change. Waits for gathers that are under way; collective with
   // node-shared storage, where another rank may still read.
   void before_write();
@@ -120,11 +104,6 @@ class Residency {
  private:
   class Owner;
   class SliceOwner;
-  // A write to a parameter that may not have been meant.
-  struct LastWrite {
-    int unit = -1;     // none
-    at::Tensor shard;  // as it was before
-  };
 
   void pin(int unit, const dispatch::StorageUse& use);
   void written(int unit);
@@ -134,15 +113,6 @@ class Residency {
   void post(std::size_t number, std::string_view tag = {}) LOCKSTEP_REQUIRES(mutex_);
   void gather_everything() LOCKSTEP_REQUIRES(mutex_);
   void gather_ahead() LOCKSTEP_REQUIRES(mutex_);
-  bool follow_others(bool blocks) noexcept;
-  [[nodiscard]] bool follow(bool blocks) LOCKSTEP_REQUIRES(mutex_);
-  [[nodiscard]] NextGather next_gather(std::optional<int> own) LOCKSTEP_REQUIRES(mutex_);
-  [[nodiscard]] bool says_next() const LOCKSTEP_REQUIRES(mutex_);
-  void say_next(int unit) LOCKSTEP_REQUIRES(mutex_);
-  [[nodiscard]] bool say_end() LOCKSTEP_REQUIRES(mutex_);
-  void post_for_others(int number) LOCKSTEP_REQUIRES(mutex_);
-  void finish_for_others(int number) LOCKSTEP_REQUIRES(mutex_);
-  void note_what_is_left() LOCKSTEP_REQUIRES(mutex_);
   void begin_order() LOCKSTEP_REQUIRES(mutex_);
   void record(int unit) LOCKSTEP_REQUIRES(mutex_);
   void leave_others(int unit) LOCKSTEP_REQUIRES(mutex_);
@@ -172,10 +142,8 @@ class Residency {
       false;                                      // it has been called since backward() ended
   int current_ LOCKSTEP_GUARDED_BY(mutex_) = -1;  // the unit used last
   int held_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
-  LastWrite last_write_ LOCKSTEP_GUARDED_BY(mutex_);
-  // Node-shared: perhaps, by some rank; and until `read_until_` is complete.
+  // Node-shared: perhaps, by some rank.
   bool is_read_ LOCKSTEP_GUARDED_BY(mutex_) = false;
-  Work read_until_ LOCKSTEP_GUARDED_BY(mutex_);
   // In place, since it was gathered; by a write to a slice, and not gathered since.
   std::vector<bool> was_written_ LOCKSTEP_GUARDED_BY(mutex_);
   std::vector<Writes> writes_ LOCKSTEP_GUARDED_BY(mutex_);
@@ -189,14 +157,6 @@ class Residency {
   std::vector<int> order_ LOCKSTEP_GUARDED_BY(mutex_);
   std::vector<int> seen_ LOCKSTEP_GUARDED_BY(mutex_);
   bool follows_ LOCKSTEP_GUARDED_BY(mutex_) = false;
-  // Where the last time ended before its order did: that order, and what of it was not gathered.
-  std::vector<int> order_before_ LOCKSTEP_GUARDED_BY(mutex_);
-  std::vector<int> left_before_ LOCKSTEP_GUARDED_BY(mutex_);
-  // After an exception here: what they do next, which unit they gather (-1: none), and whether they
-  // gather no more.
-  std::optional<NextGather> question_ LOCKSTEP_GUARDED_BY(mutex_);
-  int followed_ LOCKSTEP_GUARDED_BY(mutex_) = -1;
-  bool others_ended_ LOCKSTEP_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace lockstep::sharded

@@ -101,7 +101,8 @@ void ShardedState::complete(std::shared_ptr<torch::nn::Module> the_module) {
       parallel::StepOptions{.strategy = "fully_shard()",
                             .find_unused_parameters = options_.find_unused_parameters,
                             .timeout = options_.timeout,
-                            .waits = waits});
+                            .waits = waits,
+                            .abort = [this](std::string_view reason) { abort(reason); }});
   joinable_ = std::make_unique<parallel::WholeStepJoinable>(
       "fully_shard()", groups->whole, *step,
       [this](std::function<void()> call) { residency->on_forward(std::move(call)); });

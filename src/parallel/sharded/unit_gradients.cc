@@ -22,13 +22,13 @@ at::Tensor placed(const at::Tensor& flat, std::int64_t offset, at::IntArrayRef s
 
 UnitGradients::UnitGradients(const Unit& unit, Group& shards, Group& replicas,
                              std::shared_ptr<BufferPool> pool,
-                             std::shared_ptr<LazyGradients> deferred, Residency& residency)
+                             std::shared_ptr<LazyGradients> deferred)
     : unit_(unit),
       shards_(shards),
       replicas_(replicas),
       pool_(std::move(pool)),
       tag_(formatted("gradients of unit {}", unit.name())),
-      absent_(unit, residency),
+      absent_(unit),
       buffer_(GradientBuffer::make(unit, shards, *pool_)),
       averages_(Averages::make(unit, *buffer_, std::move(deferred))) {}
 
@@ -74,25 +74,6 @@ void UnitGradients::keep(int i) {
 void UnitGradients::post() {
   begin();
   work_ = buffer_->reduce(op(), call());
-}
-
-void UnitGradients::post_anything(at::Tensor& scratch) {
-  if (filling_ || keeps_buffer()) {
-    post();
-  } else {
-    std::int64_t numel = unit_.layout().numel();
-    if (!scratch.defined() || scratch.scalar_type() != buffer_->dtype() || scratch.numel() < numel)
-      scratch = pool_->make(numel, buffer_->dtype(), unit_.device());
-    work_ = buffer_->reduce(scratch.narrow(0, 0, numel), op(), call());
-  }
-  forward_anything();
-}
-
-// Of a unit that is posted, and not forwarded.
-void UnitGradients::forward_anything() {
-  if (replicas_.size() == 1) return;
-  at::Tensor part = pool_->make(unit_.range().length(), buffer_->dtype(), unit_.device());
-  forwarded_ = replicas_.all_reduce(part, Op::sum, call());
 }
 
 void UnitGradients::wait() {
@@ -180,7 +161,6 @@ std::int64_t UnitGradients::kept_bytes() const {
 
 void UnitGradients::discard() {
   std::exchange(work_, Work()).wait();
-  std::exchange(forwarded_, Work()).wait();
   filling_ = false;
   buffer_->give_back();
 }

@@ -31,7 +31,7 @@ class UnitGradients {
   // `replicas`: the ranks that have the same shard. The handle keeps both groups. With
   // reduce_in_step collective.
   UnitGradients(const Unit& unit, Group& shards, Group& replicas, std::shared_ptr<BufferPool> pool,
-                std::shared_ptr<LazyGradients> deferred, Residency& residency);
+                std::shared_ptr<LazyGradients> deferred);
 
   // Parameter i's .grad goes to its place, and is absent then.
   void accept(int i);
@@ -45,13 +45,6 @@ class UnitGradients {
 
   void post();
   void forward();
-  // Instead of both, when backward() has failed here: takes part with any values, which lie in
-  // `scratch` where there are none of this unit yet. Does not wait.
-  void post_anything(at::Tensor& scratch);
-  // Whether all ranks have taken part in what was posted last.
-  [[nodiscard]] bool is_reduced() const { return work_.done(); }
-  // The second half of post_anything(), of a unit that is posted already.
-  void forward_anything();
   // Blocks until the averages are there. Slices of parameters that are `unused` stay as they are;
   // one flag a parameter, or none at all.
   void publish(const std::vector<bool>& unused = {});
@@ -91,7 +84,6 @@ class UnitGradients {
   std::unique_ptr<Averages> averages_;
   bool filling_ = false;  // the buffer holds gradients that publish() has not seen
   Work work_;
-  Work forwarded_;  // post_anything()'s
 };
 
 }  // namespace lockstep::sharded

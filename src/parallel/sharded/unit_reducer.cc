@@ -3,14 +3,11 @@
 #include "base/check.h"
 #include "base/format.h"
 
-#include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
 
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <chrono>
-#include <thread>
 #include <utility>
 
 namespace lockstep::sharded {
@@ -18,9 +15,6 @@ namespace {
 
 // Reductions under way at levels gradients and full: each has a whole unit's gradients.
 constexpr std::size_t most_in_flight = 2;
-
-// After an exception here: whether the other ranks have gone on.
-constexpr std::chrono::microseconds look_again{50};
 
 }  // namespace
 
@@ -33,7 +27,7 @@ UnitReducer::UnitReducer(Groups& groups, Residency& residency,
     gradients_.push_back(nullptr);
     if (!unit(u).trains()) continue;
     gradients_.back() = std::make_unique<UnitGradients>(unit(u), groups_.reduce, groups_.replicas,
-                                                        pool, deferred_, residency);
+                                                        pool, deferred_);
     for (int i = 0; i < static_cast<int>(unit(u).parameters().size()); ++i) {
       places_.push_back({u, i});
       parameters_.push_back(unit(u).parameters()[static_cast<std::size_t>(i)]);
@@ -180,8 +174,7 @@ void UnitReducer::compare_writes(Group& group, const CallOptions& call) {
     }
 }
 
-void UnitReducer::discard(bool failed) {
-  if (failed) residency_.join_failure();
+void UnitReducer::discard() {
   forward_all();
   discard_all();
 }
@@ -215,26 +208,6 @@ void UnitReducer::adopt_order(const std::vector<int>& order) {
     int u = place(i).unit;
     if (--awaited_[static_cast<std::size_t>(u)] == 0) order_.push_back(u);
   }
-}
-
-// The others gather between their gradients, so this rank has to do both as they come to it, and
-// must not block in one of them: an engine blocks where a call uses memory that an earlier one
-// still uses.
-void UnitReducer::post_failure(const parallel::StepStatus& own) {
-  at::Tensor scratch;
-  for (int u : in_flight_) gradients(u).forward_anything();
-  for (; posted_ < order_.size(); ++posted_) {
-    if (posted_ > 0) follow_until_reduced(gradients(order_[posted_ - 1]));
-    gradients(order_[posted_]).post_anything(scratch);
-  }
-  post_status(own);
-  residency_.all_have_read(sent_work_);
-}
-
-void UnitReducer::follow_until_reduced(const UnitGradients& latest) {
-  Deadline deadline = Deadline::after(options_.timeout.value_or(groups_.reduce.timeout()));
-  while (!latest.is_reduced() && !deadline.passed() && residency_.follow_others())
-    std::this_thread::sleep_for(look_again);
 }
 
 void UnitReducer::end_failed_backward() { residency_.end_failed_iteration(); }

@@ -55,8 +55,7 @@ class UnitReducer final : public parallel::Reducer {
   void compare_writes(Group& group, const CallOptions& call) override;
   void forget_writes() override { static_cast<void>(residency_.take_writes()); }
   void publish(const parallel::StepStatus& all) override;
-  void discard(bool failed) override;
-  void post_failure(const parallel::StepStatus& own) override;
+  void discard() override;
   void end_failed_backward() override;
   void adopt_order(const std::vector<int>& order) override;
 
@@ -70,7 +69,6 @@ class UnitReducer final : public parallel::Reducer {
   void post_ready();
   void publish_oldest();
   void discard_all();
-  void follow_until_reduced(const UnitGradients& latest);
   void post_status(const parallel::StepStatus& own);
   void forward_all();
   [[nodiscard]] std::vector<bool> unused_in(int unit, const parallel::StepStatus& all) const;

@@ -186,19 +186,6 @@ TEST_P(ShardedEdgeCase, AnExceptionInForward) {
   });
 }
 
-TEST_P(ShardedEdgeCase, AnExceptionInBackwardOnEveryRank) {
-  run([](Pair& pair, Group) {
-    at::Tensor middle = pair.layer(0).forward(Pair::input());
-    middle.register_hook([](const at::Tensor&) -> at::Tensor { throw std::runtime_error("mine"); });
-    auto backward = [&] { pair.layer(1).forward(middle).sum().backward(); };
-    expect_contains(message_of<std::runtime_error>(backward), "mine");
-    pair.sharded->zero_grad();
-    pair.model->forward(Pair::input()).sum().backward();
-    pair.plain->forward(Pair::input()).sum().backward();
-    expect_same_gradients(pair);
-  });
-}
-
 TEST_P(ShardedEdgeCase, TwoModels) {
   run([](Pair& pair, Group group) {
     Pair other(group, {.level = GetParam()});

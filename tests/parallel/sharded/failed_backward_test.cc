@@ -1,4 +1,5 @@
-// An exception of one rank's own code in backward(): the others are told at once.
+// An exception of one rank's own code in backward(): all ranks get an error at once, and the handle
+// is dead.
 #include "base/format.h"
 #include "parallel/sharded/pair.h"
 
@@ -42,26 +43,23 @@ void throw_in_backward(at::Tensor& middle) {
   middle.register_hook([](const at::Tensor&) -> at::Tensor { throw std::runtime_error("mine"); });
 }
 
-void expect_told(const std::function<void()>& backward, int failed, int size) {
-  expect_contains(message_of<ReductionFailed>(backward),
-                  formatted("exception on {} of {} ranks", failed, size));
+// A step in which the backward() of rank 1 fails.
+void expect_aborted(Layers& layers, const Group& group, const std::function<void(bool)>& backward) {
+  if (group.rank() == 1) {
+    expect_contains(message_of<std::runtime_error>([&] { backward(true); }), "mine");
+  } else {
+    expect_words(message_of<Aborted>([&] { backward(false); }),
+                 {"rank 1", "fully_shard(): an exception ended backward()"});
+  }
+  // Every rank posts gradients or status in the next step.
+  layers.handle->zero_grad();
+  expect_contains(message_of<Aborted>([&] { backward(false); }), "an exception ended backward()");
 }
 
-// A step in which the backward() of rank 1 fails, and one that goes well.
-void expect_told_and_next(Layers& layers, const Group& group,
-                          const std::vector<at::Tensor>& expected, const std::string& where) {
-  layers.handle->zero_grad();
-  if (group.rank() == 1) {
-    auto backward = [&] { layers.forward(throw_in_backward).backward(); };
-    expect_contains(message_of<std::runtime_error>(backward), "mine");
-  } else {
-    expect_told([&] { layers.forward().backward(); }, 1, group.size());
-  }
-  layers.handle->zero_grad();
-  layers.forward().backward();
-  std::vector<at::Tensor> found = gradients_of(layers.handle->parameters());
-  for (std::size_t i = 0; i < expected.size(); ++i)
-    EXPECT_TRUE(same_bits(found[i], expected[i])) << where << ", " << i;
+void expect_aborted(Layers& layers, const Group& group) {
+  expect_aborted(layers, group, [&](bool fails) {
+    layers.forward(fails ? throw_in_backward : nullptr).backward();
+  });
 }
 
 class FailedBackward : public testing::TestWithParam<ShardLevel> {
@@ -79,92 +77,113 @@ class FailedBackward : public testing::TestWithParam<ShardLevel> {
   }
 };
 
-TEST_P(FailedBackward, OnOneRankIsToldToTheOthersAndTheNextStepWorks) {
-  run([](Layers& layers, Group group, const std::string& storage) {
+TEST_P(FailedBackward, OnOneRankEndsTheHandleOnAllRanks) {
+  run([](Layers& layers, Group group, const std::string&) {
     layers.forward().backward();
-    std::vector<at::Tensor> expected = gradients_of(layers.handle->parameters());
-    for (int turn = 0; turn < 2; ++turn) expect_told_and_next(layers, group, expected, storage);
+    layers.handle->zero_grad();
+    expect_aborted(layers, group);
   });
 }
 
-// At level full nobody knows which units the others still need.
-TEST_P(FailedBackward, InTheFirstStepIsToldAndTheNextStepWorks) {
-  run([](Layers& layers, Group group, const std::string& storage) {
-    Layers same(group, 3, {.level = GetParam()});
-    same.forward().backward();
-    std::vector<at::Tensor> expected = gradients_of(same.handle->parameters());
-    for (int turn = 0; turn < 2; ++turn) expect_told_and_next(layers, group, expected, storage);
-  });
+TEST_P(FailedBackward, InTheFirstStepEndsTheHandleOnAllRanks) {
+  run([](Layers& layers, Group group, const std::string&) { expect_aborted(layers, group); });
 }
 
-TEST_P(FailedBackward, OnEveryRankInTheFirstStepLeavesAHandleThatWorks) {
-  run([](Layers& layers, Group, const std::string&) {
-    auto backward = [&] { layers.forward(throw_in_backward).backward(); };
-    for (int turn = 0; turn < 2; ++turn)
+TEST_P(FailedBackward, InsideNoSyncEndsTheHandleOnAllRanks) {
+  run([](Layers& layers, Group group, const std::string&) {
+    if (group.rank() == 1) {
+      const auto scope = layers.handle->no_sync();
+      const auto backward = [&] { layers.forward(throw_in_backward).backward(); };
       expect_contains(message_of<std::runtime_error>(backward), "mine");
-    layers.handle->zero_grad();
-    layers.forward().backward();
+    }
+    expect_contains(message_of<Aborted>([&] {
+                      {
+                        const auto scope = layers.handle->no_sync();
+                        layers.forward().backward();
+                      }
+                      layers.forward().backward();
+                    }),
+                    "an exception ended backward()");
   });
 }
 
-// The step before has gathered one unit more: the failed rank awaits the others there.
-TEST_P(FailedBackward, InAStepOfFewerGathersIsToldAndTheNextStepWorks) {
-  run([](Layers& layers, Group group, const std::string& storage) {
-    layers.input.requires_grad_();
-    auto hook = layers.input.register_hook(
-        [&](const at::Tensor&) { (void)layers.layer(2).weight.clone(); });
-    layers.forward().backward();
-    layers.input.remove_hook(hook);
+// The rank that is first ends it for the others, which have not come to their own exception.
+TEST_P(FailedBackward, OnEveryRankEndsTheHandle) {
+  run([](Layers& layers, Group, const std::string&) {
+    const auto backward = [&] { layers.forward(throw_in_backward).backward(); };
+    try {
+      backward();
+      ADD_FAILURE() << "no error";
+    } catch (const Aborted& error) {
+      expect_contains(error.what(), "an exception ended backward()");
+    } catch (const std::runtime_error& error) {
+      expect_contains(error.what(), "mine");
+    }
     layers.handle->zero_grad();
-    Layers same(group, 3, {.level = GetParam()});
-    same.forward().backward();
-    std::vector<at::Tensor> expected = gradients_of(same.handle->parameters());
-    expect_told_and_next(layers, group, expected, storage);
+    expect_contains(message_of<Aborted>([&] { layers.forward().backward(); }), "ended backward()");
   });
 }
 
-// More units than an engine holds calls of one group.
-TEST_P(FailedBackward, WithManyUnitsIsToldAndTheNextStepWorks) {
-  constexpr int count = 100;
-  run_group(Engine::shm, 3, [&](const Group& group) {
-    Layers layers(group, count, {.level = GetParam()});
-    auto backward = [&](bool fails) {
-      at::Tensor x = layers.input;
-      for (int i = 0; i < count; ++i) {
-        x = torch::tanh(layers.layer(i).forward(x));
-        if (i == count - 3 && fails && group.rank() == 1) throw_in_backward(x);
-      }
-      x.sum().backward();
-    };
-    for (int turn = 0; turn < 2; ++turn) {  // gathers in no known order, and in one
-      if (group.rank() == 1) {
-        expect_contains(message_of<std::runtime_error>([&] { backward(true); }), "mine");
-      } else {
-        expect_told([&] { backward(true); }, 1, group.size());
-      }
+TEST_P(FailedBackward, OfOneRankAloneLeavesAHandleThatWorks) {
+  run_as_threads(1, [](Group group) {
+    Layers layers(group, 3, {.level = GetParam()});
+    layers.forward().backward();
+    const std::vector<at::Tensor> expected = gradients_of(layers.handle->parameters());
+    for (int turn = 0; turn < 2; ++turn) {
       layers.handle->zero_grad();
-      backward(false);
+      const auto backward = [&] { layers.forward(throw_in_backward).backward(); };
+      expect_contains(message_of<std::runtime_error>(backward), "mine");
       layers.handle->zero_grad();
+      layers.forward().backward();
+      const std::vector<at::Tensor> found = gradients_of(layers.handle->parameters());
+      for (std::size_t i = 0; i < expected.size(); ++i)
+        EXPECT_TRUE(same_bits(found[i], expected[i])) << i;
     }
   });
 }
 
-// Gradients also travel between the copies of shards.
-TEST_P(FailedBackward, OnAMeshOfTwoAxesIsToldAndTheNextStepWorks) {
-  for (Engine engine : {Engine::local, Engine::shm})
-    run_group(engine, 4, [&](const Group& group) {
-      Mesh mesh(group, {{"dp", 2}, {"fsdp", 2}});
-      Layers same(mesh, 30, {.level = GetParam()});
-      same.forward().backward();
-      std::vector<at::Tensor> expected = gradients_of(same.handle->parameters());
-      Layers layers(mesh, 30, {.level = GetParam()});
-      for (int turn = 0; turn < 3; ++turn)
-        expect_told_and_next(layers, group, expected, std::string(name_of(engine)));
+// More units than an engine holds calls of one group.
+TEST_P(FailedBackward, WithManyUnitsEndsTheHandleOnAllRanks) {
+  constexpr int count = 100;
+  for (int steps_before : {0, 1})  // gathers in no known order, and in one
+    run_group(Engine::shm, 3, [&](const Group& group) {
+      Layers layers(group, count, {.level = GetParam()});
+      const auto backward = [&](bool fails) {
+        at::Tensor x = layers.input;
+        for (int i = 0; i < count; ++i) {
+          x = torch::tanh(layers.layer(i).forward(x));
+          if (i == count - 3 && fails) throw_in_backward(x);
+        }
+        x.sum().backward();
+      };
+      for (int step = 0; step < steps_before; ++step) {
+        backward(false);
+        layers.handle->zero_grad();
+      }
+      expect_aborted(layers, group, backward);
     });
 }
 
-// Layers in another order in every step, exceptions anywhere on some ranks or on all.
-TEST_P(FailedBackward, OfRandomStepsIsToldAndTheNextStepWorks) {
+// Gradients also travel between the copies of shards.
+TEST_P(FailedBackward, OnAMeshOfTwoAxesEndsTheHandleOnAllRanks) {
+  for (Engine engine : {Engine::local, Engine::shm})
+    run_group(engine, 4, [&](const Group& group) {
+      Mesh mesh(group, {{"dp", 2}, {"fsdp", 2}});
+      Layers layers(mesh, 30, {.level = GetParam()});
+      layers.forward().backward();
+      layers.handle->zero_grad();
+      if (group.rank() == 1) {
+        const auto backward = [&] { layers.forward(throw_in_backward).backward(); };
+        expect_contains(message_of<std::runtime_error>(backward), "mine");
+      } else {
+        expect_contains(message_of<Aborted>([&] { layers.forward().backward(); }),
+                        "an exception ended backward()");
+      }
+    });
+}
+
+// Layers in another order in every step, and exceptions anywhere on some ranks in the last one.
+TEST_P(FailedBackward, OfRandomStepsEndsTheHandleOnAllRanks) {
   for (FuzzRounds rounds("failed_backward", 200); rounds.next();) {
     auto seed = rounds.random()();
     int size = 2 + static_cast<int>(below(rounds.random(), 3));
@@ -176,29 +195,31 @@ TEST_P(FailedBackward, OfRandomStepsIsToldAndTheNextStepWorks) {
           Layers layers(group, count, {.level = GetParam()});
           std::vector<int> order(count);
           std::iota(order.begin(), order.end(), 0);
-          for (int step = 0; step < 8; ++step) {
+          const auto steps = static_cast<int>(below(random, 3));
+          for (int step = 0; step <= steps; ++step) {
+            const bool is_last = step == steps;
             if (one_in(random, 2)) std::shuffle(order.begin(), order.end(), random);
-            // After the layer of this number in the order; the last means that none fails.
+            // Each rank fails after the layer of this number in the order; count - 1: not at all.
             std::vector<std::size_t> fails;
             for (int rank = 0; rank < size; ++rank)
-              fails.push_back(one_in(random, 2) ? below(random, count - 1) : count - 1);
-            auto failed = size - std::ranges::count(fails, std::size_t{count - 1});
-            auto own = fails[static_cast<std::size_t>(group.rank())];
-            auto backward = [&] {
+              fails.push_back(is_last && (rank == 0 || one_in(random, 2)) ? below(random, count - 1)
+                                                                          : count - 1);
+            const auto own = fails[static_cast<std::size_t>(group.rank())];
+            layers.handle->zero_grad();
+            try {
               at::Tensor x = values({3, 4}, 1);
               for (std::size_t i = 0; i < count; ++i) {
                 x = torch::tanh(layers.layer(order[i]).forward(x));
                 if (i == own && own != count - 1) throw_in_backward(x);
               }
               x.sum().backward();
-            };
-            layers.handle->zero_grad();
-            if (own != count - 1) {
-              expect_contains(message_of<std::runtime_error>(backward), "mine");
-            } else if (failed > 0) {
-              expect_told(backward, static_cast<int>(failed), size);
-            } else {
-              backward();
+              EXPECT_FALSE(is_last);
+            } catch (const Aborted& error) {
+              EXPECT_TRUE(is_last) << error.what();
+              expect_contains(error.what(), "an exception ended backward()");
+            } catch (const std::runtime_error& error) {
+              EXPECT_NE(own, count - 1) << error.what();
+              expect_contains(error.what(), "mine");
             }
           }
         },

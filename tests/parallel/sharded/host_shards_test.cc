@@ -107,7 +107,7 @@ TEST_P(HostShards, TakeWhatWasWrittenOnTheDevice) {
 TEST_P(HostShards, HaveAveragesOfGradientsBesideThem) {
   run([](Group group, OffloadedUnit& one) {
     Group itself;
-    UnitGradients gradients(one.unit(), one.group, itself, one.pool, nullptr, one.residency);
+    UnitGradients gradients(one.unit(), one.group, itself, one.pool, nullptr);
     double mean = 0;
     for (int rank = 1; rank <= group.size(); ++rank) mean += rank / double(group.size());
     for (int round = 1; round <= 3; ++round) {

@@ -24,8 +24,9 @@
 // Gradients are in sharded.parameters(), not in the module's. So clip_grad_norm(), zero_grad() and
 // the optimizer are the handle's: what lies in .grad of a module's parameter instead says so, as an
 // InvalidArgument, to code that takes it for a gradient (torch's optimizer built on the module,
-// torch::nn::utils::clip_grad_norm_, module->zero_grad()). A step without a reduced backward()
-// since zero_grad() is InvalidArgument too.
+// torch::nn::utils::clip_grad_norm_, module->zero_grad()). An optimizer with weight decay may have
+// decayed parameters before that error. A step without a reduced backward() since zero_grad() is
+// InvalidArgument too.
 // What replaces the module's tensors (to(), load(), set_data()) is noticed at the next backward()
 // and is InvalidArgument. What is written into them in place (p.mul_(0.9), nn::init) is kept: every
 // rank's shard takes its part of that rank's result.
@@ -40,12 +41,12 @@
 // such a write is an error until the next use. What is written through a slice's data_ptr() is not
 // seen.
 //
-// Errors of backward(): ReductionFailed; PeerLost, Timeout, Mismatch, Aborted of the group. After
-// an exception on every rank the next step works. One that ends backward() on some ranks only,
-// after their first gradient was complete, is told to the others by ReductionFailed, and the next
-// step works. One case is left, at level full: where the others gather units in the order of the
-// step before until that rank has failed, and in another one after that, they get a Mismatch, which
-// ends the handle.
+// Errors of backward(): ReductionFailed, on every rank, if parameters have no gradient: the next
+// step works. PeerLost, Timeout, Mismatch and Aborted end the handle. Any other exception that ends
+// backward() on a rank after the first gradient was complete there, inside no_sync() too, ends the
+// handle on all ranks: the others get an Aborted with the name of that rank, and with the text of
+// the exception if it comes from Lockstep. The groups of the handle are dead then, those that it
+// was made on too. A handle on one rank goes on.
 //
 // Threads: one thread a time per handle, with one exception: inside unsharded(), and in a group of
 // one rank, several threads may run forward() without gradients.
