@@ -65,7 +65,6 @@
 #include <lockstep/parallel/server/worker.h>
 #include <lockstep/parallel/sharded/deferred.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
-#include <lockstep/parallel/sharded/sharded_build.h>
 #include <lockstep/parallel/threads/data_parallel.h>
 #include <lockstep/parallel/threads/devices.h>
 #include <lockstep/plan/schedule_file.h>

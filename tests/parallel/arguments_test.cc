@@ -9,7 +9,6 @@
 #include <lockstep/parallel/data/local_sgd.h>
 #include <lockstep/parallel/data/sync_batch_norm.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
-#include <lockstep/parallel/sharded/sharded_build.h>
 
 #include <concepts>
 #include <functional>
@@ -53,11 +52,6 @@ std::vector<Given> all_strategies() {
       {"fully_shard",
        [](const ModuleRef& module, const lockstep::Ranks& ranks) {
          return kept(fully_shard(module, ranks, {.units = std::vector<std::string>{"0"}}));
-       }},
-      {"ShardedBuild",
-       [](const ModuleRef& module, const lockstep::Ranks& ranks) {
-         ShardedBuild build(ranks);
-         return kept(build.finish(module));
        }},
   };
 }
@@ -134,7 +128,7 @@ TEST_P(EveryArgument, TwoHandlesShareAModule) {
       Attached first = attach(layer, group);
       if (GetParam().name == "SyncBatchNorm")
         second = kept(DistributedDataParallel(model, group));
-      else if (GetParam().name != "fully_shard" && GetParam().name != "ShardedBuild")
+      else if (GetParam().name != "fully_shard")
         second = kept(SyncBatchNorm(model, group));
     }
     EXPECT_EQ(module.expired(), second == nullptr);

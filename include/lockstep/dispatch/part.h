@@ -86,7 +86,6 @@ class Parts {
   // The one that was given as number i.
   [[nodiscard]] const Part& number(std::size_t i) const { return parts_[i]; }
   // Before other threads use it.
-  void rename(std::size_t i, std::string name) { parts_[i].name = std::move(name); }
 
  private:
   std::shared_ptr<Division> division_;

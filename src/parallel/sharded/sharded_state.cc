@@ -27,18 +27,6 @@ namespace {
 
 constexpr std::int64_t broadcast_bytes = std::int64_t{25} << 20;
 
-// "blocks.0" for parameters "blocks.0.fc.weight" and "blocks.0.proj.weight".
-std::string common_module(const std::vector<NamedParameter>& parameters) {
-  auto module_of = [](const std::string& name) {
-    std::size_t dot = name.rfind('.');
-    return dot == std::string::npos ? std::string() : name.substr(0, dot);
-  };
-  std::string common = module_of(parameters.front().name);
-  for (const auto& parameter : parameters)
-    while (!common.empty() && !parameter.name.starts_with(common + ".")) common = module_of(common);
-  return common.empty() ? parameters.front().name : common;
-}
-
 sharded::UnitSettings settings_of(const ShardOptions& options) {
   return {.level = options.level,
           .storage = options.storage,
@@ -70,26 +58,12 @@ ShardedState::ShardedState(sharded::Groups the_groups, const ShardOptions& optio
     offload = std::make_shared<sharded::Offload>(options.offload);
 }
 
-void ShardedState::divide(const torch::nn::Module& part) {
-  modules::ModuleTensors tensors = modules::tensors_of(part);
-  std::erase_if(tensors.parameters, [&](const auto& one) { return is_divided(one.tensor); });
-  modules::check_same_lines(groups->whole, sharded::lines_of(part, tensors), call());
-  ShardOptions options = options_;
-  options.units.clear();
-  options.ignored.clear();
-  tensors.buffers.clear();
-  add_units(tensors, options);
-}
-
 void ShardedState::complete(std::shared_ptr<torch::nn::Module> the_module) {
   module = std::move(the_module);
   modules::ModuleTensors tensors = modules::tensors_of(*module, options_.ignored);
   modules::check_same_lines(groups->whole, sharded::describe(*module, tensors, options_), call());
-  std::vector<NamedParameter> parameters = tensors.parameters;
-  name_units(parameters);
-  std::erase_if(tensors.parameters, [&](const auto& one) { return is_divided(one.tensor); });
-  add_units(tensors, options_);
-  for (const auto& [name, tensor, aliases] : parameters)
+  add_units(tensors);
+  for (const auto& [name, tensor, aliases] : tensors.parameters)
     places_.push_back(by_tensor_.at(tensor.unsafeGetTensorImpl()));
   reducer = std::make_shared<sharded::UnitReducer>(*groups, *residency, pool_, deferred, options_);
   std::vector<at::Tensor> buffers;
@@ -113,15 +87,15 @@ void ShardedState::complete(std::shared_ptr<torch::nn::Module> the_module) {
 }
 
 // Checks first; then rank 0's values are divided.
-void ShardedState::add_units(const modules::ModuleTensors& tensors, const ShardOptions& options) {
+void ShardedState::add_units(const modules::ModuleTensors& tensors) {
   const std::vector<NamedParameter>& parameters = tensors.parameters;
   sharded::check_not_divided(parameters);
   modules::check_ordinary(tensors, "fully_shard");
   modules::check_alone(tensors, "fully_shard");
-  sharded::check_storage(*groups, parameters, options);
-  std::vector<layout::PlannedUnit> plan = sharded::plan_of(parameters, options.units);
+  sharded::check_storage(*groups, parameters, options_);
+  std::vector<layout::PlannedUnit> plan = sharded::plan_of(parameters, options_.units);
   sharded::check_memory(groups->whole,
-                        sharded::bytes_needed(parameters, plan, groups->gather.size(), options),
+                        sharded::bytes_needed(parameters, plan, groups->gather.size(), options_),
                         call());
   if (offload && offload->is_in_files())
     sharded::check_room(*offload, groups->whole, parameters, groups->gather.size(), call());
@@ -134,7 +108,7 @@ void ShardedState::add_units(const modules::ModuleTensors& tensors, const ShardO
   }
   parallel::broadcast_now(groups->whole, state, broadcast_bytes, call());
   for (const layout::PlannedUnit& planned : plan) {
-    sharded::UnitSettings settings = settings_of(sharded::options_of(planned, options));
+    sharded::UnitSettings settings = settings_of(sharded::options_of(planned, options_));
     settings.waits = waits;
     settings.divisions = divisions;
     bool on_host = parameters[static_cast<std::size_t>(planned.items.front())].tensor.is_cpu();
@@ -158,22 +132,6 @@ void ShardedState::add_unit(const layout::PlannedUnit& planned,
   for (int i : planned.items)
     by_tensor_[parameters[static_cast<std::size_t>(i)].tensor.unsafeGetTensorImpl()] = {&unit,
                                                                                         number++};
-}
-
-// Parts that were divided before there was a module get the names that they have in it.
-void ShardedState::name_units(const std::vector<NamedParameter>& parameters) {
-  for (const auto& unit : residency->units()) {
-    std::vector<NamedParameter> members;
-    for (const auto& own : unit->parameters()) {
-      auto found = std::ranges::find_if(
-          parameters, [&](const auto& one) { return one.tensor.is_same(own.tensor); });
-      check(found != parameters.end(),
-            "ShardedBuild: {} was divided, and is not among the module's parameters", own.name);
-      members.push_back(*found);
-    }
-    std::string name = common_module(members);
-    unit->rename(std::move(name), std::move(members));
-  }
 }
 
 void ShardedState::detach() {

@@ -23,9 +23,7 @@ class ShardedState final : public HandleState {
   // Local: checks the options.
   ShardedState(sharded::Groups groups, const ShardOptions& options);
 
-  // Collective. The parameters of `part` that are not divided yet become a unit.
-  void divide(const torch::nn::Module& part);
-  // Collective, once: divides what is left of the module, and begins to reduce gradients.
+  // Collective, once: divides the module's parameters, and begins to reduce gradients.
   void complete(std::shared_ptr<torch::nn::Module> the_module);
 
   // The hooks go, and released parameters say why they have no values.
@@ -71,11 +69,7 @@ class ShardedState final : public HandleState {
   [[nodiscard]] CallOptions call() const {
     return {.tag = "fully_shard", .timeout = options_.timeout};
   }
-  [[nodiscard]] bool is_divided(const at::Tensor& tensor) const {
-    return by_tensor_.contains(tensor.unsafeGetTensorImpl());
-  }
-  void add_units(const modules::ModuleTensors& tensors, const ShardOptions& options);
-  void name_units(const std::vector<NamedParameter>& parameters);
+  void add_units(const modules::ModuleTensors& tensors);
   void add_unit(const layout::PlannedUnit& planned, const std::vector<NamedParameter>& parameters,
                 const sharded::UnitSettings& settings);
 

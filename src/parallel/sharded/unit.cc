@@ -274,15 +274,6 @@ void Unit::hand_back() {
     parameters_[i].tensor.set_data(values[i].to(device_));
 }
 
-void Unit::rename(std::string name, std::vector<NamedParameter> parameters) {
-  name_ = std::move(name);
-  tag_ = formatted("unit {}", name_);
-  parameters_ = std::move(parameters);
-  layout_ = make_layout();
-  for (std::size_t i = 0; i < parameters_.size(); ++i) parts_->rename(i, parameters_[i].name);
-  storage_.explain(released_text(name_));
-}
-
 void Unit::abandon(std::string text) {
   gather_ = {};
   arriving_.reset();

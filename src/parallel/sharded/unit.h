@@ -153,8 +153,6 @@ class Unit {
   void parts_written();
   // Collective: the parameters become ordinary tensors.
   void hand_back();
-  // Local, while it is absent: the same parameters have other names now.
-  void rename(std::string name, std::vector<NamedParameter> parameters);
   // Local: what is released from now on says `text`.
   void abandon(std::string text);
 

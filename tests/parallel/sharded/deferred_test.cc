@@ -7,7 +7,8 @@
 #include "support/temporary_folder.h"
 #include "support/torch/allocations.h"
 
-#include <lockstep/parallel/sharded/sharded_build.h>
+#include <lockstep/parallel/sharded/deferred.h>
+#include <lockstep/parallel/sharded/fully_shard.h>
 
 #include <ATen/CPUGeneratorImpl.h>
 
@@ -220,18 +221,6 @@ TEST(Deferred, RanksMustDeferTheSame) {
     auto different = [&] { auto sharded = fully_shard(model, group); };
     expect_words(message_of<Mismatch>(different), {"rank 0 has deferred weight", "rank 1"});
     EXPECT_EQ(dispatch::is_lazy(model->weight), group.is_root());
-  });
-}
-
-TEST(Deferred, PartsOfAShardedBuildMayBeDeferred) {
-  run_as_threads(2, [](Group group) {
-    ShardedBuild build(group);
-    torch::nn::Sequential model;
-    auto part = [] { return deferred([] { return torch::nn::Linear(5, 3); }, everything); };
-    model->push_back(build.divided(seeded(5, part).first));
-    auto sharded = build.finish(model);
-    auto plain = seeded(5, [] { return torch::nn::Linear(5, 3); }).first;
-    EXPECT_TRUE(same_bits(sharded.state_dict().at("0.weight"), plain->weight));
   });
 }
 

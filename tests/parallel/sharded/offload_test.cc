@@ -4,7 +4,8 @@
 #include "support/temporary_folder.h"
 
 #include <lockstep/optim/adamw.h>
-#include <lockstep/parallel/sharded/sharded_build.h>
+#include <lockstep/parallel/sharded/deferred.h>
+#include <lockstep/parallel/sharded/fully_shard.h>
 
 #include <malloc.h>
 #include <sys/resource.h>
@@ -210,17 +211,16 @@ TEST(Offload, AFullDiskInAStepIsOneErrorAndChangesNothing) {
     EXPECT_TRUE(tensor.equal(before.at(name))) << name;
 }
 
-// 24 units of 1 MiB: parameters, gradients and Adam's two moments are 96 MiB. Made one unit at a
-// time, so that the whole is never in memory.
+// 24 units of 1 MiB: parameters, gradients and Adam's two moments are 96 MiB. The model is deferred,
+// so that the whole is never in memory.
 constexpr int layers = 24;
 constexpr std::int64_t width = 512;
 constexpr std::int64_t limit_bytes = std::int64_t{32} << 20;
 
 struct DeepImpl : torch::nn::Module {
-  explicit DeepImpl(ShardedBuild& build) {
+  DeepImpl() {
     for (int i = 0; i < layers; ++i)
-      all->push_back(
-          build.divided(torch::nn::Linear(torch::nn::LinearOptions(width, width).bias(false))));
+      all->push_back(torch::nn::Linear(torch::nn::LinearOptions(width, width).bias(false)));
     register_module("all", all);
   }
   torch::nn::Sequential all;
@@ -240,9 +240,9 @@ float train_deep(bool torchs, const std::string& folder) {
   ::mallopt(M_MMAP_THRESHOLD, 1 << 18);  // what is freed goes back to the system
   at::set_num_threads(1);
   torch::manual_seed(1);
-  ShardedBuild build(Group(), {.offload = folder});
-  auto model = std::make_shared<DeepImpl>(build);
-  ShardedModule sharded = build.finish(model);
+  const auto model = deferred([] { return std::make_shared<DeepImpl>(); });
+  ShardedModule sharded =
+      fully_shard(model, Group(), {.units = {"all.*"}, .offload = folder});
   auto adamw = made_by(torchs, sharded);
   at::Tensor loss;
   for (int step = 0; step < 2; ++step) {

@@ -8,7 +8,6 @@
 #include <lockstep/optim/decay.h>
 #include <lockstep/optim/grad_scaler.h>
 #include <lockstep/optim/sgd.h>
-#include <lockstep/parallel/sharded/sharded_build.h>
 
 #include <torch/nn/modules/activation.h>
 #include <torch/optim/lbfgs.h>
@@ -204,18 +203,6 @@ TEST(ShardedSlicesOnTwoAxes, NormsAreThoseOfOneCopy) {
     EXPECT_NEAR(adamw.step_transformed({.clip_norm = 1}).norm.value(), expected, 1e-6 * expected);
     EXPECT_THROW((void)sharded.parameters()[0].grad().norm(), InvalidArgument);
     EXPECT_NEAR(sharded.clip_grad_norm(1), expected, 1e-6 * expected);
-  });
-}
-
-TEST(ShardedSlicesOfABuild, HaveTheNamesOfTheModule) {
-  run_as_threads(2, [](Group group) {
-    torch::nn::Linear layer(4, 6);
-    ShardedBuild build(group);
-    build.divide(*layer);
-    auto model = std::make_shared<torch::nn::SequentialImpl>(torch::nn::Tanh(), layer);
-    auto sharded = build.finish(model);
-    auto text = message_of<InvalidArgument>([&] { (void)sharded.parameters()[0].sum(); });
-    expect_contains(text, "1.weight is divided over 2 ranks");
   });
 }
 
