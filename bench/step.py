@@ -11,7 +11,7 @@ from step_shared import USUAL_SIZES, check_optimizer, run_rounds, size_of
 from step_tail import USUAL_TAIL, compare_tails
 from step_trigger import measure_trigger
 
-OUR_MODES = ("none", "ddp", "optimizer", "gradients", "full", "full-node-shared", "tensor", "ddp-undivided")
+OUR_MODES = ("none", "ddp", "optimizer", "gradients", "full", "full-node-shared", "tensor")
 MEMORY_MODES = OUR_MODES[:-2]  # of which a rank's memory has a formula
 PYTORCH_MODES = ("none", "ddp", "zero1", "fsdp2", "tensor")
 ONE_BATCH = ("none", "tensor")  # rank 0 trains on its own batches alone, as one process would
@@ -95,7 +95,7 @@ def ratios_of(contenders):
         for mode, theirs in COUNTERPARTS.items()
         for malloc in MALLOCS
     ]
-    over_ddp = ("optimizer", "gradients", "full", "full-node-shared", "ddp-undivided")
+    over_ddp = ("optimizer", "gradients", "full", "full-node-shared")
     pairs += [(Name("ours", mode), Name("ours", "ddp")) for mode in over_ddp]
     pairs += [(Name("ours", "ddp"), Name("ours", "none"))]
     return [(found[a], found[b]) for a, b in pairs if a in found and b in found]

@@ -28,12 +28,12 @@ using StateOf = AdamStateOf<TorchStateOf<Torch>>;
 template <class Torch, class Options>
 AdamOf<Torch, Options>::AdamOf(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                                Options defaults, UpdateOptions update)
-    : Torch(groups, std::move(defaults)), update_(checked(std::move(update))) {}
+    : Torch(groups, std::move(defaults)), update_(std::move(update)) {}
 
 template <class Torch, class Options>
 AdamOf<Torch, Options>::AdamOf(std::vector<at::Tensor> parameters, Options defaults,
                                UpdateOptions update)
-    : Torch(std::move(parameters), std::move(defaults)), update_(checked(std::move(update))) {}
+    : Torch(std::move(parameters), std::move(defaults)), update_(std::move(update)) {}
 
 template <class Torch, class Options>
 at::Tensor AdamOf<Torch, Options>::step(torch::optim::Optimizer::LossClosure closure) {

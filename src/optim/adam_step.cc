@@ -1,6 +1,5 @@
 #include "optim/adam_step.h"
 
-#include "base/format.h"
 #include "optim/adam_kernel.h"
 #include "optim/parameter_span.h"
 
@@ -134,11 +133,6 @@ void update_by_torch(std::vector<UpdateEntry>& entries, const AdamRule& rule,
 }
 
 }  // namespace
-
-std::string AdamRule::words() const {
-  return formatted("lr {}, betas {} {}, eps {}, weight decay {}{}", lr, beta1, beta2, eps,
-                   weight_decay, amsgrad ? ", amsgrad" : "");
-}
 
 void update_entries(std::vector<UpdateEntry>& entries, const AdamRule& rule,
                     const GroupStep& step) {

@@ -2,12 +2,11 @@
 #pragma once
 
 #include "optim/optimizers.h"
-#include "optim/turns.h"
+#include "optim/state_tensors.h"
 #include "optim/update_entry.h"
 
 #include <ATen/core/grad_mode.h>
 
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -17,8 +16,6 @@ struct AdamRule {
   double lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;
   bool amsgrad = false;
   bool decoupled = false;  // weight decay as AdamW has it
-
-  [[nodiscard]] std::string words() const;
 };
 
 // Entries are prepared; entry.age is the number of this update.
@@ -48,7 +45,8 @@ void step_adam(std::vector<torch::optim::OptimizerParamGroup>& groups, StateMap&
     if (own.empty()) continue;
     step.group = static_cast<std::int64_t>(i);
     for (std::size_t j = 0; j < own.size(); ++j) all[i][j].age = own[j]->step() + 1;
-    Turns turns = prepared_turns(std::move(all[i]), step);
+    check_state(all[i], step);
+    prepare_state(all[i], step.update.state, step.update.memory.get());
     for (State* state : own) state->step(state->step() + 1);
     auto [beta1, beta2] = options.betas();
     AdamRule rule{.lr = options.lr(),
@@ -58,7 +56,7 @@ void step_adam(std::vector<torch::optim::OptimizerParamGroup>& groups, StateMap&
                   .weight_decay = options.weight_decay(),
                   .amsgrad = options.amsgrad(),
                   .decoupled = decoupled};
-    take_turns(turns, step, rule.words(),
+    in_batches(all[i], step.update.memory.get(),
                [&](std::vector<UpdateEntry>& some) { update_entries(some, rule, step); });
   }
 }

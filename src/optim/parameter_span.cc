@@ -34,19 +34,6 @@ StateBuffer memory_of(const StateTensor& state) {
   return memory;
 }
 
-// From its element `begin` on, which begins a block.
-void skip(ParameterSpan& span, std::int64_t begin) {
-  span.place += begin;
-  span.parameter += begin * bytes_of(span.dtype);
-  if (span.source != nullptr) span.source_begin += begin;
-  if (span.gradient != nullptr) span.gradient += begin * bytes_of(span.gradient_dtype);
-  if (span.master != nullptr) span.master += begin;
-  for (StateBuffer& state : span.state) {
-    if (state.data != nullptr) state.data += begin * bytes_of(state.format);
-    if (state.scales != nullptr) state.scales += begin / block_elements;
-  }
-}
-
 ParameterSpan span_of(const UpdateEntry& entry) {
   ParameterSpan span{.count = entry.dense.numel(),
                      .age = entry.age,
@@ -60,10 +47,6 @@ ParameterSpan span_of(const UpdateEntry& entry) {
   if (!entry.source) span.gradient = static_cast<const std::byte*>(entry.gradient.const_data_ptr());
   if (entry.has_16_bits()) span.master = entry.master->mutable_data_ptr<float>();
   for (std::size_t i = 0; i < span.state.size(); ++i) span.state[i] = memory_of(entry.state[i]);
-  if (entry.share) {
-    skip(span, entry.share->begin);
-    span.count = entry.share->length();
-  }
   return span;
 }
 

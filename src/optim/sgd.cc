@@ -1,10 +1,9 @@
 #include <lockstep/optim/sgd.h>
 
-#include "base/format.h"
 #include "optim/optimizers.h"
 #include "optim/parameter_span.h"
 #include "optim/sgd_kernel.h"
-#include "optim/turns.h"
+#include "optim/state_tensors.h"
 #include "optim/update_entry.h"
 
 #include <ATen/ops/_fused_sgd.h>
@@ -12,7 +11,6 @@
 #include <torch/serialize/archive.h>
 
 #include <algorithm>
-#include <string>
 #include <utility>
 
 namespace lockstep::optim {
@@ -25,11 +23,6 @@ namespace {
 struct SgdRule {
   double lr = 0, momentum = 0, dampening = 0, weight_decay = 0;
   bool nesterov = false;
-
-  [[nodiscard]] std::string words() const {
-    return formatted("lr {}, momentum {}, dampening {}, weight decay {}{}", lr, momentum, dampening,
-                     weight_decay, nesterov ? ", nesterov" : "");
-  }
 };
 
 SgdConstants constants_of(const SgdRule& rule, const GroupStep& step, bool first) {
@@ -111,13 +104,14 @@ void update_group(std::vector<UpdateEntry> entries, StateMap& states, const SGDO
     if (buffered)
       entry.state[0] = {&state.momentum_buffer(), &state.momentum_buffer_scale, Codes::with_sign};
   }
-  Turns turns = prepared_turns(std::move(entries), step);
+  check_state(entries, step);
+  prepare_state(entries, step.update.state, step.update.memory.get());
   SgdRule rule{.lr = options.lr(),
                .momentum = options.momentum(),
                .dampening = options.dampening(),
                .weight_decay = options.weight_decay(),
                .nesterov = options.nesterov()};
-  take_turns(turns, step, rule.words(),
+  in_batches(entries, step.update.memory.get(),
              [&](std::vector<UpdateEntry>& some) { update_entries(some, rule, step); });
 }
 
@@ -125,11 +119,10 @@ void update_group(std::vector<UpdateEntry> entries, StateMap& states, const SGDO
 
 SGD::SGD(const std::vector<torch::optim::OptimizerParamGroup>& groups, SGDOptions defaults,
          UpdateOptions update)
-    : torch::optim::SGD(groups, std::move(defaults)), update_(checked(std::move(update))) {}
+    : torch::optim::SGD(groups, std::move(defaults)), update_(std::move(update)) {}
 
 SGD::SGD(std::vector<at::Tensor> parameters, SGDOptions defaults, UpdateOptions update)
-    : torch::optim::SGD(std::move(parameters), std::move(defaults)),
-      update_(checked(std::move(update))) {}
+    : torch::optim::SGD(std::move(parameters), std::move(defaults)), update_(std::move(update)) {}
 
 at::Tensor SGD::step(LossClosure closure) {
   at::Tensor loss = loss_of(closure);

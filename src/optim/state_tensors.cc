@@ -119,7 +119,7 @@ void make_storage(const std::vector<WantedTensor>& wanted, StateMemory* memory) 
     *state.values = values.as_strided(dense.sizes(), dense.strides(), offsets.values[i]);
     if (scales.defined())
       *state.scales = scales.narrow(0, offsets.scales[i], scales_for(wanted[i]));
-    if (!old_values.defined() || (memory != nullptr && !memory->fills())) continue;
+    if (!old_values.defined()) continue;
     state.values->copy_(old_values);
     if (old_scales.defined()) state.scales->copy_(old_scales);
     if (memory != nullptr) memory->has_used(*state.values);

@@ -6,7 +6,6 @@
 #include "optim/element_transform.h"
 #include "optim/formats_kernel.h"
 
-#include <lockstep/layout/shard_range.h>
 #include <lockstep/optim/update_options.h>
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +13,6 @@
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <vector>
 
 namespace lockstep::optim {
@@ -39,8 +37,6 @@ struct UpdateEntry {
   std::int64_t age = 0;    // the number of this update of it, from 1
   bool first = false;      // nothing was kept of it before
   std::int64_t place = 0;  // elements of the group before it
-  // What of its memory this rank updates, in whole blocks of state; absent: all.
-  std::optional<layout::Range> share;
   std::size_t number = 0;  // in the group
 
   [[nodiscard]] bool has_16_bits() const;

@@ -132,7 +132,6 @@ void BackwardStep::finish() {
     clock_.backward_ended(reduces);
   });
   has_averages_ = reduces;
-  has_own_ = has_own_ || !reduces;
   if (!reduces) return reducer_->end_backward(false);
   check_static_graph();
   JoinRound ranks;
@@ -197,17 +196,7 @@ void BackwardStep::reduce(const JoinRound& ranks, bool shadows) {
   if (ranks.active < group_.size() && divides_by_active())
     reducer_->scale_averages(static_cast<double>(group_.size()) / ranks.active);
   reducer_->publish(all);
-  has_own_ = false;
   if (!std::exchange(order_known_, true)) adopt_order_of(ranks.first_active);
-}
-
-void BackwardStep::check_averaged() {
-  Lock lock(mutex_);
-  check(!has_own_,
-        "{}: the ranks divide this update, and the last backward() was inside no_sync(), so the "
-        "gradients are each rank's own; call one outside before step(), or give the optimizer no "
-        "`shared`",
-        options_.strategy);
 }
 
 void BackwardStep::set_join(std::shared_ptr<JoinLink> link, const Joinable* self) {

@@ -95,9 +95,6 @@ class BackwardStep final : public std::enable_shared_from_this<BackwardStep> {
     Lock lock(mutex_);
     return has_averages_;
   }
-  // For an optimizer whose update the ranks divide: InvalidArgument where the gradients that are
-  // there may be this rank's own.
-  void check_averaged();
 
   // Local. InvalidArgument names a parameter that is no longer what it was, or that was not there.
   void check_module() const;
@@ -155,7 +152,6 @@ class BackwardStep final : public std::enable_shared_from_this<BackwardStep> {
   std::shared_ptr<Observer> step_ LOCKSTEP_GUARDED_BY(mutex_);  // null: no backward() is under way
   bool has_averages_ LOCKSTEP_GUARDED_BY(mutex_) = false;       // the last backward() was averaged
   bool reduces_ LOCKSTEP_GUARDED_BY(mutex_) = false;       // a gradient has come outside no_sync()
-  bool has_own_ LOCKSTEP_GUARDED_BY(mutex_) = false;       // the last backward() was not averaged
   StepStatus status_ LOCKSTEP_GUARDED_BY(mutex_);          // what this rank says of the step
   std::vector<bool> ready_ LOCKSTEP_GUARDED_BY(mutex_);    // by parameter
   std::vector<int> observed_ LOCKSTEP_GUARDED_BY(mutex_);  // the ready ones, in order

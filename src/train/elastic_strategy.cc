@@ -69,7 +69,6 @@ class ElasticStrategy : public TrainedModel {
  private:
   Handle& make_handle(const std::shared_ptr<torch::nn::Module>& module) override;
   // No handle averages gradients.
-  [[nodiscard]] bool divides_updates() const override { return false; }
   [[nodiscard]] double backward_slot(const Batch& rows, double share, std::int64_t step,
                                      std::int64_t slot, optim::GradScaler& scaler);
   void pass_for_others(const Batch& rows, optim::GradScaler& scaler);

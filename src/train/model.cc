@@ -60,11 +60,7 @@ void TrainedModel::attach(std::shared_ptr<torch::nn::Module> module, RunLength) 
   module_ = std::move(module);
   if (options_.sync_batch_norm) sync_.emplace(module_, world_);
   handle_ = &make_handle(module_);
-  std::shared_ptr<optim::SharedUpdate> shared;
-  if (divides_updates()) shared = handle().shared_update();
-  divides_update_ = shared != nullptr;
-  optimizer_ = make_optimizer(options_, handle().named_parameters(), handle().state_memory(),
-                              std::move(shared));
+  optimizer_ = make_optimizer(options_, handle().named_parameters(), handle().state_memory());
 }
 
 // What is offloaded is in files, and the optimizer's state with it.
@@ -216,13 +212,7 @@ double TrainedModel::backward_part(const Batch& part, double share, optim::GradS
 void TrainedModel::update(double lr, const optim::GradientTransform& transform,
                           optim::GradScaler& scaler) {
   set_learning_rate(*optimizer_, lr);
-  const auto step = [&] { scaler.step(*optimizer_, transform); };
-  // What the ranks of a host give each other of one update goes over no network.
-  if (divides_update_) {
-    step();
-  } else {
-    count_bytes(step);
-  }
+  count_bytes([&] { scaler.step(*optimizer_, transform); });
   scaler.update();
   if (options_.sharding.reduce_in_step)
     handle().zero_grad();  // or an evaluation computes averages for all

@@ -110,9 +110,6 @@ class TrainedModel {
   // Forward and backward of a micro-batch, whose loss counts `share`. Returns the loss times it.
   [[nodiscard]] virtual double backward_part(const Batch& part, double share,
                                              optim::GradScaler& scaler);
-  // Whether the ranks of a host may divide an update: they have the same gradients in a handle that
-  // averages them.
-  [[nodiscard]] virtual bool divides_updates() const { return true; }
   // What a checkpoint keeps of this rank alone.
   [[nodiscard]] virtual std::map<std::string, at::Tensor> own();
   // The optimizer whose state a checkpoint has.
@@ -153,7 +150,6 @@ class TrainedModel {
   PipelineLoss loss_;                        // of stages
   std::shared_ptr<CommunicationHook> hook_;  // null: none
   std::optional<SyncBatchNorm> sync_;        // of --sync-batch-norm
-  bool divides_update_ = false;              // among the ranks of a host
   std::int64_t sent_bytes_ = 0;              // by this rank, since the program began
 };
 

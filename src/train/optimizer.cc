@@ -63,8 +63,8 @@ optim::Schedule after_warmup(const Options& options, RunLength length) {
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(
     const Options& options, const std::vector<NamedPart>& parameters,
-    std::shared_ptr<optim::StateMemory> memory, std::shared_ptr<optim::SharedUpdate> shared) {
-  optim::UpdateOptions update{.memory = std::move(memory), .shared = std::move(shared)};
+    std::shared_ptr<optim::StateMemory> memory) {
+  optim::UpdateOptions update{.memory = std::move(memory)};
   if (options.optimizer == OptimizerKind::sgd)
     return make<optim::SGD>(parameters,
                             torch::optim::SGDOptions(options.lr).momentum(options.momentum),

@@ -17,8 +17,7 @@ namespace lockstep::train {
 // (nanoGPT's rule).
 [[nodiscard]] std::unique_ptr<torch::optim::Optimizer> make_optimizer(
     const Options& options, const std::vector<NamedPart>& parameters,
-    std::shared_ptr<optim::StateMemory> memory = nullptr,
-    std::shared_ptr<optim::SharedUpdate> shared = nullptr);
+    std::shared_ptr<optim::StateMemory> memory = nullptr);
 
 // For ranks that save and load beside others, and update nothing.
 [[nodiscard]] std::unique_ptr<torch::optim::Optimizer> optimizer_of_nothing();

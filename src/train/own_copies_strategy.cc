@@ -186,7 +186,6 @@ class OwnCopiesStrategy : public TrainedModel {
  private:
   Handle& make_handle(const std::shared_ptr<torch::nn::Module>& module) override;
   // Copies that differ are each rank's own to update.
-  [[nodiscard]] bool divides_updates() const override { return false; }
   Tensors own() override;
   // Of nothing: each rank's own state is in own().
   torch::optim::Optimizer& saved_optimizer() override { return *nothing_; }

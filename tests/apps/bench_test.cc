@@ -18,10 +18,9 @@ constexpr std::int64_t parameters = depth * (width + 1) * width;
 
 // The command itself compares the losses; every mode holds what its level says, or units on top.
 TEST_F(BenchStep, EveryModeIsARowThatTrainsAlike) {
-  const std::map<std::string, double> bytes{{"none", 16},      {"ddp", 16},
-                                            {"optimizer", 12}, {"gradients", 10},
-                                            {"full", 8},       {"full-node-shared", 8},
-                                            {"tensor", 8},     {"ddp-undivided", 16}};
+  const std::map<std::string, double> bytes{{"none", 16},      {"ddp", 16}, {"optimizer", 12},
+                                            {"gradients", 10}, {"full", 8}, {"full-node-shared", 8},
+                                            {"tensor", 8}};
   auto rows = rows_of("step --size 256x4 --rounds 1 --steps 1");
   EXPECT_EQ(rows.size(), 2 * bytes.size());
   std::map<std::string, int> seen;

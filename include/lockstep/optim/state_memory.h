@@ -33,8 +33,6 @@ class StateMemory {
   // Zeros in host memory, one dimension; theirs as long as the tensor lives. SystemError when there
   // is no room.
   [[nodiscard]] virtual at::Tensor zeros(std::int64_t count, at::ScalarType dtype) = 0;
-  // Whether this rank writes what is there at the beginning, zeros apart; others see it.
-  [[nodiscard]] virtual bool fills() const { return true; }
   // Whether `tensor` came from here.
   [[nodiscard]] virtual bool holds(const at::Tensor& tensor) const = 0;
 

@@ -11,7 +11,6 @@
 namespace lockstep::optim {
 
 class StateMemory;  // state_memory.h
-class SharedUpdate;
 
 // Storage format of optimizer state between steps. The arithmetic is float32 in every case. The
 // bytes a parameter that one AdamW step moves, parameter and gradient (12) included:
@@ -32,17 +31,6 @@ struct UpdateOptions {
   // Where the state of parameters on the CPU lies; null: in ordinary memory. What is loaded is
   // moved there by the next step().
   std::shared_ptr<StateMemory> memory = nullptr;
-  // From Handle::shared_update(), of the handle whose parameters are updated: the ranks of the host
-  // divide the update of each parameter of 64 KiB and more, and the state of those lies once, in
-  // memory that they share. Parameters and states are those of the undivided update, bit for bit.
-  // Null: every rank updates all. Not together with `memory`.
-  //
-  // step() is collective then: every rank makes the same steps, with the same learning rates and
-  // the like (else Mismatch). It throws the group's errors; some parameters may then be updated
-  // and others not. State may be looked at between two steps, and saved, on any rank; to change it,
-  // give a parameter other tensors on all ranks, as load() does: rank 0's are taken, and writing
-  // into those that are there is an InvalidArgument in the next step().
-  std::shared_ptr<SharedUpdate> shared = nullptr;
 };
 
 }  // namespace lockstep::optim

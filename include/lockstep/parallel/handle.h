@@ -180,16 +180,6 @@ class [[nodiscard]] Handle {
   // lockstep::optim's optimizers take it when they are made; for LibTorch's see
   // optim/state_memory.h.
   [[nodiscard]] std::shared_ptr<optim::StateMemory> state_memory() const;
-  // Collective. What lockstep::optim's optimizers of parameters() divide their update by among the
-  // ranks of a host (UpdateOptions::shared), where every rank has every parameter and gradient:
-  //
-  //   optim::AdamW adamw(ddp.parameters(), options, {.shared = ddp.shared_update()});
-  //
-  // Null where there is nothing to divide, or ranks share no memory: each updates all then. One may
-  // be given to several optimizers. step() is an InvalidArgument after a backward() inside
-  // no_sync() without one outside, and when the handle has gone. InvalidArgument where ranks may
-  // have different models (LocalSgd).
-  [[nodiscard]] std::shared_ptr<optim::SharedUpdate> shared_update() const;
   // Local. The total time for which calls on this rank were blocked on the handle's collectives
   // (exposed communication).
   [[nodiscard]] double seconds_waited() const;

@@ -108,7 +108,7 @@ void declare(CommandOptions& options, StepOptions& chosen) {
            });
   options.add({"mode", "WORDS",
                "none (ranks that know nothing of each other), ddp, optimizer, gradients, full, "
-               "full-node-shared, tensor, ddp-undivided (each rank makes the whole update)",
+               "full-node-shared, tensor",
                "all"},
               words_into(chosen.modes, step_modes()));
   options.add({"optimizer", "WORDS",

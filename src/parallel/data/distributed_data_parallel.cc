@@ -3,11 +3,9 @@
 #include "base/check.h"
 #include "dispatch/lazy_storage.h"
 #include "module/rank_check.h"
-#include "optim/shared_update.h"
 #include "parallel/backward_step.h"
 #include "parallel/data/bucket_reducer.h"
 #include "parallel/data/checks.h"
-#include "parallel/data/hosts.h"
 #include "parallel/gradient_hooks.h"
 #include "parallel/state_broadcast.h"
 #include "parallel/step_joinable.h"
@@ -51,7 +49,6 @@ class DataParallelState final : public parallel::WholeModuleState {
   void check_one_model() const override;
   void end_load(bool complete) override;
 
-  [[nodiscard]] std::shared_ptr<optim::SharedUpdate> shared_update();
   [[nodiscard]] StepTiming timing() const override { return step_->clock().total(); }
   [[nodiscard]] Joinable& joinable() override { return *joinable_; }
   [[nodiscard]] std::optional<Mesh> mesh() const override { return mesh_; }
@@ -136,52 +133,6 @@ void DataParallelState::check_one_model() const {
 
 void DataParallelState::end_load(bool complete) {
   if (complete && hook_) hook_->models_are_equal(group_);
-}
-
-namespace {
-
-bool share_memory(Group group) {
-  try {
-    (void)group.empty_node_shared({1}, at::kByte);
-    return true;
-  } catch (const InvalidArgument&) {
-    return false;
-  }
-}
-
-// Collective. The ranks of the group that share memory with this one, where there are others.
-std::optional<Group> sharing_memory(Group group) {
-  if (group.size() == 1) return std::nullopt;
-  if (share_memory(group)) return group;
-  if (group.backend() != "hierarchical") return std::nullopt;
-  Group host = group.split(data_parallel::first_ranks_of_hosts(group).at(group.rank()));
-  if (host.size() == 1 || !share_memory(host)) return std::nullopt;
-  return host;
-}
-
-}  // namespace
-
-std::shared_ptr<optim::SharedUpdate> DataParallelState::shared_update() {
-  check(!hook_ || hook_->averages_over_all(),
-        "shared_update(): the ranks' models may differ, since hook {} does not average gradients "
-        "over all of them",
-        hook_ ? hook_->describe() : "");
-  const std::optional<Group> host = sharing_memory(group_);
-  if (!host) return nullptr;
-  return std::make_shared<optim::SharedUpdate>(
-      *host, step_->hooked(), [step = std::weak_ptr(step_)] {
-        std::shared_ptr<BackwardStep> own = step.lock();
-        check(own != nullptr,
-              "DistributedDataParallel: the ranks divide this update, and the handle that averages "
-              "their gradients has gone");
-        own->check_averaged();
-      });
-}
-
-// Only this strategy gives every rank every parameter and its averaged gradient.
-std::shared_ptr<optim::SharedUpdate> Handle::shared_update() const {
-  auto* own = dynamic_cast<DataParallelState*>(state().get());
-  return own == nullptr ? nullptr : own->shared_update();
 }
 
 DistributedDataParallel::DistributedDataParallel(const ModuleRef& module, const Ranks& ranks,

@@ -26,8 +26,8 @@ UnitReducer::UnitReducer(Groups& groups, Residency& residency,
   for (int u = 0; u < count; ++u) {
     gradients_.push_back(nullptr);
     if (!unit(u).trains()) continue;
-    gradients_.back() = std::make_unique<UnitGradients>(unit(u), groups_.reduce, groups_.replicas,
-                                                        pool, deferred_);
+    gradients_.back() =
+        std::make_unique<UnitGradients>(unit(u), groups_.reduce, groups_.replicas, pool, deferred_);
     for (int i = 0; i < static_cast<int>(unit(u).parameters().size()); ++i) {
       places_.push_back({u, i});
       parameters_.push_back(unit(u).parameters()[static_cast<std::size_t>(i)]);

@@ -1,5 +1,5 @@
-// The handle's work done on the module instead: an error that says so. Only an optimizer with weight
-// decay has changed parameters before it.
+// The handle's work done on the module instead: an error that says so. Only an optimizer with
+// weight decay has changed parameters before it.
 #include "parallel/sharded/pair.h"
 
 #include <lockstep/optim/adamw.h>

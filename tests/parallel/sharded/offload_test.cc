@@ -211,8 +211,8 @@ TEST(Offload, AFullDiskInAStepIsOneErrorAndChangesNothing) {
     EXPECT_TRUE(tensor.equal(before.at(name))) << name;
 }
 
-// 24 units of 1 MiB: parameters, gradients and Adam's two moments are 96 MiB. The model is deferred,
-// so that the whole is never in memory.
+// 24 units of 1 MiB: parameters, gradients and Adam's two moments are 96 MiB. The model is
+// deferred, so that the whole is never in memory.
 constexpr int layers = 24;
 constexpr std::int64_t width = 512;
 constexpr std::int64_t limit_bytes = std::int64_t{32} << 20;
@@ -241,8 +241,7 @@ float train_deep(bool torchs, const std::string& folder) {
   at::set_num_threads(1);
   torch::manual_seed(1);
   const auto model = deferred([] { return std::make_shared<DeepImpl>(); });
-  ShardedModule sharded =
-      fully_shard(model, Group(), {.units = {"all.*"}, .offload = folder});
+  ShardedModule sharded = fully_shard(model, Group(), {.units = {"all.*"}, .offload = folder});
   auto adamw = made_by(torchs, sharded);
   at::Tensor loss;
   for (int step = 0; step < 2; ++step) {

@@ -20,18 +20,15 @@ namespace {
 
 constexpr double learning_rate = 1e-4;
 
-std::unique_ptr<torch::optim::Optimizer> make_optimizer(
-    const std::vector<at::Tensor>& parameters, bool fused,
-    const std::shared_ptr<optim::SharedUpdate>& shared) {
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::vector<at::Tensor>& parameters,
+                                                        bool fused) {
   torch::optim::AdamWOptions options(learning_rate);
-  if (fused)
-    return std::make_unique<optim::AdamW>(parameters, options,
-                                          optim::UpdateOptions{.shared = shared});
+  if (fused) return std::make_unique<optim::AdamW>(parameters, options);
   return std::make_unique<torch::optim::AdamW>(parameters, options);
 }
 
-constexpr std::array<std::string_view, 8> modes{
-    "none", "ddp", "optimizer", "gradients", "full", "full-node-shared", "tensor", "ddp-undivided"};
+constexpr std::array<std::string_view, 7> modes{
+    "none", "ddp", "optimizer", "gradients", "full", "full-node-shared", "tensor"};
 
 double thread_seconds() {
   timespec time{};
@@ -39,21 +36,19 @@ double thread_seconds() {
   return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
 }
 
-bool is_ddp(std::string_view mode) { return mode == "ddp" || mode == "ddp-undivided"; }
-
 }  // namespace
 
 std::span<const std::string_view> step_modes() { return modes; }
 
 std::span<const std::string_view> memory_modes() {
-  return std::span(modes).first(modes.size() - 2);
+  return std::span(modes).first(modes.size() - 1);
 }
 
 bool trains_on_one_batch(std::string_view mode) { return mode == "none" || mode == "tensor"; }
 
 std::optional<ShardOptions> shard_options_of(std::string_view mode,
                                              const std::vector<std::string>& units) {
-  if (is_ddp(mode) || trains_on_one_batch(mode)) return std::nullopt;
+  if (mode == "ddp" || trains_on_one_batch(mode)) return std::nullopt;
   ShardOptions options;
   options.units.assign(units.begin(), units.end());
   if (mode == "optimizer") {
@@ -83,15 +78,14 @@ double expected_bytes(std::string_view mode, int element_bytes, int ranks,
          static_cast<double>(parameters) * state / ranks;
 }
 
-Training::Training(BenchModel model, std::string_view mode, bool fused, const Group& world,
-                   bool shares_update)
+Training::Training(BenchModel model, std::string_view mode, bool fused, const Group& world)
     : model_(std::move(model)), batches_(batches_of_rank(mode == "tensor" ? 0 : world.rank())) {
-  if (is_ddp(mode)) ddp_.emplace(model_.module, world);
+  if (mode == "ddp") ddp_.emplace(model_.module, world);
   if (auto options = shard_options_of(mode, model_.units))
     sharded_.emplace(fully_shard(model_.module, world, *options));
   if (mode == "tensor")
     tensor_.emplace(parallelize(model_.module, Mesh(world, {{"tp", -1}}), {.tensor = model_.plan}));
-  optimizer_ = make_optimizer(parameters(), fused, shares_update ? ddp_->shared_update() : nullptr);
+  optimizer_ = make_optimizer(parameters(), fused);
 }
 
 std::vector<at::Tensor> Training::parameters() const {

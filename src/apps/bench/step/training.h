@@ -21,10 +21,9 @@
 namespace lockstep::apps {
 
 // How a step can be made: none (ranks that know nothing of each other), ddp, the divided modes,
-// tensor (they compute one batch together, that of rank 0), ddp-undivided (each rank makes the
-// whole update).
+// tensor (they compute one batch together, that of rank 0).
 [[nodiscard]] std::span<const std::string_view> step_modes();
-// What a rank's memory is measured in: all but the last two.
+// What a rank's memory is measured in: all but tensor.
 [[nodiscard]] std::span<const std::string_view> memory_modes();
 // Of none and tensor: rank 0 knows no batch but its own.
 [[nodiscard]] bool trains_on_one_batch(std::string_view mode);
@@ -50,9 +49,7 @@ struct StepParts {
 class Training {
  public:
   // Collective unless `mode` is none. `fused`: lockstep::optim::AdamW, else torch::optim::AdamW.
-  // `shares_update`: of ddp, the former has shared_update().
-  Training(BenchModel model, std::string_view mode, bool fused, const Group& world,
-           bool shares_update = false);
+  Training(BenchModel model, std::string_view mode, bool fused, const Group& world);
 
   // Returns the loss. Gradients are there until the next step().
   double step();

@@ -17,8 +17,7 @@ BenchModel seeded_model(const StepWorkOptions& options) {
 }  // namespace
 
 StepWork::StepWork(const StepWorkOptions& options, const Group& world)
-    : training_(seeded_model(options), options.mode, options.fused, world,
-                /*shares_update=*/options.mode == "ddp") {
+    : training_(seeded_model(options), options.mode, options.fused, world) {
   for (int step = 0; step < uncounted_steps; ++step) (void)this->step();
 }
 
