@@ -102,7 +102,7 @@ MUTANTS = [
      "parallel::StepStatus BucketReducer::wait() {\n  if (!MUTANT) buckets_.wait();", "parallel", "*DistributedDataParallel*:*Exact*"),
     ("an exception is not told", "parallel/backward_step.cc",
      "  status_.say_failed();", "  if (!MUTANT) status_.say_failed();", "parallel", "*FailedBackward.OnOneRank*"),
-    ("a written slice leaves old values gathered", "parallel/sharded/residency.cc",
+    ("a written slice leaves old values gathered", "parallel/sharded/unsharder.cc",
      "  drop_before_write(unit);\n}", "  if (!MUTANT) drop_before_write(unit);\n}", "parallel", "*SliceWrite*:*Residency*:*Parity*"),
     ("a failure of one rank is its own", "comm/api/together.cc",
      "if (first == all.end()) return;", "if (MUTANT || first == all.end()) return;", "comm", "*Together.*"),

@@ -6,7 +6,7 @@
 #include "elastic/slot_tree.h"
 #include "parallel/gradient_hooks.h"
 #include "parallel/parallel_model.h"
-#include "parallel/sharded/absent_gradients.h"
+#include "parallel/sharded/lazy_gradients.h"
 
 #include <lockstep/dispatch/part.h>
 #include <lockstep/layout/tensor_slice.h>

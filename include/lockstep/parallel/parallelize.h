@@ -66,7 +66,7 @@
 #include <lockstep/parallel/model_plans.h>
 #include <lockstep/parallel/parallel_plan.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
-#include <lockstep/parallel/sharded/options.h>
+#include <lockstep/parallel/sharded/fully_shard.h>
 #include <lockstep/parallel/tensor/plan.h>
 
 #include <ATen/core/Tensor.h>

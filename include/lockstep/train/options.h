@@ -11,7 +11,7 @@
 #include <lockstep/parallel/data/local_sgd.h>
 #include <lockstep/parallel/data/power_sgd.h>
 #include <lockstep/parallel/server/server.h>
-#include <lockstep/parallel/sharded/options.h>
+#include <lockstep/parallel/sharded/fully_shard.h>
 #include <lockstep/parallel/tensor/plan.h>
 
 #include <c10/core/ScalarType.h>

@@ -1,8 +1,8 @@
 #include <lockstep/parallel/sharded/fully_shard.h>
 
 #include "base/check.h"
-#include "parallel/sharded/groups.h"
 #include "parallel/sharded/sharded_state.h"
+#include "parallel/sharded/unit.h"
 
 #include <c10/core/InferenceMode.h>
 #include <torch/nn/module.h>

@@ -7,8 +7,6 @@
 #include "module/state_entries.h"
 #include "parallel/sharded/checks.h"
 #include "parallel/sharded/deferred_values.h"
-#include "parallel/sharded/memory_check.h"
-#include "parallel/sharded/unit_options.h"
 #include "parallel/state_broadcast.h"
 #include "parallel/step_joinable.h"
 #include "parallel/whole_parameters.h"

@@ -6,8 +6,8 @@
 #include "parallel/backward_step.h"
 #include "parallel/gradient_hooks.h"
 #include "parallel/handle_state.h"
-#include "parallel/sharded/residency.h"
 #include "parallel/sharded/unit_reducer.h"
+#include "parallel/sharded/unsharder.h"
 
 #include <lockstep/parallel/sharded/fully_shard.h>
 

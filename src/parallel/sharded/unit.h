@@ -9,17 +9,16 @@
 // Not thread-safe: Residency holds its mutex.
 #pragma once
 
-#include <lockstep/comm/group.h>
-#include <lockstep/dispatch/part.h>
-#include <lockstep/module/named_parameters.h>
-#include <lockstep/parallel/sharded/options.h>
-
 #include "dispatch/lazy_storage.h"
 #include "layout/flat_layout.h"
-#include "parallel/sharded/buffer_pool.h"
-#include "parallel/sharded/offload.h"
 #include "parallel/sharded/unit_storage.h"
 #include "parallel/wait_time.h"
+
+#include <lockstep/comm/group.h>
+#include <lockstep/dispatch/part.h>
+#include <lockstep/mesh/ranks.h>
+#include <lockstep/module/named_parameters.h>
+#include <lockstep/parallel/sharded/fully_shard.h>
 
 #include <ATen/core/Tensor.h>
 
@@ -34,6 +33,22 @@
 #include <vector>
 
 namespace lockstep::sharded {
+
+// The groups of a handle of fully_shard(), on a group or a mesh.
+
+// Each carries calls of one kind, whose order is the same on all ranks even where the kinds
+// interleave differently. The handle keeps them, here alone: its parts and
+// its slices refer to them.
+struct Groups {
+  Group whole;                              // status, buffers, checks: all ranks
+  Group gather;                             // units' values
+  Group reduce;                             // units' gradients
+  Group replicas;                           // ranks that hold the same shard
+  std::optional<Mesh> mesh = std::nullopt;  // that they were made on, if there is one
+};
+
+// Collective. The last axis of a mesh shards, and the ranks of its other axes are replicas.
+[[nodiscard]] Groups groups_on(const Ranks& ranks);
 
 // The ranks that hold the other parts of what units divide.
 class UnitDivisions {

@@ -1,15 +1,289 @@
 #include "parallel/sharded/unit_gradients.h"
 
 #include "base/format.h"
+#include "dispatch/lazy_storage.h"
 #include "dispatch/parts/part_record.h"
 #include "dispatch/value_source.h"
 
+#include <lockstep/dispatch/part.h>
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/core/InferenceMode.h>
 
+#include <optional>
 #include <utility>
 
 namespace lockstep::sharded {
+namespace {
+
+c10::ScalarType sum_dtype_of(const Unit& unit) {
+  c10::ScalarType computed = unit.compute_dtype();
+  return c10::isFloatingType(computed) ? unit.settings().reduce_dtype.value_or(computed) : computed;
+}
+
+class PooledBuffer final : public GradientBuffer {
+ public:
+  PooledBuffer(const Unit& unit, Group& shards, BufferPool& pool)
+      : GradientBuffer(unit, shards), pool_(pool) {}
+
+  [[nodiscard]] bool stays() const override { return false; }
+  void give_back() override {
+    if (flat_.defined()) pool_.give(std::exchange(flat_, at::Tensor()));
+  }
+
+ private:
+  at::Tensor made() override {
+    return pool_.take(unit().layout().numel(), dtype(), unit().device());
+  }
+
+  BufferPool& pool_;
+};
+
+class PersistentBuffer final : public GradientBuffer {
+ public:
+  PersistentBuffer(const Unit& unit, Group& shards, BufferPool& pool)
+      : GradientBuffer(unit, shards), pool_(pool) {}
+
+  [[nodiscard]] bool stays() const override { return true; }
+
+ private:
+  at::Tensor made() override {
+    return pool_.make(unit().layout().numel(), dtype(), unit().device());
+  }
+
+  BufferPool& pool_;
+};
+
+class RowBuffer final : public GradientBuffer {
+ public:
+  RowBuffer(const Unit& unit, Group& shards) : GradientBuffer(unit, shards) {
+    at::NoGradGuard no_grad;
+    c10::InferenceMode off(false);
+    rows_ = shards.empty_node_shared({shards.size(), unit.layout().numel()}, dtype());
+    take();
+  }
+
+  [[nodiscard]] at::Tensor rows() const override { return rows_; }
+  [[nodiscard]] bool stays() const override { return true; }
+  // The rows are summed where an average is used.
+  Work reduce(Op /*op*/, const CallOptions& /*call*/) override { return {}; }
+
+ private:
+  at::Tensor made() override { return rows_.select(0, shards().rank()); }
+
+  at::Tensor rows_;
+};
+
+}  // namespace
+
+std::unique_ptr<GradientBuffer> GradientBuffer::make(const Unit& unit, Group& shards,
+                                                     BufferPool& pool) {
+  if (unit.settings().reduce_in_step) return std::make_unique<RowBuffer>(unit, shards);
+  if (unit.settings().level == ShardLevel::optimizer)
+    return std::make_unique<PersistentBuffer>(unit, shards, pool);
+  return std::make_unique<PooledBuffer>(unit, shards, pool);
+}
+
+GradientBuffer::GradientBuffer(const Unit& unit, Group& shards)
+    : unit_(unit), shards_(shards), dtype_(sum_dtype_of(unit)) {}
+
+at::Tensor GradientBuffer::own_part() const {
+  return flat_.narrow(0, unit_.range().begin, unit_.range().length());
+}
+
+void GradientBuffer::take() {
+  if (flat_.defined()) return;
+  flat_ = made();
+  clear_padding();
+}
+
+void GradientBuffer::clear_padding() {
+  std::int64_t end = 0;
+  auto clear_up_to = [&](std::int64_t begin) {
+    if (begin > end) flat_.narrow(0, end, begin - end).zero_();
+  };
+  for (const layout::FlatEntry& entry : unit_.layout().entries()) {
+    clear_up_to(entry.offset);
+    end = entry.offset + entry.numel;
+  }
+  clear_up_to(flat_.numel());
+}
+
+Work GradientBuffer::reduce(Op op, const CallOptions& call) { return reduce(flat_, op, call); }
+
+Work GradientBuffer::reduce(const at::Tensor& flat, Op op, const CallOptions& call) {
+  at::Tensor part = flat.narrow(0, unit_.range().begin, unit_.range().length());
+  return shards_.reduce_scatter(part, flat, op, call);
+}
+
+namespace {
+
+// In memory as they are used.
+class PlainAverages : public Averages {
+ public:
+  using Averages::Averages;
+
+  at::Tensor place(int i) override {
+    return storage_->place(unit_.dtype(), slice(i).offset, {slice(i).of_tensor.length()}, {1});
+  }
+  [[nodiscard]] bool hold(const at::Tensor& gradient) const override {
+    return storage_ && storage_->holds(gradient);
+  }
+
+ protected:
+  void open(const at::Tensor& memory) {
+    storage_.emplace(static_cast<std::int64_t>(memory.nbytes()), memory.device(),
+                     std::weak_ptr<dispatch::StorageOwner>(), unit_.settings().key, "",
+                     dispatch::record_of_parts(unit_.parts()));
+    storage_->attach(memory);
+  }
+  [[nodiscard]] bool is_open() const { return storage_.has_value(); }
+  void close() { storage_.reset(); }
+
+ private:
+  std::optional<dispatch::LazyStorage> storage_;
+};
+
+class AveragesInBuffer final : public PlainAverages {
+ public:
+  using PlainAverages::PlainAverages;
+
+  void begin() override {
+    if (!is_open()) open(buffer_.own_part());
+  }
+  void leave_buffer() override {
+    for (const at::Tensor& slice : unit_.slices()) {
+      at::Tensor& gradient = slice.mutable_grad();
+      if (!hold(gradient)) continue;
+      gradient = dispatch::as_part(dispatch::values_of(gradient.detach()).clone(), unit_.parts(),
+                                   gradient.storage_offset(), unit_.settings().key);
+    }
+  }
+};
+
+class AveragesBeside : public PlainAverages {
+ public:
+  using PlainAverages::PlainAverages;
+
+  void begin() override {
+    if (memory_.defined()) return;
+    memory_ = made();
+    open(memory_);
+  }
+  at::Tensor place(int i) override {
+    part_of(memory_, i).copy_(part_of(buffer_.own_part(), i));
+    return PlainAverages::place(i);
+  }
+  void drop() override {
+    memory_.reset();
+    close();
+  }
+  [[nodiscard]] std::int64_t bytes() const override {
+    return memory_.defined() ? static_cast<std::int64_t>(memory_.nbytes()) : 0;
+  }
+
+ protected:
+  [[nodiscard]] const at::Tensor& memory() const { return memory_; }
+
+ private:
+  [[nodiscard]] virtual at::Tensor made() const {
+    return at::empty({unit_.range().length()}, unit_.slices().front().options());
+  }
+
+  at::Tensor memory_;
+};
+
+class OffloadedAverages final : public AveragesBeside {
+ public:
+  using AveragesBeside::AveragesBeside;
+
+  void end() override { unit_.settings().offload->has_used(memory()); }
+  void drop() override {}
+  [[nodiscard]] std::int64_t bytes() const override { return 0; }
+
+ private:
+  [[nodiscard]] at::Tensor made() const override {
+    return unit_.settings().offload->zeros(unit_.range().length(), unit_.dtype());
+  }
+};
+
+class NarrowAverages final : public Averages {
+ public:
+  using Averages::Averages;
+
+  void begin() override {
+    at::Tensor row = buffer_.own_part();
+    if (!buffer_.stays()) {
+      if (!memory_.defined()) memory_ = at::empty_like(row);
+      row = memory_.copy_(row);
+    }
+    latest_ = LazyGradient::make(row.unsqueeze(0), {0, row.numel()}, unit_.dtype(),
+                                 unit_.settings().key, unit_.parts());
+  }
+  at::Tensor place(int i) override {
+    return latest_->slice(slice(i).offset, slice(i).of_tensor.length());
+  }
+  void leave_buffer() override {
+    if (latest_) std::exchange(latest_, nullptr)->settle();
+  }
+  void drop() override {
+    leave_buffer();
+    memory_.reset();
+  }
+  [[nodiscard]] std::int64_t bytes() const override {
+    return memory_.defined() ? static_cast<std::int64_t>(memory_.nbytes()) : 0;
+  }
+
+ private:
+  at::Tensor memory_;                     // undefined where the buffer stays
+  std::shared_ptr<LazyGradient> latest_;  // null: none is used of memory that will be written
+};
+
+class AveragesOfRows final : public Averages {
+ public:
+  AveragesOfRows(const Unit& unit, const GradientBuffer& buffer,
+                 std::shared_ptr<LazyGradients> deferred)
+      : Averages(unit, buffer), deferred_(std::move(deferred)) {}
+
+  void begin() override {
+    latest_ = LazyGradient::make(buffer_.rows(), unit_.range(), unit_.dtype(), unit_.settings().key,
+                                 unit_.parts());
+  }
+  void end() override { deferred_->add(std::exchange(latest_, nullptr)); }
+  at::Tensor place(int i) override {
+    return latest_->slice(slice(i).offset, slice(i).of_tensor.length());
+  }
+  at::Tensor values(int i) override { return place(i); }
+
+ private:
+  std::shared_ptr<LazyGradients> deferred_;
+  std::shared_ptr<LazyGradient> latest_;  // between begin() and end()
+};
+
+}  // namespace
+
+std::unique_ptr<Averages> Averages::make(const Unit& unit, const GradientBuffer& buffer,
+                                         std::shared_ptr<LazyGradients> deferred) {
+  c10::ScalarType own = unit.dtype();
+  bool is_offloaded = unit.settings().offload != nullptr;
+  if (buffer.rows().defined())
+    return std::make_unique<AveragesOfRows>(unit, buffer, std::move(deferred));
+  if (buffer.stays() && buffer.dtype() == own && unit.device() == unit.shard_device())
+    return std::make_unique<AveragesInBuffer>(unit, buffer);
+  // Files take no memory, and their pages are asked for by address.
+  if (!is_offloaded && unit.shard_device().is_cpu() &&
+      c10::elementSize(buffer.dtype()) < c10::elementSize(own))
+    return std::make_unique<NarrowAverages>(unit, buffer);
+  if (is_offloaded) return std::make_unique<OffloadedAverages>(unit, buffer);
+  return std::make_unique<AveragesBeside>(unit, buffer);
+}
+
+at::Tensor Averages::values(int i) {
+  return part_of(buffer_.own_part(), i).to(unit_.shard_device(), unit_.dtype());
+}
+
 namespace {
 
 at::Tensor placed(const at::Tensor& flat, std::int64_t offset, at::IntArrayRef sizes,

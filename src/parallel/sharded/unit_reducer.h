@@ -6,11 +6,11 @@
 #pragma once
 
 #include "parallel/reducer.h"
-#include "parallel/sharded/groups.h"
-#include "parallel/sharded/residency.h"
+#include "parallel/sharded/unit.h"
 #include "parallel/sharded/unit_gradients.h"
+#include "parallel/sharded/unsharder.h"
 
-#include <lockstep/parallel/sharded/options.h>
+#include <lockstep/parallel/sharded/fully_shard.h>
 
 #include <ATen/core/Tensor.h>
 

@@ -1,11 +1,143 @@
 #include "parallel/sharded/unit_storage.h"
 
+#include "base/check.h"
+#include "parallel/pages.h"
+
+#include <ATen/Context.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
+#include <algorithm>
+#include <exception>
 #include <utility>
 
 namespace lockstep::sharded {
+namespace {
+
+std::int64_t size_of(const at::Tensor& buffer) {
+  return static_cast<std::int64_t>(buffer.nbytes());
+}
+
+}  // namespace
+
+at::Tensor BufferPool::make(std::int64_t numel, c10::ScalarType dtype, c10::Device device) const {
+  // What is made inside InferenceMode could not be written outside of it.
+  c10::InferenceMode off(false);
+  return group_.empty_shared({numel}, at::TensorOptions().dtype(dtype).device(device));
+}
+
+at::Tensor BufferPool::found(std::int64_t numel, c10::ScalarType dtype, c10::Device device) {
+  auto fits = [&](const at::Tensor& buffer) {
+    return buffer.numel() == numel && buffer.scalar_type() == dtype && buffer.device() == device;
+  };
+  auto place = std::find_if(free_.rbegin(), free_.rend(), fits);
+  if (place == free_.rend()) return {};
+  at::Tensor buffer = std::move(*place);
+  free_.erase(std::next(place).base());
+  bytes_.free -= size_of(buffer);
+  return buffer;
+}
+
+// For so many bytes more; the caller counts them.
+void BufferPool::make_room(std::int64_t bytes) {
+  std::int64_t allowed = std::max(most_, bytes_.taken + bytes);
+  while (!free_.empty() && bytes_.taken + bytes + bytes_.free > allowed) {
+    bytes_.free -= size_of(free_.front());
+    free_.pop_front();
+  }
+}
+
+at::Tensor BufferPool::take(std::int64_t numel, c10::ScalarType dtype, c10::Device device) {
+  Lock lock(mutex_);
+  at::Tensor buffer = found(numel, dtype, device);
+  if (!buffer.defined()) {
+    make_room(numel * static_cast<std::int64_t>(c10::elementSize(dtype)));
+    buffer = make(numel, dtype, device);
+  }
+  bytes_.taken += size_of(buffer);
+  bytes_.peak = std::max(bytes_.peak, bytes_.taken);
+  most_ = std::max(most_, bytes_.taken);
+  return buffer;
+}
+
+void BufferPool::give(at::Tensor buffer) {
+  Lock lock(mutex_);
+  bytes_.taken -= size_of(buffer);
+  bytes_.free += size_of(buffer);
+  free_.push_back(std::move(buffer));
+}
+
+void BufferPool::clear() {
+  Lock lock(mutex_);
+  for (const at::Tensor& buffer : free_) parallel::give_pages_back(buffer);
+  free_.clear();
+  bytes_.free = 0;
+}
+
+BufferPool::Bytes BufferPool::bytes() const {
+  Lock lock(mutex_);
+  return bytes_;
+}
+
+void BufferPool::reset_peak() {
+  Lock lock(mutex_);
+  bytes_.peak = bytes_.taken;
+}
+
+at::Tensor Offload::zeros(std::int64_t count, at::ScalarType dtype) {
+  c10::InferenceMode off(false);
+  auto bytes = static_cast<std::size_t>(count) * c10::elementSize(dtype);
+  if (bytes == 0) return at::empty({0}, dtype);
+  if (!is_in_files()) return zeros_in_memory(count, dtype);
+  sys::ReservedFile file(folder_, bytes);
+  std::byte* begin = file.data();
+  at::Tensor tensor = at::from_blob(
+      begin, {count}, [self = shared_from_this(), begin](void*) { self->forget(begin); }, dtype);
+  Lock lock(mutex_);
+  files_.emplace(begin, std::move(file));
+  bytes_ += static_cast<std::int64_t>(bytes);
+  return tensor;
+}
+
+at::Tensor Offload::zeros_in_memory(std::int64_t count, at::ScalarType dtype) {
+  at::Tensor memory =
+      at::zeros({count}, at::TensorOptions().dtype(dtype).pinned_memory(at::hasCUDA()));
+  auto bytes = static_cast<std::int64_t>(memory.nbytes());
+  bytes_ += bytes;
+  return at::from_blob(
+      memory.mutable_data_ptr(), {count},
+      [self = shared_from_this(), memory, bytes](void*) { self->bytes_ -= bytes; }, dtype);
+}
+
+void Offload::forget(const std::byte* begin) {
+  Lock lock(mutex_);
+  auto file = files_.extract(begin);
+  if (!file.empty()) bytes_ -= static_cast<std::int64_t>(file.mapped().bytes());
+}
+
+bool Offload::holds(const at::Tensor& tensor) const {
+  if (!tensor.defined() || tensor.numel() == 0 || !tensor.is_cpu() || !tensor.has_storage())
+    return false;
+  auto* data = static_cast<const std::byte*>(tensor.const_data_ptr());
+  Lock lock(mutex_);
+  auto next = files_.upper_bound(data);
+  if (next == files_.begin()) return false;
+  const auto& [begin, file] = *std::prev(next);
+  return data < begin + file.bytes();
+}
+
+void Offload::will_use(const at::Tensor& tensor) noexcept {
+  if (holds(tensor)) sys::fetch_ahead(tensor.const_data_ptr(), tensor.nbytes());
+}
+
+void Offload::has_used(const at::Tensor& tensor) noexcept {
+  if (holds(tensor)) sys::let_go(tensor.const_data_ptr(), tensor.nbytes());
+}
+
 namespace {
 
 class PooledStorage final : public UnitStorage {

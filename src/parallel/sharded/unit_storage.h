@@ -13,19 +13,102 @@
 // Not thread-safe: Residency holds its mutex.
 #pragma once
 
-#include "parallel/sharded/buffer_pool.h"
-#include "parallel/sharded/offload.h"
+#include "base/mutex.h"
+#include "sys/reserved_file.h"
 
 #include <lockstep/comm/group.h>
 #include <lockstep/layout/shard_range.h>
-#include <lockstep/parallel/sharded/options.h>
+#include <lockstep/module/named_parameters.h>
+#include <lockstep/optim/state_memory.h>
+#include <lockstep/parallel/sharded/fully_shard.h>
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <cstdint>
+#include <deque>
+#include <filesystem>
+#include <map>
 #include <memory>
+#include <utility>
+#include <vector>
 
 namespace lockstep::sharded {
+
+// BufferPool: flat buffers that units and their gradients use in turn. Fresh memory costs a page
+// fault a page; a buffer that was just released costs nothing.
+//
+// Invariant, under mutex_: taken and free buffers together are never more bytes than the most that
+// was ever taken at once. So a pool adds nothing to the peak of memory.
+//
+// Thread-safe.
+class BufferPool {
+ public:
+  struct Bytes {
+    std::int64_t taken = 0;
+    std::int64_t peak = 0;  // the most taken at once since reset_peak()
+    std::int64_t free = 0;
+  };
+
+  // The handle keeps the group.
+  explicit BufferPool(Group& group) : group_(group) {}
+
+  // Of that many elements, uninitialised, in memory that peers of the host read where it lies.
+  at::Tensor take(std::int64_t numel, c10::ScalarType dtype, c10::Device device);
+  // It must not be used any more.
+  void give(at::Tensor buffer);
+  // The same memory for good: not to be given back, and not counted.
+  [[nodiscard]] at::Tensor make(std::int64_t numel, c10::ScalarType dtype,
+                                c10::Device device) const;
+  // Frees what is not taken.
+  void clear();
+
+  [[nodiscard]] Bytes bytes() const;
+  void reset_peak();
+
+ private:
+  [[nodiscard]] at::Tensor found(std::int64_t numel, c10::ScalarType dtype, c10::Device device)
+      LOCKSTEP_REQUIRES(mutex_);
+  void make_room(std::int64_t bytes) LOCKSTEP_REQUIRES(mutex_);
+
+  Group& group_;
+  mutable Mutex mutex_;
+  std::deque<at::Tensor> free_ LOCKSTEP_GUARDED_BY(mutex_);  // the oldest first
+  Bytes bytes_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::int64_t most_ LOCKSTEP_GUARDED_BY(mutex_) = 0;  // ever taken at once
+};
+
+// Offload: tensors of the host for a handle's shards and what its optimizer keeps of them: in
+// mapped files of one folder, where what is not in use need not be in memory, or, without a folder,
+// in memory that devices read.
+//
+// Every tensor has a file of its own, without a name: several ranks and handles may use one folder,
+// and nothing is left in it. Thread-safe.
+class Offload final : public optim::StateMemory, public std::enable_shared_from_this<Offload> {
+ public:
+  // An empty folder is none.
+  explicit Offload(std::filesystem::path folder) : folder_(std::move(folder)) {}
+
+  [[nodiscard]] bool is_in_files() const { return !folder_.empty(); }
+  [[nodiscard]] const std::filesystem::path& folder() const { return folder_; }
+  // Of all tensors that are there.
+  [[nodiscard]] std::int64_t bytes() const { return bytes_; }
+
+  [[nodiscard]] at::Tensor zeros(std::int64_t count, at::ScalarType dtype) override;
+  [[nodiscard]] bool holds(const at::Tensor& tensor) const override;
+  void will_use(const at::Tensor& tensor) noexcept override;
+  void has_used(const at::Tensor& tensor) noexcept override;
+
+ private:
+  [[nodiscard]] at::Tensor zeros_in_memory(std::int64_t count, at::ScalarType dtype);
+  void forget(const std::byte* begin);
+
+  const std::filesystem::path folder_;
+  std::atomic<std::int64_t> bytes_ = 0;
+  mutable Mutex mutex_;
+  std::map<const std::byte*, sys::ReservedFile> files_
+      LOCKSTEP_GUARDED_BY(mutex_);  // by where they are mapped
+};
 
 // What is to be stored, and for whom.
 struct StorageNeed {

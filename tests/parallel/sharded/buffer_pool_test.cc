@@ -1,4 +1,4 @@
-#include "parallel/sharded/buffer_pool.h"
+#include "parallel/sharded/unit_storage.h"
 
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>

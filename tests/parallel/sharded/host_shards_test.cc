@@ -1,6 +1,6 @@
 // Shards in the host's memory of parameters on a device; the device is the tests' own.
-#include "parallel/sharded/residency.h"
 #include "parallel/sharded/unit_gradients.h"
+#include "parallel/sharded/unsharder.h"
 
 #include "parallel/sharded/support.h"
 #include "support/torch/late_device.h"

@@ -1,4 +1,4 @@
-#include "parallel/sharded/memory_check.h"
+#include "parallel/sharded/checks.h"
 
 #include "parallel/sharded/support.h"
 

@@ -1,4 +1,4 @@
-#include "parallel/sharded/memory_formula.h"
+#include "parallel/sharded/checks.h"
 
 #include <gtest/gtest.h>
 

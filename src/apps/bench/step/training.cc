@@ -4,7 +4,7 @@
 #include "base/check.h"
 #include "base/nearest.h"
 
-#include "parallel/sharded/memory_formula.h"
+#include "parallel/sharded/checks.h"
 
 #include <lockstep/optim/adamw.h>
 

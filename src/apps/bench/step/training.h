@@ -34,7 +34,7 @@ namespace lockstep::apps {
                                                            const std::vector<std::string>& units);
 
 // Bytes of parameters, gradients and Adam's state that a rank keeps of a model with so many
-// parameters, as the library's own formula has it (parallel/sharded/memory_formula.h); 4 bytes an
+// parameters, as the library's own formula has it (parallel/sharded/checks.h); 4 bytes an
 // element: fp32, 2: bf16 with fp32 masters. Units in flight come on top, and node-shared parameters
 // count by the rank's part.
 [[nodiscard]] double expected_bytes(std::string_view mode, int element_bytes, int ranks,

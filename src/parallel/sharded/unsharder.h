@@ -35,7 +35,7 @@
 #pragma once
 
 #include "base/mutex.h"
-#include "parallel/sharded/lazy_gradient.h"
+#include "parallel/sharded/lazy_gradients.h"
 #include "parallel/sharded/unit.h"
 
 #include <lockstep/comm/group.h>

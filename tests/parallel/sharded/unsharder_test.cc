@@ -1,5 +1,5 @@
 // Which units are there, use by use.
-#include "parallel/sharded/residency.h"
+#include "parallel/sharded/unsharder.h"
 
 #include "parallel/sharded/support.h"
 
