@@ -21,11 +21,11 @@ ShardedModule fully_shard(const ModuleRef& module, const Ranks& ranks,
 }
 
 Unsharded::Unsharded(std::shared_ptr<ShardedState> state) : state_(std::move(state)) {
-  state_->residency->hold_all();
+  state_->unsharder->hold_all();
 }
 
 Unsharded::~Unsharded() {
-  if (state_) state_->residency->release_all();
+  if (state_) state_->unsharder->release_all();
 }
 
 ShardedModule::ShardedModule(std::shared_ptr<ShardedState> state) : Handle(std::move(state)) {}
@@ -47,7 +47,7 @@ void ShardedModule::free_buffers() { sharded()->reducer->free_buffers(); }
 
 std::vector<std::string> ShardedModule::units() const {
   std::vector<std::string> names;
-  for (const auto& unit : sharded()->residency->units()) names.push_back(unit->name());
+  for (const auto& unit : sharded()->unsharder->units()) names.push_back(unit->name());
   return names;
 }
 

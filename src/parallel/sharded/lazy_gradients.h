@@ -79,8 +79,8 @@ class LazyGradients {
   bool open_ LOCKSTEP_GUARDED_BY(mutex_) = false;
 };
 
-// AbsentGradients: what lies in .grad where there is no gradient. To take it for one is an
-// InvalidArgument that says where the gradients are, before anything has changed:
+// AbsentGradients: tensors in .grad where there is no gradient. Their use as a gradient is an
+// InvalidArgument that says where the gradients are:
 //
 //   of the module's parameters   always, but in backward() and after one inside no_sync(): an
 //                                optimizer, clip_grad_norm_() or zero_grad() that is used on the

@@ -41,7 +41,7 @@ sharded::UnitSettings settings_of(const ShardOptions& options) {
 ShardedState::ShardedState(sharded::Groups the_groups, const ShardOptions& options)
     : groups(std::make_shared<sharded::Groups>(std::move(the_groups))),
       deferred(options.reduce_in_step ? std::make_shared<sharded::LazyGradients>() : nullptr),
-      residency(std::make_unique<sharded::Residency>(options.level, options.prefetch,
+      unsharder(std::make_unique<sharded::Unsharder>(options.level, options.prefetch,
                                                      groups->gather, groups->reduce,
                                                      options.timeout, deferred)),
       divisions(std::make_shared<sharded::UnitDivisions>(std::make_shared<dispatch::Division>(
@@ -63,7 +63,7 @@ void ShardedState::complete(std::shared_ptr<torch::nn::Module> the_module) {
   add_units(tensors);
   for (const auto& [name, tensor, aliases] : tensors.parameters)
     places_.push_back(by_tensor_.at(tensor.unsafeGetTensorImpl()));
-  reducer = std::make_shared<sharded::UnitReducer>(*groups, *residency, pool_, deferred, options_);
+  reducer = std::make_shared<sharded::UnitReducer>(*groups, *unsharder, pool_, deferred, options_);
   std::vector<at::Tensor> buffers;
   if (options_.broadcast_buffers) buffers = tensors.buffer_tensors();
   step = std::make_shared<parallel::BackwardStep>(
@@ -77,7 +77,7 @@ void ShardedState::complete(std::shared_ptr<torch::nn::Module> the_module) {
                             .abort = [this](std::string_view reason) { abort(reason); }});
   joinable_ = std::make_unique<parallel::WholeStepJoinable>(
       "fully_shard()", groups->whole, *step,
-      [this](std::function<void()> call) { residency->on_forward(std::move(call)); });
+      [this](std::function<void()> call) { unsharder->on_forward(std::move(call)); });
   hooks_ = std::make_unique<parallel::GradientHooks>(
       step->hooked(), [step = step.get()](int i) { step->on_gradient(i); },
       [step = step.get()] { return step->has_averages(); });
@@ -125,7 +125,7 @@ void ShardedState::add_unit(const layout::PlannedUnit& planned,
     tensors.push_back(members.back().tensor);
   }
   sharded::give_values(groups->whole, sharded::deferred_among(tensors), broadcast_bytes, call());
-  sharded::Unit& unit = residency->add(planned.name, std::move(members), pool_, settings);
+  sharded::Unit& unit = unsharder->add(planned.name, std::move(members), pool_, settings);
   int number = 0;
   for (int i : planned.items)
     by_tensor_[parameters[static_cast<std::size_t>(i)].tensor.unsafeGetTensorImpl()] = {&unit,
@@ -135,7 +135,7 @@ void ShardedState::add_unit(const layout::PlannedUnit& planned,
 void ShardedState::detach() {
   hooks_.reset();
   if (reducer) reducer->end();
-  for (const auto& unit : residency->units())
+  for (const auto& unit : unsharder->units())
     unit->abandon(
         "this parameter's values were divided over the ranks by fully_shard(), and its handle is "
         "gone; call unshard() before the handle goes");
@@ -184,12 +184,12 @@ std::vector<NamedPart> ShardedState::state_parts() {
 
 void ShardedState::begin_load() {
   step->check_module();
-  residency->before_write();
+  unsharder->before_write();
 }
 
 void ShardedState::end_load(bool) {
-  for (const auto& unit : residency->units()) unit->parts_written();
-  residency->invalidate();
+  for (const auto& unit : unsharder->units()) unit->parts_written();
+  unsharder->invalidate();
 }
 
 HandleMemory ShardedState::memory() const {
@@ -199,7 +199,7 @@ HandleMemory ShardedState::memory() const {
                       .peak_in_flight = turns.peak,
                       .pooled = turns.free,
                       .offloaded = offload ? offload->bytes() : 0};
-  for (const auto& unit : residency->units()) {
+  for (const auto& unit : unsharder->units()) {
     memory.shards += unit->shard_bytes();
     memory.whole += unit->whole_bytes();
   }
@@ -214,10 +214,10 @@ void ShardedState::reset_peak_memory() { pool_->reset_peak(); }
 
 void ShardedState::unshard() {
   step->check_module();
-  residency->invalidate();
+  unsharder->invalidate();
   hooks_.reset();
   reducer->end();
-  for (const auto& unit : residency->units()) unit->hand_back();
+  for (const auto& unit : unsharder->units()) unit->hand_back();
 }
 
 }  // namespace lockstep

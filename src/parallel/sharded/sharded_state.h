@@ -52,7 +52,7 @@ class ShardedState final : public HandleState {
   std::shared_ptr<torch::nn::Module> module;
   const std::shared_ptr<sharded::Groups> groups;
   std::shared_ptr<sharded::LazyGradients> deferred;  // null: averaged in backward()
-  std::unique_ptr<sharded::Residency> residency;
+  std::unique_ptr<sharded::Unsharder> unsharder;
   std::shared_ptr<sharded::UnitReducer> reducer;  // null until complete()
   std::shared_ptr<parallel::BackwardStep> step;
   std::shared_ptr<parallel::WaitTime> waits = std::make_shared<parallel::WaitTime>();

@@ -182,18 +182,18 @@ void Unit::share_versions() const {
   }
 }
 
-void Unit::post_gather(std::string_view tag) {
+void Unit::unshard(std::string_view tag) {
   at::NoGradGuard no_grad;
   arriving_ = memory_->take_whole();
-  gathered_writes_ = slice_writes_;
-  at::Tensor input = memory_->input(gathered_writes_);
+  unsharded_writes_ = slice_writes_;
+  at::Tensor input = memory_->input(unsharded_writes_);
   CallOptions options = call();
   if (!tag.empty()) options.tag = tag;
   gather_ = group_.all_gather(arriving_, input, options);
   phase_ = Phase::arriving;
 }
 
-void Unit::finish_gather() {
+void Unit::wait_for_unshard() {
   {
     parallel::WaitTime::Scope waiting(*settings_.waits);
     gather_.wait();
@@ -204,7 +204,7 @@ void Unit::finish_gather() {
   phase_ = Phase::present;
 }
 
-void Unit::release() {
+void Unit::reshard() {
   storage_.detach();
   phase_ = Phase::absent;
   memory_->release();

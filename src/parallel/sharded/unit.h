@@ -1,12 +1,12 @@
-// Unit: parameters that are gathered and released together, in one flat storage of which this rank
-// owns a shard.
+// Unit: parameters that are unsharded and resharded together, in one flat storage of which this
+// rank owns a shard.
 //
-//   absent --post_gather()--> arriving --finish_gather()--> present --release()--> absent
+//   absent --unshard()--> arriving --wait_for_unshard()--> present --reshard()--> absent
 //
 // The module's parameters are tensors in a lazy storage, in the dtype of the computation; the
-// shard holds the values, in the parameters' own dtype. Where both lie is its UnitStorage's matter.
+// shard holds the values, in the parameters' own dtype. UnitStorage decides where both lie.
 //
-// Not thread-safe: Residency holds its mutex.
+// Not thread-safe: Unsharder holds its mutex.
 #pragma once
 
 #include "dispatch/lazy_storage.h"
@@ -34,20 +34,18 @@
 
 namespace lockstep::sharded {
 
-// The groups of a handle of fully_shard(), on a group or a mesh.
-
-// Each carries calls of one kind, whose order is the same on all ranks even where the kinds
-// interleave differently. The handle keeps them, here alone: its parts and
-// its slices refer to them.
+// The groups of a handle of fully_shard(). Each carries one kind of calls: all ranks post the calls
+// of a kind in the same order, while the kinds may interleave differently. The handle owns them;
+// its parts and slices refer to them.
 struct Groups {
-  Group whole;                              // status, buffers, checks: all ranks
-  Group gather;                             // units' values
-  Group reduce;                             // units' gradients
-  Group replicas;                           // ranks that hold the same shard
-  std::optional<Mesh> mesh = std::nullopt;  // that they were made on, if there is one
+  Group whole;                              // all ranks: status, buffers, checks
+  Group gather;                             // values of units
+  Group reduce;                             // gradients of units
+  Group replicas;                           // ranks with the same shard
+  std::optional<Mesh> mesh = std::nullopt;  // the mesh of the handle, if it was made on one
 };
 
-// Collective. The last axis of a mesh shards, and the ranks of its other axes are replicas.
+// Collective. The last axis of a mesh shards; the ranks along its other axes are replicas.
 [[nodiscard]] Groups groups_on(const Ranks& ranks);
 
 // The ranks that hold the other parts of what units divide.
@@ -125,7 +123,7 @@ class Unit {
   [[nodiscard]] bool present() const { return phase_ == Phase::present; }
   [[nodiscard]] bool arriving() const { return phase_ == Phase::arriving; }
   // Slices have been written since the gather was posted, by an optimizer for example.
-  [[nodiscard]] bool outdated() const { return slice_writes_ != gathered_writes_; }
+  [[nodiscard]] bool outdated() const { return slice_writes_ != unsharded_writes_; }
 
   // An operation writes to a slice, or has written. Thread-safe.
   void slice_written() { ++slice_writes_; }
@@ -136,15 +134,15 @@ class Unit {
   // Advice: the shard will be gathered soon.
   void fetch_ahead() const { memory_->fetch_ahead(); }
   // Collective, does not wait for peers. `tag`: if it is not the unit's own.
-  void post_gather(std::string_view tag = {});
+  void unshard(std::string_view tag = {});
   // Of a unit that is arriving.
   [[nodiscard]] Work gather() const { return gather_; }
   // Blocks until the values are there.
-  void finish_gather();
-  // Local.
-  void release();
+  void wait_for_unshard();
+  // Local: frees the whole.
+  void reshard();
   // Of a unit that is present, before the parameters are written. Where peers read it, collective
-  // and blocking: from here to release() the whole is a copy of this rank. When it returns, every
+  // and blocking: from here to reshard() the whole is a copy of this rank. When it returns, every
   // rank has begun to make its own.
   void begin_write();
   // Collective: complete when every rank is here.
@@ -218,7 +216,7 @@ class Unit {
   Phase phase_ = Phase::absent;
   Work gather_;
   at::Tensor arriving_;  // the whole, while it is arriving
-  std::int64_t gathered_writes_ = 0;
+  std::int64_t unsharded_writes_ = 0;
 };
 
 }  // namespace lockstep::sharded

@@ -5,7 +5,7 @@
 //   forward()                                  with replicas: and the sum over them
 //   publish()                                  .grad of the slices: set, or added to
 //
-// Where gradients lie is their GradientBuffer's matter, and where averages lie their Averages'.
+// A GradientBuffer decides where the gradients lie, and Averages where the averages lie.
 //
 // Not thread-safe: BackwardStep holds its mutex.
 #pragma once

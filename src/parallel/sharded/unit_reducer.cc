@@ -18,11 +18,11 @@ constexpr std::size_t most_in_flight = 2;
 
 }  // namespace
 
-UnitReducer::UnitReducer(Groups& groups, Residency& residency,
+UnitReducer::UnitReducer(Groups& groups, Unsharder& unsharder,
                          const std::shared_ptr<BufferPool>& pool,
                          std::shared_ptr<LazyGradients> deferred, const ShardOptions& options)
-    : groups_(groups), residency_(residency), options_(options), deferred_(std::move(deferred)) {
-  int count = static_cast<int>(residency.units().size());
+    : groups_(groups), unsharder_(unsharder), options_(options), deferred_(std::move(deferred)) {
+  int count = static_cast<int>(unsharder.units().size());
   for (int u = 0; u < count; ++u) {
     gradients_.push_back(nullptr);
     if (!unit(u).trains()) continue;
@@ -40,7 +40,7 @@ UnitReducer::UnitReducer(Groups& groups, Residency& residency,
 }
 
 void UnitReducer::check_parameters() const {
-  for (const auto& one : residency_.units()) {
+  for (const auto& one : unsharder_.units()) {
     const std::string* stranger = one->first_stranger();
     check(stranger == nullptr,
           "{} is no longer the sharded parameter: module->to(), module->load() or set_data() has "
@@ -73,7 +73,7 @@ void UnitReducer::accept(int i) {
   const auto& [u, number] = place(i);
   gradients(u).accept(number);
   if (--awaited_[static_cast<std::size_t>(u)] > 0) return;
-  residency_.unit_done(u);
+  unsharder_.unit_done(u);
   post_ready();
   if (gradients(u).keeps_buffer()) return;
   while (in_flight_.size() > most_in_flight) publish_oldest();
@@ -107,7 +107,7 @@ void UnitReducer::discard_all() {
 }
 
 void UnitReducer::end_backward(bool reduces) {
-  residency_.end_iteration();
+  unsharder_.end_iteration();
   if (reduces) return;
   for (const auto& gradients : gradients_)
     if (gradients) gradients->end_keeping();
@@ -141,12 +141,12 @@ void UnitReducer::post_status(const parallel::StepStatus& own) {
 parallel::StepStatus UnitReducer::wait() {
   std::exchange(sent_work_, Work()).wait();
   if (sent_.defined()) status_.tensor().copy_(std::exchange(sent_, at::Tensor()));
-  residency_.all_have_read();
+  unsharder_.all_have_read();
   return status_;
 }
 
 void UnitReducer::compare_writes(Group& group, const CallOptions& call) {
-  const std::vector<Residency::Writes> writes = residency_.take_writes();
+  const std::vector<Unsharder::Writes> writes = unsharder_.take_writes();
   const auto units = static_cast<std::int64_t>(writes.size());
   at::Tensor own = at::empty({units, 2}, at::kLong);
   for (std::int64_t u = 0; u < units; ++u) {
@@ -210,7 +210,7 @@ void UnitReducer::adopt_order(const std::vector<int>& order) {
   }
 }
 
-void UnitReducer::end_failed_backward() { residency_.end_failed_iteration(); }
+void UnitReducer::end_failed_backward() { unsharder_.end_failed_iteration(); }
 
 void UnitReducer::clear_gradients(bool set_to_none) {
   for (const auto& gradients : gradients_)
@@ -218,7 +218,7 @@ void UnitReducer::clear_gradients(bool set_to_none) {
 }
 
 bool UnitReducer::has_gradients() const {
-  return std::ranges::any_of(residency_.units(), [](const auto& unit) {
+  return std::ranges::any_of(unsharder_.units(), [](const auto& unit) {
     return std::ranges::any_of(unit->slices(), has_gradient);
   });
 }

@@ -26,7 +26,7 @@ namespace lockstep::sharded {
 class UnitReducer final : public parallel::Reducer {
  public:
   // The handle keeps the groups.
-  UnitReducer(Groups& groups, Residency& residency, const std::shared_ptr<BufferPool>& pool,
+  UnitReducer(Groups& groups, Unsharder& unsharder, const std::shared_ptr<BufferPool>& pool,
               std::shared_ptr<LazyGradients> deferred, const ShardOptions& options);
 
   // Gradients and what stands in their places go: the handle has nothing to do with them any more.
@@ -51,9 +51,9 @@ class UnitReducer final : public parallel::Reducer {
   [[nodiscard]] bool contribute_absent(int i) override;
   void post_rest(const parallel::StepStatus& own) override;
   [[nodiscard]] parallel::StepStatus wait() override;
-  [[nodiscard]] bool has_written() override { return residency_.has_writes(); }
+  [[nodiscard]] bool has_written() override { return unsharder_.has_writes(); }
   void compare_writes(Group& group, const CallOptions& call) override;
-  void forget_writes() override { static_cast<void>(residency_.take_writes()); }
+  void forget_writes() override { static_cast<void>(unsharder_.take_writes()); }
   void publish(const parallel::StepStatus& all) override;
   void discard() override;
   void end_failed_backward() override;
@@ -73,7 +73,7 @@ class UnitReducer final : public parallel::Reducer {
   void forward_all();
   [[nodiscard]] std::vector<bool> unused_in(int unit, const parallel::StepStatus& all) const;
   [[nodiscard]] const Unit& unit(int number) const {
-    return *residency_.units()[static_cast<std::size_t>(number)];
+    return *unsharder_.units()[static_cast<std::size_t>(number)];
   }
   [[nodiscard]] UnitGradients& gradients(int unit) const {
     return *gradients_[static_cast<std::size_t>(unit)];
@@ -84,7 +84,7 @@ class UnitReducer final : public parallel::Reducer {
   }
 
   Groups& groups_;
-  Residency& residency_;
+  Unsharder& unsharder_;
   ShardOptions options_;
   std::shared_ptr<LazyGradients> deferred_;                // null: reduced in backward()
   std::vector<std::unique_ptr<UnitGradients>> gradients_;  // one a unit; null where none trains

@@ -165,7 +165,7 @@ class PersistentStorage final : public UnitStorage {
   }
 };
 
-// A rank's range is written by that rank alone, and only while no rank reads it: Residency orders
+// A rank's range is written by that rank alone, and only while no rank reads it: Unsharder orders
 // that. A rank that writes the whole does so in a copy of its own.
 class SharedStorage final : public UnitStorage {
  public:

@@ -2,7 +2,7 @@
 // all the time; the whole, in the dtype and on the device of the computation, while operations use
 // it:
 //
-//   PooledStorage       the whole is a buffer of the pool, from gather to release: level full
+//   PooledStorage       the whole is a buffer of the pool, while unsharded: level full
 //   PersistentStorage   the whole stays: levels optimizer and gradients
 //   SharedStorage       the whole stays, and is one mapping of all ranks: node_shared
 //
@@ -10,7 +10,7 @@
 // and gathering is in place. Elsewhere the shard has memory of its own: like the whole's, or that
 // of an Offload, in files or in the host's memory.
 //
-// Not thread-safe: Residency holds its mutex.
+// Not thread-safe: Unsharder holds its mutex.
 #pragma once
 
 #include "base/mutex.h"

@@ -26,36 +26,36 @@ constexpr const char* slices_change =
 }  // namespace
 
 // What a unit's storage asks for memory.
-class Residency::Owner final : public dispatch::StorageOwner {
+class Unsharder::Owner final : public dispatch::StorageOwner {
  public:
-  Owner(Residency& residency, int unit) : residency_(residency), unit_(unit) {}
-  void pin(const dispatch::StorageUse& use) override { residency_.pin(unit_, use); }
-  void written() override { residency_.written(unit_); }
-  void unpin() noexcept override { residency_.unpin(unit_); }
+  Owner(Unsharder& unsharder, int unit) : unsharder_(unsharder), unit_(unit) {}
+  void pin(const dispatch::StorageUse& use) override { unsharder_.pin(unit_, use); }
+  void written() override { unsharder_.written(unit_); }
+  void unpin() noexcept override { unsharder_.unpin(unit_); }
 
  private:
-  Residency& residency_;
+  Unsharder& unsharder_;
   int unit_;
 };
 
 // And what a unit's slices do before an operation writes to one.
-class Residency::SliceOwner final : public dispatch::StorageOwner {
+class Unsharder::SliceOwner final : public dispatch::StorageOwner {
  public:
-  SliceOwner(Residency& residency, std::size_t unit) : residency_(residency), unit_(unit) {}
+  SliceOwner(Unsharder& unsharder, std::size_t unit) : unsharder_(unsharder), unit_(unit) {}
   void pin(const dispatch::StorageUse& use) override {
     if (!use.writes) return;
-    residency_.before_slice_write(unit_);
-    residency_.units_[unit_]->slice_written();
+    unsharder_.before_slice_write(unit_);
+    unsharder_.units_[unit_]->slice_written();
   }
-  void written() override { residency_.units_[unit_]->slice_written(); }
+  void written() override { unsharder_.units_[unit_]->slice_written(); }
   void unpin() noexcept override {}
 
  private:
-  Residency& residency_;
+  Unsharder& unsharder_;
   std::size_t unit_;
 };
 
-Unit& Residency::add(std::string name, std::vector<NamedParameter> parameters,
+Unit& Unsharder::add(std::string name, std::vector<NamedParameter> parameters,
                      std::shared_ptr<BufferPool> pool, const UnitSettings& settings) {
   std::size_t number = units_.size();
   auto whole = std::make_shared<Owner>(*this, static_cast<int>(number));
@@ -84,7 +84,7 @@ std::string explained(const Unit& unit, const dispatch::StorageUse& use, const c
 
 }  // namespace
 
-void Residency::pin(int unit, const dispatch::StorageUse& use) {
+void Unsharder::pin(int unit, const dispatch::StorageUse& use) {
   Lock lock(mutex_);
   Unit& used = *units_[static_cast<std::size_t>(unit)];
   begin_forward();
@@ -101,7 +101,7 @@ void Residency::pin(int unit, const dispatch::StorageUse& use) {
   if (use.writes && writes.fingerprint == 0) writes.offset = use.offset;
 }
 
-void Residency::written(int unit) {
+void Unsharder::written(int unit) {
   Lock lock(mutex_);
   Unit& used = *units_[static_cast<std::size_t>(unit)];
   used.write_back();
@@ -113,31 +113,31 @@ void Residency::written(int unit) {
       1);
 }
 
-bool Residency::has_writes() {
+bool Unsharder::has_writes() {
   Lock lock(mutex_);
   return std::ranges::any_of(writes_, [](const Writes& one) { return one.fingerprint != 0; });
 }
 
-std::vector<Residency::Writes> Residency::take_writes() {
+std::vector<Unsharder::Writes> Unsharder::take_writes() {
   Lock lock(mutex_);
   return std::exchange(writes_, std::vector<Writes>(writes_.size()));
 }
 
-void Residency::unpin(int unit) noexcept {
+void Unsharder::unpin(int unit) noexcept {
   Lock lock(mutex_);
   Unit& used = *units_[static_cast<std::size_t>(unit)];
   --used.pins;
   // The operation that used it has written a slice meanwhile.
   if (dropped_[static_cast<std::size_t>(unit)] && used.present() && used.pins == 0)
-    release(static_cast<std::size_t>(unit));
+    reshard(static_cast<std::size_t>(unit));
 }
 
-void Residency::on_forward(std::function<void()> call) {
+void Unsharder::on_forward(std::function<void()> call) {
   Lock lock(forward_mutex_);
   on_forward_ = std::move(call);
 }
 
-void Residency::begin_forward() {
+void Unsharder::begin_forward() {
   if (in_forward_ || !at::GradMode::is_enabled() || parallel::current_backward() >= 0) return;
   std::function<void()> call;
   {
@@ -149,7 +149,7 @@ void Residency::begin_forward() {
   in_forward_ = true;
 }
 
-void Residency::bring(int unit) {
+void Unsharder::bring(int unit) {
   Unit& wanted = *units_[static_cast<std::size_t>(unit)];
   if (std::exchange(current_, unit) != unit) leave_others(unit);
   drop_if_outdated(static_cast<std::size_t>(unit));
@@ -158,19 +158,19 @@ void Residency::bring(int unit) {
   if (level_ == ShardLevel::full) {
     record(unit);
     if (!wanted.arriving())
-      post(static_cast<std::size_t>(unit), again ? tag_of(wanted, gathered_again) : "");
-    gather_ahead();
+      post_unshard(static_cast<std::size_t>(unit), again ? tag_of(wanted, gathered_again) : "");
+    prefetch_next();
   } else {
-    gather_everything();
+    unshard_all();
   }
   // Where all are gathered together it does not matter which of them was used.
   const Unit& named = level_ == ShardLevel::full ? wanted : *units_.front();
   if (again) meet(named, wanted.gather(), gathered_again);
-  wanted.finish_gather();
+  wanted.wait_for_unshard();
 }
 
 // Whether ranks that wrote no slice do not gather now.
-bool Residency::is_again(int unit) const {
+bool Unsharder::is_again(int unit) const {
   if (parallel::current_backward() >= 0) return false;
   if (level_ == ShardLevel::full) return dropped_[static_cast<std::size_t>(unit)];
   return std::ranges::find(dropped_, true) != dropped_.end();
@@ -178,7 +178,7 @@ bool Residency::is_again(int unit) const {
 
 // Blocks until all ranks do the same as this one. Those that do something else find it out in the
 // group of `own`, or in the other one: whichever they come to.
-void Residency::meet(const Unit& unit, Work own, const char* why) {
+void Unsharder::meet(const Unit& unit, Work own, const char* why) {
   Work other = reduce_.barrier({.tag = tag_of(unit, why), .timeout = timeout_});
   Deadline deadline = Deadline::after(timeout_.value_or(reduce_.timeout()));
   while (!own.done() && !other.done() && !deadline.passed())
@@ -190,68 +190,68 @@ void Residency::meet(const Unit& unit, Work own, const char* why) {
 
 // The first use after a step: which unit it was does not matter, so ranks whose batches take
 // different ways through the model agree.
-void Residency::gather_everything() {
+void Unsharder::unshard_all() {
   for (std::size_t i = 0; i < units_.size(); ++i) {
     drop_if_outdated(i);
-    if (!units_[i]->present() && !units_[i]->arriving()) post(i);
+    if (!units_[i]->present() && !units_[i]->arriving()) post_unshard(i);
   }
 }
 
-void Residency::post(std::size_t number, std::string_view tag) {
+void Unsharder::post_unshard(std::size_t number, std::string_view tag) {
   Unit& unit = *units_[number];
   if (deferred_) deferred_->settle();
   if (unit.is_read_by_peers()) is_read_ = true;
-  unit.post_gather(tag);
+  unit.unshard(tag);
   dropped_[number] = false;
-  if (std::ranges::find(gathered_, static_cast<int>(number)) == gathered_.end())
-    gathered_.push_back(static_cast<int>(number));
+  if (std::ranges::find(unsharded_, static_cast<int>(number)) == unsharded_.end())
+    unsharded_.push_back(static_cast<int>(number));
   may_drop_ = may_drop_ || unit.trains();
 }
 
-bool Residency::stays(const Unit& unit, bool in_backward) const {
+bool Unsharder::stays(const Unit& unit, bool in_backward) const {
   if (held_ > 0 || unit.pins > 0) return true;
   if (level_ != ShardLevel::full) return true;
   return !unit.settings().reshard_after_forward && (!in_backward || unit.trains());
 }
 
-void Residency::leave_others(int unit) {
+void Unsharder::leave_others(int unit) {
   if (level_ != ShardLevel::full && std::ranges::find(was_written_, true) == was_written_.end())
     return;
   bool in_backward = parallel::current_backward() >= 0;
-  std::erase_if(gathered_, [&](int other) LOCKSTEP_REQUIRES(mutex_) {
+  std::erase_if(unsharded_, [&](int other) LOCKSTEP_REQUIRES(mutex_) {
     Unit& candidate = *units_[static_cast<std::size_t>(other)];
     if (other == unit) return false;
     bool may_stay = stays(candidate, in_backward);
     if (!may_stay) dropped_[static_cast<std::size_t>(other)] = false;
     bool changed = was_written_[static_cast<std::size_t>(other)] && held_ == 0;
     if (may_stay && !(changed && candidate.pins == 0)) return false;
-    if (candidate.present()) release(static_cast<std::size_t>(other));
+    if (candidate.present()) reshard(static_cast<std::size_t>(other));
     return !candidate.arriving();
   });
 }
 
-void Residency::release(std::size_t number) {
+void Unsharder::reshard(std::size_t number) {
   was_written_[number] = false;
-  units_[number]->release();
+  units_[number]->reshard();
 }
 
-void Residency::unit_done(int unit) {
+void Unsharder::unit_done(int unit) {
   Lock lock(mutex_);
   Unit& done = *units_[static_cast<std::size_t>(unit)];
   if (level_ == ShardLevel::full && done.present() && held_ == 0 && done.pins == 0)
-    release(static_cast<std::size_t>(unit));
+    reshard(static_cast<std::size_t>(unit));
 }
 
-void Residency::drop_all() {
+void Unsharder::drop_all() {
   for (std::size_t i = 0; i < units_.size(); ++i) {
     const auto& unit = units_[i];
-    if (unit->arriving()) unit->finish_gather();
+    if (unit->arriving()) unit->wait_for_unshard();
     // Nobody updates a frozen unit: where the whole is kept, it stays as it is.
     bool frozen = !unit->trains() && !was_written_[i];
     if (level_ != ShardLevel::full && frozen && !unit->outdated()) continue;
-    if (unit->present() && unit->pins == 0 && held_ == 0) release(i);
+    if (unit->present() && unit->pins == 0 && held_ == 0) reshard(i);
   }
-  std::erase_if(gathered_, [&](int number) {
+  std::erase_if(unsharded_, [&](int number) {
     const Unit& unit = *units_[static_cast<std::size_t>(number)];
     return !unit.present() && !unit.arriving();
   });
@@ -259,36 +259,36 @@ void Residency::drop_all() {
   current_ = -1;
 }
 
-void Residency::invalidate() {
+void Unsharder::invalidate() {
   Lock lock(mutex_);
   for (std::size_t i = 0; i < units_.size(); ++i) {
     Unit& unit = *units_[i];
-    if (unit.arriving()) unit.finish_gather();
-    if (unit.present() && unit.pins == 0) release(i);
+    if (unit.arriving()) unit.wait_for_unshard();
+    if (unit.present() && unit.pins == 0) reshard(i);
   }
   dropped_.assign(dropped_.size(), false);
 }
 
-void Residency::all_have_read() {
+void Unsharder::all_have_read() {
   Lock lock(mutex_);
   is_read_ = false;
 }
 
-void Residency::before_write() {
+void Unsharder::before_write() {
   Lock lock(mutex_);
   for (const auto& unit : units_)
-    if (unit->arriving()) unit->finish_gather();
+    if (unit->arriving()) unit->wait_for_unshard();
   wait_for_readers(std::ranges::any_of(units_, [](const auto& unit) { return unit->present(); }));
 }
 
-void Residency::before_slice_write(std::size_t unit) {
+void Unsharder::before_slice_write(std::size_t unit) {
   Lock lock(mutex_);
-  if (units_[unit]->arriving()) units_[unit]->finish_gather();
+  if (units_[unit]->arriving()) units_[unit]->wait_for_unshard();
   wait_for_readers(units_[unit]->present());
   drop_before_write(unit);
 }
 
-void Residency::drop_before_write(std::size_t unit) {
+void Unsharder::drop_before_write(std::size_t unit) {
   drop(unit);
   if (!may_drop_ || held_ > 0 || parallel::current_backward() >= 0) return;
   may_drop_ = false;
@@ -297,20 +297,20 @@ void Residency::drop_before_write(std::size_t unit) {
 }
 
 // A kernel has written a slice past LibTorch's operations.
-void Residency::drop_if_outdated(std::size_t number) {
+void Unsharder::drop_if_outdated(std::size_t number) {
   const Unit& unit = *units_[number];
   if ((unit.present() || unit.arriving()) && unit.outdated() && unit.pins == 0) drop(number);
 }
 
-void Residency::drop(std::size_t number) {
+void Unsharder::drop(std::size_t number) {
   Unit& unit = *units_[number];
-  if (unit.arriving()) unit.finish_gather();
+  if (unit.arriving()) unit.wait_for_unshard();
   if (!unit.present()) return;
   dropped_[number] = true;
-  if (unit.pins == 0) release(number);
+  if (unit.pins == 0) reshard(number);
 }
 
-void Residency::wait_for_readers(bool is_present) {
+void Unsharder::wait_for_readers(bool is_present) {
   if (units_.empty() || !units_.front()->is_read_by_peers()) return;
   if (held_ == 0 && !std::exchange(is_read_, false) && !is_present) return;
   // A write takes gathered values away, so a later use gathers again, and is_read_ says it. What
@@ -319,58 +319,58 @@ void Residency::wait_for_readers(bool is_present) {
   meet(named, named.post_barrier(tag_of(named, slices_change)), slices_change);
 }
 
-void Residency::hold_all() {
+void Unsharder::hold_all() {
   Lock lock(mutex_);
   for (const auto& unit : units_)
-    if (unit->arriving()) unit->finish_gather();
+    if (unit->arriving()) unit->wait_for_unshard();
   bool again = std::ranges::find(dropped_, true) != dropped_.end();
-  gather_everything();
+  unshard_all();
   for (const auto& unit : units_) {
     if (!unit->arriving()) continue;
     if (std::exchange(again, false)) meet(*units_.front(), unit->gather(), gathered_again);
-    unit->finish_gather();
+    unit->wait_for_unshard();
   }
   ++held_;
 }
 
-void Residency::release_all() {
+void Unsharder::release_all() {
   Lock lock(mutex_);
   if (--held_ > 0) return;
   if (!units_.empty() && units_.front()->is_read_by_peers()) is_read_ = true;
   drop_all();
 }
 
-// Residency's order of gathers: how it is recorded and gathered ahead.
-void Residency::record(int unit) {
+// Unsharder's order of gathers: how it is recorded and gathered ahead.
+void Unsharder::record(int unit) {
   if (!at::GradMode::is_enabled() && parallel::current_backward() < 0) return;
   std::size_t place = seen_.size();
   follows_ = follows_ && place < order_.size() && order_[place] == unit;
   seen_.push_back(unit);
 }
 
-void Residency::gather_ahead() {
+void Unsharder::prefetch_next() {
   if (!follows_ || held_ > 0) return;
   if (!at::GradMode::is_enabled() && parallel::current_backward() < 0) return;
   std::size_t end = std::min(order_.size(), seen_.size() + static_cast<std::size_t>(prefetch_));
   for (std::size_t next = seen_.size(); next < end; ++next) {
     auto number = static_cast<std::size_t>(order_[next]);
-    if (!units_[number]->present() && !units_[number]->arriving()) post(number);
+    if (!units_[number]->present() && !units_[number]->arriving()) post_unshard(number);
   }
   if (end < order_.size()) units_[static_cast<std::size_t>(order_[end])]->fetch_ahead();
 }
 
-void Residency::end_iteration() {
+void Unsharder::end_iteration() {
   Lock lock(mutex_);
   if (!seen_.empty()) order_ = seen_;
   begin_order();
 }
 
-void Residency::end_failed_iteration() {
+void Unsharder::end_failed_iteration() {
   Lock lock(mutex_);
   begin_order();
 }
 
-void Residency::begin_order() {
+void Unsharder::begin_order() {
   in_forward_ = false;
   seen_.clear();
   follows_ = !order_.empty();

@@ -1,35 +1,36 @@
-// Residency: which units are gathered, and when they are released.
+// Unsharder: decides which units are unsharded (all ranks have the whole parameters) and when they
+// are resharded (each rank has its shard alone).
 //
-// Levels optimizer and gradients: all units are gathered at the first use after a step, and stay
-// until the next one.
+// Levels optimizer and gradients: the first use after a step unshards all units, and they stay
+// unsharded until the next step.
 //
-// Level full: a unit is gathered when an operation uses it, and released when another one is used,
-// when its gradients are complete, or at the end of backward(). The order of gathers between two
-// ends of backward() is recorded; as long as the next time goes the same way, the units that come
-// next are gathered ahead, a bounded number of them. Nothing is gathered ahead without gradients
-// being recorded, because nobody tells when an evaluation ends.
+// Level full: an operation that uses a unit unshards it. The unit is resharded when an operation
+// uses another unit, when its gradients are complete, or at the end of backward(). Unsharder
+// records the order of unshards between two ends of backward(). While the next iteration follows
+// the same order, it prefetches a bounded number of the units that come next. It prefetches nothing
+// in code that records no gradients, because the end of an evaluation cannot be noticed.
 //
-// Node-shared storage: a rank's update of its shard is at once what all ranks read, so it has to
-// wait until none of them reads the values before. That is known at the end of a reduced
-// backward(), where all ranks meet. If a unit was gathered since (an evaluation between backward()
-// and step()), or unsharded() is open, all ranks meet before the first write to a shard. The write
-// releases every unit that trains, so an evaluation between the steps of two optimizers gathers
-// again, and the ranks meet before the second step, too. Before a write to a unit that stays, as a
-// frozen one does, they always meet. What was gathered ahead and is outdated by a step is gathered
-// again before it is used. Writes to whole parameters go to copies.
+// Node-shared storage: all ranks read the shard that a rank updates in place, so the update waits
+// until no rank reads the values from before. All ranks meet at the end of a reduced backward(). If
+// a unit was unsharded since then (an evaluation between backward() and step()), or unsharded() is
+// open, all ranks meet again before the first write to a shard. They always meet before a write to
+// a unit that stays unsharded, such as a frozen one. A prefetched unit that a step has outdated is
+// unsharded again before it is used. Writes to whole parameters go to copies.
 //
-// What is posted depends on nothing but the sequence of uses, so it is the same on all ranks that
-// use units in the same order.
+// The posted calls depend on the sequence of uses alone, so ranks that use units in the same order
+// post the same calls.
 //
-// A write to a slice takes the memory of all units that train away at once, on this rank: nobody
-// finds old values there, past the dispatcher either. They are gathered again at the next use.
-// Outside backward() that is a gather which ranks that wrote nothing know nothing of: they come to
-// another call, and it is a Mismatch on both of the groups that the handle's calls go to.
+// A write to a slice reshards all units that train, on this rank and at once: no rank finds old
+// values, also past LibTorch's dispatcher. The next use unshards them again. Ranks that wrote to no
+// slice do not post that unshard outside of backward(); they get a Mismatch in whichever of the two
+// groups of the handle they call next.
 //
-// Invariants, under mutex_: a unit with pins is present; a unit that is present or arriving has its
-// values from the shards as they were when its gather was posted, and one that is outdated is
-// gathered again before it is used. A shard changes only when its unit is not arriving: what
-// arrives may bring this rank's own part too, as it was.
+// Invariants, under mutex_:
+//   - a unit with pins is present;
+//   - a unit that is present or arriving has the values that the shards had when its all_gather was
+//     posted; an outdated unit is unsharded again before it is used;
+//   - a shard changes only when its unit is not arriving: the all_gather may still read or write
+//     this rank's own part.
 //
 // Thread-safe.
 #pragma once
@@ -50,13 +51,12 @@
 
 namespace lockstep::sharded {
 
-class Residency {
+class Unsharder {
  public:
-  // `gather`: the group that units are gathered in. `reduce`: the one that gradients are reduced
-  // in, for calls that all ranks make or none. The handle keeps them.
-  // With `deferred`, gradients that are averaged where they are used: their rows are read no more
-  // when this rank takes part in a gather.
-  Residency(ShardLevel level, int prefetch, Group& gather, Group& reduce,
+  // `gather`: the group of the all_gathers. `reduce`: the group of the gradients, for calls that
+  // either all ranks make or none. The handle owns both. `deferred`: gradients that are averaged on
+  // use; they are computed before this rank takes part in an all_gather.
+  Unsharder(ShardLevel level, int prefetch, Group& gather, Group& reduce,
             std::optional<Duration> timeout = std::nullopt,
             std::shared_ptr<LazyGradients> deferred = nullptr)
       : level_(level),
@@ -66,38 +66,38 @@ class Residency {
         timeout_(timeout),
         deferred_(std::move(deferred)) {}
 
-  // Before any use. Makes a unit, as its constructor says, whose uses are asked for here.
+  // Makes a unit (see its constructor) that this object unshards. Call it before any use.
   Unit& add(std::string name, std::vector<NamedParameter> parameters,
             std::shared_ptr<BufferPool> pool, const UnitSettings& settings);
   [[nodiscard]] const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
 
-  // Before the first use of a unit in each forward that records gradients; null: nothing is called.
+  // `call` runs before the first use of a unit in each forward that records gradients. Null: none.
   void on_forward(std::function<void()> call);
-  // The gradients of a unit are complete: it is not needed before the next step.
+  // Call when the gradients of a unit are complete: reshards it.
   void unit_done(int unit);
-  // backward() has ended: nothing stays, and the order of gathers is that of the next time.
+  // Call at the end of backward(): reshards all units. The recorded order is expected next time.
   void end_iteration();
-  // An exception has ended it: nothing stays, and the order of gathers is as before.
+  // Call when an exception has ended backward(): reshards all units and forgets the new order.
   void end_failed_iteration();
   // Shards have new values.
   void invalidate();
-  // What operations of this rank have written to whole parameters since the last call of
-  // take_writes(). An operation whose values depend on the batch, as an embedding's with max_norm
-  // do, writes other values on each rank, and each shard keeps its own rank's.
+  // The writes of this rank to whole parameters of a unit since the last take_writes(). A write
+  // that depends on the batch (an embedding with max_norm) differs between ranks, and each shard
+  // would keep the values of its own rank.
   struct Writes {
-    std::int64_t fingerprint = 0;  // of the whole after each of them; 0: there were none
+    std::int64_t fingerprint = 0;  // of the whole after each write; 0: there were no writes
     std::int64_t offset = 0;       // of the parameter that was written first
   };
   [[nodiscard]] bool has_writes();
-  // One for each unit.
+  // Returns one for each unit, and forgets them.
   [[nodiscard]] std::vector<Writes> take_writes();
-  // All ranks are past their uses of what is gathered here now.
+  // Call when all ranks have used the units that are unsharded now.
   void all_have_read();
-  // All shards are about to change. Waits for gathers that are under way; collective with
-  // node-shared storage, where another rank may still read.
+  // Call before all shards change. Waits for all_gathers in flight. Collective with node-shared
+  // storage if another rank may still read.
   void before_write();
 
-  // Collective: gathers all, and releases none until as many calls of release_all().
+  // Collective. Unshards all units; they stay so until as many calls of release_all().
   void hold_all();
   void release_all();
 
@@ -110,9 +110,9 @@ class Residency {
   void unpin(int unit) noexcept;
   void begin_forward() LOCKSTEP_REQUIRES(mutex_);
   void bring(int unit) LOCKSTEP_REQUIRES(mutex_);
-  void post(std::size_t number, std::string_view tag = {}) LOCKSTEP_REQUIRES(mutex_);
-  void gather_everything() LOCKSTEP_REQUIRES(mutex_);
-  void gather_ahead() LOCKSTEP_REQUIRES(mutex_);
+  void post_unshard(std::size_t number, std::string_view tag = {}) LOCKSTEP_REQUIRES(mutex_);
+  void unshard_all() LOCKSTEP_REQUIRES(mutex_);
+  void prefetch_next() LOCKSTEP_REQUIRES(mutex_);
   void begin_order() LOCKSTEP_REQUIRES(mutex_);
   void record(int unit) LOCKSTEP_REQUIRES(mutex_);
   void leave_others(int unit) LOCKSTEP_REQUIRES(mutex_);
@@ -123,7 +123,7 @@ class Residency {
   [[nodiscard]] bool is_again(int unit) const LOCKSTEP_REQUIRES(mutex_);
   void meet(const Unit& unit, Work own, const char* why) LOCKSTEP_REQUIRES(mutex_);
   void wait_for_readers(bool is_present) LOCKSTEP_REQUIRES(mutex_);
-  void release(std::size_t number) LOCKSTEP_REQUIRES(mutex_);
+  void reshard(std::size_t number) LOCKSTEP_REQUIRES(mutex_);
   void drop_all() LOCKSTEP_REQUIRES(mutex_);
   [[nodiscard]] bool stays(const Unit& unit, bool in_backward) const LOCKSTEP_REQUIRES(mutex_);
 
@@ -138,22 +138,23 @@ class Residency {
   std::vector<std::shared_ptr<dispatch::StorageOwner>> owners_;
   Mutex forward_mutex_;
   std::function<void()> on_forward_ LOCKSTEP_GUARDED_BY(forward_mutex_);
-  bool in_forward_ LOCKSTEP_GUARDED_BY(mutex_) =
-      false;                                      // it has been called since backward() ended
+  // on_forward_ was called since the last backward() ended.
+  bool in_forward_ LOCKSTEP_GUARDED_BY(mutex_) = false;
   int current_ LOCKSTEP_GUARDED_BY(mutex_) = -1;  // the unit used last
   int held_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
-  // Node-shared: perhaps, by some rank.
+  // Node-shared: some rank may read the shards.
   bool is_read_ LOCKSTEP_GUARDED_BY(mutex_) = false;
-  // In place, since it was gathered; by a write to a slice, and not gathered since.
+  // By unit. The whole was written in place since it was unsharded.
   std::vector<bool> was_written_ LOCKSTEP_GUARDED_BY(mutex_);
   std::vector<Writes> writes_ LOCKSTEP_GUARDED_BY(mutex_);
+  // A write to a slice has resharded the unit, which was not unsharded since.
   std::vector<bool> dropped_ LOCKSTEP_GUARDED_BY(mutex_);
-  // All that are arriving or present, and perhaps others.
-  std::vector<int> gathered_ LOCKSTEP_GUARDED_BY(mutex_);
-  // A unit was gathered since a write dropped all.
+  // All units that are arriving or present, and perhaps others.
+  std::vector<int> unsharded_ LOCKSTEP_GUARDED_BY(mutex_);
+  // A unit that trains was unsharded since the last write to a slice.
   bool may_drop_ LOCKSTEP_GUARDED_BY(mutex_) = false;
-  // Of gathers: between the last two ends of backward(), and since the last one; whether the second
-  // is how the first begins.
+  // The order of unshards in the last iteration, the order in this one so far, and whether the
+  // second is a prefix of the first.
   std::vector<int> order_ LOCKSTEP_GUARDED_BY(mutex_);
   std::vector<int> seen_ LOCKSTEP_GUARDED_BY(mutex_);
   bool follows_ LOCKSTEP_GUARDED_BY(mutex_) = false;

@@ -25,13 +25,13 @@ struct OffloadedUnit {
       : group(std::move(ranks)),
         offload(std::make_shared<Offload>(std::move(folder))),
         pool(std::make_shared<sharded::BufferPool>(group)),
-        residency(level, 1, group, group) {
+        unsharder(level, 1, group, group) {
     std::vector<NamedParameter> members;
     for (int i = 0; i < 2; ++i) {
       parameters.push_back(on_late_device(initial(i)).requires_grad_());
       members.push_back({"p" + std::to_string(i), parameters.back(), {}});
     }
-    residency.add(
+    unsharder.add(
         "u", std::move(members), pool,
         sharded::UnitSettings{.level = level,
                               .key = dispatch::key(),
@@ -40,7 +40,7 @@ struct OffloadedUnit {
   }
 
   static at::Tensor initial(int i) { return i == 0 ? values({5, 3}, 1) : values({4}, 2); }
-  Unit& unit() { return *residency.units().front(); }
+  Unit& unit() { return *unsharder.units().front(); }
   // Both parameters, as the device has them.
   void expect_whole(double added) {
     at::NoGradGuard no_grad;
@@ -48,7 +48,7 @@ struct OffloadedUnit {
       at::Tensor found = parameters[static_cast<std::size_t>(i)].cpu();
       EXPECT_TRUE(at::equal(found, initial(i) + added)) << i << " after " << added;
     }
-    residency.end_iteration();
+    unsharder.end_iteration();
   }
 
   Group group;
@@ -56,7 +56,7 @@ struct OffloadedUnit {
       std::make_shared<dispatch::Division>(std::make_shared<Group>(group));
   std::shared_ptr<Offload> offload;
   std::shared_ptr<sharded::BufferPool> pool;
-  sharded::Residency residency;
+  sharded::Unsharder unsharder;
   std::vector<at::Tensor> parameters;
 };
 
@@ -82,7 +82,7 @@ TEST_P(HostShards, AreCopiedToTheDeviceWhenTheyAreGathered) {
       at::NoGradGuard no_grad;
       slice.add_(1);
     }
-    one.residency.invalidate();
+    one.unsharder.invalidate();
     one.expect_whole(1);
     auto whole = one.unit().whole_values();
     EXPECT_TRUE(at::equal(whole.at(0), OffloadedUnit::initial(0) + 1));
@@ -97,9 +97,9 @@ TEST_P(HostShards, TakeWhatWasWrittenOnTheDevice) {
     at::NoGradGuard no_grad;
     one.parameters[0].copy_(OffloadedUnit::initial(0) + 2);
     one.parameters[1].copy_(OffloadedUnit::initial(1) + 2);
-    one.residency.end_iteration();
+    one.unsharder.end_iteration();
     one.expect_whole(2);
-    one.residency.invalidate();
+    one.unsharder.invalidate();
     one.expect_whole(2);
   });
 }

@@ -9,18 +9,18 @@ namespace lockstep {
 namespace {
 
 using namespace test;
-using sharded::Residency;
 using sharded::Unit;
+using sharded::Unsharder;
 
 // Four units of one parameter each, in a group of one rank.
 struct Units {
   explicit Units(ShardLevel level, int prefetch = 1, bool reshard = true)
-      : residency(level, prefetch, group, group) {
+      : unsharder(level, prefetch, group, group) {
     auto pool = std::make_shared<sharded::BufferPool>(group);
     for (int i = 0; i < 4; ++i) {
       parameters.push_back(values({3, 2}, i).requires_grad_());
       std::vector<NamedParameter> members = {{"p" + std::to_string(i), parameters.back(), {}}};
-      residency.add(
+      unsharder.add(
           "u" + std::to_string(i), std::move(members), pool,
           sharded::UnitSettings{.level = level,
                                 .reshard_after_forward = reshard,
@@ -35,7 +35,7 @@ struct Units {
   void use_in_order(const std::vector<int>& order) {
     for (int i : order) use(i);
   }
-  const Unit& unit(int i) { return *residency.units()[static_cast<std::size_t>(i)]; }
+  const Unit& unit(int i) { return *unsharder.units()[static_cast<std::size_t>(i)]; }
   // "-" absent, "a" arriving, "P" present.
   std::string state() {
     std::string text;
@@ -46,11 +46,11 @@ struct Units {
   Group group;
   std::shared_ptr<dispatch::Division> division =
       std::make_shared<dispatch::Division>(std::make_shared<Group>(group));
-  Residency residency;
+  Unsharder unsharder;
   std::vector<at::Tensor> parameters;
 };
 
-TEST(Residency, FullHasOneUnitAtATime) {
+TEST(Unsharder, FullHasOneUnitAtATime) {
   Units units(ShardLevel::full);
   EXPECT_EQ(units.state(), "----");
   units.use(1);
@@ -62,14 +62,14 @@ TEST(Residency, FullHasOneUnitAtATime) {
   EXPECT_EQ(units.state(), "P-P-");
   units.use(0);
   EXPECT_EQ(units.state(), "P---");
-  units.residency.end_iteration();
+  units.unsharder.end_iteration();
   EXPECT_EQ(units.state(), "----");
 }
 
-TEST(Residency, GathersAheadInTheOrderOfTheStepBefore) {
+TEST(Unsharder, GathersAheadInTheOrderOfTheStepBefore) {
   Units units(ShardLevel::full, /*prefetch=*/2);
   units.use_in_order({0, 1, 2, 3, 2});
-  units.residency.end_iteration();
+  units.unsharder.end_iteration();
   units.use(0);
   EXPECT_EQ(units.state(), "Paa-");
   units.use(1);
@@ -79,74 +79,74 @@ TEST(Residency, GathersAheadInTheOrderOfTheStepBefore) {
   units.use(3);
   EXPECT_EQ(units.state(), "--aP");
   units.use(2);
-  units.residency.end_iteration();
+  units.unsharder.end_iteration();
   EXPECT_EQ(units.state(), "----");
 }
 
-TEST(Residency, AnotherOrderIsServedAndBecomesTheNextOne) {
+TEST(Unsharder, AnotherOrderIsServedAndBecomesTheNextOne) {
   Units units(ShardLevel::full);
   units.use_in_order({0, 1, 2});
-  units.residency.end_iteration();
+  units.unsharder.end_iteration();
   units.use(0);
   EXPECT_EQ(units.state(), "Pa--");
   units.use(3);
   EXPECT_EQ(units.state(), "-a-P");
   units.use(1);
   EXPECT_EQ(units.state(), "-P--");
-  units.residency.end_iteration();
+  units.unsharder.end_iteration();
   units.use(0);
   EXPECT_EQ(units.state(), "P--a");
 }
 
-TEST(Residency, GathersNothingAheadWithoutGradientsOrAfterAFailure) {
+TEST(Unsharder, GathersNothingAheadWithoutGradientsOrAfterAFailure) {
   Units units(ShardLevel::full);
   units.use_in_order({0, 1, 2});
-  units.residency.end_iteration();
+  units.unsharder.end_iteration();
   {
     torch::NoGradGuard no_grad;
     units.use(0);
     EXPECT_EQ(units.state(), "P---");
   }
-  units.residency.end_failed_iteration();
+  units.unsharder.end_failed_iteration();
   units.use_in_order({1, 0});
   EXPECT_EQ(units.state(), "P---");
 }
 
-TEST(Residency, UnitsMayStayUntilTheirGradientsAreDone) {
+TEST(Unsharder, UnitsMayStayUntilTheirGradientsAreDone) {
   Units units(ShardLevel::full, 1, /*reshard=*/false);
   units.use_in_order({0, 1, 2});
   EXPECT_EQ(units.state(), "PPP-");
-  units.residency.unit_done(1);
+  units.unsharder.unit_done(1);
   EXPECT_EQ(units.state(), "P-P-");
-  units.residency.end_iteration();
+  units.unsharder.end_iteration();
   EXPECT_EQ(units.state(), "----");
 }
 
-TEST(Residency, OtherLevelsGatherAllOnceAStep) {
+TEST(Unsharder, OtherLevelsGatherAllOnceAStep) {
   for (ShardLevel level : {ShardLevel::optimizer, ShardLevel::gradients}) {
     Units units(level);
     units.use(2);
     EXPECT_EQ(units.state(), "aaPa");
     units.use_in_order({0, 1, 3, 0});
     EXPECT_EQ(units.state(), "PPPP");
-    units.residency.end_iteration();
+    units.unsharder.end_iteration();
     EXPECT_EQ(units.state(), "----");
   }
 }
 
-TEST(Residency, HoldsAllWhileSomebodyLooks) {
+TEST(Unsharder, HoldsAllWhileSomebodyLooks) {
   Units units(ShardLevel::full);
-  units.residency.hold_all();
+  units.unsharder.hold_all();
   EXPECT_EQ(units.state(), "PPPP");
   units.use_in_order({0, 3});
-  units.residency.hold_all();
-  units.residency.release_all();
+  units.unsharder.hold_all();
+  units.unsharder.release_all();
   EXPECT_EQ(units.state(), "PPPP");
-  units.residency.release_all();
+  units.unsharder.release_all();
   EXPECT_EQ(units.state(), "----");
 }
 
-TEST(Residency, GathersAgainWhatAnOptimizerHasWritten) {
+TEST(Unsharder, GathersAgainWhatAnOptimizerHasWritten) {
   for (ShardLevel level : all_levels) {
     Units units(level);
     units.use(1);
@@ -159,7 +159,7 @@ TEST(Residency, GathersAgainWhatAnOptimizerHasWritten) {
   }
 }
 
-TEST(Residency, AnExceptionLeavesNoPin) {
+TEST(Unsharder, AnExceptionLeavesNoPin) {
   Units units(ShardLevel::full);
   EXPECT_THROW((void)units.parameters[0].mm(units.parameters[1]), c10::Error);
   units.use(2);

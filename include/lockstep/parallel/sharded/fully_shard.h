@@ -70,8 +70,6 @@
 
 namespace lockstep {
 
-// What fully_shard() can be told.
-
 // What each rank keeps of a model that N ranks train together (Rajbhandari et al., ZeRO: Memory
 // Optimizations Toward Training Trillion Parameter Models, SC 2020). Bytes a parameter in fp32 with
 // Adam; DistributedDataParallel keeps 16.
