@@ -34,7 +34,7 @@ inline bool is_mutant(const char* name) {
 # Name, source below src/, what stands there once, what stands there instead (MUTANT is true for this mistake), the test
 # program, and the tests.
 MUTANTS = [
-    ("shards in another order", "layout/shard_range.cc",
+    ("shards in another order", "layout/tensor_slice.cc",
      "  std::int64_t length = shard_length(numel, world);\n  return {",
      "  std::int64_t length = shard_length(numel, world);\n  if (MUTANT) rank = world - 1 - rank;\n  return {",
      "layout", "ShardRange.*"),
@@ -82,9 +82,9 @@ MUTANTS = [
      "optim", "SmallState.*"),
     ("a sparse operand is let through", "dispatch/key.cc",
      "    if (keys.has(our_key)) {", "    if (!MUTANT && keys.has(our_key)) {", "dispatch", "DispatchKey.*"),
-    ("what mixes a part's elements is let through", "dispatch/parts/check_parts.cc",
+    ("what mixes a part's elements is let through", "dispatch/part.cc",
      "if (!is_apart || is_spread) refuse", "if (!MUTANT && (!is_apart || is_spread)) refuse", "dispatch", "Parts.*"),
-    ("the last rank's buffers are broadcast", "parallel/state_broadcast.cc",
+    ("the last rank's buffers are broadcast", "parallel/bucket.cc",
      "  root_ = root;", "  root_ = MUTANT ? group_.size() - 1 : root;", "parallel", "All/StateBroadcast.*"),
     ("the error of a compressed gradient is forgotten", "parallel/data/power_sgd.cc",
      "if (options_.use_error_feedback) errors_", "if (!MUTANT && options_.use_error_feedback) errors_",

@@ -1,7 +1,7 @@
 // Parts of one tensor that lie in different files.
 #pragma once
 
-#include <lockstep/layout/box.h>
+#include <lockstep/layout/tensor_slice.h>
 
 #include <cstddef>
 #include <cstdint>

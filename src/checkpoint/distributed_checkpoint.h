@@ -5,7 +5,7 @@
 #include "checkpoint/torch_archive.h"
 
 #include <lockstep/checkpoint/distributed_checkpoint.h>
-#include <lockstep/layout/box.h>
+#include <lockstep/layout/tensor_slice.h>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>

@@ -5,7 +5,7 @@
 #include <lockstep/layout/tensor_slice.h>
 
 #include "module/slices.h"
-#include "parallel/part_exchange.h"
+#include "parallel/state_dict.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>

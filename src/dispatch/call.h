@@ -9,16 +9,20 @@
 //     ...                 // after, unless something was thrown
 //   }
 //
-// Interceptors do not know each other: interceptors.cc lists them, the outermost first.
+// Interceptors do not know each other: key.cc lists them, the outermost first.
 #pragma once
 
 #include "dispatch/key.h"
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
 #include <c10/core/DispatchKeySet.h>
+#include <c10/core/TensorImpl.h>
 
 #include <cstddef>
+#include <functional>
 
 namespace lockstep::dispatch {
 
@@ -65,5 +69,46 @@ void intercept(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
 [[nodiscard]] inline bool is_written(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
+
+// The tensors among an operation's arguments or results.
+
+// Calls action(tensor) for each that is defined.
+template <typename Action>
+void for_each_tensor_in(const c10::IValue& value, Action&& action) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) action(*value.toTensor().unsafeGetTensorImpl());
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector())
+      if (tensor.defined()) action(*tensor.unsafeGetTensorImpl());
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) for_each_tensor_in(element, action);
+  }
+}
+
+// Carrier: what stands behind a tensor that has no memory of its own, and runs its operations.
+//
+// Such a tensor is an ordinary TensorImpl without storage, with the dispatch key (dispatch/key.h)
+// and a Carrier as its backend's data, which its aliases (detach(), data(), set_data()) share.
+class Carrier : public c10::BackendMeta {
+ public:
+  // Runs an operation that has such a tensor among its arguments: instead of proceed(), or before.
+  virtual void run(Call& call) = 0;
+
+  // Where the values lie that this process has.
+  [[nodiscard]] virtual const at::Tensor& memory() const = 0;
+  // The same tensor, with its values in other memory that is laid out alike.
+  [[nodiscard]] virtual at::Tensor in_memory(at::Tensor memory) const = 0;
+  // Makes tensors like this one, of the values that it has now, and holds no memory.
+  [[nodiscard]] virtual std::function<at::Tensor(at::Tensor memory)> maker() = 0;
+};
+
+// Null for any other tensor.
+[[nodiscard]] inline Carrier* carrier_of(const c10::TensorImpl& tensor, c10::DispatchKey key) {
+  if (!tensor.key_set().has(key) || tensor.has_storage()) return nullptr;
+  return static_cast<Carrier*>(const_cast<c10::TensorImpl&>(tensor).get_backend_meta());
+}
+
+// The interceptor: the carrier of the first such argument runs the operation.
+void hand_to_carrier(Call& call);
 
 }  // namespace lockstep::dispatch

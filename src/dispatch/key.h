@@ -18,6 +18,8 @@
 
 #include <c10/core/DispatchKey.h>
 
+#include <string>
+
 namespace lockstep::dispatch {
 
 // For custom random generators out of LibTorch's tree; no generator of LibTorch has it.
@@ -33,5 +35,11 @@ inline constexpr c10::DispatchKey factory_key = c10::DispatchKey::DeferredInit;
 // 20 milliseconds, and other threads must not be computing meanwhile. If the key does not work,
 // throws Error, which says why.
 [[nodiscard]] c10::DispatchKey key();
+
+// The self-test of our dispatch key (dispatch/key.h).
+
+// Uses a released tensor directly, through a view, in place and in backward, and in each kind of
+// operation. Returns what came out wrong; empty if nothing did.
+[[nodiscard]] std::string try_key();
 
 }  // namespace lockstep::dispatch

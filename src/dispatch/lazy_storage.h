@@ -8,6 +8,8 @@
 // attach() and detach() are called by the owner, which orders them; pins are counted by it too.
 #pragma once
 
+#include "dispatch/call.h"
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/DispatchKey.h>
 #include <c10/core/Storage.h>
@@ -90,5 +92,51 @@ class LazyStorage {
 [[nodiscard]] bool is_lazy(const at::Tensor& tensor);
 // Whether `tensor` can be read where it lies now: false for a lazy one that is released.
 [[nodiscard]] bool has_memory(const at::Tensor& tensor);
+
+// The interceptor that brings memory: it pins the lazy storages (dispatch/lazy_storage.h) among an
+// operation's arguments while it runs.
+
+// An operation that only makes a view runs without memory; owners are told of it. What an owner
+// throws, the operation throws.
+void bring_memory(Call& call);
+
+// The same for what reads a tensor past the dispatcher: its memory is there while one of these
+// lives. Nothing for other tensors.
+class [[nodiscard]] MemoryUse {
+ public:
+  MemoryUse(const at::Tensor& tensor, std::string_view operation);
+  ~MemoryUse();
+  MemoryUse(const MemoryUse&) = delete;
+  MemoryUse& operator=(const MemoryUse&) = delete;
+
+ private:
+  std::shared_ptr<StorageOwner> owner_;
+};
+
+// ValueSource: the owner of a LazyStorage whose values can be had piece by piece, where they are
+// used, instead of all at once in memory.
+//
+//   if (auto source = dispatch::source_of(tensor))
+//     source->read(tensor.storage_offset() + begin, count, buffer);     // a few at a time
+//   else
+//     ...                                                              // tensor's own memory
+//
+// Code that knows nothing of it uses the tensor as any other: the first operation that does brings
+// all of its memory.
+class ValueSource : public StorageOwner {
+ public:
+  // Elements [begin, begin + count) of the storage, in the dtype of its tensors. Any thread.
+  virtual void read(std::int64_t begin, std::int64_t count, void* to) const = 0;
+  // Bytes of memory that read() reads for each element.
+  [[nodiscard]] virtual std::int64_t bytes_an_element() const = 0;
+};
+
+// Null when `tensor` is not lazy, has its memory, or has another kind of owner.
+[[nodiscard]] std::shared_ptr<ValueSource> source_of(const at::Tensor& tensor);
+
+// For kernels that read or write memory past the dispatcher: asks the owner of a lazy tensor, as an
+// operation would. Memory is there afterwards if it stays when nobody uses it. Other tensors are
+// left alone. `operation` is for messages.
+void bring(const at::Tensor& tensor, const char* operation, bool writes);
 
 }  // namespace lockstep::dispatch

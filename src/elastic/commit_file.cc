@@ -2,7 +2,7 @@
 
 #include "checkpoint/header_checksums.h"
 #include "module/slices.h"
-#include "parallel/part_exchange.h"
+#include "parallel/state_dict.h"
 
 #include <lockstep/comm/together.h>
 

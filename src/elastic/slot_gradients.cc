@@ -4,7 +4,7 @@
 #include "dispatch/lazy_storage.h"
 #include "elastic/slot_layout.h"
 #include "elastic/slot_tree.h"
-#include "parallel/gradient_hooks.h"
+#include "parallel/backward_hooks.h"
 #include "parallel/parallel_model.h"
 #include "parallel/sharded/lazy_gradients.h"
 

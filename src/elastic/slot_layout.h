@@ -3,7 +3,7 @@
 // Pure.
 #pragma once
 
-#include <lockstep/layout/shard_range.h>
+#include <lockstep/layout/tensor_slice.h>
 
 #include <cstddef>
 #include <cstdint>

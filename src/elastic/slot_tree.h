@@ -1,7 +1,7 @@
 // The tree in which slots are added, and what of it one rank has alone. Pure.
 #pragma once
 
-#include <lockstep/layout/shard_range.h>
+#include <lockstep/layout/tensor_slice.h>
 
 #include <cstdint>
 #include <functional>

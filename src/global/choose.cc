@@ -4,7 +4,7 @@
 #include "global/convert.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/layout/box.h>
+#include <lockstep/layout/tensor_slice.h>
 
 #include <algorithm>
 #include <limits>

@@ -1,7 +1,8 @@
 #include "global/convert.h"
 
 #include "base/check.h"
-#include "dispatch/memory.h"
+#include "dispatch/lazy_storage.h"
+#include "global/cut.h"
 #include "global/mesh_context.h"
 #include "global/spec.h"
 

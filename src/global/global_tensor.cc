@@ -3,7 +3,6 @@
 #include "base/check.h"
 #include "dispatch/key.h"
 #include "dispatch/lazy_storage.h"
-#include "dispatch/memory.h"
 #include "global/convert.h"
 #include "global/run.h"
 

@@ -1,7 +1,7 @@
 // GlobalTensor: the data behind a global tensor on this rank.
 #pragma once
 
-#include "dispatch/carrier.h"
+#include "dispatch/call.h"
 #include "global/mesh_context.h"
 #include "global/spec.h"
 

@@ -2,7 +2,7 @@
 // Pure arithmetic: any thread.
 #pragma once
 
-#include <lockstep/layout/box.h>
+#include <lockstep/layout/tensor_slice.h>
 
 #include <cstdint>
 #include <functional>

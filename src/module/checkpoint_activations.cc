@@ -2,7 +2,7 @@
 
 #include "base/check.h"
 #include "base/nearest.h"
-#include "dispatch/carrier.h"
+#include "dispatch/call.h"
 #include "dispatch/key.h"
 #include "dispatch/lazy_storage.h"
 #include "dispatch/recompute/recomputation.h"

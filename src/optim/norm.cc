@@ -1,7 +1,7 @@
 #include "optim/norm.h"
 
 #include "base/check.h"
-#include "dispatch/value_source.h"
+#include "dispatch/lazy_storage.h"
 #include "global/local_values.h"
 #include "optim/formats_kernel.h"
 #include "optim/scan_kernel.h"

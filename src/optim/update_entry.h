@@ -2,7 +2,7 @@
 // what is remembered of it.
 #pragma once
 
-#include "dispatch/value_source.h"
+#include "dispatch/lazy_storage.h"
 #include "optim/element_transform.h"
 #include "optim/formats_kernel.h"
 

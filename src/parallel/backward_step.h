@@ -25,28 +25,178 @@
 
 #include "base/mutex.h"
 #include "module/watch.h"
-#include "parallel/backward_watch.h"
-#include "parallel/failure_notice.h"
-#include "parallel/reducer.h"
-#include "parallel/state_broadcast.h"
+#include "parallel/backward_hooks.h"
+#include "parallel/bucket.h"
 #include "parallel/step_clock.h"
-#include "parallel/wait_time.h"
 #include "parallel/write_watch.h"
 
 #include <lockstep/comm/group.h>
+#include <lockstep/module/named_parameters.h>
 #include <lockstep/parallel/join.h>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/from_blob.h>
 
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace lockstep::parallel {
+
+// StepStatus: what ranks say of a step beside its gradients.
+
+// On one rank 0 or 1; added up over the ranks, how many of them said so.
+class StepStatus {
+ public:
+  StepStatus() = default;
+  explicit StepStatus(std::size_t parameters) : numbers_(parameters + 2) {}
+
+  // This backward() gave no gradient for parameter i.
+  void say_missing(int i) { numbers_[static_cast<std::size_t>(i)] = 1; }
+  // A parameter was written in forward() (write_watch.h).
+  void say_written() { numbers_[numbers_.size() - 2] = 1; }
+  // An exception ended it.
+  void say_failed() { numbers_.back() = 1; }
+
+  [[nodiscard]] int missing(int i) const { return numbers_[static_cast<std::size_t>(i)]; }
+  [[nodiscard]] int written() const { return numbers_[numbers_.size() - 2]; }
+  [[nodiscard]] int failed() const { return numbers_.back(); }
+
+  [[nodiscard]] std::int64_t size() const { return static_cast<std::int64_t>(numbers_.size()); }
+  // All of it, int32, one dimension: the memory of this object.
+  [[nodiscard]] at::Tensor tensor() {
+    return at::from_blob(numbers_.data(), {size()}, at::TensorOptions(at::kInt));
+  }
+
+ private:
+  std::vector<std::int32_t> numbers_;
+};
+
+// Reducer: how one strategy averages gradients. BackwardStep says when.
+
+// Everything is called without gradient mode, and by one thread at a time. Every rank posts the
+// same calls in every step: those of accept() and post_rest(), or of post_failure(), which are the
+// same ones. If a failed backward() ends the handle (StepOptions::abort), there is no
+// post_failure().
+class Reducer {
+ public:
+  virtual ~Reducer() = default;
+
+  // Those whose gradients it averages, each once. Parameters below are places in this list.
+  [[nodiscard]] virtual const std::vector<NamedParameter>& parameters() const = 0;
+
+  // Local. InvalidArgument names a parameter that is no longer what it was.
+  virtual void check_parameters() const = 0;
+
+  // A backward() has given its first gradient: blocks for what a failed one has left under way.
+  virtual void begin() = 0;
+  // The first one outside no_sync().
+  virtual void begin_reduction() = 0;
+  // .grad of parameter i is complete. Posts what is complete by that, in one order on all ranks.
+  virtual void accept(int i) = 0;
+  // The same inside no_sync(): it stays on this rank.
+  virtual void keep(int i) = 0;
+  // backward() has ended here; after that it is reduced, if `reduces`.
+  virtual void end_backward(bool reduces) = 0;
+  // For a parameter without a gradient in this backward(): contributes that of an earlier one,
+  // inside no_sync(), or zeros and false.
+  [[nodiscard]] virtual bool contribute_absent(int i) = 0;
+  // The same at the beginning, of one that is known to get none; posts what is complete by that.
+  [[nodiscard]] virtual bool contribute_unused(int i) { return contribute_absent(i); }
+  // Posts what is left, and what this rank says of the step.
+  virtual void post_rest(const StepStatus& own) = 0;
+  // Blocks until all ranks have said it; counts them.
+  [[nodiscard]] virtual StepStatus wait() = 0;
+  // Whether scale_averages() is for it.
+  [[nodiscard]] virtual bool scales_averages() const { return false; }
+  // Before publish(), for this step: averages are multiplied by it.
+  virtual void scale_averages(double /*factor*/) {}
+  // For parameters of which each rank keeps a part: whether an operation on this rank has written a
+  // whole one since the last compare_writes() or forget_writes().
+  [[nodiscard]] virtual bool has_written() { return false; }
+  // Collective, when one has on some rank. Mismatch on all ranks, unless all have written the same.
+  virtual void compare_writes(Group& /*group*/, const CallOptions& /*call*/) {}
+  virtual void forget_writes() {}
+  // Averages become .grad of what the optimizer sees, or are added to it. Blocks until they are
+  // there.
+  virtual void publish(const StepStatus& all) = 0;
+  // Called in place of publish() if backward() has failed on another rank, or a gradient is
+  // missing: averages are undefined.
+  virtual void discard() = 0;
+
+  // After an exception here: posts what the other ranks wait for, with any values.
+  virtual void post_failure(const StepStatus& /*own*/) {}
+  // An exception has ended backward() here, inside no_sync() too. After post_failure().
+  virtual void end_failed_backward() {}
+
+  // Of all parameters; those inside no_sync() too.
+  virtual void clear_gradients(bool set_to_none) = 0;
+
+  // From the next step on gradients are expected to come in this order of all parameters, which is
+  // rank 0's.
+  virtual void adopt_order(const std::vector<int>& order) = 0;
+};
+
+// What goes wrong with gradients in the same way under DDP and sharding: its words stand once.
+[[noreturn]] void throw_sparse_gradient(const std::string& parameter, std::string_view strategy);
+[[noreturn]] void throw_second_gradient(const std::string& parameter);
+// `ranks`: FailureNotice::finish().
+[[noreturn]] void throw_failed_backward(int failed_ranks, int group_size, const std::string& ranks);
+// `parameters`: MissingGradients::text().
+[[noreturn]] void throw_missing_gradients(const std::string& parameters, std::string_view strategy);
+
+// With static_graph. `what`: "has a gradient, and had none".
+[[noreturn]] void throw_changed_graph(const std::string& parameter, std::string_view what);
+// A communication hook gave `found` for a bucket where a tensor like `expected` must be.
+[[noreturn]] void throw_hook_result(const std::string& hook, const std::string& bucket,
+                                    const at::Tensor& expected, const at::Tensor& found);
+
+// Parameters without a gradient, for a message: the first few by name, the others counted.
+class MissingGradients {
+ public:
+  explicit MissingGradients(int group_size) : group_size_(group_size) {}
+
+  // On so many ranks; nothing is missing when that is 0. `here`: on this one too.
+  void add(const std::string& parameter, int ranks, bool here);
+  // "fc.weight (on 1 of 3 ranks, this one too) and 2 more"; empty when nothing is missing.
+  [[nodiscard]] std::string text() const;
+
+ private:
+  int group_size_;
+  std::size_t missing_ = 0;
+  std::vector<std::string> named_;
+};
+
+// FailureNotice: after a backward() that an exception has ended on some ranks, which ranks these
+// are, and what their exceptions say where that is known. Lockstep's own are known; those of the
+// program's functions LibTorch does not tell.
+//
+// Not thread-safe: BackwardStep holds its mutex.
+class FailureNotice {
+ public:
+  // On this rank, before post().
+  void set_text(std::string text) { text_ = std::move(text); }
+  // The text of set_text(), in one line, which is empty from then on.
+  [[nodiscard]] std::string take_text();
+  // Posts what this rank says; every rank does, once it knows of the failure. Does not wait.
+  void post(Group& group, bool failed, c10::Device device, const CallOptions& call);
+  // Blocks until all ranks have said it: "rank 1 (rank 3 of the world): late is a new parameter".
+  [[nodiscard]] std::string finish(const Group& group);
+  // Blocks for what post() has left under way.
+  void settle();
+
+ private:
+  std::string text_;
+  at::Tensor own_, all_;
+  Work work_;
+};
 
 struct StepOptions {
   std::string strategy;  // for messages: "fully_shard()"

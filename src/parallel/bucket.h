@@ -11,7 +11,13 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+}
 
 namespace lockstep::parallel {
 
@@ -47,5 +53,65 @@ class Bucket {
   at::Tensor flat_;
   std::string name_;
 };
+
+// Pages of buffers that are done with.
+
+// Of a buffer whose values nobody needs, here or on a peer: gives its pages back to the system.
+// What Group::empty_shared() makes would otherwise keep them for its next buffer. Does nothing to
+// other memory, whose pages go with its tensor.
+void give_pages_back(const at::Tensor& buffer);
+
+// Rank 0's values of some tensors become every rank's.
+
+// Tensors may have gaps, and elements that share memory (expand()): each place is sent once.
+
+// Collective and blocking. Tensors of one dtype and device travel together, about `bucket_bytes` at
+// a time.
+void broadcast_now(const Group& group, const std::vector<at::Tensor>& tensors,
+                   std::int64_t bucket_bytes, const CallOptions& call = {});
+
+// The same, from any root, for tensors that are broadcast again and again: the memory is kept. Not
+// thread-safe.
+class StateBroadcast {
+ public:
+  // The group outlives this object.
+  StateBroadcast(Group& group, std::vector<at::Tensor> tensors);
+
+  // Posts the values that the root has now. Blocks for an earlier post that nobody finished.
+  void post(std::optional<Duration> timeout, int root = 0);
+  // Blocks until they are there and writes them into the tensors. Writing is hidden from version
+  // counters: a graph that saved a buffer may still be walked backward once more, as when nothing
+  // had been written.
+  void finish();
+
+ private:
+  struct Part {
+    Bucket bucket;
+    std::vector<at::Tensor> tensors;
+    Work work = {};
+  };
+  void build();
+  [[nodiscard]] bool fits() const;
+
+  Group& group_;
+  int root_ = 0;
+  std::vector<at::Tensor> tensors_;
+  std::vector<Part> parts_;
+};
+
+// Values of a model that deferred() made, given where they are divided.
+
+// Those among `tensors` that are deferred, with or without memory.
+[[nodiscard]] std::vector<at::Tensor> deferred_among(const std::vector<at::Tensor>& tensors);
+// One line for each such parameter and buffer: ranks must agree, since they get their values
+// together.
+[[nodiscard]] std::vector<std::string> deferred_lines(const torch::nn::Module& module);
+
+// Collective and blocking. Rank 0 computes its values, and the others get them.
+void give_values(const Group& group, const std::vector<at::Tensor>& deferred,
+                 std::int64_t bucket_bytes, const CallOptions& call);
+
+// Local. A deferred tensor becomes an ordinary one, with its values; another stays.
+void make_ordinary(const at::Tensor& tensor);
 
 }  // namespace lockstep::parallel

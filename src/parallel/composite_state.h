@@ -3,10 +3,19 @@
 
 #include "parallel/handle_state.h"
 
+#include <lockstep/optim/state_memory.h>
+
 #include <memory>
 #include <vector>
 
 namespace lockstep::parallel {
+
+// Where one optimizer keeps its state when several handles of this rank offload theirs.
+
+// All of these as one: state is made in the first, and advice goes to each. Null ones are left out;
+// null where there is none.
+[[nodiscard]] std::shared_ptr<optim::StateMemory> one_of(
+    std::vector<std::shared_ptr<optim::StateMemory>> memories);
 
 class CompositeState : public HandleState {
  public:

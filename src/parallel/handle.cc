@@ -2,8 +2,8 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "comm/backend/one_line.h"
 #include "module/slices.h"
-#include "parallel/exception_text.h"
 #include "parallel/handle_state.h"
 #include "parallel/state_dict.h"
 
@@ -11,6 +11,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
 
 #include <exception>
 #include <utility>
@@ -186,3 +187,41 @@ void paste_part(const at::Tensor& values, const NamedPart& part, const at::Tenso
 }
 
 }  // namespace lockstep
+
+namespace lockstep::parallel {
+
+std::string exception_text(const std::exception_ptr& problem) {
+  try {
+    std::rethrow_exception(problem);
+  } catch (const c10::Error& error) {
+    return first_line(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    return first_line(error.what());
+  } catch (...) {
+    return "an exception that is no std::exception";
+  }
+}
+
+void zero_gradient(const at::Tensor& parameter, bool set_to_none) {
+  at::Tensor& gradient = parameter.mutable_grad();
+  if (!gradient.defined()) return;
+  if (set_to_none) {
+    gradient.reset();
+  } else {
+    gradient = gradient.detach();
+    gradient.zero_();
+  }
+}
+
+HandleMemory memory_of(const std::vector<NamedPart>& parameters) {
+  HandleMemory memory;
+  for (const NamedPart& part : parameters) {
+    const auto bytes = static_cast<std::int64_t>(part.tensor.nbytes());
+    (part.slice.is_whole() ? memory.whole : memory.shards) += bytes;
+    if (const at::Tensor& gradient = part.tensor.grad(); gradient.defined())
+      memory.gradients += static_cast<std::int64_t>(gradient.nbytes());
+  }
+  return memory;
+}
+
+}  // namespace lockstep::parallel

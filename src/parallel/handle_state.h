@@ -5,9 +5,11 @@
 #include <lockstep/parallel/join.h>
 
 #include <atomic>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -88,3 +90,18 @@ class HandleState {
 };
 
 }  // namespace lockstep
+
+namespace lockstep::parallel {
+
+// What an exception that has left a thread says, in one line.
+
+// The first line, without LibTorch's stack trace. `problem` is not null.
+[[nodiscard]] std::string exception_text(const std::exception_ptr& problem);
+
+// Handle::zero_grad() of one parameter. A gradient that the program holds keeps its values.
+void zero_gradient(const at::Tensor& parameter, bool set_to_none);
+
+// The bytes of whole tensors, shards and gradients.
+[[nodiscard]] HandleMemory memory_of(const std::vector<NamedPart>& parameters);
+
+}  // namespace lockstep::parallel

@@ -5,9 +5,9 @@
 #include "module/tensors.h"
 #include "parallel/data/checks.h"
 #include "parallel/sharded/checks.h"
+#include "parallel/state_dict.h"
 #include "parallel/tensor/module_of_parts.h"
 #include "parallel/tensor/resolve.h"
-#include "parallel/whole_parameters.h"
 
 #include <lockstep/global/tensor.h>
 #include <lockstep/layout/name_pattern.h>

@@ -1,15 +1,69 @@
 // State dicts of whole tensors, made of the parts of all ranks and cut into them again.
 #pragma once
 
+#include "module/state_entries.h"
 #include "parallel/handle_state.h"
 
-#include <ATen/core/Tensor.h>
+#include <lockstep/comm/group.h>
+#include <lockstep/layout/tensor_slice.h>
+#include <lockstep/module/named_parameters.h>
+#include <lockstep/parallel/handle.h>
 
+#include <ATen/core/Tensor.h>
+#include <c10/core/DeviceType.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
+#include <span>
 #include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
 
 namespace lockstep::parallel {
+
+// InvalidArgument names a parameter that fully_shard() has divided, whose values `strategy` would
+// need on every rank.
+void check_not_sharded(const std::vector<NamedParameter>& parameters, std::string_view strategy);
+
+[[nodiscard]] std::vector<NamedPart> whole_parts(const std::vector<NamedParameter>& parameters);
+
+// Of which kind each of a module's tensors is, for state_parts() (lockstep/parallel/handle.h).
+class PartKinds {
+ public:
+  PartKinds(const torch::nn::Module& module, std::span<const std::string> ignored);
+
+  // All of one of the module's tensors, without gradient.
+  [[nodiscard]] NamedPart whole_part(const modules::StateEntry& entry) const;
+
+ private:
+  std::unordered_map<const void*, PartKind> kinds_;  // of those that are not a plain parameter
+};
+
+// state_parts() of a strategy whose ranks have all of the module.
+[[nodiscard]] std::vector<NamedPart> whole_state_parts(const torch::nn::Module& module,
+                                                       std::span<const std::string> ignored = {});
+
+// A part without its values.
+struct PartDescription {
+  std::string name;
+  c10::ScalarType dtype{};
+  layout::TensorSlice slice;
+  bool is_replaced = false;  // by the copy of a lower rank that has the same elements
+  std::vector<std::string> aliases = {};
+  c10::DeviceType device = c10::kCPU;
+  bool operator==(const PartDescription&) const = default;
+};
+
+// Collective. Returns every rank's list, in rank order.
+[[nodiscard]] std::vector<std::vector<PartDescription>> exchange_parts(
+    Group& group, std::span<const PartDescription> own);
+
+// Collective. Returns the names that any rank has.
+[[nodiscard]] std::set<std::string> names_of_all(Group& group, const std::set<std::string>& own);
 
 // Handle::state_dict() and Handle::load_state_dict(). Local if every rank has all tensors, else
 // collective over the group of the handle. InvalidArgument on every rank if ranks describe a tensor

@@ -1,7 +1,7 @@
 #include "parallel/whole_module_state.h"
 
 #include "module/tensors.h"
-#include "parallel/whole_parameters.h"
+#include "parallel/state_dict.h"
 
 #include <torch/nn/module.h>
 

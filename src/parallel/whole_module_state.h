@@ -3,7 +3,7 @@
 #pragma once
 
 #include "parallel/handle_state.h"
-#include "parallel/wait_time.h"
+#include "parallel/step_clock.h"
 
 #include <functional>
 #include <memory>

@@ -1,8 +1,8 @@
 #include "base/check.h"
 #include "base/visible.h"
 #include "checkpoint/optimizer_state.h"
-#include "parallel/state_broadcast.h"
-#include "parallel/whole_parameters.h"
+#include "parallel/bucket.h"
+#include "parallel/state_dict.h"
 #include "train/strategies.h"
 
 #include <lockstep/module/checkpoint_activations.h>

@@ -2,7 +2,7 @@
 #include <lockstep/dispatch/part.h>
 
 #include "dispatch/key.h"
-#include "dispatch/parts/part_record.h"
+#include "dispatch/part_record.h"
 
 #include <lockstep/base/error.h>
 #include <lockstep/comm/local.h>

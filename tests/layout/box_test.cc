@@ -1,4 +1,4 @@
-#include <lockstep/layout/box.h>
+#include <lockstep/layout/tensor_slice.h>
 
 #include <lockstep/base/error.h>
 

@@ -1,7 +1,7 @@
 // All small tensors and all boxes in them, and which elements a box has: the oracle is a loop.
 #pragma once
 
-#include <lockstep/layout/box.h>
+#include <lockstep/layout/tensor_slice.h>
 
 #include <cstdint>
 #include <set>

@@ -1,4 +1,4 @@
-#include "layout/bucket_plan.h"
+#include "layout/flat_layout.h"
 
 #include <lockstep/base/error.h>
 

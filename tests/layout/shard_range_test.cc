@@ -1,5 +1,5 @@
 #include <lockstep/base/error.h>
-#include <lockstep/layout/shard_range.h>
+#include <lockstep/layout/tensor_slice.h>
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 #include <lockstep/base/error.h>
 
-#include "layout/unit_plan.h"
+#include "layout/flat_layout.h"
 #include "support/messages.h"
 
 #include <gtest/gtest.h>

@@ -2,7 +2,7 @@
 #include <lockstep/optim/clipping.h>
 
 #include "dispatch/key.h"
-#include "dispatch/parts/part_record.h"
+#include "dispatch/part_record.h"
 #include "optim/norm.h"
 #include "optim/support.h"
 

@@ -1,6 +1,4 @@
-#include "parallel/backward_watch.h"
-
-#include "parallel/gradient_hooks.h"
+#include "parallel/backward_hooks.h"
 
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/custom_function.h>

@@ -4,7 +4,7 @@
 
 #include "support/torch/engine_test.h"
 
-#include <lockstep/layout/shard_range.h>
+#include <lockstep/layout/tensor_slice.h>
 
 #include <gtest/gtest.h>
 #include <torch/nn/utils/clip_grad.h>

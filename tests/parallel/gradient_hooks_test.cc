@@ -1,4 +1,4 @@
-#include "parallel/gradient_hooks.h"
+#include "parallel/backward_hooks.h"
 
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>

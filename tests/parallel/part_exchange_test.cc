@@ -1,4 +1,4 @@
-#include "parallel/part_exchange.h"
+#include "parallel/state_dict.h"
 
 #include <lockstep/comm/local.h>
 

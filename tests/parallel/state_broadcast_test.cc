@@ -1,4 +1,4 @@
-#include "parallel/state_broadcast.h"
+#include "parallel/bucket.h"
 
 #include "parallel/support.h"
 

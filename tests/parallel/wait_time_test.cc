@@ -1,4 +1,4 @@
-#include "parallel/wait_time.h"
+#include "parallel/step_clock.h"
 
 #include <lockstep/comm/local.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>

@@ -7,8 +7,9 @@
 //   Partial()        the tensor is the sum of what the ranks have
 //
 // A shard is the cut of torch.chunk: every rank has ceil(length / ranks) of the dim until they run
-// out, so that later ranks may have less, or nothing (lockstep/layout/shard_range.h). Where several
-// axes cut one dim, the first axis cuts the whole, and the next one what the first has left.
+// out, so that later ranks may have less, or nothing (lockstep/layout/tensor_slice.h). Where
+// several axes cut one dim, the first axis cuts the whole, and the next one what the first has
+// left.
 //
 // In zigzag order the dim is cut into twice as many parts as there are ranks, of which each rank
 // has one from the front and one from the back. Where work grows along a dim, as that of causal

@@ -1,7 +1,7 @@
 #include "global/rule_line.h"
 #include "global/rules/dims.h"
 
-#include <lockstep/layout/box.h>
+#include <lockstep/layout/tensor_slice.h>
 
 #include <ATen/ops/reshape.h>
 

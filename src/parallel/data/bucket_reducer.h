@@ -4,10 +4,10 @@
 // ready. What is averaged is each parameter's .grad.
 #pragma once
 
+#include "parallel/backward_step.h"
 #include "parallel/data/gradient_buckets.h"
-#include "parallel/reducer.h"
-#include "parallel/wait_time.h"
-#include "parallel/whole_parameters.h"
+#include "parallel/state_dict.h"
+#include "parallel/step_clock.h"
 
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 

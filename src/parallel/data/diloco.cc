@@ -3,9 +3,9 @@
 #include "base/check.h"
 #include "parallel/data/diloco_fragments.h"
 #include "parallel/data/own_copies.h"
-#include "parallel/exception_text.h"
+#include "parallel/handle_state.h"
 
-#include <lockstep/parallel/reduction_failed.h>
+#include <lockstep/parallel/handle.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>

@@ -3,11 +3,11 @@
 #include "base/check.h"
 #include "dispatch/lazy_storage.h"
 #include "module/rank_check.h"
+#include "parallel/backward_hooks.h"
 #include "parallel/backward_step.h"
+#include "parallel/bucket.h"
 #include "parallel/data/bucket_reducer.h"
 #include "parallel/data/checks.h"
-#include "parallel/gradient_hooks.h"
-#include "parallel/state_broadcast.h"
 #include "parallel/step_joinable.h"
 #include "parallel/whole_module_state.h"
 

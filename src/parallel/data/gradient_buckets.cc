@@ -1,10 +1,10 @@
 #include "parallel/data/gradient_buckets.h"
 
 #include "base/format.h"
-#include "dispatch/parts/part_record.h"
+#include "dispatch/part_record.h"
 #include "module/specs.h"
-#include "parallel/exception_text.h"
-#include "parallel/reduction_errors.h"
+#include "parallel/backward_step.h"
+#include "parallel/handle_state.h"
 
 #include <ATen/ops/real.h>
 #include <ATen/ops/view_as_real.h>

@@ -1,7 +1,7 @@
 // GradientBuckets: the gradients of a list of parameters in the buckets that are reduced, and the
 // works of the step that is under way.
 //
-// Beside the gradients, the last bucket carries the status of this rank (step_status.h). Averaged
+// Beside the gradients, the last bucket carries the status of this rank (backward_step.h). Averaged
 // like everything else, it tells every rank how many ranks had no gradient for a parameter, or an
 // exception, for no message of its own. So the last bucket is posted when backward() has ended. In
 // a group of one rank nothing is laid out or copied; only the status remains.
@@ -17,9 +17,9 @@
 // Not thread-safe: BackwardStep holds its mutex.
 #pragma once
 
-#include "layout/bucket_plan.h"
+#include "layout/flat_layout.h"
+#include "parallel/backward_step.h"
 #include "parallel/bucket.h"
-#include "parallel/step_status.h"
 
 #include <lockstep/comm/group.h>
 #include <lockstep/module/named_parameters.h>

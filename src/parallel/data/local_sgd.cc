@@ -1,7 +1,7 @@
 #include <lockstep/parallel/data/local_sgd.h>
 
 #include "base/check.h"
-#include "layout/bucket_plan.h"
+#include "layout/flat_layout.h"
 #include "module/specs.h"
 #include "parallel/data/own_copies.h"
 

@@ -2,8 +2,8 @@
 
 #include "base/check.h"
 #include "module/rank_check.h"
-#include "parallel/state_broadcast.h"
-#include "parallel/whole_parameters.h"
+#include "parallel/bucket.h"
+#include "parallel/state_dict.h"
 
 #include <torch/nn/module.h>
 

@@ -2,7 +2,7 @@
 
 #include "parallel/data/hosts.h"
 
-#include <lockstep/layout/shard_range.h>
+#include <lockstep/layout/tensor_slice.h>
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <lockstep/comm/group.h>
-#include <lockstep/layout/shard_range.h>
+#include <lockstep/layout/tensor_slice.h>
 #include <lockstep/parallel/pipeline/stage.h>
 
 #include <cstdint>

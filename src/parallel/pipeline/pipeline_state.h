@@ -5,7 +5,7 @@
 #include "parallel/pipeline/execution.h"
 #include "parallel/pipeline/own_parameters.h"
 #include "parallel/pipeline/stages.h"
-#include "parallel/wait_time.h"
+#include "parallel/step_clock.h"
 
 #include <lockstep/parallel/pipeline/pipeline.h>
 

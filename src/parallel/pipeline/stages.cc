@@ -7,8 +7,8 @@
 #include "module/tensors.h"
 #include "parallel/pipeline/part_of_model.h"
 #include "parallel/separate_parts.h"
+#include "parallel/state_dict.h"
 #include "parallel/whole_module_state.h"
-#include "parallel/whole_parameters.h"
 
 #include <lockstep/dispatch/deferral.h>
 #include <lockstep/plan/schedule_file.h>

@@ -3,7 +3,6 @@
 #include "base/check.h"
 #include "base/fingerprint.h"
 #include "dispatch/lazy_storage.h"
-#include "dispatch/value_source.h"
 
 #include <lockstep/dispatch/part.h>
 #include <lockstep/module/named_parameters.h>

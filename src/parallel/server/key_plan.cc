@@ -4,7 +4,7 @@
 #include "base/format.h"
 #include "base/text.h"
 
-#include <lockstep/layout/box.h>
+#include <lockstep/layout/tensor_slice.h>
 
 #include <algorithm>
 #include <optional>

@@ -9,7 +9,7 @@
 // is divided, so an update of one row is one message.
 #pragma once
 
-#include <lockstep/layout/shard_range.h>
+#include <lockstep/layout/tensor_slice.h>
 
 #include <cstdint>
 #include <span>

@@ -1,5 +1,5 @@
 #include "parallel/server/server_state.h"
-#include "parallel/exception_text.h"
+#include "parallel/handle_state.h"
 
 #include "base/check.h"
 #include "base/log.h"

@@ -1,6 +1,6 @@
 #include "parallel/server/share.h"
 
-#include <lockstep/layout/box.h>
+#include <lockstep/layout/tensor_slice.h>
 
 #include <ATen/ops/empty.h>
 

@@ -2,7 +2,7 @@
 
 #include "base/check.h"
 #include "dispatch/lazy_storage.h"
-#include "parallel/gradient_hooks.h"
+#include "parallel/backward_hooks.h"
 
 #include <lockstep/layout/name_pattern.h>
 

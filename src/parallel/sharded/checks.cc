@@ -6,8 +6,8 @@
 #include "dispatch/lazy_storage.h"
 #include "module/rank_check.h"
 #include "module/specs.h"
-#include "parallel/gradient_hooks.h"
-#include "parallel/sharded/deferred_values.h"
+#include "parallel/backward_hooks.h"
+#include "parallel/bucket.h"
 #include "sys/files.h"
 #include "sys/reserved_file.h"
 #include "sys/topology.h"
@@ -80,7 +80,7 @@ std::vector<layout::PlannedUnit> plan_of(const std::vector<NamedParameter>& para
 std::vector<std::string> lines_of(const torch::nn::Module& module,
                                   const modules::ModuleTensors& tensors) {
   std::vector<std::string> lines = modules::lines_of(tensors);
-  for (std::string& line : deferred_lines(module)) lines.push_back(std::move(line));
+  for (std::string& line : parallel::deferred_lines(module)) lines.push_back(std::move(line));
   for (std::string& line : modules::lines_of_held(tensors)) lines.push_back(std::move(line));
   return lines;
 }

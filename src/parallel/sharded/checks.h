@@ -1,7 +1,7 @@
 // What fully_shard() checks before anything is changed.
 #pragma once
 
-#include "layout/unit_plan.h"
+#include "layout/flat_layout.h"
 #include "module/tensors.h"
 #include "parallel/sharded/unit.h"
 

@@ -1,6 +1,8 @@
+#include <lockstep/parallel/sharded/deferred.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
 
 #include "base/check.h"
+#include "parallel/bucket.h"
 #include "parallel/sharded/sharded_state.h"
 #include "parallel/sharded/unit.h"
 
@@ -49,6 +51,12 @@ std::vector<std::string> ShardedModule::units() const {
   std::vector<std::string> names;
   for (const auto& unit : sharded()->unsharder->units()) names.push_back(unit->name());
   return names;
+}
+
+void make_values(torch::nn::Module& module) {
+  c10::InferenceMode off(false);
+  for (const at::Tensor& parameter : module.parameters()) parallel::make_ordinary(parameter);
+  for (const at::Tensor& buffer : module.buffers()) parallel::make_ordinary(buffer);
 }
 
 }  // namespace lockstep

@@ -4,8 +4,8 @@
 #include "base/format.h"
 #include "comm/backend/element_type.h"
 #include "comm/kernels/combine.h"
-#include "dispatch/parts/part_record.h"
-#include "dispatch/value_source.h"
+#include "dispatch/lazy_storage.h"
+#include "dispatch/part_record.h"
 #include "optim/formats_kernel.h"
 #include "optim/threads.h"
 

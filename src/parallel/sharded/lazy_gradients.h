@@ -16,11 +16,11 @@
 #pragma once
 
 #include "base/mutex.h"
-#include "dispatch/value_source.h"
+#include "dispatch/lazy_storage.h"
 #include "parallel/sharded/unit.h"
 
 #include <lockstep/dispatch/part.h>
-#include <lockstep/layout/shard_range.h>
+#include <lockstep/layout/tensor_slice.h>
 
 #include <ATen/core/Tensor.h>
 

@@ -2,14 +2,13 @@
 
 #include "base/check.h"
 #include "dispatch/key.h"
-#include "layout/unit_plan.h"
+#include "layout/flat_layout.h"
 #include "module/rank_check.h"
 #include "module/state_entries.h"
+#include "parallel/bucket.h"
 #include "parallel/sharded/checks.h"
-#include "parallel/sharded/deferred_values.h"
-#include "parallel/state_broadcast.h"
+#include "parallel/state_dict.h"
 #include "parallel/step_joinable.h"
-#include "parallel/whole_parameters.h"
 #include "sys/heap.h"
 
 #include <lockstep/dispatch/deferral.h>
@@ -101,7 +100,7 @@ void ShardedState::add_units(const modules::ModuleTensors& tensors) {
   for (const auto& parameter : parameters)
     if (!dispatch::is_deferred(parameter.tensor)) state.push_back(parameter.tensor);
   for (const auto& buffer : tensors.buffers) {
-    sharded::make_ordinary(buffer.tensor);
+    parallel::make_ordinary(buffer.tensor);
     state.push_back(buffer.tensor);
   }
   parallel::broadcast_now(groups->whole, state, broadcast_bytes, call());
@@ -124,7 +123,7 @@ void ShardedState::add_unit(const layout::PlannedUnit& planned,
     members.push_back(parameters[static_cast<std::size_t>(i)]);
     tensors.push_back(members.back().tensor);
   }
-  sharded::give_values(groups->whole, sharded::deferred_among(tensors), broadcast_bytes, call());
+  parallel::give_values(groups->whole, parallel::deferred_among(tensors), broadcast_bytes, call());
   sharded::Unit& unit = unsharder->add(planned.name, std::move(members), pool_, settings);
   int number = 0;
   for (int i : planned.items)

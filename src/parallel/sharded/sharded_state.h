@@ -1,10 +1,10 @@
 // What a handle, its scopes and its hooks share.
 #pragma once
 
-#include "layout/unit_plan.h"
+#include "layout/flat_layout.h"
 #include "module/tensors.h"
+#include "parallel/backward_hooks.h"
 #include "parallel/backward_step.h"
-#include "parallel/gradient_hooks.h"
 #include "parallel/handle_state.h"
 #include "parallel/sharded/unit_reducer.h"
 #include "parallel/sharded/unsharder.h"

@@ -1,8 +1,8 @@
 #include "parallel/sharded/unit.h"
 
 #include "base/format.h"
-#include "dispatch/parts/part_record.h"
-#include "layout/unit_plan.h"
+#include "dispatch/part_record.h"
+#include "layout/flat_layout.h"
 #include "module/slices.h"
 #include "module/specs.h"
 #include "parallel/write_watch.h"

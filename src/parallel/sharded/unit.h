@@ -12,7 +12,7 @@
 #include "dispatch/lazy_storage.h"
 #include "layout/flat_layout.h"
 #include "parallel/sharded/unit_storage.h"
-#include "parallel/wait_time.h"
+#include "parallel/step_clock.h"
 
 #include <lockstep/comm/group.h>
 #include <lockstep/dispatch/part.h>

@@ -2,8 +2,7 @@
 
 #include "base/format.h"
 #include "dispatch/lazy_storage.h"
-#include "dispatch/parts/part_record.h"
-#include "dispatch/value_source.h"
+#include "dispatch/part_record.h"
 
 #include <lockstep/dispatch/part.h>
 

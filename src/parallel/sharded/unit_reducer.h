@@ -5,7 +5,7 @@
 // after them. After the first step units are posted in the order in which rank 0's became complete.
 #pragma once
 
-#include "parallel/reducer.h"
+#include "parallel/backward_step.h"
 #include "parallel/sharded/unit.h"
 #include "parallel/sharded/unit_gradients.h"
 #include "parallel/sharded/unsharder.h"

@@ -1,7 +1,7 @@
 #include "parallel/sharded/unit_storage.h"
 
 #include "base/check.h"
-#include "parallel/pages.h"
+#include "parallel/bucket.h"
 
 #include <ATen/Context.h>
 #include <ATen/ops/empty.h>

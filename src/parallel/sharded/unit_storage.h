@@ -17,7 +17,7 @@
 #include "sys/reserved_file.h"
 
 #include <lockstep/comm/group.h>
-#include <lockstep/layout/shard_range.h>
+#include <lockstep/layout/tensor_slice.h>
 #include <lockstep/module/named_parameters.h>
 #include <lockstep/optim/state_memory.h>
 #include <lockstep/parallel/sharded/fully_shard.h>

@@ -2,7 +2,7 @@
 
 #include "base/fingerprint.h"
 #include "base/format.h"
-#include "parallel/backward_watch.h"
+#include "parallel/backward_hooks.h"
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>

@@ -4,7 +4,7 @@
 // Not thread-safe: parameters' nodes call it, one at a time, and the handle.
 #pragma once
 
-#include "parallel/backward_watch.h"
+#include "parallel/backward_hooks.h"
 #include "parallel/step_clock.h"
 
 #include <functional>

@@ -2,7 +2,7 @@
 
 #include "dispatch/key.h"
 #include "dispatch/lazy_storage.h"
-#include "parallel/backward_watch.h"
+#include "parallel/backward_hooks.h"
 
 #include <utility>
 

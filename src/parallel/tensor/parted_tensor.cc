@@ -2,14 +2,15 @@
 
 #include "base/check.h"
 #include "dispatch/key.h"
-#include "dispatch/parts/part_record.h"
+#include "dispatch/part_record.h"
+#include "global/cut.h"
 #include "global/global_tensor.h"
 #include "global/mesh_context.h"
 #include "global/spec.h"
 #include "parallel/tensor/parts_node.h"
 
 #include <lockstep/dispatch/deferral.h>
-#include <lockstep/layout/shard_range.h>
+#include <lockstep/layout/tensor_slice.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>

@@ -2,7 +2,7 @@
 
 #include "base/check.h"
 #include "dispatch/key.h"
-#include "dispatch/parts/part_record.h"
+#include "dispatch/part_record.h"
 #include "global/global_tensor.h"
 #include "parallel/tensor/parted_tensor.h"
 

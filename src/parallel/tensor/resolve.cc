@@ -4,7 +4,7 @@
 #include "base/nearest.h"
 
 #include <lockstep/layout/name_pattern.h>
-#include <lockstep/layout/shard_range.h>
+#include <lockstep/layout/tensor_slice.h>
 
 #include <algorithm>
 #include <set>

@@ -7,8 +7,8 @@
 #include "module/rank_check.h"
 #include "module/state_entries.h"
 #include "module/tensors.h"
+#include "parallel/state_dict.h"
 #include "parallel/tensor/module_of_parts.h"
-#include "parallel/whole_parameters.h"
 
 #include <lockstep/global/tensor.h>
 

@@ -1,13 +1,13 @@
 #include "parallel/threads/replica_state.h"
-#include "parallel/exception_text.h"
+#include "parallel/handle_state.h"
 
 #include "base/check.h"
 #include "base/fingerprint.h"
 #include "base/format.h"
 #include "comm/backend/one_line.h"
 #include "dispatch/thread_generator.h"
+#include "parallel/state_dict.h"
 #include "parallel/threads/scatter.h"
-#include "parallel/whole_parameters.h"
 
 #include <lockstep/comm/local.h>
 

@@ -3,7 +3,7 @@
 
 #include "module/tensors.h"
 #include "module/watch.h"
-#include "parallel/gradient_hooks.h"
+#include "parallel/backward_hooks.h"
 #include "parallel/threads/device_team.h"
 #include "parallel/threads/replica_step.h"
 #include "parallel/threads/replicas.h"

@@ -2,7 +2,7 @@
 
 #include "base/check.h"
 #include "base/format.h"
-#include "parallel/reduction_errors.h"
+#include "parallel/backward_step.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>

@@ -2,7 +2,7 @@
 // its rows, and the reduction of its gradients. Each function runs in that device's thread.
 #pragma once
 
-#include "parallel/state_broadcast.h"
+#include "parallel/bucket.h"
 #include "parallel/threads/replicas.h"
 
 #include <lockstep/comm/group.h>

@@ -6,7 +6,7 @@
 #include "dispatch/lazy_storage.h"
 #include "module/rank_check.h"
 #include "module/tensors.h"
-#include "parallel/gradient_hooks.h"
+#include "parallel/backward_hooks.h"
 
 #include <lockstep/global/tensor.h>
 

@@ -2,7 +2,7 @@
 
 #include "parallel/support.h"
 
-#include "layout/bucket_plan.h"
+#include "layout/flat_layout.h"
 
 namespace lockstep {
 namespace {

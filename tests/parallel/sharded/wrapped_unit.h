@@ -4,7 +4,7 @@
 // of float parameters that all take part.
 #pragma once
 
-#include "layout/unit_plan.h"
+#include "layout/flat_layout.h"
 #include "module/specs.h"
 
 #include <lockstep/comm/group.h>

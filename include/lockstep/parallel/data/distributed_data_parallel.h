@@ -51,7 +51,6 @@
 #include <lockstep/module/module_ref.h>
 #include <lockstep/parallel/data/communication_hook.h>
 #include <lockstep/parallel/handle.h>
-#include <lockstep/parallel/reduction_failed.h>
 
 #include <ATen/core/Tensor.h>
 

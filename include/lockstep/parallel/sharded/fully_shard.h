@@ -56,7 +56,6 @@
 #include <lockstep/mesh/ranks.h>
 #include <lockstep/module/module_ref.h>
 #include <lockstep/parallel/handle.h>
-#include <lockstep/parallel/reduction_failed.h>
 
 #include <c10/core/ScalarType.h>
 

@@ -3,7 +3,7 @@
 #include "comm/engines/c10d/runner.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/layout/shard_range.h>
+#include <lockstep/layout/tensor_slice.h>
 
 #include "comm/backend/flat.h"
 #include "comm/backend/reduction.h"

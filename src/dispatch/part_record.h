@@ -1,6 +1,7 @@
-// What a lazy storage remembers of the parts in it.
+// PartRecord: the parts that lie in a lazy storage; and the interceptor that knows them.
 #pragma once
 
+#include "dispatch/call.h"
 #include "dispatch/lazy_storage.h"
 
 #include <lockstep/dispatch/part.h>
@@ -35,5 +36,10 @@ class PartRecord final : public StorageRecord {
 
 // The same for values of the elements that `part` has; `values` themselves where it is no part.
 [[nodiscard]] at::Tensor as_part_like(const at::Tensor& values, const at::Tensor& part);
+
+// The interceptor for parts (lockstep/dispatch/part.h). InvalidArgument for a part among the
+// arguments, which has several ranks, and an operation that mixes elements. Results that are new
+// become parts, as the arguments were.
+void check_parts(Call& call);
 
 }  // namespace lockstep::dispatch

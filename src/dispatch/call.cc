@@ -1,4 +1,4 @@
-#include "dispatch/carrier.h"
+#include "dispatch/call.h"
 
 namespace lockstep::dispatch {
 namespace {
