@@ -6,7 +6,7 @@
 #include "checkpoint/dicts.h"
 #include "checkpoint/torch_dtypes.h"
 #include "checkpoint/torch_values.h"
-#include "module/slices.h"
+#include "module/tensors.h"
 
 #include <ATen/core/List.h>
 #include <ATen/ops/empty.h>

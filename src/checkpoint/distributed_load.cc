@@ -2,7 +2,7 @@
 #include "base/visible.h"
 #include "checkpoint/distributed_checkpoint.h"
 #include "checkpoint/file_part.h"
-#include "module/slices.h"
+#include "module/tensors.h"
 
 #include <lockstep/comm/together.h>
 

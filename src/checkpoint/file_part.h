@@ -4,7 +4,7 @@
 #include <lockstep/comm/group.h>
 #include <lockstep/layout/tensor_slice.h>
 
-#include "module/slices.h"
+#include "module/tensors.h"
 #include "parallel/state_dict.h"
 
 #include <ATen/core/Tensor.h>

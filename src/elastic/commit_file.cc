@@ -1,7 +1,7 @@
 #include "elastic/commit_file.h"
 
 #include "checkpoint/header_checksums.h"
-#include "module/slices.h"
+#include "module/tensors.h"
 #include "parallel/state_dict.h"
 
 #include <lockstep/comm/together.h>

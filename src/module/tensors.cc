@@ -2,13 +2,18 @@
 
 #include "base/check.h"
 #include "base/format.h"
-#include "module/tensor_memory.h"
+#include "module/checks.h"
 
 #include <lockstep/layout/name_pattern.h>
+#include <lockstep/module/named_parameters.h>
 
+#include <c10/util/accumulate.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
+#include <unordered_map>
 
 namespace lockstep::modules {
 namespace {
@@ -146,4 +151,58 @@ std::vector<std::string> lines_of_held(const ModuleTensors& tensors) {
   return lines;
 }
 
+layout::Dtype spec_of(c10::ScalarType dtype) {
+  return {c10::toString(dtype), static_cast<std::int64_t>(c10::elementSize(dtype))};
+}
+
+layout::TensorSpec spec_of(const NamedParameter& parameter) {
+  const at::Tensor& tensor = parameter.tensor;
+  return {parameter.name, tensor.sizes().vec(), spec_of(tensor.scalar_type()),
+          tensor.unsafeGetTensorImpl()};
+}
+
+std::string kind_of(const at::Tensor& tensor) {
+  return formatted("{} on {}", c10::toString(tensor.scalar_type()), tensor.device().str());
+}
+
+std::vector<int> dim_order_of(at::IntArrayRef sizes, at::IntArrayRef strides) {
+  std::vector<int> order(sizes.size());
+  std::iota(order.begin(), order.end(), 0);
+  if (strides == at::IntArrayRef(c10::contiguous_strides(sizes))) return {};
+  std::ranges::stable_sort(order, std::greater(),
+                           [&](int dim) { return strides[static_cast<std::size_t>(dim)]; });
+  return std::ranges::is_sorted(order) ? std::vector<int>() : order;
+}
+
+at::Tensor box_in_part(const at::Tensor& part, const layout::TensorSlice& slice,
+                       const layout::Box& box) {
+  layout::Strided place = layout::place_of(slice, box);
+  return part.as_strided(box.sizes, place.strides, part.storage_offset() + place.offset);
+}
+
+at::Tensor box_in_whole(const at::Tensor& whole, const layout::Box& box) {
+  at::Tensor view = whole;
+  for (std::size_t dim = 0; dim < box.sizes.size(); ++dim)
+    view = view.narrow(static_cast<std::int64_t>(dim), box.offsets[dim], box.sizes[dim]);
+  return view;
+}
+
 }  // namespace lockstep::modules
+
+namespace lockstep {
+
+std::vector<NamedParameter> unique_parameters(const torch::nn::Module& module) {
+  std::vector<NamedParameter> unique;
+  std::unordered_map<const void*, std::size_t> seen;
+  for (const auto& item : module.named_parameters()) {
+    auto [found, is_new] = seen.emplace(item.value().unsafeGetTensorImpl(), unique.size());
+    if (is_new) {
+      unique.push_back({item.key(), item.value(), {}});
+    } else {
+      unique[found->second].aliases.push_back(item.key());
+    }
+  }
+  return unique;
+}
+
+}  // namespace lockstep

@@ -1,10 +1,14 @@
 // The tensors of a module that a handle takes care of.
 #pragma once
 
+#include "layout/flat_layout.h"
+
+#include <lockstep/layout/tensor_slice.h>
 #include <lockstep/module/named_parameters.h>
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -52,5 +56,23 @@ void check_alone(const ModuleTensors& tensors, std::string_view strategy);
 
 // One line for each parameter whose memory is held by something outside the module.
 [[nodiscard]] std::vector<std::string> lines_of_held(const ModuleTensors& tensors);
+
+// What the arithmetic of layouts, which knows no LibTorch, needs to know of tensors.
+[[nodiscard]] layout::Dtype spec_of(c10::ScalarType dtype);
+[[nodiscard]] layout::TensorSpec spec_of(const NamedParameter& parameter);
+
+// "Float on cpu": what tensors have in common that may lie in one storage.
+[[nodiscard]] std::string kind_of(const at::Tensor& tensor);
+
+// Elements of tensors by slices (lockstep/layout/tensor_slice.h).
+
+// How the elements of a dense tensor lie in memory; empty: row-major.
+[[nodiscard]] std::vector<int> dim_order_of(at::IntArrayRef sizes, at::IntArrayRef strides);
+
+// A box of a slice, as a view of the tensor of one dimension that holds the slice's elements, and
+// as a view of the whole.
+[[nodiscard]] at::Tensor box_in_part(const at::Tensor& part, const layout::TensorSlice& slice,
+                                     const layout::Box& box);
+[[nodiscard]] at::Tensor box_in_whole(const at::Tensor& whole, const layout::Box& box);
 
 }  // namespace lockstep::modules

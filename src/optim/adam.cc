@@ -1,17 +1,210 @@
+#include "optim/adam_kernel.h"
+#include "optim/parameter_span.h"
+#include "optim/state_tensors.h"
+#include "optim/update_entry.h"
+
 #include <lockstep/optim/adam.h>
 #include <lockstep/optim/adamw.h>
 
-#include "optim/adam_step.h"
-#include "optim/optimizers.h"
-
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_fused_adam.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <torch/optim/serialize.h>
 #include <torch/serialize/archive.h>
 
+#include <algorithm>
+#include <cmath>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 namespace lockstep::optim {
 namespace {
+
+struct AdamRule {
+  double lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;
+  bool amsgrad = false;
+  bool decoupled = false;  // weight decay as AdamW has it
+};
+
+AdamConstants constants_of(const AdamRule& rule, const GroupStep& step, std::int64_t age) {
+  auto t = static_cast<double>(age);
+  double sign = step.update.maximize ? -1 : 1;
+  return {.factor = static_cast<float>(sign * step.transform.factor),
+          .limit = static_cast<float>(step.transform.limit),
+          .decay = static_cast<float>(rule.decoupled ? 0 : rule.weight_decay),
+          .decay_factor = static_cast<float>(rule.decoupled ? 1 - rule.lr * rule.weight_decay : 1),
+          .beta1 = static_cast<float>(rule.beta1),
+          .new1 = static_cast<float>(1 - rule.beta1),
+          .beta2 = static_cast<float>(rule.beta2),
+          .new2 = static_cast<float>(1 - rule.beta2),
+          .unbias = static_cast<float>(1 / std::sqrt(1 - std::pow(rule.beta2, t))),
+          .eps = static_cast<float>(rule.eps),
+          .step_size = static_cast<float>(rule.lr / (1 - std::pow(rule.beta1, t)))};
+}
+
+void update_plain(const AdamConstants& constants, const ParameterSpan& span, std::int64_t begin,
+                  std::int64_t end) {
+  for_each_tile(
+      span, begin, end, [&](std::int64_t first, std::int64_t last, const float* gradient) {
+        auto state = [&](int which) -> float* {
+          std::byte* data = span.state[which].data;
+          return data == nullptr ? nullptr : reinterpret_cast<float*>(data) + first;
+        };
+        update_adam(constants,
+                    AdamSpan{.parameter = reinterpret_cast<float*>(span.parameter) + first,
+                             .gradient = gradient,
+                             .average = state(0),
+                             .square = state(1),
+                             .greatest_square = state(2),
+                             .count = last - first});
+      });
+}
+
+void update_by_tiles(const AdamConstants& constants, const ParameterSpan& span, std::int64_t begin,
+                     std::int64_t end, std::uint32_t key) {
+  bool small = span.state[0].format == StateFormat::bfloat16;
+  auto bits = [&](int which) {
+    return reinterpret_cast<std::uint16_t*>(span.state[which].data) + begin;
+  };
+  for (; begin < end; begin += Tile::elements) {
+    std::int64_t count = std::min(Tile::elements, end - begin);
+    Tile tile(span, begin, count, key, StateFormat::bfloat16);
+    if (small)
+      update_adam(constants,
+                  SmallAdamSpan{.parameter = tile.parameter(),
+                                .gradient = tile.gradient(),
+                                .average = bits(0),
+                                .square = bits(1),
+                                .greatest_square = tile.state(2),
+                                .count = count},
+                  {.key = key, .first = static_cast<std::uint32_t>(span.place + begin)});
+    else
+      update_adam(constants, AdamSpan{.parameter = tile.parameter(),
+                                      .gradient = tile.gradient(),
+                                      .average = tile.state(0),
+                                      .square = tile.state(1),
+                                      .greatest_square = tile.state(2),
+                                      .count = count});
+    tile.close();
+  }
+}
+
+// What one call of the kernel takes: tensors of one dtype, device and age.
+struct Batch {
+  std::vector<at::Tensor> parameters, gradients, averages, squares, greatest_squares, steps;
+  std::int64_t age = 0;
+
+  [[nodiscard]] bool takes(const at::Tensor& parameter, std::int64_t its_age) const {
+    return parameters.front().scalar_type() == parameter.scalar_type() &&
+           parameters.front().device() == parameter.device() && age == its_age;
+  }
+};
+
+void add(const UpdateEntry& entry, const GroupStep& step, std::vector<Batch>& batches) {
+  at::Tensor parameter = updated_tensor(entry);
+  auto batch = std::find_if(batches.begin(), batches.end(), [&](const Batch& candidate) {
+    return candidate.takes(parameter, entry.age);
+  });
+  if (batch == batches.end()) {
+    batch = batches.emplace(batches.end());
+    batch->age = entry.age;
+  }
+  batch->parameters.push_back(parameter);
+  batch->gradients.push_back(transformed_gradient(entry, step.transform));
+  batch->averages.push_back(*entry.state[0].values);
+  batch->squares.push_back(*entry.state[1].values);
+  if (entry.state[2].values != nullptr) batch->greatest_squares.push_back(*entry.state[2].values);
+  // The kernel only reads the step.
+  auto options = at::TensorOptions(at::kFloat).device(parameter.device());
+  batch->steps.push_back(batch->steps.empty()
+                             ? at::scalar_tensor(static_cast<double>(entry.age), options)
+                             : batch->steps.front());
+}
+
+void run_batch(const Batch& batch, const AdamRule& rule, bool maximize) {
+  auto call = [&](auto kernel) {
+    kernel(batch.parameters, batch.gradients, batch.averages, batch.squares, batch.greatest_squares,
+           batch.steps, rule.lr, rule.beta1, rule.beta2, rule.weight_decay, rule.eps, rule.amsgrad,
+           maximize);
+  };
+  if (rule.decoupled)
+    call([](auto&&... arguments) { at::_fused_adamw_(arguments...); });
+  else
+    call([](auto&&... arguments) { at::_fused_adam_(arguments...); });
+}
+
+// Other devices, and float64.
+void update_by_torch(std::vector<UpdateEntry>& entries, const AdamRule& rule,
+                     const GroupStep& step) {
+  std::vector<Batch> batches;
+  for (const UpdateEntry& entry : entries)
+    if (!entry.is_for_kernel()) add(entry, step, batches);
+  for (const Batch& batch : batches) run_batch(batch, rule, step.update.maximize);
+  for (const UpdateEntry& entry : entries)
+    if (!entry.is_for_kernel()) publish_master(entry);
+}
+
+// Entries are prepared; entry.age is the number of this update.
+void update_entries(std::vector<UpdateEntry>& entries, const AdamRule& rule,
+                    const GroupStep& step) {
+  std::vector<ParameterSpan> spans = make_spans(entries);
+  count_bytes(spans, step);
+  std::vector<AdamConstants> constants;
+  for (std::size_t i = 0; i < spans.size(); ++i) {
+    bool same_age = i > 0 && spans[i].age == spans[i - 1].age;
+    constants.push_back(same_age ? constants.back() : constants_of(rule, step, spans[i].age));
+  }
+  for_each_piece(spans, [&](std::size_t i, std::int64_t begin, std::int64_t end) {
+    const ParameterSpan& span = spans[i];
+    if (span.is_plain()) return update_plain(constants[i], span, begin, end);
+    update_by_tiles(constants[i], span, begin, end,
+                    rounding_key(step.update.seed, step.group, span.age));
+  });
+  update_by_torch(entries, rule, step);
+  copy_back(entries);
+}
+
+// A step of a whole optimizer: `State` is ours, `TorchState` torch::optim's, `Options` the groups'.
+template <class State, class TorchState, class Options>
+void step_adam(std::vector<torch::optim::OptimizerParamGroup>& groups, StateMap& states,
+               GroupStep step, bool decoupled) {
+  at::NoGradGuard no_grad;
+  std::vector<std::vector<UpdateEntry>> all;
+  for (const auto& group : groups) {
+    step.group = static_cast<std::int64_t>(all.size());
+    all.push_back(make_entries(group.params(), step));
+  }
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    const auto& options = static_cast<const Options&>(groups[i].options());
+    std::vector<State*> own;
+    for (UpdateEntry& entry : all[i]) {
+      auto& state = own_state<State, TorchState>(states, entry.parameter);
+      own.push_back(&state);
+      entry.master = &state.master_parameter;
+      entry.state[0] = {&state.exp_avg(), &state.exp_avg_scale, Codes::with_sign};
+      entry.state[1] = {&state.exp_avg_sq(), &state.exp_avg_sq_scale, Codes::without_sign};
+      if (options.amsgrad()) entry.state[2] = {&state.max_exp_avg_sq()};
+    }
+    if (own.empty()) continue;
+    step.group = static_cast<std::int64_t>(i);
+    for (std::size_t j = 0; j < own.size(); ++j) all[i][j].age = own[j]->step() + 1;
+    check_state(all[i], step);
+    prepare_state(all[i], step.update.state, step.update.memory.get());
+    for (State* state : own) state->step(state->step() + 1);
+    auto [beta1, beta2] = options.betas();
+    AdamRule rule{.lr = options.lr(),
+                  .beta1 = beta1,
+                  .beta2 = beta2,
+                  .eps = options.eps(),
+                  .weight_decay = options.weight_decay(),
+                  .amsgrad = options.amsgrad(),
+                  .decoupled = decoupled};
+    in_batches(all[i], step.update.memory.get(),
+               [&](std::vector<UpdateEntry>& some) { update_entries(some, rule, step); });
+  }
+}
 
 template <class Torch>
 constexpr bool is_adamw = std::is_same_v<Torch, torch::optim::AdamW>;

@@ -2,7 +2,7 @@
 
 #include "base/check.h"
 #include "optim/norm.h"
-#include "optim/optimizers.h"
+#include "optim/update_entry.h"
 
 #include <ATen/core/grad_mode.h>
 

@@ -1,7 +1,7 @@
 // Norms of gradients that are transformed on the fly.
 #pragma once
 
-#include "optim/element_transform.h"
+#include "optim/update_entry.h"
 
 #include <lockstep/optim/clipping.h>
 

@@ -2,20 +2,37 @@
 // what is remembered of it.
 #pragma once
 
+#include "base/check.h"
 #include "dispatch/lazy_storage.h"
-#include "optim/element_transform.h"
 #include "optim/formats_kernel.h"
 
 #include <lockstep/optim/update_options.h>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/flat_hash_map.h>
+#include <torch/optim/optimizer.h>
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
+#include <span>
 #include <vector>
 
 namespace lockstep::optim {
+
+// The change of each element of a gradient before an update uses it:
+// g becomes clamp(g * factor, -limit, limit). Scaling and clamping in any order end in this form.
+struct ElementTransform {
+  double factor = 1;
+  double limit = std::numeric_limits<double>::infinity();
+
+  [[nodiscard]] bool is_none() const;
+  void scale(double by);
+  void clamp(double to);
+};
 
 // One tensor of a parameter's state, in place. `values` null: the entry is not in use.
 struct StateTensor {
@@ -75,5 +92,57 @@ void copy_back(std::vector<UpdateEntry>& entries);
                                               const ElementTransform& transform);
 // Rounds a master into its parameter.
 void publish_master(const UpdateEntry& entry);
+
+// What all optimizers do alike around their updates.
+
+// Undefined without a closure.
+[[nodiscard]] inline at::Tensor loss_of(const torch::optim::Optimizer::LossClosure& closure) {
+  if (!closure) return {};
+  at::AutoGradMode with_gradients(true);
+  return closure();
+}
+
+[[nodiscard]] inline std::vector<at::Tensor> parameters_of(
+    const std::vector<torch::optim::OptimizerParamGroup>& groups) {
+  std::vector<at::Tensor> parameters;
+  for (const auto& group : groups)
+    parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+  return parameters;
+}
+
+// InvalidArgument where a product would be lost in its own dtype, as PyTorch refuses it.
+inline void check_can_scale(std::span<const at::Tensor> parameters, double factor) {
+  for (std::size_t i = 0; factor < 1 && i < parameters.size(); ++i)
+    check(!parameters[i].grad().defined() || parameters[i].grad().scalar_type() != at::kHalf,
+          "unscaling: the gradient of parameter {} is float16, in which a small one would be lost; "
+          "let scaler.step() of an optimizer of lockstep::optim unscale it, in float32, or keep "
+          "parameters in float32",
+          i);
+}
+
+// In place; nothing is written when the factor is 1.
+inline void multiply_gradients(std::span<const at::Tensor> parameters, double factor) {
+  if (factor == 1) return;
+  at::NoGradGuard no_grad;
+  for (const at::Tensor& parameter : parameters)
+    if (parameter.grad().defined()) parameter.mutable_grad().mul_(factor);
+}
+
+using StateMap = ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>;
+
+// The state of `parameter`, made where there is none, and made ours where it is torch::optim's.
+template <class State, class TorchState>
+State& own_state(StateMap& states, const at::Tensor& parameter) {
+  std::unique_ptr<torch::optim::OptimizerParamState>& place =
+      states[parameter.unsafeGetTensorImpl()];
+  if (!place) place = std::make_unique<State>();
+  if (auto* own = dynamic_cast<State*>(place.get())) return *own;
+  auto* plain = dynamic_cast<TorchState*>(place.get());
+  check(plain != nullptr, "optimizer: the state of a parameter is another optimizer's");
+  auto own = std::make_unique<State>(*plain);
+  State& state = *own;
+  place = std::move(own);
+  return state;
+}
 
 }  // namespace lockstep::optim

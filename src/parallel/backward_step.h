@@ -24,7 +24,7 @@
 #pragma once
 
 #include "base/mutex.h"
-#include "module/watch.h"
+#include "module/checks.h"
 #include "parallel/backward_hooks.h"
 #include "parallel/bucket.h"
 #include "parallel/step_clock.h"

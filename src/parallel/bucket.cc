@@ -2,8 +2,8 @@
 
 #include "base/format.h"
 #include "layout/flat_layout.h"
-#include "module/specs.h"
-#include "module/tensor_memory.h"
+#include "module/checks.h"
+#include "module/tensors.h"
 
 #include <lockstep/dispatch/deferral.h>
 #include <lockstep/dispatch/part.h>

@@ -3,7 +3,6 @@
 #include "base/check.h"
 #include "base/visible.h"
 #include "dispatch/lazy_storage.h"
-#include "module/slices.h"
 #include "module/state_entries.h"
 #include "module/tensors.h"
 

@@ -1,6 +1,6 @@
 #include <lockstep/module/named_parameters.h>
 
-#include "module/specs.h"
+#include "module/tensors.h"
 
 #include <gtest/gtest.h>
 #include <torch/nn/modules/embedding.h>

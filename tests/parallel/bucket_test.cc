@@ -1,6 +1,6 @@
 #include "parallel/bucket.h"
 
-#include "module/specs.h"
+#include "module/tensors.h"
 
 #include <lockstep/comm/group.h>
 

@@ -2,7 +2,7 @@
 
 #include "base/check.h"
 #include "dispatch/lazy_storage.h"
-#include "module/rank_check.h"
+#include "module/checks.h"
 #include "parallel/backward_hooks.h"
 #include "parallel/backward_step.h"
 #include "parallel/bucket.h"

@@ -2,7 +2,7 @@
 
 #include "base/format.h"
 #include "dispatch/part_record.h"
-#include "module/specs.h"
+#include "module/tensors.h"
 #include "parallel/backward_step.h"
 #include "parallel/handle_state.h"
 

@@ -2,7 +2,7 @@
 
 #include "base/check.h"
 #include "layout/flat_layout.h"
-#include "module/specs.h"
+#include "module/tensors.h"
 #include "parallel/data/own_copies.h"
 
 #include <ATen/core/grad_mode.h>

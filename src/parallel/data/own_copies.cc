@@ -1,7 +1,7 @@
 #include "parallel/data/own_copies.h"
 
 #include "base/check.h"
-#include "module/rank_check.h"
+#include "module/checks.h"
 #include "parallel/bucket.h"
 #include "parallel/state_dict.h"
 

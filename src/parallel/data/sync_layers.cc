@@ -1,7 +1,7 @@
 #include "parallel/data/sync_layers.h"
 
 #include "base/check.h"
-#include "module/rank_check.h"
+#include "module/checks.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>

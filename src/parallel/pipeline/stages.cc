@@ -2,7 +2,7 @@
 
 #include "base/check.h"
 #include "base/fingerprint.h"
-#include "module/rank_check.h"
+#include "module/checks.h"
 #include "module/state_entries.h"
 #include "module/tensors.h"
 #include "parallel/pipeline/part_of_model.h"

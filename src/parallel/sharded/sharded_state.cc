@@ -3,7 +3,7 @@
 #include "base/check.h"
 #include "dispatch/key.h"
 #include "layout/flat_layout.h"
-#include "module/rank_check.h"
+#include "module/checks.h"
 #include "module/state_entries.h"
 #include "parallel/bucket.h"
 #include "parallel/sharded/checks.h"

@@ -3,8 +3,7 @@
 #include "base/format.h"
 #include "dispatch/part_record.h"
 #include "layout/flat_layout.h"
-#include "module/slices.h"
-#include "module/specs.h"
+#include "module/tensors.h"
 #include "parallel/write_watch.h"
 
 #include <ATen/core/grad_mode.h>

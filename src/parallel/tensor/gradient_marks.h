@@ -4,7 +4,7 @@
 // zero_grad() has been called, which is then the handle's too.
 #pragma once
 
-#include "module/watch.h"
+#include "module/checks.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>

@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "global/head_attention.h"
 #include "global/mesh_context.h"
+#include "module/checks.h"
 #include "module/rank_check.h"
 #include "module/state_entries.h"
 #include "module/tensors.h"

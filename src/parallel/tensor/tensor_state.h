@@ -7,7 +7,7 @@
 //   state->train(fully_shard(state->parts(), ranks));                                // takes over
 #pragma once
 
-#include "module/watch.h"
+#include "module/checks.h"
 #include "parallel/composite_state.h"
 #include "parallel/tensor/backward_clock.h"
 #include "parallel/tensor/gradient_marks.h"

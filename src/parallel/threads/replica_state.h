@@ -1,8 +1,8 @@
 // What is behind a DataParallel.
 #pragma once
 
+#include "module/checks.h"
 #include "module/tensors.h"
-#include "module/watch.h"
 #include "parallel/backward_hooks.h"
 #include "parallel/threads/device_team.h"
 #include "parallel/threads/replica_step.h"

@@ -4,7 +4,7 @@
 #include "base/format.h"
 #include "comm/backend/one_line.h"
 #include "dispatch/lazy_storage.h"
-#include "module/rank_check.h"
+#include "module/checks.h"
 #include "module/tensors.h"
 #include "parallel/backward_hooks.h"
 

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "layout/flat_layout.h"
-#include "module/specs.h"
+#include "module/tensors.h"
 
 #include <lockstep/comm/group.h>
 #include <lockstep/module/named_parameters.h>

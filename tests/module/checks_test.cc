@@ -1,4 +1,4 @@
-#include "module/rank_check.h"
+#include "module/checks.h"
 
 #include "parallel/support.h"
 

@@ -1,0 +1,297 @@
+#include "module/checks.h"
+
+#include "base/check.h"
+#include "base/fingerprint.h"
+#include "base/format.h"
+#include "dispatch/lazy_storage.h"
+
+#include <lockstep/base/error.h>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <set>
+#include <sstream>
+#include <tuple>
+
+namespace lockstep::modules {
+namespace {
+
+struct Digest {
+  std::int64_t fingerprint = 0;
+  std::int64_t bytes = 0;
+  bool operator==(const Digest&) const = default;
+};
+
+std::vector<Digest> exchange(Group group, Digest mine, const CallOptions& call) {
+  at::Tensor input = at::empty({2}, at::kLong);
+  at::Tensor output = at::empty({2 * group.size()}, at::kLong);
+  input.data_ptr<std::int64_t>()[0] = mine.fingerprint;
+  input.data_ptr<std::int64_t>()[1] = mine.bytes;
+  group.all_gather(output, input, call).wait();
+  std::vector<Digest> all;
+  const auto* values = output.data_ptr<std::int64_t>();
+  for (int rank = 0; rank < group.size(); ++rank)
+    all.push_back({values[2 * rank], values[2 * rank + 1]});
+  return all;
+}
+
+// The texts of all ranks.
+std::vector<std::string> exchange(Group group, const std::string& mine,
+                                  const std::vector<Digest>& all, const CallOptions& call) {
+  std::vector<std::int64_t> counts;
+  std::int64_t total = 0;
+  for (const Digest& digest : all) {
+    counts.push_back(digest.bytes);
+    total += digest.bytes;
+  }
+  at::Tensor input = at::empty({static_cast<std::int64_t>(mine.size())}, at::kByte);
+  at::Tensor output = at::empty({total}, at::kByte);
+  if (!mine.empty()) std::memcpy(input.data_ptr(), mine.data(), mine.size());
+  group.all_gather(output, input, counts, call).wait();
+  std::vector<std::string> texts;
+  const char* from = static_cast<const char*>(output.data_ptr());
+  for (std::int64_t count : counts) {
+    texts.emplace_back(from, static_cast<std::size_t>(count));
+    from += count;
+  }
+  return texts;
+}
+
+// The first line that differs, as each of the two has it.
+std::pair<std::string, std::string> first_difference(const std::string& a, const std::string& b) {
+  std::istringstream lines_of_a(a), lines_of_b(b);
+  for (;;) {
+    std::string line_of_a, line_of_b;
+    bool has_a = static_cast<bool>(std::getline(lines_of_a, line_of_a));
+    bool has_b = static_cast<bool>(std::getline(lines_of_b, line_of_b));
+    if (!has_a && !has_b) return {"the same text", "the same text"};
+    if (has_a && has_b && line_of_a == line_of_b) continue;
+    return {has_a ? line_of_a : "nothing more", has_b ? line_of_b : "nothing more"};
+  }
+}
+
+std::string describe(std::string_view kind, const std::string& name, const at::Tensor& tensor) {
+  if (tensor.is_nested()) return formatted("{} {}: nested", kind, name);
+  std::string text = formatted("{} {}: {} [{}]", kind, name, c10::toString(tensor.scalar_type()),
+                               listed(tensor.sizes(), ", "));
+  if (tensor.layout() != at::kStrided) return text + " " + c10::str(tensor.layout());
+  if (tensor.is_meta()) text += " without memory";
+  if (tensor.is_inference()) text += " made inside InferenceMode";
+  if (!tensor.is_contiguous())
+    text += formatted(" with strides [{}]", listed(tensor.strides(), ", "));
+  return text;
+}
+
+}  // namespace
+
+std::vector<std::string> lines_of(const ModuleTensors& tensors) {
+  std::vector<std::string> lines, names;
+  std::vector<at::Tensor> all;
+  for (const auto& [name, tensor, aliases] : tensors.parameters) {
+    std::string line = describe("parameter", name, tensor);
+    if (!tensor.requires_grad()) line += " without gradient";
+    for (const std::string& alias : aliases) line += " tied to " + alias;
+    lines.push_back(std::move(line));
+    names.push_back(name);
+    all.push_back(tensor);
+  }
+  for (const auto& [name, tensor] : tensors.buffers) {
+    lines.push_back(describe("buffer", name, tensor));
+    names.push_back(name);
+    all.push_back(tensor);
+  }
+  std::vector<std::optional<std::size_t>> sharing = first_sharing(all);
+  for (std::size_t i = 0; i < all.size(); ++i)
+    if (sharing[i]) lines[i] += " shares memory with " + names[*sharing[i]];
+  return lines;
+}
+
+void check_same_lines(const Group& group, const std::vector<std::string>& lines,
+                      const CallOptions& call) {
+  std::string text;
+  for (const std::string& line : lines) text += line + "\n";
+  Digest mine{static_cast<std::int64_t>(fingerprint(text)), static_cast<std::int64_t>(text.size())};
+  std::vector<Digest> digests = exchange(group, mine, call);
+  auto other = std::find_if(digests.begin(), digests.end(),
+                            [&](const Digest& one) { return one != digests.front(); });
+  if (other == digests.end()) return;
+  auto rank = static_cast<std::size_t>(other - digests.begin());
+  std::vector<std::string> texts = exchange(group, text, digests, call);
+  auto [found_at_0, found_at_rank] = first_difference(texts.front(), texts[rank]);
+  throw Mismatch(formatted("the ranks' models differ: rank 0 has {}; rank {} has {}", found_at_0,
+                           rank, found_at_rank));
+}
+
+namespace {
+
+bool has_dense_memory(const at::Tensor& tensor) {
+  return tensor.layout() == at::kStrided && tensor.has_storage() && !tensor.is_meta() &&
+         tensor.numel() > 0;
+}
+
+const void* storage_of(const at::Tensor& tensor) { return tensor.storage().unsafeGetStorageImpl(); }
+
+// Elements from the first to behind the last.
+std::int64_t extent_of(const at::Tensor& tensor) {
+  std::int64_t last = 0;
+  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim)
+    last += (tensor.size(dim) - 1) * tensor.stride(dim);
+  return last + 1;
+}
+
+// Bytes in an address space: the process's, or that of a storage without memory.
+struct Span {
+  const void* space = nullptr;
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  std::size_t number = 0;
+};
+
+Span span_of(const at::Tensor& tensor, std::size_t number) {
+  bool is_released = dispatch::is_lazy(tensor) && !dispatch::has_memory(tensor);
+  auto base = is_released ? 0 : reinterpret_cast<std::int64_t>(tensor.storage().data());
+  auto size = static_cast<std::int64_t>(tensor.element_size());
+  std::int64_t begin = base + tensor.storage_offset() * size;
+  return {is_released ? storage_of(tensor) : nullptr, begin, begin + extent_of(tensor) * size,
+          number};
+}
+
+// Flags of `count` elements, those of `tensor` set; its first one is number `begin`.
+at::Tensor marked(const at::Tensor& tensor, std::int64_t begin, std::int64_t count) {
+  at::Tensor flags = at::zeros({count}, at::kBool);
+  without_repetitions(flags.as_strided(tensor.sizes(), tensor.strides(), begin)).fill_(true);
+  return flags;
+}
+
+// Of spans that overlap: they may lie in each other's gaps.
+bool have_common_elements(const at::Tensor& a, const Span& of_a, const at::Tensor& b,
+                          const Span& of_b) {
+  auto size = static_cast<std::int64_t>(a.element_size());
+  std::int64_t begin = std::min(of_a.begin, of_b.begin);
+  std::int64_t bytes = std::max(of_a.end, of_b.end) - begin;
+  bool comparable = a.element_size() == b.element_size() && (of_a.begin - of_b.begin) % size == 0;
+  if (!comparable || (a.is_non_overlapping_and_dense() && b.is_non_overlapping_and_dense()))
+    return true;
+  at::Tensor both = marked(a, (of_a.begin - begin) / size, bytes / size)
+                        .logical_and_(marked(b, (of_b.begin - begin) / size, bytes / size));
+  return both.any().item<bool>();
+}
+
+}  // namespace
+
+at::Tensor without_repetitions(const at::Tensor& tensor) {
+  at::Tensor once = tensor;
+  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim)
+    if (tensor.stride(dim) == 0 && tensor.size(dim) > 1) once = once.narrow(dim, 0, 1);
+  return once;
+}
+
+bool repeats_elements(const at::Tensor& tensor) {
+  if (!has_dense_memory(tensor) || tensor.is_non_overlapping_and_dense()) return false;
+  at::NoGradGuard no_grad;
+  return marked(tensor, 0, extent_of(tensor)).sum().item<std::int64_t>() < tensor.numel();
+}
+
+std::vector<std::optional<std::size_t>> first_sharing(std::span<const at::Tensor> tensors) {
+  at::NoGradGuard no_grad;
+  std::vector<Span> spans;
+  std::set<const void*> seen;
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    if (has_dense_memory(tensors[i]) && seen.insert(tensors[i].unsafeGetTensorImpl()).second)
+      spans.push_back(span_of(tensors[i], i));
+  std::ranges::sort(spans, {}, [](const Span& one) { return std::tuple(one.space, one.begin); });
+  std::vector<std::optional<std::size_t>> sharing(tensors.size());
+  for (std::size_t i = 0; i < spans.size(); ++i)
+    for (std::size_t j = i + 1;
+         j < spans.size() && spans[j].space == spans[i].space && spans[j].begin < spans[i].end;
+         ++j) {
+      auto [first, second] = std::minmax(spans[i].number, spans[j].number);
+      if (sharing[second] && *sharing[second] <= first) continue;
+      if (have_common_elements(tensors[spans[i].number], spans[i], tensors[spans[j].number],
+                               spans[j]))
+        sharing[second] = first;
+    }
+  return sharing;
+}
+
+bool is_held_elsewhere(const at::Tensor& tensor, std::span<const at::Tensor> tensors) {
+  if (!has_dense_memory(tensor) || dispatch::is_lazy(tensor)) return false;
+  std::set<const void*> holders;
+  std::map<const at::TensorImpl*, std::size_t> views;  // of each base
+  for (const at::Tensor& one : tensors) {
+    if (!one.has_storage() || storage_of(one) != storage_of(tensor)) continue;
+    bool is_new = holders.insert(one.unsafeGetTensorImpl()).second;
+    if (is_new && one.is_view()) ++views[one._base().unsafeGetTensorImpl()];
+  }
+  // What a tensor is a view of it holds itself: the result of randn(12), where view() follows.
+  for (const auto& [base, count] : views)
+    if (c10::raw::intrusive_ptr::use_count(const_cast<at::TensorImpl*>(base)) == count)
+      holders.insert(base);
+  return tensor.storage().use_count() > holders.size();
+}
+
+namespace {
+
+// A module's own parameters, without the copy that named_parameters() makes.
+struct Inside : torch::nn::Module {
+  static const torch::OrderedDict<std::string, at::Tensor>& of(const torch::nn::Module& module) {
+    return module.*(&Inside::parameters_);
+  }
+};
+
+template <typename Action>
+void for_each_parameter(const torch::nn::Module& module, const Action& action) {
+  for (const auto& item : Inside::of(module).items())
+    if (item.value().defined()) action(item.value());
+  for (const auto& child : module.children()) for_each_parameter(*child, action);
+}
+
+}  // namespace
+
+ModuleWatch::ModuleWatch(const torch::nn::Module& module, std::vector<std::string> ignored,
+                         std::string made)
+    : module_(module), ignored_(std::move(ignored)), made_(std::move(made)) {
+  for_each_parameter(module_, [&](const at::Tensor& tensor) {
+    as_made_.emplace_back(tensor.unsafeGetTensorImpl(), tensor.requires_grad());
+    known_.push_back(tensor);
+  });
+}
+
+bool ModuleWatch::is_as_made() const {
+  std::size_t place = 0;
+  bool same = true;
+  for_each_parameter(module_, [&](const at::Tensor& tensor) {
+    same = same && place < as_made_.size() &&
+           as_made_[place].first == tensor.unsafeGetTensorImpl() &&
+           (as_made_[place].second || !tensor.requires_grad());
+    ++place;
+  });
+  return same;
+}
+
+void ModuleWatch::check() const {
+  if (is_as_made()) return;
+  for (const NamedParameter& parameter : unique_parameters(module_)) {
+    if (is_ignored(parameter, ignored_)) continue;
+    auto known = std::ranges::find(as_made_, parameter.tensor.unsafeGetTensorImpl(),
+                                   [](const Trains& one) { return one.first; });
+    if (known == as_made_.end()) refuse(parameter, "is a new parameter");
+    if (!known->second && parameter.tensor.requires_grad())
+      refuse(parameter, "requires a gradient, which it did not, and has changed");
+  }
+}
+
+void ModuleWatch::refuse(const NamedParameter& parameter, const char* what) const {
+  throw InvalidArgument(
+      formatted("{} {} since {}: the handle does not know it; make the handle after that",
+                parameter.name, what, made_));
+}
+
+}  // namespace lockstep::modules
