@@ -24,37 +24,46 @@
 
 namespace lockstep::dispatch {
 
-Division::Division(std::shared_ptr<Group> ranks, std::optional<Duration> timeout)
-    : Division(nullptr, std::move(ranks), timeout) {}
+ShardGroup::ShardGroup(std::shared_ptr<Group> ranks, std::optional<Duration> timeout)
+    : ShardGroup(nullptr, std::move(ranks), timeout) {}
 
-Division::Division(std::shared_ptr<Division> inner, std::shared_ptr<Group> ranks,
-                   std::optional<Duration> timeout)
+ShardGroup::ShardGroup(std::shared_ptr<ShardGroup> inner, std::shared_ptr<Group> ranks,
+                       std::optional<Duration> timeout)
     : ranks_(std::move(ranks)), inner_(std::move(inner)), timeout_(timeout) {}
 
-Division::Division(std::shared_ptr<Division> inner, std::shared_ptr<Division> outer)
+ShardGroup::ShardGroup(std::shared_ptr<ShardGroup> inner, std::shared_ptr<ShardGroup> outer)
     : inner_(std::move(inner)), outer_(std::move(outer)) {}
 
-int Division::size() const {
+std::shared_ptr<ShardGroup> ShardGroup::inside(const std::shared_ptr<ShardGroup>& outer) {
+  if (!outer) return nullptr;
+  std::weak_ptr<ShardGroup>& known = inside_[outer.get()];
+  if (auto alive = known.lock()) return alive;
+  auto made = std::make_shared<ShardGroup>(shared_from_this(), outer);
+  known = made;
+  return made;
+}
+
+int ShardGroup::size() const {
   return (inner_ ? inner_->size() : 1) * (outer_ ? outer_->size() : ranks_->size());
 }
 
-double Division::sum(double number) { return sum_over_last(sum_inside(number)); }
+double ShardGroup::sum(double number) { return sum_over_last(sum_inside(number)); }
 
-double Division::largest(double number) { return largest_over_last(largest_inside(number)); }
+double ShardGroup::largest(double number) { return largest_over_last(largest_inside(number)); }
 
-double Division::sum_inside(double number) {
+double ShardGroup::sum_inside(double number) {
   if (inner_) number = inner_->sum(number);
   return outer_ ? outer_->sum_inside(number) : number;
 }
 
-double Division::largest_inside(double number) {
+double ShardGroup::largest_inside(double number) {
   if (inner_) number = inner_->largest(number);
   return outer_ ? outer_->largest_inside(number) : number;
 }
 
-const Group* Division::last_ranks() const { return outer_ ? outer_->last_ranks() : ranks_.get(); }
+const Group* ShardGroup::last_ranks() const { return outer_ ? outer_->last_ranks() : ranks_.get(); }
 
-double Division::sum_over_last(double number) {
+double ShardGroup::sum_over_last(double number) {
   if (outer_) return outer_->sum_over_last(number);
   if (ranks_->size() == 1) return number;
   at::Tensor all = at::full({1}, number, at::kDouble);
@@ -63,7 +72,7 @@ double Division::sum_over_last(double number) {
 }
 
 // Engines differ in what the maximum of a number and NaN is.
-double Division::largest_over_last(double number) {
+double ShardGroup::largest_over_last(double number) {
   if (outer_) return outer_->largest_over_last(number);
   if (ranks_->size() == 1) return number;
   bool is_nan = std::isnan(number);
@@ -73,7 +82,7 @@ double Division::largest_over_last(double number) {
   return numbers[1] > 0 ? std::numeric_limits<double>::quiet_NaN() : numbers[0];
 }
 
-Parts::Parts(std::shared_ptr<Division> division, std::vector<Part> parts)
+Parts::Parts(std::shared_ptr<ShardGroup> division, std::vector<Part> parts)
     : division_(std::move(division)), parts_(std::move(parts)) {
   check(division_ != nullptr && !parts_.empty(), "Parts: expected a division and a part");
 }
@@ -107,7 +116,7 @@ const Part* part_of(const at::Tensor& tensor) {
   return &record->parts->at(record->first + tensor.storage_offset(), tensor.numel());
 }
 
-std::shared_ptr<Division> division_of(const at::Tensor& tensor) {
+std::shared_ptr<ShardGroup> division_of(const at::Tensor& tensor) {
   const Part* part = part_of(tensor);
   return part == nullptr ? nullptr : parts_of(tensor)->division_of(*part);
 }

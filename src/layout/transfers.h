@@ -14,19 +14,6 @@
 
 namespace lockstep::layout {
 
-// Elements of a flat storage; each range counts from the begin of what that rank has.
-struct RangeTransfer {
-  int from = 0;
-  int to = 0;
-  Range source;
-  Range destination;
-  bool operator==(const RangeTransfer&) const = default;
-};
-
-// By rank of `to`, then by destination.
-[[nodiscard]] std::vector<RangeTransfer> transfers(std::span<const Range> from,
-                                                   std::span<const Range> to);
-
 // Elements of one tensor: a box of it, and where its elements lie among those that each rank has.
 struct BoxTransfer {
   int from = 0;

@@ -159,11 +159,11 @@ class CombinedNumber {
 
  private:
   struct Divided {
-    std::shared_ptr<dispatch::Division> ranks;
+    std::shared_ptr<dispatch::ShardGroup> ranks;
     double number = 0;
   };
   // Null: it is whole on this rank.
-  std::shared_ptr<dispatch::Division> division_of(const at::Tensor& parameter) {
+  std::shared_ptr<dispatch::ShardGroup> division_of(const at::Tensor& parameter) {
     auto ranks = dispatch::division_of(parameter);
     if (!ranks) ranks = dispatch::division_of(parameter.grad());
     if (ranks) return ranks;
@@ -175,8 +175,8 @@ class CombinedNumber {
     if (division) return division;
     for (const Group& each : groups) {
       auto group = std::make_shared<Group>(each);
-      division = division ? std::make_shared<dispatch::Division>(division, std::move(group))
-                          : std::make_shared<dispatch::Division>(std::move(group));
+      division = division ? std::make_shared<dispatch::ShardGroup>(division, std::move(group))
+                          : std::make_shared<dispatch::ShardGroup>(std::move(group));
     }
     return division;
   }
@@ -186,7 +186,7 @@ class CombinedNumber {
   double whole_ = 0;  // of gradients that are whole on this rank
   std::vector<Divided> divided_;
   // Of global tensors, by the names of the groups that cut them.
-  std::map<std::vector<std::string>, std::shared_ptr<dispatch::Division>> of_meshes_;
+  std::map<std::vector<std::string>, std::shared_ptr<dispatch::ShardGroup>> of_meshes_;
 };
 
 bool is_finite(const at::Tensor& gradient) {

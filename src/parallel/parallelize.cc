@@ -3,7 +3,6 @@
 #include "base/check.h"
 #include "global/mesh_context.h"
 #include "module/checks.h"
-#include "module/rank_check.h"
 #include "parallel/parallel_composition.h"
 #include "parallel/pipeline/pipeline_state.h"
 

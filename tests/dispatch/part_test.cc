@@ -29,7 +29,7 @@ using Sizes = std::vector<std::int64_t>;
 
 // Two parts side by side, and an empty one between them.
 std::vector<at::Tensor> three_parts(Group group) {
-  auto division = std::make_shared<Division>(std::make_shared<Group>(std::move(group)));
+  auto division = std::make_shared<ShardGroup>(std::make_shared<Group>(std::move(group)));
   auto parts = std::make_shared<Parts>(
       division, std::vector<Part>{{"a", layout::range_slice(Sizes{2, 6}, {6, 12}), 0},
                                   {"b", layout::range_slice(Sizes{5}, {5, 5}), 6},
@@ -180,7 +180,7 @@ TEST(Parts, NumbersOfRanksAreCombined) {
   for (int ranks : {1, 2, 3, 5})
     run_as_threads(ranks, [&](Group group) {
       const auto kept = std::make_shared<Group>(group);
-      Division division(kept);
+      ShardGroup division(kept);
       EXPECT_EQ(division.sum(group.rank() + 1), ranks * (ranks + 1) / 2);
       EXPECT_EQ(division.largest(-group.rank()), 0);
       double bad = group.rank() == ranks - 1 ? std::nan("") : 3;
@@ -195,7 +195,7 @@ TEST(Parts, NumbersOfRanksAreCombined) {
 TEST(Parts, FollowTheGroupInItsPlace) {
   run_as_threads(4, [&](Group group) {
     const auto place = std::make_shared<Group>(group);
-    const auto division = std::make_shared<Division>(place);
+    const auto division = std::make_shared<ShardGroup>(place);
     EXPECT_EQ(division->size(), 4);
     *place = group.split(group.rank() % 2);
     EXPECT_EQ(division->size(), 2);

@@ -161,8 +161,8 @@ TEST(Clipping, CombinesThePartsOfRanks) {
       run_as_threads(ranks, [&](Group group) {
         std::vector<std::shared_ptr<Group>> groups;
         for (int i = 0; i < 2; ++i) groups.push_back(std::make_shared<Group>(group.split(0)));
-        auto first = std::make_shared<dispatch::Division>(groups[0]);
-        auto second = std::make_shared<dispatch::Division>(groups[1]);
+        auto first = std::make_shared<dispatch::ShardGroup>(groups[0]);
+        auto second = std::make_shared<dispatch::ShardGroup>(groups[1]);
         std::vector<at::Tensor> mine;
         for (std::size_t i = 0; i < all.size(); ++i) {
           at::Tensor whole = all[i].detach().flatten(), gradient = all[i].grad().flatten();

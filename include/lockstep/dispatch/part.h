@@ -20,6 +20,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -29,19 +30,23 @@
 
 namespace lockstep::dispatch {
 
-// The ranks that hold the parts of one whole. Their group is where the handle that made the
-// division has it, in one place: a handle that goes on with another group there takes all its parts
-// along.
-class Division {
+// The ranks that hold the parts of one whole; adds up their numbers. Their group is where the handle
+// that made the ShardGroup has it, in one place: a handle that goes on with another group there
+// takes all its parts along.
+class ShardGroup : public std::enable_shared_from_this<ShardGroup> {
  public:
   // Not null.
-  explicit Division(std::shared_ptr<Group> ranks, std::optional<Duration> timeout = {});
+  explicit ShardGroup(std::shared_ptr<Group> ranks, std::optional<Duration> timeout = {});
   // The same where each of these ranks' share is divided again: a number is first combined over
   // the ranks of `inner`, then over `ranks`.
-  Division(std::shared_ptr<Division> inner, std::shared_ptr<Group> ranks,
-           std::optional<Duration> timeout = {});
+  ShardGroup(std::shared_ptr<ShardGroup> inner, std::shared_ptr<Group> ranks,
+             std::optional<Duration> timeout = {});
   // The same for parts that were divided over `outer` before: neither is null.
-  Division(std::shared_ptr<Division> inner, std::shared_ptr<Division> outer);
+  ShardGroup(std::shared_ptr<ShardGroup> inner, std::shared_ptr<ShardGroup> outer);
+  // For parts that were divided over `outer` before these ranks divided them again: one object for
+  // each `outer` while a part uses it, so that norms go over these ranks once. Null for null. Not
+  // thread-safe.
+  [[nodiscard]] std::shared_ptr<ShardGroup> inside(const std::shared_ptr<ShardGroup>& outer);
 
   [[nodiscard]] int size() const;
   // Collective over the ranks, and blocking: the sum of all ranks' numbers.
@@ -60,8 +65,9 @@ class Division {
 
  private:
   std::shared_ptr<Group> ranks_;  // null where there is an outer division
-  std::shared_ptr<Division> inner_, outer_;
+  std::shared_ptr<ShardGroup> inner_, outer_;
   std::optional<Duration> timeout_;
+  std::map<const ShardGroup*, std::weak_ptr<ShardGroup>> inside_;  // by outer
 };
 
 struct Part {
@@ -69,26 +75,25 @@ struct Part {
   layout::TensorSlice slice;  // the elements of the whole that are here
   std::int64_t offset = 0;    // where they begin in the storage, in elements
   // Null: that of all parts in the storage.
-  std::shared_ptr<Division> division = nullptr;
+  std::shared_ptr<ShardGroup> division = nullptr;
 };
 
 // The parts that lie in one storage, by offset.
 class Parts {
  public:
-  Parts(std::shared_ptr<Division> division, std::vector<Part> parts);
+  Parts(std::shared_ptr<ShardGroup> division, std::vector<Part> parts);
 
   // The ranks that hold the other parts of its whole.
-  [[nodiscard]] const std::shared_ptr<Division>& division_of(const Part& part) const {
+  [[nodiscard]] const std::shared_ptr<ShardGroup>& division_of(const Part& part) const {
     return part.division ? part.division : division_;
   }
   // The part of `count` elements at an element of the storage; of any count if there is none.
   [[nodiscard]] const Part& at(std::int64_t offset, std::int64_t count) const;
   // The one that was given as number i.
   [[nodiscard]] const Part& number(std::size_t i) const { return parts_[i]; }
-  // Before other threads use it.
 
  private:
-  std::shared_ptr<Division> division_;
+  std::shared_ptr<ShardGroup> division_;
   std::vector<Part> parts_;
 };
 
@@ -98,7 +103,7 @@ class Parts {
 // Local, any thread. The part that a tensor is: null when it is none. Valid while its storage is.
 [[nodiscard]] const Part* part_of(const at::Tensor& tensor);
 // The ranks that hold the others; null when it is none.
-[[nodiscard]] std::shared_ptr<Division> division_of(const at::Tensor& tensor);
+[[nodiscard]] std::shared_ptr<ShardGroup> division_of(const at::Tensor& tensor);
 
 // An ordinary tensor on the memory of a part, which must be there: operations do not know that it
 // is one. Other tensors come back as they are.

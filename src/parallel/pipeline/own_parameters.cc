@@ -19,7 +19,7 @@ OwnParameters::OwnParameters(std::vector<NamedPart> parameters, const std::share
   if (parameters_.empty())
     parameters_.push_back({"(none)", at::empty({0}), {}, layout::whole_slice(std::array{0L})});
   // A division for each that the stages have: norms combine them once.
-  std::map<const dispatch::Division*, std::shared_ptr<dispatch::Division>> divisions;
+  std::map<const dispatch::ShardGroup*, std::shared_ptr<dispatch::ShardGroup>> divisions;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const auto& [name, tensor, aliases, slice, kind] = parameters_[i];
     check(tensor.is_non_overlapping_and_dense(),
@@ -27,7 +27,7 @@ OwnParameters::OwnParameters(std::vector<NamedPart> parameters, const std::share
           listed(tensor.strides(), ", "));
     const auto of_stage = dispatch::division_of(tensor);
     auto& division = divisions[of_stage.get()];
-    if (!division) division = std::make_shared<dispatch::Division>(of_stage, group);
+    if (!division) division = std::make_shared<dispatch::ShardGroup>(of_stage, group);
     records_.push_back(std::make_shared<const dispatch::Parts>(
         division, std::vector<dispatch::Part>{{name, slice, 0}}));
     at::Tensor part = as_part(tensor, i);

@@ -43,8 +43,8 @@ ShardedState::ShardedState(sharded::Groups the_groups, const ShardOptions& optio
       unsharder(std::make_unique<sharded::Unsharder>(options.level, options.prefetch,
                                                      groups->gather, groups->reduce,
                                                      options.timeout, deferred)),
-      divisions(std::make_shared<sharded::UnitDivisions>(std::make_shared<dispatch::Division>(
-          std::shared_ptr<Group>(groups, &groups->reduce), options.timeout))),
+      shard_group(std::make_shared<dispatch::ShardGroup>(
+          std::shared_ptr<Group>(groups, &groups->reduce), options.timeout)),
       options_(options),
       pool_(std::make_shared<sharded::BufferPool>(groups->gather)) {
   sharded::check_options(options);
@@ -107,7 +107,7 @@ void ShardedState::add_units(const modules::ModuleTensors& tensors) {
   for (const layout::PlannedUnit& planned : plan) {
     sharded::UnitSettings settings = settings_of(sharded::options_of(planned, options_));
     settings.waits = waits;
-    settings.divisions = divisions;
+    settings.shard_group = shard_group;
     bool on_host = parameters[static_cast<std::size_t>(planned.items.front())].tensor.is_cpu();
     if (offload && (offload->is_in_files() || !on_host)) settings.offload = offload;
     add_unit(planned, parameters, settings);

@@ -56,7 +56,7 @@ class ShardedState final : public HandleState {
   std::shared_ptr<sharded::UnitReducer> reducer;  // null until complete()
   std::shared_ptr<parallel::BackwardStep> step;
   std::shared_ptr<parallel::WaitTime> waits = std::make_shared<parallel::WaitTime>();
-  std::shared_ptr<sharded::UnitDivisions> divisions;
+  std::shared_ptr<dispatch::ShardGroup> shard_group;
   std::shared_ptr<sharded::Offload> offload;  // null: nothing is offloaded
 
  private:

@@ -56,14 +56,6 @@ std::string released_text(const std::string& unit) {
 
 }  // namespace
 
-std::shared_ptr<dispatch::Division> UnitDivisions::inside(
-    const std::shared_ptr<dispatch::Division>& outer) {
-  if (!outer) return nullptr;
-  auto& division = inside_[outer];
-  if (!division) division = std::make_shared<dispatch::Division>(own_, outer);
-  return division;
-}
-
 std::vector<std::optional<Unit::Before>> Unit::before_of(
     const std::vector<NamedParameter>& parameters) {
   std::vector<std::optional<Before>> all;
@@ -154,14 +146,14 @@ dispatch::Part Unit::part_of(const layout::FlatSlice& slice) const {
   const std::int64_t begin = part.slice.range.begin;
   part.slice.range = {begin + slice.of_tensor.begin, begin + slice.of_tensor.end};
   part.offset = slice.offset;
-  part.division = settings_.divisions->inside(before->division);
+  part.division = settings_.shard_group->inside(before->division);
   return part;
 }
 
 void Unit::make_slices(std::weak_ptr<dispatch::StorageOwner> owner) {
   std::vector<dispatch::Part> parts;
   for (const layout::FlatSlice& slice : owned_) parts.push_back(part_of(slice));
-  parts_ = std::make_shared<dispatch::Parts>(settings_.divisions->own(), std::move(parts));
+  parts_ = std::make_shared<dispatch::Parts>(settings_.shard_group, std::move(parts));
   dispatch::LazyStorage storage(static_cast<std::int64_t>(shard().nbytes()), shard_device(),
                                 std::move(owner), settings_.key, "",
                                 dispatch::record_of_parts(parts_));

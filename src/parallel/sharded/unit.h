@@ -24,7 +24,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -48,22 +47,6 @@ struct Groups {
 // Collective. The last axis of a mesh shards; the ranks along its other axes are replicas.
 [[nodiscard]] Groups groups_on(const Ranks& ranks);
 
-// The ranks that hold the other parts of what units divide.
-class UnitDivisions {
- public:
-  explicit UnitDivisions(std::shared_ptr<dispatch::Division> own) : own_(std::move(own)) {}
-  // Of parameters that are whole before.
-  [[nodiscard]] const std::shared_ptr<dispatch::Division>& own() const { return own_; }
-  // Of parameters that `outer` has divided before: one for all of them, so that norms go over these
-  // ranks once. Null for null.
-  [[nodiscard]] std::shared_ptr<dispatch::Division> inside(
-      const std::shared_ptr<dispatch::Division>& outer);
-
- private:
-  std::shared_ptr<dispatch::Division> own_;
-  std::map<std::shared_ptr<dispatch::Division>, std::shared_ptr<dispatch::Division>> inside_;
-};
-
 struct UnitSettings {
   ShardLevel level = ShardLevel::full;
   ShardStorage storage = ShardStorage::private_memory;
@@ -75,7 +58,7 @@ struct UnitSettings {
   c10::DispatchKey key = c10::DispatchKey::Undefined;
   std::shared_ptr<Offload> offload;  // null: shards are where the parameters are
   std::shared_ptr<parallel::WaitTime> waits = std::make_shared<parallel::WaitTime>();
-  std::shared_ptr<UnitDivisions> divisions;  // one for all units
+  std::shared_ptr<dispatch::ShardGroup> shard_group;  // the ranks with the other shards
 };
 
 // What operations ask before they use the parameters, and before they use the slices.
@@ -180,7 +163,7 @@ class Unit {
 
   // What parameter i was before it was divided here: a part, or null.
   struct Before {
-    std::shared_ptr<dispatch::Division> division;
+    std::shared_ptr<dispatch::ShardGroup> division;
     dispatch::Part part;
     bool follows = false;  // in the memory of the parameter before it
   };

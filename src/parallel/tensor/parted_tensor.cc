@@ -81,7 +81,7 @@ std::vector<layout::TensorSlice> slices_of(at::IntArrayRef sizes, Placement plac
   return slices;
 }
 
-void add_leaves(PartedTensor& parted, const std::shared_ptr<dispatch::Division>& division) {
+void add_leaves(PartedTensor& parted, const std::shared_ptr<dispatch::ShardGroup>& division) {
   if (!parted.is_cut()) {
     parted.leaves.push_back(parted.local.detach());
     return;
@@ -138,7 +138,7 @@ at::Tensor PartedTensor::values(std::size_t i) const {
 
 PartedTensor part_tensor(const at::Tensor& tensor, std::string name,
                          std::vector<std::string> aliases, Placement placement, const Mesh& mesh,
-                         const std::shared_ptr<dispatch::Division>& division) {
+                         const std::shared_ptr<dispatch::ShardGroup>& division) {
   at::NoGradGuard no_grad;
   const Group group = ranks_of_parts(mesh);
   PartedTensor parted;

@@ -60,7 +60,7 @@ struct PartedTensor {
 [[nodiscard]] PartedTensor part_tensor(const at::Tensor& tensor, std::string name,
                                        std::vector<std::string> aliases, Placement placement,
                                        const Mesh& mesh,
-                                       const std::shared_ptr<dispatch::Division>& division);
+                                       const std::shared_ptr<dispatch::ShardGroup>& division);
 
 // What local lies in, while the leaves alone hold it: a strategy may give them other memory.
 class HeldByLeaves {

@@ -5,7 +5,6 @@
 #include "global/head_attention.h"
 #include "global/mesh_context.h"
 #include "module/checks.h"
-#include "module/rank_check.h"
 #include "module/state_entries.h"
 #include "module/tensors.h"
 #include "parallel/state_dict.h"
@@ -86,7 +85,7 @@ void TensorParallelState::part_all(const TensorCut& how) {
   const std::vector<PlannedParameter> planned =
       tensor_parallel::planned(how.plan, *module_, group_.size());
   set_hints(how, planned);
-  const auto division = std::make_shared<dispatch::Division>(kept_group_);
+  const auto division = std::make_shared<dispatch::ShardGroup>(kept_group_);
   for (const auto& [parameter, placement, pattern] : planned)
     parted_.push_back(tensor_parallel::part_tensor(
         parameter.tensor, parameter.name, parameter.aliases, placement, tensors_, division));

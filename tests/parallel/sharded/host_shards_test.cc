@@ -33,10 +33,8 @@ struct OffloadedUnit {
     }
     unsharder.add(
         "u", std::move(members), pool,
-        sharded::UnitSettings{.level = level,
-                              .key = dispatch::key(),
-                              .offload = offload,
-                              .divisions = std::make_shared<sharded::UnitDivisions>(division)});
+        sharded::UnitSettings{
+            .level = level, .key = dispatch::key(), .offload = offload, .shard_group = division});
   }
 
   static at::Tensor initial(int i) { return i == 0 ? values({5, 3}, 1) : values({4}, 2); }
@@ -52,8 +50,8 @@ struct OffloadedUnit {
   }
 
   Group group;
-  std::shared_ptr<dispatch::Division> division =
-      std::make_shared<dispatch::Division>(std::make_shared<Group>(group));
+  std::shared_ptr<dispatch::ShardGroup> division =
+      std::make_shared<dispatch::ShardGroup>(std::make_shared<Group>(group));
   std::shared_ptr<Offload> offload;
   std::shared_ptr<sharded::BufferPool> pool;
   sharded::Unsharder unsharder;

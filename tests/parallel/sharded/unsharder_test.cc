@@ -20,12 +20,11 @@ struct Units {
     for (int i = 0; i < 4; ++i) {
       parameters.push_back(values({3, 2}, i).requires_grad_());
       std::vector<NamedParameter> members = {{"p" + std::to_string(i), parameters.back(), {}}};
-      unsharder.add(
-          "u" + std::to_string(i), std::move(members), pool,
-          sharded::UnitSettings{.level = level,
-                                .reshard_after_forward = reshard,
-                                .key = dispatch::key(),
-                                .divisions = std::make_shared<sharded::UnitDivisions>(division)});
+      unsharder.add("u" + std::to_string(i), std::move(members), pool,
+                    sharded::UnitSettings{.level = level,
+                                          .reshard_after_forward = reshard,
+                                          .key = dispatch::key(),
+                                          .shard_group = division});
     }
   }
 
@@ -44,8 +43,8 @@ struct Units {
   }
 
   Group group;
-  std::shared_ptr<dispatch::Division> division =
-      std::make_shared<dispatch::Division>(std::make_shared<Group>(group));
+  std::shared_ptr<dispatch::ShardGroup> division =
+      std::make_shared<dispatch::ShardGroup>(std::make_shared<Group>(group));
   Unsharder unsharder;
   std::vector<at::Tensor> parameters;
 };
