@@ -30,9 +30,9 @@
 
 namespace lockstep::dispatch {
 
-// The ranks that hold the parts of one whole; adds up their numbers. Their group is where the handle
-// that made the ShardGroup has it, in one place: a handle that goes on with another group there
-// takes all its parts along.
+// The ranks that hold the parts of one whole; adds up their numbers. The group belongs to the
+// handle that made the ShardGroup: a handle that goes on with another group there takes all its
+// parts along.
 class ShardGroup : public std::enable_shared_from_this<ShardGroup> {
  public:
   // Not null.
