@@ -2,7 +2,6 @@
 
 #include "base/check.h"
 #include "dispatch/lazy_storage.h"
-#include "global/cut.h"
 #include "global/mesh_context.h"
 #include "global/spec.h"
 

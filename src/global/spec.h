@@ -6,7 +6,7 @@
 #pragma once
 
 #include <lockstep/global/placement.h>
-#include <lockstep/layout/shard_range.h>
+#include <lockstep/layout/tensor_slice.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/DispatchKeySet.h>

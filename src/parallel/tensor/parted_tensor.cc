@@ -3,7 +3,6 @@
 #include "base/check.h"
 #include "dispatch/key.h"
 #include "dispatch/part_record.h"
-#include "global/cut.h"
 #include "global/global_tensor.h"
 #include "global/mesh_context.h"
 #include "global/spec.h"
