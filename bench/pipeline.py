@@ -14,7 +14,7 @@ from step_shared import run_rounds
 
 OUR_SCHEDULES = ("gpipe", "1f1b", "zb-h1", "zbv")
 PYTORCH_SCHEDULES = ("gpipe", "1f1b", "zbv")
-SYSTEMS = {"ours": "ours", "copied": "ours, copied", "pytorch": "PyTorch"}
+SYSTEMS = {"ours": "ours", "pytorch": "PyTorch"}
 EQUAL_LOSSES = 1e-4  # relative
 USUAL_SIZES = {"width": 1024, "depth": 8, "rows": 128, "micro_batches": 8}
 
@@ -48,8 +48,7 @@ def start_one(name, options):
     for size in USUAL_SIZES:
         told += [f"--{size.replace('_', '-')}", getattr(options, size)]
     if system != "pytorch":
-        how = ["--copied"] if system == "copied" else []
-        command, malloc = [options.rank_program, "pipeline", *told, *how], {}
+        command, malloc = [options.rank_program, "pipeline", *told], {}
     else:
         command = peer_command(find_python(options.python), "pipeline.py", *told)
         malloc = our_malloc(options.rank_program)
@@ -71,8 +70,6 @@ def check_losses(contenders):
 
 def compare(options, judgements):
     names = [("ours", one) for one in options.schedule]
-    if options.copied:
-        names += [("copied", one) for one in options.schedule]
     names += [("pytorch", one) for one in options.schedule if one in PYTORCH_SCHEDULES]
     contenders = []
     try:
@@ -118,7 +115,6 @@ def print_table(options, contenders):
 def print_ratios(options, contenders, judgements):
     found = {one.name: one for one in contenders}
     pairs = [(("pytorch", one), ("ours", one)) for one in PYTORCH_SCHEDULES] + [(("ours", "1f1b"), ("ours", "zbv"))]
-    pairs += [(("copied", one), ("ours", one)) for one in OUR_SCHEDULES]
     usual = all(getattr(options, size) == value for size, value in USUAL_SIZES.items())
     if not options.json:
         print(f"\n{'time / time':<40}{'p50':>8}   quartiles of the rounds")
@@ -136,7 +132,6 @@ def print_ratios(options, contenders, judgements):
 
 def add_options(parser):
     parser.add_argument("--schedule", type=words(OUR_SCHEDULES), default=list(OUR_SCHEDULES), help="else all of ours")
-    parser.add_argument("--copied", action="store_true", help="also ours with copies of what stages pass on")
     parser.add_argument("--width", type=number(1, 1 << 16), default=USUAL_SIZES["width"], help="of the model")
     parser.add_argument("--depth", type=number(1, 1024), default=USUAL_SIZES["depth"], help="layers of the model")
     parser.add_argument("--rows", type=number(1, 1 << 20), default=USUAL_SIZES["rows"], help="of a micro-batch")

@@ -36,7 +36,6 @@ struct PipelineSizes {
   int width = 1024, depth = 8;  // of the model: layers of width x width
   int rows = 128;               // of a micro-batch
   int micro_batches = 8;
-  bool copied = false;  // what stages pass on, where it could go by handle
 };
 
 class PipelineWork {
@@ -57,8 +56,7 @@ class PipelineWork {
     pipeline_ = Pipeline(split(model, points), schedule_, world_,
                          [](const Tensors& outputs, const Tensors& targets) {
                            return torch::nn::functional::mse_loss(outputs[0], targets[0]);
-                         },
-                         {.by_handle = !sizes.copied});
+                         });
     sgd_ = std::make_unique<torch::optim::SGD>(pipeline_.parameters(), learning_rate);
     torch::manual_seed(1234);
     const std::int64_t rows = std::int64_t{sizes.rows} * sizes.micro_batches;
@@ -116,7 +114,6 @@ int serve_pipelines(const Words& words) {
   options.add({"depth", "N", ""}, number_into(sizes.depth, 1, 1024));
   options.add({"rows", "N", ""}, number_into(sizes.rows, 1, 1 << 20));
   options.add({"micro-batches", "N", ""}, number_into(sizes.micro_batches, 1, 1024));
-  options.add({"copied", "", ""}, flag_into(sizes.copied));
   options.add({"threads", "N", ""}, number_into(threads, 1, 1024));
   if (auto code = apps::answer(options.read(words), options)) return *code;
   Group world = init();

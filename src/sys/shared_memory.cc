@@ -33,9 +33,9 @@ FileDescriptor nameless_memory(const char* label) {
 
 }  // namespace
 
-SharedMemory::SharedMemory(FileDescriptor file, std::size_t bytes, Access access)
+SharedMemory::SharedMemory(FileDescriptor file, std::size_t bytes)
     : file_(std::move(file)), bytes_(bytes) {
-  const int protection = access == Access::read ? PROT_READ : PROT_READ | PROT_WRITE;
+  const int protection = PROT_READ | PROT_WRITE;
   void* address = mmap(nullptr, bytes, protection, MAP_SHARED | MAP_NORESERVE, file_.get(), 0);
   if (address == MAP_FAILED) {
     throw SystemError(
@@ -79,14 +79,6 @@ SharedMemory SharedMemory::create(const char* label, std::size_t bytes) {
 }
 
 SharedMemory SharedMemory::open(FileDescriptor file, std::size_t bytes) {
-  return open(std::move(file), bytes, Access::read_and_write);
-}
-
-SharedMemory SharedMemory::open_to_read(FileDescriptor file, std::size_t bytes) {
-  return open(std::move(file), bytes, Access::read);
-}
-
-SharedMemory SharedMemory::open(FileDescriptor file, std::size_t bytes, Access access) {
   struct stat status {};
   if (fstat(file.get(), &status) != 0)
     throw SystemError("looking at a peer's shared memory", errno);
@@ -95,7 +87,7 @@ SharedMemory SharedMemory::open(FileDescriptor file, std::size_t bytes, Access a
   const int seals = fcntl(file.get(), F_GET_SEALS);
   check_input(seals >= 0 && (seals & F_SEAL_SHRINK) != 0,
               "shared memory of a peer: expected memory that cannot shrink");
-  SharedMemory memory(std::move(file), bytes, access);
+  SharedMemory memory(std::move(file), bytes);
   madvise(memory.data_, bytes, MADV_DONTDUMP);
   return memory;
 }

@@ -22,8 +22,6 @@ class SharedMemory {
   // Maps what another process made. Throws BadInput unless it is at least `bytes` long and cannot
   // shrink. Core dumps of this process leave it out: the owner's have it.
   static SharedMemory open(FileDescriptor file, std::size_t bytes);
-  // The same for reading alone: a write ends the process.
-  static SharedMemory open_to_read(FileDescriptor file, std::size_t bytes);
 
   SharedMemory(SharedMemory&& other) noexcept;
   SharedMemory& operator=(SharedMemory&& other) noexcept;
@@ -44,9 +42,7 @@ class SharedMemory {
   [[nodiscard]] std::size_t resident_bytes() const;
 
  private:
-  enum class Access { read, read_and_write };
-  SharedMemory(FileDescriptor file, std::size_t bytes, Access access = Access::read_and_write);
-  static SharedMemory open(FileDescriptor file, std::size_t bytes, Access access);
+  SharedMemory(FileDescriptor file, std::size_t bytes);
 
   FileDescriptor file_;
   std::byte* data_ = nullptr;

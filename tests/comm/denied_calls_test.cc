@@ -39,9 +39,9 @@ void exchange_something(Group& group) {
   shared.fill_(1);
   group.all_reduce(shared).wait();
   auto message = at::ones({70'000});
-  if (group.is_root()) group.send_by_handle(message, 1).wait();
-  if (!group.is_root())
-    EXPECT_EQ(group.recv_by_handle({70'000}, at::kFloat, 0).sum().item<float>(), 70'000);
+  if (group.is_root()) group.send(message, 1).wait();
+  if (!group.is_root()) group.recv(message.zero_(), 0).wait();
+  EXPECT_EQ(message.sum().item<float>(), 70'000);
   auto part = group.split(0, -group.rank());
   part.barrier().wait();
   group.barrier().wait();

@@ -251,14 +251,6 @@ TEST_P(Arguments, ViewsWithoutValuesOfTheirOwnAreReadAndNotWritten) {
   });
 }
 
-TEST_P(Arguments, APeerThatThereIsNotIsRefusedWhereHandlesAreAskedFor) {
-  run([](Group group) {
-    for (int peer : {-1, group.size(), group.rank()})
-      EXPECT_THROW(static_cast<void>(group.passes_handles(peer, 1 << 20)), InvalidArgument);
-    group.barrier().wait();
-  });
-}
-
 INSTANTIATE_TEST_SUITE_P(Engines, Arguments, test::every_engine({2, 3}), test::engine_test_name);
 
 }  // namespace

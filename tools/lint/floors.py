@@ -52,7 +52,7 @@ WITHOUT_LIBTORCH = (
     "comm/engines/shm", "comm/engines/mpi/plan", "comm/engines/mpi/call_query",
     "comm/engines/hierarchical/layout", "comm/init/choice",
 )
-WITH_LIBTORCH = ("comm/engines/shm/backend", "comm/engines/shm/lent_tensors", "comm/engines/shm/tensor_allocator")   # exceptions inside of them
+WITH_LIBTORCH = ("comm/engines/shm/backend", "comm/engines/shm/tensor_allocator")   # exceptions inside of them
 LIBTORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]')

@@ -91,19 +91,6 @@ class Backend {
                                                      const at::TensorOptions& options,
                                                      const Agree& agree);
 
-  // Tensors by handle: a peer reads a tensor where it lies, and both sides have it copy on write.
-  // Whether tensors of so many bytes go so between this rank and that one; both answer alike. The
-  // rest is not called where it says no, as engines do that leave it as it is.
-  [[nodiscard]] virtual bool passes_handles(int peer, std::int64_t bytes) const;
-  // Local. What names a contiguous tensor to that rank, which borrows it once; 0 for a tensor that
-  // cannot be read where it lies. The tensor's memory stays until the other rank has let go of it.
-  [[nodiscard]] virtual std::int64_t lend(const at::Tensor& tensor, int destination);
-  // Of a handle that the other rank was never told.
-  virtual void give_up(std::int64_t handle) noexcept;
-  // Local. The tensor of a handle from that rank; Mismatch when it has not so many bytes.
-  [[nodiscard]] virtual at::Tensor borrow(std::int64_t handle, int source, at::IntArrayRef sizes,
-                                          const at::TensorOptions& options);
-
   // The backend of a new group of `ranks` (numbers in this group, in the new group's order; this
   // rank is among them). All of `ranks` call it with equal arguments and nobody else needs to;
   // `name` is unique in this group.

@@ -63,8 +63,6 @@ struct GroupTraffic {
   // all_reduce of b bytes counts b on every rank, a broadcast b on its root alone, recv and barrier
   // nothing.
   std::int64_t bytes = 0;
-  // Of tensors that peers read where they lie instead (send_by_handle).
-  std::int64_t bytes_by_handle = 0;
 };
 
 class Group {
@@ -153,24 +151,6 @@ class Group {
             Where where = Where::current());
   Work recv(const at::Tensor& tensor, int source, CallOptions options = {},
             Where where = Where::current());
-
-  // A tensor for one other rank, which need not be copied: on `shm`, from 64 KiB on, that rank
-  // reads it where it lies, and both have it copy on write (an operation that changes one of them
-  // in place first gives it memory of its own), so that each has the values of the call as long as
-  // it keeps its tensor, which may be for ever. The memory is free when both have let go of theirs.
-  // Tensors that cannot be read where they lie (made before init(), of a device, small views of
-  // large memory, what no memory of InitOptions::arena_tensors was left for) and those of other
-  // engines are sent, and must not change before wait(). A child of fork() has not what was
-  // received so. Each send_by_handle() is met by a recv_by_handle(), among the messages of the two
-  // ranks. No other thread may use the tensor during the call.
-  Work send_by_handle(const at::Tensor& tensor, int destination, CallOptions options = {},
-                      Where where = Where::current());
-  // Blocks until the tensor is there. Sizes and dtype are the sender's, or a Mismatch.
-  [[nodiscard]] at::Tensor recv_by_handle(at::IntArrayRef sizes, const at::TensorOptions& tensor,
-                                          int source, CallOptions options = {},
-                                          Where where = Where::current());
-  // Local: whether tensors of so many bytes may be read where they lie by that rank.
-  [[nodiscard]] bool passes_handles(int peer, std::int64_t bytes) const;
 
   // Complete when every rank has called it and the operations before it have written their outputs,
   // also in memory that ranks share.

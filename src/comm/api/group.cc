@@ -6,7 +6,6 @@
 #include <lockstep/base/error.h>
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/view_as_real.h>
 
 #include <algorithm>
@@ -248,47 +247,6 @@ Work Group::recv(const at::Tensor& tensor, int source, CallOptions options, Wher
   check.output(tensor);
   return state_->post({.collective = Collective::recv, .root = source, .output = tensor}, options,
                       where);
-}
-
-// A word goes before: the handle, or 0, and then the tensor follows.
-Work Group::send_by_handle(const at::Tensor& tensor, int destination, CallOptions options,
-                           Where where) {
-  auto check = arguments_of(Collective::send, *state_);
-  check.peer(destination);
-  const auto values = check.input(tensor);
-  const auto bytes = static_cast<std::int64_t>(values->nbytes());
-  if (!passes_handles(destination, bytes)) return send(*values, destination, options, where);
-  const std::int64_t handle = state_->backend()->lend(*values, destination);
-  try {
-    Work told = send(at::full({1}, handle, at::kLong), destination, options, where);
-    if (handle == 0) return send(*values, destination, options, where);
-    state_->note_by_handle(bytes);
-    return told;
-  } catch (...) {
-    if (handle != 0) state_->backend()->give_up(handle);
-    throw;
-  }
-}
-
-at::Tensor Group::recv_by_handle(at::IntArrayRef sizes, const at::TensorOptions& tensor, int source,
-                                 CallOptions options, Where where) {
-  arguments_of(Collective::recv, *state_).peer(source);
-  const auto bytes =
-      c10::multiply_integers(sizes) * static_cast<std::int64_t>(tensor.dtype().itemsize());
-  if (passes_handles(source, bytes)) {
-    const at::Tensor word = at::empty({1}, at::kLong);
-    recv(word, source, options, where).wait();
-    if (const auto handle = *word.const_data_ptr<std::int64_t>(); handle != 0)
-      return state_->backend()->borrow(handle, source, sizes, tensor);
-  }
-  const at::Tensor received = empty_shared(sizes, tensor.requires_grad(false));
-  recv(received, source, options, where).wait();
-  return tensor.requires_grad() ? received.requires_grad_() : received;
-}
-
-bool Group::passes_handles(int peer, std::int64_t bytes) const {
-  arguments_of(Collective::send, *state_).peer(peer);
-  return state_->has_backend() && state_->backend()->passes_handles(peer, bytes);
 }
 
 Work Group::barrier(CallOptions options, Where where) {

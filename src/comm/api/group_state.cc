@@ -88,11 +88,6 @@ GroupTraffic GroupState::traffic() const {
   return traffic_;
 }
 
-void GroupState::note_by_handle(std::int64_t bytes) {
-  Lock lock(mutex_);
-  traffic_.bytes_by_handle += bytes;
-}
-
 std::uint64_t GroupState::next_part() {
   if (has_backend()) backend_->check_process();
   Lock lock(mutex_);

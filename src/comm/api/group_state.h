@@ -47,7 +47,6 @@ class GroupState : public std::enable_shared_from_this<GroupState> {
   [[nodiscard]] Duration timeout() const;
   void set_timeout(Duration timeout);
   [[nodiscard]] GroupTraffic traffic() const;
-  void note_by_handle(std::int64_t bytes);
   // The number of this group's next part (split or subset): the same on all ranks, as they make
   // them in the same order.
   [[nodiscard]] std::uint64_t next_part();

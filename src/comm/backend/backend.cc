@@ -20,14 +20,4 @@ void Backend::check_process() const {
                 name(), process_, sys::own_process()));
 }
 
-bool Backend::passes_handles(int, std::int64_t) const { return false; }
-
-std::int64_t Backend::lend(const at::Tensor&, int) { return 0; }
-
-void Backend::give_up(std::int64_t) noexcept {}
-
-at::Tensor Backend::borrow(std::int64_t, int, at::IntArrayRef, const at::TensorOptions&) {
-  throw InvalidArgument(formatted("{}: tensors do not go by handle", name()));
-}
-
 }  // namespace lockstep

@@ -36,18 +36,6 @@ class StagedBackend final : public Backend {
                                              const Agree& agree) override {
     return backend_->empty_node_shared(sizes, options, agree);
   }
-  // A device's tensors are copied.
-  [[nodiscard]] bool passes_handles(int peer, std::int64_t bytes) const override {
-    return backend_->passes_handles(peer, bytes);
-  }
-  [[nodiscard]] std::int64_t lend(const at::Tensor& tensor, int destination) override {
-    return backend_->lend(tensor, destination);
-  }
-  void give_up(std::int64_t handle) noexcept override { backend_->give_up(handle); }
-  [[nodiscard]] at::Tensor borrow(std::int64_t handle, int source, at::IntArrayRef sizes,
-                                  const at::TensorOptions& options) override {
-    return backend_->borrow(handle, source, sizes, options);
-  }
   [[nodiscard]] std::shared_ptr<Backend> subset(std::span<const int> ranks,
                                                 std::string_view name) override;
   void abort(std::string_view reason) override { backend_->abort(reason); }

@@ -3,7 +3,6 @@
 #include "base/check.h"
 
 #include <c10/core/ScalarType.h>
-#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <utility>
@@ -73,11 +72,8 @@ void Mailbox::send(const plan::Result& result, const Tensors& tensors) {
             describe(known), describe(specs));
     }
   }
-  for (const at::Tensor& tensor : tensors) {
-    const at::Tensor values = tensor.detach();
-    sent_.push_back(options_.by_handle ? group_.send_by_handle(values, destination, call(tag))
-                                       : group_.send(values, destination, call(tag)));
-  }
+  for (const at::Tensor& tensor : tensors)
+    sent_.push_back(group_.send(tensor.detach(), destination, call(tag)));
 }
 
 Tensors Mailbox::receive(const plan::Result& result) {
@@ -95,9 +91,7 @@ void Mailbox::post(Channel& channel, std::size_t last) {
   while (channel.posted < channel.messages.size()) {
     Expected& next = channel.messages[channel.posted];
     const bool is_needed = channel.posted <= last;
-    if (!is_needed && (channel.posted > last + ahead || !knows(next.result) ||
-                       any_comes_by_handle(channel, next.result)))
-      return;
+    if (!is_needed && (channel.posted > last + ahead || !knows(next.result))) return;
     for (const TensorSpec& spec : specs_for(channel, next.result)) {
       if (next.result.is_gradient && !spec.requires_grad) continue;
       at::Tensor tensor = post(channel, next, spec);
@@ -111,24 +105,9 @@ void Mailbox::post(Channel& channel, std::size_t last) {
 at::Tensor Mailbox::post(const Channel& channel, Expected& message, const TensorSpec& spec) {
   const std::string tag = tag_of(message.result);
   const auto options = at::TensorOptions(spec.dtype).device(options_.device);
-  if (comes_by_handle(channel, spec))
-    return group_.recv_by_handle(spec.sizes, options, channel.source, call(tag));
   at::Tensor tensor = group_.empty_shared(spec.sizes, options);
   message.works.push_back(group_.recv(tensor, channel.source, call(tag)));
   return tensor;
-}
-
-bool Mailbox::comes_by_handle(const Channel& channel, const TensorSpec& spec) const {
-  const auto bytes =
-      c10::multiply_integers(spec.sizes) * static_cast<std::int64_t>(c10::elementSize(spec.dtype));
-  return options_.by_handle && group_.passes_handles(channel.source, bytes);
-}
-
-bool Mailbox::any_comes_by_handle(const Channel& channel, const plan::Result& result) const {
-  const Specs& specs = book_.at((result.is_gradient ? forward_of(result) : result).key());
-  return std::ranges::any_of(specs, [&](const TensorSpec& spec) {
-    return (!result.is_gradient || spec.requires_grad) && comes_by_handle(channel, spec);
-  });
 }
 
 bool Mailbox::knows(const plan::Result& result) const {

@@ -4,8 +4,6 @@
 // needs it. Both ends list the messages of a pair of ranks in the order in which the sending rank
 // makes them, so they match one by one, and receives are posted before they are needed.
 //
-// Where peers can read a tensor where it lies, it is not copied (Group::send_by_handle).
-//
 // What is passed to the next stage has sizes that the receiving rank must know. In the first step
 // of a kind (sizes of the batch, with or without gradients) a description goes before it; later
 // steps of that kind find it in the book.
@@ -34,7 +32,6 @@ using SpecBook = std::unordered_map<std::uint64_t, Specs>;
 
 struct MailboxOptions {
   bool tells_specs = false;  // of the first step of its kind
-  bool by_handle = true;     // where the group can
   c10::Device device = c10::kCPU;
   std::optional<Duration> timeout = std::nullopt;
 };
@@ -70,9 +67,6 @@ class Mailbox {
   // Posts the receives of a channel through number `last`, and the next ones whose sizes are known.
   void post(Channel& channel, std::size_t last);
   [[nodiscard]] bool knows(const plan::Result& result) const;
-  // Whether such a tensor comes by handle, in a receive that blocks.
-  [[nodiscard]] bool comes_by_handle(const Channel& channel, const TensorSpec& spec) const;
-  [[nodiscard]] bool any_comes_by_handle(const Channel& channel, const plan::Result& result) const;
   [[nodiscard]] at::Tensor post(const Channel& channel, Expected& message, const TensorSpec& spec);
   // What has arrived is not kept until the end of the step. Throws what went wrong with it.
   void drop_arrived();

@@ -108,11 +108,9 @@ PipelineState::Result PipelineState::execute(StepKind kind, const pipeline::Batc
       trains ? plan::Schedule() : plan::forward_only(schedule_, batch.micro_batches());
   const plan::Schedule& schedule = trains ? schedule_ : forwards;
   const auto& actions = schedule.ranks[static_cast<std::size_t>(group_.rank())];
-  pipeline::Mailbox mailbox(group_, schedule, books_[batch.kind()],
-                            {.tells_specs = is_new,
-                             .by_handle = options_.by_handle,
-                             .device = device(),
-                             .timeout = options_.timeout});
+  pipeline::Mailbox mailbox(
+      group_, schedule, books_[batch.kind()],
+      {.tells_specs = is_new, .device = device(), .timeout = options_.timeout});
   pipeline::Execution execution(
       schedule, batch, kind, mailbox,
       {runs_, loss_, [this](const plan::Action& action) { stages_->before_backward(action); }});

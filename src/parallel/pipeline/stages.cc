@@ -93,7 +93,6 @@ void PipelineStages::check_ranks(const std::vector<Stage>& stages,
   std::vector<std::string> lines{
       formatted("schedule {}: {} stages, {} micro-batches, {:016x}", schedule_.name,
                 schedule_.stages, schedule_.micro_batches, fingerprint(schedule_text(schedule_)))};
-  lines.push_back(options.by_handle ? "tensors by handle" : "tensors are copied");
   for (const Stage& stage : stages) {
     lines.push_back("stage " + stage.name);
     const auto tensors = modules::tensors_of(*stage.module);

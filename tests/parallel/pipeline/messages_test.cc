@@ -4,6 +4,9 @@
 #include "parallel/pipeline/support.h"
 #include "support/torch/engine_test.h"
 
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/linear.h>
+
 #include <c10/core/StorageImpl.h>
 #include <c10/util/intrusive_ptr.h>
 #include <gtest/gtest.h>
@@ -77,6 +80,43 @@ TEST_P(PipelineMessages, WhatHasArrivedIsNotKept) {
       EXPECT_EQ(made.size(), micro_batches);
       // Forwards whose backward is to come.
       EXPECT_LE(most, group.size() + 1);
+    }
+  });
+}
+
+// Messages of 80 KiB. A layer in place changes what a stage passes on.
+torch::nn::Sequential wide_model() {
+  constexpr std::int64_t width = 160;
+  torch::nn::Sequential model;
+  for (int i = 0; i < 8; ++i) {
+    model->push_back(torch::nn::Linear(width, width));
+    model->push_back(torch::nn::ReLU(torch::nn::ReLUOptions(/*inplace=*/i % 2 == 0)));
+  }
+  fill_parameters(*model, 5);
+  return model;
+}
+
+TEST_P(PipelineMessages, TwoPipelinesOnOneGroupTakeTurns) {
+  run([](Group group) {
+    constexpr int micro_batches = 4;
+    std::vector<std::string> points;
+    for (int stage = 1; stage < group.size(); ++stage)
+      points.push_back(std::to_string(16 * stage / group.size()));
+    const auto make = [&] {
+      return Pipeline(
+          split(wide_model(), points),
+          plan::make_schedule("1f1b", {.stages = group.size(), .micro_batches = micro_batches}),
+          group, squared_error);
+    };
+    Pipeline one = make(), other = make();
+    auto plain = wide_model();
+    const StageForward forward = [&](const Tensors& x) { return Tensors{plain->forward(x[0])}; };
+    for (int i = 0; i < 2; ++i) {
+      const PipedBatch batch{{values({128 * micro_batches, 160}, i)},
+                             {values({128 * micro_batches, 160}, i + 100)}};
+      const at::Tensor due = one_process_step(forward, squared_error, batch, micro_batches);
+      expect_same_bits(one.step(batch.inputs, batch.targets), due, "loss of one");
+      expect_same_bits(other.step(batch.inputs, batch.targets), due, "loss of the other");
     }
   });
 }

@@ -36,10 +36,7 @@
 //
 // Messages: their sizes and dtypes are told once for each size of a batch, and then known; so are
 // they when a parameter has been frozen or unfrozen between two steps, which any rank may do.
-// Data-dependent sizes are an error that names the stage. A tensor that a stage passes on, or a
-// gradient, is not copied on `shm` from 64 KiB on, but read where it lies (Group's
-// send_by_handle(); Options::by_handle): the memory stays with the rank that made it, until the
-// other rank has let go of it.
+// Data-dependent sizes are an error that names the stage.
 //
 // Errors: an exception of one rank's stage, loss or data ends the step on all ranks: this rank
 // throws it, and the others get an Aborted that names rank, action and text. PeerLost and Timeout
@@ -88,8 +85,6 @@ using PipelineLoss = std::function<at::Tensor(const Tensors& outputs, const Tens
 struct PipelineOptions {
   // Deadline of each wait; absent: the group's.
   std::optional<Duration> timeout = std::nullopt;
-  // Off: what stages pass on is copied on every engine. The same on all ranks.
-  bool by_handle = true;
 };
 
 class [[nodiscard]] Pipeline : public Handle {

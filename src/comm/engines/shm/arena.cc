@@ -101,17 +101,7 @@ void Arena::free_at(std::size_t offset) {
 }
 
 std::byte* Arena::allocate_held(std::size_t bytes, int holders, int takers) {
-  if (auto* held = try_allocate_held(bytes, holders, takers)) return held;
-  return hold(allocate(Allocator::grain + bytes), holders, takers);  // says why there is none
-}
-
-std::byte* Arena::try_allocate_held(std::size_t bytes, int holders, int takers) {
-  if (process_.is_copy_of_parent()) return nullptr;
-  auto block = try_allocate(Allocator::grain + bytes);
-  return block.empty() ? nullptr : hold(block.data(), holders, takers);
-}
-
-std::byte* Arena::hold(std::byte* block, int holders, int takers) {
+  auto* block = allocate(Allocator::grain + bytes);
   auto* head = new (block) HeldBlock();
   head->to_come = static_cast<std::uint32_t>(takers);
   head->holders = static_cast<std::uint32_t>(holders);
@@ -132,18 +122,6 @@ void Arena::release_hold(std::byte* held) {
 
 void Arena::expect_nobody(std::byte* held) {
   HeldBlock::of(held).to_come.store(0, std::memory_order_release);
-}
-
-bool Arena::has_one_holder(std::byte* held) {
-  auto& block = HeldBlock::of(held);
-  return block.to_come.load(std::memory_order_acquire) == 0 &&
-         block.holders.load(std::memory_order_acquire) == 1;
-}
-
-void Arena::forget_holders(std::byte* held) {
-  auto& block = HeldBlock::of(held);
-  block.to_come.store(0, std::memory_order_release);
-  block.holders.store(0, std::memory_order_release);
 }
 
 bool Arena::is_held(const std::byte* data) {

@@ -46,16 +46,10 @@ class Arena {
   // lets it go, on the address where it sees the block; once all have, it is free again. The owner
   // finds that out at a later call.
   [[nodiscard]] std::byte* allocate_held(std::size_t bytes, int holders, int takers = 0);
-  // The same; null when there is no room.
-  [[nodiscard]] std::byte* try_allocate_held(std::size_t bytes, int holders, int takers = 0);
   static void take(std::byte* held);
   static void release_hold(std::byte* held);
   // By the owner, when those that have not taken it never will.
   static void expect_nobody(std::byte* held);
-  // One holds it, and nobody is to take it.
-  [[nodiscard]] static bool has_one_holder(std::byte* held);
-  // By the owner, when the others have let go, or never will because their processes have ended.
-  static void forget_holders(std::byte* held);
   // Whether that byte lies in such a block.
   [[nodiscard]] bool is_held(const std::byte* data);
   // Bytes handed out now.
@@ -77,7 +71,6 @@ class Arena {
 
  private:
   void free_at(std::size_t offset);
-  [[nodiscard]] std::byte* hold(std::byte* block, int holders, int takers);
   void give_back_pages_beyond(std::size_t kept);
   void free_released();
 

@@ -6,10 +6,7 @@
 #include "base/text.h"
 #include "comm/backend/element_type.h"
 #include "comm/backend/node_shared.h"
-#include "comm/engines/shm/absent_in_children.h"
 #include "comm/engines/shm/endpoint.h"
-#include "comm/engines/shm/lent_tensors.h"
-#include "comm/engines/shm/loans.h"
 #include "comm/engines/shm/tensor_allocator.h"
 #include "sys/own_process.h"
 #include "sys/sanitizer.h"
@@ -20,8 +17,6 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/util/intrusive_ptr.h>
-
-#include <fcntl.h>
 
 #include <cstring>
 #include <exception>
@@ -99,45 +94,15 @@ ArenaTensors::Pages pages_of_tensors() {
                                    : ArenaTensors::Pages::at_once;
 }
 
-// Of a peer, as this process's tensors over it have it.
-struct BorrowedMemory {
-  explicit BorrowedMemory(sys::SharedMemory of) : memory(std::move(of)) {
-    memory.keep_from_children();
-  }
-  sys::SharedMemory memory;
-  AbsentInChildren absent{memory.data(), memory.bytes()};
-};
-
-std::shared_ptr<const sys::SharedMemory> map_to_read(int file, std::size_t bytes) {
-  try {
-    sys::FileDescriptor own(fcntl(file, F_DUPFD_CLOEXEC, 0));
-    auto borrowed =
-        std::make_shared<BorrowedMemory>(sys::SharedMemory::open_to_read(std::move(own), bytes));
-    return {borrowed, &borrowed->memory};
-  } catch (const Error&) {
-    return nullptr;  // a limit of the address space
-  }
-}
-
-// Loans that outlive the world.
-struct LastLoans {
-  ~LastLoans() { keep_until_over(std::move(loans)); }
-  std::vector<Loan> loans;
-};
-
 // What the backends of one world share: tensors are made in the arena as long as one of them lives.
 struct Ends {
   Ends(std::shared_ptr<Store> store, int rank, int size, EndpointOptions options,
        std::size_t for_tensors)
-      : endpoint(std::move(store), rank, size, options), loans(endpoint.peers(), map_to_read) {
-    keep_until_over({});
+      : endpoint(std::move(store), rank, size, options) {
     if (for_tensors > 0) tensors.emplace(endpoint.arena(), for_tensors, pages_of_tensors());
   }
-  ~Ends() { last.loans = loans.take_all(); }
 
-  LastLoans last;  // after the endpoint's end
   Endpoint endpoint;
-  Loans loans;
   std::optional<ArenaTensors> tensors;
 };
 
@@ -227,40 +192,6 @@ class ShmBackend : public Backend {
                      });
   }
 
-  [[nodiscard]] bool passes_handles(int peer, std::int64_t bytes) const override {
-    if (bytes < static_cast<std::int64_t>(ArenaTensors::least_bytes)) return false;
-    const auto& peers = endpoint_->peers();
-    const int other = world_rank(peer);
-    if (peers.process(other) == 0) return true;
-    const auto has_tensors = [&](int rank) { return peers.control(rank).has_tensors.load() != 0; };
-    return has_tensors(peers.rank()) && has_tensors(other);
-  }
-
-  [[nodiscard]] std::int64_t lend(const at::Tensor& tensor, int destination) override {
-    const auto bytes = tensor.nbytes();
-    // A small view would keep much else.
-    if (!tensor.is_cpu() || tensor.storage().nbytes() > 2 * bytes) return 0;
-    const int other = world_rank(destination);
-    auto* data = static_cast<const std::byte*>(tensor.const_data_ptr());
-    if (!ends_->loans.can_lend(data, bytes, other)) return 0;
-    auto memory = keep_as_it_is(tensor);
-    if (memory == nullptr) return 0;
-    return static_cast<std::int64_t>(ends_->loans.lend(data, bytes, other, std::move(memory)));
-  }
-
-  void give_up(std::int64_t handle) noexcept override {
-    ends_->loans.give_up(static_cast<std::uint64_t>(handle));
-  }
-
-  [[nodiscard]] at::Tensor borrow(std::int64_t handle, int source, at::IntArrayRef sizes,
-                                  const at::TensorOptions& options) override {
-    const auto bytes =
-        host_bytes("recv_by_handle", sizes, at::TensorOptions(options).device(at::kCPU));
-    return tensor_over(
-        ends_->loans.borrow(static_cast<std::uint64_t>(handle), world_rank(source), bytes), sizes,
-        options);
-  }
-
   [[nodiscard]] std::shared_ptr<Backend> subset(std::span<const int> ranks,
                                                 std::string_view name) override {
     std::vector<int> members;
@@ -274,10 +205,6 @@ class ShmBackend : public Backend {
   }
 
  private:
-  [[nodiscard]] int world_rank(int number) const {
-    return group_.members().at(static_cast<std::size_t>(number));
-  }
-
   const rendezvous::GracePeriod grace_;
   const std::shared_ptr<Ends> ends_;
   Endpoint* const endpoint_;
@@ -303,8 +230,7 @@ std::shared_ptr<Backend> make(std::shared_ptr<Store> store, int rank, int size,
                                      EndpointOptions{.timeout = options.timeout,
                                                      .join_timeout = options.join_timeout,
                                                      .world_ranks = std::move(options.world_ranks),
-                                                     .arena_bytes = bytes + for_tensors,
-                                                     .has_tensors = for_tensors > 0},
+                                                     .arena_bytes = bytes + for_tensors},
                                      for_tensors);
   auto& world = ends->endpoint.world();
   return sys::make_shared_of_process<ShmBackend>(ends, world, options.timeout);

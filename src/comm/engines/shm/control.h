@@ -31,8 +31,7 @@ struct alignas(64) Control {
   alignas(64) std::atomic<std::uint32_t> left{present};
   // Whether it reads and writes its peers' private memory; set once, when it has tried.
   alignas(64) std::atomic<std::uint32_t> reaches_peers{unknown};
-  std::atomic<std::uint64_t> identity{0};     // a random number, set before the hand-over
-  std::atomic<std::uint32_t> has_tensors{0};  // whether LibTorch makes them here; set as that is
+  std::atomic<std::uint64_t> identity{0};  // a random number, set before the hand-over
   // What its threads are executing now: words of execution_word(), 0 for nothing.
   alignas(64) std::array<std::atomic<std::uint64_t>, executing_slots> executing{};
 };

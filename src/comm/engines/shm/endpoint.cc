@@ -19,9 +19,7 @@ std::shared_ptr<Arena> make_arena(const EndpointOptions& options, int rank, int 
   check(size <= kernels::max_ranks, "shared memory: expected at most {} ranks, found {}",
         kernels::max_ranks, size);
   check(rank >= 0 && rank < size, "shared memory: expected a rank below {}, found {}", size, rank);
-  auto arena = sys::make_shared_of_process<Arena>(options.arena_bytes);
-  arena->control().has_tensors = options.has_tensors ? 1 : 0;
-  return arena;
+  return sys::make_shared_of_process<Arena>(options.arena_bytes);
 }
 
 std::string prefix_of_round(Store& store, int rank) {

@@ -42,7 +42,6 @@ struct EndpointOptions {
   std::size_t arena_bytes = 1 << 30;  // address space
   // Whether peers may read and write this process's private memory, where the system lets them.
   bool share_private_memory = true;
-  bool has_tensors = false;  // whether LibTorch makes this process's tensors in the arena
 };
 
 class Endpoint {
