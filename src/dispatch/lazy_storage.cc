@@ -5,6 +5,7 @@
 
 #include <c10/core/StorageImpl.h>
 #include <c10/util/SmallVector.h>
+#include <torch/version.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -41,6 +42,23 @@ LazyStorageImpl* impl_of(const c10::TensorImpl& tensor) {
                                                      : nullptr;
 }
 
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13
+// Up to LibTorch 2.12 nothing public lets a storage be accessed that has once refused it. An
+// explicit instantiation may name private members.
+template <auto Refuses, auto Refresh>
+struct PrivateMembers {
+  friend void allow_access(c10::StorageImpl& storage) {
+    storage.*Refuses = false;
+    (storage.*Refresh)();
+  }
+};
+template struct PrivateMembers<&c10::StorageImpl::throw_on_immutable_data_ptr_,
+                               &c10::StorageImpl::refresh_has_data_ptr_check>;
+void allow_access(c10::StorageImpl& storage);
+#else
+void allow_access(c10::StorageImpl& storage) { storage.clear_data_ptr_access_error_msg_(); }
+#endif
+
 void drop_buffer(void* buffer) { delete static_cast<at::Tensor*>(buffer); }
 
 }  // namespace
@@ -75,7 +93,7 @@ void LazyStorage::attach(c10::StorageImpl& storage, const at::Tensor& buffer) {
   void* data = kept->mutable_data_ptr();
   if (data == nullptr) data = &nothing;
   storage.set_data_ptr_noswap(at::DataPtr(data, kept.release(), &drop_buffer, storage.device()));
-  storage.clear_data_ptr_access_error_msg_();
+  allow_access(storage);
 }
 
 void LazyStorage::detach() { detach(impl(), released_); }

@@ -160,10 +160,10 @@ void add_pointwise_rules(RuleTable& table) {
   table["copy_"] = copy;
   // LibTorch does not say of these that they treat elements apart.
   for (const char* name :
-       {"fill_", "masked_fill", "masked_fill_", "hardswish", "hardswish_", "hardswish_backward",
-        "hardtanh_backward", "hardsigmoid_backward", "hardshrink_backward", "softshrink_backward",
-        "softplus_backward", "elu_backward", "mish_backward", "log_sigmoid_backward",
-        "_prelu_kernel", "_prelu_kernel_backward"})
+       {"fill_", "masked_fill", "masked_fill_", "leaky_relu", "leaky_relu_", "hardswish",
+        "hardswish_", "hardswish_backward", "hardtanh_backward", "hardsigmoid_backward",
+        "hardshrink_backward", "softshrink_backward", "softplus_backward", "elu_backward",
+        "mish_backward", "log_sigmoid_backward", "_prelu_kernel", "_prelu_kernel_backward"})
     table[name] = pointwise();
   table["log_sigmoid_forward"] = log_sigmoid;
   table["glu"] = [](const RuleCall& call) { return glu(call, false); };

@@ -1,5 +1,7 @@
 #include "parallel/pipeline/split_backward.h"
 
+#include "dispatch/autograd_node.h"
+
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 
@@ -61,9 +63,9 @@ class WaysTo {
 }  // namespace
 
 struct SplitBackward::Begin {
-  explicit Begin(c10::intrusive_ptr<Node> node) : node(std::move(node)) {}
+  explicit Begin(dispatch::NodePointer node) : node(std::move(node)) {}
 
-  c10::intrusive_ptr<Node> node;
+  dispatch::NodePointer node;
   Gradients gradients;
 };
 

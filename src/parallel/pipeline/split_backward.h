@@ -13,9 +13,7 @@
 // Zero Bubble, arXiv:2401.10241, section 3), by operations instead of by parameters.
 #pragma once
 
-#include <torch/csrc/autograd/edge.h>
-#include <torch/csrc/autograd/node.h>
-#include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <memory>
 #include <vector>

@@ -1,6 +1,7 @@
 #include "parallel/tensor/parted_tensor.h"
 
 #include "base/check.h"
+#include "dispatch/autograd_node.h"
 #include "dispatch/key.h"
 #include "dispatch/part_record.h"
 #include "global/global_tensor.h"
@@ -203,7 +204,7 @@ void connect(PartedTensor& parted, const std::shared_ptr<GradientMarks>& marks,
   std::vector<at::Tensor> holders = parted.leaves;
   holders.insert(holders.end(), divided.begin(), divided.end());
   const std::size_t number = marks->add(parted.tensor, std::move(holders));
-  auto node = c10::make_intrusive<PartsNode>(parted, marks, number);
+  auto node = dispatch::make_node<PartsNode>(parted, marks, number);
   const auto input = node->add_input_metadata(parted.tensor);
   torch::autograd::impl::set_gradient_edge(parted.tensor, {std::move(node), input});
 }
