@@ -54,7 +54,7 @@ MixtureOptions checked(const MixtureOptions& options) {
 }
 
 std::vector<std::int64_t> numbers_of(const at::Tensor& counts) {
-  const at::Tensor flat = counts.contiguous();
+  const at::Tensor flat = counts.cpu().contiguous();
   return {flat.const_data_ptr<std::int64_t>(), flat.const_data_ptr<std::int64_t>() + flat.numel()};
 }
 
@@ -148,7 +148,7 @@ void MixtureImpl::find_room(Routing& routing, const Choices& choices) {
   const at::Tensor flat = choices.all.flatten(0, 1);  // [ranks * runs, chosen, experts]
   at::Tensor earlier = sums_before(flat);
   if (exchange_) {
-    const at::Tensor order = exchange_->order(runs);
+    const at::Tensor order = exchange_->order(runs).to(flat.device());
     earlier = at::empty_like(flat).index_copy_(0, order, sums_before(flat.index_select(0, order)));
   }
   const at::Tensor before = (sums_before(flat.sum(0)) + earlier).view(choices.all.sizes());

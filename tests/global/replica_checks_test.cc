@@ -5,8 +5,12 @@
 #include "support/messages.h"
 #include "support/torch/ranks.h"
 
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/bernoulli.h>
 #include <ATen/ops/dropout.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/native_dropout.h>
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 #include <torch/utils.h>
@@ -82,6 +86,28 @@ TEST(Generators, FewOfManyDrawsAreCompared) {
     const std::int64_t before = ranks.traffic().calls;
     for (int draw = 0; draw < 100; ++draw) (void)at::dropout(x, 0.5, true);
     EXPECT_EQ(ranks.traffic().calls - before, 8);  // of numbers 0, 1, 2, 4, ... 64
+  });
+}
+
+// As dropout() is on a GPU: the operation draws by itself.
+TEST(Generators, NativeDropoutDrawsWhatOneProcessDraws) {
+  run_as_processes(2, [](const Group& world) {
+    const Mesh mesh(world, {{"tp", 2}});
+    const at::Tensor plain = at::arange(35, at::kFloat).view({5, 7});
+    for (const Placement cut : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))})
+      for (const bool train : {true, false}) {
+        at::Tensor whole = plain.clone().requires_grad_();
+        at::Tensor x = distribute(plain, mesh, {cut}).requires_grad_();
+        torch::manual_seed(3);
+        const auto [expected, expected_mask] = at::native_dropout(whole, 0.4, train);
+        torch::manual_seed(3);
+        const auto [found, mask] = at::native_dropout(x, 0.4, train);
+        EXPECT_TRUE(at::equal(full_tensor(found.detach()), expected.detach()));
+        EXPECT_TRUE(at::equal(full_tensor(mask), expected_mask));
+        (expected * expected).sum().backward();
+        full_tensor((found * found).sum()).backward();
+        EXPECT_TRUE(at::allclose(full_tensor(x.grad()), whole.grad()));
+      }
   });
 }
 

@@ -1,9 +1,10 @@
-// Scaled dot-product attention: rows and heads may be cut, features not; tokens of queries, keys
-// and values may be cut in the same way.
+// Scaled dot-product attention: rows and heads may be cut, features not; on the CPU tokens of
+// queries, keys and values may be cut in the same way.
 #include "global/ring_attention.h"
 #include "global/rule_line.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace lockstep::global {
 namespace {
@@ -103,9 +104,145 @@ Rule flash_backward(const RuleCall& call) {
   return rule;
 }
 
+// The kernels of CUDA: what they return beside outputs and logsumexp is the same on all ranks,
+// however rows and heads are cut. With dropout nothing is cut: a rank would draw other numbers for
+// its heads than one process does.
+Rule device_attention(const RuleCall& call, std::size_t first, int mask) {
+  Rule rule = Attention(call, first, mask).rule;
+  for (Rule::Label& label : rule.labels) label.cut = false;
+  return rule;
+}
+
+Placement place_of(int label, const std::vector<int>& dims) {
+  const auto found = std::ranges::find(dims, label);
+  if (found == dims.end()) return Replicate();
+  return Shard(static_cast<int>(found - dims.begin()));
+}
+
+Rule device_choices(const RuleCall& call, Rule rule, std::size_t first, double dropout) {
+  for (int label = 0; dropout == 0 && label < std::ssize(rule.labels); ++label) {
+    RuleChoice choice;
+    for (const std::vector<int>& dims : rule.operands)
+      choice.operands.push_back(place_of(label, dims));
+    for (const Rule::Result& result : rule.results)
+      choice.results.push_back(place_of(label, result.dims));
+    const auto dim = static_cast<std::size_t>(label);
+    choice.lengths = {call.sizes(first)[dim], call.sizes(first + 1)[dim]};
+    rule.more.push_back(std::move(choice));
+  }
+  lay_features_side_by_side(rule, call.arguments());
+  return rule;
+}
+
+Rule::Result like_query(const RuleCall& call, const Rule& rule, std::size_t operand) {
+  return {call.sizes(operand), rule.operands[operand], strides_of(call.sizes(operand))};
+}
+
+// One number for each query; `tokens` of them.
+Rule::Result number_a_token(const RuleCall& call, const Rule& rule, std::int64_t tokens) {
+  const std::vector<std::int64_t>& query = call.sizes(0);
+  return {{query[0], query[1], tokens}, {rule.operands[0][0], rule.operands[0][1], Rule::whole}};
+}
+
+// The same on all ranks.
+Rule::Result whole_of(std::vector<std::int64_t> sizes) {
+  return {sizes, std::vector<int>(sizes.size(), Rule::whole)};
+}
+
+// cuDNN lays a result out as the query is.
+Rule::Result laid_out_as_query(const RuleCall& call, const Rule& rule, std::size_t operand) {
+  Rule::Result result = like_query(call, rule, operand);
+  const std::vector<std::int64_t>& strides = call.operands()[operand].strides;
+  if (strides[1] >= strides[2]) result.strides.clear();
+  return result;
+}
+
+// query, key, value, attn_bias?, compute_log_sumexp, dropout_p, ... -> output, logsumexp [rows,
+// heads, tokens, 1], two offsets (undefined), seed and offset of the generator, a mask that nobody
+// asked for
+Rule cudnn(const RuleCall& call) {
+  Rule rule = device_attention(call, 0, 3);
+  Rule::Result logsumexp = number_a_token(call, rule, call.sizes(0)[2]);
+  logsumexp.sizes.push_back(1);
+  logsumexp.dims.push_back(Rule::whole);
+  rule.results = {laid_out_as_query(call, rule, 0),
+                  logsumexp,
+                  whole_of({0}),
+                  whole_of({0}),
+                  whole_of({}),
+                  whole_of({}),
+                  whole_of({0})};
+  return device_choices(call, std::move(rule), 0, call.argument(5).toDouble());
+}
+
+// grad_out, query, key, value, out, logsumexp, seed, offset, attn_bias, two offsets, max_q, max_k,
+// dropout_p, ... -> three gradients
+Rule cudnn_backward(const RuleCall& call) {
+  Rule rule = device_attention(call, 1, 8);
+  for (std::size_t i : {1, 2, 3}) rule.results.push_back(laid_out_as_query(call, rule, i));
+  return device_choices(call, std::move(rule), 1, call.argument(13).toDouble());
+}
+
+// query, key, value, dropout_p, is_causal, ... -> output, logsumexp, two offsets (undefined: no
+// nested tensors), the generator's state, one unused number, a mask that nobody asked for
+Rule cuda_flash(const RuleCall& call) {
+  Rule rule = device_attention(call, 0, -1);
+  rule.results = {like_query(call, rule, 0),
+                  number_a_token(call, rule, call.sizes(0)[2]),
+                  whole_of({0}),
+                  whole_of({0}),
+                  whole_of({2}),
+                  whole_of({}),
+                  whole_of({0})};
+  return device_choices(call, std::move(rule), 0, call.argument(3).toDouble());
+}
+
+// grad_out, query, key, value, out, logsumexp, two offsets, max_q, max_k, dropout_p, ... -> three
+// gradients
+Rule cuda_flash_backward(const RuleCall& call) {
+  Rule rule = device_attention(call, 1, -1);
+  for (std::size_t i : {1, 2, 3}) rule.results.push_back(like_query(call, rule, i));
+  return device_choices(call, std::move(rule), 1, call.argument(10).toDouble());
+}
+
+// query, key, value, attn_bias?, compute_log_sumexp, dropout_p, is_causal -> output, logsumexp,
+// seed and offset of the generator. The kernel rounds the tokens of logsumexp up to 32.
+Rule cuda_efficient(const RuleCall& call) {
+  constexpr std::int64_t alignment = 32;
+  Rule rule = device_attention(call, 0, 3);
+  const std::int64_t tokens = (call.sizes(0)[2] + alignment - 1) / alignment * alignment;
+  rule.results = {like_query(call, rule, 0),
+                  number_a_token(call, rule, call.argument(4).toBool() ? tokens : 0), whole_of({}),
+                  whole_of({})};
+  return device_choices(call, std::move(rule), 0, call.argument(5).toDouble());
+}
+
+// grad_out, query, key, value, attn_bias, out, logsumexp, seed, offset, dropout_p,
+// grad_input_mask, ... -> three gradients, and that of the mask where it is asked for; nothing is
+// cut then, because a mask that all heads share gets the sum of theirs
+Rule cuda_efficient_backward(const RuleCall& call) {
+  Rule rule = device_attention(call, 1, 4);
+  for (std::size_t i : {1, 2, 3}) rule.results.push_back(like_query(call, rule, i));
+  const int mask = call.operand_of(4);
+  const bool wants_mask = mask >= 0 && call.argument(10).toBoolList().get(3);
+  rule.results.push_back(wants_mask ? whole_of(call.sizes(static_cast<std::size_t>(mask)))
+                                    : whole_of({0}));
+  if (wants_mask) {
+    lay_features_side_by_side(rule, call.arguments());
+    return rule;
+  }
+  return device_choices(call, std::move(rule), 1, call.argument(9).toDouble());
+}
+
 }  // namespace
 
 void add_attention_rules(RuleTable& table) {
+  table["_scaled_dot_product_flash_attention"] = cuda_flash;
+  table["_scaled_dot_product_flash_attention_backward"] = cuda_flash_backward;
+  table["_scaled_dot_product_cudnn_attention"] = cudnn;
+  table["_scaled_dot_product_cudnn_attention_backward"] = cudnn_backward;
+  table["_scaled_dot_product_efficient_attention"] = cuda_efficient;
+  table["_scaled_dot_product_efficient_attention_backward"] = cuda_efficient_backward;
   table["_scaled_dot_product_flash_attention_for_cpu"] = flash;
   table["_scaled_dot_product_flash_attention_for_cpu_backward"] = flash_backward;
 }

@@ -92,6 +92,30 @@ Rule draw_like(const RuleCall& call) {
   return rule;
 }
 
+// input, p, train -> output, mask. The mask is drawn for the whole, and the rest is what the kernel
+// computes of an element.
+Rule dropout(const RuleCall& call) {
+  Rule rule = same_sizes(call, {});
+  const bool draws = !call.argument(2).isBool() || call.argument(2).toBool();
+  const double p = call.argument(1).toDouble();
+  rule.finish = compared(
+      call, [=, whole = Whole(call.operands()[0]), arguments = call.arguments()](RulePlan& plan) {
+        if (!draws || plan.local_operands[0] == whole.sizes) return;
+        plan.kernel = [=, run = plan.operation, part = plan.part_of,
+                       placements = plan.results[0]](Stack& stack) {
+          c10::IValue& input = stack[stack.size() - arguments];
+          const at::Tensor local = input.toTensor();
+          input = whole.like(local).zero_();
+          run(stack);
+          const at::Tensor mask =
+              part(stack.back().toTensor(), placements).clone(at::MemoryFormat::Contiguous);
+          stack[stack.size() - 2] = local.mul(mask).mul_(p < 1 ? 1 / (1 - p) : 0.0);
+          stack.back() = mask;
+        };
+      });
+  return rule;
+}
+
 // Each element's value says with which probability it is drawn: all of it is needed.
 Rule draw_from(const RuleCall& call) {
   Rule rule;
@@ -118,6 +142,7 @@ void add_random_rules(RuleTable& table) {
       return call.size() == 1 ? fill(call) : draw_from(call);
     };
   for (const char* name : {"rand_like", "randn_like", "randint_like"}) table[name] = draw_like;
+  table["native_dropout"] = dropout;
   table["bernoulli"] = draw_from;
   table["multinomial"] = multinomial;
 }

@@ -46,7 +46,7 @@ struct RunPlace {
 };
 
 std::vector<std::int64_t> numbers_of(const at::Tensor& counts) {
-  const at::Tensor flat = counts.contiguous();
+  const at::Tensor flat = counts.cpu().contiguous();
   const auto* first = flat.const_data_ptr<std::int64_t>();
   return {first, first + flat.numel()};
 }

@@ -1,0 +1,194 @@
+// The rules of CUDA's attention kernels, with kernels for the CPU in their place that return what
+// those do: the numbers are LibTorch's own for the CPU.
+#include <lockstep/global/redistribute.h>
+#include <lockstep/global/tensor.h>
+
+#include "support/torch/ranks.h"
+
+#include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
+#include <ATen/ops/_scaled_dot_product_efficient_attention.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
+#include <gtest/gtest.h>
+#include <torch/library.h>
+
+#include <array>
+#include <functional>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace lockstep {
+namespace {
+
+using at::Tensor;
+using c10::SymInt;
+using Scale = std::optional<double>;
+using Mask = std::optional<Tensor>;
+
+std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v, bool causal,
+                                   const Mask& mask, Scale scale) {
+  return at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, mask, scale);
+}
+
+std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& gradient, const Tensor& q,
+                                            const Tensor& k, const Tensor& v, const Tensor& out,
+                                            const Tensor& logsumexp, bool causal, const Mask& mask,
+                                            Scale scale) {
+  return at::_scaled_dot_product_flash_attention_for_cpu_backward(
+      gradient, q, k, v, out, logsumexp.narrow(2, 0, q.size(2)).contiguous(), 0.0, causal, mask,
+      scale);
+}
+
+Tensor state(at::IntArrayRef sizes, at::ScalarType dtype) {
+  return at::empty(sizes, dtype).zero_();
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, SymInt, SymInt, Tensor, Tensor, Tensor> flash(
+    const Tensor& q, const Tensor& k, const Tensor& v, double, bool causal, bool, Scale scale) {
+  auto [out, logsumexp] = forward(q, k, v, causal, {}, scale);
+  return {out,
+          logsumexp,
+          Tensor(),
+          Tensor(),
+          q.size(2),
+          k.size(2),
+          state({2}, at::kUInt64),
+          state({}, at::kUInt64),
+          at::empty({0}, q.options())};
+}
+
+std::tuple<Tensor, Tensor, Tensor> flash_backward(const Tensor& gradient, const Tensor& q,
+                                                  const Tensor& k, const Tensor& v,
+                                                  const Tensor& out, const Tensor& logsumexp,
+                                                  const Tensor&, const Tensor&, SymInt, SymInt,
+                                                  double, bool causal, const Tensor& seed,
+                                                  const Tensor&, Scale scale) {
+  EXPECT_EQ(seed.numel(), 2);
+  return backward(gradient, q, k, v, out, logsumexp, causal, {}, scale);
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> efficient(const Tensor& q, const Tensor& k,
+                                                     const Tensor& v, const Mask& mask, bool keeps,
+                                                     double, bool causal, Scale scale) {
+  auto [out, logsumexp] = forward(q, k, v, causal, mask, scale);
+  const std::int64_t tokens = q.size(2), rounded = (tokens + 31) / 32 * 32;
+  Tensor kept = at::constant_pad_nd(logsumexp, {0, rounded - tokens});
+  if (!keeps) kept = kept.narrow(2, 0, 0);
+  return {out, kept.contiguous(), state({}, at::kLong), state({}, at::kLong)};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> efficient_backward(
+    const Tensor& gradient, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
+    const Tensor& out, const Tensor& logsumexp, const Tensor&, const Tensor&, double,
+    std::array<bool, 4>, bool causal, Scale scale) {
+  auto [dq, dk, dv] = backward(gradient, q, k, v, out, logsumexp, causal,
+                               mask.defined() ? Mask(mask) : Mask(), scale);
+  return {dq, dk, dv, Tensor()};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, SymInt, SymInt, Tensor, Tensor, Tensor> cudnn(
+    const Tensor& q, const Tensor& k, const Tensor& v, const Mask& mask, bool, double, bool causal,
+    bool, Scale scale) {
+  auto [out, logsumexp] = forward(q, k, v, causal, mask, scale);
+  return {out,
+          logsumexp.unsqueeze(-1),
+          Tensor(),
+          Tensor(),
+          q.size(2),
+          k.size(2),
+          state({}, at::kLong),
+          state({}, at::kLong),
+          Tensor()};
+}
+
+std::tuple<Tensor, Tensor, Tensor> cudnn_backward(const Tensor& gradient, const Tensor& q,
+                                                  const Tensor& k, const Tensor& v,
+                                                  const Tensor& out, const Tensor& logsumexp,
+                                                  const Tensor&, const Tensor&, const Tensor& mask,
+                                                  const Tensor&, const Tensor&, SymInt, SymInt,
+                                                  double, bool causal, Scale scale) {
+  return backward(gradient, q, k, v, out, logsumexp.squeeze(-1), causal,
+                  mask.defined() ? Mask(mask) : Mask(), scale);
+}
+
+TORCH_LIBRARY_IMPL(aten, CPU, library) {
+  library.impl("_scaled_dot_product_flash_attention", &flash);
+  library.impl("_scaled_dot_product_flash_attention_backward", &flash_backward);
+  library.impl("_scaled_dot_product_efficient_attention", &efficient);
+  library.impl("_scaled_dot_product_efficient_attention_backward", &efficient_backward);
+  library.impl("_scaled_dot_product_cudnn_attention", &cudnn);
+  library.impl("_scaled_dot_product_cudnn_attention_backward", &cudnn_backward);
+}
+
+struct Kernel {
+  std::string name;
+  std::function<Tensor(const Tensor&, const Tensor&, const Tensor&, const Mask&)> run;
+  bool takes_masks = true;
+};
+
+std::vector<Kernel> kernels() {
+  auto by_flash = [](const Tensor& q, const Tensor& k, const Tensor& v, const Mask&) {
+    return std::get<0>(at::_scaled_dot_product_flash_attention(q, k, v, 0.0, true));
+  };
+  auto by_efficient = [](const Tensor& q, const Tensor& k, const Tensor& v, const Mask& mask) {
+    return std::get<0>(
+        at::_scaled_dot_product_efficient_attention(q, k, v, mask, true, 0.0, !mask));
+  };
+  auto by_cudnn = [](const Tensor& q, const Tensor& k, const Tensor& v, const Mask& mask) {
+    return std::get<0>(at::_scaled_dot_product_cudnn_attention(q, k, v, mask, true, 0.0, !mask));
+  };
+  return {{"flash", by_flash, false}, {"efficient", by_efficient}, {"cudnn", by_cudnn}};
+}
+
+Tensor numbers(at::IntArrayRef sizes, int seed) {
+  const Tensor count = at::arange(c10::multiply_integers(sizes), at::kDouble);
+  return (count * 0.37 + seed).sin().reshape(sizes);
+}
+
+// Forward and backward of queries, keys and values that are placed so, against one process.
+void expect_as_on_one(const Mesh& mesh, const Kernel& kernel, const Placements& placed,
+                      const Mask& mask, std::int64_t heads) {
+  std::vector<Tensor> alone, there;
+  for (int i = 0; i < 3; ++i) {
+    // As a model makes them: [rows, tokens, heads, features], transposed.
+    const Tensor values = numbers({2, 5, i == 0 ? 4 : heads, 8}, i).transpose(1, 2);
+    alone.push_back(values.clone(at::MemoryFormat::Preserve).requires_grad_());
+    there.push_back(distribute(values, mesh, placed).requires_grad_());
+  }
+  const Tensor expected = kernel.run(alone[0], alone[1], alone[2], mask);
+  const Tensor found = kernel.run(there[0], there[1], there[2], mask);
+  EXPECT_TRUE(at::allclose(full_tensor(found.detach()), expected.detach(), 1e-12, 1e-12))
+      << kernel.name;
+  if (placements(there[0]) == Placements(mesh.axes().size(), Shard(1)))
+    EXPECT_EQ(placements(found), placements(there[0])) << kernel.name;
+  expected.square().sum().backward();
+  full_tensor(found.square().sum()).backward();
+  for (int i = 0; i < 3; ++i)
+    EXPECT_TRUE(at::allclose(full_tensor(there[static_cast<std::size_t>(i)].grad()),
+                             alone[static_cast<std::size_t>(i)].grad(), 1e-12, 1e-12))
+        << kernel.name << ", gradient " << i;
+}
+
+TEST(DeviceAttention, IsThatOfOneProcess) {
+  for (const int ranks : {1, 2, 3, 4})
+    test::run_group(test::Engine::local, ranks, [&](Group world) {
+      const Mesh mesh(std::move(world), {{"tp", ranks}});
+      const Mask mask = numbers({1, 1, 5, 5}, 7);
+      for (const Kernel& kernel : kernels())
+        for (const Placement& cut : {Placement(Replicate()), Placement(Shard(0)),
+                                     Placement(Shard(1)), Placement(Shard(2))}) {
+          expect_as_on_one(mesh, kernel, {cut}, {}, 4);
+          if (kernel.takes_masks) expect_as_on_one(mesh, kernel, {cut}, mask, 4);
+        }
+    });
+}
+
+}  // namespace
+}  // namespace lockstep
