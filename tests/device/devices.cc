@@ -8,6 +8,7 @@
 #include "support/processes.h"
 #include "support/temporary_folder.h"
 
+#include <ATen/ops/empty.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <torch/cuda.h>
 
@@ -47,13 +48,11 @@ void DeviceTest::SetUp() {
     GTEST_SKIP() << "needs " << devices_ << " CUDA devices, found " << cuda_devices();
 }
 
-void OneDevice::run(const GroupBody& body) const {
-  const auto [engine, size] = GetParam();
-  if (!has(engine)) GTEST_SKIP() << "this build has no engine " << name_of(engine);
+void expect_on_device(Engine engine, int size, const GroupBody& body) {
   TemporaryFolder folder;
   expect_ranks(
       size,
-      [&, engine = engine, size = size](int rank) {
+      [&](int rank) {
         BackendOptions options{.join_timeout = device_limit, .arena_bytes = 256 << 20};
         auto backend = make_backend(name_of(engine), std::make_shared<FileStore>(folder.path()),
                                     rank, size, options);
@@ -62,7 +61,14 @@ void OneDevice::run(const GroupBody& body) const {
       device_limit);
 }
 
+void OneDevice::run(const GroupBody& body) const {
+  const auto [engine, size] = GetParam();
+  if (!has(engine)) GTEST_SKIP() << "this build has no engine " << name_of(engine);
+  expect_on_device(engine, size, body);
+}
+
 DeviceBytes device_bytes() {
+  at::empty({1}, first_device);  // makes the allocator
   auto stats = at::getDeviceAllocator(at::kCUDA)->getDeviceStats(first_device.index());
   constexpr auto all = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
   return {stats.allocated_bytes[all].current, stats.allocated_bytes[all].peak};
