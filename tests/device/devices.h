@@ -36,7 +36,7 @@ class DeviceTest : public testing::Test {
 // Ranks that share the first device, on an engine that moves the host's memory.
 void expect_on_device(Engine engine, int size, const GroupBody& body);
 
-// The same for each engine and number of ranks. Ranks that share the first device, on an engine that moves the host's memory.
+// Skips where there is no GPU; run() is expect_on_device() for each engine and number of ranks.
 class OneDevice : public DeviceTest, public testing::WithParamInterface<std::tuple<Engine, int>> {
  protected:
   void run(const GroupBody& body) const;

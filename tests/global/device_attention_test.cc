@@ -1,6 +1,5 @@
 // The rules of CUDA's attention kernels, with kernels for the CPU in their place that return what
 // those do: the numbers are LibTorch's own for the CPU.
-#include <lockstep/global/redistribute.h>
 #include <lockstep/global/tensor.h>
 
 #include "support/torch/ranks.h"
