@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# What to run where there is a GPU: the device tests in shards, and a GPT's step beside PyTorch's and on ranks that share
+# the GPU. Prints what docs/gpu.md shows. Nothing is built or installed.
+#
+#   ninja -C BUILD device_test gpt_step lockstep_command      where that is possible
+#   tools/gpu_day.sh BUILD OUT [SHARDS]                       where the GPU is; logs go to OUT
+#
+# PYTHON (python3) must have the torch that BUILD was made with; its libraries are found through it.
+set -euo pipefail
+if [ $# -lt 2 ]; then echo "usage: tools/gpu_day.sh BUILD OUT [SHARDS]" >&2; exit 2; fi
+build=$1 out=$2 shards=${3:-8}
+python=${PYTHON:-python3}
+bench=$(cd "$(dirname "$0")/.." && pwd)/bench/device
+mkdir -p "$out"
+torch=$("$python" -c 'import os, torch; print(os.path.dirname(torch.__file__))')
+export LD_LIBRARY_PATH="$torch/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" LOCKSTEP_TEST_SECONDS="${LOCKSTEP_TEST_SECONDS:-60}"
+
+nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
+"$python" -c 'import torch; print("torch", torch.__version__, "NCCL", ".".join(map(str, torch.cuda.nccl.version())))'
+
+pids=()
+for ((i = 0; i < shards; ++i)); do
+  OMP_NUM_THREADS=1 GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$i \
+    timeout -s KILL 400 "$build/tests/device_test" > "$out/device.$i.log" 2>&1 < /dev/null &
+  pids+=($!)
+done
+for pid in "${pids[@]}"; do wait "$pid" || true; done
+count() { cat "$out"/device.*.log | grep -c "$1" || true; }
+echo "device_test: $(count '^\[       OK') passed, $(count '^\[  FAILED .*ms)$') failed, $(count '^\[  SKIPPED .*ms)$') skipped"
+cat "$out"/device.*.log | grep -E '^\[  (FAILED|SKIPPED) .*ms\)$' | sort || true
+
+one() { timeout -s KILL 60 "$@" < /dev/null || echo "failed: $*"; }
+for dtype in float32 bf16 float32 bf16; do
+  one "$python" "$bench/gpt_step.py" $dtype
+  one "$build/bin/lockstep" run -n 1 "$build/bench/gpt_step" dp=-1 $dtype
+done
+for mesh in dp=2 fsdp=2 tp=2 pp=2; do one "$build/bin/lockstep" run -n 2 "$build/bench/gpt_step" $mesh bf16; done
