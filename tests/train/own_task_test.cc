@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <fstream>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -201,6 +202,22 @@ TEST(OwnTaskChecks, TheDefaultsOfATask) {
   Totals found = task.measure(batch);
   EXPECT_EQ(found.targets, 3);
   EXPECT_DOUBLE_EQ(found.loss, task.loss(batch).item<double>() * 3);
+}
+
+TEST(TaskHelpers, NeighbouringStreamsHaveUnrelatedSeeds) {
+  std::set<std::uint64_t> seeds;
+  for (std::int64_t seed = 0; seed < 30; ++seed)
+    for (std::int64_t stream = -30; stream < 30; ++stream) seeds.insert(stream_seed(seed, stream));
+  EXPECT_EQ(seeds.size(), 30u * 60u);
+  EXPECT_EQ(stream_seed(7, 3), stream_seed(7, 3));
+}
+
+TEST(TaskHelpers, AFingerprintIsOfSizesAndBytes) {
+  const at::Tensor some = torch::arange(6), other = torch::arange(1, 7);
+  EXPECT_TRUE(fingerprint_of_tensors({some, other}).starts_with("12 elements, crc32 "));
+  EXPECT_EQ(fingerprint_of_tensors({some}), fingerprint_of_tensors({some.clone()}));
+  EXPECT_NE(fingerprint_of_tensors({some}), fingerprint_of_tensors({other}));
+  EXPECT_NE(fingerprint_of_tensors({some, other}), fingerprint_of_tensors({other, some}));
 }
 
 TEST(MicroBatches, CutEveryTensorAlongItsRows) {
