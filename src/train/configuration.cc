@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "base/counted.h"
 #include "base/format.h"
+#include "base/text.h"
 #include "base/utf8.h"
 #include "base/visible.h"
 #include "sys/files.h"
