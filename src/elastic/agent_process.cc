@@ -3,7 +3,7 @@
 #include "base/environment.h"
 #include "base/format.h"
 #include "base/text.h"
-#include "launch/environment.h"
+#include "rank_env/variables.h"
 #include "sys/files.h"
 
 #include <lockstep/base/error.h>
@@ -17,8 +17,8 @@
 namespace lockstep {
 
 int agent_process() {
-  const auto descriptor =
-      environment::integer(launch::variable::agent_descriptor, 0, std::numeric_limits<int>::max());
+  const auto descriptor = environment::integer(rank_env::variable::agent_descriptor, 0,
+                                               std::numeric_limits<int>::max());
   if (!descriptor) return ::getppid();
   try {
     std::istringstream lines(sys::read_file(formatted("/proc/self/fdinfo/{}", *descriptor)));

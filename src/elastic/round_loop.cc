@@ -8,11 +8,11 @@
 #include "comm/init/place.h"
 #include "elastic/agent_process.h"
 #include "elastic/warm_up.h"
-#include "launch/commit_folder.h"
-#include "launch/detection/agent_watch.h"
-#include "launch/detection/reserve.h"
-#include "launch/environment.h"
 #include "parallel/handle_state.h"
+#include "rank_env/agent_watch.h"
+#include "rank_env/commit_folder.h"
+#include "rank_env/reserve.h"
+#include "rank_env/variables.h"
 
 #include <lockstep/comm/together.h>
 
@@ -29,14 +29,14 @@ constexpr const char* done_mark = "done";
 constexpr const char* over_mark = "over";  // the number of the round whose body has returned
 constexpr auto between_asks = std::chrono::milliseconds(50);
 
-std::string run_id() { return environment::text(launch::variable::run_id).value_or("run"); }
+std::string run_id() { return environment::text(rank_env::variable::run_id).value_or("run"); }
 
 // This rank's own folder on this host; the group may be on several.
 std::filesystem::path folder_of_commits(const Rounds* rounds) {
   if (rounds == nullptr) return {};
   try {
-    launch::make_commit_folder(run_id(), agent_process());
-    return launch::commit_folder(run_id());
+    rank_env::make_commit_folder(run_id(), agent_process());
+    return rank_env::commit_folder(run_id());
   } catch (const std::exception& error) {
     log::warning("elastic: {}; no state is kept in memory", error.what());
     return {};
@@ -96,11 +96,11 @@ std::exception_ptr run_body(Round& round, const std::function<void(Round&)>& bod
   }
 }
 
-launch::RankInfo place_of(const Rounds& rounds, const RoundPlace* place) {
-  return place != nullptr ? rank_info(*place, rounds.number()) : launch::detect_rank();
+rank_env::RankInfo place_of(const Rounds& rounds, const RoundPlace* place) {
+  return place != nullptr ? rank_info(*place, rounds.number()) : rank_env::detect_rank();
 }
 
-Group join(const launch::RankInfo& info, const InitOptions& options, const Rounds& rounds) {
+Group join(const rank_env::RankInfo& info, const InitOptions& options, const Rounds& rounds) {
   return init_at(info, options,
                  [&](std::shared_ptr<Store> store) { return rounds.filtered(std::move(store)); });
 }
@@ -109,7 +109,7 @@ Group join(const launch::RankInfo& info, const InitOptions& options, const Round
 // it; what it learns is in the store.
 void wait_beside(const LoopOptions& options, const Rounds& rounds, const RoundWatch& watch) {
   const std::shared_ptr<void> meanwhile = options.while_waiting ? options.while_waiting() : nullptr;
-  launch::watch_agent();
+  rank_env::watch_agent();
   const std::string number = formatted("{}", rounds.number());
   while (rounds.marked(over_mark) != number) {
     if (watch.has_ended()) throw RoundEnded(watch.end());
@@ -118,7 +118,7 @@ void wait_beside(const LoopOptions& options, const Rounds& rounds, const RoundWa
 }
 
 // Until more nodes come; BadInput of one rank, which ends the run, where none can.
-void wait_for_more(const Rounds& rounds, const RoundWatch& watch, const launch::RankInfo& place) {
+void wait_for_more(const Rounds& rounds, const RoundWatch& watch, const rank_env::RankInfo& place) {
   const std::string there = formatted("{} {}", place.size, place.size == 1 ? "rank" : "ranks");
   check_input(place.rank > 0 || !rounds.are_nodes_fixed(),
               "{} cannot make one copy of the model: expected more ranks, or --nnodes MIN:MAX, by "
@@ -127,7 +127,7 @@ void wait_for_more(const Rounds& rounds, const RoundWatch& watch, const launch::
   if (place.rank == 0)
     log::warning("round {}: {} cannot make one copy of the model: waiting for more nodes",
                  rounds.number(), there);
-  launch::watch_agent();
+  rank_env::watch_agent();
   while (!watch.has_ended()) std::this_thread::sleep_for(between_asks);
   throw RoundEnded(watch.end());
 }
@@ -138,7 +138,7 @@ std::exception_ptr be_in_round(const LoopOptions& options, const Rounds& rounds,
                                RoundTimes& times, bool& has_part) {
   rounds.keep();
   RoundWatch watch([rounds] { return rounds.ended(); });
-  launch::RankInfo info = place_of(rounds, place);
+  rank_env::RankInfo info = place_of(rounds, place);
   const int wanted = options.ranks_wanted ? options.ranks_wanted(info.size) : info.size;
   has_part = info.rank < wanted;
   if (!has_part) {
@@ -228,10 +228,10 @@ void say_final_failure(const std::string& why) noexcept {
 }
 
 bool run_rounds(const LoopOptions& options, const std::function<void(Round&)>& body) {
-  if (launch::is_in_reserve()) {
+  if (rank_env::is_in_reserve()) {
     warm_up();
     if (options.prepare) options.prepare();
-    if (!launch::wait_for_place()) return false;
+    if (!rank_env::wait_for_place()) return false;
   }
   std::optional<Rounds> rounds = Rounds::of_environment(options.init.join_timeout);
   if (!rounds) {

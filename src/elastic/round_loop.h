@@ -71,7 +71,7 @@ class Round {
 struct LoopOptions {
   InitOptions init = {};
   Duration rejoin_timeout = std::chrono::minutes(10);  // for the next round to begin
-  // Whether processes of this program may be started in reserve (launch/detection/reserve.h). Until
+  // Whether processes of this program may be started in reserve (rank_env/reserve.h). Until
   // run_rounds() such a one has no rank.
   bool reserve = false;
   // How many of so many ranks a round is made of, the first ones; 0: they are too few for one. The

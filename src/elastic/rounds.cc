@@ -6,8 +6,8 @@
 #include "base/text.h"
 #include "base/visible.h"
 #include "comm/rendezvous/meeting_store.h"
-#include "launch/environment.h"
-#include "launch/round_keys.h"
+#include "rank_env/round_keys.h"
+#include "rank_env/variables.h"
 
 #include <lockstep/base/error.h>
 #include <lockstep/store/open.h>
@@ -21,7 +21,7 @@
 namespace lockstep {
 namespace {
 
-namespace key = launch::round_key;
+namespace key = rank_env::round_key;
 
 // How long a worker that waits for the next round sleeps between two looks.
 constexpr auto between_looks = std::chrono::milliseconds(2);
@@ -59,12 +59,12 @@ bool is_orderly(const std::string& end) {
 }
 
 std::optional<Rounds> Rounds::of_environment(Duration timeout) {
-  const std::optional<std::string> worker = environment::text(launch::variable::worker);
-  const std::optional<std::string> store = environment::text(launch::variable::store);
+  const std::optional<std::string> worker = environment::text(rank_env::variable::worker);
+  const std::optional<std::string> store = environment::text(rank_env::variable::store);
   if (!worker || !store) return std::nullopt;
   const std::int64_t round = environment::required_integer(
-      launch::variable::round, 0, std::numeric_limits<int>::max(), "but LOCKSTEP_WORKER is");
-  return Rounds(open_store(*store, launch::read_secret(), timeout), *worker, round);
+      rank_env::variable::round, 0, std::numeric_limits<int>::max(), "but LOCKSTEP_WORKER is");
+  return Rounds(open_store(*store, rank_env::read_secret(), timeout), *worker, round);
 }
 
 void Rounds::offer_reserve() const { store_->set(key::reserve, "1"); }
@@ -127,15 +127,15 @@ std::shared_ptr<Store> Rounds::filtered(std::shared_ptr<Store> store) const {
 }
 
 // As detect_rank() reads it from the environment of a worker that is started for this round.
-launch::RankInfo rank_info(const RoundPlace& place, std::int64_t round) {
-  namespace variable = launch::variable;
+rank_env::RankInfo rank_info(const RoundPlace& place, std::int64_t round) {
+  namespace variable = rank_env::variable;
   const std::string run = environment::text(variable::run_id).value_or("run");
-  launch::RankInfo info{.rank = place.rank,
-                        .size = place.size,
-                        .attempt = formatted("{}/{}", run, round),
-                        .rendezvous = {}};
+  rank_env::RankInfo info{.rank = place.rank,
+                          .size = place.size,
+                          .attempt = formatted("{}/{}", run, round),
+                          .rendezvous = {}};
   if (place.size == 1) return info;
-  info.rendezvous = {.kind = launch::RankRendezvous::Kind::lockstep_store,
+  info.rendezvous = {.kind = rank_env::RankRendezvous::Kind::lockstep_store,
                      .address = environment::required_text(variable::store),
                      .host = place.host.empty()
                                  ? environment::text(variable::master_address).value_or("127.0.0.1")

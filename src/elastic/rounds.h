@@ -17,7 +17,7 @@
 #include <lockstep/base/deadline.h>
 #include <lockstep/store/store.h>
 
-#include "launch/detection/rank_info.h"
+#include "rank_env/rank_info.h"
 
 #include <chrono>
 #include <cstdint>
@@ -84,6 +84,6 @@ class Rounds {
 };
 
 // What init_at() needs in that round of the run that this process was started for.
-[[nodiscard]] launch::RankInfo rank_info(const RoundPlace& place, std::int64_t round);
+[[nodiscard]] rank_env::RankInfo rank_info(const RoundPlace& place, std::int64_t round);
 
 }  // namespace lockstep

@@ -3,7 +3,6 @@
 #include "base/check.h"
 #include "base/scope_exit.h"
 #include "base/text.h"
-#include "launch/commit_folder.h"
 #include "launch/node_messages.h"
 #include "launch/node_ranks.h"
 #include "launch/output_relay.h"
@@ -15,6 +14,7 @@
 #include "launch/rounds.h"
 #include "launch/run_report.h"
 #include "launch/signals.h"
+#include "rank_env/commit_folder.h"
 #include "sys/file_descriptor.h"
 
 #include <lockstep/base/error.h>
@@ -234,7 +234,7 @@ void Agent::Run::leave_nothing() {
   processes_.reset();
   report_.reset();
   signals_.reset();
-  if (source_) remove_commit_folder(source_->store().run_id, ::getpid());
+  if (source_) rank_env::remove_commit_folder(source_->store().run_id, ::getpid());
   source_.reset();
 }
 

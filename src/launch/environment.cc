@@ -84,7 +84,8 @@ constexpr std::array waiting_variables{variable::omp_wait_policy, variable::gomp
 // Not what spin_briefly() has set.
 bool says_how_to_wait(const Environment& environment) {
   return std::ranges::any_of(environment, [](const auto& entry) {
-    const bool is_own = entry.first == variable::gomp_spin_count && entry.second == brief_spin;
+    const bool is_own =
+        entry.first == variable::gomp_spin_count && entry.second == rank_env::brief_spin;
     return !is_own && std::ranges::count(waiting_variables, entry.first) > 0;
   });
 }
@@ -95,7 +96,7 @@ void fill_gaps(Environment& environment, const RankSpec& place) {
   if (!says_how_to_wait(environment)) {
     const bool is_crowded = place.local_ranks > place.cores;
     if (is_crowded) set(environment, variable::omp_wait_policy, "passive");
-    set(environment, variable::gomp_spin_count, is_crowded ? "0" : brief_spin);
+    set(environment, variable::gomp_spin_count, is_crowded ? "0" : rank_env::brief_spin);
   }
   set_if_absent(environment, variable::python_unbuffered, "1");
 }
@@ -139,7 +140,8 @@ Environment current_environment() {
 }
 
 void spin_briefly() {
-  if (!says_how_to_wait(current_environment())) ::setenv(variable::gomp_spin_count, brief_spin, 1);
+  if (!says_how_to_wait(current_environment()))
+    ::setenv(variable::gomp_spin_count, rank_env::brief_spin, 1);
 }
 
 Environment rank_environment(Environment base, const RankSpec& place) {

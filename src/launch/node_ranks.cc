@@ -4,7 +4,6 @@
 #include "base/text.h"
 #include "launch/node_messages.h"
 #include "launch/poller.h"
-#include "launch/round_keys.h"
 #include "launch/round_store.h"
 #include "sys/own_address.h"
 #include "sys/process.h"
@@ -175,30 +174,6 @@ std::vector<NodeClaim> claims_of_all(const NodeSpec& spec, Store& store) {
 }
 
 }  // namespace
-
-std::string to_text(const NodeClaim& claim) {
-  return formatted("{} {} {} {}\n", claim.pid, claim.mark, claim.address, tidy(claim.host));
-}
-
-NodeClaim parse_node_claim(std::string_view text) {
-  MessageLines lines("the claim", text);
-  std::string_view rest = lines.take();
-  const auto take_word = [&] {
-    const std::size_t blank = rest.find(' ');
-    if (blank == 0 || blank == std::string_view::npos) lines.fail("a word and a blank", rest);
-    const std::string word(rest.substr(0, blank));
-    rest.remove_prefix(blank + 1);
-    return word;
-  };
-  NodeClaim claim;
-  const auto numbers = take_numbers<1>(lines, rest, {{{0, std::numeric_limits<int>::max()}}});
-  claim.pid = static_cast<int>(numbers[0]);
-  claim.mark = take_word();
-  claim.address = take_word();
-  claim.host = rest;
-  if (!lines.at_end()) lines.fail("the end", lines.take());
-  return claim;
-}
 
 std::string silence_of_node_0(const NodeSpec& spec) {
   return formatted(

@@ -4,6 +4,7 @@
 
 #include "base/mutex.h"
 #include "launch/agent.h"
+#include "launch/node_messages.h"
 #include "launch/signals.h"
 #include "sys/file_descriptor.h"
 #include "sys/thread.h"
@@ -47,20 +48,6 @@ class WaitingLines {
   std::string what_ LOCKSTEP_GUARDED_BY(mutex_);
   sys::Thread thread_;
 };
-
-// The value of round_key::agent(): a line "PID RUN_ID ADDRESS HOST".
-struct NodeClaim {
-  int pid = 0;
-  std::string mark;     // random letters that no other agent has
-  std::string address;  // as the store sees it
-  std::string host;     // a name for people
-
-  bool operator==(const NodeClaim&) const = default;
-};
-
-[[nodiscard]] std::string to_text(const NodeClaim& claim);
-// BadInput for anything else.
-[[nodiscard]] NodeClaim parse_node_claim(std::string_view text);
 
 // Blocks until all nodes have come, and returns their claims by node rank; keeps `lines` told which
 // nodes are missing. Throws BadInput if another agent has the same number, or refuses the run;

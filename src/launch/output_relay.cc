@@ -175,8 +175,8 @@ std::string_view marked_sentence(std::string_view line) {
   const auto parsed = parse_log_line(line);
   if (!parsed) return {};
   std::string_view rest = parsed->rest;
-  if (!take(rest, "error: ") || !take(rest, failure_mark)) return {};
-  return rest.substr(0, rest.rfind(flight_record_mark));
+  if (!take(rest, "error: ") || !take(rest, rank_env::failure_mark)) return {};
+  return rest.substr(0, rest.rfind(rank_env::flight_record_mark));
 }
 
 // The sentence of "lockstep train: SENTENCE" or "lockstep train: rank 2: SENTENCE", by which a

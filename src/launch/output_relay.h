@@ -126,7 +126,7 @@ inline std::optional<LogLine> parse_log_line(std::string_view line) {
 }
 
 // A failure that ends several ranks is shown once. Ranks whose group dies say why in one line of
-// the library's log on standard error, all in the same words (launch::failure_mark), and most
+// the library's log on standard error, all in the same words (rank_env::failure_mark), and most
 // programs then print the exception as well. Only lines that say nothing else are hidden:
 //  - the log's line, when its sentence was shown already;
 //  - the sentence alone, or after the words of the C++ runtime or of our own programs;

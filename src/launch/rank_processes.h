@@ -3,14 +3,13 @@
 
 #include "launch/agent.h"
 #include "launch/agent_state.h"
-#include "launch/detection/rank_ends.h"
 #include "launch/heartbeat_monitor.h"
 #include "launch/leftovers.h"
 #include "launch/node_messages.h"
 #include "launch/output_relay.h"
 #include "launch/poller.h"
-#include "launch/round_plan.h"
 #include "launch/round_store.h"
+#include "rank_env/rank_ends.h"
 #include "sys/file_descriptor.h"
 #include "sys/open_files_limit.h"
 #include "sys/process.h"
@@ -46,7 +45,7 @@ class Worker {
       : rank_(rank), name_(std::move(name)), output_(rank, output, error, failures, log) {}
 
   // Executes `file` with the arguments and surroundings of `spec`. Without a rank (-1) it is in
-  // reserve: the program waits for its place in launch::wait_for_place(). SystemError when that
+  // reserve: the program waits for its place in rank_env::wait_for_place(). SystemError when that
   // fails.
   void start(const std::string& file, const WorkerSpec& spec, const RankSpec& place,
              rlimit open_files);
@@ -238,8 +237,8 @@ class RankProcesses {
   const RoundStore& store_;
   std::string file_;  // what to execute
   sys::RaisedOpenFilesLimit open_files_;
-  const ErrorFolder* errors_ = nullptr;  // after open()
-  std::optional<RankEnds> rank_ends_;    // made when it is first used
+  const ErrorFolder* errors_ = nullptr;          // after open()
+  std::optional<rank_env::RankEnds> rank_ends_;  // made when it is first used
   Reserve reserve_;
   std::optional<Subreaper> subreaper_;
   sys::FileDescriptor this_process_;  // for the ranks, which end when it ends

@@ -4,7 +4,6 @@
 
 #include "base/mutex.h"
 #include "launch/node_messages.h"
-#include "launch/round_plan.h"
 #include "launch/round_store.h"
 #include "sys/file_descriptor.h"
 

@@ -120,7 +120,7 @@ std::string hexadecimal(const std::string& bytes) {
 
 RoundStore serve_store(int port) {
   RoundStore served;
-  served.secret = random_bytes(secret_bytes);
+  served.secret = random_bytes(rank_env::secret_bytes);
   served.run_id = fresh_run_id();
   StoreServerOptions options;
   options.port = static_cast<std::uint16_t>(port);
@@ -152,8 +152,8 @@ RoundStore open_round_store(const NodeSpec& nodes, int port, Deadline join_deadl
 }
 
 sys::FileDescriptor RoundStore::secret_descriptor() const {
-  check(secret.size() == secret_bytes, "the store's secret: expected {} bytes, found {}",
-        secret_bytes, secret.size());
+  check(secret.size() == rank_env::secret_bytes, "the store's secret: expected {} bytes, found {}",
+        rank_env::secret_bytes, secret.size());
   const sys::FileDescriptor file(
       ::memfd_create("lockstep-secret", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file) throw SystemError("making a memory file for the store's secret", errno);

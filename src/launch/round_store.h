@@ -2,6 +2,7 @@
 #pragma once
 
 #include "launch/agent.h"
+#include "rank_env/round_keys.h"
 #include "sys/file_descriptor.h"
 
 #include <lockstep/base/deadline.h>
@@ -14,6 +15,8 @@
 #include <string_view>
 
 namespace lockstep::launch {
+
+namespace round_key = rank_env::round_key;
 
 // Where the agents of several nodes meet, as --rendezvous says it.
 struct RendezvousEndpoint {

@@ -6,7 +6,6 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "base/visible.h"
-#include "launch/round_keys.h"
 #include "launch/round_store.h"
 #include "sys/own_address.h"
 #include "sys/process.h"

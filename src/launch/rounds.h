@@ -38,7 +38,6 @@
 #include "launch/heartbeat_monitor.h"
 #include "launch/node_messages.h"
 #include "launch/node_ranks.h"
-#include "launch/round_plan.h"
 #include "launch/round_source.h"
 #include "sys/task_queue.h"
 #include "sys/thread.h"

@@ -3,7 +3,6 @@
 #include "base/format.h"
 #include "base/text.h"
 #include "base/visible.h"
-#include "launch/round_keys.h"
 #include "launch/rounds.h"
 
 #include <lockstep/base/error.h>

@@ -4,8 +4,8 @@
 #include "base/command_options.h"
 #include "elastic/round_loop.h"
 #include "launch/agent.h"
-#include "launch/detection/own_failure.h"
-#include "launch/detection/rank_info.h"
+#include "rank_env/own_failure.h"
+#include "rank_env/rank_info.h"
 #include "sys/failure_text.h"
 #include "sys/program.h"
 #include "train/configuration.h"
@@ -58,7 +58,7 @@ int start_copies(const RankProgram& program, int ranks) {
   if (auto terminal = terminal_of(stdout))
     spec.environment.emplace_back("LOCKSTEP_TERMINAL", *terminal);
   if (!program.flight_folder.empty())
-    spec.environment.emplace_back(launch::variable::flight_folder, program.flight_folder);
+    spec.environment.emplace_back(rank_env::variable::flight_folder, program.flight_folder);
   return launch::Agent(spec).run().exit_code;
 }
 
@@ -90,7 +90,7 @@ int be_a_rank(const RankProgram& program) {
     code = failure;
     return program.body(*world);
   } catch (const CommonFailure& error) {
-    launch::record_own_failure(error.what());
+    rank_env::record_own_failure(error.what());
     if (!is_elastic) say_final_failure(error.what());  // a restart would meet it again
     return speaks_for_all ? sys::complain(program.command, error.what(), code) : code;
   } catch (const std::exception& error) {
@@ -128,7 +128,7 @@ int exit_code(const Report& report) { return report.signal == 0 ? 0 : by_signal 
 int run_ranks(const RankProgram& program) {
   auto ranks = static_cast<int>(program.ranks > 0 ? program.ranks : program.usual_ranks);
   const bool has_copies = ranks > 1 || program.elastic_body;
-  return !launch::is_launched() && has_copies ? start_copies(program, ranks) : be_a_rank(program);
+  return !rank_env::is_launched() && has_copies ? start_copies(program, ranks) : be_a_rank(program);
 }
 
 int run_program(const std::string& name, const std::string& shell_name,

@@ -7,7 +7,7 @@
 #include "base/visible.h"
 #include "checkpoint/file_names.h"
 #include "checkpoint/folders.h"
-#include "launch/environment.h"
+#include "rank_env/variables.h"
 #include "sys/files.h"
 #include "sys/plain_file.h"
 #include "sys/topology.h"
@@ -107,7 +107,7 @@ bool is_positive(const char* variable) { return environment::integer(variable, 0
 // The run of `lockstep run` or torchrun; empty: neither. torchrun calls every run "none" unless it
 // is told otherwise: then its agent, which starts all rounds of a run, tells runs apart.
 std::string launch_of_this_process() {
-  const std::string run = environment::text(launch::variable::run_id).value_or("");
+  const std::string run = environment::text(rank_env::variable::run_id).value_or("");
   if (run != "none") return run;
   return formatted("none of process {} on host {}", ::getppid(), sys::host_name());
 }
@@ -116,8 +116,8 @@ std::string launch_of_this_process() {
 std::vector<RunFolder::Job> jobs_of_this_process() {
   std::vector<RunFolder::Job> jobs;
   if (const std::string run = launch_of_this_process(); !run.empty())
-    jobs.push_back({"launch " + run, is_positive(launch::variable::restart_count) ||
-                                         is_positive(launch::variable::round)});
+    jobs.push_back({"launch " + run, is_positive(rank_env::variable::restart_count) ||
+                                         is_positive(rank_env::variable::round)});
   // A requeued job keeps its number.
   if (const std::string job = environment::text("SLURM_JOB_ID").value_or(""); !job.empty())
     jobs.push_back({"slurm " + job, is_positive("SLURM_RESTART_COUNT")});

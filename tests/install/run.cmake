@@ -93,6 +93,13 @@ foreach(case IN ITEMS "plain|${GXX}|default" "keyword|${CLANG}|default" "keyword
     "-DCMAKE_CXX_COMPILER=${compiler}" -DTORCH=${WITH_TORCH} "-DCOMPONENTS=${components}" ${without})
   must(${CMAKE_COMMAND} --build "${folder}")
   must_run_consumer("${folder}/consumer")
+  # A rank does not carry the agent that starts ranks; liblockstep.so has it, because programs of train start their copies.
+  if(kind STREQUAL "static")
+    must(nm -C "${folder}/consumer")
+    if(NOT output MATCHES "lockstep::rank_env::detect_rank" OR output MATCHES "lockstep::launch::")
+      message(FATAL_ERROR "${folder}/consumer: expected rank_env and nothing of launch")
+    endif()
+  endif()
 endforeach()
 find_program(PKG_CONFIG pkg-config)
 if(PKG_CONFIG AND GXX)

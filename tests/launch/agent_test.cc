@@ -150,8 +150,8 @@ TEST(Agent, EachRankCanReadTheSecret) {
   const auto secrets = lines_of(run_agent(spec).output);
   ASSERT_EQ(secrets.size(), 3U);
   EXPECT_EQ(*secrets.begin(), *secrets.rbegin());
-  EXPECT_EQ(secrets.begin()->size(), 2 * secret_bytes);
-  EXPECT_NE(*secrets.begin(), std::string(2 * secret_bytes, '0'));
+  EXPECT_EQ(secrets.begin()->size(), 2 * rank_env::secret_bytes);
+  EXPECT_NE(*secrets.begin(), std::string(2 * rank_env::secret_bytes, '0'));
   EXPECT_NE(secrets, lines_of(run_agent(spec).output)) << "the secret is another each run";
 }
 

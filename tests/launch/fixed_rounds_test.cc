@@ -15,7 +15,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/store/secret.h>
-#include "launch/round_keys.h"
+#include "launch/round_store.h"
 #include "support/free_port.h"
 #include "support/messages.h"
 #include "support/processes.h"

@@ -6,7 +6,6 @@
 #include "launch/node_messages.h"
 #include "launch/node_ranks.h"
 #include "launch/output_relay.h"
-#include "launch/round_plan.h"
 #include "launch/round_store.h"
 #include "launch/run_agent.h"
 #include "store/hostile_talk.h"
@@ -110,7 +109,7 @@ TEST(Fuzz, TextsOfOtherAgentsAreReadOrRefused) {
 TEST(Fuzz, RanksMeetThoughOutsidersTalkToTheirStore) {
   const RoundStore store = serve_store(0);
   auto descriptor = store.secret_descriptor();
-  std::string secret(secret_bytes, '\0');
+  std::string secret(rank_env::secret_bytes, '\0');
   ASSERT_EQ(::pread(descriptor.get(), secret.data(), secret.size(), 0), std::ssize(secret));
   const std::string& address = store.address;
   auto port = static_cast<std::uint16_t>(std::stoi(address.substr(address.rfind(':') + 1)));
@@ -127,11 +126,19 @@ TEST(Fuzz, RanksMeetThoughOutsidersTalkToTheirStore) {
 }
 
 std::string some_output(Random& random) {
-  const std::vector<std::string> pieces{
-      "line\n",          "\r 50%",   "no end", "\r\n",
-      "\x1b[31mred",     "\xff\xfe", "\n\n\n", std::string("\0nul\n", 5),
-      failure_mark,      "\xe2\x82", "| ",     std::string(700, 'x') + "\n",
-      flight_record_mark};
+  const std::vector<std::string> pieces{"line\n",
+                                        "\r 50%",
+                                        "no end",
+                                        "\r\n",
+                                        "\x1b[31mred",
+                                        "\xff\xfe",
+                                        "\n\n\n",
+                                        std::string("\0nul\n", 5),
+                                        rank_env::failure_mark,
+                                        "\xe2\x82",
+                                        "| ",
+                                        std::string(700, 'x') + "\n",
+                                        rank_env::flight_record_mark};
   std::string text;
   for (auto count = below(random, 6); count > 0; --count)
     text += pieces[below(random, pieces.size())];

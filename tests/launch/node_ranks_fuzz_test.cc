@@ -1,7 +1,7 @@
 // Agents of two nodes that come together while a process that knows the secret writes nonsense into
 // their store: each of them ends its rendezvous, with all nodes or with an error, in time.
 #include "launch/node_ranks.h"
-#include "launch/round_keys.h"
+#include "launch/round_store.h"
 #include "launch/rounds.h"
 #include "support/free_port.h"
 #include "support/fuzz.h"

@@ -16,7 +16,6 @@
 
 #include <lockstep/store/secret.h>
 #include <lockstep/store/tcp_store.h>
-#include "launch/round_keys.h"
 #include "launch/round_store.h"
 #include "support/messages.h"
 #include "support/temporary_folder.h"

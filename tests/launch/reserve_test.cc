@@ -16,8 +16,8 @@
 #include <unistd.h>
 
 #include <lockstep/store/open.h>
-#include "launch/detection/rank_info.h"
-#include "launch/detection/reserve.h"
+#include "rank_env/rank_info.h"
+#include "rank_env/reserve.h"
 #include "support/messages.h"
 #include "support/processes.h"
 #include "support/temporary_folder.h"
@@ -60,21 +60,21 @@ void wait_for_ended(const fs::path& folder, int count) {
 // waits.
 TEST(ReserveProgram, DISABLED_Waits) {
   const fs::path folder = value_of("FOLDER");
-  const bool was_in_reserve = is_in_reserve();
+  const bool was_in_reserve = rank_env::is_in_reserve();
   if (was_in_reserve) {
     EXPECT_EQ(value_of("RANK"), "none");
     EXPECT_EQ(value_of("LOCKSTEP_WORKER"), "none");
     std::ofstream(folder / std::to_string(::getpid())).flush();
     if (value_of("MODE") == "fails") std::_Exit(7);
   }
-  EXPECT_TRUE(is_launched());
-  const RankInfo info = detect_rank();
+  EXPECT_TRUE(rank_env::is_launched());
+  const rank_env::RankInfo info = rank_env::detect_rank();
   EXPECT_EQ(std::to_string(info.rank), value_of("RANK"));
   EXPECT_EQ(value_of("LOCKSTEP_RESERVE_FD"), "none");
   EXPECT_NE(text_of("/proc/self/comm"), "reserve\n");
   std::string line;
   const bool has_input = static_cast<bool>(std::getline(std::cin, line));
-  const auto store = open_store(value_of("LOCKSTEP_STORE"), read_secret(), 20s);
+  const auto store = open_store(value_of("LOCKSTEP_STORE"), rank_env::read_secret(), 20s);
   if (value_of("MODE") != "silent") store->set("lockstep-round/reserve", "1");
   const std::string round = value_of("LOCKSTEP_ROUND");
   std::cout << "says " + round + "/" + value_of("RANK") + "/" + value_of("LOCKSTEP_WORKER") +

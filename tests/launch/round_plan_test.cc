@@ -1,4 +1,4 @@
-#include "launch/round_plan.h"
+#include "launch/node_messages.h"
 
 #include <gtest/gtest.h>
 

@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #include <lockstep/store/open.h>
-#include "launch/detection/rank_info.h"
+#include "rank_env/rank_info.h"
 #include "support/messages.h"
 #include "support/temporary_folder.h"
 
@@ -186,7 +186,7 @@ TEST(Rounds, AProgramThatIsMissingIsNoReasonToTryAgain) {
 // A rank that counts as one that has called init(), and ends with the code in MODE.
 TEST(RoundsProgram, DISABLED_JoinsAndEnds) {
   const std::string round = std::getenv("LOCKSTEP_ROUND");
-  open_store(std::getenv("LOCKSTEP_STORE"), read_secret(), 20s)
+  open_store(std::getenv("LOCKSTEP_STORE"), rank_env::read_secret(), 20s)
       ->add(std::string("lockstep/") + std::getenv("TORCHELASTIC_RUN_ID") + "/" + round +
                 "/round/" + std::getenv("RANK"),
             1);
@@ -259,7 +259,7 @@ TEST(Rounds, AStoppedWorkerHasHung) {
 }
 
 TEST(RoundsProgram, DISABLED_FailsForGood) {
-  open_store(std::getenv("LOCKSTEP_STORE"), read_secret(), 20s)
+  open_store(std::getenv("LOCKSTEP_STORE"), rank_env::read_secret(), 20s)
       ->set(std::string("lockstep-round/") + std::getenv("LOCKSTEP_ROUND") + "/final",
             "bad option");
   std::_Exit(6);
@@ -267,7 +267,8 @@ TEST(RoundsProgram, DISABLED_FailsForGood) {
 
 // What a program does that keeps itself: its text is the test program's own.
 struct Keeper {
-  std::shared_ptr<Store> store = open_store(std::getenv("LOCKSTEP_STORE"), read_secret(), 20s);
+  std::shared_ptr<Store> store =
+      open_store(std::getenv("LOCKSTEP_STORE"), rank_env::read_secret(), 20s);
   std::string name = std::getenv("LOCKSTEP_WORKER");
   int round = std::atoi(std::getenv("LOCKSTEP_ROUND"));
 

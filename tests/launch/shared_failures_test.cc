@@ -16,8 +16,8 @@ const std::string sentence = "after 1s: rank 3 never called all_reduce #7 that r
 
 std::string marked(int rank) {
   const std::string number = std::to_string(rank);
-  return "12:00:00.000 [rank " + number + "] error: " + failure_mark + sentence +
-         flight_record_mark + "/x/flight-rank-" + number + ".json\n";
+  return "12:00:00.000 [rank " + number + "] error: " + rank_env::failure_mark + sentence +
+         rank_env::flight_record_mark + "/x/flight-rank-" + number + ".json\n";
 }
 
 TEST(SharedFailures, TheSentenceIsShownOnce) {
@@ -78,17 +78,18 @@ TEST(SharedFailures, WhatOurProgramsComplainOfIsShownOnce) {
 // Lines that only contain the words of a failure say something else too.
 TEST(SharedFailures, OtherLinesAreNeverHidden) {
   SharedFailures failures;
-  const std::string forged = std::string("error: ") + failure_mark + "e\n";
+  const std::string forged = std::string("error: ") + rank_env::failure_mark + "e\n";
   EXPECT_EQ(failures.take(0, forged), forged);
   EXPECT_TRUE(failures.failures().empty()) << "not a line of the library's log";
   static_cast<void>(failures.take(0, marked(0)));
   for (const std::string& line :
        {sentence + " (see above)\n", "saved before: " + sentence + ", step 7\n",
-        "I saw that " + std::string(failure_mark) + sentence + " and went on\n",
-        std::string("12:00:00.000 [rank 1] warning: ") + failure_mark + sentence + ";\n",
+        "I saw that " + std::string(rank_env::failure_mark) + sentence + " and went on\n",
+        std::string("12:00:00.000 [rank 1] warning: ") + rank_env::failure_mark + sentence + ";\n",
         std::string("terminate called after throwing an instance of 'lockstep::X' by me\n")})
     for (int rank : {0, 1}) EXPECT_EQ(failures.take(rank, line), line);
-  const std::string short_one = std::string("12:00:00.000 [rank 0] error: ") + failure_mark + "e\n";
+  const std::string short_one =
+      std::string("12:00:00.000 [rank 0] error: ") + rank_env::failure_mark + "e\n";
   EXPECT_EQ(failures.take(0, short_one), short_one);
   EXPECT_EQ(failures.take(1, "the end has no e\nbefore\n"), "the end has no e\nbefore\n");
 }
@@ -96,7 +97,7 @@ TEST(SharedFailures, OtherLinesAreNeverHidden) {
 TEST(SharedFailures, TwoFailuresAreTwo) {
   SharedFailures failures;
   const std::string other =
-      std::string("12:00:00.000 error: ") + failure_mark + "rank 1 of 2 was lost\n";
+      std::string("12:00:00.000 error: ") + rank_env::failure_mark + "rank 1 of 2 was lost\n";
   EXPECT_EQ(failures.take(0, marked(0)), marked(0));
   EXPECT_EQ(failures.take(0, other), other);
   EXPECT_EQ(failures.failures()[1].sentence, "rank 1 of 2 was lost") << "without a record's path";

@@ -13,7 +13,7 @@ FLOORS = [
     ["base"],
     ["sys"],
     ["store"],
-    ["launch"],
+    ["rank_env"],
     ["layout", "plan"],
     ["matmul"],
     ["comm/call"],
@@ -31,7 +31,7 @@ FLOORS = [
     ["optim", "data", "models"],
     ["parallel"],
     ["checkpoint"],
-    ["hub", "elastic"],
+    ["hub", "elastic", "launch"],
     ["train"],
     ["apps"],
 ]
@@ -48,7 +48,7 @@ PUBLIC_OF_COMM = {
 
 # Folders and files that must compile without LibTorch, and so see nothing of the others.
 WITHOUT_LIBTORCH = (
-    "base", "sys", "store", "launch", "layout", "plan", "comm/op.h", "comm/call_id.h", "comm/call", "comm/kernels", "comm/rendezvous", "comm/diagnose",
+    "base", "sys", "store", "rank_env", "launch", "layout", "plan", "comm/op.h", "comm/call_id.h", "comm/call", "comm/kernels", "comm/rendezvous", "comm/diagnose",
     "comm/engines/shm", "comm/engines/mpi/plan", "comm/engines/mpi/call_query",
     "comm/engines/hierarchical/layout", "comm/init/choice",
 )

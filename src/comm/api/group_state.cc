@@ -7,7 +7,7 @@
 #include "comm/backend/flat.h"
 #include "comm/backend/posted_call.h"
 #include "comm/call/all_ranks.h"
-#include "launch/environment.h"
+#include "rank_env/variables.h"
 #include "sys/own_process.h"
 
 #include <ATen/core/grad_mode.h>
@@ -179,7 +179,7 @@ Group recorded_world(std::shared_ptr<Backend> backend, Duration timeout) {
       .rank = backend->rank(),
       .size = backend->size(),
       .engine = std::string(backend->name()),
-      .folder = environment::text(launch::variable::flight_folder).value_or("")});
+      .folder = environment::text(rank_env::variable::flight_folder).value_or("")});
   return Group(
       std::make_shared<GroupState>(std::move(backend), GroupNames(), timeout, std::move(recorder)));
 }

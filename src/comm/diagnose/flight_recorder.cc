@@ -6,7 +6,7 @@
 #include "base/format.h"
 #include "base/log.h"
 #include "comm/diagnose/flight_file.h"
-#include "launch/environment.h"
+#include "rank_env/variables.h"
 #include "sys/files.h"
 
 #include <algorithm>
@@ -162,11 +162,11 @@ void FlightRecorder::note_failure(std::uint32_t group, std::string_view sentence
     died.failure = sentence;
     died.failed = scale_.seconds_of(sys::timestamp());
     if (header_.folder.empty()) return;
-    auto text = std::string(launch::failure_mark) + died.failure;
+    auto text = std::string(rank_env::failure_mark) + died.failure;
     try {
-      text += std::string(launch::flight_record_mark) + write_locked(header_.folder);
+      text += std::string(rank_env::flight_record_mark) + write_locked(header_.folder);
     } catch (const std::exception& error) {
-      text += formatted("{}not written: {}", launch::flight_record_mark, error.what());
+      text += formatted("{}not written: {}", rank_env::flight_record_mark, error.what());
     }
     log::error("{}", text);
   } catch (const std::exception& error) {

@@ -17,11 +17,11 @@
 #include "comm/init/waiting_threads.h"
 #include "comm/rendezvous/handshake.h"
 #include "comm/rendezvous/meeting_store.h"
-#include "launch/detection/agent_watch.h"
-#include "launch/detection/rank_ends.h"
-#include "launch/detection/rank_info.h"
-#include "launch/environment.h"
 #include "matmul/matmul.h"
+#include "rank_env/agent_watch.h"
+#include "rank_env/rank_ends.h"
+#include "rank_env/rank_info.h"
+#include "rank_env/variables.h"
 #include "sys/heap.h"
 #include "sys/own_address.h"
 #include "sys/topology.h"
@@ -73,12 +73,12 @@ bool is_first_on_host(const std::vector<std::string>& hosts, int rank) {
 // The store of `lockstep run`, whose agent knows which ranks have ended: PeerLost from a call that
 // waits there, until all have met. Later a rank may end while others go on.
 std::shared_ptr<Store> until_all_have_met(std::shared_ptr<Store> store,
-                                          const launch::RankInfo& info,
+                                          const rank_env::RankInfo& info,
                                           std::shared_ptr<std::atomic<bool>> all_have_met) {
   auto check = [attempt = info.attempt, rank = info.rank,
                 all_have_met = std::move(all_have_met)](Store& below) {
     if (*all_have_met) return false;
-    launch::check_rank_ends(below, attempt, rank);
+    rank_env::check_rank_ends(below, attempt, rank);
     return true;
   };
   return std::make_shared<rendezvous::MeetingStore>(std::move(store), std::move(check));
@@ -86,12 +86,12 @@ std::shared_ptr<Store> until_all_have_met(std::shared_ptr<Store> store,
 
 // A store that rank 0 of an earlier group of this run still holds may vanish while the ranks meet
 // for the next one: then they meet again, in the new one.
-rendezvous::WorldInfo meet(const launch::RankInfo& info, std::string_view backend,
+rendezvous::WorldInfo meet(const rank_env::RankInfo& info, std::string_view backend,
                            const StoreFilter& filter, Deadline deadline,
                            const std::shared_ptr<std::atomic<bool>>& all_have_met) {
   for (;;) {
     auto store = open_run_store(info, deadline);
-    if (info.rendezvous->kind == launch::RankRendezvous::Kind::lockstep_store)
+    if (info.rendezvous->kind == rank_env::RankRendezvous::Kind::lockstep_store)
       store = until_all_have_met(std::move(store), info, all_have_met);
     if (filter) store = filter(std::move(store));
     try {
@@ -103,19 +103,20 @@ rendezvous::WorldInfo meet(const launch::RankInfo& info, std::string_view backen
 }
 
 // Where rank 0 has no name, as under mpirun, any address by which others reach this host must do.
-std::string address_of_this_host(const launch::RankRendezvous& rendezvous) {
+std::string address_of_this_host(const rank_env::RankRendezvous& rendezvous) {
   return sys::address_towards(rendezvous.host.empty() ? sys::host_name() : rendezvous.host);
 }
 
 }  // namespace
 
-Group init(const InitOptions& options) { return init_at(launch::detect_rank(), options); }
+Group init(const InitOptions& options) { return init_at(rank_env::detect_rank(), options); }
 
-Group init_at(const launch::RankInfo& info, const InitOptions& options, const StoreFilter& filter) {
+Group init_at(const rank_env::RankInfo& info, const InitOptions& options,
+              const StoreFilter& filter) {
   check_options(options);
   check_only_copy();
   sys::keep_freed_memory();
-  launch::watch_agent();
+  rank_env::watch_agent();
   matmul::choose(options.onednn_matmul);
   auto asked = asked_backend(options);
   if (info.size == 1) {
@@ -126,13 +127,13 @@ Group init_at(const launch::RankInfo& info, const InitOptions& options, const St
   auto deadline = Deadline::after(options.join_timeout);
   auto all_have_met = std::make_shared<std::atomic<bool>>(false);
   auto world_info = meet(info, asked, filter, deadline, all_have_met);
-  bool by_mpirun = info.rendezvous->kind == launch::RankRendezvous::Kind::mpi;
+  bool by_mpirun = info.rendezvous->kind == rank_env::RankRendezvous::Kind::mpi;
   auto name = choose_backend(asked, world_info.hosts, by_mpirun, backend_names());
   check_input(name != "shm" || world_info.is_one_host(),
               "the backend shm needs all ranks on one host; rank {} shares its own with {} of {}",
               info.rank, world_info.local_size - 1, info.size - 1);
   share_cores(world_info.local_size);
-  if (!environment::flag(launch::variable::names_lines).value_or(false))
+  if (!environment::flag(rank_env::variable::names_lines).value_or(false))
     log::set_prefix(formatted("rank {}", info.rank));
   if (is_first_on_host(world_info.hosts, info.rank)) warn_of_waiting_threads();
   BackendOptions backend{

@@ -6,7 +6,7 @@
 #include <lockstep/comm/init.h>
 #include <lockstep/store/store.h>
 
-#include "launch/detection/rank_info.h"
+#include "rank_env/rank_info.h"
 
 #include <functional>
 #include <memory>
@@ -18,7 +18,7 @@ using StoreFilter = std::function<std::shared_ptr<Store>(std::shared_ptr<Store>)
 
 // Collective among the ranks that have the same `info.attempt`. As init(), which calls it with the
 // place of the environment.
-[[nodiscard]] Group init_at(const launch::RankInfo& info, const InitOptions& options,
+[[nodiscard]] Group init_at(const rank_env::RankInfo& info, const InitOptions& options,
                             const StoreFilter& filter = {});
 
 }  // namespace lockstep

@@ -22,11 +22,11 @@ namespace {
 
 using std::chrono::milliseconds;
 
-std::shared_ptr<Store> open_c10d(const launch::RankInfo& info, Deadline deadline) {
+std::shared_ptr<Store> open_c10d(const rank_env::RankInfo& info, Deadline deadline) {
   const auto& at = *info.rendezvous;
-  bool serves = at.kind == launch::RankRendezvous::Kind::rank_0 && info.rank == 0;
+  bool serves = at.kind == rank_env::RankRendezvous::Kind::rank_0 && info.rank == 0;
   const MasterAddress master(at.host, at.port, deadline);
-  std::string_view listener = at.kind == launch::RankRendezvous::Kind::rank_0
+  std::string_view listener = at.kind == rank_env::RankRendezvous::Kind::rank_0
                                   ? "rank 0, which listens there,"
                                   : "torchrun's store";
   if (serves)
@@ -56,11 +56,11 @@ std::shared_ptr<Store> open_c10d(const launch::RankInfo& info, Deadline deadline
 
 }  // namespace
 
-std::shared_ptr<Store> open_run_store(const launch::RankInfo& info, Deadline deadline) {
-  using Kind = launch::RankRendezvous::Kind;
+std::shared_ptr<Store> open_run_store(const rank_env::RankInfo& info, Deadline deadline) {
+  using Kind = rank_env::RankRendezvous::Kind;
   switch (info.rendezvous->kind) {
     case Kind::lockstep_store:
-      return open_store(info.rendezvous->address, launch::read_secret(), deadline.left());
+      return open_store(info.rendezvous->address, rank_env::read_secret(), deadline.left());
     case Kind::served_store:
       return rendezvous::open_served_store(info, deadline);
     case Kind::agent_store:

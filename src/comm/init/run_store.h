@@ -4,7 +4,7 @@
 #include <lockstep/base/deadline.h>
 #include <lockstep/store/store.h>
 
-#include "launch/detection/rank_info.h"
+#include "rank_env/rank_info.h"
 
 #include <memory>
 
@@ -12,7 +12,7 @@ namespace lockstep {
 
 // Opens it, or connects to it: waits for its server. Timeout when nobody answers, BadInput when the
 // port is in use or the secret is wrong.
-[[nodiscard]] std::shared_ptr<Store> open_run_store(const launch::RankInfo& info,
+[[nodiscard]] std::shared_ptr<Store> open_run_store(const rank_env::RankInfo& info,
                                                     Deadline deadline);
 
 }  // namespace lockstep

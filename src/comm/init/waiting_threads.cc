@@ -3,7 +3,7 @@
 #include "base/environment.h"
 #include "base/format.h"
 #include "base/log.h"
-#include "launch/environment.h"
+#include "rank_env/variables.h"
 #include "sys/topology.h"
 
 #include <ATen/Parallel.h>
@@ -13,7 +13,7 @@
 
 namespace lockstep {
 
-namespace variable = launch::variable;
+namespace variable = rank_env::variable;
 
 std::string problem_of_waiting_threads(int threads, int cores, double load) {
   constexpr double busy = 1.5;  // processes that want a core, for each core
@@ -24,7 +24,7 @@ std::string problem_of_waiting_threads(int threads, int cores, double load) {
   return formatted(
       "init: idle threads of OpenMP spin, and this host is busy (load {:.1f}, {} cores): set {}={} "
       "before the program starts, as `lockstep run` does",
-      load, cores, variable::gomp_spin_count, launch::brief_spin);
+      load, cores, variable::gomp_spin_count, rank_env::brief_spin);
 }
 
 void warn_of_waiting_threads() {

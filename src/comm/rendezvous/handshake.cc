@@ -47,7 +47,7 @@ void compare(const std::string& mine, const std::string& other, int rank, int ot
 }
 
 // Rank 0 may hold the store: it stays until the rank that it does not agree with has seen why.
-void refuse(Store& store, const launch::RankInfo& info, int other_rank) {
+void refuse(Store& store, const rank_env::RankInfo& info, int other_rank) {
   store.set(formatted("refused/{}", info.rank), "");
   if (info.rank != 0) return;
   try {
@@ -60,7 +60,7 @@ void refuse(Store& store, const launch::RankInfo& info, int other_rank) {
 
 }  // namespace
 
-WorldInfo handshake(const std::shared_ptr<Store>& store, const launch::RankInfo& info,
+WorldInfo handshake(const std::shared_ptr<Store>& store, const rank_env::RankInfo& info,
                     std::string_view engine, Deadline deadline) {
   auto attempt = formatted("lockstep/{}/", info.attempt);
   auto round = store->add(formatted("{}round/{}", attempt, info.rank), 1);

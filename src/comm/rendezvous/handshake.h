@@ -10,7 +10,7 @@
 #include <lockstep/base/deadline.h>
 #include <lockstep/store/store.h>
 
-#include "launch/detection/rank_info.h"
+#include "rank_env/rank_info.h"
 
 #include <memory>
 #include <string>
@@ -28,7 +28,8 @@ struct WorldInfo {
 
 // Blocks until all have come. `engine` is what this rank was asked for, or "". BadInput when two
 // ranks were told different things; Timeout names those that did not come.
-[[nodiscard]] WorldInfo handshake(const std::shared_ptr<Store>& store, const launch::RankInfo& info,
-                                  std::string_view engine, Deadline deadline);
+[[nodiscard]] WorldInfo handshake(const std::shared_ptr<Store>& store,
+                                  const rank_env::RankInfo& info, std::string_view engine,
+                                  Deadline deadline);
 
 }  // namespace lockstep::rendezvous

@@ -17,13 +17,13 @@
 namespace lockstep::rendezvous {
 namespace {
 
-std::string secret_of(const launch::RankRendezvous& at) {
+std::string secret_of(const rank_env::RankRendezvous& at) {
   if (at.port == 0) return {};
-  auto secret = launch::read_secret();
+  auto secret = rank_env::read_secret();
   return secret.empty() ? user_secret() : secret;
 }
 
-StoreServerOptions server_options(const launch::RankRendezvous& at, std::string secret) {
+StoreServerOptions server_options(const rank_env::RankRendezvous& at, std::string secret) {
   if (at.port == 0) return {.host = at.address.substr(std::string_view("unix:").size())};
   // Its own name is a loopback address on many machines: the secret is what keeps others out.
   return {.host = "0.0.0.0", .port = at.port, .secret = std::move(secret)};
@@ -31,7 +31,7 @@ StoreServerOptions server_options(const launch::RankRendezvous& at, std::string 
 
 // The server of this process, which can listen at its address only once: a second group that is
 // made while the first lives uses the same.
-std::shared_ptr<StoreServer> serve(const launch::RankRendezvous& at, const std::string& secret) {
+std::shared_ptr<StoreServer> serve(const rank_env::RankRendezvous& at, const std::string& secret) {
   static std::mutex mutex;
   static std::weak_ptr<StoreServer> served;
   static std::string address;
@@ -56,8 +56,8 @@ std::shared_ptr<Store> keep_serving(std::shared_ptr<StoreServer> server,
   return {std::move(both), client};
 }
 
-std::shared_ptr<Store> open_served_store(const launch::RankInfo& info, Deadline deadline) {
-  const launch::RankRendezvous& at = *info.rendezvous;
+std::shared_ptr<Store> open_served_store(const rank_env::RankInfo& info, Deadline deadline) {
+  const rank_env::RankRendezvous& at = *info.rendezvous;
   auto secret = secret_of(at);
   if (info.rank == 0) {
     auto server = serve(at, secret);

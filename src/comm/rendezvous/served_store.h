@@ -5,7 +5,7 @@
 #include <lockstep/store/store.h>
 #include <lockstep/store/store_server.h>
 
-#include "launch/detection/rank_info.h"
+#include "rank_env/rank_info.h"
 
 #include <memory>
 
@@ -15,7 +15,7 @@ namespace lockstep::rendezvous {
 // from here; the others wait for it until the deadline. Over TCP the secret is that of
 // LOCKSTEP_SECRET_FILE, else the user's own (user_secret()); on one host the kernel says who the
 // peer is. Errors as open_run_store().
-[[nodiscard]] std::shared_ptr<Store> open_served_store(const launch::RankInfo& info,
+[[nodiscard]] std::shared_ptr<Store> open_served_store(const rank_env::RankInfo& info,
                                                        Deadline deadline);
 
 // `store` as its owner's: the server lives as long as it does.

@@ -6,9 +6,9 @@
 #include "base/text.h"
 #include "comm/init/backends.h"
 #include "comm/init/run_store.h"
-#include "launch/detection/agent_watch.h"
-#include "launch/detection/rank_info.h"
 #include "parallel/server/announcement.h"
+#include "rank_env/agent_watch.h"
+#include "rank_env/rank_info.h"
 #include "sys/heap.h"
 #include "sys/own_address.h"
 #include "sys/own_process.h"
@@ -37,7 +37,7 @@ std::string take_field(std::string_view& text) {
   return field;
 }
 
-Place place_in(const launch::RankInfo& info, const std::vector<int>& server_ranks,
+Place place_in(const rank_env::RankInfo& info, const std::vector<int>& server_ranks,
                Duration join_timeout) {
   const auto found = std::ranges::find(server_ranks, info.rank);
   Place place;
@@ -135,8 +135,8 @@ Place place_of_rank(int servers, Duration join_timeout) {
 }
 
 Place place_of_rank(const std::vector<int>& server_ranks, Duration join_timeout) {
-  const launch::RankInfo info = launch::detect_rank();
-  launch::watch_agent();
+  const rank_env::RankInfo info = rank_env::detect_rank();
+  rank_env::watch_agent();
   check_input(info.size > 1,
               "parameter server: a launcher must start at least 2 ranks, a server and a worker "
               "(lockstep run -n 4 PROGRAM); found 1");

@@ -1,7 +1,7 @@
 // A rank whose agent has gone ends itself.
-#include "launch/detection/agent_watch.h"
-#include "launch/detection/rank_info.h"
-#include "launch/environment.h"
+#include "rank_env/agent_watch.h"
+#include "rank_env/rank_info.h"
+#include "rank_env/variables.h"
 
 #include <lockstep/comm/init.h>
 
@@ -37,9 +37,9 @@ TEST(AgentWatch, ARankEndsItselfWithOneLineWhenTheAgentHasGone) {
   const sys::FileDescriptor process = sys::open_pidfd(agent.pid(0));
   test::RankProcesses rank(1, [&](int) {
     ::dup2(words.get(), STDERR_FILENO);
-    ::setenv(launch::variable::agent_descriptor, std::to_string(process.get()).c_str(), 1);
-    ::setenv(launch::variable::rank, "0", 1);
-    ::setenv(launch::variable::world_size, "1", 1);
+    ::setenv(rank_env::variable::agent_descriptor, std::to_string(process.get()).c_str(), 1);
+    ::setenv(rank_env::variable::rank, "0", 1);
+    ::setenv(rank_env::variable::world_size, "1", 1);
     for (int group = 0; group < 2; ++group) (void)init();
     std::this_thread::sleep_for(100ms);
     std::this_thread::sleep_for(30s);
@@ -57,7 +57,7 @@ TEST(AgentWatch, ADescriptorOfAnythingElseIsLeftAlone) {
   test::expect_ranks(1, [](int) {
     const sys::FileDescriptor file(::open("/dev/null", O_RDONLY));
     for (int number : {file.get(), 900}) {
-      ::setenv(launch::variable::agent_descriptor, std::to_string(number).c_str(), 1);
+      ::setenv(rank_env::variable::agent_descriptor, std::to_string(number).c_str(), 1);
       watch_agent();
     }
     EXPECT_EQ(::fcntl(file.get(), F_GETFD), 0) << "not ours to change";
@@ -69,7 +69,7 @@ TEST(AgentWatch, WhatTheProgramExecutesDoesNotInheritTheDescriptor) {
   test::expect_ranks(1, [](int) {
     const sys::FileDescriptor process = sys::open_pidfd(::getppid());
     ::fcntl(process.get(), F_SETFD, 0);
-    ::setenv(launch::variable::agent_descriptor, std::to_string(process.get()).c_str(), 1);
+    ::setenv(rank_env::variable::agent_descriptor, std::to_string(process.get()).c_str(), 1);
     watch_agent();
     EXPECT_EQ(::fcntl(process.get(), F_GETFD), FD_CLOEXEC);
   });
@@ -78,9 +78,9 @@ TEST(AgentWatch, WhatTheProgramExecutesDoesNotInheritTheDescriptor) {
 TEST(ReadSecret, WhatTheProgramExecutesDoesNotInheritTheSecret) {
   test::expect_ranks(1, [](int) {
     const sys::FileDescriptor secret(::memfd_create("secret", 0));
-    const std::string bytes(launch::secret_bytes, 's');
+    const std::string bytes(rank_env::secret_bytes, 's');
     ASSERT_EQ(::write(secret.get(), bytes.data(), bytes.size()), std::ssize(bytes));
-    ::setenv(launch::variable::secret_descriptor, std::to_string(secret.get()).c_str(), 1);
+    ::setenv(rank_env::variable::secret_descriptor, std::to_string(secret.get()).c_str(), 1);
     for (int group = 0; group < 2; ++group) EXPECT_EQ(read_secret(), bytes);
     EXPECT_EQ(::fcntl(secret.get(), F_GETFD), FD_CLOEXEC);
   });

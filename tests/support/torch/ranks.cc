@@ -9,7 +9,7 @@
 #include "comm/engines/mpi/progress_thread.h"
 #include "comm/init/backends.h"
 #include "comm/init/run_store.h"
-#include "launch/detection/mpirun.h"
+#include "rank_env/mpirun.h"
 
 #include <gtest/gtest.h>
 
@@ -37,8 +37,8 @@ std::string_view name_of(Engine engine) {
 namespace {
 
 // The place that mpirun gave this process; one rank without it.
-const launch::RankInfo& place_under_mpirun() {
-  static const launch::RankInfo place = launch::detect_mpirun().value_or(launch::RankInfo());
+const rank_env::RankInfo& place_under_mpirun() {
+  static const rank_env::RankInfo place = rank_env::detect_mpirun().value_or(rank_env::RankInfo());
   return place;
 }
 

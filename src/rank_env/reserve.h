@@ -2,7 +2,7 @@
 // possible without one, and waits for the place of a rank that is lost.
 #pragma once
 
-namespace lockstep::launch {
+namespace lockstep::rank_env {
 
 // Whether this process was started in reserve and has no place yet.
 [[nodiscard]] bool is_in_reserve();
@@ -13,4 +13,4 @@ namespace lockstep::launch {
 // is called "reserve". No other thread of the program may read the environment.
 [[nodiscard]] bool wait_for_place();
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::rank_env

@@ -1,8 +1,8 @@
-#include "launch/detection/agent_watch.h"
+#include "rank_env/agent_watch.h"
 
 #include "base/environment.h"
 #include "base/format.h"
-#include "launch/environment.h"
+#include "rank_env/variables.h"
 #include "sys/process.h"
 #include "sys/thread.h"
 #include "sys/wait_for_events.h"
@@ -16,7 +16,7 @@
 #include <poll.h>
 #include <unistd.h>
 
-namespace lockstep::launch {
+namespace lockstep::rank_env {
 namespace {
 
 constexpr int milliseconds_for_the_line = 100;
@@ -36,7 +36,6 @@ void wait_and_end(int agent, const std::string& line) {
 }  // namespace
 
 void watch_agent() {
-  namespace variable = launch::variable;
   const auto agent =
       environment::integer(variable::agent_descriptor, 0, std::numeric_limits<int>::max());
   if (!agent || !sys::is_pidfd(static_cast<int>(*agent))) return;  // a wrapper has closed it
@@ -54,4 +53,4 @@ void watch_agent() {
   process = ::getpid();
 }
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::rank_env

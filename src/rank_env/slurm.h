@@ -1,14 +1,14 @@
 // The places of ranks that srun started.
 #pragma once
 
-#include "launch/detection/rank_info.h"
+#include "rank_env/rank_info.h"
 
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 
-namespace lockstep::launch {
+namespace lockstep::rank_env {
 
 // Nothing outside a step that srun started: the shells of sbatch and salloc have some of the
 // variables too, and are one process. BadInput as detect_rank().
@@ -28,4 +28,4 @@ namespace lockstep::launch {
 // A port below those that systems give to clients, another for most other steps.
 [[nodiscard]] std::uint16_t port_of_step(std::uint64_t job, std::uint64_t step);
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::rank_env

@@ -1,15 +1,14 @@
-#include "launch/detection/slurm.h"
+#include "rank_env/slurm.h"
 
 #include "base/check.h"
 #include "base/environment.h"
 #include "base/fingerprint.h"
 #include "base/format.h"
 #include "base/text.h"
-#include "launch/detection/ancestor.h"
 
 #include <limits>
 
-namespace lockstep::launch {
+namespace lockstep::rank_env {
 namespace {
 
 using environment::required_integer;
@@ -103,4 +102,4 @@ std::uint16_t port_of_step(std::uint64_t job, std::uint64_t step) {
   return static_cast<std::uint16_t>(first + fingerprint_of(job, step) % count);
 }
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::rank_env

@@ -1,7 +1,7 @@
-#include "launch/detection/reserve.h"
+#include "rank_env/reserve.h"
 
 #include "base/environment.h"
-#include "launch/environment.h"
+#include "rank_env/variables.h"
 #include "sys/file_descriptor.h"
 
 #include <fcntl.h>
@@ -16,7 +16,7 @@
 #include <string>
 #include <string_view>
 
-namespace lockstep::launch {
+namespace lockstep::rank_env {
 namespace {
 
 constexpr const char* name_in_reserve = "reserve";
@@ -77,4 +77,4 @@ bool wait_for_place() {
   return true;
 }
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::rank_env

@@ -1,5 +1,5 @@
 // The folder of commits: it goes with its last owner, and what others left goes with the next run.
-#include "launch/commit_folder.h"
+#include "rank_env/commit_folder.h"
 
 #include "support/temporary_folder.h"
 
@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 using namespace lockstep;
+using namespace lockstep::rank_env;
 
 namespace {
 
@@ -42,37 +43,37 @@ class CommitFolder : public testing::Test {
 };
 
 TEST_F(CommitFolder, IsOneForEachRunAndOfItsUserAlone) {
-  launch::make_commit_folder("one", ::getpid());
-  launch::make_commit_folder("two", ::getpid());
-  EXPECT_NE(launch::commit_folder("one"), launch::commit_folder("two"));
+  make_commit_folder("one", ::getpid());
+  make_commit_folder("two", ::getpid());
+  EXPECT_NE(commit_folder("one"), commit_folder("two"));
   struct stat found {};
-  ASSERT_EQ(::stat(launch::commit_folder("one").c_str(), &found), 0);
+  ASSERT_EQ(::stat(commit_folder("one").c_str(), &found), 0);
   EXPECT_EQ(found.st_mode & 0777, 0700);
-  EXPECT_TRUE(launch::commit_folder("one").string().starts_with(folder_.path().string()));
+  EXPECT_TRUE(commit_folder("one").string().starts_with(folder_.path().string()));
 }
 
 TEST_F(CommitFolder, GoesWithTheLastOfItsOwners) {
   const pid_t other = begin();
-  launch::make_commit_folder("run", ::getpid());
-  launch::make_commit_folder("run", other);
-  std::ofstream(launch::commit_folder("run") / "state") << "state";
-  launch::remove_commit_folder("run", ::getpid());
-  EXPECT_TRUE(fs::exists(launch::commit_folder("run") / "state"));
-  launch::remove_commit_folder("run", other);
-  EXPECT_FALSE(fs::exists(launch::commit_folder("run")));
-  launch::remove_commit_folder("run", other);
+  make_commit_folder("run", ::getpid());
+  make_commit_folder("run", other);
+  std::ofstream(commit_folder("run") / "state") << "state";
+  remove_commit_folder("run", ::getpid());
+  EXPECT_TRUE(fs::exists(commit_folder("run") / "state"));
+  remove_commit_folder("run", other);
+  EXPECT_FALSE(fs::exists(commit_folder("run")));
+  remove_commit_folder("run", other);
   end(other);
 }
 
 TEST_F(CommitFolder, OfOwnersThatHaveEndedGoesWithTheNextRun) {
   const pid_t owner = begin();
-  launch::make_commit_folder("old", owner);
-  launch::make_commit_folder("new", ::getpid());
-  EXPECT_TRUE(fs::exists(launch::commit_folder("old")));
+  make_commit_folder("old", owner);
+  make_commit_folder("new", ::getpid());
+  EXPECT_TRUE(fs::exists(commit_folder("old")));
   end(owner);
-  launch::make_commit_folder("newer", ::getpid());
-  EXPECT_FALSE(fs::exists(launch::commit_folder("old")));
-  EXPECT_TRUE(fs::exists(launch::commit_folder("new")));
+  make_commit_folder("newer", ::getpid());
+  EXPECT_FALSE(fs::exists(commit_folder("old")));
+  EXPECT_TRUE(fs::exists(commit_folder("new")));
 }
 
 }  // namespace

@@ -1,11 +1,13 @@
-// Names for what the ranks of one run have in common on a host.
+// The places of ranks that mpirun started: OpenMPI's, and hydra's (MPICH, Intel MPI).
 #pragma once
 
+#include "rank_env/rank_info.h"
+
 #include <cstdint>
-#include <string>
+#include <optional>
 #include <string_view>
 
-namespace lockstep::launch {
+namespace lockstep::rank_env {
 
 // A process, told apart from a later one with the same number.
 struct Ancestor {
@@ -17,7 +19,8 @@ struct Ancestor {
 // /proc/PID/comm), else its parent. Ranks may have been started through shells and wrappers.
 [[nodiscard]] Ancestor nearest_ancestor(std::string_view program);
 
-// "unix:@lockstep-UID-RUN": where the ranks of that run on this host meet. Short for any `run`.
-[[nodiscard]] std::string one_host_address(std::string_view run);
+// Nothing where mpirun did not start this process. Ranks on one host meet at a socket named after
+// the run; those on several by MPI itself. BadInput as detect_rank().
+[[nodiscard]] std::optional<RankInfo> detect_mpirun();
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::rank_env

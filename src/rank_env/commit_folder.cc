@@ -1,4 +1,4 @@
-#include "launch/commit_folder.h"
+#include "rank_env/commit_folder.h"
 
 #include "base/check.h"
 #include "base/environment.h"
@@ -18,7 +18,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-namespace lockstep::launch {
+namespace lockstep::rank_env {
 namespace {
 
 namespace fs = std::filesystem;
@@ -112,4 +112,4 @@ void remove_commit_folder(const std::string& run_id, int owner) noexcept {
   }
 }
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::rank_env

@@ -5,7 +5,7 @@
 
 #include <string>
 
-namespace lockstep::launch::round_key {
+namespace lockstep::rank_env::round_key {
 
 inline constexpr const char* name = "lockstep-run/name";
 inline constexpr const char* terms = "lockstep-run/terms";
@@ -45,4 +45,4 @@ inline std::string final_failure(int round) { return formatted("lockstep-round/{
 inline std::string of_keeps(int round) { return formatted("lockstep-round/{}/keeps/", round); }
 inline std::string of_waiting(int round) { return formatted("lockstep-round/{}/waiting/", round); }
 
-}  // namespace lockstep::launch::round_key
+}  // namespace lockstep::rank_env::round_key

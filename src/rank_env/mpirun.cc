@@ -1,15 +1,15 @@
-#include "launch/detection/mpirun.h"
+#include "rank_env/mpirun.h"
 
 #include "base/environment.h"
 #include "base/format.h"
-#include "launch/detection/ancestor.h"
+#include "sys/process_stat.h"
 
 #include <limits>
 #include <string>
 
 #include <unistd.h>
 
-namespace lockstep::launch {
+namespace lockstep::rank_env {
 namespace {
 
 // What one kind of mpirun calls the numbers it gives.
@@ -60,10 +60,20 @@ RankInfo read(const Names& names, std::string (*run)()) {
 
 }  // namespace
 
+Ancestor nearest_ancestor(std::string_view program) {
+  const int parent = ::getppid();
+  for (int pid = parent; pid > 1;) {
+    const auto stat = sys::read_process_stat(pid).value_or(sys::ProcessStat());
+    if (stat.name == program) return {pid, stat.start_time};
+    pid = stat.parent;
+  }
+  return {parent, sys::read_process_stat(parent).value_or(sys::ProcessStat()).start_time};
+}
+
 std::optional<RankInfo> detect_mpirun() {
   if (is_set(open_mpi)) return read(open_mpi, run_of_open_mpi);
   if (is_set(hydra)) return read(hydra, run_of_hydra);
   return std::nullopt;
 }
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::rank_env

@@ -1,4 +1,4 @@
-#include "launch/detection/own_failure.h"
+#include "rank_env/own_failure.h"
 
 #include "launch/environment.h"
 #include "launch/run_report.h"
@@ -22,18 +22,18 @@ TEST_F(OwnFailure, IsReadByTheAgent) {
   const test::TemporaryFolder folder;
   const std::string file = folder / "error.json";
   ::setenv(variable::error_file, file.c_str(), 1);
-  record_own_failure("first");
-  record_own_failure("data.bin: \"no\" room \xff");
+  rank_env::record_own_failure("first");
+  rank_env::record_own_failure("data.bin: \"no\" room \xff");
   EXPECT_EQ(recorded_error(file), std::vector<std::string>{"data.bin: \"no\" room \xef\xbf\xbd"});
 }
 
 TEST_F(OwnFailure, IsKeptByNobodyWithoutALauncherOrWithoutAFolder) {
   ::unsetenv(variable::error_file);
-  record_own_failure("unheard");
+  rank_env::record_own_failure("unheard");
   const test::TemporaryFolder folder;
   const std::string file = folder / "absent" / "error.json";
   ::setenv(variable::error_file, file.c_str(), 1);
-  record_own_failure("unheard");
+  rank_env::record_own_failure("unheard");
   EXPECT_TRUE(recorded_error(file).empty());
 }
 

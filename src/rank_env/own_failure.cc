@@ -1,8 +1,8 @@
-#include "launch/detection/own_failure.h"
+#include "rank_env/own_failure.h"
 
 #include "base/environment.h"
 #include "base/log.h"
-#include "launch/environment.h"
+#include "rank_env/variables.h"
 #include "sys/files.h"
 
 #include <nlohmann/json.hpp>
@@ -10,7 +10,7 @@
 #include <ctime>
 #include <string>
 
-namespace lockstep::launch {
+namespace lockstep::rank_env {
 
 void record_own_failure(std::string_view text) noexcept {
   using nlohmann::json;
@@ -29,4 +29,4 @@ void record_own_failure(std::string_view text) noexcept {
   }
 }
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::rank_env

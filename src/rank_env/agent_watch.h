@@ -1,7 +1,7 @@
 // A rank whose agent is gone has nobody who would end it.
 #pragma once
 
-namespace lockstep::launch {
+namespace lockstep::rank_env {
 
 // Where `lockstep run` started this process, through whatever wrappers: when the agent's process
 // ends, this process says so in one line on standard error and ends itself by SIGKILL, as the
@@ -9,4 +9,4 @@ namespace lockstep::launch {
 // and no memory that anything else needs. Does nothing elsewhere.
 void watch_agent();
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::rank_env

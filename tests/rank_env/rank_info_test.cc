@@ -1,8 +1,8 @@
 // Where a process is among its ranks, as mpirun's and srun's variables say.
-#include "launch/detection/rank_info.h"
+#include "rank_env/rank_info.h"
 
-#include "launch/detection/ancestor.h"
-#include "launch/detection/slurm.h"
+#include "rank_env/mpirun.h"
+#include "rank_env/slurm.h"
 #include "support/messages.h"
 #include "support/processes.h"
 #include "sys/files.h"
@@ -19,7 +19,7 @@
 
 #include <lockstep/base/error.h>
 
-namespace lockstep::launch {
+namespace lockstep::rank_env {
 namespace {
 
 using test::expect_words;
@@ -217,4 +217,4 @@ TEST(OneHostAddress, IsShortForAnyRun) {
 }
 
 }  // namespace
-}  // namespace lockstep::launch
+}  // namespace lockstep::rank_env

@@ -3,7 +3,7 @@
 
 #include <string_view>
 
-namespace lockstep::launch {
+namespace lockstep::rank_env {
 
 // Writes the text into the error file that the launcher has named (TORCHELASTIC_ERROR_FILE), in
 // torchrun's format, so that a report on this rank has the reason, also when another rank printed
@@ -11,4 +11,4 @@ namespace lockstep::launch {
 // throws.
 void record_own_failure(std::string_view text) noexcept;
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::rank_env

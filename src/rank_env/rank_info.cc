@@ -1,14 +1,16 @@
-#include "launch/detection/rank_info.h"
+#include "rank_env/rank_info.h"
 
 #include <lockstep/base/error.h>
 #include <lockstep/store/secret.h>
 
 #include "base/check.h"
 #include "base/environment.h"
-#include "launch/detection/mpirun.h"
-#include "launch/detection/reserve.h"
-#include "launch/detection/slurm.h"
-#include "launch/environment.h"
+#include "base/fingerprint.h"
+#include "base/format.h"
+#include "rank_env/mpirun.h"
+#include "rank_env/reserve.h"
+#include "rank_env/slurm.h"
+#include "rank_env/variables.h"
 
 #include <array>
 #include <cerrno>
@@ -17,10 +19,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-namespace lockstep::launch {
+namespace lockstep::rank_env {
 namespace {
-
-namespace variable = launch::variable;
 
 constexpr auto use_agent_store = "TORCHELASTIC_USE_AGENT_STORE";
 constexpr auto secret_file = "LOCKSTEP_SECRET_FILE";
@@ -89,10 +89,17 @@ bool is_launched() {
          environment::text(variable::world_size) || detect_mpirun() || detect_slurm();
 }
 
+std::string one_host_address(std::string_view run) {
+  constexpr std::size_t most = 60;
+  std::string name(run);
+  if (name.size() > most) name = formatted("{:016x}", fingerprint(run));
+  return formatted("unix:@lockstep-{}-{}", ::geteuid(), name);
+}
+
 std::string read_secret() {
   if (auto descriptor =
           environment::integer(variable::secret_descriptor, 0, std::numeric_limits<int>::max())) {
-    std::array<char, launch::secret_bytes> bytes{};
+    std::array<char, secret_bytes> bytes{};
     auto got = ::pread(static_cast<int>(*descriptor), bytes.data(), bytes.size(), 0);
     check_input(got == static_cast<ssize_t>(bytes.size()),
                 "{}: expected an open descriptor that holds {} bytes, found descriptor {} with {}",
@@ -106,4 +113,4 @@ std::string read_secret() {
   return {};
 }
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::rank_env

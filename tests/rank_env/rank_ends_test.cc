@@ -1,4 +1,4 @@
-#include "launch/detection/rank_ends.h"
+#include "rank_env/rank_ends.h"
 
 #include "support/messages.h"
 
@@ -11,7 +11,7 @@
 
 #include <chrono>
 
-namespace lockstep::launch {
+namespace lockstep::rank_env {
 namespace {
 
 using namespace std::chrono_literals;
@@ -45,4 +45,4 @@ TEST(RankEnds, WhatMakesNoSenseIsPassedOver) {
 }
 
 }  // namespace
-}  // namespace lockstep::launch
+}  // namespace lockstep::rank_env

@@ -5,8 +5,9 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
-namespace lockstep::launch {
+namespace lockstep::rank_env {
 
 // How the ranks of a run find one another.
 struct RankRendezvous {
@@ -42,8 +43,11 @@ struct RankInfo {
 // Whether a launcher started this process as a rank, be it the only one. BadInput as detect_rank().
 [[nodiscard]] bool is_launched();
 
+// "unix:@lockstep-UID-RUN": where the ranks of that run on this host meet. Short for any `run`.
+[[nodiscard]] std::string one_host_address(std::string_view run);
+
 // The secret of the lockstep store: from the descriptor or file that the environment names, else
 // none.
 [[nodiscard]] std::string read_secret();
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::rank_env

@@ -13,7 +13,7 @@
 #include <string>
 #include <string_view>
 
-namespace lockstep::launch {
+namespace lockstep::rank_env {
 
 // The agent's side.
 class RankEnds {
@@ -37,4 +37,4 @@ class RankEnds {
 // The rank's side: PeerLost names a rank of this attempt, but not `self`, that has ended.
 void check_rank_ends(Store& store, std::string_view attempt, int self);
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::rank_env

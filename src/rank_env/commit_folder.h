@@ -10,7 +10,7 @@
 #include <filesystem>
 #include <string>
 
-namespace lockstep::launch {
+namespace lockstep::rank_env {
 
 // LOCKSTEP_COMMITS names another folder than /dev/shm.
 [[nodiscard]] std::filesystem::path commit_folder(const std::string& run_id);
@@ -22,4 +22,4 @@ void make_commit_folder(const std::string& run_id, int owner);
 // `owner` needs it no more: it goes when it has no other. Nothing where there is none.
 void remove_commit_folder(const std::string& run_id, int owner) noexcept;
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::rank_env

@@ -1,4 +1,4 @@
-#include "launch/detection/rank_ends.h"
+#include "rank_env/rank_ends.h"
 
 #include "base/format.h"
 #include "base/log.h"
@@ -10,7 +10,7 @@
 #include <chrono>
 #include <utility>
 
-namespace lockstep::launch {
+namespace lockstep::rank_env {
 namespace {
 
 constexpr std::chrono::seconds store_timeout{5};
@@ -56,4 +56,4 @@ void check_rank_ends(Store& store, std::string_view attempt, int self) {
   }
 }
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::rank_env
