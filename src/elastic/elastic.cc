@@ -2,8 +2,14 @@
 
 #include "base/check.h"
 #include "base/scope_exit.h"
+#include "base/text.h"
+#include "base/visible.h"
+#include "checkpoint/file_names.h"
+#include "checkpoint/folders.h"
+#include "checkpoint/own_tensors.h"
+#include "checkpoint/parts_reader.h"
+#include "elastic/commits.h"
 #include "elastic/goodput.h"
-#include "elastic/own_tensors.h"
 #include "elastic/round_fence.h"
 #include "elastic/round_loop.h"
 #include "sys/files.h"
@@ -11,8 +17,11 @@
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/comm/together.h>
 
+#include <map>
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 namespace lockstep {
 
@@ -30,6 +39,35 @@ fs::path newest_checkpoint(Group& group, const fs::path& out) {
     if (const auto newest = checkpoint::latest_checkpoint(out)) found = newest->string();
   });
   return broadcast_text(group, std::move(found));
+}
+
+void check_tensors(const checkpoint::PartsReader& file, const std::string& prefix,
+                   const checkpoint::NamedTensors& tensors) {
+  for (const auto& [name, tensor] : tensors) {
+    const checkpoint::TensorEntry* entry = file.find(prefix + name);
+    check_input(entry != nullptr, "expected a tensor named {}, found none", visible(prefix + name));
+    check_input(
+        tensor.sizes() == at::IntArrayRef(entry->shape) && tensor.scalar_type() == entry->dtype,
+        "{}: expected {} [{}], found {} [{}]", visible(name), c10::toString(tensor.scalar_type()),
+        listed(tensor.sizes(), ", "), c10::toString(entry->dtype), listed(entry->shape, ", "));
+  }
+  check_input(tensors.size() == file.entries().size(), "expected {} tensors, found {}",
+              tensors.size(), file.entries().size());
+}
+
+// Collective: into the program's own tensors, what was committed or saved with the state in
+// `folder`. Any number of ranks may have saved them: a checkpoint has them as rank 0's own.
+// CommonFailure if the folder has others.
+void read_tensors(Group& group, const fs::path& folder, const checkpoint::NamedTensors& tensors) {
+  if (tensors.empty()) return;
+  const bool is_commit = checkpoint::step_of(folder) < 0;
+  const std::string prefix = is_commit ? std::string() : checkpoint::prefix_of(0);
+  checkpoint::PartsReader file(group, folder / (is_commit ? program_file : checkpoint::own_file));
+  together(group, [&] { file.in_file([&] { check_tensors(file, prefix, tensors); }); });
+  std::vector<checkpoint::PartToFill> parts;
+  for (const auto& [name, tensor] : tensors)
+    parts.push_back({prefix + name, layout::whole_slice(tensor.sizes()), tensor});
+  file.read(parts);
 }
 
 }  // namespace
@@ -59,9 +97,11 @@ struct ElasticState::State {
   }
 
   void take_up(const fs::path& folder) {
-    values = checkpoint::load(folder, *handle, *optimizer,
-                              {.scheduler = parts.scheduler, .scaler = parts.scaler});
-    read_own_tensors(in_round().group(), folder, parts.tensors);
+    std::map<std::string, at::Tensor> of_rank;  // read_tensors() reads them on other ranks, too
+    values =
+        checkpoint::load(folder, *handle, *optimizer,
+                         {.scheduler = parts.scheduler, .scaler = parts.scaler, .own = &of_rank});
+    read_tensors(in_round().group(), folder, parts.tensors);
   }
 
   void save() {
@@ -70,7 +110,6 @@ struct ElasticState::State {
     // What the run has saved before it was set back is there already.
     if (newest_checkpoint(group, options.out) == folder) return;
     take_folder();
-    save_own_tensors(group, options.out, values.step, parts.tensors, options.keep);
     checkpoint::save(options.out, *handle, *optimizer, values, saving());
   }
 
@@ -88,6 +127,7 @@ struct ElasticState::State {
   [[nodiscard]] checkpoint::SaveOptions saving() {
     checkpoint::SaveOptions how{
         .scheduler = parts.scheduler, .scaler = parts.scaler, .keep = options.keep};
+    if (in_round().group().is_root()) how.own = parts.tensors;
     if (fence) how.before_naming = [this] { fence->check(); };
     return how;
   }

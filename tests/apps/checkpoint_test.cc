@@ -74,18 +74,19 @@ TEST_F(SavedCheckpoints, AreVerifiedEachByItself) {
   expect("ls mine", 1, {"step-00000004  ", "step-00000006  ", "mine/step-00000002/layout.json"});
 }
 
-// What an elastic run saves beside a checkpoint belongs to it.
-TEST_F(SavedCheckpoints, HaveTheProgramsOwnTensorsBesideThem) {
-  std::filesystem::copy(folder_ / "mine/model.safetensors",
-                        folder_ / "mine/own-00000006.safetensors");
-  expect("verify mine", 0,
-         {"mine/step-00000006: whole\n", "mine/own-00000006.safetensors: whole\n"});
-  const std::string remark = "without the program's own tensors in mine/own-00000006.safetensors";
-  expect("reshard mine two --shards 2", 0, {remark});
-  expect("convert mine all.pt", 0, {remark});
-  damage("mine/own-00000006.safetensors");
-  expect("verify mine/step-00000006", 1,
-         {"mine/step-00000006: whole\n", "mine/own-00000006.safetensors: tensor ", "is damaged"});
+// What each rank has of its own is in the checkpoint; other forms have no place for it.
+TEST_F(SavedCheckpoints, HaveTensorsOfRanksOwnInThem) {
+  const ShellResult trained =
+      run("train mlp --out copies --steps 4 --layers 2 --width 8 --threads 1 --local-sgd 2 -n 2");
+  ASSERT_EQ(trained.exit_code, 0) << trained.output;
+  const std::string own = "copies/step-00000004/own.safetensors";
+  expect("show copies", 0, {"own.safetensors: ", "rank1."});
+  expect("convert copies all.pt", 0, {"without the tensors of ranks' own in " + own});
+  expect("reshard copies two --shards 2", 0, {"two: "});
+  expect("diff copies two", 0, {"the same "});
+  expect("verify two", 0, {"two: whole\n"});
+  damage(own.c_str());
+  expect("verify copies", 1, {own + ": tensor ", "is damaged"});
 }
 
 // As PyTorch writes it: any of its bytes may be another one, and nobody can tell.

@@ -382,6 +382,7 @@ TEST(Elastic, WithoutAnAgentItTrainsOnceAndGoesOnFromItsCheckpoint) {
     }));
   }
   EXPECT_EQ(begun, (std::vector<std::int64_t>{0, 4}));
+  EXPECT_TRUE(std::filesystem::exists(folder / "step-00000008/own.safetensors"));
 }
 
 TEST(Elastic, MisuseIsInvalidArgument) {

@@ -188,10 +188,6 @@ int verify(const std::vector<std::string>& words) {
                        verify_file(path);
                      }
                      write_out(formatted("{}: whole\n", path.string()));
-                     const fs::path beside = program_tensors_of(path);
-                     if (beside.empty()) return;
-                     verify_file(beside);
-                     write_out(formatted("{}: whole\n", beside.string()));
                    }) &&
           all;
   }
@@ -210,11 +206,7 @@ int reshard(const fs::path& from, const fs::path& to, int files) {
   check_input(is_checkpoint(whole), "{}: expected a checkpoint or a run, found a file",
               whole.string());
   checkpoint::reshard(whole, to, {.files = files});
-  const fs::path beside = program_tensors_of(whole);
-  write_out(formatted(
-      "{}: {}{}\n", to.string(), shown_bytes(bytes_of(to)),
-      beside.empty() ? ""
-                     : formatted("; without the program's own tensors in {}", beside.string())));
+  write_out(formatted("{}: {}\n", to.string(), shown_bytes(bytes_of(to))));
   return 0;
 }
 

@@ -57,14 +57,6 @@ std::uint64_t bytes_of(const fs::path& path) {
   return bytes;
 }
 
-fs::path program_tensors_of(const fs::path& folder) {
-  if (checkpoint::step_of(folder) < 0) return {};
-  const std::string name = folder.filename().string();
-  const fs::path file =
-      folder.parent_path() / formatted("own{}.safetensors", name.substr(name.find('-')));
-  return fs::exists(file) ? file : fs::path();
-}
-
 std::string kind_of(const checkpoint::TensorEntry& entry) {
   return formatted("{} [{}]", checkpoint::name_of(entry.dtype), listed(entry.shape, ", "));
 }

@@ -25,11 +25,6 @@ namespace lockstep::apps {
 [[nodiscard]] std::vector<std::filesystem::path> tensor_files_of(const std::filesystem::path& path);
 [[nodiscard]] std::uint64_t bytes_of(const std::filesystem::path& path);
 
-// The file beside a checkpoint in which an elastic run keeps the program's own tensors
-// (elastic/own_tensors.h): RUN/own-00000100.safetensors of RUN/step-00000100. Empty if there is
-// none.
-[[nodiscard]] std::filesystem::path program_tensors_of(const std::filesystem::path& folder);
-
 // "F32 [2, 3]", as the file says it.
 [[nodiscard]] std::string kind_of(const checkpoint::TensorEntry& entry);
 
