@@ -43,8 +43,9 @@ class FixedRounds : public testing::Test {
   }
   [[nodiscard]] std::unique_ptr<Rounds> join(const NodeSpec& spec, Deadline store_deadline,
                                              Deadline deadline) {
+    WaitingLines lines([](const std::string&) {}, false);
     return std::make_unique<Rounds>(spec, 0, open_round_store(spec, 0, store_deadline), deadline,
-                                    lines_);
+                                    lines);
   }
   void join_both(Duration join_timeout) {
     const auto join_one = [&](int node) {
@@ -76,7 +77,6 @@ class FixedRounds : public testing::Test {
   test::TemporaryFolder folder_;
   std::string secret_file_ = folder_ / "secret";
   std::uint16_t port_ = test::free_port();
-  WaitingLines lines_{[](const std::string&) {}, false};
   std::unique_ptr<Rounds> nodes_[2];
 };
 
