@@ -88,6 +88,8 @@ TEST_P(ShardedParameterUse, PrintItemClone) {
   });
 }
 
+// An error in backward() ends the handle: a rank that has not come so far gets an Aborted with its
+// text, here in load() or forward().
 TEST_P(ShardedParameterUse, ModuleLoadIsNoticed) {
   run([](Pair& pair, Group) {
     std::ostringstream file;
@@ -97,9 +99,11 @@ TEST_P(ShardedParameterUse, ModuleLoadIsNoticed) {
     std::istringstream again(file.str());
     torch::serialize::InputArchive in;
     in.load_from(again);
-    pair.model->load(in);
-    auto step = [&] { pair.model->forward(Pair::input()).sum().backward(); };
-    expect_words(message_of<InvalidArgument>(step), {"load_state_dict()"});
+    auto step = [&] {
+      pair.model->load(in);
+      pair.model->forward(Pair::input()).sum().backward();
+    };
+    expect_words(message_of<Error>(step), {"load_state_dict()"});
   });
 }
 
@@ -110,7 +114,7 @@ TEST_P(ShardedParameterUse, AFrozenParameterThatRequiresAGradientLaterIsNamed) {
       auto sharded = fully_shard(model, group, {.level = GetParam()});
       model->frozen.set_requires_grad(true);
       auto step = [&] { image_loss(model->forward(values({5, 36}, 1))).backward(); };
-      expect_contains(message_of<InvalidArgument>(step), "frozen");
+      expect_contains(message_of<Error>(step), "frozen");
     });
 }
 
