@@ -5,7 +5,6 @@
 #include <sys/mman.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
-#include <sys/uio.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
@@ -48,12 +47,6 @@ bool closes(long descriptor) {
   return descriptor >= 0 && ::close(static_cast<int>(descriptor)) == 0;
 }
 
-bool reads_other_memory() {
-  char from = 'x', to = ' ';
-  iovec target{&to, 1}, source{&from, 1};
-  return ::process_vm_readv(::getpid(), &target, 1, &source, 1, 0) == 1 && to == 'x';
-}
-
 Facts space(const char* folder, bool free) {
   struct statvfs found = {};
   if (::statvfs(folder, &found) != 0) return {};
@@ -88,7 +81,6 @@ Facts machine_facts() {
           {"dev_shm_free_bytes", space("/dev/shm", true)},
           {"memfd", closes(::memfd_create("lockstep-info", MFD_CLOEXEC))},
           {"pidfd", closes(::syscall(SYS_pidfd_open, ::getpid(), 0))},
-          {"process_vm_readv", reads_other_memory()},
           {"cuda_devices", cuda_devices()}};
 }
 

@@ -82,9 +82,7 @@ void expect_a_way_or_a_line(const std::string& backend, const std::vector<Denied
 }
 
 // Calls that spare copies and time.
-const std::vector<DeniedCall> dispensable{{"process_vm_readv", SYS_process_vm_readv, 0},
-                                          {"process_vm_writev", SYS_process_vm_writev, 0},
-                                          {"pidfd_open", SYS_pidfd_open, 0},
+const std::vector<DeniedCall> dispensable{{"pidfd_open", SYS_pidfd_open, 0},
                                           {"pidfd_send_signal", SYS_pidfd_send_signal, 0},
                                           {"fallocate", SYS_fallocate, 0},
                                           {"madvise", SYS_madvise, 0},

@@ -49,8 +49,8 @@ struct Call {
 class Backend {
  public:
   Backend(int rank, int size);
-  // Waits for peers only where they need what this process has posted, half a minute at most, and
-  // not while an exception unwinds the stack.
+  // Waits for peers only if they need this process to complete what it has posted, half a minute at
+  // most, and not while an exception unwinds the stack.
   virtual ~Backend() = default;
   Backend(const Backend&) = delete;
   Backend& operator=(const Backend&) = delete;

@@ -63,9 +63,10 @@ struct InitOptions {
 // freed blocks of many megabytes, which training steps allocate again, unless MALLOC_* or
 // GLIBC_TUNABLES are set.
 //
-// The group owns what it has opened. When its last handle is destroyed, this rank leaves in order:
-// it waits for peers that still need what it has posted, at most half a minute, and not at all
-// while an exception unwinds the stack. A wait() or barrier() before makes sure that no peer does.
+// The group owns what it has opened. When its last handle is destroyed, this rank leaves in order.
+// On `shm` it leaves at once, and its peers complete what it posted without it. The other engines
+// wait for it, at most half a minute, and not at all while an exception unwinds the stack. A wait()
+// or barrier() before makes sure that nothing is left.
 //
 // A forked child is no rank: its calls on the group throw InvalidArgument, and destroying its
 // copies has no effect. Threads that the group starts take no signals. Under `lockstep run` the

@@ -269,11 +269,6 @@ std::string words_of_early_end(std::uint64_t number, int waiting, bool by_except
                    words_of_leaving(by_exception), number, group.rank(waiting));
 }
 
-std::string words_of_unwinding(const CallRecord& call, const GroupNames& group) {
-  return formatted("an exception ended its part before its peers had taken what it posted in {}",
-                   describe(call, group));
-}
-
 std::string words_of_writer(int rank, const CallRecord& call, std::string_view why,
                             const GroupNames& group) {
   return formatted("; {} is in {} and may still write to its output: {}", group.rank(rank),

@@ -100,11 +100,9 @@ struct LostRank {
 // post the next;
 [[nodiscard]] std::string unread_sentence(std::span<const int> slow, int posted, int rank,
                                           Duration waited, const GroupNames& group);
-// how a rank was lost that left before operation `number`, which `waiting` waits to post, and one
-// that an exception took away;
+// how a rank was lost that left before operation `number`, which `waiting` waits to post;
 [[nodiscard]] std::string words_of_early_end(std::uint64_t number, int waiting, bool by_exception,
                                              const GroupNames& group);
-[[nodiscard]] std::string words_of_unwinding(const CallRecord& call, const GroupNames& group);
 // and "; rank 1 is in all_reduce #7 (...) and may still write to its output: WHY".
 [[nodiscard]] std::string words_of_writer(int rank, const CallRecord& call, std::string_view why,
                                           const GroupNames& group);

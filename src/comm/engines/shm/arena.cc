@@ -14,7 +14,6 @@
 #include <cstdint>
 #include <cstring>
 #include <new>
-#include <random>
 #include <string>
 
 namespace lockstep::shm {
@@ -45,11 +44,10 @@ Arena::Arena(std::size_t bytes)
       memory_(
           sys::SharedMemory::create("lockstep-arena", bytes / Allocator::page * Allocator::page)),
       allocator_(Control::bytes, memory_.bytes()) {
-  auto* page = new (memory_.data()) Control();
-  page->identity = std::uint64_t{std::random_device()()} << 32 | std::random_device()();
+  new (memory_.data()) Control();
 }
 
-std::byte* Arena::allocate(std::size_t bytes) {
+std::byte* Arena::allocate(std::size_t bytes, std::string_view advice) {
   check(!process_.is_copy_of_parent(),
         "shared memory: made in process {}, not usable in its child {}", process_.number(),
         sys::own_process());
@@ -59,10 +57,10 @@ std::byte* Arena::allocate(std::size_t bytes) {
   throw BadInput(
       formatted("shared memory: a buffer of {} does not fit: {} of the arena's {} are in use and "
                 "the largest free range "
-                "is {}; a larger LOCKSTEP_ARENA (such as {}) helps",
+                "is {}; a larger LOCKSTEP_ARENA (such as {}) helps{}",
                 bytes_text(bytes), bytes_text(allocator_.used()), bytes_text(memory_.bytes()),
                 bytes_text(allocator_.largest_free()),
-                bytes_text(((memory_.bytes() + bytes) / gibibyte + 1) * gibibyte)));
+                bytes_text(((memory_.bytes() + bytes) / gibibyte + 1) * gibibyte), advice));
 }
 
 std::span<std::byte> Arena::try_allocate(std::size_t bytes) {

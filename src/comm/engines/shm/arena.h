@@ -19,6 +19,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 namespace lockstep::shm {
@@ -33,9 +34,9 @@ class Arena {
   [[nodiscard]] std::size_t bytes() const { return memory_.bytes(); }
   [[nodiscard]] int file() const { return memory_.file(); }
 
-  // 64-byte aligned and uninitialised. Throws BadInput with the sizes when there is no room, and
-  // InvalidArgument in a forked child.
-  [[nodiscard]] std::byte* allocate(std::size_t bytes);
+  // 64-byte aligned and uninitialised. Throws BadInput with the sizes when there is no room, ending
+  // in `advice`, and InvalidArgument in a forked child.
+  [[nodiscard]] std::byte* allocate(std::size_t bytes, std::string_view advice = {});
   // The same; empty when there is no room. As long as what was handed out.
   [[nodiscard]] std::span<std::byte> try_allocate(std::size_t bytes);
   // The same from fresh pages, which read as zero.

@@ -8,6 +8,7 @@
 #include "comm/backend/node_shared.h"
 #include "comm/engines/shm/endpoint.h"
 #include "comm/engines/shm/tensor_allocator.h"
+#include "comm/rendezvous/grace_period.h"
 #include "sys/own_process.h"
 #include "sys/sanitizer.h"
 #include "sys/topology.h"

@@ -4,10 +4,7 @@
 #include "comm/diagnose/report.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <exception>
 #include <mutex>
-#include <system_error>
 
 namespace lockstep::shm {
 
@@ -42,7 +39,7 @@ bool Channel::is_slot_free() {
 // A member whose process has left writes nothing any more.
 bool Channel::is_late(int member) const {
   return memory_.consumed(member).load(std::memory_order_acquire) < last_carried_ &&
-         !group_.presence().has_gone(world_ranks_[member]);
+         !group_.presence().has_left(world_ranks_[member]);
 }
 
 bool Channel::all_have_carried_out() {
@@ -157,24 +154,11 @@ bool Channel::claim_part(const Operation& operation, int part, Task& task) {
   return true;
 }
 
-bool Channel::execute(const Task& task, Scratch& scratch) {
+bool Channel::execute(const Task& task) {
   const Operation& operation = record(task.sequence);
   // A segment that is not executed is never counted, so a failed operation never looks complete.
   if (group_.has_failed()) return false;
-  std::string problem;
-  try {
-    int error = operation.run(task.part, task.index, scratch);
-    if (error == ESRCH) return false;  // the peer has ended; the watcher says so better
-    if (error != 0) problem = "a peer's private memory: " + std::generic_category().message(error);
-  } catch (const std::exception& error) {
-    problem = error.what();
-  }
-  if (!problem.empty()) {
-    group_.fail(FailureKind::aborted,
-                diagnose::execution_sentence(group_.rank(), own_call(task.sequence), problem,
-                                             group_.names()));
-    return false;
-  }
+  operation.run(task.part, task.index);
   std::int64_t total = operation.plan().total();
   return count_done(memory_.done(task.sequence), task.sequence) == total;
 }
@@ -188,13 +172,6 @@ void Channel::finish(std::uint64_t sequence) {
     operation.release();
     finished_.set(next);
   }
-}
-
-std::uint64_t Channel::last_in_private_memory() const {
-  for (std::uint64_t sequence = posted(); sequence > completed(); --sequence) {
-    if (record(sequence).staged().is_private()) return sequence;
-  }
-  return 0;
 }
 
 void Channel::leak_unfinished() {

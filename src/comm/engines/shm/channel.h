@@ -123,9 +123,9 @@ class Channel {
   // Notes what has become complete and claims a segment if there is one to be had. False: nothing
   // to do now.
   [[nodiscard]] bool claim_next(ProgressScope scope, Task& task);
-  // Executes what was claimed. True when the operation is complete with it. Kills the group when it
-  // cannot. Then the channel is told that it may go.
-  [[nodiscard]] bool execute(const Task& task, Scratch& scratch);
+  // Executes what was claimed. True when the operation is complete with it. end_task() says
+  // afterwards that the channel may go.
+  [[nodiscard]] bool execute(const Task& task);
   void end_task() { executing_.fetch_sub(1, std::memory_order_release); }
 
   // What the call gave for its wait; meaningful until it is finished.
@@ -135,8 +135,6 @@ class Channel {
 
   // Gives out the results of everything up to `sequence` that is complete, in order.
   void finish(std::uint64_t sequence);
-  // The last operation under way in which peers use this process's private memory; 0 for none.
-  [[nodiscard]] std::uint64_t last_in_private_memory() const;
   // After an error. Under the engine's mutex: notes what is complete, and nothing more is claimed
   // or carried out here.
   void stop();

@@ -21,17 +21,10 @@ struct alignas(64) Control {
   static constexpr std::size_t bytes = 4096;
   static constexpr std::size_t executing_slots = 30;
 
-  enum : std::uint32_t { unknown, yes, no };
-
   Doorbell waiting;  // threads inside wait()
   Doorbell helper;   // the helper thread
-  // Of a process that goes in order: it posts nothing more, but peers may still use its private
-  // memory; and it needs nobody and nobody needs it.
-  enum : std::uint32_t { present, leaving, gone };
-  alignas(64) std::atomic<std::uint32_t> left{present};
-  // Whether it reads and writes its peers' private memory; set once, when it has tried.
-  alignas(64) std::atomic<std::uint32_t> reaches_peers{unknown};
-  std::atomic<std::uint64_t> identity{0};  // a random number, set before the hand-over
+  // Set once, when the process leaves in order: from then on it posts and executes nothing.
+  alignas(64) std::atomic<std::uint32_t> has_left{0};
   // What its threads are executing now: words of execution_word(), 0 for nothing.
   alignas(64) std::array<std::atomic<std::uint64_t>, executing_slots> executing{};
 };

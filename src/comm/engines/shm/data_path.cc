@@ -1,14 +1,9 @@
 #include "comm/engines/shm/data_path.h"
 
 #include "comm/engines/shm/plan.h"
-#include "comm/engines/shm/private_memory.h"
 
 namespace lockstep::shm {
 namespace {
-
-// Below this a tensor and its copies stay in the caches, and two copies cost less than the kernel's
-// way into another process (docs/decisions/0060-what-shm-still-copies.md).
-constexpr std::size_t least_direct_bytes = 1 << 20;
 
 std::int64_t count_of(const Posting& posting, int members) {
   auto input = [&] { return elements_in(posting.input.bytes, posting.dtype); };
@@ -38,15 +33,9 @@ bool fits_slot(const Posting& posting, std::int64_t count, int members, std::siz
   return bytes * (gives_each_its_part(posting.collective) ? members : 1) <= carried_bytes;
 }
 
-// Nowhere for a buffer that must be staged. What is combined must be mapped by all: the kernel only
-// copies, and to combine its copies takes as long as staging does.
-Location find(const Peers& peers, Collective collective, Buffer buffer) {
-  if (buffer.bytes == 0) return {};
-  auto location = peers.locate(buffer.data, buffer.bytes);
-  if (location.is_somewhere()) return location;
-  bool direct = !combines(collective) && buffer.bytes >= least_direct_bytes &&
-                peers.share_private_memory() && is_plain_memory(buffer.data);
-  return direct ? peers.locate_private(buffer.data) : Location();
+// Nowhere for a buffer that must be staged.
+Location find(const Peers& peers, Buffer buffer) {
+  return buffer.bytes == 0 ? Location() : peers.locate(buffer.data, buffer.bytes);
 }
 
 }  // namespace
@@ -63,11 +52,10 @@ DataPath choose_path(const Peers& peers, const Posting& posting, int members, in
     if (path.reads && !combines(posting.collective))
       path.input = peers.locate(posting.input.data, posting.input.bytes);
   } else {
-    if (path.reads) path.input = find(peers, posting.collective, posting.input);
+    if (path.reads) path.input = find(peers, posting.input);
     bool in_place = path.reads && posting.input.data == posting.output.data &&
                     posting.input.bytes == posting.output.bytes;
-    if (path.writes)
-      path.output = in_place ? path.input : find(peers, posting.collective, posting.output);
+    if (path.writes) path.output = in_place ? path.input : find(peers, posting.output);
   }
   return path;
 }

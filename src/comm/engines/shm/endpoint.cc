@@ -5,7 +5,6 @@
 #include "base/check.h"
 #include "base/format.h"
 #include "comm/call/all_ranks.h"
-#include "comm/engines/shm/private_memory.h"
 #include "comm/kernels/combine.h"
 
 #include <mutex>
@@ -42,8 +41,6 @@ Endpoint::Endpoint(std::shared_ptr<Store> store, int rank, int size, EndpointOpt
       progress_(std::make_unique<ProgressEngine>(handed_over_.peers)) {
   progress_->set_due_action([this] { reap(); });
   world_ = &add_group(names_, all_ranks(size), peers().base(0) + handed_over_.world_block);
-  arena_->control().reaches_peers.store(reaches_peers() ? Control::yes : Control::no,
-                                        std::memory_order_release);
   watcher_ = std::make_unique<Watcher>(
       peers(), [this](int peer) { on_peer_end(peer); },
       [this](int peer) { progress_->on_urge(peer); });
@@ -57,27 +54,13 @@ Endpoint::~Endpoint() {
                            std::move(watcher_));
     return;
   }
-  // First, so that nobody waits for this rank while it waits for them.
-  presence_.begin_to_leave();
-  auto deadline = Deadline::after(grace_.length(Duration::max()));
-  for (auto& group : all_groups()) group->let_peers_finish(deadline, grace_.is_by_exception());
   watcher_.reset();
   progress_->stop_helping();
   presence_.leave();
 }
 
-bool Endpoint::reaches_peers() const {
-  if (!options_.share_private_memory) return false;
-  bool all_are_threads = true;
-  for (int rank = 0; rank < peers().size(); ++rank) {
-    if (!peers().can_reach(rank)) return false;
-    all_are_threads = all_are_threads && peers().process(rank) == 0;
-  }
-  return all_are_threads || private_copies_pay();
-}
-
 void Endpoint::on_peer_end(int rank) {
-  if (presence_.has_gone(rank)) return;
+  if (presence_.has_left(rank)) return;
   std::lock_guard lock(progress_->mutex());
   presence_.note_end(rank);
   auto pid = peers().peer(rank).pid;

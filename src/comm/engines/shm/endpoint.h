@@ -20,7 +20,6 @@
 #include "comm/engines/shm/presence.h"
 #include "comm/engines/shm/progress.h"
 #include "comm/engines/shm/watcher.h"
-#include "comm/rendezvous/grace_period.h"
 #include "sys/own_process.h"
 
 #include <lockstep/base/deadline.h>
@@ -40,16 +39,13 @@ struct EndpointOptions {
   Duration join_timeout = std::chrono::minutes(5);
   std::vector<int> world_ranks = {};  // of these ranks, where they are a part of the world
   std::size_t arena_bytes = 1 << 30;  // address space
-  // Whether peers may read and write this process's private memory, where the system lets them.
-  bool share_private_memory = true;
 };
 
 class Endpoint {
  public:
   // Blocks until all ranks have arrived.
   Endpoint(std::shared_ptr<Store> store, int rank, int size, EndpointOptions options);
-  // Leaves in order. Waits (grace_period.h) for peers that use this process's private memory, or
-  // will in what it has posted; the groups where they are not done by then die.
+  // Leaves in order, and waits for no peer.
   ~Endpoint();
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
@@ -95,17 +91,12 @@ class Endpoint {
   // Where the first member has put the group's block, in its arena.
   [[nodiscard]] std::uint64_t find_block(const std::string& key, const GroupNames& names,
                                          std::span<const int> members);
-  // Whether this process can read and write the private memory of all peers, and gains by it.
-  [[nodiscard]] bool reaches_peers() const;
   void on_peer_end(int rank);
-  // They may be reaped meanwhile.
-  [[nodiscard]] std::vector<std::shared_ptr<Group>> all_groups();
   // Ends the groups that have left and whose operations are complete, and frees the blocks that
   // nobody uses any more.
   void reap();
 
   const sys::OwnProcess process_;
-  const rendezvous::GracePeriod grace_;
   std::shared_ptr<Store> store_;
   const EndpointOptions options_;
   const GroupNames names_;  // of the world of this endpoint

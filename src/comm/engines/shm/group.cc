@@ -152,25 +152,6 @@ void Group::throw_failure() {
   shared_.throw_failure(unsettled_);
 }
 
-void Group::let_peers_finish(Deadline deadline, bool by_exception) noexcept {
-  for (Channel* channel : active_) {
-    const Awaited last{.sequence = channel->last_in_private_memory()};
-    if (last.sequence == 0) continue;
-    try {
-      if (by_exception && !channel->is_over(last)) {
-        const diagnose::LostRank lost{
-            .rank = rank(),
-            .size = size(),
-            .how = diagnose::words_of_unwinding(channel->own_call(last.sequence), names())};
-        return fail(FailureKind::peer_lost, diagnose::lost_sentence(lost, names()));
-      }
-      wait(*channel, last, std::min<Duration>(channel->timeout_of(last.sequence), deadline.left()));
-    } catch (const std::exception&) {
-      return;  // the group is dead, and ranks that still wait in it are told why
-    }
-  }
-}
-
 void Group::leave(bool by_exception) const {
   const std::uint32_t why = by_exception ? GroupBlock::by_exception : 0;
   block().left(rank()).store(GroupBlock::posts_no_more | why, std::memory_order_seq_cst);

@@ -56,11 +56,6 @@ class Group {
   // The process of a rank has ended, a member of this group or not; empty: its number is not known.
   void fail_by_end(int world_rank, const std::string& process) const;
 
-  // Before the process leaves: waits, until their deadlines and the given one, for operations in
-  // which peers use its private memory, which ends with it. Kills the group when they are not
-  // complete by then. `by_exception`: why this rank leaves.
-  void let_peers_finish(Deadline deadline, bool by_exception) noexcept;
-
   // Its handle is gone: this member posts nothing more.
   void leave(bool by_exception) const;
   // All that it has posted is complete: it looks at the group's block no more.

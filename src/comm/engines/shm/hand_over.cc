@@ -36,7 +36,7 @@ using Token = std::array<char, 32>;
 struct Greeting {
   static constexpr std::uint64_t right_magic = 0x6b636f6c6d6873;  // "shmlock"
   static constexpr std::uint32_t right_version =
-      4;  // of everything in this folder that lies in shared memory
+      5;  // of everything in this folder that lies in shared memory
 
   std::uint64_t magic = right_magic;
   std::uint32_t version = right_version;
@@ -46,7 +46,6 @@ struct Greeting {
   Token token{};  // of the rank that was connected to
   std::uint64_t arena_bytes = 0;
   std::uint64_t world_block = 0;
-  std::uint64_t control_address = 0;
 };
 
 Token random_token() {
@@ -297,7 +296,6 @@ Greeting Meeting::greeting(const Token& token) const {
   ours.token = token;
   ours.arena_bytes = arena_.bytes();
   ours.world_block = world_block_;
-  ours.control_address = reinterpret_cast<std::uint64_t>(&arena_.control());
   return ours;
 }
 
@@ -309,8 +307,7 @@ void Meeting::send(int socket, const Greeting& ours) const {
 void Meeting::take(int rank, Caller caller, Received received) {
   peers_[rank] = {caller.pid, std::move(caller.process), std::move(caller.socket),
                   std::make_shared<sys::SharedMemory>(sys::SharedMemory::open(
-                      std::move(received.arena), received.greeting.arena_bytes)),
-                  received.greeting.control_address};
+                      std::move(received.arena), received.greeting.arena_bytes))};
 }
 
 int Meeting::check_greeting(const Greeting& theirs, int expected) const {

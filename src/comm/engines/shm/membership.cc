@@ -122,7 +122,7 @@ std::uint64_t Endpoint::find_block(const std::string& key, const GroupNames& nam
       return offset_in(key, store_->get(key, Deadline::after(look_again).or_sooner(deadline)));
     } catch (const Timeout&) {
       // A member that left in order may have made its part before.
-      bool is_gone = presence_.has_departed(members.front()) && !store_->try_get(key);
+      bool is_gone = presence_.has_left(members.front()) && !store_->try_get(key);
       if (is_gone)
         throw PeerLost(formatted("making group {}: its first member, rank {} of the world, left",
                                  names.name(), names.world_rank(0)));
@@ -155,11 +155,6 @@ void Endpoint::give_up(Group& group, std::byte* held) {
   Arena::release_hold(held);
   std::lock_guard lock(progress_->mutex());
   given_up_.push_back({*std::ranges::find(groups_, &group, &std::shared_ptr<Group>::get), held});
-}
-
-std::vector<std::shared_ptr<Group>> Endpoint::all_groups() {
-  std::lock_guard lock(progress_->mutex());
-  return groups_;
 }
 
 void Endpoint::reap() {

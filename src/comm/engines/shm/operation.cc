@@ -31,8 +31,19 @@ std::int64_t streaming_bytes() {
   return bytes;
 }
 
-Place at_element(Place base, std::int64_t element, DType dtype) {
-  return base.plus(static_cast<std::size_t>(element) * bytes_of(dtype));
+// Null stays null.
+std::byte* at_element(std::byte* base, std::int64_t element, DType dtype) {
+  return base ? base + static_cast<std::size_t>(element) * bytes_of(dtype) : nullptr;
+}
+
+// To several destinations in tiles that stay in the first cache from one copy to the next.
+void copy(std::span<std::byte* const> to, const std::byte* from, std::size_t bytes, bool stream) {
+  constexpr std::size_t tile_bytes = 16 << 10;
+  const std::size_t tile = to.size() == 1 ? bytes : tile_bytes;
+  for (std::size_t offset = 0; offset < bytes; offset += tile) {
+    const std::size_t length = std::min(tile, bytes - offset);
+    for (std::byte* each : to) kernels::copy_bytes(each + offset, from + offset, length, stream);
+  }
 }
 
 [[noreturn]] void refuse_combination(const Posting& posting) {
@@ -89,7 +100,7 @@ void Operation::fill(const Peers& peers, int me, std::uint64_t sequence, const D
   seen_.set(me);
   unseen_ = members - 1;
   if (carried_)
-    std::ranges::fill(outputs_, Place());
+    std::ranges::fill(outputs_, nullptr);
   else
     note(peers, me, staged_.input(), staged_.output());
   mismatched_ = -1;
@@ -100,8 +111,8 @@ void Operation::publish(const Peers& peers, const ChannelMemory& memory, int me,
                         const Posting& posting) {
   if (posting.is_uneven()) publish_counts(peers, memory, me, posting);
   if (carried_) {
-    inputs_[me] = Place::here(memory.carried(me, sequence_));
-    if (!combines(collective_)) origins_[me] = Place::here(staged_.own_input().data);
+    inputs_[me] = memory.carried(me, sequence_);
+    if (!combines(collective_)) origins_[me] = staged_.own_input().data;
     carry_input();
   }
   write(memory.slot(me, sequence_), sequence_, {print_, staged_.input(), staged_.output()},
@@ -112,7 +123,7 @@ void Operation::publish(const Peers& peers, const ChannelMemory& memory, int me,
 void Operation::carry_input() const {
   const Buffer input = staged_.own_input();
   if (input.bytes == 0) return;
-  std::byte* carried = inputs_[static_cast<std::size_t>(me_)].data;
+  std::byte* carried = inputs_[static_cast<std::size_t>(me_)];
   const std::size_t part = staged_.keeps_own_part() ? input.bytes / inputs_.size() : 0;
   const std::size_t begin = part * static_cast<std::size_t>(me_);
   std::memcpy(carried, input.data, begin);
@@ -133,13 +144,13 @@ void Operation::publish_counts(const Peers& peers, const ChannelMemory& memory, 
 }
 
 void Operation::note(const Peers& peers, int member, Location input, Location output) {
-  outputs_[member] = peers.place(output);
-  inputs_[member] = peers.place(input);
+  outputs_[member] = peers.address(output);
+  inputs_[member] = peers.address(input);
 }
 
 // Its lines are in that member's cache; they come over while this rank still looks and plans.
-void Operation::note_carried(int member, std::byte* input, Place origin) {
-  inputs_[member] = Place::here(input);
+void Operation::note_carried(int member, std::byte* input, std::byte* origin) {
+  inputs_[member] = input;
   origins_[member] = origin;
   std::size_t output = staged_.own_output().bytes;
   if (output == 0) return;
@@ -168,7 +179,7 @@ PollResult Operation::look(const Peers& peers, const ChannelMemory& memory) {
     --unseen_;
     if (carried_)
       note_carried(member, memory.carried(member, sequence_),
-                   combines(collective_) ? Place() : peers.place(descriptor.input));
+                   combines(collective_) ? nullptr : peers.address(descriptor.input));
     else
       note(peers, member, descriptor.input, descriptor.output);
   }
@@ -207,7 +218,7 @@ PollResult Operation::make_plan(const Peers& peers, const ChannelMemory& memory)
   planned_ = true;
   if (carried_) {
     if (!combines(collective_)) plan_ = Plan(shape_);
-    outputs_[me_] = Place::here(staged_.own_output().data);
+    outputs_[me_] = staged_.own_output().data;
     return PollResult::ready;
   }
   plan_ = Plan(shape_, cutting_for(dtype_));
@@ -226,22 +237,19 @@ bool Operation::moves_nothing() const {
   bool nothing = true;
   for (int part = 0; part < plan_.parts() && nothing; ++part) {
     plan_.moves(part, {0, plan_.part_length(part)}, [&](const Move& move) {
-      Place from = at_element(inputs_[move.source], move.source_offset, dtype_);
+      const std::byte* from = at_element(inputs_[move.source], move.source_offset, dtype_);
       for (int member = move.first(); member < move.end(shape_.size) && nothing; ++member) {
-        Place to = at_element(outputs_[member], move.destination_offset, dtype_);
-        nothing = !to.exists() || to == from;
+        const std::byte* to = at_element(outputs_[member], move.destination_offset, dtype_);
+        nothing = to == nullptr || to == from;
       }
     });
   }
   return nothing;
 }
 
-int Operation::run(int part, std::int64_t index, Scratch& scratch) const {
-  if (!plan_.is_single()) return run_part(part, index, scratch);
-  for (int each = 0; each < plan_.parts(); ++each) {
-    if (int error = run_part(each, 0, scratch)) return error;
-  }
-  return 0;
+void Operation::run(int part, std::int64_t index) const {
+  if (!plan_.is_single()) return run_part(part, index);
+  for (int each = 0; each < plan_.parts(); ++each) run_part(each, 0);
 }
 
 void Operation::run_carried() const {
@@ -250,8 +258,8 @@ void Operation::run_carried() const {
   std::array<const std::byte*, kernels::max_ranks> inputs;
   std::int64_t first = collective_ == Collective::reduce_scatter ? shape_.count * me_ : 0;
   for (std::size_t member = 0; member < inputs_.size(); ++member)
-    inputs[member] = at_element(inputs_[member], first, dtype_).data;
-  std::byte* output = outputs_[me_].data;
+    inputs[member] = at_element(inputs_[member], first, dtype_);
+  std::byte* output = outputs_[me_];
   kernels::combine(
       {dtype_, op_, std::span(inputs.data(), inputs_.size()), std::span(&output, 1), shape_.count});
 }
@@ -261,23 +269,20 @@ void Operation::move_carried() const {
   for (int part = mine_only ? me_ : 0; part < (mine_only ? me_ + 1 : plan_.parts()); ++part) {
     plan_.moves(part, {0, plan_.part_length(part)}, [&](const Move& move) {
       if (me_ < move.first() || me_ >= move.end(shape_.size)) return;
-      Place to = at_element(outputs_[me_], move.destination_offset, dtype_);
+      std::byte* to = at_element(outputs_[me_], move.destination_offset, dtype_);
       if (to == at_element(origins_[move.source], move.source_offset, dtype_)) return;
       const auto& carried = move.source == me_ && staged_.keeps_own_part() ? origins_ : inputs_;
-      Place from = at_element(carried[move.source], move.source_offset, dtype_);
-      std::memcpy(to.data, from.data, static_cast<std::size_t>(move.length) * bytes_of(dtype_));
+      const std::byte* from = at_element(carried[move.source], move.source_offset, dtype_);
+      std::memcpy(to, from, static_cast<std::size_t>(move.length) * bytes_of(dtype_));
     });
   }
 }
 
-int Operation::run_part(int part, std::int64_t index, Scratch& scratch) const {
+void Operation::run_part(int part, std::int64_t index) const {
   const Range range = plan_.segment(part, index);
-  if (!combines(collective_)) return move_part(part, range, scratch);
-  combine_part(part, range);
-  return 0;
+  combines(collective_) ? combine_part(part, range) : move_part(part, range);
 }
 
-// Of memory that all processes map; what is not is staged for it (data_path.cc).
 void Operation::combine_part(int part, Range range) const {
   std::array<const std::byte*, kernels::max_ranks> inputs;
   std::array<std::byte*, kernels::max_ranks> outputs;
@@ -285,32 +290,29 @@ void Operation::combine_part(int part, Range range) const {
   const auto input = plan_.combine_input_offset(part) + range.begin;
   const auto output = plan_.combine_output_offset(part) + range.begin;
   for (std::size_t member = 0; member < inputs_.size(); ++member) {
-    inputs[member] = at_element(inputs_[member], input, dtype_).data;
+    inputs[member] = at_element(inputs_[member], input, dtype_);
     bool mine = collective_ != Collective::reduce_scatter || static_cast<int>(member) == part;
-    if (mine && outputs_[member].exists())
-      outputs[written++] = at_element(outputs_[member], output, dtype_).data;
+    if (mine && outputs_[member]) outputs[written++] = at_element(outputs_[member], output, dtype_);
   }
   if (written > 0)
     kernels::combine({dtype_, op_, std::span(inputs.data(), inputs_.size()),
                       std::span(outputs.data(), written), range.length(), stream_});
 }
 
-int Operation::move_part(int part, Range range, Scratch& scratch) const {
-  int error = 0;
+void Operation::move_part(int part, Range range) const {
   plan_.moves(part, range, [&](const Move& move) {
-    std::array<Place, kernels::max_ranks> destinations;
+    std::array<std::byte*, kernels::max_ranks> destinations;
     std::size_t written = 0;
-    Place from = at_element(inputs_[move.source], move.source_offset, dtype_);
+    const std::byte* from = at_element(inputs_[move.source], move.source_offset, dtype_);
     for (int member = move.first(); member < move.end(shape_.size); ++member) {
-      Place to = at_element(outputs_[member], move.destination_offset, dtype_);
-      bool is_written = written > 0 && to == destinations[0];  // ranks may share a tensor
-      if (to.exists() && to != from && !is_written) destinations[written++] = to;
+      std::byte* to = at_element(outputs_[member], move.destination_offset, dtype_);
+      const bool is_written = written > 0 && to == destinations[0];  // ranks may share a tensor
+      if (to && to != from && !is_written) destinations[written++] = to;
     }
-    if (written == 0 || error != 0) return;
-    auto bytes = static_cast<std::size_t>(move.length) * bytes_of(dtype_);
-    error = copy(std::span(destinations.data(), written), from, bytes, stream_, scratch);
+    if (written == 0) return;
+    const auto bytes = static_cast<std::size_t>(move.length) * bytes_of(dtype_);
+    copy(std::span(destinations.data(), written), from, bytes, stream_);
   });
-  return error;
 }
 
 void Operation::release() {

@@ -16,11 +16,9 @@
 #include "comm/engines/shm/exchange.h"
 #include "comm/engines/shm/group_block.h"
 #include "comm/engines/shm/peers.h"
-#include "comm/engines/shm/place.h"
 #include "comm/engines/shm/plan.h"
 #include "comm/engines/shm/posting.h"
 #include "comm/engines/shm/staging.h"
-#include "comm/engines/shm/transfer.h"
 #include "comm/kernels/combine.h"
 
 #include <atomic>
@@ -59,8 +57,8 @@ class Operation {
   [[nodiscard]] const Plan& plan() const { return plan_; }
   [[nodiscard]] int mismatched() const { return mismatched_; }
 
-  // Moves or combines the bytes of one segment. 0, or the errno with which a peer's memory refused.
-  [[nodiscard]] int run(int part, std::int64_t index, Scratch& scratch) const;
+  // Moves or combines the bytes of one segment.
+  void run(int part, std::int64_t index) const;
   // All that this rank gets out of a carried operation.
   void run_carried() const;
 
@@ -88,16 +86,16 @@ class Operation {
   // These are the buffers of a member that has posted.
   void note(const Peers& peers, int member, Location input, Location output);
   // The same for one whose slot carries its input, which lies at `origin`.
-  void note_carried(int member, std::byte* input, Place origin);
+  void note_carried(int member, std::byte* input, std::byte* origin);
   [[nodiscard]] Fingerprint agree(const Posting& posting, int members, std::int64_t count);
   void carry_input() const;
   void move_carried() const;
   [[nodiscard]] bool read_exchange(const Peers& peers, const ChannelMemory& memory);
   [[nodiscard]] PollResult make_plan(const Peers& peers, const ChannelMemory& memory);
   [[nodiscard]] bool moves_nothing() const;
-  [[nodiscard]] int run_part(int part, std::int64_t index, Scratch& scratch) const;
+  void run_part(int part, std::int64_t index) const;
   void combine_part(int part, Range range) const;
-  [[nodiscard]] int move_part(int part, Range range, Scratch& scratch) const;
+  void move_part(int part, Range range) const;
 
   std::uint64_t sequence_ = 0;
   Collective collective_ = Collective::barrier;
@@ -112,9 +110,9 @@ class Operation {
   Exchange exchange_;
   const char* file_in_slot_ = nullptr;
 
-  std::vector<Place> inputs_;  // one a member, nowhere where it has none
-  std::vector<Place> outputs_;
-  std::vector<Place> origins_;  // carried: where in an arena the input lies that the slot carries
+  std::vector<std::byte*> inputs_;  // one per member, null if it has none
+  std::vector<std::byte*> outputs_;
+  std::vector<std::byte*> origins_;  // carried: where in an arena the input lies
   std::bitset<kernels::max_ranks> seen_;
   int unseen_ = 0;
   int mismatched_ = -1;

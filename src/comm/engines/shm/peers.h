@@ -4,7 +4,6 @@
 
 #include "comm/engines/shm/arena.h"
 #include "comm/engines/shm/location.h"
-#include "comm/engines/shm/place.h"
 #include "sys/file_descriptor.h"
 #include "sys/shared_memory.h"
 
@@ -22,7 +21,6 @@ struct Peer {
   sys::FileDescriptor process;                // pidfd, when the pid is visible
   sys::FileDescriptor socket;                 // the hand-over's; closed by the peer's end
   std::shared_ptr<sys::SharedMemory> memory;  // null for this rank itself
-  std::uint64_t control_address = 0;          // of its control page in its own process
 };
 
 class Peers {
@@ -41,26 +39,10 @@ class Peers {
     return peers_[rank].memory;
   }
   [[nodiscard]] Control& control(int rank) const { return *reinterpret_cast<Control*>(base(rank)); }
-  // Where a location is for this process.
-  [[nodiscard]] Place place(Location location) const {
-    if (!location.is_somewhere()) return {};
-    if (!location.is_private) return Place::here(base(location.rank) + location.offset);
-    auto* address = reinterpret_cast<std::byte*>(location.offset);
-    if (processes_[location.rank] == 0) return Place::here(address);
-    return {address, processes_[location.rank], peers_[location.rank].process.get()};
+  // The address of a location in this process; null for nowhere.
+  [[nodiscard]] std::byte* address(Location location) const {
+    return location.is_somewhere() ? base(location.rank) + location.offset : nullptr;
   }
-  // The address of what lies in an arena.
-  [[nodiscard]] std::byte* address(Location location) const { return place(location).data; }
-  // Of a buffer in this rank's private memory.
-  [[nodiscard]] Location locate_private(const std::byte* data) const {
-    return {rank_, reinterpret_cast<std::uint64_t>(data), true};
-  }
-  // The process to name to the kernel for that rank's private memory; 0 when it is this one.
-  [[nodiscard]] pid_t process(int rank) const { return processes_[rank]; }
-  // Tries whether that memory can be read. True for ranks of this process.
-  [[nodiscard]] bool can_reach(int rank) const;
-  // Whether all ranks have tried that and found it possible and useful.
-  [[nodiscard]] bool share_private_memory() const;
   // Wakes what sleeps in those processes (waiting.h): threads that wait, and with `helpers` those
   // that help, too.
   void ring(std::span<const int> ranks, bool helpers = true) const;
@@ -72,7 +54,6 @@ class Peers {
   std::shared_ptr<Arena> arena_;
   std::vector<Peer> peers_;
   std::vector<std::byte*> bases_;
-  std::vector<pid_t> processes_;
 };
 
 }  // namespace lockstep::shm

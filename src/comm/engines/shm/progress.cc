@@ -136,7 +136,7 @@ bool ProgressEngine::try_progress(ProgressScope scope) noexcept {
 
 void ProgressEngine::execute(const Channel::Task& task, std::size_t place) {
   Channel& channel = *task.channel;
-  bool complete = channel.execute(task, scratches_[place]);
+  bool complete = channel.execute(task);
   marks_.clear(place);
   if (complete) peers_.ring(channel.world_ranks(), !task.is_whole);
   channel.end_task();

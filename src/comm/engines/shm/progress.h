@@ -12,13 +12,11 @@
 
 #include "comm/engines/shm/channel.h"
 #include "comm/engines/shm/execution_marks.h"
-#include "comm/engines/shm/transfer.h"
 #include "comm/engines/shm/waiting.h"
 #include "sys/thread.h"
 
 #include <lockstep/base/deadline.h>
 
-#include <array>
 #include <atomic>
 #include <cstddef>
 #include <functional>
@@ -86,7 +84,6 @@ class ProgressEngine {
   const bool has_core_;  // as many cores as ranks
   YieldBudget cores_;
   ExecutionMarks marks_;
-  std::array<Scratch, Control::executing_slots> scratches_;  // one a place of a mark
 
   std::mutex mutex_;
   std::vector<Channel*> channels_;

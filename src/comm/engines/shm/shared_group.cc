@@ -25,7 +25,7 @@ SharedGroup::SharedGroup(const Peers& peers, const Presence& presence, GroupName
 
 bool SharedGroup::has_departed(int number) const {
   return block_.left(number).load(std::memory_order_seq_cst) != GroupBlock::present ||
-         presence_.has_departed(world_rank(number));
+         presence_.has_left(world_rank(number));
 }
 
 bool SharedGroup::has_left_by_exception(int number) const {

@@ -1,9 +1,17 @@
 #include "comm/engines/shm/staging.h"
 
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 namespace lockstep::shm {
+namespace {
+
+constexpr std::string_view for_a_copy =
+    "; a tensor that was made before init(), or in memory of the caller's own, is copied there for "
+    "the call: make it after init()";
+
+}  // namespace
 
 Staged::Staged(const Peers& peers, Buffer input, Buffer output, const DataPath& path)
     : input_location_(path.input), output_location_(path.output), arena_(peers.arena().get()) {
@@ -11,14 +19,14 @@ Staged::Staged(const Peers& peers, Buffer input, Buffer output, const DataPath& 
   if (path.writes) output_ = output;
   Arena& arena = *arena_;
   if (input_.bytes > 0 && !input_location_.is_somewhere()) {
-    input_block_ = arena.allocate(input_.bytes);
+    input_block_ = arena.allocate(input_.bytes, for_a_copy);
     std::memcpy(input_block_, input_.data, input_.bytes);
     input_location_ = peers.locate(input_block_, input_.bytes);
   }
   if (output_.bytes == 0 || output_location_.is_somewhere()) return;
   bool in_place = output_.data == input_.data && output_.bytes == input_.bytes;
   try {
-    output_block_ = in_place ? input_block_ : arena.allocate(output_.bytes);
+    output_block_ = in_place ? input_block_ : arena.allocate(output_.bytes, for_a_copy);
   } catch (...) {
     release();
     throw;

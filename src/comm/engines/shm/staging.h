@@ -1,5 +1,5 @@
-// Staging: how the buffers of one call take part. Peers touch what lies in an arena, and private
-// memory where the system lets them (private_memory.h); everything else is copied:
+// Staging: how the buffers of one call take part. Peers touch only what lies in an arena;
+// everything else is copied:
 //
 //   carried   a small operation: the input rides in the slot, and this rank computes its own output
 //   staged    the input is copied into an arena block at the post, and the output out of one after
@@ -35,10 +35,6 @@ class Staged {
   [[nodiscard]] Buffer own_input() const { return input_; }
   [[nodiscard]] Buffer own_output() const { return output_; }
   [[nodiscard]] bool keeps_own_part() const { return keeps_own_part_; }
-  // Peers touch memory that is not the arena's.
-  [[nodiscard]] bool is_private() const {
-    return input_location_.is_private || output_location_.is_private;
-  }
 
   // The caller's own output, where peers write to it.
   [[nodiscard]] Buffer exposed() const {
@@ -46,8 +42,7 @@ class Staged {
   }
   // It lies in memory that ranks share: another one's arena, or a block that several hold.
   [[nodiscard]] bool is_shared(const Peers& peers) const {
-    return !output_location_.is_private &&
-           (output_location_.rank != peers.rank() || peers.arena()->is_held(output_.data));
+    return output_location_.rank != peers.rank() || peers.arena()->is_held(output_.data);
   }
 
   // The operation is complete: the output goes where the caller wants it.

@@ -36,7 +36,7 @@ using shm::Endpoint;
 
 constexpr std::size_t size_place = 12, rank_place = 16;  // of a greeting: magic, version, size, ...
 constexpr std::size_t token_place = 24, arena_bytes_place = 56;
-constexpr std::size_t greeting_bytes = 80;
+constexpr std::size_t greeting_bytes = 72;
 constexpr std::size_t arena = 4 << 20;
 
 shm::EndpointOptions fuzz_options() {
@@ -76,7 +76,7 @@ void put(std::string& bytes, std::size_t place, Number number) {
 std::string right_greeting(const std::string& token) {
   std::string greeting(greeting_bytes, '\0');
   put(greeting, 0, std::uint64_t{0x6b636f6c6d6873});
-  put(greeting, 8, std::uint32_t{4});
+  put(greeting, 8, std::uint32_t{5});
   put(greeting, size_place, std::uint32_t{2});
   put(greeting, rank_place, std::uint32_t{1});
   greeting.replace(token_place, token.size(), token);

@@ -1,6 +1,7 @@
 // As many ranks as one host may have, with the arenas that they get when nobody says anything: each
 // has address space for as many tensors as the machine has memory, and all ranks map it.
 #include "comm/engines/shm/ranks.h"
+#include "support/sanitizers.h"
 
 #include <gtest/gtest.h>
 

@@ -182,7 +182,6 @@ TEST(Posting, WorksInOverlappingGroups) {
 // way in all: for ThreadSanitizer.
 TEST(Posting, IsFedWhileAnotherThreadMakesProgress) {
   auto options = small_options();
-  options.share_private_memory = false;
   run_as_rank_threads(
       2,
       [](Endpoint& endpoint) {
@@ -339,7 +338,6 @@ TEST(Posting, BothEndsOfAMessageMayMakeItsChannel) {
 
 TEST(Posting, TellsWhenTheArenaIsFullAndLivesOn) {
   auto options = small_options();
-  options.share_private_memory = false;
   options.arena_bytes = 64 << 20;
   run_as_rank_threads(
       2,
@@ -355,6 +353,8 @@ TEST(Posting, TellsWhenTheArenaIsFullAndLivesOn) {
           FAIL() << "80 MiB fitted into 64 MiB";
         } catch (const BadInput& error) {
           EXPECT_NE(std::string(error.what()).find("LOCKSTEP_ARENA"), std::string::npos)
+              << error.what();
+          EXPECT_NE(std::string(error.what()).find("make it after init()"), std::string::npos)
               << error.what();
         }
         auto values = constant(1000, 1);

@@ -4,7 +4,6 @@
 
 #include "comm/engines/shm/endpoint.h"
 #include "support/processes.h"
-#include "support/sanitizers.h"
 #include "support/temporary_folder.h"
 
 #include <lockstep/store/file_store.h>
@@ -33,13 +32,6 @@ inline shm::EndpointOptions small_options() {
           .arena_bytes = 256 << 20};
 }
 
-// Hand-offs run through memory that every rank maps at another address, where ThreadSanitizer does
-// not see that they order anything. So threads under it stage what lies at one address for all.
-inline shm::EndpointOptions for_threads(shm::EndpointOptions options) {
-  if (under_thread_sanitizer) options.share_private_memory = false;
-  return options;
-}
-
 // Runs body in `count` threads and throws the first exception (by rank) again. The endpoints end
 // together, so that one that is done early is not a rank that left.
 inline void run_as_rank_threads(int count, const RankOnEndpoint& body,
@@ -50,7 +42,7 @@ inline void run_as_rank_threads(int count, const RankOnEndpoint& body,
   for (int rank = 0; rank < count; ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        Endpoint endpoint(store, rank, count, for_threads(options));
+        Endpoint endpoint(store, rank, count, options);
         body(endpoint);
       } catch (...) {
         errors[rank] = std::current_exception();

@@ -3,6 +3,7 @@
 #include "comm/engines/shm/ranks.h"
 #include "comm/kernels/tree.h"
 #include "support/messages.h"
+#include "support/sanitizers.h"
 
 #include <lockstep/base/error.h>
 
@@ -131,13 +132,6 @@ TEST_P(Timing, ChangesNoBitBetweenThreads) { run_as_rank_threads(GetParam(), exp
 TEST_P(Timing, ChangesNoBitBetweenProcesses) {
   TemporaryFolder folder;
   expect_ranks(GetParam(), on_endpoint(folder, GetParam(), expect_same_bits));
-}
-
-TEST_P(Timing, ChangesNoBitWithoutPrivateMemory) {
-  TemporaryFolder folder;
-  auto options = small_options();
-  options.share_private_memory = false;
-  expect_ranks(GetParam(), on_endpoint(folder, GetParam(), expect_same_bits, options));
 }
 
 TEST_P(Timing, MixesNoCountsOfTwoExchanges) { run_as_rank_threads(GetParam(), exchange_far_ahead); }
