@@ -2,7 +2,7 @@
 // one that a peer has posted, in the cache line that the hand-off reads anyway.
 //
 //   build/release/bench/shm_check
-#include "comm/engines/shm/descriptor.h"
+#include "comm/engines/shm/ring.h"
 
 #include <benchmark/benchmark.h>
 

@@ -43,9 +43,7 @@ Arena::Arena(std::size_t bytes)
     : users_limit_(sys::users_limit_of_freed_memory()),
       memory_(
           sys::SharedMemory::create("lockstep-arena", bytes / Allocator::page * Allocator::page)),
-      allocator_(Control::bytes, memory_.bytes()) {
-  new (memory_.data()) Control();
-}
+      allocator_(reserved_bytes, memory_.bytes()) {}
 
 std::byte* Arena::allocate(std::size_t bytes, std::string_view advice) {
   check(!process_.is_copy_of_parent(),

@@ -3,14 +3,12 @@
 //
 // Allocation is local: only the owner allocates and frees, at any time, from any thread; peers find
 // a buffer by its offset. A block may be handed to several processes; then the last of them frees
-// it. The first page is the control page. Shared ownership: tensors in the
+// it. Shared ownership: tensors in the
 // arena keep it mapped after the engine has gone. In a forked child, which has the same memory and
 // a copy of what was handed out of it, it hands out nothing and takes nothing back.
 #pragma once
 
 #include "comm/engines/shm/allocator.h"
-#include "comm/engines/shm/control.h"
-#include "comm/engines/shm/reuse.h"
 #include "sys/own_process.h"
 #include "sys/shared_memory.h"
 
@@ -26,10 +24,12 @@ namespace lockstep::shm {
 
 class Arena {
  public:
+  // Its first bytes, which are zero at first and never handed out: the control page (peers.h).
+  static constexpr std::size_t reserved_bytes = 4096;
+
   // `bytes` of address space; a page is taken when it is first touched.
   explicit Arena(std::size_t bytes);
 
-  [[nodiscard]] Control& control() const { return *reinterpret_cast<Control*>(memory_.data()); }
   [[nodiscard]] std::byte* data() const { return memory_.data(); }
   [[nodiscard]] std::size_t bytes() const { return memory_.bytes(); }
   [[nodiscard]] int file() const { return memory_.file(); }

@@ -18,24 +18,60 @@
 //     not. finish() has its own lock, because it copies. Posts come from one thread at a time.
 #pragma once
 
-#include "comm/engines/shm/group_block.h"
-#include "comm/engines/shm/guarded_count.h"
+#include "comm/engines/shm/channel_report.h"
 #include "comm/engines/shm/operation.h"
 #include "comm/engines/shm/peers.h"
-#include "comm/engines/shm/posted_calls.h"
-#include "comm/engines/shm/posting.h"
 #include "comm/engines/shm/shared_group.h"
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include <sched.h>
+
 namespace lockstep::shm {
+
+// A count and the lock of those who move it on, in one word: to take it is one atomic operation, to
+// give it back a store, and to read the count neither. A thread that finds it taken offers its core
+// for a while and then sleeps between looks: it may be held as long as a large copy takes. So it is
+// for what rarely meets.
+class GuardedCount {
+ public:
+  [[nodiscard]] std::uint64_t count() const {
+    return word_.load(std::memory_order_acquire) & ~taken;
+  }
+
+  // BasicLockable, for std::lock_guard.
+  void lock() {
+    for (int looks = 0;;) {
+      std::uint64_t seen = count();
+      if (word_.compare_exchange_weak(seen, seen | taken, std::memory_order_acquire)) return;
+      if ((seen & taken) != 0) wait(looks++);
+    }
+  }
+  void unlock() { word_.store(count(), std::memory_order_release); }
+  // By the thread that has locked it.
+  void set(std::uint64_t count) { word_.store(count | taken, std::memory_order_release); }
+
+ private:
+  static void wait(int looks) {
+    constexpr int offers = 100;
+    if (looks < offers)
+      sched_yield();
+    else
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+
+  static constexpr std::uint64_t taken = std::uint64_t{1} << 63;
+  std::atomic<std::uint64_t> word_{0};
+};
 
 // What a thread is willing to do: when it must not be kept long, what nobody else can do (carried
 // operations); at a post, its own part of what is ready; while it waits, anything.

@@ -1,10 +1,151 @@
-// What a thread that waits in a channel finds out about the members that it waits for.
+#include "comm/engines/shm/channel_report.h"
+
 #include "comm/diagnose/report.h"
 #include "comm/engines/shm/channel.h"
 
 #include <algorithm>
+#include <array>
+#include <tuple>
+#include <utility>
 
 namespace lockstep::shm {
+namespace {
+
+constexpr int sender = 0;
+constexpr int receiver = 1;
+
+// The latest slot of a member; null when it has posted nothing.
+const Slot* last_slot(const ChannelMemory& memory, int member) {
+  const Slot* last = nullptr;
+  for (int i = 0; i < memory.depth(); ++i) {
+    const Slot& slot = memory.slot(member, static_cast<std::uint64_t>(i));
+    if (sequence_in(slot) > (last ? sequence_in(*last) : 0)) last = &slot;
+  }
+  return last;
+}
+
+std::uint64_t last_sequence(const ChannelMemory& memory, int member) {
+  const Slot* last = last_slot(memory, member);
+  return last ? sequence_in(*last) : 0;
+}
+
+// The channel of the messages between two members of a group; nothing while there is none.
+std::optional<PostedCalls> messages_between(const Peers& peers, const GroupBlock& block,
+                                            const std::array<int, 2>& ranks) {
+  auto memory = block.messages(peers, ranks[sender], ranks[receiver]);
+  if (!memory) return std::nullopt;
+  return PostedCalls{peers, *memory, ranks, true};
+}
+
+// A message of a member of the group that its peer has not met.
+std::optional<CallRecord> unmet_message(const Peers& peers, const GroupBlock& block, int number) {
+  for (int other = 0; other < block.collectives().members(); ++other) {
+    for (int end : {sender, receiver}) {
+      const std::array<int, 2> ranks =
+          end == sender ? std::array{number, other} : std::array{other, number};
+      auto messages = messages_between(peers, block, ranks);
+      if (messages &&
+          last_sequence(messages->memory, 1 - end) < last_sequence(messages->memory, end))
+        return messages->last(end);
+    }
+  }
+  return std::nullopt;
+}
+
+// Two members of an uneven all_to_all of whom one sends something else than the other expects.
+std::pair<int, int> unlike_pair(const PostedCalls& calls, std::uint64_t sequence) {
+  auto counts = [&](int member) { return calls.memory.counts(calls.peers, member); };
+  for (int from = 0; from < calls.memory.members(); ++from) {
+    for (int to = 0; to < calls.memory.members(); ++to) {
+      auto sent = counts(from).sends(to, sequence).load(std::memory_order_relaxed);
+      auto due = counts(to).expects(from, sequence).load(std::memory_order_relaxed);
+      if (sent != due) return {from, to};
+    }
+  }
+  return {0, 0};
+}
+
+// Slots count what one rank gives or gets where a record counts all of it.
+bool is_counted_by_rank(const Agreement& call) {
+  return !call.uneven && (call.collective == Collective::all_gather ||
+                          call.collective == Collective::reduce_scatter ||
+                          call.collective == Collective::all_to_all);
+}
+
+}  // namespace
+
+CallRecord PostedCalls::call(int member, std::uint64_t sequence) const {
+  const Slot& slot = memory.slot(member, sequence);
+  const auto agreement = agreement_in(slot);
+  auto site = call_site_in(slot);
+  CallRecord call{.collective = site.collective,
+                  .op = agreement.op,
+                  .elements = static_cast<std::int64_t>(agreement.count),
+                  .tag = std::move(site.tag),
+                  .file = std::move(site.file),
+                  .line = site.line,
+                  .number = sequence};
+  if (is_counted_by_rank(agreement)) call.elements *= memory.members();
+  if (agreement.collective != Collective::barrier) call.dtype = agreement.dtype;
+  if (has_root(agreement.collective)) call.root = agreement.root;
+  if (has_messages) call.root = ranks[1 - member];
+  if (!agreement.uneven) return call;
+  const auto counts = memory.counts(peers, member);
+  for (int other = 0; other < memory.members(); ++other) {
+    if (agreement.collective != Collective::all_gather)
+      call.input_counts.push_back(counts.sends(other, sequence).load(std::memory_order_relaxed));
+    if (agreement.collective != Collective::reduce_scatter)
+      call.output_counts.push_back(counts.expects(other, sequence).load(std::memory_order_relaxed));
+  }
+  return call;
+}
+
+std::optional<CallRecord> PostedCalls::last(int member) const {
+  const auto sequence = last_sequence(memory, member);
+  if (sequence == 0) return std::nullopt;
+  return call(member, sequence);
+}
+
+std::string difference_between(const PostedCalls& calls, std::uint64_t sequence, int one, int other,
+                               const GroupNames& group) {
+  if (other < 0) std::tie(one, other) = unlike_pair(calls, sequence);
+  return diagnose::mismatch_sentence(calls.call(one, sequence), calls.ranks[one],
+                                     calls.call(other, sequence), calls.ranks[other], group);
+}
+
+std::vector<diagnose::PeerStatus> statuses_of(const PostedCalls& calls, const GroupBlock& block,
+                                              std::uint64_t sequence,
+                                              const std::function<bool(int rank)>& is_executing) {
+  std::vector<diagnose::PeerStatus> statuses;
+  for (int member = 0; member < calls.memory.members(); ++member) {
+    const int number = calls.ranks[member];
+    diagnose::PeerStatus status{.rank = number, .has_called = calls.has_posted(member, sequence)};
+    status.is_executing = status.has_called && is_executing(number);
+    status.last = calls.last(member);
+    status.last_is_of_channel = status.last.has_value();
+    if (!status.last) {
+      std::vector<int> all(static_cast<std::size_t>(block.collectives().members()));
+      status.last = PostedCalls{calls.peers, block.collectives(), all}.last(number);
+    }
+    if (!status.has_called) status.unmet = unmet_message(calls.peers, block, number);
+    statuses.push_back(std::move(status));
+  }
+  return statuses;
+}
+
+diagnose::LostRank lost_rank(const PostedCalls& collectives, int member) {
+  diagnose::LostRank lost{.rank = collectives.ranks[member], .size = collectives.memory.members()};
+  lost.status = diagnose::PeerStatus{.rank = lost.rank, .last = collectives.last(member)};
+  const auto next = lost.status->last_number() + 1;
+  for (int other = 0; other < collectives.memory.members(); ++other) {
+    if (sequence_in(collectives.memory.slot(other, next)) != next) continue;
+    lost.waiting.push_back(collectives.ranks[other]);
+    lost.call = collectives.call(other, next);
+  }
+  return lost;
+}
+
+// What a thread that waits in a channel finds out about the members that it waits for.
 
 std::vector<int> Channel::slow_readers() const {
   std::vector<int> slow;

@@ -17,7 +17,6 @@
 #include "comm/engines/shm/group.h"
 #include "comm/engines/shm/hand_over.h"
 #include "comm/engines/shm/peers.h"
-#include "comm/engines/shm/presence.h"
 #include "comm/engines/shm/progress.h"
 #include "comm/engines/shm/watcher.h"
 #include "sys/own_process.h"

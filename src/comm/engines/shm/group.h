@@ -7,7 +7,7 @@
 #pragma once
 
 #include "comm/engines/shm/channel.h"
-#include "comm/engines/shm/posting.h"
+#include "comm/engines/shm/operation.h"
 #include "comm/engines/shm/progress.h"
 #include "comm/engines/shm/shared_group.h"
 

@@ -7,7 +7,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "base/visible.h"
-#include "comm/engines/shm/group_block.h"
+#include "comm/engines/shm/shared_group.h"
 #include "sys/descriptor_passing.h"
 #include "sys/process.h"
 #include "sys/sockets.h"

@@ -1,16 +1,151 @@
 #include "comm/engines/shm/operation.h"
 
-#include <lockstep/base/error.h>
-
 #include "base/fingerprint.h"
 #include "base/format.h"
+#include "comm/engines/shm/plan.h"
 #include "sys/topology.h"
+
+#include <lockstep/base/error.h>
 
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <string_view>
+#include <utility>
 
 namespace lockstep::shm {
+namespace {
+
+std::int64_t count_of(const Posting& posting, int members) {
+  auto input = [&] { return elements_in(posting.input.bytes, posting.dtype); };
+  auto output = [&] { return elements_in(posting.output.bytes, posting.dtype); };
+  bool uneven = posting.is_uneven();
+  switch (posting.collective) {
+    case Collective::barrier:
+      return 0;
+    case Collective::all_gather:
+      return uneven ? output() : input();
+    case Collective::reduce_scatter:
+      return uneven ? input() : output();
+    case Collective::all_to_all:
+      return uneven ? 0 : input() / members;
+    case Collective::scatter:
+    case Collective::recv:
+      return output();
+    default:
+      return input();
+  }
+}
+
+// Whether a call of so many elements is small enough to be carried.
+bool fits_slot(const Posting& posting, std::int64_t count, int members, std::size_t carried_bytes) {
+  if (posting.is_uneven() || posting.collective == Collective::barrier) return false;
+  auto bytes = static_cast<std::size_t>(count) * bytes_of(posting.dtype);
+  return bytes * (gives_each_its_part(posting.collective) ? members : 1) <= carried_bytes;
+}
+
+// Nowhere for a buffer that must be staged.
+Location find(const Peers& peers, Buffer buffer) {
+  return buffer.bytes == 0 ? Location() : peers.locate(buffer.data, buffer.bytes);
+}
+
+}  // namespace
+
+DataPath choose_path(const Peers& peers, const Posting& posting, int members, int me,
+                     std::size_t carried_bytes) {
+  DataPath path{.count = count_of(posting, members),
+                .reads = reads_input(posting.collective, me, posting.root),
+                .writes = writes_output(posting.collective, me, posting.root)};
+  if (fits_slot(posting, path.count, members, carried_bytes)) {
+    path.is_carried = true;
+    path.keeps_own_part = path.reads && (posting.collective == Collective::all_to_all ||
+                                         posting.collective == Collective::scatter);
+    if (path.reads && !combines(posting.collective))
+      path.input = peers.locate(posting.input.data, posting.input.bytes);
+  } else {
+    if (path.reads) path.input = find(peers, posting.input);
+    bool in_place = path.reads && posting.input.data == posting.output.data &&
+                    posting.input.bytes == posting.output.bytes;
+    if (path.writes) path.output = in_place ? path.input : find(peers, posting.output);
+  }
+  return path;
+}
+
+namespace {
+
+constexpr std::string_view for_a_copy =
+    "; a tensor that was made before init(), or in memory of the caller's own, is copied there for "
+    "the call: make it after init()";
+
+}  // namespace
+
+Staged::Staged(const Peers& peers, Buffer input, Buffer output, const DataPath& path)
+    : input_location_(path.input), output_location_(path.output), arena_(peers.arena().get()) {
+  if (path.reads) input_ = input;
+  if (path.writes) output_ = output;
+  Arena& arena = *arena_;
+  if (input_.bytes > 0 && !input_location_.is_somewhere()) {
+    input_block_ = arena.allocate(input_.bytes, for_a_copy);
+    std::memcpy(input_block_, input_.data, input_.bytes);
+    input_location_ = peers.locate(input_block_, input_.bytes);
+  }
+  if (output_.bytes == 0 || output_location_.is_somewhere()) return;
+  bool in_place = output_.data == input_.data && output_.bytes == input_.bytes;
+  try {
+    output_block_ = in_place ? input_block_ : arena.allocate(output_.bytes, for_a_copy);
+  } catch (...) {
+    release();
+    throw;
+  }
+  output_location_ = peers.locate(output_block_, output_.bytes);
+}
+
+void Staged::carry(Buffer input, Buffer output, const DataPath& path) {
+  release();
+  input_ = path.reads ? input : Buffer();
+  output_ = path.writes ? output : Buffer();
+  input_location_ = path.input;
+  output_location_ = Location();
+  carried_ = true;
+  keeps_own_part_ = path.keeps_own_part;
+}
+
+Staged& Staged::operator=(Staged&& other) noexcept {
+  if (this == &other) return *this;
+  release();
+  input_ = other.input_;
+  output_ = other.output_;
+  input_location_ = other.input_location_;
+  output_location_ = other.output_location_;
+  carried_ = other.carried_;
+  keeps_own_part_ = other.keeps_own_part_;
+  arena_ = other.arena_;
+  input_block_ = std::exchange(other.input_block_, nullptr);
+  output_block_ = std::exchange(other.output_block_, nullptr);
+  return *this;
+}
+
+void Staged::copy_out() {
+  if (output_block_) std::memcpy(output_.data, output_block_, output_.bytes);
+}
+
+void Staged::release() {
+  if (output_block_ && output_block_ != input_block_) arena_->free(output_block_);
+  if (input_block_) arena_->free(input_block_);
+  leak();
+}
+
+void Staged::leak() { input_block_ = output_block_ = nullptr; }
+
+bool Staged::must_precede(const Later& later) const {
+  bool reads_ours = overlap(output_, later.input);
+  bool writes_output = overlap(output_, later.output);
+  bool is_copied = (carried_ && !keeps_own_part_) || input_block_ != nullptr;
+  if (later.same_channel && !keeps_own_part_)
+    return delivers_late() ? reads_ours || writes_output : reads_ours && later.is_copied;
+  return reads_ours || writes_output || (!is_copied && overlap(input_, later.output));
+}
+
 namespace {
 
 constexpr std::int64_t whole_bytes = 16 << 10;  // less than this is not worth a second core

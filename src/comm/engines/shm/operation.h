@@ -11,24 +11,200 @@
 // left alone, as in every operation: its owner may have gone on and written there again.
 #pragma once
 
-#include "comm/engines/shm/data_path.h"
-#include "comm/engines/shm/descriptor.h"
-#include "comm/engines/shm/exchange.h"
-#include "comm/engines/shm/group_block.h"
+#include "comm/call/dtype.h"
+#include "comm/engines/shm/arena.h"
 #include "comm/engines/shm/peers.h"
 #include "comm/engines/shm/plan.h"
-#include "comm/engines/shm/posting.h"
-#include "comm/engines/shm/staging.h"
+#include "comm/engines/shm/ring.h"
 #include "comm/kernels/combine.h"
+
+#include <lockstep/base/deadline.h>
+#include <lockstep/comm/op.h>
 
 #include <atomic>
 #include <bitset>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <source_location>
 #include <span>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 namespace lockstep::shm {
+
+// Posting: one call as the engine takes it. Addresses, not tensors.
+struct Buffer {
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+};
+
+[[nodiscard]] inline bool overlap(Buffer a, Buffer b) {
+  return a.bytes > 0 && b.bytes > 0 && a.data < b.data + b.bytes && b.data < a.data + a.bytes;
+}
+
+// How to give what is kept other memory, after an error: a peer may still write to what it has.
+struct Renewal {
+  // The memory that it has now.
+  Buffer (*memory)(void* object);
+  // Gives it fresh memory with the same contents, and never frees what it had. False: it cannot.
+  bool (*renew)(void* object);
+};
+
+// Something that must live until the operation is complete, such as a tensor. Move-only, never
+// allocates.
+class KeepAlive {
+ public:
+  KeepAlive() = default;
+  // `renewal`, if any, lives for ever.
+  KeepAlive(void* object, void (*release)(void*), const Renewal* renewal = nullptr)
+      : object_(object), release_(release), renewal_(renewal) {}
+  KeepAlive(KeepAlive&& other) noexcept
+      : object_(std::exchange(other.object_, nullptr)),
+        release_(other.release_),
+        renewal_(other.renewal_) {}
+  KeepAlive& operator=(KeepAlive&& other) noexcept {
+    reset();
+    object_ = std::exchange(other.object_, nullptr);
+    release_ = other.release_;
+    renewal_ = other.renewal_;
+    return *this;
+  }
+  ~KeepAlive() { reset(); }
+
+  [[nodiscard]] bool exists() const { return object_ != nullptr; }
+  void reset() {
+    if (object_) release_(std::exchange(object_, nullptr));
+  }
+  // Never releases it.
+  void leak() { object_ = nullptr; }
+
+  // Empty where its memory cannot be renewed.
+  [[nodiscard]] Buffer memory() const {
+    return object_ && renewal_ ? renewal_->memory(object_) : Buffer();
+  }
+  [[nodiscard]] bool renew() { return object_ && renewal_ && renewal_->renew(object_); }
+
+ private:
+  void* object_ = nullptr;
+  void (*release_)(void*) = nullptr;
+  const Renewal* renewal_ = nullptr;
+};
+
+struct Posting {
+  Collective collective = Collective::barrier;
+  Op op = Op::sum;
+  int root = 0;  // of send and recv: the peer
+  DType dtype = DType::uint8;
+  Buffer input;
+  Buffer output;
+  // Elements, as in Call; only uneven ones are given.
+  std::span<const std::int64_t> input_counts = {};
+  std::span<const std::int64_t> output_counts = {};
+  std::string_view tag = {};
+  Duration timeout{};
+  std::source_location where = std::source_location::current();
+  KeepAlive keep_input = {};
+  KeepAlive keep_output = {};
+
+  [[nodiscard]] bool is_uneven() const { return !input_counts.empty() || !output_counts.empty(); }
+};
+
+// The data path of a call: which of the ways below it takes. Chosen once a post; every rank
+// finds the same for what peers must know, since counts are agreed on.
+struct DataPath {
+  // Small: the input rides in the slot. Else each buffer is accessed where it lies, or staged in a
+  // block of the arena.
+  bool is_carried = false;
+  // Carried: of what each rank gets a part of, this rank's own is not passed on but taken from the
+  // input when the call is carried out.
+  bool keeps_own_part = false;
+  std::int64_t count = 0;  // Shape::count, from whichever buffer this rank has
+  bool reads = false;  // whether this call's input is read, and its output written, on this rank
+  bool writes = false;
+  // Where peers access a buffer; nowhere: it is staged. Carried: where an input that is moved lies
+  // in an arena, if it does. Nowhere for a buffer that is not used.
+  Location input;
+  Location output;
+
+  // Whether the input, or some of it, has been copied when the call is posted.
+  [[nodiscard]] bool copies_input() const { return reads && (is_carried || !input.is_somewhere()); }
+};
+
+// Of a call on a channel of `members`, this rank being number `me`, whose slots carry so many
+// bytes.
+[[nodiscard]] DataPath choose_path(const Peers& peers, const Posting& posting, int members, int me,
+                                   std::size_t carried_bytes);
+
+// Staging: how the buffers of one call take part. Peers touch only what lies in an arena;
+// everything else is copied:
+//
+//   carried   a small operation: the input rides in the slot, and this rank computes its own output
+//   staged    the input is copied into an arena block at the post, and the output out of one after
+//             completion, by the owner; the naive way, which works everywhere
+//   direct    the descriptor says where the buffer lies, and peers read and write it there
+// The buffers of one call of this rank, and where peers find them.
+class Staged {
+ public:
+  Staged() = default;
+  // Of a placed call: copies the input in where it must be. Throws BadInput when the arena is full.
+  Staged(const Peers& peers, Buffer input, Buffer output, const DataPath& path);
+  // From now on those of a carried call: nothing is copied here.
+  void carry(Buffer input, Buffer output, const DataPath& path);
+  Staged(Staged&& other) noexcept { *this = std::move(other); }
+  Staged& operator=(Staged&& other) noexcept;
+  ~Staged() { release(); }
+
+  [[nodiscard]] Location input() const { return input_location_; }
+  [[nodiscard]] Location output() const { return output_location_; }
+  // The caller's own; empty where it is not used.
+  [[nodiscard]] Buffer own_input() const { return input_; }
+  [[nodiscard]] Buffer own_output() const { return output_; }
+  [[nodiscard]] bool keeps_own_part() const { return keeps_own_part_; }
+
+  // The caller's own output, where peers write to it.
+  [[nodiscard]] Buffer exposed() const {
+    return output_location_.is_somewhere() && output_block_ == nullptr ? output_ : Buffer();
+  }
+  // It lies in memory that ranks share: another one's arena, or a block that several hold.
+  [[nodiscard]] bool is_shared(const Peers& peers) const {
+    return output_location_.rank != peers.rank() || peers.arena()->is_held(output_.data);
+  }
+
+  // The operation is complete: the output goes where the caller wants it.
+  void copy_out();
+  // Frees what this made; nobody may use it any more.
+  void release();
+  // Never frees it: peers may still write there.
+  void leak();
+
+  // Whether an operation posted later must wait until this one has been taken out: it touches the
+  // same bytes, and the order of the channel alone would not do. `same_channel`: operations of the
+  // two are executed in post order anyway. `is_copied`: the later one's input is copied at its
+  // post.
+  struct Later {
+    Buffer input;
+    Buffer output;
+    bool same_channel;
+    bool is_copied;
+  };
+  [[nodiscard]] bool must_precede(const Later& later) const;
+
+ private:
+  // What the owner delivers itself, after peers have gone on.
+  [[nodiscard]] bool delivers_late() const { return output_block_ != nullptr || carried_; }
+
+  Buffer input_;  // the caller's; empty when not used
+  Buffer output_;
+  Location input_location_;
+  Location output_location_;
+  bool carried_ = false;
+  bool keeps_own_part_ = false;  // of the input of a carried call, which is copied but for that
+  Arena* arena_ = nullptr;
+  std::byte* input_block_ = nullptr;   // in the arena, when staged
+  std::byte* output_block_ = nullptr;  // may be the same
+};
 
 // What looking at the members' slots has found.
 enum class PollResult { waiting, ready, complete, mismatch };

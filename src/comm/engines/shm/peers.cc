@@ -1,7 +1,5 @@
 #include "comm/engines/shm/peers.h"
 
-#include "comm/engines/shm/waiting.h"
-
 namespace lockstep::shm {
 
 Peers::Peers(int rank, std::shared_ptr<Arena> arena, std::vector<Peer> peers)

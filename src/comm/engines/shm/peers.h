@@ -1,20 +1,111 @@
-// Peers: the arenas of all ranks of the host as this process maps them. Fixed once the hand-over is
-// done.
+// Peers: the arenas and control pages of all ranks of the host as this process maps them; and what
+// a process tells its peers there: how to wake it, what it executes, and that it has left.
+//
+// Peers is fixed once the hand-over is done.
 #pragma once
 
+#include "comm/call/all_ranks.h"
 #include "comm/engines/shm/arena.h"
-#include "comm/engines/shm/location.h"
 #include "sys/file_descriptor.h"
+#include "sys/futex.h"
 #include "sys/shared_memory.h"
 
+#include <lockstep/base/deadline.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include <sys/types.h>
 
 namespace lockstep::shm {
+
+// A byte of the arena of a world rank; default: no buffer.
+struct Location {
+  int rank = -1;
+  std::uint64_t offset = 0;
+
+  [[nodiscard]] bool is_somewhere() const { return rank >= 0; }
+  // 0 is nowhere: offset 0 of every arena is its control page.
+  [[nodiscard]] std::uint64_t word() const {
+    if (!is_somewhere()) return 0;
+    return (std::uint64_t(rank) << offset_bits) | offset;
+  }
+  [[nodiscard]] static Location of(std::uint64_t word) {
+    if (word == 0) return {};
+    return {static_cast<int>(word >> offset_bits), word & ((std::uint64_t{1} << offset_bits) - 1)};
+  }
+
+ private:
+  static constexpr int offset_bits = 48;
+};
+
+// Sleepers of one kind in one process; the protocol is below.
+struct alignas(64) Doorbell {
+  std::atomic<std::uint32_t> rings{0};
+  std::atomic<std::uint32_t> sleepers{0};
+};
+
+// The protocol of a doorbell (Dekker's, over two words):
+//   sleeper: sleepers += 1; remember rings; look for work again; if there is none, sleep while
+//            rings is unchanged
+//   ringer:  change something; if sleepers != 0: rings += 1, wake all
+// All four accesses are sequentially consistent. So is the change, or a fence stands between it and
+// the ring; and a fence stands between the sleeper's count and its look, whose accesses may then be
+// weaker. So either the ringer sees the sleeper, or the sleeper's look comes after the change and
+// sees it. A ring between the look and the sleep has changed `rings`, and the futex does not sleep.
+// Without sleepers a ring is one load and no system call.
+inline void ring(Doorbell& bell) {
+  if (bell.sleepers.load(std::memory_order_seq_cst) == 0) return;
+  bell.rings.fetch_add(1, std::memory_order_seq_cst);
+  sys::futex_wake_all(bell.rings);
+}
+
+// Sleeps at most `most`, or not at all when look() finds something.
+template <typename Look>
+void sleep_until_rung(Doorbell& bell, Duration most, Look&& look) {
+  bell.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  auto rings = bell.rings.load(std::memory_order_seq_cst);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (!look()) sys::futex_wait(bell.rings, rings, most);
+  bell.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+// The first page of every arena: what peers may know about this process without asking it.
+//
+// Written only by its owner, except the doorbell, which anybody rings.
+struct alignas(64) Control {
+  static constexpr std::size_t executing_slots = 30;
+
+  Doorbell waiting;  // threads inside wait()
+  Doorbell helper;   // the helper thread
+  // Set once, when the process leaves in order: from then on it posts and executes nothing.
+  alignas(64) std::atomic<std::uint32_t> has_left{0};
+  // What its threads are executing now: words of execution_word(), 0 for nothing.
+  alignas(64) std::array<std::atomic<std::uint64_t>, executing_slots> executing{};
+};
+static_assert(sizeof(Control) <= Arena::reserved_bytes);
+
+// Which operation of which channel: 20 bits of the channel's key, so that two channels may look
+// alike, and the operation's number.
+inline constexpr int execution_sequence_bits = 44;
+
+[[nodiscard]] constexpr std::uint64_t execution_word(std::uint64_t channel_key,
+                                                     std::uint64_t sequence) {
+  return channel_key << execution_sequence_bits |
+         (sequence & ((std::uint64_t{1} << execution_sequence_bits) - 1));
+}
+// Whether it is of that channel.
+[[nodiscard]] constexpr bool is_of_channel(std::uint64_t word, std::uint64_t channel_key) {
+  return word >> execution_sequence_bits ==
+         execution_word(channel_key, 0) >> execution_sequence_bits;
+}
 
 struct Peer {
   pid_t pid = 0;                              // 0 when this process cannot see it
@@ -39,11 +130,12 @@ class Peers {
     return peers_[rank].memory;
   }
   [[nodiscard]] Control& control(int rank) const { return *reinterpret_cast<Control*>(base(rank)); }
+  [[nodiscard]] Control& own_control() const { return control(rank_); }
   // The address of a location in this process; null for nowhere.
   [[nodiscard]] std::byte* address(Location location) const {
     return location.is_somewhere() ? base(location.rank) + location.offset : nullptr;
   }
-  // Wakes what sleeps in those processes (waiting.h): threads that wait, and with `helpers` those
+  // Wakes what sleeps in those processes: threads that wait, and with `helpers` those
   // that help, too.
   void ring(std::span<const int> ranks, bool helpers = true) const;
   // Of a buffer that lies in an arena as a whole; nowhere for any other.
@@ -54,6 +146,73 @@ class Peers {
   std::shared_ptr<Arena> arena_;
   std::vector<Peer> peers_;
   std::vector<std::byte*> bases_;
+};
+
+// Execution marks: what the threads of each process say they are executing, in places of its
+// control page that all ranks read.
+//
+// Invariant: a thread marks an operation before it asks whether its group has failed, and touches
+// buffers only if not; both accesses are sequentially consistent, and so are a failure and the look
+// at the marks that follows it. So a process that sees no mark of a failed group knows that nobody
+// touches its buffers any more.
+class ExecutionMarks {
+ public:
+  explicit ExecutionMarks(const Peers& peers) : own_(peers.own_control().executing) {}
+
+  // A place of this process that is free; nothing when as many threads execute as there are places.
+  // It stays free until set(). Under a mutex, both.
+  [[nodiscard]] std::optional<std::size_t> free_place() const {
+    auto free = std::find_if(own_.begin(), own_.end(), [](const auto& place) {
+      return place.load(std::memory_order_acquire) == 0;
+    });
+    if (free == own_.end()) return std::nullopt;
+    return static_cast<std::size_t>(free - own_.begin());
+  }
+  void set(std::size_t place, std::uint64_t word) {
+    own_[place].store(word, std::memory_order_seq_cst);
+  }
+  void clear(std::size_t place) { own_[place].store(0, std::memory_order_release); }
+
+ private:
+  decltype(Control::executing)& own_;
+};
+
+// Calls visit(word) for each mark of a process.
+template <typename Visit>
+void visit_marks(const Peers& peers, int world_rank, Visit&& visit) {
+  for (const auto& place : peers.control(world_rank).executing) {
+    if (auto word = place.load(std::memory_order_seq_cst); word != 0) visit(word);
+  }
+}
+
+// Presence: what has become of the process of each rank of the host. One that leaves in order says
+// so in its control page; of one that ends otherwise the watcher (watcher.h) learns.
+class Presence {
+ public:
+  explicit Presence(const Peers& peers)
+      : peers_(peers), ended_(std::make_unique<std::atomic<bool>[]>(peers.size())) {}
+
+  // This process posts and executes nothing more, in any group. Wakes the peers.
+  void leave() {
+    peers_.own_control().has_left.store(1, std::memory_order_seq_cst);
+    peers_.ring(all_ranks(peers_.size()));
+  }
+  // The process of a world rank ended without leaving.
+  void note_end(int rank) { ended_[rank].store(true, std::memory_order_seq_cst); }
+
+  // A world rank has left in order.
+  [[nodiscard]] bool has_left(int rank) const {
+    return peers_.control(rank).has_left.load(std::memory_order_seq_cst) != 0;
+  }
+  [[nodiscard]] bool has_ended(int rank) const {
+    return ended_[rank].load(std::memory_order_seq_cst);
+  }
+  // It may still execute something, as far as is known.
+  [[nodiscard]] bool is_alive(int rank) const { return !has_left(rank) && !has_ended(rank); }
+
+ private:
+  const Peers& peers_;
+  const std::unique_ptr<std::atomic<bool>[]> ended_;  // by world rank
 };
 
 }  // namespace lockstep::shm

@@ -34,7 +34,7 @@ struct Limits {
 
 ProgressEngine::ProgressEngine(const Peers& peers)
     : peers_(peers),
-      control_(peers.arena()->control()),
+      control_(peers.own_control()),
       has_core_(peers.size() <= sys::usable_cores()),
       marks_(peers) {}
 
@@ -190,7 +190,7 @@ std::vector<int> ProgressEngine::urge(const Channel& channel, const Awaited& awa
 
 void ProgressEngine::on_urge(int rank) {
   (void)try_progress(ProgressScope::carried);
-  // Whichever thread carried them out has said so without one (Channel::complete, waiting.h).
+  // Whichever thread carried them out has said so without one (Channel::complete, peers.h).
   std::atomic_thread_fence(std::memory_order_seq_cst);
   peers_.ring(std::span(&rank, 1), false);
 }

@@ -9,16 +9,85 @@
 #pragma once
 
 #include "comm/call/group_names.h"
-#include "comm/engines/shm/execution_marks.h"
-#include "comm/engines/shm/group_block.h"
+#include "comm/diagnose/failure.h"
 #include "comm/engines/shm/peers.h"
-#include "comm/engines/shm/presence.h"
+#include "comm/engines/shm/ring.h"
+#include "sys/shared_text.h"
 
+#include <atomic>
+#include <bit>
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <vector>
 
 namespace lockstep::shm {
+
+// What a group keeps in shared memory: one block in the arena of its first member, fresh (zero)
+// when the group begins. Zero is the valid beginning of everything in it, so no page is touched
+// before it is used.
+//
+//   header | one left-flag a member | for each ordered pair of ranks where its channel for messages
+//   lies | the collective channel
+//
+// What few groups need lies outside of the block, in a block of its own in the arena of the member
+// that needs it first: the channel of a pair that exchanges messages, and the counts of a member
+// that makes an uneven call. All who may use it hold it, until they have done with the group.
+
+// Why the group is dead. The first rank that finds an error writes it; all throw it.
+using diagnose::FailureKind;
+struct SharedFailure {
+  enum : std::uint32_t { alive, being_written, written };
+  std::atomic<std::uint32_t> state{alive};
+  std::atomic<std::uint32_t> kind{0};
+  sys::SharedText<512> text;
+};
+
+struct GroupHeader {
+  alignas(64) SharedFailure failure;
+};
+
+class GroupBlock {
+ public:
+  static constexpr int collective_depth = 64;
+  static constexpr int message_depth = 16;
+  static_assert(std::has_single_bit(unsigned{collective_depth}) &&
+                std::has_single_bit(unsigned{message_depth}));
+  // A copy of so much costs less than a second hand-off. With more ranks each reads more, which one
+  // of them could do for all.
+  [[nodiscard]] static constexpr std::size_t collective_carried_bytes(int members) {
+    return members <= 8 ? 4096 : 1024;
+  }
+  static constexpr std::size_t message_carried_bytes = 256;
+
+  GroupBlock(std::byte* base, int members) : base_(base), members_(members) {}
+  [[nodiscard]] static std::size_t bytes(int members);
+
+  [[nodiscard]] SharedFailure& failure() const {
+    return reinterpret_cast<GroupHeader*>(base_)->failure;
+  }
+  // What has become of a member: it posts until its handles are gone, and looks here until all that
+  // it posted is complete. `by_exception` is added if an exception took the handles away.
+  enum : std::uint32_t { present, posts_no_more, gone, by_exception = 4 };
+  [[nodiscard]] std::atomic<std::uint32_t>& left(int member) const;
+  [[nodiscard]] bool everyone_is_gone() const;
+  [[nodiscard]] ChannelMemory collectives() const;
+  // The channel of messages from one member to another; nothing when neither has used it yet.
+  [[nodiscard]] std::optional<ChannelMemory> messages(const Peers& peers, int source,
+                                                      int destination) const;
+  // By one of the two. Throws BadInput when the arena is full.
+  [[nodiscard]] ChannelMemory make_messages(const Peers& peers, int source, int destination) const;
+  // That member will not use what lies outside of the block any more. Before it is `gone`.
+  void release_hold(const Peers& peers, int member) const;
+
+ private:
+  // Where the channel lies; 0 while there is none.
+  [[nodiscard]] std::atomic<std::uint64_t>& channel_word(int source, int destination) const;
+
+  std::byte* base_;
+  int members_;
+};
 
 class SharedGroup {
  public:

@@ -1,4 +1,4 @@
-#include "comm/engines/shm/cursor.h"
+#include "comm/engines/shm/ring.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // How much freed memory an arena keeps: what was wanted again, for as long as it is.
-#include "comm/engines/shm/reuse.h"
+#include "comm/engines/shm/allocator.h"
 
 #include "comm/engines/shm/arena.h"
 

@@ -3,7 +3,7 @@
 
 #include "comm/call/record.h"
 #include "comm/diagnose/report.h"
-#include "comm/engines/shm/group_block.h"
+#include "comm/engines/shm/shared_group.h"
 
 #include <cstdint>
 #include <functional>

@@ -1,0 +1,381 @@
+// The ring of a channel in shared memory: `depth` operations among its members. Each has a slot per
+// member, room for the input that a small operation carries with it, the words by which segments
+// are claimed and counted, how far each member has read what is carried, and the place of its
+// uneven counts. Zero is the valid beginning of everything in it.
+#pragma once
+
+#include "base/fingerprint.h"
+#include "comm/call/dtype.h"
+#include "comm/engines/shm/peers.h"
+#include "comm/engines/shm/plan.h"
+#include "sys/shared_text.h"
+
+#include <lockstep/comm/op.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <source_location>
+#include <string>
+#include <string_view>
+
+namespace lockstep::shm {
+
+// Cursor words: how segments are claimed and counted without ever being initialised.
+//
+// A word holds the number of an operation and a count: (sequence << 16) | count. Invariants:
+//   - A word only grows. Sequence 0 is no operation, so fresh memory is a valid word.
+//   - A word whose sequence is older than an operation's counts as zero for that operation: slots
+//     of the ring are reused without a reset, and the first thread to come writes the new sequence
+//     with its claim.
+//   - An operation is complete when all of its segments are done, and a slot is reused only after
+//     that. A segment that exists and is not claimed keeps its operation incomplete. So a claim
+//     that succeeds proves that the operation is still under way, and a claimer that slept through
+//     a reuse of the slot finds a later sequence and gets nothing.
+using CursorWord = std::atomic<std::uint64_t>;
+
+inline constexpr int cursor_count_bits = 16;
+
+struct Cursor {
+  std::uint64_t sequence = 0;
+  std::uint64_t count = 0;
+  [[nodiscard]] static Cursor of(std::uint64_t word) {
+    return {word >> cursor_count_bits, word & ((1U << cursor_count_bits) - 1)};
+  }
+  [[nodiscard]] std::uint64_t word() const { return (sequence << cursor_count_bits) | count; }
+};
+
+// Claims the next of `segments` segments of operation `sequence`; nothing when all are claimed.
+[[nodiscard]] inline std::optional<std::int64_t> claim(CursorWord& word, std::uint64_t sequence,
+                                                       std::int64_t segments) {
+  std::uint64_t seen = word.load(std::memory_order_relaxed);
+  for (;;) {
+    Cursor now = Cursor::of(seen);
+    if (now.sequence > sequence) return std::nullopt;
+    std::uint64_t next = now.sequence == sequence ? now.count : 0;
+    if (next >= static_cast<std::uint64_t>(segments)) return std::nullopt;
+    if (word.compare_exchange_weak(seen, Cursor{sequence, next + 1}.word(),
+                                   std::memory_order_acq_rel)) {
+      return static_cast<std::int64_t>(next);
+    }
+  }
+}
+
+// Counts one more segment as done and returns how many are.
+inline std::int64_t count_done(CursorWord& word, std::uint64_t sequence) {
+  std::uint64_t seen = word.load(std::memory_order_relaxed);
+  for (;;) {
+    Cursor now = Cursor::of(seen);
+    std::uint64_t next = (now.sequence == sequence ? now.count : 0) + 1;
+    // seq_cst: a doorbell check follows (peers.h).
+    if (word.compare_exchange_weak(seen, Cursor{sequence, next}.word(),
+                                   std::memory_order_seq_cst)) {
+      return static_cast<std::int64_t>(next);
+    }
+  }
+}
+
+// True when all segments are done, or the slot already serves a later operation.
+[[nodiscard]] inline bool all_done(const CursorWord& word, std::uint64_t sequence,
+                                   std::int64_t segments) {
+  Cursor now = Cursor::of(word.load(std::memory_order_seq_cst));
+  return now.sequence > sequence ||
+         (now.sequence == sequence && now.count >= static_cast<std::uint64_t>(segments));
+}
+
+// Descriptor: one call as a rank posts it in shared memory, and as others read it.
+//
+// Invariants of a slot (one a member and ring position; only that member writes):
+//   - stamp = sequence * 2 means: the fields are those of operation `sequence` and will stand until
+//     it is complete.
+//   - stamp = sequence * 2 + 1 means: the fields are being written for `sequence`; the operation
+//     that stood there before is complete. So a reader may trust what it copied when it saw the
+//     same even stamp before and after (a seqlock; fields are atomics, so a torn copy is thrown
+//     away and not undefined).
+//   - Stamps only grow.
+// What ranks must agree on, packed so that comparing takes three words.
+struct Fingerprint {
+  std::uint64_t call = 0;   // collective, op, dtype, root, even or not
+  std::uint64_t count = 0;  // elements
+  std::uint64_t names = 0;  // hash of the tag and of uneven counts
+  friend bool operator==(const Fingerprint&, const Fingerprint&) = default;
+};
+
+// Of a tag; most calls have none.
+[[nodiscard]] inline std::uint64_t names_of(std::string_view tag) {
+  return tag.empty() ? 0 : fingerprint(tag);
+}
+
+struct Agreement {
+  Collective collective = Collective::barrier;
+  Op op = Op::sum;
+  DType dtype = DType::uint8;
+  int root = 0;
+  bool uneven = false;
+  std::uint64_t count = 0;
+
+  // send and recv are the two ends of one call. What a collective does not use does not count.
+  [[nodiscard]] Fingerprint fingerprint(std::uint64_t names) const;
+  [[nodiscard]] static Agreement of(const Fingerprint& print);
+};
+
+inline Fingerprint Agreement::fingerprint(std::uint64_t names) const {
+  auto kind = collective == Collective::recv ? Collective::send : collective;
+  std::uint64_t word = static_cast<std::uint64_t>(kind) | std::uint64_t{uneven} << 8;
+  if (combines(kind)) word |= static_cast<std::uint64_t>(op) << 16;
+  if (kind != Collective::barrier) word |= static_cast<std::uint64_t>(dtype) << 24;
+  if (has_root(kind)) word |= static_cast<std::uint64_t>(static_cast<std::uint32_t>(root)) << 32;
+  return {word, count, names};
+}
+
+// One cache line that the hand-off reads, and a cold rest for messages.
+struct alignas(64) Slot {
+  std::atomic<std::uint64_t> stamp{0};
+  std::atomic<std::uint64_t> call{0};
+  std::atomic<std::uint64_t> count{0};
+  std::atomic<std::uint64_t> names{0};
+  std::atomic<std::uint64_t> input{0};
+  std::atomic<std::uint64_t> output{0};
+  std::atomic<std::uint64_t> line{
+      0};  // of the call site; the collective as its caller named it lies above it
+  alignas(64) sys::SharedText<12> tag;
+  sys::SharedText<4> file;
+};
+static_assert(sizeof(Slot) == 192);
+
+// What the hand-off needs.
+struct Descriptor {
+  Fingerprint print;
+  Location input;
+  Location output;
+};
+
+struct CallSite {
+  Collective collective = Collective::barrier;  // send and recv told apart
+  std::string_view tag;
+  std::source_location where;
+};
+
+// Says that the slot is being written for `sequence`; what belongs to it outside may change from
+// then on. write() begins so, too.
+void begin_write(Slot& slot, std::uint64_t sequence);
+// `file_in_slot`: the file name that the slot holds, kept by its owner from call to call.
+void write(Slot& slot, std::uint64_t sequence, const Descriptor& descriptor, const CallSite& site,
+           const char*& file_in_slot);
+
+enum class Posted {
+  not_yet,
+  yes,
+  complete
+};  // complete: the slot already serves a later operation
+// `descriptor` is meaningful only after `yes`.
+[[nodiscard]] inline Posted read(const Slot& slot, std::uint64_t sequence, Descriptor& descriptor) {
+  constexpr auto relaxed = std::memory_order_relaxed;
+  std::uint64_t stamp = slot.stamp.load(std::memory_order_seq_cst);
+  if (stamp < sequence * 2 || stamp == sequence * 2 + 1) return Posted::not_yet;
+  if (stamp > sequence * 2) return Posted::complete;
+  descriptor.print = {slot.call.load(relaxed), slot.count.load(relaxed), slot.names.load(relaxed)};
+  descriptor.input = Location::of(slot.input.load(relaxed));
+  descriptor.output = Location::of(slot.output.load(relaxed));
+  std::atomic_thread_fence(std::memory_order_acquire);
+  return slot.stamp.load(std::memory_order_acquire) == stamp ? Posted::yes : Posted::complete;
+}
+// Whether `sequence` has been posted, at the price of one load.
+[[nodiscard]] inline bool has_posted(const Slot& slot, std::uint64_t sequence) {
+  std::uint64_t stamp = slot.stamp.load(std::memory_order_seq_cst);
+  return stamp >= sequence * 2 && stamp != sequence * 2 + 1;
+}
+// Of what the slot holds now; 0 when nothing yet.
+[[nodiscard]] inline std::uint64_t sequence_in(const Slot& slot) {
+  return slot.stamp.load(std::memory_order_acquire) / 2;
+}
+
+// What the slot's operation is; its fields must stand.
+[[nodiscard]] Agreement agreement_in(const Slot& slot);
+// What only messages need.
+struct PostedCallSite {
+  Collective collective = Collective::barrier;  // send and recv told apart
+  std::string tag;
+  std::string file;
+  std::uint32_t line = 0;
+};
+[[nodiscard]] PostedCallSite call_site_in(const Slot& slot);
+
+inline constexpr std::uint64_t line_bits = 32;
+
+inline std::string_view file_name(std::string_view path) {
+  return path.substr(path.rfind('/') + 1);
+}
+
+inline Agreement Agreement::of(const Fingerprint& print) {
+  return {static_cast<Collective>(print.call & 0xff),
+          static_cast<Op>(print.call >> 16 & 0xff),
+          static_cast<DType>(print.call >> 24 & 0xff),
+          static_cast<int>(print.call >> 32),
+          (print.call >> 8 & 1) != 0,
+          print.count};
+}
+
+inline void begin_write(Slot& slot, std::uint64_t sequence) {
+  // Release: who sees this takes the operation before for complete, results and all.
+  slot.stamp.store(sequence * 2 + 1, std::memory_order_release);
+  std::atomic_thread_fence(std::memory_order_release);
+}
+
+inline void write(Slot& slot, std::uint64_t sequence, const Descriptor& descriptor,
+                  const CallSite& site, const char*& file_in_slot) {
+  constexpr auto relaxed = std::memory_order_relaxed;
+  begin_write(slot, sequence);
+  slot.call.store(descriptor.print.call, relaxed);
+  slot.count.store(descriptor.print.count, relaxed);
+  slot.names.store(descriptor.print.names, relaxed);
+  slot.input.store(descriptor.input.word(), relaxed);
+  slot.output.store(descriptor.output.word(), relaxed);
+  slot.line.store(static_cast<std::uint64_t>(site.collective) << line_bits | site.where.line(),
+                  relaxed);
+  slot.tag.store(site.tag);
+  if (file_in_slot != site.where.file_name()) {
+    file_in_slot = site.where.file_name();
+    slot.file.store(file_name(file_in_slot));
+  }
+  // seq_cst: the poster then looks at the other stamps, and of two that post at once at least one
+  // must see both.
+  slot.stamp.store(sequence * 2, std::memory_order_seq_cst);
+}
+
+inline Agreement agreement_in(const Slot& slot) {
+  return Agreement::of(
+      {slot.call.load(std::memory_order_relaxed), slot.count.load(std::memory_order_relaxed), 0});
+}
+
+inline PostedCallSite call_site_in(const Slot& slot) {
+  const auto word = slot.line.load(std::memory_order_relaxed);
+  return {.collective = static_cast<Collective>(word >> line_bits),
+          .tag = slot.tag.load(),
+          .file = slot.file.load(),
+          .line = static_cast<std::uint32_t>(word)};
+}
+
+struct ChannelSize {
+  int members;
+  int depth;                  // a power of two: a position in the ring costs no division
+  std::size_t carried_bytes;  // the largest input that a slot carries; a multiple of 64
+};
+
+// The counts that one member passed with its uneven calls, for each operation of the ring. A view.
+class CountsMemory {
+ public:
+  using Count = std::atomic<std::int64_t>;
+  CountsMemory(std::byte* base, int members, int depth)
+      : base_(reinterpret_cast<Count*>(base)), members_(members), depth_(depth) {}
+  [[nodiscard]] static std::size_t bytes(int members, int depth) {
+    return sizeof(Count) * 2 * static_cast<std::size_t>(members) * static_cast<std::size_t>(depth);
+  }
+
+  // For `other`: of its input, and (second) of its output. What it sends to and expects from
+  // `other` in an all_to_all.
+  [[nodiscard]] Count& sends(int other, std::uint64_t sequence) const {
+    return of(sequence)[other];
+  }
+  [[nodiscard]] Count& expects(int other, std::uint64_t sequence) const {
+    return of(sequence)[members_ + other];
+  }
+
+ private:
+  [[nodiscard]] Count* of(std::uint64_t sequence) const {
+    auto position = sequence & (static_cast<std::uint64_t>(depth_) - 1);
+    return base_ + position * 2 * static_cast<std::uint64_t>(members_);
+  }
+
+  Count* base_;
+  int members_;
+  int depth_;
+};
+
+// The memory of one channel. A view: copies speak of the same memory.
+class ChannelMemory {
+ public:
+  ChannelMemory(std::byte* base, ChannelSize size);
+  [[nodiscard]] static std::size_t bytes(const ChannelSize& size);
+
+  [[nodiscard]] int members() const { return members_; }
+  [[nodiscard]] int depth() const { return depth_; }
+  [[nodiscard]] std::size_t carried_bytes() const { return carried_bytes_; }
+
+  // Where in the ring an operation lies.
+  [[nodiscard]] std::size_t position(std::uint64_t sequence) const {
+    return sequence & (static_cast<std::uint64_t>(depth_) - 1);
+  }
+  [[nodiscard]] Slot& slot(int member, std::uint64_t sequence) const {
+    return reinterpret_cast<Slot*>(base_)[position(sequence) * members_ + member];
+  }
+  [[nodiscard]] std::byte* carried(int member, std::uint64_t sequence) const {
+    return base_ + carried_ + (position(sequence) * members_ + member) * carried_bytes_;
+  }
+  // The last operation whose carried inputs `member` has read and will not read again; only that
+  // member writes.
+  [[nodiscard]] std::atomic<std::uint64_t>& consumed(int member) const {
+    return *reinterpret_cast<std::atomic<std::uint64_t>*>(base_ + consumed_ + member * line_bytes);
+  }
+  [[nodiscard]] CursorWord& done(std::uint64_t sequence) const {
+    return line(position(sequence) * (members_ + 1));
+  }
+  [[nodiscard]] CursorWord& cursor(int part, std::uint64_t sequence) const {
+    return line(position(sequence) * (members_ + 1) + 1 + part);
+  }
+  // Of a member that has posted an uneven call.
+  [[nodiscard]] CountsMemory counts(const Peers& peers, int member) const;
+  // Makes those of this rank, unless they are there. Throws BadInput when the arena is full.
+  void make_counts(const Peers& peers, int me) const;
+  // Where they lie; 0 while there are none.
+  [[nodiscard]] std::atomic<std::uint64_t>& counts_word(int member) const {
+    return reinterpret_cast<std::atomic<std::uint64_t>*>(base_ + counts_)[member];
+  }
+
+ private:
+  static constexpr std::size_t line_bytes = 64;
+
+  [[nodiscard]] CursorWord& line(std::size_t index) const {
+    return *reinterpret_cast<CursorWord*>(base_ + words_ + index * line_bytes);
+  }
+  std::byte* base_;
+  int members_;
+  int depth_;
+  std::size_t carried_bytes_;
+  std::size_t carried_;  // where each region begins
+  std::size_t words_;
+  std::size_t consumed_;
+  std::size_t counts_;
+};
+
+inline std::size_t round_up(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+inline ChannelMemory::ChannelMemory(std::byte* base, ChannelSize size)
+    : base_(base),
+      members_(size.members),
+      depth_(size.depth),
+      carried_bytes_(size.carried_bytes),
+      carried_(sizeof(Slot) * members_ * depth_),
+      words_(carried_ + carried_bytes_ * members_ * depth_),
+      consumed_(words_ + line_bytes * (members_ + 1) * depth_),
+      counts_(consumed_ + line_bytes * members_) {}
+
+inline std::size_t ChannelMemory::bytes(const ChannelSize& size) {
+  return round_up(ChannelMemory(nullptr, size).counts_ +
+                  sizeof(std::atomic<std::uint64_t>) * size.members);
+}
+
+inline CountsMemory ChannelMemory::counts(const Peers& peers, int member) const {
+  auto word = counts_word(member).load(std::memory_order_acquire);
+  return {peers.address(Location::of(word)), members_, depth_};
+}
+
+inline void ChannelMemory::make_counts(const Peers& peers, int me) const {
+  if (counts_word(me).load(std::memory_order_relaxed) != 0) return;
+  auto bytes = CountsMemory::bytes(members_, depth_);
+  auto* block = peers.arena()->allocate_held(bytes, members_);
+  counts_word(me).store(peers.locate(block, bytes).word(), std::memory_order_release);
+}
+
+}  // namespace lockstep::shm
