@@ -71,9 +71,10 @@ std::vector<Case> cumulative_cases() {
       case_of("mode", [](T x) { return std::get<0>(x.mode(1)); }),
       case_of("aminmax",
               [](T x) {
-                auto [least, most] = x.aminmax(0);
-                auto [first, last] = x.aminmax();
-                return least * most + first * last;
+                const at::Tensor y = aminmax_has_gradient ? x : x.detach();
+                auto [least, most] = y.aminmax(0);
+                auto [first, last] = y.aminmax();
+                return least * most + first * last + x;
               }),
       case_of("sort", [](T x) { return std::get<0>(x.sort(1)) + std::get<0>(x.sort(0, true)); }),
       case_of("prod", [](T x) { return x.prod(1) + x.prod(); }),

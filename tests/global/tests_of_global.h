@@ -7,6 +7,7 @@
 #include <lockstep/mesh/mesh.h>
 
 #include <gtest/gtest.h>
+#include <torch/version.h>
 
 #include <cstdint>
 #include <functional>
@@ -15,6 +16,9 @@
 #include <vector>
 
 namespace lockstep::test {
+
+// Older versions of LibTorch have no formula for it.
+constexpr bool aminmax_has_gradient = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13;
 
 // Sizes of axes, of one to three axes, whose product is `ranks`.
 [[nodiscard]] inline std::vector<std::vector<int>> shapes_of_meshes(int ranks) {
