@@ -20,7 +20,7 @@
 #include "sys/file_descriptor.h"
 #include "sys/process.h"
 
-namespace lockstep::launch {
+namespace lockstep::rank_env {
 namespace {
 
 using namespace std::chrono_literals;
@@ -37,9 +37,9 @@ TEST(AgentWatch, ARankEndsItselfWithOneLineWhenTheAgentHasGone) {
   const sys::FileDescriptor process = sys::open_pidfd(agent.pid(0));
   test::RankProcesses rank(1, [&](int) {
     ::dup2(words.get(), STDERR_FILENO);
-    ::setenv(rank_env::variable::agent_descriptor, std::to_string(process.get()).c_str(), 1);
-    ::setenv(rank_env::variable::rank, "0", 1);
-    ::setenv(rank_env::variable::world_size, "1", 1);
+    ::setenv(variable::agent_descriptor, std::to_string(process.get()).c_str(), 1);
+    ::setenv(variable::rank, "0", 1);
+    ::setenv(variable::world_size, "1", 1);
     for (int group = 0; group < 2; ++group) (void)init();
     std::this_thread::sleep_for(100ms);
     std::this_thread::sleep_for(30s);
@@ -57,7 +57,7 @@ TEST(AgentWatch, ADescriptorOfAnythingElseIsLeftAlone) {
   test::expect_ranks(1, [](int) {
     const sys::FileDescriptor file(::open("/dev/null", O_RDONLY));
     for (int number : {file.get(), 900}) {
-      ::setenv(rank_env::variable::agent_descriptor, std::to_string(number).c_str(), 1);
+      ::setenv(variable::agent_descriptor, std::to_string(number).c_str(), 1);
       watch_agent();
     }
     EXPECT_EQ(::fcntl(file.get(), F_GETFD), 0) << "not ours to change";
@@ -69,7 +69,7 @@ TEST(AgentWatch, WhatTheProgramExecutesDoesNotInheritTheDescriptor) {
   test::expect_ranks(1, [](int) {
     const sys::FileDescriptor process = sys::open_pidfd(::getppid());
     ::fcntl(process.get(), F_SETFD, 0);
-    ::setenv(rank_env::variable::agent_descriptor, std::to_string(process.get()).c_str(), 1);
+    ::setenv(variable::agent_descriptor, std::to_string(process.get()).c_str(), 1);
     watch_agent();
     EXPECT_EQ(::fcntl(process.get(), F_GETFD), FD_CLOEXEC);
   });
@@ -78,13 +78,13 @@ TEST(AgentWatch, WhatTheProgramExecutesDoesNotInheritTheDescriptor) {
 TEST(ReadSecret, WhatTheProgramExecutesDoesNotInheritTheSecret) {
   test::expect_ranks(1, [](int) {
     const sys::FileDescriptor secret(::memfd_create("secret", 0));
-    const std::string bytes(rank_env::secret_bytes, 's');
+    const std::string bytes(secret_bytes, 's');
     ASSERT_EQ(::write(secret.get(), bytes.data(), bytes.size()), std::ssize(bytes));
-    ::setenv(rank_env::variable::secret_descriptor, std::to_string(secret.get()).c_str(), 1);
+    ::setenv(variable::secret_descriptor, std::to_string(secret.get()).c_str(), 1);
     for (int group = 0; group < 2; ++group) EXPECT_EQ(read_secret(), bytes);
     EXPECT_EQ(::fcntl(secret.get(), F_GETFD), FD_CLOEXEC);
   });
 }
 
 }  // namespace
-}  // namespace lockstep::launch
+}  // namespace lockstep::rank_env
