@@ -5,7 +5,7 @@
 #include "apps/run.h"
 #include "apps/store.h"
 #include "base/format.h"
-#include "base/nearest.h"
+#include "base/text.h"
 #include "launch/environment.h"
 
 #include <unistd.h>

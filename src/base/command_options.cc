@@ -1,7 +1,7 @@
 #include "base/command_options.h"
 
 #include "base/check.h"
-#include "base/nearest.h"
+#include "base/text.h"
 
 #include <algorithm>
 #include <sstream>

@@ -12,7 +12,6 @@
 #pragma once
 
 #include "base/format.h"
-#include "base/nearest.h"
 #include "base/text.h"
 
 #include <lockstep/base/deadline.h>

@@ -1,7 +1,6 @@
 #include "base/environment.h"
 
 #include "base/format.h"
-#include "base/nearest.h"
 #include "base/text.h"
 
 #include <lockstep/base/error.h>

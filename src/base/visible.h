@@ -2,10 +2,23 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <string_view>
 
 namespace lockstep {
+
+// UTF-8, one character at a time (RFC 3629): no overlong forms, no surrogates, nothing above
+// U+10FFFF.
+struct Character {
+  char32_t code_point;
+  std::size_t bytes;
+};
+
+// The character at the beginning of `text` (not empty); nothing when the bytes there are none.
+[[nodiscard]] std::optional<Character> first_character(std::string_view text);
+
+[[nodiscard]] bool is_utf8(std::string_view text);
 
 // `text` on one line, fit for a terminal and a log: what would not be seen, or be obeyed, is
 // written as an escape (\n, \t, \x1b, \u{202e}), and so is each byte that is not UTF-8 (\xff). Of

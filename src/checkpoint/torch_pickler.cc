@@ -1,5 +1,4 @@
 #include "base/check.h"
-#include "base/utf8.h"
 #include "base/visible.h"
 #include "checkpoint/torch_dtypes.h"
 #include "checkpoint/torch_values.h"

@@ -1,7 +1,6 @@
 #include "checkpoint/zip_archive.h"
 
 #include "base/check.h"
-#include "base/utf8.h"
 #include "base/visible.h"
 
 #include <algorithm>

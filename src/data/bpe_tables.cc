@@ -1,7 +1,6 @@
 #include "data/bpe_tables.h"
 
 #include "base/check.h"
-#include "base/utf8.h"
 #include "base/visible.h"
 #include "data/gpt2_words.h"
 #include "data/utf8.h"

@@ -1,7 +1,7 @@
 #include "data/gpt2_words.h"
 
 #include "base/check.h"
-#include "base/utf8.h"
+#include "base/visible.h"
 #include "data/unicode_categories.h"
 #include "data/utf8.h"
 

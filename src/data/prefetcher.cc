@@ -2,8 +2,8 @@
 
 #include "base/mutex.h"
 #include "data/single_thread.h"
-#include "sys/blocked_signals.h"
 #include "sys/own_process.h"
+#include "sys/signals.h"
 
 #include <algorithm>
 #include <condition_variable>

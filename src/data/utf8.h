@@ -1,8 +1,8 @@
-// UTF-8 as texts of data need it, beside <lockstep/base/utf8.h>: characters written, and named in
+// UTF-8 as texts of data need it, beside base/visible.h: characters written, and named in
 // messages.
 #pragma once
 
-#include "base/utf8.h"
+#include "base/visible.h"
 
 #include <cstddef>
 #include <string>

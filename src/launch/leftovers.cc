@@ -1,7 +1,7 @@
 #include "launch/leftovers.h"
 
 #include "base/text.h"
-#include "sys/process_stat.h"
+#include "sys/process_info.h"
 
 #include <lockstep/base/error.h>
 

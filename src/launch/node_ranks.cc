@@ -5,8 +5,8 @@
 #include "launch/node_messages.h"
 #include "launch/poller.h"
 #include "launch/round_store.h"
-#include "sys/own_address.h"
 #include "sys/process.h"
+#include "sys/socket_address.h"
 #include "sys/topology.h"
 
 #include <lockstep/base/error.h>

@@ -5,7 +5,7 @@
 #include "base/text.h"
 #include "base/visible.h"
 #include "launch/environment.h"
-#include "sys/error_instead_of_signal.h"
+#include "sys/signals.h"
 
 #include <lockstep/base/error.h>
 

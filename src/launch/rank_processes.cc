@@ -4,7 +4,7 @@
 #include "base/format.h"
 #include "base/text.h"
 #include "launch/run_report.h"
-#include "sys/high_descriptor.h"
+#include "sys/file_descriptor.h"
 #include "sys/topology.h"
 
 #include <lockstep/base/error.h>

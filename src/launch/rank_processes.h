@@ -11,7 +11,6 @@
 #include "launch/round_store.h"
 #include "rank_env/rank_ends.h"
 #include "sys/file_descriptor.h"
-#include "sys/open_files_limit.h"
 #include "sys/process.h"
 
 #include <lockstep/base/deadline.h>

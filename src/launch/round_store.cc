@@ -4,8 +4,7 @@
 #include "base/format.h"
 #include "base/text.h"
 #include "launch/environment.h"
-#include "sys/high_descriptor.h"
-#include "sys/own_address.h"
+#include "sys/file_descriptor.h"
 #include "sys/random_bytes.h"
 #include "sys/socket_address.h"
 

@@ -7,8 +7,8 @@
 #include "base/text.h"
 #include "base/visible.h"
 #include "launch/round_store.h"
-#include "sys/own_address.h"
 #include "sys/process.h"
+#include "sys/socket_address.h"
 
 #include <lockstep/base/error.h>
 

@@ -1,7 +1,6 @@
 #include <lockstep/layout/mesh_layout.h>
 
 #include "base/check.h"
-#include "base/nearest.h"
 #include "base/text.h"
 
 #include <algorithm>

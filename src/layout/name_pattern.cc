@@ -1,6 +1,6 @@
 #include <lockstep/layout/name_pattern.h>
 
-#include "base/nearest.h"
+#include "base/text.h"
 
 #include <lockstep/base/error.h>
 

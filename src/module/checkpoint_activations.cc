@@ -1,7 +1,7 @@
 #include <lockstep/module/checkpoint_activations.h>
 
 #include "base/check.h"
-#include "base/nearest.h"
+#include "base/text.h"
 #include "dispatch/call.h"
 #include "dispatch/key.h"
 #include "dispatch/lazy_storage.h"

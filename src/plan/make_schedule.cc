@@ -1,5 +1,5 @@
 #include "base/check.h"
-#include "base/nearest.h"
+#include "base/text.h"
 
 #include <lockstep/plan/schedule.h>
 

@@ -5,8 +5,7 @@
 #include "base/fingerprint.h"
 #include "base/text.h"
 #include "sys/files.h"
-#include "sys/process_identity.h"
-#include "sys/process_stat.h"
+#include "sys/process_info.h"
 
 #include <algorithm>
 #include <cerrno>

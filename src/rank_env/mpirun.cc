@@ -2,7 +2,7 @@
 
 #include "base/environment.h"
 #include "base/format.h"
-#include "sys/process_stat.h"
+#include "sys/process_info.h"
 
 #include <limits>
 #include <string>

@@ -4,7 +4,6 @@
 #include "base/text.h"
 #include "store/client_connection.h"
 #include "store/sessions.h"
-#include "sys/descriptor_passing.h"
 #include "sys/sockets.h"
 
 #include <algorithm>

@@ -4,9 +4,9 @@
 #include "base/format.h"
 #include "base/text.h"
 #include "store/table.h"
-#include "sys/error_instead_of_signal.h"
 #include "sys/file_descriptor.h"
 #include "sys/files.h"
+#include "sys/signals.h"
 
 #include <algorithm>
 #include <array>

@@ -2,8 +2,8 @@
 
 #include "base/check.h"
 #include "base/format.h"
-#include "sys/error_instead_of_signal.h"
 #include "sys/files.h"
+#include "sys/signals.h"
 
 #include <lockstep/base/error.h>
 

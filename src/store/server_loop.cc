@@ -2,7 +2,6 @@
 
 #include "base/format.h"
 #include "base/log.h"
-#include "sys/descriptor_passing.h"
 #include "sys/sockets.h"
 
 #include <algorithm>

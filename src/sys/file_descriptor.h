@@ -1,9 +1,10 @@
 // An owned file descriptor: closed once, moved but never copied.
 #pragma once
 
-#include <unistd.h>
-
 #include <utility>
+
+#include <sys/resource.h>
+#include <unistd.h>
 
 namespace lockstep::sys {
 
@@ -28,6 +29,31 @@ class FileDescriptor {
 
  private:
   int number_ = -1;
+};
+
+// Descriptors that a child inherits under a high number, which shells and scripts do not use for
+// their own.
+
+// A copy, closed on exec, with a number from 100 on; where the limit of open files is lower than
+// that, with the next best. SystemError when there is no room at all.
+[[nodiscard]] FileDescriptor with_high_number(const FileDescriptor& descriptor);
+
+// How many files a process may have open.
+
+// While the object lives, this process may have as many files open as the hard limit allows. What
+// it starts meanwhile should get limit_before(): programs that use select() break beyond 1024.
+class RaisedOpenFilesLimit {
+ public:
+  RaisedOpenFilesLimit();
+  ~RaisedOpenFilesLimit();
+  RaisedOpenFilesLimit(const RaisedOpenFilesLimit&) = delete;
+  RaisedOpenFilesLimit& operator=(const RaisedOpenFilesLimit&) = delete;
+
+  [[nodiscard]] rlimit limit_before() const { return before_; }
+  [[nodiscard]] rlim_t most() const { return before_.rlim_max; }
+
+ private:
+  rlimit before_{};
 };
 
 }  // namespace lockstep::sys

@@ -1,6 +1,6 @@
 #include "sys/file_kind.h"
 
-#include "base/utf8.h"
+#include "base/visible.h"
 
 #include <array>
 #include <cstring>

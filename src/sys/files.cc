@@ -17,7 +17,7 @@
 
 #include "base/fingerprint.h"
 #include "base/format.h"
-#include "sys/error_instead_of_signal.h"
+#include "sys/signals.h"
 
 namespace lockstep::sys {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "base/text.h"
 #include "sys/process.h"
-#include "sys/process_identity.h"
+#include "sys/process_info.h"
 
 #include <poll.h>
 

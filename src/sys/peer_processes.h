@@ -14,7 +14,7 @@ namespace lockstep::sys {
 
 class PeerProcesses {
  public:
-  // Watches the process of a rank from now on, by its identity (process_identity.h). Those of other
+  // Watches the process of a rank from now on, by its identity (process_info.h). Those of other
   // machines are not watched.
   void watch(int rank, std::string_view identity);
   [[nodiscard]] bool watches(int rank) const { return processes_.contains(rank); }

@@ -2,8 +2,8 @@
 
 #include "base/format.h"
 #include "base/text.h"
-#include "sys/error_instead_of_signal.h"
 #include "sys/files.h"
+#include "sys/signals.h"
 
 #include <lockstep/base/error.h>
 

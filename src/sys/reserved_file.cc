@@ -1,7 +1,7 @@
 #include "sys/reserved_file.h"
 
-#include "sys/error_instead_of_signal.h"
 #include "sys/file_descriptor.h"
+#include "sys/signals.h"
 
 #include <lockstep/base/error.h>
 

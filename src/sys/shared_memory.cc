@@ -5,7 +5,7 @@
 #include "base/check.h"
 #include "base/format.h"
 #include "base/text.h"
-#include "sys/error_instead_of_signal.h"
+#include "sys/signals.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

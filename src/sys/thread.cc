@@ -1,9 +1,14 @@
 #include "sys/thread.h"
 
-#include "sys/blocked_signals.h"
+#include "sys/signals.h"
 
 #include <lockstep/base/error.h>
 
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -47,6 +52,23 @@ void run_without_signals(const std::function<void()>& action) {
   });
   thread.join();
   if (problem) std::rethrow_exception(problem);
+}
+
+bool run_with_timeout(std::function<void()> action, Duration limit) {
+  struct Shared {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool over = false;
+  };
+  auto shared = std::make_shared<Shared>();
+  sys::Thread("with timeout", [shared, action = std::move(action)] {
+    action();
+    std::lock_guard lock(shared->mutex);
+    shared->over = true;
+    shared->changed.notify_all();
+  }).detach();
+  std::unique_lock lock(shared->mutex);
+  return shared->changed.wait_for(lock, limit, [&] { return shared->over; });
 }
 
 }  // namespace lockstep::sys

@@ -4,6 +4,8 @@
 
 #include "sys/own_process.h"
 
+#include <lockstep/base/deadline.h>
+
 #include <exception>
 #include <functional>
 #include <thread>
@@ -36,5 +38,11 @@ class Thread {
 // starts meanwhile leave signals alone too, while this one can still be interrupted. Throws what
 // `action` throws.
 void run_without_signals(const std::function<void()>& action);
+
+// Work that may take longer than anybody can wait, such as asking a store whose server is stopped.
+
+// Runs `action`, which must not throw, on a thread of its own and returns true when it has ended
+// within `limit`. Otherwise the thread is left to itself: `action` must own what it uses.
+[[nodiscard]] bool run_with_timeout(std::function<void()> action, Duration limit);
 
 }  // namespace lockstep::sys

@@ -3,7 +3,10 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
+#include <span>
 #include <string>
+#include <vector>
 
 namespace lockstep::sys {
 
@@ -38,5 +41,25 @@ struct CacheSizes {
 // The host as ranks go by it: LOCKSTEP_HOST, by which tests pretend several, else the identity.
 [[nodiscard]] std::string host_of_rank();
 [[nodiscard]] std::string host_name();
+
+// Which cores a thread runs on.
+
+// Numbers of the cores that the calling thread may run on, in order.
+[[nodiscard]] std::vector<int> allowed_cores();
+
+// From now on the calling thread, and the threads that it starts, run on these cores only. Throws
+// SystemError when the system refuses: when none of them is there.
+void run_on_cores(std::span<const int> cores);
+
+// The limits that control groups (containers, batch systems, systemd) put on this process: versions
+// 1 and 2, each level up to the root, the tightest wins.
+struct CgroupLimits {
+  std::optional<double> cores;               // quota divided by period
+  std::optional<std::int64_t> memory_bytes;  // the limit
+  std::optional<std::int64_t> memory_left;   // what is left of the tightest level
+};
+
+// Never throws: what cannot be read limits nothing. `root` is "/" but for tests.
+[[nodiscard]] CgroupLimits read_cgroup_limits(const std::filesystem::path& root = "/");
 
 }  // namespace lockstep::sys

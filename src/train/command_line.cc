@@ -1,7 +1,6 @@
 // From the words of a command line to a Configuration, and back.
 #include "base/command_options.h"
 #include "base/format.h"
-#include "base/nearest.h"
 #include "base/text.h"
 #include "base/visible.h"
 #include "train/configuration.h"

@@ -4,7 +4,6 @@
 #include "base/counted.h"
 #include "base/format.h"
 #include "base/text.h"
-#include "base/utf8.h"
 #include "base/visible.h"
 #include "sys/files.h"
 #include "sys/plain_file.h"

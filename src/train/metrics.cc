@@ -2,11 +2,11 @@
 
 #include "base/format.h"
 #include "sys/bounded_json.h"
-#include "sys/error_instead_of_signal.h"
 #include "sys/file_descriptor.h"
 #include "sys/files.h"
 #include "sys/plain_file.h"
-#include "sys/resident.h"
+#include "sys/process_info.h"
+#include "sys/signals.h"
 
 #include <lockstep/base/error.h>
 

@@ -5,7 +5,6 @@
 #include "base/format.h"
 #include "base/log.h"
 #include "base/scope_exit.h"
-#include "base/utf8.h"
 #include "base/visible.h"
 
 #include <lockstep/checkpoint/checkpoint.h>

@@ -1,7 +1,7 @@
 #include <lockstep/train/settings.h>
 
 #include "base/check.h"
-#include "base/nearest.h"
+#include "base/text.h"
 
 #include <algorithm>
 #include <array>

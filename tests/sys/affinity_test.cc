@@ -1,4 +1,4 @@
-#include "sys/affinity.h"
+#include "sys/topology.h"
 
 #include <lockstep/base/error.h>
 

@@ -1,4 +1,4 @@
-#include "sys/cgroup.h"
+#include "sys/topology.h"
 
 #include "support/temporary_folder.h"
 

@@ -5,17 +5,16 @@
 #include "support/messages.h"
 #include "support/processes.h"
 #include "support/temporary_folder.h"
-#include "sys/affinity.h"
-#include "sys/descriptor_passing.h"
 #include "sys/file_lock.h"
 #include "sys/files.h"
 #include "sys/positioned_file.h"
 #include "sys/process.h"
-#include "sys/process_identity.h"
+#include "sys/process_info.h"
 #include "sys/reserved_file.h"
 #include "sys/shared_memory.h"
 #include "sys/sockets.h"
 #include "sys/thread.h"
+#include "sys/topology.h"
 
 #include <lockstep/base/error.h>
 

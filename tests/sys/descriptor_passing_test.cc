@@ -1,7 +1,6 @@
-#include "sys/descriptor_passing.h"
+#include "sys/sockets.h"
 
 #include "sys/files.h"
-#include "sys/sockets.h"
 
 #include "support/processes.h"
 #include "support/soon.h"

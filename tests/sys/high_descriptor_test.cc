@@ -1,4 +1,4 @@
-#include "sys/high_descriptor.h"
+#include "sys/file_descriptor.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "sys/open_files_limit.h"
+#include "sys/file_descriptor.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include "support/processes.h"
-#include "sys/file_descriptor.h"
 
 namespace lockstep::sys {
 namespace {

@@ -1,8 +1,7 @@
-#include "sys/own_address.h"
+#include "sys/socket_address.h"
 
 #include <gtest/gtest.h>
 
-#include "sys/socket_address.h"
 #include "sys/topology.h"
 
 #include <lockstep/base/error.h>

@@ -1,7 +1,7 @@
 #include "sys/private_pages.h"
 
 #include "sys/heap.h"
-#include "sys/resident.h"
+#include "sys/process_info.h"
 
 #include <lockstep/base/error.h>
 

@@ -1,5 +1,5 @@
 // Saying of another process of this machine whether it runs, is stopped, or has ended.
-#include "sys/process_identity.h"
+#include "sys/process_info.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "sys/process_stat.h"
+#include "sys/process_info.h"
 
 #include <gtest/gtest.h>
 

@@ -7,7 +7,6 @@
 #include "apps/bench/step/training.h"
 #include "apps/program.h"
 #include "base/format.h"
-#include "base/nearest.h"
 #include "base/text.h"
 #include "comm/init/backends.h"
 #include "train/program.h"

@@ -8,7 +8,6 @@
 #include "apps/program.h"
 #include "base/check.h"
 #include "base/format.h"
-#include "base/nearest.h"
 #include "base/text.h"
 #include "base/visible.h"
 #include "checkpoint/folders.h"

@@ -1,7 +1,7 @@
 // lockstep-plan: `lockstep plan pipeline`: what a schedule of a pipeline will do, before it runs.
 #include "apps/plan/pipeline.h"
 #include "apps/program.h"
-#include "base/nearest.h"
+#include "base/text.h"
 
 #include <string>
 #include <string_view>

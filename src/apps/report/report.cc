@@ -2,7 +2,7 @@
 #include "apps/program.h"
 #include "apps/report/hang.h"
 #include "base/format.h"
-#include "base/nearest.h"
+#include "base/text.h"
 
 #include <lockstep/base/error.h>
 

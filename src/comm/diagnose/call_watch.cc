@@ -2,8 +2,8 @@
 
 #include "base/format.h"
 #include "base/log.h"
-#include "sys/process_identity.h"
-#include "sys/run_with_timeout.h"
+#include "sys/process_info.h"
+#include "sys/thread.h"
 
 #include <algorithm>
 #include <atomic>

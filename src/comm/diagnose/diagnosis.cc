@@ -6,8 +6,8 @@
 #include "base/text.h"
 #include "comm/diagnose/call_watch.h"
 #include "comm/diagnose/report.h"
-#include "sys/process_identity.h"
-#include "sys/run_with_timeout.h"
+#include "sys/process_info.h"
+#include "sys/thread.h"
 
 #include <algorithm>
 #include <atomic>

@@ -1,7 +1,7 @@
 #include "comm/diagnose/flight_file.h"
 
 #include "base/format.h"
-#include "base/utf8.h"
+#include "base/visible.h"
 #include "sys/topology.h"
 
 #include <array>

@@ -43,7 +43,7 @@ struct ChannelStatement {
 
 // What a rank tells the others of itself: a text of lines, written by CallHistory::statement().
 struct Statement {
-  std::string process;  // sys/process_identity.h
+  std::string process;  // sys/process_info.h
   bool has_left = false;
   bool by_exception = false;  // it left while an exception unwound its stack
   std::map<ChannelKey, ChannelStatement> channels;

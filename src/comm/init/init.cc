@@ -23,7 +23,7 @@
 #include "rank_env/rank_info.h"
 #include "rank_env/variables.h"
 #include "sys/heap.h"
-#include "sys/own_address.h"
+#include "sys/socket_address.h"
 #include "sys/topology.h"
 
 #include <ATen/Parallel.h>

@@ -4,7 +4,7 @@
 
 #include "base/format.h"
 #include "comm/rendezvous/exchange.h"
-#include "sys/process_identity.h"
+#include "sys/process_info.h"
 
 #include <algorithm>
 #include <chrono>

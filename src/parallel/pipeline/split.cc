@@ -1,7 +1,7 @@
 #include <lockstep/parallel/pipeline/stage.h>
 
 #include "base/check.h"
-#include "base/nearest.h"
+#include "base/text.h"
 #include "module/tensors.h"
 #include "parallel/pipeline/part_of_model.h"
 

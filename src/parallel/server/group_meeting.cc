@@ -2,8 +2,8 @@
 
 #include "base/check.h"
 #include "base/format.h"
-#include "sys/own_address.h"
 #include "sys/random_bytes.h"
+#include "sys/socket_address.h"
 #include "sys/topology.h"
 
 #include <lockstep/comm/together.h>

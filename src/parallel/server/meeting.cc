@@ -10,8 +10,8 @@
 #include "rank_env/agent_watch.h"
 #include "rank_env/rank_info.h"
 #include "sys/heap.h"
-#include "sys/own_address.h"
 #include "sys/own_process.h"
+#include "sys/socket_address.h"
 #include "sys/topology.h"
 
 #include <lockstep/store/prefix_store.h>

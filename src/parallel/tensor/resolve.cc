@@ -1,7 +1,7 @@
 #include "parallel/tensor/resolve.h"
 
 #include "base/check.h"
-#include "base/nearest.h"
+#include "base/text.h"
 
 #include <lockstep/layout/name_pattern.h>
 #include <lockstep/layout/tensor_slice.h>

@@ -2,7 +2,7 @@
 
 #include "base/check.h"
 #include "base/scope_exit.h"
-#include "sys/affinity.h"
+#include "sys/topology.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>

@@ -2,7 +2,6 @@
 
 #include "base/check.h"
 #include "base/format.h"
-#include "sys/affinity.h"
 #include "sys/topology.h"
 
 #include <ATen/Parallel.h>

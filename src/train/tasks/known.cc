@@ -1,6 +1,6 @@
 #include "train/tasks/known.h"
 
-#include "base/nearest.h"
+#include "base/text.h"
 #include "train/tasks/cifar.h"
 #include "train/tasks/gpt.h"
 #include "train/tasks/llama.h"

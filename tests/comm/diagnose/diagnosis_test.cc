@@ -7,7 +7,7 @@
 #include "comm/diagnose/call_watch.h"
 #include "comm/diagnose/calls.h"
 #include "support/messages.h"
-#include "sys/process_identity.h"
+#include "sys/process_info.h"
 
 #include <gtest/gtest.h>
 

@@ -2,7 +2,7 @@
 #include <lockstep/parallel/threads/data_parallel.h>
 
 #include "parallel/support.h"
-#include "sys/affinity.h"
+#include "sys/topology.h"
 
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 

@@ -1,6 +1,6 @@
 #include "apps/bench/collectives/kinds.h"
 
-#include "base/nearest.h"
+#include "base/text.h"
 
 #include <lockstep/base/error.h>
 

@@ -2,7 +2,7 @@
 
 #include "apps/bench/held_bytes.h"
 #include "base/check.h"
-#include "base/nearest.h"
+#include "base/text.h"
 
 #include "parallel/sharded/checks.h"
 

@@ -9,7 +9,7 @@
 #include "comm/engines/c10d/make.h"
 #include "comm/engines/c10d/store_adapter.h"
 #include "comm/rendezvous/exchange.h"
-#include "sys/error_instead_of_signal.h"
+#include "sys/signals.h"
 #include "sys/thread.h"
 
 #include <ATen/ops/empty.h>

@@ -8,7 +8,7 @@
 #include "comm/engines/mpi/library.h"
 #include "comm/rendezvous/exchange.h"
 #include "sys/own_process.h"
-#include "sys/process_identity.h"
+#include "sys/process_info.h"
 
 #include <ATen/ops/empty.h>
 

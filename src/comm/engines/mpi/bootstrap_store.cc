@@ -10,8 +10,8 @@
 #include "comm/call/all_ranks.h"
 #include "comm/engines/mpi/backend.h"
 #include "comm/rendezvous/served_store.h"
-#include "sys/own_address.h"
 #include "sys/own_process.h"
+#include "sys/socket_address.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>

@@ -5,8 +5,8 @@
 #include "base/check.h"
 #include "base/format.h"
 #include "base/text.h"
-#include "sys/error_instead_of_signal.h"
 #include "sys/heap.h"
+#include "sys/signals.h"
 #include "sys/topology.h"
 
 #include <algorithm>

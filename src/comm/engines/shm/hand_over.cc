@@ -8,7 +8,6 @@
 #include "base/text.h"
 #include "base/visible.h"
 #include "comm/engines/shm/shared_group.h"
-#include "sys/descriptor_passing.h"
 #include "sys/process.h"
 #include "sys/sockets.h"
 

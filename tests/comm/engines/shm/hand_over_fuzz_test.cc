@@ -5,7 +5,6 @@
 #include "support/fuzz.h"
 #include "support/processes.h"
 #include "support/temporary_folder.h"
-#include "sys/descriptor_passing.h"
 #include "sys/shared_memory.h"
 #include "sys/sockets.h"
 

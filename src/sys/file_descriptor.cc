@@ -1,10 +1,20 @@
-#include "sys/open_files_limit.h"
+#include "sys/file_descriptor.h"
 
 #include <lockstep/base/error.h>
 
 #include <cerrno>
 
+#include <fcntl.h>
+
 namespace lockstep::sys {
+
+FileDescriptor with_high_number(const FileDescriptor& descriptor) {
+  for (int least : {100, 20, 3}) {
+    FileDescriptor copy(::fcntl(descriptor.get(), F_DUPFD_CLOEXEC, least));
+    if (copy) return copy;
+  }
+  throw SystemError("copying a descriptor for a rank", errno);
+}
 
 RaisedOpenFilesLimit::RaisedOpenFilesLimit() {
   if (::getrlimit(RLIMIT_NOFILE, &before_) != 0)

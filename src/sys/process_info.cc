@@ -1,0 +1,113 @@
+#include "sys/process_info.h"
+
+#include "base/fingerprint.h"
+#include "base/format.h"
+#include "base/text.h"
+#include "sys/file_descriptor.h"
+#include "sys/topology.h"
+
+#include <array>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <optional>
+#include <sstream>
+#include <string>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+namespace lockstep::sys {
+namespace {
+
+constexpr int field_of_parent = 1, field_of_start = 19;  // behind the name: state is 0
+
+ProcessState state_in(const std::optional<ProcessStat>& stat) {
+  if (!stat || stat->state == 'Z' || stat->state == 'X') return ProcessState::ended;
+  return stat->state == 'T' || stat->state == 't' ? ProcessState::stopped : ProcessState::runs;
+}
+
+struct ProcessWords {
+  std::string space, pid, started;
+  explicit ProcessWords(std::string_view process) {
+    std::istringstream(std::string(process)) >> space >> pid >> started;
+  }
+};
+
+// "Pss:   1234 kB"
+std::int64_t proportional() {
+  std::ifstream file("/proc/self/smaps_rollup");
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream words(line);
+    std::string name;
+    std::int64_t kilobytes = 0;
+    if (words >> name >> kilobytes && name == "Pss:") return kilobytes * 1024;
+  }
+  return 0;
+}
+
+std::int64_t undivided() {
+  std::ifstream file("/proc/self/statm");
+  std::int64_t size = 0, resident = 0;
+  return file >> size >> resident ? resident * ::sysconf(_SC_PAGESIZE) : 0;
+}
+
+}  // namespace
+
+std::optional<ProcessStat> parse_process_stat(std::string_view line) {
+  const std::size_t begin = line.find('('), end = line.rfind(") ");
+  if (begin == std::string_view::npos || end == std::string_view::npos || end < begin)
+    return std::nullopt;
+  ProcessStat stat{.name = std::string(line.substr(begin + 1, end - begin - 1))};
+  std::string_view rest = line.substr(end + 2);
+  if (!rest.empty()) stat.state = rest.front();
+  for (int field = 0; field <= field_of_start; ++field) {
+    const std::size_t space = rest.find(' ');
+    const auto number = parse_integer(rest.substr(0, space)).value_or(0);
+    if (field == field_of_parent && number > 0 && number <= std::numeric_limits<int>::max())
+      stat.parent = static_cast<int>(number);
+    if (field == field_of_start) stat.start_time = static_cast<std::uint64_t>(number);
+    if (space == std::string_view::npos) break;
+    rest.remove_prefix(space + 1);
+  }
+  return stat;
+}
+
+// Without an allocation for the file: an agent reads those of all processes.
+std::optional<ProcessStat> read_process_stat(int pid) {
+  std::array<char, 1024> text{};
+  const FileDescriptor file(::open(formatted("/proc/{}/stat", pid).c_str(), O_RDONLY | O_CLOEXEC));
+  const ssize_t size = file ? ::read(file.get(), text.data(), text.size()) : -1;
+  if (size <= 0) return std::nullopt;
+  return parse_process_stat({text.data(), static_cast<std::size_t>(size)});
+}
+
+std::string process_space() {
+  std::error_code ignored;
+  auto pids = std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string();
+  return formatted("{:x}", fingerprint(host_identity() + pids));
+}
+
+std::string process_identity() {
+  const int pid = ::getpid();
+  auto stat = read_process_stat(pid);
+  return formatted("{} {} {}", process_space(), pid, stat ? stat->start_time : 0);
+}
+
+ProcessState state_of_process(std::string_view process) {
+  const ProcessWords words(process);
+  const auto pid = parse_integer(words.pid);
+  if (words.started.empty() || !pid || words.space != process_space()) return ProcessState::unknown;
+  auto stat = read_process_stat(static_cast<int>(*pid));
+  return stat && std::to_string(stat->start_time) == words.started ? state_in(stat)
+                                                                   : ProcessState::ended;
+}
+
+std::string pid_in(std::string_view process) { return ProcessWords(process).pid; }
+
+std::int64_t proportional_bytes() {
+  std::int64_t bytes = proportional();
+  return bytes > 0 ? bytes : undivided();
+}
+
+}  // namespace lockstep::sys
