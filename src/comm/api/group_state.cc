@@ -1,7 +1,9 @@
 #include "comm/api/group_state.h"
 
 #include <lockstep/base/error.h>
+#include <lockstep/comm/flight_record.h>
 
+#include "base/check.h"
 #include "base/environment.h"
 #include "base/format.h"
 #include "comm/backend/flat.h"
@@ -182,6 +184,23 @@ Group recorded_world(std::shared_ptr<Backend> backend, Duration timeout) {
       .folder = environment::text(rank_env::variable::flight_folder).value_or("")});
   return Group(
       std::make_shared<GroupState>(std::move(backend), GroupNames(), timeout, std::move(recorder)));
+}
+
+void Work::wait() {
+  if (group_) group_->wait(id_, entry_);
+}
+
+bool Work::done() const { return !group_ || group_->done(id_); }
+
+std::string write_flight_record(const Group& group, const std::string& folder) {
+  static_cast<void>(group.state_->backend());  // refuses a forked child
+  auto* recorder = group.state_->recorder();
+  check(recorder != nullptr, "the group {} ({}) keeps no flight record", group.name(),
+        group.backend());
+  const auto& place = folder.empty() ? recorder->header().folder : folder;
+  check(!place.empty(), "where to write the flight record: pass a folder or set {}",
+        launch::variable::flight_folder);
+  return recorder->write(place);
 }
 
 }  // namespace lockstep

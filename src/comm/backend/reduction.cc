@@ -4,7 +4,6 @@
 
 #include "comm/backend/element_type.h"
 #include "comm/kernels/combine.h"
-#include "comm/kernels/tree.h"
 
 #include <ATen/ops/add.h>
 #include <ATen/ops/bitwise_and.h>

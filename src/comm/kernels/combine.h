@@ -1,6 +1,6 @@
 // Combining the ranks' values element by element: the arithmetic of reductions.
 //
-// The order is a balanced binary tree over rank numbers (comm/tree.h) and starts from values, never
+// The order is a balanced binary tree over rank numbers (left_branch) and starts from values, never
 // from 0. float16 and bfloat16 are combined in float32 and rounded once. Integers wrap around. NaN
 // wins in min and max, as in torch.minimum and torch.maximum. An average is one division after the
 // sum.
@@ -10,12 +10,23 @@
 
 #include <lockstep/comm/op.h>
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string_view>
 
-namespace lockstep::kernels {
+namespace lockstep {
+
+// The order of every sum: a balanced binary tree over rank numbers. combine(lo, hi) = combine(lo,
+// lo + k) with combine(lo + k, hi), k being the largest power of two below hi - lo.
+//
+// The number of leaves of the left branch over `leaves` >= 2 of them.
+[[nodiscard]] constexpr int left_branch(int leaves) {
+  return static_cast<int>(std::bit_floor(static_cast<unsigned>(leaves - 1)));
+}
+
+namespace kernels {
 
 inline constexpr int max_ranks = 256;
 
@@ -39,4 +50,5 @@ void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes, bool st
 // The instruction set in use: "AVX2", "NEON", ...
 [[nodiscard]] std::string_view simd_name();
 
-}  // namespace lockstep::kernels
+}  // namespace kernels
+}  // namespace lockstep

@@ -1,7 +1,5 @@
 #include "comm/kernels/combine.h"
 
-#include "comm/kernels/tree.h"
-
 #include <gtest/gtest.h>
 
 #include <bit>

@@ -3,9 +3,9 @@
 //
 // A plan is one round or two. In a round a rank copies, sends pieces and receives pieces, all at
 // once and in any order, and when these are done it may sum: one contribution a rank, in the order
-// of the tree (comm/tree.h). So the bits are those of the engines local and shm. Every rank sends
-// directly to every other: a round costs one latency, and what a rank sends in all is the least
-// that the operation needs (2 (n-1)/n of the tensor for an all_reduce; reduce_scatter then
+// of the tree (kernels/combine.h). So the bits are those of the engines local and shm. Every rank
+// sends directly to every other: a round costs one latency, and what a rank sends in all is the
+// least that the operation needs (2 (n-1)/n of the tensor for an all_reduce; reduce_scatter then
 // all_gather, R. Rabenseifner, Optimization of Collective Reduction Operations, ICCS 2004). Small
 // all_reduces, reduces and broadcasts go whole, in one round.
 #pragma once

@@ -1,7 +1,7 @@
 // The same bits at any timing, on every way that bytes can take; and ranks that stop or die in the
 // middle of a segment.
 #include "comm/engines/shm/ranks.h"
-#include "comm/kernels/tree.h"
+#include "comm/kernels/combine.h"
 #include "support/messages.h"
 #include "support/sanitizers.h"
 
