@@ -199,7 +199,7 @@ std::string write_flight_record(const Group& group, const std::string& folder) {
         group.backend());
   const auto& place = folder.empty() ? recorder->header().folder : folder;
   check(!place.empty(), "where to write the flight record: pass a folder or set {}",
-        launch::variable::flight_folder);
+        rank_env::variable::flight_folder);
   return recorder->write(place);
 }
 
