@@ -71,7 +71,7 @@ std::vector<Case> cumulative_cases() {
       case_of("mode", [](T x) { return std::get<0>(x.mode(1)); }),
       case_of("aminmax",
               [](T x) {
-                const at::Tensor y = aminmax_has_gradient ? x : x.detach();
+                const at::Tensor y = test::aminmax_has_gradient ? x : x.detach();
                 auto [least, most] = y.aminmax(0);
                 auto [first, last] = y.aminmax();
                 return least * most + first * last + x;

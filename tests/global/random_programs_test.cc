@@ -178,7 +178,8 @@ const std::vector<ProgramStep> cumulative_steps = {
     },
     [](T a, T b, T) { return std::get<0>(increasing(a).kthvalue(1, 1, true)) * b; },
     [](T a, T b, T) {
-      return std::get<0>(increasing(aminmax_has_gradient ? a : a.detach()).aminmax(1, true)) * b;
+      return std::get<0>(increasing(test::aminmax_has_gradient ? a : a.detach()).aminmax(1, true)) *
+             b;
     },
     [](T a, T b, T) { return a.masked_select(b > 0).sum() * 0.1 + b; },
     [](T a, T b, T) { return a.take(first_index(b)).sum() * 0.1 + b; },

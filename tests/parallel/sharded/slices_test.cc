@@ -22,7 +22,7 @@ using namespace test;
 
 class ShardedSlices : public OnEveryLevel {};
 
-void backward(Pair& pair, int batch = 1) {
+void backward_of_both(Pair& pair, int batch = 1) {
   (pair.model->forward(Pair::input(batch)).square().sum() * 3).backward();
   (pair.plain->forward(Pair::input(batch)).square().sum() * 3).backward();
 }
@@ -58,7 +58,7 @@ TEST_P(ShardedSlices, ElementsAreNotMixedOnSeveralRanks) {
     run(
         [](Pair& pair, Group group) {
           for (int backwards : {1, 2}) {  // averages of the first are moved for the second
-            for (int i = 0; i < backwards; ++i) backward(pair, i);
+            for (int i = 0; i < backwards; ++i) backward_of_both(pair, i);
             auto before = gradients_of(pair.sharded->parameters());
             for (const auto& [name, tensor, aliases, slice, kind] :
                  pair.sharded->named_parameters()) {
@@ -100,7 +100,7 @@ TEST_P(ShardedSlices, LbfgsIsRefusedOnSeveralRanksAndWorksOnOne) {
 
 TEST_P(ShardedSlices, TheRecordSurvivesWhatUsersDo) {
   run([](Pair& pair, Group group) {
-    backward(pair);
+    backward_of_both(pair);
     std::vector<at::Tensor> detached, replaced;
     for (const at::Tensor& slice : pair.sharded->parameters()) {
       detached.push_back(slice.detach());
@@ -130,7 +130,7 @@ TEST_P(ShardedSlices, TheRecordSurvivesWhatUsersDo) {
 
 TEST_P(ShardedSlices, TheRecordOutlivesTheHandle) {
   run([](Pair& pair, Group) {
-    backward(pair);
+    backward_of_both(pair);
     auto slices = pair.sharded->parameters();
     double expected = true_norm(pair);
     pair.sharded.reset();
@@ -144,8 +144,8 @@ TEST_P(ShardedSlices, EachDivisionIsCombinedOnce) {
     Pair other(group, {.units = {"0"}});
     torch::nn::Linear whole(3, 2);
     fill_parameters(*whole, 9);
-    backward(pair, 1);
-    backward(other, 2);
+    backward_of_both(pair, 1);
+    backward_of_both(other, 2);
     whole->forward(values({2, 3}, 1)).square().sum().backward();
     for (double norm_type : {0.0, 1.0, 2.0, static_cast<double>(INFINITY)}) {
       std::vector<at::Tensor> mine, plain;
