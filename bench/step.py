@@ -12,11 +12,11 @@ from step_tail import USUAL_TAIL, compare_tails
 from step_trigger import measure_trigger
 
 OUR_MODES = ("none", "ddp", "optimizer", "gradients", "full", "full-node-shared", "tensor")
-MEMORY_MODES = OUR_MODES[:-2]  # of which a rank's memory has a formula
+MEMORY_MODES = OUR_MODES[:-1]  # of which a rank's memory has a formula
 PYTORCH_MODES = ("none", "ddp", "zero1", "fsdp2", "tensor")
 ONE_BATCH = ("none", "tensor")  # rank 0 trains on its own batches alone, as one process would
 # PyTorch's mode that divides the same among the ranks; where there is none (gradients) the one that divides less.
-COUNTERPARTS = dict(zip(OUR_MODES, ("none", "ddp", "zero1", "zero1", "fsdp2", "fsdp2", "tensor", "ddp")))
+COUNTERPARTS = dict(zip(OUR_MODES, ("none", "ddp", "zero1", "zero1", "fsdp2", "fsdp2", "tensor")))
 GPT_HEADS = 6
 OPTIMIZERS = {
     "default": "torch.optim.AdamW, its defaults, beside torch::optim::AdamW",
