@@ -12,7 +12,7 @@ rarely_asan=(global optim models parallel checkpoint elastic hub train)
 rarely_tsan=(comm global mesh dispatch module optim models parallel checkpoint elastic hub train)
 
 # What a soak repeats of the release preset: what depends on time or on failures.
-soaked_tests=(sys store launch layout plan comm_core shm comm optim data parallel checkpoint elastic train apps
+soaked_tests=(sys store rank_env launch layout plan comm_core shm comm optim data parallel checkpoint elastic train apps
   integration_several_hosts integration_elastic_failures)
 
 # Words as one regular expression.

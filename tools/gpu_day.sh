@@ -5,7 +5,7 @@
 #   ninja -C BUILD device_test gpt_step lockstep_command      where that is possible
 #   tools/gpu_day.sh BUILD OUT [SHARDS]                       where the GPU is; logs go to OUT
 #
-# PYTHON (python3) must have the torch that BUILD was made with; its libraries are found through it.
+# Exits with 1 if a case, a shard or a step failed. PYTHON (python3) must have the torch that BUILD was made with; its libraries are found through it.
 set -euo pipefail
 if [ $# -lt 2 ]; then echo "usage: tools/gpu_day.sh BUILD OUT [SHARDS]" >&2; exit 2; fi
 build=$1 out=$2 shards=${3:-8}
@@ -24,14 +24,24 @@ for ((i = 0; i < shards; ++i)); do
     timeout -s KILL 400 "$build/tests/device_test" > "$out/device.$i.log" 2>&1 < /dev/null &
   pids+=($!)
 done
-for pid in "${pids[@]}"; do wait "$pid" || true; done
+status=0
+for i in "${!pids[@]}"; do
+  ended=0
+  wait "${pids[$i]}" || ended=$?
+  if [ "$ended" -ne 0 ]; then status=1; fi
+  if ! grep -q '^\[==========\] .* ran\.' "$out/device.$i.log"; then
+    echo "shard $i ended with $ended in $(grep '^\[ RUN' "$out/device.$i.log" | tail -1)"
+    status=1
+  fi
+done
 count() { cat "$out"/device.*.log | grep -c "$1" || true; }
 echo "device_test: $(count '^\[       OK') passed, $(count '^\[  FAILED .*ms)$') failed, $(count '^\[  SKIPPED .*ms)$') skipped"
 cat "$out"/device.*.log | grep -E '^\[  (FAILED|SKIPPED) .*ms\)$' | sort || true
 
-one() { timeout -s KILL 60 "$@" < /dev/null || echo "failed: $*"; }
+one() { timeout -s KILL 60 "$@" < /dev/null || { echo "failed: $*"; status=1; }; }
 for dtype in float32 bf16 float32 bf16; do
   one "$python" "$bench/gpt_step.py" $dtype
   one "$build/bin/lockstep" run -n 1 "$build/bench/gpt_step" dp=-1 $dtype
 done
 for mesh in dp=2 fsdp=2 tp=2 pp=2; do one "$build/bin/lockstep" run -n 2 "$build/bench/gpt_step" $mesh bf16; done
+exit $status

@@ -130,7 +130,8 @@ void declare(CommandOptions& options, launch::WorkerSpec& spec, std::string& nod
   add("reserve", "N", number_into(spec.reserve, 0, most_ranks), std::to_string(spec.reserve),
       "With --max-restarts: processes that wait for ranks to be lost, of a program that can do so");
   add("hung-after", "TIME", hung_after_into(spec.hung_after), "0",
-      "A rank that is stopped (SIGSTOP) for this long is killed, and has failed; 0: none is");
+      "A rank that is stopped (SIGSTOP) for this long, or a process of its own, is killed, and has "
+      "failed; 0: none is");
   add(
       "nnodes", "M", [&nodes](const std::string& text) { read_node_counts(text, nodes); }, "1",
       "Number of nodes, agents like this one; MIN:MAX: they may come and go");

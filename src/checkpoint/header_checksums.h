@@ -1,5 +1,5 @@
-// The checksums of a file's tensors among its metadata (docs/decisions/0018-checksums-in-
-// safetensors.md).
+// The checksums of a file's tensors among its metadata (docs/decisions/0041-saving-by-
+// parts.md).
 #pragma once
 
 #include "checkpoint/safetensors_header.h"

@@ -27,8 +27,17 @@ bool is_made_of_others(std::string_view name) {
 
 // Operations whose floating-point numbers say what to do, not with which values.
 bool has_telling_numbers(std::string_view name) {
-  static const std::unordered_set<std::string_view> names = {"norm", "linalg_vector_norm",
-                                                             "_foreach_norm"};
+  static const std::unordered_set<std::string_view> names = {
+      "norm",
+      "linalg_vector_norm",
+      "_foreach_norm",
+      "native_dropout",
+      "_scaled_dot_product_flash_attention",
+      "_scaled_dot_product_flash_attention_backward",
+      "_scaled_dot_product_cudnn_attention",
+      "_scaled_dot_product_cudnn_attention_backward",
+      "_scaled_dot_product_efficient_attention",
+      "_scaled_dot_product_efficient_attention_backward"};
   return names.contains(name);
 }
 

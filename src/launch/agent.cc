@@ -53,7 +53,7 @@ void check_rounds(const WorkerSpec& spec) {
   check_input(spec.reserve >= 0, "number of processes in reserve: expected 0 or more, found {}",
               spec.reserve);
   check_input(spec.hung_after >= Duration::zero(),
-              "time until a silent rank has hung: expected 0 seconds or more");
+              "time until a stopped rank has failed: expected 0 seconds or more");
   check_input(nodes.last_call >= Duration::zero(), "last call: expected 0 seconds or more");
 }
 

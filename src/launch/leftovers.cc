@@ -56,9 +56,10 @@ bool is_zombie(pid_t pid) {
   return stat && stat->state == 'Z';
 }
 
+// By a signal. What a tracer has stopped, as strace does at each system call, goes on at once.
 bool is_stopped(pid_t pid) {
   const auto stat = sys::read_process_stat(pid);
-  return stat && (stat->state == 'T' || stat->state == 't');
+  return stat && stat->state == 'T';
 }
 
 bool has_stopped(const ProcessTree& tree, pid_t root) {

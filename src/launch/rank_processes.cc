@@ -122,7 +122,8 @@ void Worker::note_look(bool is_stopped, Duration hung_after, Duration longest_pa
   if (!life_) life_.emplace(hung_after, longest_pause);
   life_->note(is_stopped ? "stopped" : std::to_string(++looks_), now);
   if (life_->lost(now))
-    kill(formatted("killed by the agent: it was stopped for {}", format_duration(hung_after)));
+    kill(formatted("killed by the agent: it, or a process that it has started, was stopped for {}",
+                   format_duration(hung_after)));
 }
 
 RankEnd Worker::describe_end(sys::ExitStatus status, Clock::time_point now) const {

@@ -239,7 +239,17 @@ void BackwardStep::accept(int i) {
 void BackwardStep::on_backward_end(bool nested) {
   Lock lock(mutex_);
   at::NoGradGuard no_grad;
-  if (step_ && step_->is_over(nested, reduces_ && all_ready())) finish();
+  if (!step_ || !step_->is_over(nested, reduces_ && all_ready())) return;
+  try {
+    finish();
+  } catch (const ReductionFailed&) {
+    throw;  // on all ranks
+  } catch (...) {
+    if (!options_.abort) throw;
+    notice_.set_text(exception_text(std::current_exception()));
+    abort_handle();
+    throw;
+  }
 }
 
 void BackwardStep::finish() {

@@ -153,19 +153,22 @@ Tensor numbers(at::IntArrayRef sizes, int seed) {
 
 // Forward and backward of queries, keys and values that are placed so, against one process.
 void expect_as_on_one(const Mesh& mesh, const Kernel& kernel, const Placements& placed,
-                      const Mask& mask, std::int64_t heads) {
+                      const Mask& mask = {}) {
+  constexpr std::int64_t heads = 4;
   std::vector<Tensor> alone, there;
   for (int i = 0; i < 3; ++i) {
     // As a model makes them: [rows, tokens, heads, features], transposed.
-    const Tensor values = numbers({2, 5, i == 0 ? 4 : heads, 8}, i).transpose(1, 2);
+    const Tensor values = numbers({2, 5, heads, 8}, i).transpose(1, 2);
     alone.push_back(values.clone(at::MemoryFormat::Preserve).requires_grad_());
     there.push_back(distribute(values, mesh, placed).requires_grad_());
   }
   const Tensor expected = kernel.run(alone[0], alone[1], alone[2], mask);
-  const Tensor found = kernel.run(there[0], there[1], there[2], mask);
+  const Mask global =
+      mask ? Mask(distribute(*mask, mesh, Placements(placed.size(), Replicate()))) : Mask();
+  const Tensor found = kernel.run(there[0], there[1], there[2], global);
   EXPECT_TRUE(at::allclose(full_tensor(found.detach()), expected.detach(), 1e-12, 1e-12))
       << kernel.name;
-  if (placements(there[0]) == Placements(mesh.axes().size(), Shard(1)))
+  if (placed[0] == Placement(Shard(1)) && heads % mesh.axes()[0].size == 0)
     EXPECT_EQ(placements(found), placements(there[0])) << kernel.name;
   expected.square().sum().backward();
   full_tensor(found.square().sum()).backward();
@@ -179,14 +182,34 @@ TEST(DeviceAttention, IsThatOfOneProcess) {
   for (const int ranks : {1, 2, 3, 4})
     test::run_group(test::Engine::local, ranks, [&](Group world) {
       const Mesh mesh(std::move(world), {{"tp", ranks}});
-      const Mask mask = numbers({1, 1, 5, 5}, 7);
+      const Tensor mask = numbers({1, 1, 5, 5}, 7);
       for (const Kernel& kernel : kernels())
         for (const Placement& cut : {Placement(Replicate()), Placement(Shard(0)),
                                      Placement(Shard(1)), Placement(Shard(2))}) {
-          expect_as_on_one(mesh, kernel, {cut}, {}, 4);
-          if (kernel.takes_masks) expect_as_on_one(mesh, kernel, {cut}, mask, 4);
+          expect_as_on_one(mesh, kernel, {cut});
+          if (kernel.takes_masks) expect_as_on_one(mesh, kernel, {cut}, mask);
         }
     });
+}
+
+// A rank would draw other numbers for its heads than one process does, so nothing is cut, also
+// after a call without dropout.
+TEST(DeviceAttention, WithDropoutNothingIsCut) {
+  test::run_group(test::Engine::local, 2, [&](Group world) {
+    const Mesh mesh(std::move(world), {{"tp", 2}});
+    const Tensor x = distribute(numbers({2, 4, 5, 8}, 1), mesh, {Shard(1)});
+    for (const double dropout : {0.0, 0.5, 0.0}) {
+      const Placements expected = {dropout > 0 ? Placement(Replicate()) : Placement(Shard(1))};
+      EXPECT_EQ(placements(std::get<0>(at::_scaled_dot_product_flash_attention(x, x, x, dropout))),
+                expected);
+      EXPECT_EQ(placements(std::get<0>(
+                    at::_scaled_dot_product_efficient_attention(x, x, x, {}, true, dropout))),
+                expected);
+      EXPECT_EQ(placements(std::get<0>(
+                    at::_scaled_dot_product_cudnn_attention(x, x, x, {}, true, dropout))),
+                expected);
+    }
+  });
 }
 
 }  // namespace

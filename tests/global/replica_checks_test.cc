@@ -95,19 +95,20 @@ TEST(Generators, NativeDropoutDrawsWhatOneProcessDraws) {
     const Mesh mesh(world, {{"tp", 2}});
     const at::Tensor plain = at::arange(35, at::kFloat).view({5, 7});
     for (const Placement cut : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))})
-      for (const bool train : {true, false}) {
-        at::Tensor whole = plain.clone().requires_grad_();
-        at::Tensor x = distribute(plain, mesh, {cut}).requires_grad_();
-        torch::manual_seed(3);
-        const auto [expected, expected_mask] = at::native_dropout(whole, 0.4, train);
-        torch::manual_seed(3);
-        const auto [found, mask] = at::native_dropout(x, 0.4, train);
-        EXPECT_TRUE(at::equal(full_tensor(found.detach()), expected.detach()));
-        EXPECT_TRUE(at::equal(full_tensor(mask), expected_mask));
-        (expected * expected).sum().backward();
-        full_tensor((found * found).sum()).backward();
-        EXPECT_TRUE(at::allclose(full_tensor(x.grad()), whole.grad()));
-      }
+      for (const double p : {0.4, 0.0, 0.7, 1.0})
+        for (const bool train : {true, false}) {
+          at::Tensor whole = plain.clone().requires_grad_();
+          at::Tensor x = distribute(plain, mesh, {cut}).requires_grad_();
+          torch::manual_seed(3);
+          const auto [expected, expected_mask] = at::native_dropout(whole, p, train);
+          torch::manual_seed(3);
+          const auto [found, mask] = at::native_dropout(x, p, train);
+          EXPECT_TRUE(at::equal(full_tensor(found.detach()), expected.detach()));
+          EXPECT_TRUE(at::equal(full_tensor(mask), expected_mask));
+          (expected * expected).sum().backward();
+          full_tensor((found * found).sum()).backward();
+          EXPECT_TRUE(at::allclose(full_tensor(x.grad()), whole.grad()));
+        }
   });
 }
 

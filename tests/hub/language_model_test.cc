@@ -365,7 +365,7 @@ TEST_F(Refused, SizesBeyondAllMemory) {
       "tensor 'model.embed_tokens.weight' has shape [61, 24], config.json says [2147483647, 24]");
 }
 
-// As a process leaves it that was killed while it replaced the model (0087).
+// As a process leaves it that was killed while it replaced the model (0086).
 TEST_F(Refused, AFolderWithoutConfig) {
   fs::remove(folder / "config.json");
   EXPECT_THROW((void)hub::load_language_model(folder.path()), SystemError);

@@ -158,7 +158,7 @@ def killed_from_outside(folder):
         os.kill(int(mark.read_text()), sent)
     code, output, seconds = agent.finish()
     expect(code == 0, f"exit code {code}", output)
-    expect_words(output, r"was killed by signal 9 \(SIGKILL\)", "it was stopped for 1s",
+    expect_words(output, r"was killed by signal 9 \(SIGKILL\)", "was stopped for 1s",
                  "hello from rank 1 of 2 on engine shm")
     shown("a rank was killed, then one was stopped", seconds)
 

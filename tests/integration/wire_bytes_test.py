@@ -12,7 +12,7 @@ from support import Process, build_folder, environment, expect, expect_words, sh
 
 HOSTS = 4
 NUMBERS = 4_000_000  # 16 MB in float32
-HEADERS = 1.05  # of messages and packets, and the ranks' heartbeats
+HEADERS = 1.05  # of messages and packets
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 BLOCK = 1024  # numbers that share a scale in int8
 # Starts a command on a host that has a name of its own, as ssh would: "agent ADDRESS WORDS...".

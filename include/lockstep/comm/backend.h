@@ -68,7 +68,8 @@ class Backend {
   [[nodiscard]] virtual std::string_view name() const = 0;
 
   // Takes part in the next operation of this group. Never waits for a peer, unless so many
-  // operations are under way that there is no slot left. Throws the group's error when the group is
+  // operations are under way that there is no slot left, or it uses bytes that an earlier operation
+  // on a tensor that is copied has not delivered yet. Throws the group's error when the group is
   // dead. Keeps the tensors until the operation is complete. Called by one thread at a time (Group
   // holds a mutex), in each channel in the order of the numbers.
   virtual void post(const Call& call) = 0;

@@ -5,8 +5,10 @@
 //
 // Operations are asynchronous: a call posts the operation and returns a Work. The caller must not
 // read or write the tensors until Work::wait() returns. After the post a rank may compute, block
-// elsewhere or drop the Work: it stalls no other rank. Operations of one group take effect in the
-// order of their posts. Two groups that use the same memory need a wait() between their operations.
+// elsewhere or drop the Work: it stalls no other rank. A call waits at its post where it uses bytes
+// that an earlier operation on a tensor that is copied has not delivered yet. Operations of one
+// group take effect in the order of their posts. Two groups that use the same memory need a wait()
+// between their operations.
 //
 // Any thread may call. Calls on one group are serialised, and their order must be the same on all
 // ranks.

@@ -148,7 +148,7 @@ class [[nodiscard]] ParallelModel : public Handle {
   // were given such a batch; otherwise the other ranks wait for this one in the collectives of
   // their step, until their deadline or until it ends: pass a row per micro-batch on every rank. An
   // exception on one rank: with pp all ranks throw Aborted, which names rank, action and text;
-  // without pp the others throw PeerLost or Timeout.
+  // without pp the others throw PeerLost or Timeout, and on a mesh with fsdp also Aborted.
   at::Tensor step(const Tensors& inputs, const Tensors& targets, const PipelineLoss& loss = {});
   // The loss of step() without gradients, in the module's mode (train() or eval()). One row on each
   // rank is enough: there are as many micro-batches as the fewest rows of a rank of data(), if

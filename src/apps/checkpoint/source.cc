@@ -52,7 +52,8 @@ Source of_checkpoint(const fs::path& folder) {
   const std::string optimizer = checkpoint::optimizer_file;
   if (fs::exists(folder / optimizer) || fs::exists(folder / (optimizer + ".index.json")))
     source.optimizer = sources_in(std::make_shared<const WeightFiles>(folder, optimizer));
-  if (const fs::path own = folder / checkpoint::own_file; fs::exists(own))
+  const fs::path own = folder / checkpoint::own_file;
+  if (fs::exists(own) || fs::exists(own.string() + ".index.json"))
     source.left_out = formatted("the tensors of ranks' own in {}", own.string());
   return source;
 }

@@ -2,6 +2,7 @@
 // queries, keys and values may be cut in the same way.
 #include "global/ring_attention.h"
 #include "global/rule_line.h"
+#include "global/rules/dims.h"
 
 #include <algorithm>
 #include <utility>
@@ -120,6 +121,9 @@ Placement place_of(int label, const std::vector<int>& dims) {
 }
 
 Rule device_choices(const RuleCall& call, Rule rule, std::size_t first, double dropout) {
+  lay_features_side_by_side(rule, call.arguments());
+  const bool draws = first == 0 && dropout > 0;
+  if (draws) rule.finish = compared(call, std::move(rule.finish));
   for (int label = 0; dropout == 0 && label < std::ssize(rule.labels); ++label) {
     RuleChoice choice;
     for (const std::vector<int>& dims : rule.operands)
@@ -127,15 +131,31 @@ Rule device_choices(const RuleCall& call, Rule rule, std::size_t first, double d
     for (const Rule::Result& result : rule.results)
       choice.results.push_back(place_of(label, result.dims));
     const auto dim = static_cast<std::size_t>(label);
-    choice.lengths = {call.sizes(first)[dim], call.sizes(first + 1)[dim]};
+    for (std::size_t i = first; i < first + 3; ++i) choice.lengths.push_back(call.sizes(i)[dim]);
     rule.more.push_back(std::move(choice));
   }
-  lay_features_side_by_side(rule, call.arguments());
   return rule;
 }
 
-Rule::Result like_query(const RuleCall& call, const Rule& rule, std::size_t operand) {
-  return {call.sizes(operand), rule.operands[operand], strides_of(call.sizes(operand))};
+// As an operand lies: [rows, tokens, heads, features], seen as [rows, heads, ...], or dense.
+// `features` is that of the result.
+Rule::Result laid_out_as(const RuleCall& call, const Rule& rule, std::size_t operand,
+                         std::int64_t features) {
+  std::vector<std::int64_t> sizes = call.sizes(operand);
+  sizes.back() = features;
+  const std::vector<std::int64_t>& strides = call.operands()[operand].strides;
+  Rule::Result result{sizes, rule.operands[operand]};
+  if (strides[1] < strides[2]) result.strides = strides_of(sizes);
+  return result;
+}
+
+Rule::Result laid_out_as(const RuleCall& call, const Rule& rule, std::size_t operand) {
+  return laid_out_as(call, rule, operand, call.sizes(operand).back());
+}
+
+// Of forward: the features are those of the values.
+Rule::Result output_of(const RuleCall& call, const Rule& rule) {
+  return laid_out_as(call, rule, 0, call.sizes(2).back());
 }
 
 // One number for each query; `tokens` of them.
@@ -149,14 +169,6 @@ Rule::Result whole_of(std::vector<std::int64_t> sizes) {
   return {sizes, std::vector<int>(sizes.size(), Rule::whole)};
 }
 
-// cuDNN lays a result out as the query is.
-Rule::Result laid_out_as_query(const RuleCall& call, const Rule& rule, std::size_t operand) {
-  Rule::Result result = like_query(call, rule, operand);
-  const std::vector<std::int64_t>& strides = call.operands()[operand].strides;
-  if (strides[1] >= strides[2]) result.strides.clear();
-  return result;
-}
-
 // query, key, value, attn_bias?, compute_log_sumexp, dropout_p, ... -> output, logsumexp [rows,
 // heads, tokens, 1], two offsets (undefined), seed and offset of the generator, a mask that nobody
 // asked for
@@ -165,13 +177,8 @@ Rule cudnn(const RuleCall& call) {
   Rule::Result logsumexp = number_a_token(call, rule, call.sizes(0)[2]);
   logsumexp.sizes.push_back(1);
   logsumexp.dims.push_back(Rule::whole);
-  rule.results = {laid_out_as_query(call, rule, 0),
-                  logsumexp,
-                  whole_of({0}),
-                  whole_of({0}),
-                  whole_of({}),
-                  whole_of({}),
-                  whole_of({0})};
+  rule.results = {output_of(call, rule), logsumexp,    whole_of({0}), whole_of({0}),
+                  whole_of({}),          whole_of({}), whole_of({0})};
   return device_choices(call, std::move(rule), 0, call.argument(5).toDouble());
 }
 
@@ -179,7 +186,7 @@ Rule cudnn(const RuleCall& call) {
 // dropout_p, ... -> three gradients
 Rule cudnn_backward(const RuleCall& call) {
   Rule rule = device_attention(call, 1, 8);
-  for (std::size_t i : {1, 2, 3}) rule.results.push_back(laid_out_as_query(call, rule, i));
+  for (std::size_t i : {1, 2, 3}) rule.results.push_back(laid_out_as(call, rule, i));
   return device_choices(call, std::move(rule), 1, call.argument(13).toDouble());
 }
 
@@ -187,12 +194,10 @@ Rule cudnn_backward(const RuleCall& call) {
 // nested tensors), the generator's state, one unused number, a mask that nobody asked for
 Rule cuda_flash(const RuleCall& call) {
   Rule rule = device_attention(call, 0, -1);
-  rule.results = {like_query(call, rule, 0),
-                  number_a_token(call, rule, call.sizes(0)[2]),
-                  whole_of({0}),
-                  whole_of({0}),
-                  whole_of({2}),
-                  whole_of({}),
+  if (!call.argument(3).isDouble()) return rule;  // the overload of quantized tensors: replicated
+  rule.results = {output_of(call, rule), number_a_token(call, rule, call.sizes(0)[2]),
+                  whole_of({0}),         whole_of({0}),
+                  whole_of({2}),         whole_of({}),
                   whole_of({0})};
   return device_choices(call, std::move(rule), 0, call.argument(3).toDouble());
 }
@@ -201,7 +206,7 @@ Rule cuda_flash(const RuleCall& call) {
 // gradients
 Rule cuda_flash_backward(const RuleCall& call) {
   Rule rule = device_attention(call, 1, -1);
-  for (std::size_t i : {1, 2, 3}) rule.results.push_back(like_query(call, rule, i));
+  for (std::size_t i : {1, 2, 3}) rule.results.push_back(laid_out_as(call, rule, i));
   return device_choices(call, std::move(rule), 1, call.argument(10).toDouble());
 }
 
@@ -211,7 +216,7 @@ Rule cuda_efficient(const RuleCall& call) {
   constexpr std::int64_t alignment = 32;
   Rule rule = device_attention(call, 0, 3);
   const std::int64_t tokens = (call.sizes(0)[2] + alignment - 1) / alignment * alignment;
-  rule.results = {like_query(call, rule, 0),
+  rule.results = {output_of(call, rule),
                   number_a_token(call, rule, call.argument(4).toBool() ? tokens : 0), whole_of({}),
                   whole_of({})};
   return device_choices(call, std::move(rule), 0, call.argument(5).toDouble());
@@ -222,7 +227,7 @@ Rule cuda_efficient(const RuleCall& call) {
 // cut then, because a mask that all heads share gets the sum of theirs
 Rule cuda_efficient_backward(const RuleCall& call) {
   Rule rule = device_attention(call, 1, 4);
-  for (std::size_t i : {1, 2, 3}) rule.results.push_back(like_query(call, rule, i));
+  for (std::size_t i : {1, 2, 3}) rule.results.push_back(laid_out_as(call, rule, i));
   const int mask = call.operand_of(4);
   const bool wants_mask = mask >= 0 && call.argument(10).toBoolList().get(3);
   rule.results.push_back(wants_mask ? whole_of(call.sizes(static_cast<std::size_t>(mask)))

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <ranges>
 #include <vector>
 
@@ -106,5 +107,10 @@ inline void make_dense(RulePlan& plan, std::size_t first, std::size_t last, std:
     if (one.is_partial() && std::ranges::find(all, one) == all.end()) all.push_back(one);
   return all;
 }
+
+// For operations that draw random numbers: compares the generators of the ranks, then does what
+// `finish` puts in the place of the operation. In random.cc.
+[[nodiscard]] std::function<void(RulePlan& plan)> compared(
+    const RuleCall& call, std::function<void(RulePlan& plan)> finish = {});
 
 }  // namespace lockstep::global

@@ -37,9 +37,11 @@ at::Generator generator_of(const Stack& stack, std::size_t arguments) {
   return at::globalContext().defaultGenerator(device);
 }
 
-// Compares generators before what the plan has, or the operation itself.
+}  // namespace
+
 using Finish = std::function<void(RulePlan& plan)>;
-Finish compared(const RuleCall& call, Finish finish = {}) {
+
+Finish compared(const RuleCall& call, Finish finish) {
   return [finish = std::move(finish), arguments = call.arguments(),
           operation = std::string(call.operation())](RulePlan& plan) {
     if (finish) finish(plan);
@@ -52,6 +54,8 @@ Finish compared(const RuleCall& call, Finish finish = {}) {
     };
   };
 }
+
+namespace {
 
 // self is overwritten.
 Rule fill(const RuleCall& call) {

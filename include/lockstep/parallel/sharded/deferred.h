@@ -4,7 +4,7 @@
 //   auto sharded = lockstep::fully_shard(model, world, {.units = {"transformer.h.*"}});
 //
 // Large tensors that the function makes get no memory: how they were made is remembered instead.
-// fully_shard() and ShardedBuild then give a unit its values, divide them, give the memory back and
+// fully_shard() then gives a unit its values, divide them, give the memory back and
 // go on to the next one: a rank never holds more than its shards and one unit. (At the levels that
 // keep all parameters on every rank it holds those.)
 //

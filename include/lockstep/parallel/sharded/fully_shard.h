@@ -45,8 +45,8 @@
 // step works. PeerLost, Timeout, Mismatch and Aborted end the handle. Any other exception that ends
 // backward() on a rank after the first gradient was complete there, inside no_sync() too, ends the
 // handle on all ranks: the others get an Aborted with the name of that rank, and with the text of
-// the exception if it comes from Lockstep. The groups of the handle are dead then, those that it
-// was made on too. A handle on one rank goes on.
+// the exception if it was thrown while a gradient was taken. The groups of the handle are dead
+// then, those that it was made on too. A handle on one rank goes on.
 //
 // Threads: one thread a time per handle, with one exception: inside unsharded(), and in a group of
 // one rank, several threads may run forward() without gradients.

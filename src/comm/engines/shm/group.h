@@ -2,7 +2,7 @@
 // It owns this process's channels of the group.
 //
 // Invariants:
-//   - A failure is thrown once nobody writes to this rank's tensors any more (aftermath.cc).
+//   - A failure is thrown once nobody writes to this rank's tensors any more (group.cc).
 //   - Channels of messages are made when they are first used, by the one thread that posts.
 #pragma once
 

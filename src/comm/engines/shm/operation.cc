@@ -75,7 +75,8 @@ namespace {
 
 constexpr std::string_view for_a_copy =
     "; a tensor that was made before init(), or in memory of the caller's own, is copied there for "
-    "the call: make it after init()";
+    "the call: make it after init(), with LOCKSTEP_ARENA_TENSORS on, or wait for earlier "
+    "operations first";
 
 }  // namespace
 

@@ -114,7 +114,7 @@ class SharedGroup {
   // Whether it says that it executes something of that execution_word().
   [[nodiscard]] bool executes(int number, std::uint64_t word) const;
 
-  // Sequentially consistent: a thread about to sleep asks (waiting.h).
+  // Sequentially consistent: a thread about to sleep asks (peers.h).
   [[nodiscard]] bool has_failed() const {
     return block_.failure().state.load(std::memory_order_seq_cst) != SharedFailure::alive;
   }

@@ -1,0 +1,49 @@
+"""The count of a path finds a definition that is gone, one that stands twice, and a path that has grown."""
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FOLDERS = ("include/lockstep/comm", "src/comm")
+GROUP_STATE = "src/comm/api/group_state.cc"
+
+
+def expect(change, status, text):
+    """What the count says of the tree after change(folder)."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        for each in FOLDERS:
+            shutil.copytree(ROOT / each, folder / each)
+        change(folder)
+        command = [sys.executable, ROOT / "tools/lint/paths.py", folder]
+        done = subprocess.run(command, capture_output=True, text=True)
+    said = done.stdout + done.stderr
+    right = done.returncode == status and text in said
+    assert right, f"expected {status} and '{text}', found {done.returncode}: {said}"
+
+
+def rename(folder):
+    path = folder / GROUP_STATE
+    path.write_text(path.read_text().replace("GroupState::post_to_backend(", "GroupState::hand_over("))
+
+
+def copy(folder):
+    shutil.copy(folder / GROUP_STATE, folder / "src/comm/api/again.cc")
+
+
+def divide(folder):
+    path = folder / GROUP_STATE
+    text = path.read_text()
+    begin = text.index("void Work::wait()")
+    end = text.index("\n}\n", begin) + 3
+    (folder / "src/comm/api/work.cc").write_text(text[begin:end])
+    path.write_text(text[:begin] + text[end:])
+
+
+expect(lambda folder: None, 0, "all_reduce of a float tensor of 64 KiB in the arena, shm: 35 files")
+expect(rename, 1, "GroupState::post_to_backend: expected one definition, found []")
+expect(copy, 1, "expected one definition, found [")
+expect(divide, 1, "36 files")
+print("paths: finds all three")
