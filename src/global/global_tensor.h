@@ -52,7 +52,7 @@ class GlobalTensor final : public dispatch::Carrier {
   // writes to the other. Views of it are such copies too.
   void set_copy_of(GlobalTensor& base);
   [[nodiscard]] bool is_copy() const { return is_copy_; }
-  // Returns true if the tensor that this is a copy of has been written since.
+  // Returns true if the original of this copy has been written since.
   [[nodiscard]] bool is_stale() { return is_copy_ && owner().differs_from_source(); }
 
   // Call when a plain tensor shares the memory: the version of `local` then counts its writes too.

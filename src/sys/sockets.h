@@ -27,7 +27,7 @@ namespace lockstep::sys {
 
 // Waits for a peer to connect.
 [[nodiscard]] FileDescriptor accept_one(int listener, Deadline deadline);
-// Nothing when nobody waits to be accepted.
+// Empty if no connection waits to be accepted.
 [[nodiscard]] FileDescriptor accept_now(int listener);
 
 // Tries until a server listens there: ranks may start before their server.

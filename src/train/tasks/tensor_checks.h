@@ -23,7 +23,7 @@ namespace lockstep::train {
 void check_entry(std::string_view entry, std::int64_t told, std::int64_t found);
 
 // A file may claim a model that no memory holds: it must have tensors of about that size itself.
-// Which of them is missing or too small, load_into() says.
+// load_into() says which of them is missing or too small.
 void check_elements(const checkpoint::NamedTensors& tensors, double elements);
 
 }  // namespace lockstep::train
