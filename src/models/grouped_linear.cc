@@ -74,4 +74,10 @@ at::Tensor grouped_linear(const at::Tensor& rows, const at::Tensor& weight,
   return GroupedLinear::apply(rows, weight, counts);
 }
 
+std::vector<std::int64_t> numbers_of(const at::Tensor& counts) {
+  const at::Tensor flat = counts.cpu().contiguous();
+  const auto* first = flat.const_data_ptr<std::int64_t>();
+  return {first, first + flat.numel()};
+}
+
 }  // namespace lockstep::models

@@ -13,4 +13,8 @@ namespace lockstep::models {
 [[nodiscard]] at::Tensor grouped_linear(const at::Tensor& rows, const at::Tensor& weight,
                                         const std::vector<std::int64_t>& counts);
 
+// The elements of an int64 tensor on any device, such as counts for grouped_linear(). Waits for the
+// device.
+[[nodiscard]] std::vector<std::int64_t> numbers_of(const at::Tensor& counts);
+
 }  // namespace lockstep::models

@@ -53,11 +53,6 @@ MixtureOptions checked(const MixtureOptions& options) {
   return options;
 }
 
-std::vector<std::int64_t> numbers_of(const at::Tensor& counts) {
-  const at::Tensor flat = counts.cpu().contiguous();
-  return {flat.const_data_ptr<std::int64_t>(), flat.const_data_ptr<std::int64_t>() + flat.numel()};
-}
-
 // Those before each one, along dim 0.
 at::Tensor sums_before(const at::Tensor& counts) { return counts.cumsum(0) - counts; }
 

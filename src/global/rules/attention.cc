@@ -120,6 +120,8 @@ Placement place_of(int label, const std::vector<int>& dims) {
   return Shard(static_cast<int>(found - dims.begin()));
 }
 
+// Adds the choices to cut rows or heads, without dropout, and otherwise compares generators where
+// the kernel draws, which is in forward.
 Rule device_choices(const RuleCall& call, Rule rule, std::size_t first, double dropout) {
   lay_features_side_by_side(rule, call.arguments());
   const bool draws = first == 0 && dropout > 0;
@@ -137,8 +139,8 @@ Rule device_choices(const RuleCall& call, Rule rule, std::size_t first, double d
   return rule;
 }
 
-// As an operand lies: [rows, tokens, heads, features], seen as [rows, heads, ...], or dense.
-// `features` is that of the result.
+// A result with the memory order of an operand and `features` in its last dim: [rows, tokens,
+// heads, features], seen as [rows, heads, ...], or row-major.
 Rule::Result laid_out_as(const RuleCall& call, const Rule& rule, std::size_t operand,
                          std::int64_t features) {
   std::vector<std::int64_t> sizes = call.sizes(operand);

@@ -1,6 +1,7 @@
 #include "parallel/tensor/token_exchange.h"
 
 #include "global/spec.h"
+#include "models/grouped_linear.h"
 
 #include <lockstep/comm/functional.h>
 #include <lockstep/global/tensor.h>
@@ -44,12 +45,6 @@ struct RunPlace {
   std::int64_t segment = 0;
   std::int64_t number = 0;
 };
-
-std::vector<std::int64_t> numbers_of(const at::Tensor& counts) {
-  const at::Tensor flat = counts.cpu().contiguous();
-  const auto* first = flat.const_data_ptr<std::int64_t>();
-  return {first, first + flat.numel()};
-}
 
 }  // namespace
 
@@ -152,12 +147,12 @@ at::Tensor TokenExchange::of_experts(const at::Tensor& counts) const {
 
 TokenExchange::Sizes TokenExchange::sizes_of(const at::Tensor& counts) const {
   const std::int64_t each = counts.size(1) / experts_.size();
-  return {numbers_of(counts.select(0, rank()).view({experts_.size(), each}).sum(1)),
-          numbers_of(of_experts(counts).sum(1))};
+  return {models::numbers_of(counts.select(0, rank()).view({experts_.size(), each}).sum(1)),
+          models::numbers_of(of_experts(counts).sum(1))};
 }
 
 std::vector<std::int64_t> TokenExchange::rows_of_experts(const at::Tensor& counts) {
-  return numbers_of(of_experts(counts).sum(0));
+  return models::numbers_of(of_experts(counts).sum(0));
 }
 
 at::Tensor TokenExchange::order_of(const at::Tensor& counts) const {
