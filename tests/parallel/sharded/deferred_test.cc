@@ -137,11 +137,11 @@ TEST(DeferredMemory, IsTheWholeModelOtherwise) {
   EXPECT_GE(counter.held(), stack_height * layer_bytes);
 }
 
-// 96 MiB of parameters, of which the loss of one step.
+// 192 MiB of parameters, of which the loss of one step.
 float loss_of_large_model(bool is_deferred, const std::string& folder) {
   at::set_num_threads(1);
   torch::manual_seed(1);
-  auto make = [] { return stacked(96); };
+  auto make = [] { return stacked(192); };
   torch::nn::Sequential model = is_deferred ? deferred(make) : make();
   auto sharded = fully_shard(model, Group(), {.units = {"*"}, .offload = folder});
   ::mallopt(M_MMAP_THRESHOLD, 1 << 17);  // what the step frees goes back to the system
@@ -157,7 +157,7 @@ TEST(DeferredMemory, AModelThreeTimesTheMemoryLimitIsMade) {
   auto loss_of = [&](bool is_deferred) {
     return [&, is_deferred] { return loss_of_large_model(is_deferred, disk.path()); };
   };
-  expect_only_lean_fits(std::int64_t{32} << 20, loss_of(false), loss_of(true));
+  expect_only_lean_fits(std::int64_t{64} << 20, loss_of(false), loss_of(true));
 }
 
 TEST(DeferredMemory, IsAskedForBeforeItIsTaken) {

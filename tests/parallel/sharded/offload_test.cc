@@ -211,11 +211,11 @@ TEST(Offload, AFullDiskInAStepIsOneErrorAndChangesNothing) {
     EXPECT_TRUE(tensor.equal(before.at(name))) << name;
 }
 
-// 24 units of 1 MiB: parameters, gradients and Adam's two moments are 96 MiB. The model is
+// 48 units of 1 MiB: parameters, gradients and Adam's two moments are 192 MiB. The model is
 // deferred, so that the whole is never in memory.
-constexpr int layers = 24;
+constexpr int layers = 48;
 constexpr std::int64_t width = 512;
-constexpr std::int64_t limit_bytes = std::int64_t{32} << 20;
+constexpr std::int64_t limit_bytes = std::int64_t{64} << 20;
 
 struct DeepImpl : torch::nn::Module {
   DeepImpl() {
