@@ -1,9 +1,9 @@
-// check(): the first lines of a public function say what its arguments must be.
+// check(): validates the arguments of a public function, in its first lines.
 //
 //   check(root >= 0 && root < size, "broadcast: root must be 0..{}, found {}", size - 1, root);
 //
-// A function, so its arguments are always evaluated: pass values, not work. The text is put
-// together only on failure.
+// check() is a function, so its arguments are always evaluated: do not pass expensive expressions.
+// The message is formatted only on failure.
 #pragma once
 
 #include "base/format.h"
@@ -19,7 +19,7 @@ namespace detail {
 [[noreturn]] void throw_bad_input(const std::string& text);
 }  // namespace detail
 
-// Throws InvalidArgument unless `condition`: the caller's program is wrong.
+// Throws InvalidArgument unless `condition` holds: the calling program has an error.
 template <typename... Arguments>
 void check(bool condition, FormatPattern<sizeof...(Arguments)> format,
            const Arguments&... arguments) {
@@ -27,7 +27,8 @@ void check(bool condition, FormatPattern<sizeof...(Arguments)> format,
     detail::throw_invalid_argument(formatted(format, arguments...));
 }
 
-// Throws BadInput unless `condition`: a file, a variable, an option or a peer is wrong.
+// Throws BadInput unless `condition` holds: a file, an environment variable, an option or a peer is
+// invalid.
 template <typename... Arguments>
 void check_input(bool condition, FormatPattern<sizeof...(Arguments)> format,
                  const Arguments&... arguments) {

@@ -16,12 +16,12 @@ std::string without_dashes(std::string_view word) {
   return std::string(word.substr(std::min(word.find_first_not_of('-'), word.size())));
 }
 
-// "-1" is a value; "-x" and "--name" are options.
+// "-1" is a value, "-x" and "--name" are options.
 bool looks_like_an_option(const std::string& word) {
   return word.size() > 1 && word[0] == '-' && word[1] != '.' && (word[1] < '0' || word[1] > '9');
 }
 
-// The line of one option in help(): its words, and what it means, in lines below each other.
+// Returns the help text of one option: its names, and its description wrapped to several lines.
 std::string help_line(const std::string& left, const std::string& right) {
   std::string text = "  " + left, line;
   text.resize(std::max(text.size() + 1, help_column), ' ');

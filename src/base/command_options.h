@@ -1,14 +1,15 @@
-// The options of one command: declared once; read, checked and listed by --help from one table. All
-// programs take their command lines by it, so that the same mistake gets the same words everywhere.
+// The command-line options of one program. A single table declares the options, parses and checks
+// them, and prints --help. All programs use this class, so that the same mistake gets the same
+// message everywhere.
 //
 //   int ranks = 1;
 //   CommandOptions options("lockstep run", "[OPTIONS] PROGRAM [ARGUMENTS...]", about);
 //   options.add({"ranks", "N", "Number of ranks", "1", 'n'}, whole_number(ranks, 1, 10'000));
 //   if (options.read(words) == CommandOptions::Request::help) ...
 //
-// --name VALUE, --name=VALUE, -n VALUE and -nVALUE are the same; a flag is --name, or
-// --name=false to take it back. `--` ends the options. --help (-h) and --version (-V) are there
-// without being declared, and what follows them is not looked at.
+// --name VALUE, --name=VALUE, -n VALUE and -nVALUE are equivalent. A flag is --name; --name=false
+// turns it off. `--` ends the options. --help (-h) and --version (-V) are built in; arguments after
+// either of them are ignored.
 #pragma once
 
 #include "base/format.h"
@@ -29,7 +30,7 @@
 
 namespace lockstep {
 
-// A command line that cannot be meant. Programs end with exit code 2 after it.
+// An invalid command line. Programs that catch it exit with code 2.
 class UsageError : public BadInput {
   using BadInput::BadInput;
 };
@@ -37,38 +38,38 @@ inline constexpr int usage_exit_code = 2;
 
 class CommandOptions {
  public:
-  // Takes the text of a value ("true" or "false" of a flag). Throws BadInput that leaves out the
-  // option's name: "expected ..., found '...'".
+  // Takes the text of a value; flags get "true" or "false". Throws BadInput without the option's
+  // name, such as "expected ..., found '...'".
   using Take = std::function<void(const std::string& text)>;
 
   struct Option {
-    std::string name;            // "ranks": --ranks
-    std::string value;           // how --help calls its value: "N"; empty: a flag
-    std::string help;            // empty: the option is not listed
-    std::string standard = {};   // the value without it, for --help
-    char letter = 0;             // 'n': also -n
-    std::string flag_word = {};  // of a flag: a word that may follow it as its value
-    std::string group = {};      // the heading below which --help lists it; empty: "Options"
-    std::vector<std::string> synonyms = {};  // names of other programs, which are suggestions alone
+    std::string name;                        // "ranks" for --ranks
+    std::string value;                       // placeholder in --help, such as "N"; empty for a flag
+    std::string help;                        // if empty, --help does not list the option
+    std::string standard = {};               // default value, shown by --help
+    char letter = 0;                         // short form: 'n' for -n
+    std::string flag_word = {};              // for a flag: a word that may follow it as its value
+    std::string group = {};                  // heading in --help; if empty, "Options"
+    std::vector<std::string> synonyms = {};  // other programs' names, only for suggestions
   };
 
-  // Words that are no options.
+  // How to treat words that are not options.
   enum class Words { refused, allowed, begin_a_program };
   enum class Request { go_on, help, version };
 
-  // `command` is what the user typed: "lockstep run"; `usage` follows it in the first line of
-  // help(), `about` is the paragraph below, in lines that are already short enough.
+  // `command` is the text that the user typed, such as "lockstep run". `usage` follows it in the
+  // first line of help(). `about` is the paragraph below, already wrapped.
   CommandOptions(std::string command, std::string usage, std::string about,
                  Words words = Words::refused);
 
   void add(Option option, Take take);
 
-  // Reads all words, then hands the values over in the order in which they were given. Throws
-  // UsageError in one line.
+  // Reads all words, then passes the values to their Take functions in the order in which they were
+  // given. Throws UsageError with a one-line message.
   [[nodiscard]] Request read(std::span<const std::string> words);
 
-  // After read(): those that are no options; with begin_a_program the first of them and all behind
-  // it, whatever they look like.
+  // Returns the words that are not options; call it after read(). With begin_a_program, returns the
+  // first such word and everything after it, including options.
   [[nodiscard]] const std::vector<std::string>& words() const { return words_; }
 
   [[nodiscard]] std::string help() const;
@@ -95,18 +96,19 @@ class CommandOptions {
   std::vector<std::string> words_;
 };
 
-// What an option may be. Each returns a Take that sets `target`, which must outlive the reading.
+// Ready-made Take functions. Each of them sets `target`, which must outlive read().
 [[nodiscard]] CommandOptions::Take text_into(std::string& target);
 [[nodiscard]] CommandOptions::Take flag_into(bool& target);
 [[nodiscard]] CommandOptions::Take word_into(std::string& target,
                                              std::span<const std::string_view> known);
-// Several, with commas between them.
+// Accepts several words, separated by commas.
 [[nodiscard]] CommandOptions::Take words_into(std::vector<std::string>& target,
                                               std::span<const std::string_view> known);
-// For each of several.
+// Calls `take` for each value of a comma-separated list.
 [[nodiscard]] CommandOptions::Take each_of(std::function<void(const std::string& text)> take);
 
-// The number, or BadInput that says which were expected.
+// Parses a number. Throws BadInput, which names the expected range, unless `text` is a number from
+// `least` to `most`.
 [[nodiscard]] std::int64_t checked_number(const std::string& text, std::int64_t least,
                                           std::int64_t most);
 
@@ -118,10 +120,10 @@ template <std::integral Number>
   };
 }
 
-// A time, 0 or longer: "10", "2.5s", "1m".
+// Accepts a non-negative time: "10", "2.5s", "1m".
 [[nodiscard]] CommandOptions::Take duration_into(Duration& target);
 
-// The value among `known` that the text names.
+// Sets `target` to the value in `known` whose name is the text.
 template <class Value>
 [[nodiscard]] CommandOptions::Take choice_into(
     Value& target, std::initializer_list<std::pair<std::string_view, Value>> known) {

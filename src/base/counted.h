@@ -1,4 +1,4 @@
-// Numbers with their noun, for messages.
+// Formats numbers with their noun, for messages.
 #pragma once
 
 #include "base/format.h"
@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-// "1 rank", "3 ranks"; of "micro-batch" and "es": "2 micro-batches".
+// Returns "1 rank" or "3 ranks"; with "batch" and "es", returns "2 batches".
 [[nodiscard]] inline std::string counted(std::int64_t count, std::string_view noun,
                                          std::string_view plural_end = "s") {
   return formatted("{} {}{}", count, noun, count == 1 ? "" : plural_end);

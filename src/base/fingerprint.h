@@ -1,6 +1,6 @@
-// 64-bit fingerprints of what ranks must agree on: names, shapes, settings. The same on every
-// machine and in every build, and usable at compile time. Not cryptographic: they find mistakes,
-// not attackers.
+// 64-bit fingerprints of values on which ranks must agree: names, shapes, settings. Fingerprints
+// are the same on every host and in every build, and can be computed at compile time. Fingerprints
+// are not cryptographic: they detect mistakes, not attacks.
 #pragma once
 
 #include <concepts>
@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-// Spreads every input bit over the whole word: the finaliser of SplitMix64 (Steele, Lea, Flood,
+// Spreads every input bit over the whole word with the finaliser of SplitMix64 (Steele, Lea, Flood,
 // OOPSLA 2014).
 [[nodiscard]] constexpr std::uint64_t mix_bits(std::uint64_t value) {
   value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9ULL;
@@ -18,14 +18,15 @@ namespace lockstep {
   return value ^ (value >> 31);
 }
 
-// Of a text: FNV-1a (Fowler, Noll, Vo), then mixed.
+// Returns the fingerprint of a text: FNV-1a (Fowler, Noll, Vo), then mix_bits().
 [[nodiscard]] constexpr std::uint64_t fingerprint(std::string_view text) {
   std::uint64_t hash = 0xcbf29ce484222325ULL;
   for (char letter : text) hash = (hash ^ static_cast<unsigned char>(letter)) * 0x100000001b3ULL;
   return mix_bits(hash);
 }
 
-// Of a sequence: fingerprint_of(op, dtype, count) and so on. The order and number of values matter.
+// Combines two fingerprints. fingerprint_of(op, dtype, count) is the fingerprint of a sequence: the
+// order and number of the values matter.
 [[nodiscard]] constexpr std::uint64_t combine_fingerprints(std::uint64_t first,
                                                            std::uint64_t second) {
   return mix_bits(first * 0x9e3779b97f4a7c15ULL + second + 0x632be59bd9b4e019ULL);

@@ -1,9 +1,10 @@
-// formatted(): text from a pattern in the syntax of std::format, such as "rank {} of {}: {:.3f}".
+// formatted(): returns text from a pattern with the syntax of std::format, such as "rank {} of {}:
+// {:.3f}".
 //
-// fmt does the work, inside the library: none of its types is in a header, because LibTorch brings
-// a copy of fmt of another version, and because its templates would be compiled again in every
-// source. The number of fields is checked when the program is compiled; a specification that does
-// not fit its argument, such as {:.3f} for a text, throws std::runtime_error.
+// Uses fmt, but only inside the library: no header contains a type of fmt, because LibTorch comes
+// with another version of fmt, and because every source file would compile its templates again. The
+// number of fields is checked at compile time. A format specification that does not match its
+// argument, such as {:.3f} for a string, throws std::runtime_error.
 #pragma once
 
 #include <concepts>
@@ -18,7 +19,7 @@
 
 namespace lockstep {
 
-// One value of a pattern, without its exact type. Texts are referred to, not copied.
+// A type-erased argument of a pattern. Strings are referenced, not copied.
 class FormatArgument {
  public:
   using Value =
@@ -48,7 +49,7 @@ class FormatArgument {
   Value value_;
 };
 
-// A pattern for that many arguments.
+// A pattern for the given number of arguments.
 template <std::size_t arguments>
 class FormatPattern {
  public:
@@ -79,7 +80,7 @@ class FormatPattern {
   std::string_view text_;
 };
 
-// For a pattern that is not known when the program is compiled.
+// Formats a pattern that is not known at compile time.
 [[nodiscard]] std::string formatted_from(std::string_view pattern,
                                          std::span<const FormatArgument> arguments);
 
@@ -90,7 +91,7 @@ template <typename... Arguments>
   return formatted_from(pattern.text(), {list.begin(), list.size()});
 }
 
-// Writes to a stream of C's.
+// Writes formatted text to a C stream.
 template <typename... Arguments>
 void print_to(std::FILE* stream, FormatPattern<sizeof...(Arguments)> pattern,
               const Arguments&... arguments) {
@@ -98,7 +99,8 @@ void print_to(std::FILE* stream, FormatPattern<sizeof...(Arguments)> pattern,
   std::fwrite(text.data(), 1, text.size(), stream);
 }
 
-// "1, 2, 3" of a range of numbers or texts; `field` is how each is written.
+// Returns the elements of a range of numbers or strings as text, such as "1, 2, 3"; `field` is the
+// format of one element.
 template <typename Range>
 [[nodiscard]] std::string listed(const Range& range, std::string_view separator,
                                  std::string_view field = "{}") {

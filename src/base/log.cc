@@ -50,7 +50,8 @@ std::string pattern(std::string_view prefix) {
   return "%H:%M:%S.%e " + (middle.empty() ? "" : "[" + middle + "] ") + "%l: %v";
 }
 
-// One for the process and never destroyed: threads may still log while the program ends.
+// Returns the logger of the process. The logger is never destroyed, because threads may still log
+// while the program exits.
 spdlog::logger& logger() {
   static spdlog::logger& instance = []() -> spdlog::logger& {
     auto& made = *new spdlog::logger("lockstep", std::make_shared<spdlog::sinks::stderr_sink_mt>());

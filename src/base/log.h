@@ -1,8 +1,8 @@
-// How the library writes its log.
+// The library's logging functions.
 //
 //   log::info("{} of {} ranks have arrived", arrived, size);
 //
-// Any thread may log; a line is written whole. Logging never throws.
+// Any thread may log; lines are never interleaved. Logging never throws.
 #pragma once
 
 #include "base/format.h"

@@ -1,5 +1,5 @@
-// A mutex whose rules clang checks at compile time (-Wthread-safety): what it guards says so, and
-// using that without the mutex is a warning.
+// A mutex that clang checks at compile time (-Wthread-safety). Annotate the data that the mutex
+// guards; clang then warns about any access without holding the mutex.
 //
 //   Mutex mutex_;
 //   std::condition_variable changed_;
@@ -9,7 +9,7 @@
 //   Lock lock(mutex_);
 //   changed_.wait(lock.native(), [&]() LOCKSTEP_REQUIRES(mutex_) { return count_ > 0; });
 //
-// Other compilers see an ordinary mutex.
+// With other compilers it is an ordinary mutex.
 #pragma once
 
 #include <mutex>
@@ -32,7 +32,7 @@ class LOCKSTEP_THREAD_SAFETY(capability("mutex")) Mutex {
   std::mutex mutex_;
 };
 
-// Holds a mutex from its construction to its end, but between unlock() and lock().
+// Holds a mutex during its lifetime, except between unlock() and lock().
 class LOCKSTEP_THREAD_SAFETY(scoped_lockable) Lock {
  public:
   explicit Lock(Mutex& mutex) LOCKSTEP_THREAD_SAFETY(acquire_capability(mutex))
@@ -44,7 +44,7 @@ class LOCKSTEP_THREAD_SAFETY(scoped_lockable) Lock {
   void lock() LOCKSTEP_THREAD_SAFETY(acquire_capability()) { lock_.lock(); }
   void unlock() LOCKSTEP_THREAD_SAFETY(release_capability()) { lock_.unlock(); }
 
-  // For std::condition_variable, which unlocks it while it waits.
+  // Returns the lock for std::condition_variable, which unlocks the mutex while it waits.
   [[nodiscard]] std::unique_lock<std::mutex>& native() { return lock_; }
 
  private:

@@ -1,4 +1,4 @@
-// ScopeExit: what must happen when a scope is left, however it is left.
+// ScopeExit: runs an action when a scope is left, also by an exception.
 //
 //   ScopeExit remove([&] { unlink(name); });
 //   ...

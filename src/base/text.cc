@@ -41,7 +41,8 @@ bool equal_in_any_case(std::string_view a, std::string_view b) {
   return true;
 }
 
-// Takes "12.5 MB" off the front of text: a number of digits and points, spaces, letters.
+// Removes a quantity such as "12.5 MB" from the front of `text` (digits and points, spaces,
+// letters) and returns it.
 std::optional<std::pair<double, std::string_view>> take_quantity(std::string_view& text) {
   double number = 0;
   auto [end, error] =
@@ -136,7 +137,7 @@ std::optional<Duration> parse_duration(std::string_view text) {
     auto quantity = take_quantity(text);
     if (!quantity) return std::nullopt;
     auto [number, name] = *quantity;
-    if (name.empty()) {  // a plain number is seconds, but only alone
+    if (name.empty()) {  // a number without unit is seconds, but only on its own
       if (!first || !text.empty()) return std::nullopt;
       name = "s";
     }
@@ -195,7 +196,7 @@ std::string rank_list(std::span<const int> ranks) {
 }
 
 int edit_distance(std::string_view a, std::string_view b) {
-  // Three rows of the table: two letters back (for swaps), one letter back, and the one being made.
+  // Three rows of the table: two letters back (for swaps), one letter back, and the current one.
   std::vector<int> before(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
   for (std::size_t j = 0; j <= b.size(); ++j) row[j] = static_cast<int>(j);
   for (std::size_t i = 1; i <= a.size(); ++i) {

@@ -1,5 +1,6 @@
-// Numbers as people write them, both ways. Parsers take the whole text or nothing: no rest, no
-// overflow, no empty text; the caller knows what was being read and makes the error.
+// Conversion between numbers and text for users. Parsers return std::nullopt unless the whole text
+// is valid: they reject trailing characters, overflow and empty text. The caller creates the error
+// message, because it knows what was read.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -12,43 +13,45 @@
 
 namespace lockstep {
 
-// "-12", decimal.
+// Parses a decimal integer such as "-12".
 [[nodiscard]] std::optional<std::int64_t> parse_integer(std::string_view text);
-// "0.5", "1e-3"; finite.
+// Parses a finite number such as "0.5" or "1e-3".
 [[nodiscard]] std::optional<double> parse_number(std::string_view text);
-// "1", "true", "yes", "on" and "0", "false", "no", "off".
+// Parses "1", "true", "yes", "on" and "0", "false", "no", "off".
 [[nodiscard]] std::optional<bool> parse_flag(std::string_view text);
 
-// "4096", "12 MB" (10^6), "4GiB" (2^30), "1.5 kB"; units B, kB, MB, GB, TB, KiB, MiB, GiB, TiB in
-// any case.
+// Parses a size such as "4096", "12 MB" (10^6), "4GiB" (2^30) or "1.5 kB". The units are B, kB, MB,
+// GB, TB, KiB, MiB, GiB and TiB, in any case.
 [[nodiscard]] std::optional<std::int64_t> parse_bytes(std::string_view text);
-// "4 GiB" where that is exact, else three digits and a decimal unit: "12.6 MB", "999 B".
+// Returns "4 GiB" if a binary unit is exact, otherwise three digits and a decimal unit: "12.6 MB",
+// "999 B".
 [[nodiscard]] std::string format_bytes(std::int64_t bytes);
 
-// "1m30s", "250ms", "2h", "1.5s", "90" (seconds); units h, m, s, ms, us, ns.
+// Parses a time such as "1m30s", "250ms", "2h", "1.5s" or "90" (seconds). The units are h, m, s,
+// ms, us and ns.
 [[nodiscard]] std::optional<Duration> parse_duration(std::string_view text);
-// "2h5m", "1m30s", "12.3s", "250ms", "4us", "0s": two units or three digits.
+// Returns a time with two units or three digits: "2h5m", "1m30s", "12.3s", "250ms", "4us", "0s".
 [[nodiscard]] std::string format_duration(Duration duration);
 
-// "a, b, c".
+// Returns "a, b, c".
 [[nodiscard]] std::string join(std::span<const std::string> parts,
                                std::string_view separator = ", ");
-// "rank 3", "ranks 0-2, 5"; sorted numbers.
+// Returns "rank 3" or "ranks 0-2, 5". `ranks` must be sorted.
 [[nodiscard]] std::string rank_list(std::span<const int> ranks);
 
-// What was probably meant: for names that people type (options, keys, parameters).
+// Suggestions for misspelt names (options, keys, parameters).
 
-// Least number of inserted, removed, replaced or swapped neighbouring letters that turns a into b
-// (optimal string alignment distance).
+// Returns the minimum number of insertions, deletions, replacements and swaps of neighbouring
+// letters that turn a into b (optimal string alignment distance).
 [[nodiscard]] int edit_distance(std::string_view a, std::string_view b);
 
-// The known name closest to `name` (the first of equals), unless all differ in more than a third of
-// their letters.
+// Returns the known name closest to `name` (the first of several equally close names), or
+// std::nullopt if all names differ in more than a third of their letters.
 [[nodiscard]] std::optional<std::string_view> nearest(std::string_view name,
                                                       std::span<const std::string_view> known);
 
-// "unknown key 'laers'; did you mean 'layers'?", or with nothing near: "unknown key 'x'; known:
-// batch, layers".
+// Returns "unknown key 'laers'; did you mean 'layers'?" or, without a close match, "unknown key
+// 'x'; known: batch, layers".
 [[nodiscard]] std::string unknown_name(std::string_view kind, std::string_view name,
                                        std::span<const std::string_view> known);
 

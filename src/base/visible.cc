@@ -15,8 +15,8 @@ struct Range {
   char32_t first, last;
 };
 
-// Control characters (C0, DEL, C1), and those of Unicode that show nothing themselves, end a line
-// or turn the direction of what follows.
+// Control characters (C0, DEL, C1), and Unicode characters that are invisible, end a line or change
+// the direction of the text after them.
 constexpr std::array<Range, 16> unseen{{{0x00, 0x1f},
                                         {0x7f, 0x9f},
                                         {0xad, 0xad},
@@ -43,9 +43,9 @@ std::string escaped(char32_t code_point) {
 }
 
 struct Piece {
-  std::size_t bytes;   // of the text
-  std::size_t width;   // characters shown
-  std::string escape;  // empty: as it is
+  std::size_t bytes;   // in the text
+  std::size_t width;   // characters printed
+  std::string escape;  // empty if printed unchanged
 };
 
 Piece first_piece(std::string_view text) {
@@ -105,7 +105,7 @@ std::string visible(std::string_view text, std::size_t max_length) {
 std::string visible_line(std::string_view line, std::size_t max_bytes) {
   constexpr std::string_view cut = "...";
   std::string shown;
-  std::size_t kept = 0;  // of shown, when the cut follows
+  std::size_t kept = 0;  // length of the prefix of `shown` that remains if the line is cut
   for (std::string_view rest = line; !rest.empty();) {
     const Piece piece = first_piece(rest);
     const bool as_it_is = piece.escape.empty() || rest.front() == '\t';

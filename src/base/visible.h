@@ -1,4 +1,4 @@
-// Text from outside (a file, a peer, a rank) as part of a message.
+// Makes untrusted text (from a file, a peer or a rank) safe to print in a message.
 #pragma once
 
 #include <cstddef>
@@ -8,32 +8,31 @@
 
 namespace lockstep {
 
-// UTF-8, one character at a time (RFC 3629): no overlong forms, no surrogates, nothing above
-// U+10FFFF.
+// A character of UTF-8 (RFC 3629): no overlong forms, no surrogates, nothing above U+10FFFF.
 struct Character {
   char32_t code_point;
   std::size_t bytes;
 };
 
-// The character at the beginning of `text` (not empty); nothing when the bytes there are none.
+// Returns the first character of `text` (not empty), or std::nullopt if its first bytes are not
+// UTF-8.
 [[nodiscard]] std::optional<Character> first_character(std::string_view text);
 
 [[nodiscard]] bool is_utf8(std::string_view text);
 
-// `text` on one line, fit for a terminal and a log: what would not be seen, or be obeyed, is
-// written as an escape (\n, \t, \x1b, \u{202e}), and so is each byte that is not UTF-8 (\xff). Of
-// more than `max_length` characters the first are kept, and the size of all is told: "abc...
-// (10485760 bytes)". max_length counts what is shown, escapes included.
+// Returns `text` on one line, safe for terminals and logs. Invisible and control characters are
+// written as escapes (\n, \t, \x1b, \u{202e}), and so is each byte that is not UTF-8 (\xff). If the
+// text has more than `max_length` characters, returns the first ones and the total size: "abc...
+// (10485760 bytes)". max_length counts printed characters, escapes included.
 [[nodiscard]] std::string visible(std::string_view text, std::size_t max_length = 120);
 
-// A line that is shown by itself, the same way but for tabs, which stay. Of a line that would take
-// more than `max_bytes` the beginning is kept: "abc...", in max_bytes altogether. What this
-// function has returned it returns unchanged.
+// Same for a line that is printed on its own, except that tabs are kept. A line that needs more
+// than `max_bytes` is truncated: "abc...", max_bytes in total. The function is idempotent.
 [[nodiscard]] std::string visible_line(std::string_view line,
                                        std::size_t max_bytes = std::string_view::npos);
 
-// `text` where that fits into `max_bytes`, which are at least 3; else its beginning, up to the end
-// of a character, and "...".
+// Returns `text` if it fits into `max_bytes` (at least 3). Otherwise returns its beginning, cut at
+// the end of a character, and "...".
 [[nodiscard]] std::string shortened(std::string_view text, std::size_t max_bytes);
 
 }  // namespace lockstep

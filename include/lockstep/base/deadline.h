@@ -1,5 +1,5 @@
-// A point in time by which something must have happened. A value: pass it down through the calls
-// that share it, so that three waits of a five-second operation take five seconds together and not
+// A point in time by which an operation must have finished. Pass the value down through the calls
+// that share it, so that three waits of a five-second operation take five seconds together, not
 // fifteen.
 #pragma once
 
@@ -15,7 +15,7 @@ using Duration = std::chrono::nanoseconds;
 
 class Deadline {
  public:
-  // `duration` from now; Duration::max() or more than a century is never.
+  // Returns the deadline `duration` from now, or never() if `duration` is longer than a century.
   [[nodiscard]] static Deadline after(Duration duration) {
     return duration > std::chrono::hours(24 * 36500) ? never() : Deadline(Clock::now() + duration);
   }
@@ -23,11 +23,12 @@ class Deadline {
 
   [[nodiscard]] bool is_never() const { return at_ == Clock::time_point::max(); }
   [[nodiscard]] bool passed() const { return !is_never() && Clock::now() >= at_; }
-  // Time that is left: 0 when passed, Duration::max() when never.
+  // Returns the time that is left: 0 if the deadline has passed, Duration::max() for never().
   [[nodiscard]] Duration left() const {
     return is_never() ? Duration::max() : std::max(Duration::zero(), Duration(at_ - Clock::now()));
   }
-  // For poll() and epoll: milliseconds rounded up, -1 when never, at most `most`.
+  // Returns the timeout for poll() and epoll_wait(): milliseconds rounded up and at most `most`, or
+  // -1 for never().
   [[nodiscard]] int poll_milliseconds(int most = 3'600'000) const {
     if (is_never()) return most;
     auto ms = std::chrono::ceil<std::chrono::milliseconds>(left()).count();

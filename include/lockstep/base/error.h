@@ -1,8 +1,8 @@
-// The errors that Lockstep throws. Every message is one line: the operation, the rank or peer, what
-// was expected and what was found. After PeerLost, Timeout, Mismatch or Aborted the group is dead:
-// each later call on it throws again, and the buffers of the operation are undefined. A new group
-// can be made. InvalidArgument and BadInput are thrown before anything is sent: the group stays
-// usable and nothing has changed.
+// The errors that Lockstep throws. Every message is one line with the operation, the rank or peer,
+// the expected value and the actual one. PeerLost, Timeout, Mismatch and Aborted mean that the
+// group is dead: every later call on it throws again, and the buffers of the failed operation are
+// undefined. A new group can be made. InvalidArgument and BadInput are thrown before any data is
+// sent: the group stays usable and nothing has changed.
 #pragma once
 
 #include <stdexcept>
@@ -12,7 +12,7 @@
 
 namespace lockstep {
 
-// The base class of all errors of Lockstep.
+// The base class of all errors that Lockstep throws.
 class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -22,34 +22,35 @@ class PeerLost : public Error {
   using Error::Error;
 };
 
-// A deadline passed. The text names the ranks that were waited for, and what each called last.
+// A deadline passed. The message names the ranks that did not arrive, and the last call of each.
 class Timeout : public Error {
   using Error::Error;
 };
 
-// Two ranks made different calls where they must make the same one. The text names both calls and
-// their places in the source.
+// Two ranks made different calls where both must make the same one. The message names both calls
+// and their source locations.
 class Mismatch : public Error {
   using Error::Error;
 };
 
-// The group was ended on purpose, or died of an earlier error.
+// The group was aborted on purpose, or died of an earlier error.
 class Aborted : public Error {
   using Error::Error;
 };
 
-// The caller passed something that is never valid: a negative root, a tensor of the wrong size.
+// The caller passed an argument that is never valid, such as a negative root or a tensor of the
+// wrong size.
 class InvalidArgument : public Error {
   using Error::Error;
 };
 
-// Something from outside the program is wrong: a file, an environment variable, an option, a peer
-// without the secret.
+// An input from outside the program is invalid: a file, an environment variable, an option, or a
+// peer that does not have the secret.
 class BadInput : public Error {
   using Error::Error;
 };
 
-// A system call failed. The text ends with the system's own description (strerror).
+// A system call failed. The message ends with the description from strerror().
 class SystemError : public Error {
  public:
   SystemError(const std::string& what, int error_number);

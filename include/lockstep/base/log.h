@@ -1,7 +1,7 @@
-// The library's log: lines for people on standard error, "14:03:21.042 [rank 2] warning: text".
+// The library's log on standard error. A line looks like "14:03:21.042 [rank 2] warning: text".
 //
 // The environment variable LOCKSTEP_LOG=debug|info|warning|error|off sets the lowest level that is
-// shown (info when unset). A value that is none of these is itself logged once.
+// printed (default: info). An invalid value is reported once in the log.
 #pragma once
 
 #include <string_view>
@@ -12,13 +12,13 @@ namespace lockstep::log {
 
 enum class Level { debug, info, warning, error, off };
 
-// Replaces what LOCKSTEP_LOG says. From any thread.
+// Overrides the level that LOCKSTEP_LOG sets. Thread-safe.
 void set_level(Level level);
 [[nodiscard]] Level level();
 
-// Stands before every later line of this process as "[prefix]", such as "rank 2"; empty for none.
-// From any thread. init() sets it to the rank, unless `lockstep run` puts the rank before each
-// line.
+// Sets the prefix of every later line of this process, printed as "[prefix]" (for example "rank
+// 2"). An empty prefix prints nothing. Thread-safe. init() sets the prefix to the rank, unless
+// `lockstep run` already puts the rank before each line.
 void set_prefix(std::string_view prefix);
 
 }  // namespace lockstep::log

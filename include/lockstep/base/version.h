@@ -1,4 +1,4 @@
-// The version of this library, as CMake's find_package(lockstep) knows it.
+// The version of this library, as find_package(lockstep) in CMake reports it.
 #pragma once
 
 #include <string_view>
@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-// "0.1.0".
+// Returns the version, such as "0.1.0".
 [[nodiscard]] std::string_view version();
 
 }  // namespace lockstep
