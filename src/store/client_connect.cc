@@ -1,4 +1,4 @@
-// How a TcpStore's connection is made, and made anew when it has broken.
+// Connects a TcpStore to its server, and reconnects it after the connection broke.
 #include "base/check.h"
 #include "base/format.h"
 #include "base/text.h"
@@ -18,12 +18,12 @@
 namespace lockstep {
 namespace {
 
-// One that accepts connections but does not greet is no store, or stuck.
+// A server that accepts connections but sends no greeting is not a store, or hangs.
 constexpr Duration handshake_limit = std::chrono::seconds(20);
 constexpr Duration one_try = std::chrono::seconds(1);
 constexpr Duration between_tries = std::chrono::milliseconds(20);
 
-// Any user can listen at an abstract name: the kernel says who does.
+// Checks that the server runs as this user, because any user can listen at an abstract name.
 void check_owner(int socket, const std::string& address) {
   auto owner = sys::peer_credentials(socket).uid;
   check_input(owner == ::geteuid(), "store at {} belongs to user {}, expected this one, {}",
@@ -32,14 +32,14 @@ void check_owner(int socket, const std::string& address) {
 
 }  // namespace
 
-// The first connection: the server may start later.
+// Makes the first connection; the server may start later.
 void TcpStore::Connection::connect(Deadline deadline) {
   server_ = sys::SocketAddress::of(options_.host, options_.port);
   address_ = server_->text();
   for (;;) {
     try {
       return try_once(deadline);
-    } catch (const PeerLost&) {  // a busy server closes connections that are not proven yet
+    } catch (const PeerLost&) {  // a busy server closes unproven connections
       if (deadline.passed()) throw PeerLost(formatted("store at {} hangs up", address_));
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -71,7 +71,7 @@ void TcpStore::Connection::try_once(Deadline deadline) {
   send_again();
 }
 
-// Not a call: nobody else may read or send yet.
+// Does not use call(), because no other thread may read or send yet.
 void TcpStore::Connection::begin_session(store::FrameReader& frames, Deadline deadline) {
   send_frames({store::encode({0, store::Code::session, 0, {session_}})});
   std::string sealed;
@@ -92,7 +92,8 @@ void TcpStore::Connection::begin_session(store::FrameReader& frames, Deadline de
   store_name_ = reply.parts[0];
 }
 
-// What must be said on each connection, and what was not answered on the last one.
+// Sends the requests that every connection begins with, and those that were not answered on the
+// last connection.
 void TcpStore::Connection::send_again() {
   std::vector<std::string> requests;
   for (const auto& [key, request] : on_each_connection_) requests.push_back(request);
@@ -109,8 +110,8 @@ void TcpStore::Connection::send_again() {
   send_frames(requests);
 }
 
-// One try, by the thread that reads; long enough for a busy server, however soon its caller's own
-// deadline is.
+// Tries once to reconnect; called by the reading thread. The try is long enough for a busy server,
+// even if the caller's own deadline is near.
 void TcpStore::Connection::repair(Deadline deadline) {
   std::string why;
   try {

@@ -97,9 +97,11 @@ TcpStore::Connection::Call TcpStore::Connection::begin(std::uint64_t id, std::st
   return own;
 }
 
-// Goes on while other callers begin requests, but not for ever: its own reply may be there.
+// Sends requests while other callers add new ones, but only for a limited number of turns, because
+// the caller's own reply may have arrived.
 void TcpStore::Connection::send_for_all(store::WaitingCall& own) {
-  // Callers that have just been answered begin their next requests in a moment: one piece for all.
+  // Callers that just got a reply will soon start their next request: wait for them and send all in
+  // one piece.
   if (untaken_replies_ > 0) std::this_thread::yield();
   for (int turn = 1;; ++turn) {
     {
@@ -115,8 +117,8 @@ void TcpStore::Connection::send_for_all(store::WaitingCall& own) {
   }
 }
 
-// To a caller whose request is to be sent. One that reads would learn of it too late: false when
-// there is no other.
+// Passes the turn to send to a caller whose request is in the outbox and that is not reading,
+// because a reader would notice too late. Returns false if there is no such caller.
 bool TcpStore::Connection::hand_over_sending() {
   for (const std::uint64_t id : outbox_) {
     const auto next = waiting_.find(id);
@@ -132,7 +134,8 @@ void TcpStore::Connection::send_outbox() {
   const Lock sending(sending_);
   try {
     send_frames(take_outbox());
-  } catch (const std::exception& error) {  // half a frame may be out: nothing can follow it
+    // part of a frame may have been sent: the connection is unusable
+  } catch (const std::exception& error) {
     break_off(error.what());
   }
 }
@@ -140,7 +143,7 @@ void TcpStore::Connection::send_outbox() {
 std::vector<std::string> TcpStore::Connection::take_outbox() {
   std::vector<std::string> requests;
   const Lock lock(mutex_);
-  if (!connected_) return requests;  // the next connection begins with them
+  if (!connected_) return requests;  // the next connection starts by sending them
   for (const std::uint64_t id : outbox_) {
     const auto place = waiting_.find(id);
     if (place == waiting_.end() || std::exchange(place->second->is_sent, true)) continue;
@@ -154,7 +157,7 @@ std::vector<std::string> TcpStore::Connection::take_outbox() {
   return requests;
 }
 
-// A server whose replies nobody takes stops to take requests.
+// A server stops reading requests if its replies are not read, so this also reads while it sends.
 void TcpStore::Connection::send_frames(const std::vector<std::string>& messages) {
   std::string frames;
   for (const std::string& message : messages) frames += sealer_->seal(message);
@@ -176,7 +179,7 @@ void TcpStore::Connection::send_frames(const std::vector<std::string>& messages)
 store::Message TcpStore::Connection::wait_for_reply(std::uint64_t id, store::WaitingCall& own,
                                                     Deadline deadline) {
   for (;;) {
-    // In this order: what comes after a look is seen by the next one.
+    // Read `wakes` first: a wake after this line ends the next sleep.
     const std::uint32_t wakes = own.wakes();
     const bool is_answered = own.is_answered();
     if (own.sends) {
@@ -212,7 +215,7 @@ store::Message TcpStore::Connection::leave(std::uint64_t id, store::WaitingCall&
   waiting_.erase(id);
   if (own.reads) reading_ = false;
   if (!reading_) hand_over_reading();
-  if (own.sends) {  // it was given the turn a moment ago
+  if (own.sends) {  // it got the turn to send a moment ago
     lock.unlock();
     send_for_all(own);
     lock.lock();
@@ -222,7 +225,7 @@ store::Message TcpStore::Connection::leave(std::uint64_t id, store::WaitingCall&
   throw Timeout(formatted("store at {} did not answer", address_));
 }
 
-// One of those that wait reads from now on.
+// Wakes one of the waiting callers to become the reader.
 void TcpStore::Connection::hand_over_reading() {
   if (!waiting_.empty()) waiting_.begin()->second->wake();
 }

@@ -1,4 +1,5 @@
-// TcpStore's connection: many threads call; one of those that wait for replies reads for all.
+// The connection of a TcpStore, which many threads use. One of the threads that wait for replies
+// reads for all of them.
 #pragma once
 
 #include "base/mutex.h"
@@ -28,23 +29,24 @@ namespace lockstep {
 
 namespace store {
 
-// A call of TcpStore that waits for its reply. Its caller sleeps on it; other threads wake it.
-// Shared by its caller and by the thread that wakes it, which may be a moment late: the caller does
-// not wait for that. A wake may come for no reason.
+// A call of TcpStore that waits for its reply. The caller sleeps on this object; other threads wake
+// it. The caller and the thread that wakes it share the object, because that thread may still use
+// it for a moment after the caller is done. Wakes can be spurious.
 class WaitingCall {
  public:
   explicit WaitingCall(std::string message) : request(std::move(message)) {}
 
-  // By the thread that reads, once.
+  // Called once by the reading thread.
   void answer(Message reply) {
     reply_ = std::move(reply);
     is_answered_.store(true, std::memory_order_release);
   }
   [[nodiscard]] bool is_answered() const { return is_answered_.load(std::memory_order_acquire); }
-  // By the caller, once, when it is answered.
+  // Called once by the caller, after the reply has arrived.
   [[nodiscard]] Message take_reply() { return std::move(reply_); }
 
-  // The caller looks at its conditions after wakes() and sleeps only if no wake() came since.
+  // The caller calls wakes(), then checks its conditions, then sleeps; sleep() returns at once if
+  // wake() was called since wakes().
   [[nodiscard]] std::uint32_t wakes() const { return wakes_.load(std::memory_order_acquire); }
   void sleep(std::uint32_t seen_wakes, Deadline deadline) const {
     sys::futex_wait(wakes_, seen_wakes, std::min<Duration>(deadline.left(), std::chrono::hours(1)));
@@ -54,13 +56,13 @@ class WaitingCall {
     sys::futex_wake_all(wakes_);
   }
 
-  // Guarded by the connection's mutex.
-  std::string request;   // encoded; after it was sent only where the connection can be made anew
-  bool is_sent = false;  // on this connection
-  bool reads = false;    // the caller reads for all; changed by it alone
+  // The members below are guarded by the connection's mutex.
+  std::string request;   // encoded; kept after it was sent only if reconnecting is enabled
+  bool is_sent = false;  // on the current connection
+  bool reads = false;    // the caller reads for all; only the caller changes it
 
-  // Whether it is the caller's turn to send what callers have begun; changes under the connection's
-  // mutex.
+  // True while it is this caller's turn to send the requests of all callers. Changed under the
+  // connection's mutex.
   std::atomic<bool> sends = false;
 
  private:
@@ -71,41 +73,42 @@ class WaitingCall {
 
 }  // namespace store
 
-// `sending_` guards all writes to the socket, too; `mutex_` may be taken while it is held, never
-// the other way round. The thread that has set `reading_` alone receives, and alone makes a broken
-// connection anew, for which it holds `sending_`. Once `lost_` is set it stays, the socket is shut,
-// and every call throws.
+// `sending_` also guards all writes to the socket. `mutex_` may be locked while `sending_` is held,
+// never the other way round. Only the thread that has set `reading_` receives, and only that thread
+// reconnects, while it holds `sending_`. Once `lost_` is set it never changes: the socket is shut
+// down, and every call throws.
 //
-// Of the callers that begin requests at the same time one sends them all, in one piece: the one
-// whose call's `sends` is set, while `is_sent_for_` is. The others sleep until they have their
-// replies, each on its own, and take no mutex when they wake.
+// If several callers start requests at the same time, one of them sends all of them in one piece:
+// the caller whose `sends` is set, while `is_sent_for_` is set. The others sleep until they have
+// their replies, each on its own futex, and lock no mutex when they wake.
 class TcpStore::Connection {
  public:
   explicit Connection(const TcpStoreOptions& options);
   ~Connection();
 
-  // Sends a request and blocks until its reply, which has Code::done. Timeout at the deadline, or
-  // when the server says that keys did not come; BadInput when it refuses the request.
+  // Sends a request and blocks until its reply, which has Code::done. Throws Timeout at the
+  // deadline, or if the server reports that keys are missing, and BadInput if the server refuses
+  // the request.
   store::Message call(store::Message request, Deadline deadline);
-  // The same for a request that every new connection begins with, also one that is made before the
-  // reply is there. A request that failed is forgotten, and the one before it counts again.
+  // Same for a request with which every later connection begins, including one that is made before
+  // the reply arrives. If the request fails, the previous request with its key is restored.
   void call_on_each_connection(store::Message request);
 
-  // Every call throws from now on, those that wait too.
+  // Makes every call throw from now on, including calls that wait.
   void lose(const std::string& reason) noexcept;
 
-  // Of a call that does not block at the server.
+  // Returns the timeout of calls that do not block on the server.
   [[nodiscard]] Duration call_timeout() const;
   [[nodiscard]] std::string own_address() const;
   [[nodiscard]] std::int64_t made() const { return made_; }
-  // True in a forked child, which has a copy of this object.
+  // Returns true in a forked child, which has a copy of this object.
   [[nodiscard]] bool is_copy_of_parent() const { return process_.is_copy_of_parent(); }
 
  private:
   using Call = std::shared_ptr<store::WaitingCall>;
 
   void connect(Deadline deadline);
-  // What every new connection says under this key, from now on; returns what it said before.
+  // Sets the request that every later connection sends for `key`; returns the previous one.
   std::optional<std::string> keep(const std::string& key, std::optional<std::string> message);
   void try_once(Deadline deadline);
   void begin_session(store::FrameReader& frames, Deadline deadline) LOCKSTEP_REQUIRES(sending_);
@@ -123,7 +126,7 @@ class TcpStore::Connection {
   [[nodiscard]] Next next_of(store::WaitingCall& own, Deadline deadline);
   store::Message leave(std::uint64_t id, store::WaitingCall& own);
   void read_or_repair(Deadline deadline);
-  // Both: whether anything has come.
+  // read_if_nobody_does() and read_now() return true if a reply has arrived.
   bool read_if_nobody_does();
   bool read_now();
   void hand_over_reading() LOCKSTEP_REQUIRES(mutex_);
@@ -135,15 +138,15 @@ class TcpStore::Connection {
   store::StoreKey key_;
   std::optional<sys::SocketAddress> server_;
   std::string address_;
-  std::string session_;     // empty: a broken connection is lost
-  std::string store_name_;  // the reader's
+  std::string session_;     // empty if reconnecting is disabled
+  std::string store_name_;  // only used by the reader
   sys::OwnProcess process_;
 
   Mutex sending_;
   std::optional<store::Sealer> sealer_ LOCKSTEP_GUARDED_BY(sending_);
-  std::optional<store::Opener> opener_;                   // the reader's
-  store::FrameReader frames_{store::seal_bytes};          // the reader's
-  std::map<std::string, std::string> on_each_connection_  // messages by key
+  std::optional<store::Opener> opener_;                   // only used by the reader
+  store::FrameReader frames_{store::seal_bytes};          // only used by the reader
+  std::map<std::string, std::string> on_each_connection_  // requests by key
       LOCKSTEP_GUARDED_BY(sending_);
 
   mutable Mutex mutex_;
@@ -152,13 +155,13 @@ class TcpStore::Connection {
   bool connected_ LOCKSTEP_GUARDED_BY(mutex_) = false;
   std::optional<Clock::time_point> broken_at_ LOCKSTEP_GUARDED_BY(mutex_);
   std::string broken_why_ LOCKSTEP_GUARDED_BY(mutex_);
-  std::map<std::uint64_t, Call> waiting_ LOCKSTEP_GUARDED_BY(mutex_);  // without a reply
-  std::vector<std::uint64_t> outbox_ LOCKSTEP_GUARDED_BY(mutex_);      // requests to be sent
+  std::map<std::uint64_t, Call> waiting_ LOCKSTEP_GUARDED_BY(mutex_);  // calls without a reply
+  std::vector<std::uint64_t> outbox_ LOCKSTEP_GUARDED_BY(mutex_);      // requests to send
   bool is_sent_for_ LOCKSTEP_GUARDED_BY(mutex_) = false;
   std::optional<std::string> lost_ LOCKSTEP_GUARDED_BY(mutex_);
   std::atomic<std::uint64_t> next_id_ = 1;
-  std::atomic<std::int64_t> made_ = 0;    // connections
-  std::atomic<int> untaken_replies_ = 0;  // of callers that are about to wake
+  std::atomic<std::int64_t> made_ = 0;    // number of connections
+  std::atomic<int> untaken_replies_ = 0;  // replies whose callers are about to wake
 };
 
 }  // namespace lockstep

@@ -21,9 +21,9 @@
 
 #include <sodium.h>
 
-// A file is "KEY_BYTES KEY VALUE": the length in decimal and a space, the key, the value to the
-// end. Its name is a hash of the key, since keys may be longer than file names and contain
-// anything.
+// A file is "KEY_BYTES KEY VALUE": the length of the key in decimal, a space, the key, then the
+// value up to the end. The file's name is a hash of the key, because keys may be longer than file
+// names and may contain any bytes.
 namespace lockstep {
 namespace {
 
@@ -56,7 +56,7 @@ std::optional<Entry> read_entry(const fs::path& file) {
   }
 }
 
-// Looks for something again and again: quickly at first, then every 50 ms.
+// Paces repeated polls: short pauses at first, growing to 50 ms.
 class Backoff {
  public:
   void pause(Deadline deadline) {
@@ -70,8 +70,8 @@ class Backoff {
 
 }  // namespace
 
-// Held during each change: one writer at a time among all processes and threads. The
-// kernel releases it when its holder ends.
+// Held during each change: only one process or thread writes at a time. The kernel releases the
+// lock when its holder ends.
 class FileStore::Lock {
  public:
   Lock(const fs::path& folder, Duration timeout)
@@ -96,7 +96,7 @@ class FileStore::Lock {
 FileStore::FileStore(fs::path folder, FileStoreOptions options)
     : folder_(std::move(folder)), options_(options) {
   sys::make_directories(folder_);
-  Lock lock(folder_, options_.lock_timeout);  // a folder that cannot be written is found here
+  Lock lock(folder_, options_.lock_timeout);  // detects a folder that is not writable
 }
 
 fs::path FileStore::file_of(std::string_view key) const {
@@ -109,8 +109,9 @@ fs::path FileStore::file_of(std::string_view key) const {
   return folder_ / (std::string(name.data()) + std::string(suffix));
 }
 
-// Under the lock. The temporary name is always the same, so a writer that is killed leaves one file
-// at most, which the next one overwrites. No flush to the disk: peers may crash, the machine not.
+// Call with the lock held. The temporary name is always the same, so a killed writer leaves at most
+// one file, which the next writer overwrites. Does not flush to disk: the store must survive a
+// crash of a peer, not of the host.
 void FileStore::replace(const fs::path& file, std::string_view key, std::string_view value) {
   fs::path temporary = folder_ / "writing";
   {

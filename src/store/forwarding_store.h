@@ -1,4 +1,5 @@
-// ForwardingStore: another store, every call passed on. Base of stores that change some of them.
+// ForwardingStore: passes every call on to another store. Base class of stores that override some
+// calls.
 #pragma once
 
 #include <lockstep/store/store.h>

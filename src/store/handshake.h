@@ -1,6 +1,6 @@
 // The handshake of a connection: both sides prove that they know the store's secret, and derive the
-// keys of the two encrypted streams from it and from two nonces, by libsodium's BLAKE2b
-// (crypto_generichash). wire.h describes the bytes.
+// keys of the two encrypted streams from the secret and two nonces with libsodium's BLAKE2b
+// (crypto_generichash). wire.h documents the bytes.
 #pragma once
 
 #include "store/sealed_stream.h"
@@ -19,7 +19,7 @@ inline constexpr std::size_t proof_bytes = 32;
 using Nonce = std::array<unsigned char, nonce_bytes>;
 using Proof = std::array<unsigned char, proof_bytes>;
 
-// One chosen by each side; neither side alone can bring back an old conversation.
+// One nonce from each side, so that neither side alone can replay an old connection.
 struct Nonces {
   Nonce server{};
   Nonce client{};
@@ -27,8 +27,8 @@ struct Nonces {
 
 [[nodiscard]] Nonce random_nonce();
 
-// A key made from the secret. Its memory is wiped at the end. Any secret will do, the empty one
-// too: then every peer knows it.
+// A key derived from the secret. The destructor wipes its memory. The secret may be empty; then
+// every peer knows it.
 class StoreKey {
  public:
   explicit StoreKey(std::string_view secret);
@@ -48,7 +48,7 @@ class StoreKey {
   std::array<unsigned char, 32> key_{};
 };
 
-// In a time that does not depend on where they differ.
+// Compares in constant time.
 [[nodiscard]] bool equal(const Proof& a, const Proof& b);
 
 struct ClientStreams {
@@ -56,9 +56,10 @@ struct ClientStreams {
   Opener from_server;
 };
 
-// Blocks until both sides have proven that they know the secret. `address` is for messages.
-// BadInput when the server refuses, does not know the secret itself, or speaks something else;
-// PeerLost when it closed before (it may have been too busy: try again); Timeout.
+// Blocks until both sides have proven that they know the secret. `address` is for messages. Throws
+// BadInput if the server refuses, does not know the secret itself, or speaks another protocol;
+// PeerLost if the server closed the connection (it may be busy: try again); Timeout at the
+// deadline.
 [[nodiscard]] ClientStreams shake_hands(int socket, std::string_view address, const StoreKey& key,
                                         Deadline deadline);
 

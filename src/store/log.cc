@@ -25,7 +25,7 @@ namespace {
 constexpr std::size_t file_check_bytes = 8, hash_bytes = 8, check_bytes = 4;
 constexpr std::size_t file_header_bytes = log_magic.size() + store_name_bytes + file_check_bytes;
 constexpr std::size_t record_header_bytes = 4 + hash_bytes + check_bytes;
-// It is written anew when it has become this much larger than what it has to say.
+// The log is compacted when this many bytes of it are obsolete.
 constexpr std::uint64_t most_waste = 16 << 20;
 
 std::string hash_of(std::string_view bytes, std::size_t size) {
@@ -85,7 +85,7 @@ Log::Log(std::filesystem::path file, Table& table, Sessions& sessions)
   }
 }
 
-// False when its last holder has put another file in its place meanwhile.
+// Returns false if the previous holder has replaced the file meanwhile.
 bool Log::open_and_lock() {
   file_.reset(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_APPEND | O_NONBLOCK, 0600));
   if (!file_) throw SystemError("opening the store's log " + path_.string(), errno);
@@ -110,7 +110,7 @@ void Log::read(const std::string& content) {
   check_input(bytes.substr(0, log_magic.size()) == log_magic.substr(0, bytes.size()),
               "{} is no log of a store", path_.string());
   store_name_ = bytes.size() < file_header_bytes
-                    ? random_store_name()  // killed before it served anybody
+                    ? random_store_name()  // killed before it served a client
                     : std::string(bytes.substr(log_magic.size(), store_name_bytes));
   if (bytes.size() < file_header_bytes) return write_anew();
   check_input(bytes.starts_with(header()), "the store's log {} is damaged at byte {}",
@@ -120,7 +120,7 @@ void Log::read(const std::string& content) {
     const std::string_view left = bytes.substr(at);
     const std::string_view head = left.substr(0, record_header_bytes);
     const bool zeros = left.find_first_not_of('\0') == std::string_view::npos;
-    if (head.size() < record_header_bytes || zeros) break;  // the tail of what was not finished
+    if (head.size() < record_header_bytes || zeros) break;  // an incomplete last record
     const std::size_t before_check = record_header_bytes - check_bytes;
     check_input(hash_of(head.substr(0, before_check), check_bytes) == head.substr(before_check),
                 "the store's log {} is damaged at byte {}", path_.string(), at);
@@ -133,7 +133,7 @@ void Log::read(const std::string& content) {
     check_input(whole, "the store's log {} is damaged at byte {}", path_.string(), at);
     try {
       apply(decode(payload));
-    } catch (const BadInput& error) {  // whole, but not what a store writes
+    } catch (const BadInput& error) {  // intact, but not a record that a store writes
       throw BadInput(formatted("the store's log {} is damaged at byte {} ({})", path_.string(), at,
                                error.what()));
     }
@@ -188,7 +188,7 @@ void Log::commit() {
   if (size_ > 2 * least_size_ + most_waste) write_anew();
 }
 
-// The new file is locked before it has the name.
+// Locks the new file before it renames it to the log's name.
 void Log::write_anew() {
   std::string content = header();
   for (const std::string& key : table_.keys(""))

@@ -1,4 +1,4 @@
-// The log of a store: what a server that is started anew needs to go on as the same store.
+// The log of a store: everything that a restarted server needs to continue as the same store.
 //
 //   file    := "LSLOG001"  store[16]  check[8]  { record }
 //   record  := length:u32  hash[8]  check[4]  payload[length]
@@ -8,13 +8,13 @@
 //                done, refused
 //                       the reply to request `id` of a session; parts: session, and its own
 //
-// `store` names the store: clients that come back compare it. `hash` is BLAKE2b of the payload;
-// the checks are BLAKE2b of the bytes before them, the file's of "LSLOG001" and `store`, a record's
-// of length and hash. Numbers are little-endian.
+// `store` identifies the store: reconnecting clients compare it. `hash` is BLAKE2b of the payload.
+// Each `check` is BLAKE2b of the bytes before it: of "LSLOG001" and `store` for the file, of length
+// and hash for a record. Numbers are little-endian.
 //
-// Records are only appended, and on the disk before a client has its reply. A server that was
-// killed while it wrote leaves a last record that is not whole, or, after a power cut, zeros: they
-// are cut off. Anything else that is wrong is damage, and no store is served.
+// Records are only appended, and each is on disk before the client gets its reply. If a server is
+// killed while it writes, the last record is incomplete or, after a power failure, zeros; it is
+// truncated. Any other error means that the log is damaged, and the server refuses to start.
 #pragma once
 
 #include "store/sessions.h"
@@ -31,24 +31,25 @@ namespace lockstep::store {
 inline constexpr std::string_view log_magic = "LSLOG001";
 inline constexpr std::size_t store_name_bytes = 16;
 
-// A name that no other store has.
+// Returns a name that is unique among stores.
 [[nodiscard]] std::string random_store_name();
 
 class Log {
  public:
-  // Makes the file (mode 600) with a fresh store name, or reads it into the table and the sessions,
-  // which outlive this. BadInput when another process has it, when it is no log, or is damaged:
-  // then the byte is named. SystemError when it cannot be read or written.
+  // Creates the file (mode 600) with a new store name, or reads it into `table` and `sessions`,
+  // which must outlive the log. Throws BadInput if another process holds the file, or if the file
+  // is not a log or is damaged (the message gives the byte offset). Throws SystemError if the file
+  // cannot be read or written.
   Log(std::filesystem::path file, Table& table, Sessions& sessions);
 
   [[nodiscard]] const std::string& store_name() const { return store_name_; }
 
-  // What the table has under the key from now on: its value, or nothing.
+  // Records the current value of `key` in the table, or that it has none.
   void note_key(std::string_view key);
-  // A reply that the sessions remember from now on.
+  // Records a reply that the sessions now remember.
   void note_reply(std::string_view session, const Message& reply);
-  // Writes what was noted and waits for the disk. SystemError when that fails: what was noted may
-  // be lost, nothing may be answered any more.
+  // Writes the recorded changes and waits for the disk. Throws SystemError if the write fails: the
+  // changes may be lost, so the server must not send any more replies.
   void commit();
 
  private:
@@ -66,7 +67,7 @@ class Log {
   std::string store_name_;
   std::string pending_;
   std::uint64_t size_ = 0;        // of the file
-  std::uint64_t least_size_ = 0;  // that it had when it was last written anew
+  std::uint64_t least_size_ = 0;  // size after the last compaction
 };
 
 }  // namespace lockstep::store

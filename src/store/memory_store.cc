@@ -13,7 +13,7 @@ struct MemoryStore::State {
   std::condition_variable changed;
   store::Table table LOCKSTEP_GUARDED_BY(mutex);
 
-  // Applies `change` to the table and wakes those who wait for keys.
+  // Applies `change` to the table and wakes all threads that wait for keys.
   template <typename Change>
   auto apply(Change change) {
     Lock lock(mutex);
@@ -23,7 +23,7 @@ struct MemoryStore::State {
     return result;
   }
 
-  // Returns with the keys there.
+  // Blocks until all keys are set; throws Timeout at the deadline.
   void wait_for(std::span<const std::string> keys, Deadline deadline, Lock& lock)
       LOCKSTEP_REQUIRES(mutex) {
     auto start = Clock::now();

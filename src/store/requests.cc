@@ -100,7 +100,7 @@ Outcome execute_checked(Table& table, const Message& request) {
       return erase(table, request);
     case Code::keys:
       return keys(table, request);
-    case Code::on_disconnect:  // the connection's own business
+    case Code::on_disconnect:  // the connection handles these itself
     case Code::session:
     case Code::done:
     case Code::late:

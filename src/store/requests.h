@@ -1,4 +1,4 @@
-// What a request does to a table, and the requests that must wait for keys.
+// Executes requests on a table, and holds requests that wait for keys.
 #pragma once
 
 #include "store/table.h"
@@ -17,38 +17,39 @@
 namespace lockstep::store {
 
 struct Outcome {
-  std::optional<Message> reply;  // none: the keys are not all there, park the request
+  std::optional<Message> reply;  // std::nullopt: keys are missing, the request must be parked
   std::string written;           // the key that was written, if any: parked requests may be ready
 };
 
-// Never throws for what a client sent: a request that makes no sense is answered with `refused`.
+// Never throws because of a client's request: an invalid request is answered with `refused`.
 [[nodiscard]] Outcome execute(Table& table, const Message& request);
 
-// A get or wait whose keys are not all there.
+// A get or wait with missing keys.
 struct ParkedRequest {
   std::uint64_t connection = 0;
   Message request;
   Deadline deadline = Deadline::never();
 };
 
-// Of one connection, and of all together.
+// The first two limits apply to each connection, the last one to all connections together.
 inline constexpr std::size_t max_parked = 4096;
 inline constexpr std::size_t max_parked_bytes = 32 << 20;
 inline constexpr std::size_t max_parked_bytes_of_all = 256 << 20;
 
-// Each parked request is filed under one of its missing keys and looked at again only when that key
-// is written: then it is ready, or filed under the next missing one.
+// Each parked request is filed under one of its missing keys and checked again only when that key
+// is written: then it is ready, or it is filed under the next missing key.
 class ParkedRequests {
  public:
   void add(ParkedRequest parked, const Table& table);
-  // Takes out those that are ready now that `key` was written.
+  // Removes and returns the requests that are ready after `key` was written.
   [[nodiscard]] std::vector<ParkedRequest> take_ready(std::string_view key, const Table& table);
-  // Takes out those whose deadline has passed.
+  // Removes and returns the requests whose deadline has passed.
   [[nodiscard]] std::vector<ParkedRequest> take_late();
   void drop_connection(std::uint64_t connection);
 
   [[nodiscard]] std::size_t count(std::uint64_t connection) const;
-  // False when one more would be too much for one connection, or for all.
+  // Returns false if one more request would exceed the limit of its connection or of all
+  // connections.
   [[nodiscard]] bool has_room(std::uint64_t connection, const Message& request) const;
   [[nodiscard]] Deadline next_deadline() const;
 
@@ -60,18 +61,18 @@ class ParkedRequests {
 
   std::multimap<std::string, ParkedRequest, std::less<>> by_missing_key_;
   std::map<std::uint64_t, Load> loads_;  // by connection
-  std::size_t bytes_ = 0;                // of all
+  std::size_t bytes_ = 0;                // of all connections
 };
 
 inline constexpr std::size_t max_disconnect_values = 16;
 inline constexpr std::size_t max_disconnect_value_bytes = 64 << 10;
 
-// Values that a client wants written when its connection has ended, for keys that have no value by
+// Values that the server writes when a client's connection ends, if their keys have no value by
 // then.
 class DisconnectValues {
  public:
-  // The reply to a request with Code::on_disconnect: `done`, or `refused` when it makes no sense or
-  // is too much; then nothing has changed.
+  // Adds a value and returns the reply to a request with Code::on_disconnect: `done`, or `refused`
+  // without any change if the request is invalid or exceeds a limit.
   [[nodiscard]] Message add(const Message& request);
 
   [[nodiscard]] const std::map<std::string, std::string>& values() const { return values_; }

@@ -1,5 +1,5 @@
-// One direction of the encrypted conversation: messages that can be neither read nor changed,
-// dropped, repeated or reordered by others (libsodium's crypto_secretstream).
+// One direction of an encrypted connection. Third parties can neither read the messages nor change,
+// drop, repeat or reorder them undetected (libsodium's crypto_secretstream).
 #pragma once
 
 #include <sodium.h>
@@ -11,7 +11,7 @@
 
 namespace lockstep::store {
 
-// The bytes of a text as libsodium takes them, and the text of such bytes.
+// Converts between text and the unsigned bytes that libsodium uses.
 inline unsigned char* unsigned_bytes_of(std::string& text) {
   return reinterpret_cast<unsigned char*>(text.data());
 }
@@ -38,9 +38,9 @@ using StreamKey = std::array<unsigned char, stream_key_bytes>;
 class Sealer {
  public:
   explicit Sealer(const StreamKey& key);
-  // Goes to the other side before the first frame.
+  // Returns the header, which must be sent to the other side before the first frame.
   [[nodiscard]] const std::string& header() const { return header_; }
-  // A whole frame, its length in front.
+  // Returns a complete frame including its length.
   [[nodiscard]] std::string seal(std::string_view message);
 
  private:
@@ -50,10 +50,10 @@ class Sealer {
 
 class Opener {
  public:
-  // BadInput when the header is not one.
+  // Throws BadInput if the header is invalid.
   Opener(const StreamKey& key, std::string_view header);
-  // The content of a frame, without its length. BadInput when it is not the next one that the other
-  // side sealed.
+  // Decrypts the content of a frame, given without its length. Throws BadInput unless `sealed` is
+  // the next frame that the other side sealed.
   [[nodiscard]] std::string open(std::string_view sealed);
 
  private:

@@ -47,8 +47,8 @@ std::string made_from(const std::string& content) {
   return secret;
 }
 
-// Under a name of its own first, then linked: nobody sees a half-written secret, and of several
-// who make it at the same time one wins.
+// Writes the secret to a temporary file and links it to its name: no process reads a partial
+// secret, and if several processes create it concurrently, one of them wins.
 void make_secret(const std::filesystem::path& file) {
   sys::make_directories(file.parent_path());
   std::string temporary = (file.parent_path() / ".secret.XXXXXX").string();
@@ -67,7 +67,7 @@ void make_secret(const std::filesystem::path& file) {
 }  // namespace
 
 std::string read_secret_file(const std::filesystem::path& file) {
-  // Non-blocking: a pipe of that name must not hold us up.
+  // Non-blocking, because opening a pipe of that name would otherwise block.
   const sys::FileDescriptor open(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!open) throw SystemError("reading the secret " + file.string(), errno);
   struct stat found = {};

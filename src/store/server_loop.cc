@@ -19,19 +19,21 @@
 namespace lockstep {
 namespace {
 
-constexpr std::size_t receive_bytes = 256 << 10;    // of one connection in one turn
-constexpr std::size_t much_output_bytes = 1 << 20;  // enough to stop reading more requests
-constexpr int accepts_a_turn = 16;                  // so that a flood leaves time for others
+constexpr std::size_t receive_bytes = 256 << 10;    // limit per connection and turn
+constexpr std::size_t much_output_bytes = 1 << 20;  // above this, no more requests are read
+constexpr int accepts_a_turn = 16;  // limited, so that a flood leaves time for other connections
 
-constexpr std::size_t many_held_bytes = 1 << 20;  // enough to ask what all hold
+// above this, the total of all connections is checked
+constexpr std::size_t many_held_bytes = 1 << 20;
 constexpr std::chrono::seconds between_refusal_lines{10};
 
-// Nothing can be promised any more.
+// The log cannot be written, so the server cannot guarantee any further change.
 class LogLost : public Error {
   using Error::Error;
 };
 
-// A host with one IPv6 address has 2^64 of them.
+// Returns the address of a peer; for IPv6 only the first 64 bits, because one host has 2^64
+// addresses.
 std::string origin_of(const sys::SocketAddress& peer) {
   std::string host = peer.host();
   if (peer.family() == AF_UNIX) return "this host";
@@ -140,7 +142,7 @@ void StoreServer::Loop::accept_all() {
   }
 }
 
-// Any user can connect to an abstract socket: the kernel says which user it is.
+// Checks the peer's user, because any user can connect to an abstract socket.
 bool StoreServer::Loop::may_enter(int socket) const {
   if (!address_.starts_with('@')) return true;
   auto peer = sys::peer_credentials(socket);
@@ -164,9 +166,10 @@ void StoreServer::Loop::accept(sys::FileDescriptor socket) {
   drop_one_unproven();
 }
 
-// A flood of connections from one address crowds out its own. Of one address by lot, because no
-// rule tells those that will prove themselves: closing the oldest would close each of them before a
-// distant peer has answered, keeping the oldest would keep those that never do.
+// Closes a random connection of the address with the most unproven connections, so that a flood
+// from one address displaces only its own connections. The choice is random because no rule
+// identifies the honest clients: if the server closed the oldest connections, distant peers would
+// never be in time to answer; if it kept the oldest, peers that never answer would stay.
 void StoreServer::Loop::drop_one_unproven() {
   std::map<std::string_view, std::vector<Connections::iterator>> unproven;
   int count = 0;
@@ -218,27 +221,29 @@ void StoreServer::Loop::serve(std::uint64_t number, Connection& connection, shor
       more = answer_some(number, connection);
       if (log_) commit_log();
       flush(socket, connection.session);
-      if (!connection.session.output().empty()) return;  // poll() tells when it may go on
+      // poll() reports when the socket is writable again
+      if (!connection.session.output().empty()) return;
     }
   } catch (const BadInput& error) {
     log::debug("store at {}: closing a connection: {}", address_, error.what());
     if (!connection.session.proven()) note_refusal(connection.origin);
     connection.closing = true;
   } catch (const LogLost&) {
-    throw;  // nothing may be answered that is not in the log
+    throw;  // a change that is not in the log must not be acknowledged
   } catch (const std::exception& error) {
     log::debug("store at {}: closing a connection: {}", address_, error.what());
     connection.closing = true;
   }
   if (!connection.closing) return;
   try {
-    flush(socket, connection.session);  // a refusal, as far as the socket takes it at once
+    flush(socket, connection.session);  // sends a refusal as far as possible without blocking
   } catch (const Error&) {
-    return;  // it is being closed anyway
+    return;  // the connection is being closed anyway
   }
 }
 
-// True when it stopped because there is much output, and not because no request is left.
+// Answers requests. Returns true if the connection has too much unsent output, and false if no
+// request is left.
 bool StoreServer::Loop::answer_some(std::uint64_t number, Connection& connection) {
   while (connection.session.output().size() < much_output_bytes) {
     if (!connection.due.empty()) {
@@ -282,8 +287,8 @@ void StoreServer::Loop::begin_session(Connection& connection, const store::Messa
   connection.session.send({request.id, store::Code::done, 0, {store_name_}});
 }
 
-// A client that connects again has lost its last connection, even if this server has not noticed
-// yet: the values of that connection must not be written while the client lives.
+// A client that reconnects has lost its previous connection, even if this server has not noticed
+// yet: the on-disconnect values of that connection must not be written while the client lives.
 void StoreServer::Loop::take_over(Connection& connection, const std::string& client) {
   for (auto& [number, other] : connections_) {
     if (&other == &connection || other.client != client) continue;
@@ -293,7 +298,8 @@ void StoreServer::Loop::take_over(Connection& connection, const std::string& cli
   connection.client = client;
 }
 
-// A client that has come back does not know whether it was done.
+// Answers a repeated request with the remembered reply: a reconnected client does not know whether
+// the request was executed.
 bool StoreServer::Loop::answer_again(Connection& connection, const store::Message& request) {
   if (connection.client.empty() || !store::writes(request.code)) return false;
   const store::Message* known = sessions_.find(connection.client, request.id);
@@ -328,7 +334,7 @@ void StoreServer::Loop::answer_parked(store::ParkedRequest parked) {
   if (outcome.reply) {
     connection.session.send(*outcome.reply);
   } else {
-    parked_.add(std::move(parked), table_);  // erased meanwhile
+    parked_.add(std::move(parked), table_);  // the key was erased meanwhile
   }
 }
 

@@ -1,5 +1,5 @@
-// The server's thread: one poll() loop over the listener and all connections. Nothing in it ever
-// waits for one connection.
+// The server's thread: one poll() loop over the listener and all connections. The loop never blocks
+// on a single connection.
 #pragma once
 
 #include "store/handshake.h"
@@ -29,13 +29,13 @@
 
 namespace lockstep {
 
-// Everything but `stopping_`, `ended_` and `wake_` belongs to the loop's own thread once it runs.
+// Once the thread runs, it owns all members except `stopping_`, `ended_` and `wake_`.
 //
-// Bounds: at most max_unproven connections without proof, each holding one handshake's bytes for at
-// most handshake_timeout; from a proven connection no request is read while much of its output has
-// not been taken, nor is a waiting one answered, and of its requests at most max_parked wait. All
-// together hold at most max_bytes in values, as much in requests that have come in part, and
-// max_parked_bytes_of_all in requests that wait.
+// Bounds: at most max_unproven connections are unproven, and each of them holds the bytes of one
+// handshake for at most handshake_timeout. From a proven connection no request is read or answered
+// while much of its output is unsent, and at most max_parked of its requests wait. All connections
+// together hold at most max_bytes in values, the same amount in incomplete requests, and
+// max_parked_bytes_of_all in waiting requests.
 class StoreServer::Loop {
  public:
   Loop(StoreServerOptions options, sys::FileDescriptor listener);
@@ -44,7 +44,7 @@ class StoreServer::Loop {
   [[nodiscard]] const std::string& address() const { return address_; }
   [[nodiscard]] std::uint16_t port() const { return port_; }
   [[nodiscard]] bool serves() const { return !ended_; }
-  // True in a forked child, which has a copy of this object but not its thread.
+  // Returns true in a forked child, which has a copy of this object but not its thread.
   [[nodiscard]] bool is_copy_of_parent() const { return process_.is_copy_of_parent(); }
 
  private:
@@ -52,11 +52,11 @@ class StoreServer::Loop {
     sys::FileDescriptor socket;
     store::ServerSession session;
     Deadline handshake_deadline;
-    std::string origin;       // an address; connections of one compete for places
-    std::string client = {};  // the name of its session; empty: it will not come back
+    std::string origin;       // an address; connections from one address compete for places
+    std::string client = {};  // session name; empty if the client cannot reconnect
     store::DisconnectValues on_disconnect = {};
-    std::deque<store::ParkedRequest> due = {};  // their keys are there, but the output is full
-    bool closing = false;                       // close it at the end of the turn
+    std::deque<store::ParkedRequest> due = {};  // ready, but the output is full
+    bool closing = false;                       // close at the end of the turn
   };
   using Connections = std::map<std::uint64_t, Connection>;  // by number: the oldest first
 
@@ -91,11 +91,11 @@ class StoreServer::Loop {
   std::string address_;
   std::uint16_t port_ = 0;
   sys::FileDescriptor listener_;
-  Deadline accept_again_ = Deadline::after(Duration::zero());  // later when descriptors ran out
+  Deadline accept_again_ = Deadline::after(Duration::zero());  // later if descriptors ran out
   sys::FileDescriptor wake_;
   std::atomic<bool> stopping_ = false;
   std::atomic<bool> ended_ = false;
-  std::vector<std::byte> buffer_;  // what one call receives
+  std::vector<std::byte> buffer_;  // receives the bytes of one call
 
   store::Table table_;
   store::Sessions sessions_;
@@ -105,7 +105,7 @@ class StoreServer::Loop {
   Connections connections_;
   std::uint64_t next_number_ = 0;
   Deadline next_refusal_line_ = Deadline::after(Duration::zero());
-  std::uint64_t refused_ = 0;  // since the last such line
+  std::uint64_t refused_ = 0;  // since the last log line about refusals
   sys::Thread thread_;
 };
 

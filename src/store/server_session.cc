@@ -11,7 +11,8 @@ namespace {
 
 constexpr std::size_t proof_part_bytes = magic.size() + nonce_bytes + proof_bytes;
 
-// Moves bytes from the front of `bytes` until `part` has `size`; true when it has.
+// Moves bytes from the front of `bytes` to `part` until `part` has `size` bytes. Returns true once
+// it has.
 bool fill(std::string& part, std::string_view& bytes, std::size_t size) {
   std::size_t count = std::min(size - part.size(), bytes.size());
   part += bytes.substr(0, count);

@@ -1,5 +1,6 @@
-// The server's side of one connection, without the connection: bytes in, bytes out, messages. It
-// knows the handshake and the sealing; sockets, time and what messages mean are others' business.
+// The protocol of one connection on the server's side, without any I/O: bytes in, bytes out,
+// messages. The session implements the handshake and the encryption; the server loop handles
+// sockets, time and the meaning of messages.
 #pragma once
 
 #include "store/handshake.h"
@@ -14,22 +15,22 @@ namespace lockstep::store {
 
 class ServerSession {
  public:
-  // Greets at once: there is output.
+  // Writes the greeting to the output.
   explicit ServerSession(const StoreKey& key);
 
-  // What came from the client, in pieces of any size. BadInput when it breaks the protocol: send
-  // what output there is, then close. Until the client has proven itself no more than one
-  // handshake's bytes are kept.
+  // Consumes bytes from the client, in pieces of any size. Throws BadInput if the client violates
+  // the protocol: send the remaining output, then close. Until the client has proven itself, stores
+  // at most the bytes of one handshake.
   void receive(std::string_view bytes);
-  // The next request that is complete. BadInput as receive().
+  // Returns the next complete request, if any. Throws BadInput as receive() does.
   [[nodiscard]] std::optional<Message> next();
   // Seals a reply into the output. The client must be proven.
   void send(const Message& message);
 
   [[nodiscard]] bool proven() const { return sealer_.has_value(); }
-  // Of requests that have come in part.
+  // Returns the number of bytes of incomplete requests.
   [[nodiscard]] std::size_t held_bytes() const { return frames_.held(); }
-  // Bytes for the client that are not sent yet; tell how many have been.
+  // Bytes that must still be sent to the client; report sent bytes with mark_sent().
   [[nodiscard]] std::string_view output() const { return std::string_view(output_).substr(sent_); }
   void mark_sent(std::size_t bytes);
 
@@ -39,7 +40,7 @@ class ServerSession {
 
   StoreKey key_;
   Nonces nonces_;
-  std::string handshake_;  // what has come of the handshake's current part
+  std::string handshake_;  // received bytes of the current part of the handshake
   std::optional<Sealer> sealer_;
   std::optional<Opener> opener_;
   FrameReader frames_{seal_bytes};

@@ -1,5 +1,5 @@
-// What a server remembers of clients that come back after their connection has broken: the replies
-// to requests that write, so that one that is sent again is not done again.
+// The replies that a server remembers for clients that can reconnect: if a client repeats a request
+// that writes, the request is not executed again.
 #pragma once
 
 #include "store/wire.h"
@@ -14,21 +14,22 @@
 namespace lockstep::store {
 
 inline constexpr std::size_t session_bytes = 16;
-inline constexpr std::size_t most_sessions = 4096;  // the one that was quiet longest is forgotten
-inline constexpr std::size_t most_replies = 64;     // of one session; the oldest is forgotten
-inline constexpr std::size_t most_reply_bytes = 64 << 10;  // of one that is remembered
+// beyond it, the least recently used session is dropped
+inline constexpr std::size_t most_sessions = 4096;
+inline constexpr std::size_t most_replies = 64;  // per session; beyond it, the oldest is dropped
+inline constexpr std::size_t most_reply_bytes = 64 << 10;  // limit for one remembered reply
 
-// Whether a request may change the table, so that its reply is remembered.
+// Returns true if a request may change the table, so that its reply must be remembered.
 [[nodiscard]] bool writes(Code code);
 
 class Sessions {
  public:
-  // The reply that this request had; null when none is remembered.
+  // Returns the remembered reply to a request, or null.
   [[nodiscard]] const Message* find(std::string_view session, std::uint64_t request) const;
-  // `reply.id` is the request's. A reply that is too large is remembered without its parts.
+  // `reply.id` is the request's id. A reply that is too large is remembered without its parts.
   void remember(std::string_view session, Message reply);
 
-  // All, the session that was quiet longest first.
+  // Calls action(session, reply) for all replies, least recently used session first.
   template <typename Action>
   void for_each(Action action) const {
     for (const auto& [turn, name] : by_turn_)
@@ -37,7 +38,7 @@ class Sessions {
 
  private:
   struct Session {
-    std::uint64_t turn = 0;  // when it was heard last
+    std::uint64_t turn = 0;  // of its last request
     std::deque<Message> replies;
   };
   std::map<std::string, Session, std::less<>> sessions_;

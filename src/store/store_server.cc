@@ -21,7 +21,7 @@ StoreServer::StoreServer(StoreServerOptions options) {
 }
 
 StoreServer::~StoreServer() {
-  if (loop_->is_copy_of_parent()) (void)loop_.release();  // no thread to be joined
+  if (loop_->is_copy_of_parent()) (void)loop_.release();  // the child has no thread to join
 }
 
 std::uint16_t StoreServer::port() const { return loop_->port(); }

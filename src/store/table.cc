@@ -8,7 +8,7 @@
 namespace lockstep::store {
 namespace {
 
-constexpr std::size_t entry_bytes = 128;  // of a key and its value, beside their letters
+constexpr std::size_t entry_bytes = 128;  // overhead of a key and its value
 
 }  // namespace
 

@@ -1,5 +1,5 @@
-// Table: the keys and values of a store and what each operation does to them, without locks and
-// waiting; and the limits of keys and values, which every store checks first.
+// Table: the keys and values of a store and its operations, without locks and waiting; and the
+// limits of keys and values, which every store checks first.
 #pragma once
 
 #include <lockstep/base/error.h>
@@ -17,34 +17,36 @@
 
 namespace lockstep::store {
 
-// BadInput when it is empty or longer than Store::max_key_bytes.
+// Throws BadInput if the key is empty or longer than Store::max_key_bytes.
 void check_key(std::string_view key);
-// BadInput when it is longer than Store::max_value_bytes.
+// Throws BadInput if the value is longer than Store::max_value_bytes.
 void check_value(std::string_view key, std::string_view value);
 
-// The number that add() counts on: BadInput when the value is no decimal number or would overflow.
+// Returns the new value for add(). Throws BadInput if the value is not a decimal number or the sum
+// overflows.
 [[nodiscard]] std::int64_t add_to_number(std::string_view key, std::string_view value,
                                          std::int64_t delta);
 
-// "store: keys 'rank/2', 'rank/5' did not come within 5s"; names five at most.
+// Returns an exception such as "store: keys 'rank/2', 'rank/5' did not come within 5s"; names at
+// most five keys.
 [[nodiscard]] Timeout missing_keys(std::span<const std::string> missing, Duration waited);
 
-// Each key and value is within the limits: the callers have checked.
+// Callers must check the limits of keys and values first.
 class Table {
  public:
-  // set(), add() and compare_set() throw BadInput when all would be more than `most_bytes`.
+  // set(), add() and compare_set() throw BadInput if the table would exceed `most_bytes`.
   explicit Table(std::size_t most_bytes = std::numeric_limits<std::size_t>::max())
       : most_bytes_(most_bytes) {}
   void set(std::string_view key, std::string_view value);
-  // Null when it is not there; valid until the key is changed.
+  // Returns null if the key is not set. The pointer is valid until the key changes.
   [[nodiscard]] const std::string* find(std::string_view key) const;
-  // BadInput as add_to_number().
+  // Throws BadInput as add_to_number() does.
   std::int64_t add(std::string_view key, std::int64_t delta);
   std::string compare_set(std::string_view key, std::string_view expected,
                           std::string_view desired);
   bool erase(std::string_view key);
   [[nodiscard]] std::vector<std::string> keys(std::string_view prefix) const;
-  // Those of `keys` that are not there, in the same order.
+  // Returns the missing ones of `keys`, in the same order.
   [[nodiscard]] std::vector<std::string> missing(std::span<const std::string> keys) const;
 
  private:

@@ -11,7 +11,7 @@ namespace {
 
 using store::Code;
 
-// What the server may be late by before the client stops waiting for its word on a late key.
+// How long the client waits beyond the deadline for the server's report of missing keys.
 constexpr Duration grace = std::chrono::seconds(1);
 
 Deadline with_grace(Deadline deadline) {
@@ -28,7 +28,8 @@ std::string take_part(store::Message reply) {
 TcpStore::TcpStore(const TcpStoreOptions& options)
     : connection_(std::make_unique<Connection>(options)) {}
 TcpStore::~TcpStore() {
-  if (connection_->is_copy_of_parent()) (void)connection_.release();  // the parent still talks
+  // the parent still uses the connection
+  if (connection_->is_copy_of_parent()) (void)connection_.release();
 }
 
 void TcpStore::set(std::string_view key, std::string_view value) {

@@ -18,7 +18,7 @@ void put(std::string& bytes, Number number) {
   }
 }
 
-// Takes what it is asked for off the front, or throws.
+// Reads values from the front of a message; throws if the message is too short.
 class Cursor {
  public:
   explicit Cursor(std::string_view bytes) : left_(bytes) {}

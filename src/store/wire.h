@@ -1,4 +1,4 @@
-// The bytes between TcpStore and StoreServer. Numbers are little-endian; a sequence of bytes in
+// The protocol between TcpStore and StoreServer. Numbers are little-endian; a sequence of bytes in
 // braces is repeated.
 //
 // 1. The handshake, in the clear; client and server have the same key K = BLAKE2b(secret):
@@ -8,10 +8,10 @@
 //      server:  server_proof[32]  server_header[24]         or, instead: 56 zero bytes, end
 //      client:  client_header[24]
 //
-//    magic is "LSSTORE1". A proof is BLAKE2b keyed with K over a label of its own for each side and
-//    both nonces (handshake.h). The 56 zero bytes answer everything that is no correct proof, so
-//    that they tell nothing but "refused". The headers begin a libsodium secretstream
-//    (XChaCha20-Poly1305) in each direction, with keys made from K and both nonces.
+//    magic is "LSSTORE1". A proof is BLAKE2b keyed with K over a label of its side and both nonces
+//    (handshake.h). The 56 zero bytes answer anything that is not a correct proof, so that they
+//    reveal only "refused". The headers begin a libsodium secretstream (XChaCha20-Poly1305) in each
+//    direction, with keys derived from K and both nonces.
 //
 // 2. Frames, in both directions:
 //
@@ -19,8 +19,8 @@
 //      message := id:u64  code:u8  number:i64  count:u32  { part }
 //      part    := length:u32  bytes[length]
 //
-//    A client numbers its requests as it likes; the reply has the id of its request. Replies come
-//    in any order: a request that waits is answered when its keys are there.
+//    A client chooses the ids of its requests; the reply has the id of its request. Replies come in
+//    any order: a request that waits is answered when its keys are set.
 //
 //      request        number           parts              reply `done`
 //      1 set                           key value
@@ -28,16 +28,16 @@
 //      3 get          timeout in ns    key                value
 //      4 wait         timeout in ns    { key }
 //      5 add          delta            key                number: the sum
-//      6 compare_set                   key expected       value that stands afterwards
+//      6 compare_set                   key expected       value after the call
 //                                      desired
-//      7 erase                         key                number: 1 when something was erased
+//      7 erase                         key                number: 1 if the key was set
 //      8 keys                          prefix             { key }
 //      9 on_disconnect                 key value
 //     10 session                       session[16]        name[16] of the store
 //
-//    A client that comes back after its connection has broken begins each connection with request
-//    10, under a name of its own, and then sends again what was not answered. The server does no
-//    request that writes a second time: it has the reply of those that it has done (sessions.h).
+//    A client that can reconnect begins each connection with request 10, under its own name, and
+//    then repeats unanswered requests. The server never executes a writing request twice:
+//    it remembers the replies of executed ones (sessions.h).
 //
 //      reply 101 done, as above; 102 late: the timeout has passed, parts: missing keys;
 //      103 refused: part 1 is the text of a BadInput.
@@ -49,7 +49,7 @@
 //
 //    33 bytes; sealed 50, so the frame begins with 32 00 00 00.
 //
-// Every length is checked against the limits below before memory is taken for it.
+// Every length is checked against the limits below before memory is allocated for it.
 #pragma once
 
 #include <cstddef>
@@ -64,7 +64,7 @@ namespace lockstep::store {
 
 inline constexpr std::string_view magic = "LSSTORE1";
 
-// Room for compare_set with two of the longest values.
+// Enough for compare_set with two values of the maximum size.
 inline constexpr std::size_t max_message_bytes =
     2 * Store::max_value_bytes + Store::max_key_bytes + 64;
 inline constexpr std::size_t max_parts = 1 << 16;
@@ -94,31 +94,31 @@ struct Message {
   bool operator==(const Message&) const = default;
 };
 
-// InvalidArgument when it exceeds a limit.
+// Throws InvalidArgument if the message exceeds a limit.
 [[nodiscard]] std::string encode(const Message& message);
-// BadInput when the bytes are no message: too short, too long, a length beyond a limit or the end,
-// an unknown code.
+// Throws BadInput if the bytes are not a valid message: too short, too long, a length beyond a
+// limit or the end, or an unknown code.
 [[nodiscard]] Message decode(std::string_view bytes);
 
-// Four bytes that say how long the sealed message after them is.
+// Returns the four bytes with the length of the sealed message after them.
 [[nodiscard]] std::string encode_length(std::size_t length);
 
-// Cuts a stream of bytes into frames. Holds no more than what has arrived.
+// Splits a stream of bytes into frames. Allocates memory only for bytes that have arrived.
 class FrameReader {
  public:
-  // `overhead` is what sealing adds to a message.
+  // `overhead` is the number of bytes that sealing adds to a message.
   explicit FrameReader(std::size_t overhead) : overhead_(overhead) {}
   void append(std::string_view bytes) { buffer_ += bytes; }
-  // True when there was a whole frame: `sealed` is its content without the length. BadInput when a
-  // length is out of range.
+  // Returns true if a frame is complete, and sets `sealed` to its content without the length.
+  // Throws BadInput if a length is out of range.
   [[nodiscard]] bool next(std::string& sealed);
-  // Bytes that have arrived and belong to no whole frame yet.
+  // Returns the number of received bytes that do not form a complete frame yet.
   [[nodiscard]] std::size_t held() const { return buffer_.size() - used_; }
 
  private:
   std::size_t overhead_;
   std::string buffer_;
-  std::size_t used_ = 0;  // bytes of the buffer that were handed out
+  std::size_t used_ = 0;  // bytes of the buffer that were returned
 };
 
 }  // namespace lockstep::store

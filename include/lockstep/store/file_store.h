@@ -1,9 +1,11 @@
-// FileStore: a store in a folder that all ranks see, such as one on a network filesystem. It needs
-// no server and no port; it is slow (a millisecond or more a call) and meant for a handful of keys.
+// FileStore: a store in a folder that all ranks can access, such as one on a network filesystem. A
+// FileStore needs no server and no port. It is slow (a millisecond or more per call) and meant for
+// a handful of keys.
 //
-// The folder holds one file a key, which only ever changes by rename, and a lock file. A rank that
-// is killed at any point leaves every key whole and the lock free. Values of earlier runs stay:
-// give each run a fresh folder. Every user that can write the folder can change the store.
+// The folder holds one file per key and a lock file; a key's file only changes by rename. If a rank
+// is killed at any point, every key is still complete and the lock is free. Values of earlier runs
+// remain: give each run an empty folder. Every user with write access to the folder can change the
+// store.
 #pragma once
 
 #include <chrono>
@@ -16,14 +18,15 @@
 namespace lockstep {
 
 struct FileStoreOptions {
-  // How long a call waits for the folder's lock (held for microseconds, unless its holder is
-  // stopped) before it throws Timeout.
+  // How long a call waits for the folder's lock before it throws Timeout. The lock is held for
+  // microseconds, unless the process that holds it is stopped.
   Duration lock_timeout = std::chrono::seconds(60);
 };
 
 class FileStore : public Store {
  public:
-  // Makes the folder where it is missing. Waits look for keys again and again, at most 50 ms apart.
+  // Creates the folder if it does not exist. get() and wait() poll for keys at intervals of at most
+  // 50 ms.
   explicit FileStore(std::filesystem::path folder, FileStoreOptions options = {});
 
   void set(std::string_view key, std::string_view value) override;

@@ -1,4 +1,4 @@
-// MemoryStore: a store inside one process, for ranks that are threads and for tests.
+// MemoryStore: a store inside one process, for tests and for ranks that are threads.
 #pragma once
 
 #include <memory>
@@ -9,8 +9,8 @@
 
 namespace lockstep {
 
-// Share it by pointer among the threads. The waits of one thread end as soon as another sets the
-// key.
+// Share one object among the threads through a pointer. A thread that waits for a key returns as
+// soon as another thread sets the key.
 class MemoryStore : public Store {
  public:
   MemoryStore();

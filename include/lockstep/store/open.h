@@ -1,4 +1,4 @@
-// A store by its address, as it stands in LOCKSTEP_STORE.
+// Opens a store by its address, in the format of LOCKSTEP_STORE.
 #pragma once
 
 #include <memory>
@@ -12,10 +12,11 @@
 
 namespace lockstep {
 
-// "tcp://HOST:PORT" (with "[...]" around an IPv6 address), "tcp://HOST:PORT?reconnect=TIME" (with
-// TcpStoreOptions::reconnect, such as 90s) and "unix:@NAME" are a TcpStore with that secret;
-// "file:FOLDER" is a FileStore. Waits up to `timeout` for a server. BadInput for anything else, and
-// as the stores themselves say.
+// Returns a TcpStore with `secret` for "tcp://HOST:PORT" (an IPv6 address stands in "[...]"),
+// "tcp://HOST:PORT?reconnect=TIME" (sets TcpStoreOptions::reconnect, for example 90s) and
+// "unix:@NAME"; returns a FileStore for "file:FOLDER". Blocks up to `timeout` until the server
+// answers. Throws BadInput for any other address, and the errors that the constructors of these
+// stores throw.
 [[nodiscard]] std::shared_ptr<Store> open_store(std::string_view address, std::string secret,
                                                 Duration timeout);
 

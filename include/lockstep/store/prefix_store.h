@@ -1,5 +1,5 @@
-// PrefixStore: a part of another store, in which every key begins with a prefix that its users do
-// not see. Groups that share one store each take their own part.
+// PrefixStore: a part of another store, in which every key begins with a prefix that callers do not
+// see. Groups that share one store each use their own prefix.
 #pragma once
 
 #include <memory>
@@ -10,8 +10,8 @@
 
 namespace lockstep {
 
-// As fast and as safe to share as the store below it, which it keeps alive. The prefix counts
-// towards max_key_bytes, and errors name keys with it.
+// As fast and as thread-safe as the underlying store, which the PrefixStore keeps alive. The prefix
+// counts towards max_key_bytes, and error messages name keys with their prefix.
 class PrefixStore : public Store {
  public:
   PrefixStore(std::string prefix, std::shared_ptr<Store> below);
@@ -24,7 +24,7 @@ class PrefixStore : public Store {
   std::string compare_set(std::string_view key, std::string_view expected,
                           std::string_view desired) override;
   bool erase(std::string_view key) override;
-  // Without the prefix.
+  // Returns the keys without the store's own prefix.
   [[nodiscard]] std::vector<std::string> keys(std::string_view prefix) override;
 
  private:

@@ -1,9 +1,8 @@
-// Store: the small key-value space in which ranks find each other before any collective runs.
+// Store: the key-value space through which ranks find each other before the first collective.
 //
-// Keys are short text, values are bytes. Every call is safe from any thread and is a round trip at
-// most; only get() and wait() block. Errors: Timeout when a deadline passes (the text names the
-// keys that are missing), PeerLost when the server has gone, BadInput when a length exceeds the
-// limits below.
+// Keys are short text, values are bytes. Every call is thread-safe and takes at most one round
+// trip; only get() and wait() block. Throws Timeout if a deadline passes (the message names the
+// missing keys), PeerLost if the server is gone, and BadInput if a length exceeds the limits below.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -27,23 +26,24 @@ class Store {
 
   virtual ~Store() = default;
 
-  // Sets or replaces a value.
+  // Sets the value of `key`, replacing an earlier one.
   virtual void set(std::string_view key, std::string_view value) = 0;
-  // The value, or nothing when the key is not there now.
+  // Returns the value of `key`, or std::nullopt if the key is not set.
   [[nodiscard]] virtual std::optional<std::string> try_get(std::string_view key) = 0;
-  // Blocks until the key is there.
+  // Blocks until `key` is set, and returns its value.
   [[nodiscard]] virtual std::string get(std::string_view key, Deadline deadline) = 0;
-  // Blocks until all keys are there.
+  // Blocks until all keys are set.
   virtual void wait(std::span<const std::string> keys, Deadline deadline) = 0;
-  // Adds to the decimal number under key (0 when it is not there) and returns the sum, atomically.
+  // Atomically adds `delta` to the decimal number stored under `key` (0 if the key is not set) and
+  // returns the sum.
   virtual std::int64_t add(std::string_view key, std::int64_t delta) = 0;
-  // Writes `desired` where the value equals `expected` ("" also means: not there); returns the
-  // value that stands afterwards.
+  // Atomically writes `desired` if the current value equals `expected`; an empty `expected` also
+  // matches a key that is not set. Returns the value after the call.
   virtual std::string compare_set(std::string_view key, std::string_view expected,
                                   std::string_view desired) = 0;
-  // True when there was something to erase.
+  // Removes `key`. Returns true if the key was set.
   virtual bool erase(std::string_view key) = 0;
-  // The keys that begin with `prefix`, sorted.
+  // Returns the keys that begin with `prefix`, sorted.
   [[nodiscard]] virtual std::vector<std::string> keys(std::string_view prefix) = 0;
 };
 

@@ -1,10 +1,11 @@
-// StoreServer: holds a store's values for clients that come over TCP (TcpStore).
+// StoreServer: holds the values of a store and serves them to clients over TCP (TcpStore).
 //
-// Both sides know a secret. Neither ever sends it: each proves that it knows it by answering the
-// other's random challenge, and the conversation that follows is encrypted and authenticated
-// (src/store/wire.h has the bytes). A peer without the secret learns nothing, and cannot keep
-// others waiting by sending garbage, slowly or not at all, nor by many connections: it competes for
-// a place to prove itself with its own address first, and then by lot. A peer with it is trusted.
+// Server and client share a secret. Neither side ever sends the secret: each proves that it knows
+// the secret by answering the other's random challenge, and the connection is then encrypted and
+// authenticated (src/store/wire.h documents the bytes). A peer without the secret learns nothing.
+// Such a peer cannot block other clients by sending garbage, by sending slowly or not at all, or by
+// opening many connections: if there are too many unproven connections, the server closes one from
+// the address that has the most. A peer that knows the secret is trusted.
 #pragma once
 
 #include <chrono>
@@ -21,44 +22,45 @@
 namespace lockstep {
 
 struct StoreServerOptions {
-  // Where to listen. Anything but a loopback address lets other hosts connect, and then a secret
-  // is required. "@NAME" is a socket of this host only (Linux: an abstract name, gone with its last
-  // user): nobody but processes of the same user is let in.
+  // The address to listen on. An address other than a loopback address lets other hosts connect; a
+  // secret is then required. "@NAME" is a socket of this host only (on Linux an abstract socket,
+  // removed with its last user) that accepts only processes of the same user.
   std::string host = "127.0.0.1";
-  std::uint16_t port = 0;  // 0: a free one, see port()
-  std::string secret;      // any bytes; 32 random ones are best
-  // A connection that has not proven by then that it knows the secret is closed. When there are
-  // more than `max_unproven` of these, one is closed: any one of those from the address that has
-  // most (of IPv6 the first 64 bits count).
+  std::uint16_t port = 0;  // 0 picks a free port; see port().
+  std::string secret;      // Any bytes; 32 random bytes are best.
+  // A connection that has not proven within this time that it knows the secret is closed. If more
+  // than `max_unproven` such connections are open, the server closes one: a random one from the
+  // address with the most connections (IPv6 addresses count by their first 64 bits).
   Duration handshake_timeout = std::chrono::seconds(10);
   int max_unproven = 256;
-  // Of keys and values together; what would go beyond it is refused.
+  // Limit for all keys and values together. A call that would exceed it is refused.
   std::size_t max_bytes = std::size_t{1} << 30;
-  // A file in which the store is kept (src/store/log.h has the bytes): a server that is started
-  // anew with it goes on as the same store, for clients with TcpStoreOptions::reconnect too. Each
-  // change is on the disk before its client has the reply, which costs a millisecond or more.
-  // Empty: the store ends with its server.
+  // A file in which the store is persisted (src/store/log.h documents the bytes). A server that is
+  // restarted with the same file continues as the same store, also for clients with
+  // TcpStoreOptions::reconnect. Each change is on disk before the client gets its reply, which
+  // costs a millisecond or more. If empty, the store's content is lost when the server ends.
   std::filesystem::path log = {};
-  // A client whose host has not answered the kernel's questions for that long has gone.
+  // A client is considered lost if its host has not answered TCP keepalive probes for this long.
   Duration lost_after = std::chrono::seconds(25);
 };
 
 class StoreServer {
  public:
-  // Listens at once and serves from a thread of its own. BadInput when the port is in use, the host
-  // unknown, or a secret missing where one is required; and when the log is in use by another
-  // server, no log, or damaged, but for a last record that was not finished: that is cut off.
+  // Listens immediately and serves from its own thread. Throws BadInput if the port is in use, the
+  // host is unknown, or a required secret is missing. Throws BadInput if the log is in use by
+  // another server, is not a log, or is damaged; an incomplete last record is not an error and is
+  // truncated.
   explicit StoreServer(StoreServerOptions options);
-  // Closes every connection: calls that wait on the clients end with PeerLost.
+  // Closes every connection: waiting calls of the clients throw PeerLost.
   ~StoreServer();
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
 
-  // False when the server has ended by itself, after a line in the library's log: it could not wait
-  // for connections any more, or could not write its log.
+  // Returns false if the server has ended by itself because it could not wait for connections or
+  // write its log any more. The server logs the reason first.
   [[nodiscard]] bool serves() const;
   [[nodiscard]] std::uint16_t port() const;
-  // "127.0.0.1:1234", "@NAME"
+  // Returns the address, such as "127.0.0.1:1234" or "@NAME".
   [[nodiscard]] std::string address() const;
 
  private:

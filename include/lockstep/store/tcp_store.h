@@ -13,28 +13,28 @@
 namespace lockstep {
 
 struct TcpStoreOptions {
-  std::string host = "127.0.0.1";  // or "@NAME", which must belong to the same user
+  std::string host = "127.0.0.1";  // Or "@NAME", whose server must run as the same user.
   std::uint16_t port = 0;
-  std::string secret;  // the server's
-  // The server may start later than its clients: how long to try.
+  std::string secret;  // The server's secret.
+  // How long to try to connect; the server may start later than its clients.
   Duration connect_timeout = std::chrono::minutes(5);
-  // How long the server may take to answer a call that does not block there.
+  // How long the server may take to answer a call that does not block on the server.
   Duration call_timeout = std::chrono::seconds(60);
-  // When the connection breaks: how long to try to reach the same store again, while calls wait. A
-  // server that was started anew is the same store when it has its log
-  // (StoreServerOptions::log); another one is none. 0: a broken connection is the store's end.
-  // Calls that do not block there then have this long too.
+  // If the connection breaks: how long to try to reach the same store again, while calls wait. A
+  // restarted server is the same store if it has its log (StoreServerOptions::log); otherwise it is
+  // a different store. With 0, a broken connection ends the store. A call that does not block on
+  // the server may take this long if `call_timeout` is shorter.
   Duration reconnect = {};
-  // A server whose host has not answered the kernel's questions for that long has gone.
+  // The server is considered lost if its host has not answered TCP keepalive probes for this long.
   Duration lost_after = std::chrono::seconds(25);
 };
 
-// One connection, shared by all threads: a blocked get() or wait() holds up no other call. get()
-// and wait() end about a second after their deadline even when the server is stuck.
+// One connection that all threads share: a blocked get() or wait() does not delay other calls.
+// get() and wait() return about a second after their deadline even if the server hangs.
 //
-// BadInput when the server does not accept the secret, or is no store; Timeout when nobody answers;
-// PeerLost when the server has gone, then and for every later call: at once, or when it could not
-// be reached again within `reconnect`. Not usable in a forked child.
+// Throws BadInput if the server rejects the secret or is not a store, and Timeout if no server
+// answers. Throws PeerLost, in this and every later call, if the server is gone: immediately, or
+// once it could not be reached again within `reconnect`. Not usable in a forked child.
 class TcpStore : public Store {
  public:
   explicit TcpStore(const TcpStoreOptions& options);
@@ -50,17 +50,17 @@ class TcpStore : public Store {
   bool erase(std::string_view key) override;
   [[nodiscard]] std::vector<std::string> keys(std::string_view prefix) override;
 
-  // Leaves a value with the server: when this connection has ended, in order or not, the server
-  // writes `value` under `key`, unless the key has a value by then. So others learn that this
-  // process or its host has gone. At most 16 keys a connection, of at most 64 KiB each; a second
-  // call for a key replaces the first.
+  // Registers a value with the server: when this connection ends, in order or not, the server
+  // writes `value` under `key`, unless `key` already has a value. This lets other clients detect
+  // that this process or its host is gone. At most 16 keys per connection, with values of at most
+  // 64 KiB; a second call for a key replaces the first.
   void set_on_disconnect(std::string_view key, std::string_view value);
-  // Ends the connection, as the destructor does: calls that wait, and all later ones, throw
-  // PeerLost. From any thread.
+  // Closes the connection, as the destructor does: calls that wait, and all later calls, throw
+  // PeerLost. Thread-safe.
   void disconnect() noexcept;
-  // This end of the connection, without its port: "10.0.0.7".
+  // Returns the local address of the connection without its port, such as "10.0.0.7".
   [[nodiscard]] std::string own_address() const;
-  // How many connections have been made so far: more than one after it was reached again.
+  // Returns the number of connections made so far; greater than one after a reconnect.
   [[nodiscard]] std::int64_t connections() const;
 
  private:
