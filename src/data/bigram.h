@@ -1,5 +1,5 @@
-// The bigram bound: what a language model must beat to have learned more than which token follows
-// which.
+// The bigram bound: a language model must beat it to have learned more than the frequencies of
+// token pairs.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,14 +8,14 @@
 
 namespace lockstep::data {
 
-// Cross-entropy in nats a token, on the pairs of `validation`, of the model that counts the pairs
-// of `train`:
+// Returns the cross-entropy in nats per token, on the pairs of `validation`, of a model that counts
+// the pairs of `train`:
 //
 //   p(b | a) = (count(a, b) + smoothing) / (count(a, anything) + smoothing * vocabulary)
 //   result   = -mean over neighbours (a, b) of validation of log p(b | a)
 //
-// with smoothing 1 Laplace's rule. Both are one-dim integer tensors of tokens below `vocabulary`;
-// `validation` has two or more. InvalidArgument otherwise.
+// A smoothing of 1 is Laplace's rule. Both tensors must be 1-D integer tensors of tokens below
+// `vocabulary`, and `validation` must have at least two; otherwise throws InvalidArgument.
 [[nodiscard]] double bigram_cross_entropy(const at::Tensor& train, const at::Tensor& validation,
                                           std::int64_t vocabulary, double smoothing = 1.0);
 

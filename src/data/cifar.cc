@@ -53,8 +53,8 @@ std::vector<fs::path> files_of(const fs::path& folder, CifarPart part) {
   return files;
 }
 
-// uint8 [records, 3073]. Read record by record of what is really there: a few bytes may unpack to
-// terabytes.
+// Returns uint8 [records, 3073]. Grows the result with the data, because a few bytes may decompress
+// to terabytes.
 at::Tensor records_of(const fs::path& file) {
   GzipReader reader(file);
   constexpr std::size_t piece = static_cast<std::size_t>(record) * 1024;

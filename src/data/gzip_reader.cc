@@ -29,7 +29,8 @@ GzipReader::GzipReader(std::filesystem::path file) : file_(std::move(file)) {
 }
 
 std::size_t GzipReader::read(std::span<std::byte> bytes) {
-  constexpr std::size_t largest = std::size_t{1} << 30;  // gzread counts in int
+  // gzread() takes an unsigned int and returns an int
+  constexpr std::size_t largest = std::size_t{1} << 30;
   std::size_t total = 0;
   while (total < bytes.size()) {
     errno = 0;

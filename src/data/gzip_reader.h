@@ -1,4 +1,4 @@
-// Reads a file from its beginning to its end, unpacking it on the way if it is gzip-compressed.
+// Reads a file from beginning to end; decompresses it if it is gzip-compressed.
 #pragma once
 
 #include <cstddef>
@@ -13,11 +13,11 @@ namespace lockstep::data {
 
 class GzipReader {
  public:
-  // BadInput when the file cannot be opened, or is a pipe, a device or a folder.
+  // Throws BadInput if the file cannot be opened, or is a pipe, a device or a folder.
   explicit GzipReader(std::filesystem::path file);
 
-  // Fills `bytes`; returns how many were there, fewer only at the end of the file. BadInput when
-  // the compressed stream is damaged or ends early.
+  // Fills `bytes`; returns the number of bytes read, which is smaller than requested only at the
+  // end of the file. Throws BadInput if the compressed stream is damaged or truncated.
   std::size_t read(std::span<std::byte> bytes);
 
   [[nodiscard]] const std::filesystem::path& file() const { return file_; }

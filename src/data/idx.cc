@@ -74,7 +74,7 @@ std::int64_t byte_count(const GzipReader& reader, const std::vector<std::int64_t
   constexpr std::int64_t most = std::int64_t{1} << 42;
   auto count = static_cast<std::int64_t>(element_bytes);
   for (std::int64_t size : sizes) {
-    size = std::max<std::int64_t>(size, 1);  // others must be possible beside one of 0
+    size = std::max<std::int64_t>(size, 1);  // check the other sizes even if one is 0
     if (count > most / size) {
       refuse(reader, "at most 4 TiB of elements", c10::str("sizes ", at::IntArrayRef(sizes)));
     }
@@ -83,13 +83,14 @@ std::int64_t byte_count(const GzipReader& reader, const std::vector<std::int64_t
   return std::ranges::count(sizes, 0) > 0 ? 0 : count;
 }
 
-// In pieces, so that sizes that the file does not live up to cost no memory.
+// Reads in pieces, so that a header with sizes that exceed the file costs no memory.
 std::vector<std::byte> read_elements(GzipReader& reader, std::int64_t expected) {
   constexpr std::int64_t piece = 1 << 22;
   std::vector<std::byte> bytes;
   while (static_cast<std::int64_t>(bytes.size()) < expected) {
     const std::size_t before = bytes.size();
-    // Growing copies what is there, and so does the tensor; a few bytes may unpack to terabytes.
+    // Allows a quarter of the memory, because both growing the vector and making the tensor copy
+    // the data. Checked per piece, because a few bytes may decompress to terabytes.
     sys::check_fits_memory(reader.file(), before + piece, 0.25);
     bytes.resize(before + static_cast<std::size_t>(
                               std::min(piece, expected - static_cast<std::int64_t>(before))));

@@ -1,4 +1,4 @@
-// Indices of a batch as the tensor that index_select takes.
+// Converts the indices of a batch to a tensor for index_select.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,8 +8,8 @@
 
 namespace lockstep::data {
 
-// int64 [indices.size()]. InvalidArgument names the first index that is not below `size`, and
-// `dataset`.
+// Returns int64 [indices.size()]. Throws InvalidArgument if an index is not below `size`; the
+// message names the first one and `dataset`.
 [[nodiscard]] at::Tensor index_tensor(c10::ArrayRef<std::size_t> indices, std::size_t size,
                                       std::string_view dataset);
 

@@ -26,13 +26,13 @@ Sampler sampler_for(std::int64_t samples, const LoaderOptions& options) {
                            .uneven = options.uneven});
 }
 
-// Batches of all ranks' samples.
+// Returns the number of global batches.
 std::int64_t batches_of(std::int64_t samples, const LoaderOptions& options) {
   if (!options.drop_last) return (samples + options.batch_size - 1) / options.batch_size;
   return samples / options.group.size() * options.group.size() / options.batch_size;
 }
 
-// The batch that has a rank's last sample, and those before it.
+// Returns the number of batches up to and including the one with this rank's last sample.
 std::int64_t own_batches(const Sampler& sampler, const LoaderOptions& options) {
   if (sampler.size() == 0) return 0;
   const std::int64_t last = (sampler.size() - 1) * options.group.size() + options.group.rank();
@@ -60,14 +60,14 @@ LoaderPlan::LoaderPlan(std::int64_t samples, const LoaderOptions& options)
   }
 }
 
-// The sampler deals the order out to the ranks in turn: rank r has places r, r + ranks, ...
+// The sampler distributes the order in turn: rank r has the positions r, r + ranks, ...
 std::int64_t LoaderPlan::first_of(std::int64_t batch) const {
   const SamplerOptions& options = sampler_.options();
   return (batch * batch_size_ - options.rank + options.world - 1) / options.world;
 }
 
-// The last batch has all that is left. A rank that would have nothing in it reads its last sample
-// again, as others do to be even.
+// The last batch contains all remaining samples. A rank without a sample in it reads its last
+// sample again, as padding.
 c10::ArrayRef<std::size_t> LoaderPlan::piece(const std::vector<std::size_t>& order,
                                              std::int64_t batch) const {
   const auto size = static_cast<std::int64_t>(order.size());

@@ -13,7 +13,8 @@ namespace {
   throw BadInput("reading a loader state: expected " + expected + ", found " + found);
 }
 
-// The fields of one text; take() removes a field, so that what is left in the end is unknown.
+// The fields of one text. take() removes a field, so that the fields left at the end are the
+// unknown ones.
 class Fields {
  public:
   explicit Fields(std::string_view text) {

@@ -24,7 +24,7 @@ class Prefetcher::Line {
   [[nodiscard]] Item take();
 
  private:
-  // What became of one item.
+  // The result of one item.
   struct Slot {
     Item item;
     std::exception_ptr error;
@@ -38,11 +38,11 @@ class Prefetcher::Line {
   }
 
   const std::int64_t end_;
-  const Make make_;  // without workers
+  const Make make_;  // only without workers
 
-  // taken_ <= claimed_ <= min(end_, taken_ + slots_.size()). Items below taken_ are gone, those
-  // below claimed_ are made or being made by the worker that claimed them, and slot(n) is item n's
-  // for taken_ <= n < claimed_.
+  // Invariant: taken_ <= claimed_ <= min(end_, taken_ + slots_.size()). Items below taken_ were
+  // returned; items below claimed_ are finished, or in progress in the worker that claimed them;
+  // slot(n) belongs to item n for taken_ <= n < claimed_.
   Mutex mutex_;
   std::condition_variable_any room_;
   std::condition_variable made_;
@@ -50,7 +50,7 @@ class Prefetcher::Line {
   std::int64_t claimed_ LOCKSTEP_GUARDED_BY(mutex_);
   std::vector<Slot> slots_ LOCKSTEP_GUARDED_BY(mutex_);
 
-  std::vector<std::jthread> threads_;  // last: stopped and joined before anything they use goes
+  std::vector<std::jthread> threads_;  // last member: joined before the others are destroyed
 };
 
 Prefetcher::Line::Line(std::int64_t begin, std::int64_t end, std::vector<Make> workers,
@@ -60,7 +60,7 @@ Prefetcher::Line::Line(std::int64_t begin, std::int64_t end, std::vector<Make> w
       claimed_(begin),
       slots_(static_cast<std::size_t>(std::max<std::int64_t>(1, ahead))) {
   threads_.reserve(workers.size());
-  const sys::BlockedSignals blocked;  // in the workers
+  const sys::BlockedSignals blocked;  // the workers inherit the mask
   for (Make& make : workers) {
     threads_.emplace_back(
         [this, make = std::move(make)](const std::stop_token& stop) { work(stop, make); });
@@ -101,7 +101,7 @@ Prefetcher::Item Prefetcher::Line::take() {
 }
 
 Prefetcher::Item Prefetcher::Line::take_here() {
-  Lock lock(mutex_);  // which nobody else wants
+  Lock lock(mutex_);  // uncontended: there are no workers
   if (taken_ == end_) return nullptr;
   Item item = make_(taken_);
   ++taken_;

@@ -21,7 +21,7 @@ std::int64_t size_for(std::int64_t samples, const SamplerOptions& options) {
   return options.uneven && options.rank >= left ? whole : whole + 1;
 }
 
-// Place -> sample, for all ranks.
+// Returns the sample at each position, for all ranks.
 at::Tensor global_order(std::int64_t samples, const SamplerOptions& options, std::int64_t epoch) {
   if (!options.shuffle) return at::arange(samples, at::kLong);
   at::Generator generator =

@@ -6,9 +6,9 @@
 
 namespace lockstep::data {
 
-// at::set_num_threads() would do, but its number is also what every thread started later begins
-// with. OpenMP's own setting belongs to the calling thread; the first at::get_num_threads() of a
-// thread overwrites it, hence the order.
+// Does not call at::set_num_threads(), because its number is also the default of every later
+// thread. OpenMP's own setting belongs to the calling thread, but a thread's first
+// at::get_num_threads() overwrites it, hence the order.
 void use_single_thread() {
   if (at::get_num_threads() == 1) return;
   using SetNumThreads = void (*)(int);

@@ -1,10 +1,10 @@
-// One thread for the operations of a worker of the loader.
+// Limits a worker of the loader to one thread.
 #pragma once
 
 namespace lockstep::data {
 
-// From now on LibTorch's operations in this thread use this thread only, and no other thread's
-// count changes.
+// Makes LibTorch operations in the calling thread run on this thread only; the number of threads in
+// other threads does not change.
 void use_single_thread();
 
 }  // namespace lockstep::data

@@ -46,7 +46,8 @@ std::vector<fs::path> files_below(const fs::path& folder,
          is_empty ? "an empty folder" : "a folder without such files");
 }
 
-// The text, its tokens, and a copy of them are in memory together.
+// Appends a file. Allows a third of the memory, because the text, its tokens and a copy of them are
+// in memory together.
 void append(std::string& text, const fs::path& file) {
   constexpr double share = 1.0 / 3;
   try {
@@ -55,7 +56,7 @@ void append(std::string& text, const fs::path& file) {
     constexpr std::size_t piece = 1 << 20;
     for (std::size_t wanted = opened.size() + 1;; wanted = piece) {
       const std::size_t before = text.size();
-      sys::check_fits_memory(file, before + wanted, share);  // it may grow while it is read
+      sys::check_fits_memory(file, before + wanted, share);  // the file may grow while it is read
       text.resize(before + wanted);
       const std::size_t found =
           opened.read(std::as_writable_bytes(std::span(text).subspan(before)));

@@ -31,7 +31,8 @@ std::int64_t bytes_of(at::ScalarType dtype, const char* function) {
   return static_cast<std::int64_t>(c10::elementSize(dtype));
 }
 
-// A few million at a time: what is compared is made in memory.
+// Calls look(begin, piece) for a few million tokens at a time, because each piece is copied to
+// int64.
 template <class Look>
 void for_each_piece(const at::Tensor& tokens, Look look) {
   constexpr std::int64_t piece = 1 << 22;
@@ -50,7 +51,7 @@ void check_below(const at::Tensor& tokens, std::int64_t least, std::int64_t most
   });
 }
 
-// A file of another format has a header, or larger numbers, which would be taken for tokens.
+// Rejects files of other formats, whose header or wider numbers would be read as tokens.
 void check_is_raw(const sys::PlainFile& file, const std::string& what) {
   std::string begin(sys::file_kind_bytes, '\0');
   begin.resize(file.read_at(0, std::as_writable_bytes(std::span(begin))));
@@ -61,7 +62,7 @@ void check_is_raw(const sys::PlainFile& file, const std::string& what) {
               what, kind);
 }
 
-// Tokens of 4 or 8 bytes that are read as 2 or 4 bytes: each second one is 0.
+// Rejects tokens of 4 or 8 bytes that are read as 2 or 4 bytes: every second one is 0.
 void check_width(const at::Tensor& tokens, const std::string& what) {
   constexpr std::int64_t fewest = 64, some = 1 << 16;
   if (tokens.size(0) < fewest) return;
@@ -87,7 +88,7 @@ at::Tensor map_tokens(const fs::path& file, at::ScalarType dtype, std::int64_t v
     check_input(bytes > 0 && bytes % element == 0,
                 "{}: expected tokens of {} bytes ({}), found a file of {} bytes", what, element,
                 c10::toString(dtype), bytes);
-    // Nobody writes: the pages are read-only.
+    // The tensor is never written: the pages are read-only.
     auto* begin = const_cast<std::byte*>(mapped->bytes().data());
     at::Tensor tokens = at::from_blob(
         begin, {bytes / element}, [mapped](void*) mutable { mapped.reset(); }, dtype);

@@ -14,14 +14,14 @@ struct TorchSampler::State {
   std::int64_t epoch = 0;
   std::size_t index = 0;
   bool begun = false;                                  // next() was called since the last reset
-  std::optional<std::vector<std::size_t>> order = {};  // of this epoch, once it is needed
+  std::optional<std::vector<std::size_t>> order = {};  // of this epoch, computed on first use
 };
 
 namespace {
 
 using Field = std::pair<std::string, std::int64_t>;
 
-// What the saver and the loader must agree in.
+// The fields in which the saved and the loading sampler must agree.
 std::vector<Field> fields(const Sampler& sampler) {
   const SamplerOptions& options = sampler.options();
   return {{"samples", sampler.samples()}, {"rank", options.rank},

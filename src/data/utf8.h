@@ -1,5 +1,5 @@
-// UTF-8 as texts of data need it, beside base/visible.h: characters written, and named in
-// messages.
+// UTF-8 functions for text datasets, in addition to base/visible.h: encodes characters and
+// describes them in messages.
 #pragma once
 
 #include "base/visible.h"
@@ -12,10 +12,12 @@ namespace lockstep::data {
 
 [[nodiscard]] std::string to_utf8(char32_t code_point);
 
-// For messages: the character in quotes where it prints, and its code point: 'e' (U+0065), U+000A.
+// Returns a description for messages: the character in quotes if printable, and its code point: 'e'
+// (U+0065), U+000A.
 [[nodiscard]] std::string described(char32_t code_point);
 
-// For messages: "offset 123 (line 3, column 7)" of the byte at `offset`; columns count characters.
+// Returns the position of the byte at `offset` for messages: "offset 123 (line 3, column 7)";
+// columns count characters.
 [[nodiscard]] std::string position(std::string_view text, std::size_t offset);
 
 }  // namespace lockstep::data

@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::string_view replacement = "\xef\xbf\xbd";
 
-// Whether some character begins with these bytes and has more (RFC 3629, section 4).
+// Returns true if `bytes` is a proper prefix of a character (RFC 3629, section 4).
 bool begins_character(std::string_view bytes) {
   auto byte = [&](std::size_t i) { return static_cast<unsigned char>(bytes[i]); };
   const unsigned lead = byte(0);
@@ -26,7 +26,8 @@ bool begins_character(std::string_view bytes) {
   return true;
 }
 
-// How many bytes at the beginning of `bytes`, which is no character, U+FFFD stands for.
+// Returns how many bytes one U+FFFD replaces at the beginning of `bytes`, which do not form a
+// character.
 std::size_t wrong_bytes(std::string_view bytes) {
   std::size_t count = std::min<std::size_t>(3, bytes.size());
   while (count > 1 && !begins_character(bytes.substr(0, count))) --count;

@@ -1,4 +1,4 @@
-// Utf8Stream: text that comes byte by byte, passed on in whole characters.
+// Utf8Stream: converts text that arrives byte by byte to whole characters.
 #pragma once
 
 #include <string>
@@ -6,20 +6,20 @@
 
 namespace lockstep::data {
 
-// What leaves is UTF-8 whatever enters: bytes that belong to no character become U+FFFD, one for
-// each longest beginning of a character, as Python's errors="replace" does.
+// The output is always valid UTF-8: invalid bytes become U+FFFD, one per longest prefix of a
+// character, as with Python's errors="replace".
 class Utf8Stream {
  public:
-  // The characters that are whole now; the beginning of one more is kept for the next call.
+  // Returns the characters that are complete; an incomplete one is kept for the next call.
   [[nodiscard]] std::string take(std::string_view bytes);
-  // U+FFFD when a character was begun and never ended, else nothing.
+  // Returns U+FFFD if the last character is incomplete, otherwise an empty string.
   [[nodiscard]] std::string finish();
 
  private:
   std::string held_;
 };
 
-// All of a text at once.
+// Converts a whole text at once.
 [[nodiscard]] std::string valid_utf8(std::string_view bytes);
 
 }  // namespace lockstep::data

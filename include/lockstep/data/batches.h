@@ -1,16 +1,16 @@
-// What a loader hands out for a given dataset: batches, made of the dataset's own batches or of its
-// single examples.
+// How a loader makes batches from a dataset: from the dataset's own batches or from its single
+// examples.
 //
-// A dataset is any class with a size() and one of
+// A dataset is any class with a size() and one of the functions below, or a shared_ptr to such a
+// class:
 //
-//   get_batch(c10::ArrayRef<std::size_t>)   LibTorch's datasets and those of this floor
+//   get_batch(c10::ArrayRef<std::size_t>)   the datasets of LibTorch and of lockstep::data
 //   get(std::size_t)                        one example
 //
-// or a shared_ptr to one. Examples are stacked: a std::vector of torch::data::Example<> becomes one
-// Example<> of tensors with one more dim in front, a std::vector of TensorExample one
-// TensorExample. A get_batch that gives something else is handed out as it is. What comes out must
-// depend on the indices only; a dataset that draws random numbers loses the loader's promise that
-// the batches are the same for any number of workers.
+// Examples are stacked: a std::vector of torch::data::Example<> becomes one Example<> of tensors
+// with an additional first dim, a std::vector of TensorExample becomes one TensorExample. Any other
+// result of get_batch() is passed on unchanged. The result must depend on the indices only: if a
+// dataset draws random numbers, the batches are no longer the same for every number of workers.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -61,7 +61,7 @@ Batch stacked(Batch batch) {
   return batch;
 }
 
-// One batch of `dataset`, collated.
+// Reads one batch of `dataset` and collates it.
 template <MapDataset D>
 auto read_batch(D& dataset, c10::ArrayRef<std::size_t> indices) {
   if constexpr (GivesBatches<D>) {
@@ -77,7 +77,8 @@ auto read_batch(D& dataset, c10::ArrayRef<std::size_t> indices) {
 template <MapDataset D>
 using BatchOf = decltype(read_batch(std::declval<D&>(), {}));
 
-// How one worker reads: from a dataset of its own.
+// The read function of one worker. Workers read from separate datasets, unless the loader was given
+// a shared_ptr.
 template <class Batch>
 using ReadBatch = std::function<Batch(c10::ArrayRef<std::size_t>)>;
 

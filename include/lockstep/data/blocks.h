@@ -1,4 +1,4 @@
-// Blocks: fixed-length pieces of a long row of tokens, each with the tokens that follow as its
+// Blocks: pieces of fixed length from a long sequence of tokens, each with the next tokens as its
 // targets.
 #pragma once
 
@@ -15,17 +15,19 @@
 
 namespace lockstep::data {
 
-// For training: blocks that begin anywhere. Copies share the tokens.
+// Blocks for training, which begin at random positions. Copies share the tokens.
 class RandomBlocks {
  public:
-  // `tokens` is one-dim, of any integer dtype. BadInput when it is not longer than `block`.
+  // `tokens` is a 1-D tensor of any integer dtype. Throws BadInput unless it is longer than
+  // `block`.
   RandomBlocks(at::Tensor tokens, std::int64_t block);
 
-  // Draws rows * world starts, each of tokens.size(0) - block equally likely, and returns those of
-  // one rank: data and target, int64 [rows, block]; target[i] is the token behind data[i]. Ranks
-  // whose generators are in equal states together get one global batch, which does not depend on
-  // how many ranks it is for. With one rank it is what Python gets by torch.randint(len - block,
-  // (rows,), generator=g). Advances the generator equally on every rank.
+  // Draws rows * world start positions uniformly from [0, tokens.size(0) - block) and returns the
+  // blocks of `rank`: data and target are int64 [rows, block], and target[i] is the token after
+  // data[i]. If the generators of all ranks are in the same state, the ranks together get one
+  // global batch that does not depend on the number of ranks. With one rank, the positions are
+  // those of Python's torch.randint(len - block, (rows,), generator=g). Advances the generator
+  // equally on every rank.
   [[nodiscard]] torch::data::Example<> draw(std::int64_t rows, at::Generator generator,
                                             int rank = 0, int world = 1) const;
 
@@ -34,21 +36,21 @@ class RandomBlocks {
   std::int64_t block_;
 };
 
-// For evaluation: a map dataset of blocks that lie end to end, so that each token but the first is
-// a target exactly once. Behind the last target comes padding: data 0, target `no_target`, which
-// Gpt::loss leaves out. To have every block once over all ranks, read it through a loader with
+// A map dataset for evaluation whose blocks lie end to end, so that each token except the first is
+// a target exactly once. After the last target the final block is padded with data 0 and target
+// `no_target`, which Gpt::loss ignores. To read every block once over all ranks, use a loader with
 // {.shuffle = false, .uneven = true}.
 class SequentialBlocks
     : public torch::data::datasets::BatchDataset<SequentialBlocks, torch::data::Example<>> {
  public:
   static constexpr std::int64_t no_target = -1;
 
-  // BadInput when there are fewer than two tokens.
+  // Throws BadInput if there are fewer than two tokens.
   SequentialBlocks(at::Tensor tokens, std::int64_t block);
 
-  // data and target, int64 [indices.size(), block].
+  // Returns data and target, both int64 [indices.size(), block].
   torch::data::Example<> get_batch(c10::ArrayRef<std::size_t> indices) override;
-  // ceil((tokens - 1) / block).
+  // Returns ceil((tokens - 1) / block).
   [[nodiscard]] std::optional<std::size_t> size() const override;
 
  private:
@@ -56,7 +58,8 @@ class SequentialBlocks
   std::int64_t block_;
 };
 
-// How many targets a batch has: the weight of its mean loss in the mean over all batches.
+// Returns the number of targets in a batch: the weight of the batch's mean loss in the mean over
+// all batches.
 [[nodiscard]] std::int64_t count_targets(const at::Tensor& target);
 
 }  // namespace lockstep::data

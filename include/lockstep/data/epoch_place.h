@@ -1,5 +1,5 @@
-// EpochPlace: where a loader stands: in which epoch, and how many of its batches were handed out.
-// One thread.
+// EpochPlace: the position of a loader: its epoch and the number of batches it has handed out in
+// that epoch. Not thread-safe.
 #pragma once
 
 #include <lockstep/base/error.h>
@@ -15,9 +15,9 @@ namespace lockstep::data {
 
 class EpochPlace {
  public:
-  // The batch with which the range of an epoch begins: the first one, or after resume() the one
-  // that comes next. InvalidArgument while the range of an earlier call is there: both would read
-  // through the same datasets.
+  // Starts the range of an epoch and returns the number of its first batch: 0, or the next batch
+  // after resume(). Throws InvalidArgument while the range of an earlier call exists, because both
+  // would read through the same datasets.
   std::int64_t begin(std::int64_t epoch, const char* loader) {
     if (batches_.use_count() > 1)
       throw InvalidArgument(std::string(loader) +
@@ -29,7 +29,7 @@ class EpochPlace {
     *batches_ = first;
     return first;
   }
-  // A place that was checked.
+  // Continues at the position in `state`, which the caller has already validated.
   void resume(const LoaderState& state) {
     epoch_ = state.epoch;
     *batches_ = state.batches;
@@ -37,7 +37,8 @@ class EpochPlace {
   }
 
   [[nodiscard]] std::int64_t epoch() const { return epoch_; }
-  // Handed out in that epoch. A range has a share of it, and counts.
+  // Number of batches handed out in epoch(). The range of the epoch shares this counter and
+  // increments it.
   [[nodiscard]] const std::shared_ptr<std::int64_t>& batches() const { return batches_; }
 
  private:

@@ -1,4 +1,4 @@
-// Images with labels, held as bytes and normalised as they are handed out.
+// Labelled images, stored as bytes and normalised when they are read.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,18 +13,19 @@
 
 namespace lockstep::data {
 
-// A map dataset that gives whole batches: data float [rows, channels, height, width], target int64
-// [rows]. A value is (byte / 255 - mean) / deviation, of its channel. Copies share the bytes; any
-// number of threads may read.
+// A map dataset that returns whole batches: data is float [rows, channels, height, width], target
+// is int64 [rows]. A value is (byte / 255 - mean) / deviation with the mean and deviation of its
+// channel. Copies share the bytes; any number of threads may read.
 class Images : public torch::data::datasets::BatchDataset<Images, torch::data::Example<>> {
  public:
-  // `pixels` is uint8 [count, channels, height, width], or [count, height, width] of one channel,
-  // `labels` an integer tensor [count]; `mean` and `deviation` have one number, or one for each
-  // channel. InvalidArgument when they do not fit.
+  // `pixels` is uint8 [count, channels, height, width], or [count, height, width] for one channel;
+  // `labels` is an integer tensor [count]; `mean` and `deviation` have one number in total or one
+  // per channel. Throws InvalidArgument if the sizes do not match.
   Images(at::Tensor pixels, const at::Tensor& labels, const std::vector<double>& mean = {0},
          const std::vector<double>& deviation = {1});
 
-  // Indices may repeat and come in any order; InvalidArgument names one that is not below size().
+  // Indices may repeat and come in any order. Throws InvalidArgument if an index is not below
+  // size(); the message names the index.
   torch::data::Example<> get_batch(c10::ArrayRef<std::size_t> indices) override;
   [[nodiscard]] std::optional<std::size_t> size() const override;
 
@@ -34,7 +35,7 @@ class Images : public torch::data::datasets::BatchDataset<Images, torch::data::E
  private:
   at::Tensor pixels_;
   at::Tensor labels_;  // int64
-  at::Tensor mean_;    // of each channel: [channels, 1, 1], or of all
+  at::Tensor mean_;    // [channels, 1, 1], or [1, 1, 1] for all channels
   at::Tensor deviation_;
 };
 

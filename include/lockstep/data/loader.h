@@ -1,13 +1,13 @@
-// loader(): this rank's share of a dataset, in batches, in another order each epoch.
+// loader(): this rank's share of a dataset, in batches, shuffled anew in each epoch.
 //
 //   auto loader = lockstep::data::loader(dataset, {.batch_size = 64, .group = world});
 //   for (std::int64_t epoch = 0; epoch < 10; ++epoch)
 //     for (auto& batch : loader.epoch(epoch)) use(batch.data, batch.target);
 //
-// Each sample is read once an epoch over all ranks (sampler.h says what becomes of an uneven tail).
-// The batches are the same for any number of workers. An exception of a dataset in a worker is
-// rethrown to the program in place of its batch. Leaving the loop early ends the workers; all have
-// ended when the range is destroyed.
+// Over all ranks, each sample is read once per epoch (sampler.h explains the handling of an uneven
+// tail). The batches are the same for any number of workers. If a dataset throws in a worker, the
+// exception is rethrown to the program in place of the batch. Leaving the loop early ends the
+// workers; all of them have ended when the range is destroyed.
 #pragma once
 
 #include <lockstep/base/error.h>
@@ -30,7 +30,8 @@
 
 namespace lockstep::data {
 
-// The batches of one epoch: a range to go through once, in one thread. It may outlive its loader.
+// The batches of one epoch: a range for a single pass in one thread. The range may outlive its
+// loader.
 template <class Batch>
 class [[nodiscard]] Epoch {
  public:
@@ -48,10 +49,10 @@ class [[nodiscard]] Epoch {
     Epoch* epoch_;
   };
 
-  // The next batch, a Batch; null when there are no more.
+  // Returns the next batch (a Batch), or null after the last one.
   using Take = std::function<Prefetcher::Item()>;
 
-  // `place` counts the batches handed out, and is `end` when there are no more, where that is
+  // `place` counts the batches handed out. After the last batch it is set to `end`, if `end` is
   // known.
   Epoch(std::shared_ptr<std::int64_t> place, std::optional<std::int64_t> end, Take take)
       : place_(std::move(place)), end_(end), take_(std::move(take)) {}
@@ -75,17 +76,18 @@ class [[nodiscard]] Epoch {
   Prefetcher::Item batch_;
 };
 
-// Belongs to one thread. Nothing here waits for another rank.
+// Not thread-safe. No function here waits for another rank.
 template <class Batch>
 class Loader {
  public:
-  // One reader for each worker, or one for the program's thread. Use loader() instead.
+  // `readers` has one entry per worker, or one for the program's thread. Use loader() instead of
+  // this constructor.
   Loader(std::vector<ReadBatch<Batch>> readers, std::int64_t samples, LoaderOptions options)
       : plan_(samples, options), options_(std::move(options)), readers_(std::move(readers)) {}
 
-  // The batches of an epoch: all of them, or after resume() those that are left of the epoch that
-  // was resumed. Starts the workers. InvalidArgument when the range of an earlier call is still
-  // there: both would read through the same datasets.
+  // Returns the batches of an epoch: all of them or, in the first epoch after resume(), the
+  // remaining ones. Starts the workers. Throws InvalidArgument if the range of an earlier call
+  // still exists, because both would read through the same datasets.
   Epoch<Batch> epoch(std::int64_t number) {
     const std::int64_t begin = place_.begin(number, "Loader");
     Order order = std::make_shared<const std::vector<std::size_t>>(plan_.order(number));
@@ -93,19 +95,20 @@ class Loader {
     return Epoch<Batch>(place_.batches(), plan_.end(), [batches] { return batches->take(); });
   }
 
-  // Batches of a whole epoch on this rank.
+  // Returns the number of batches in a whole epoch on this rank.
   [[nodiscard]] std::int64_t batches() const { return plan_.batches(); }
-  // Of the rank that has most, with `uneven`: the same on every rank.
+  // Returns the number of batches of the rank that has the most. Only with `uneven` can it exceed
+  // batches(). The same on every rank.
   [[nodiscard]] std::int64_t end() const { return plan_.end(); }
   [[nodiscard]] std::int64_t samples() const { return plan_.sampler().samples(); }
 
-  // The place behind the last batch that was handed out, also in the middle of a loop over an
-  // epoch; after the loop, the epoch's end, the same on every rank.
+  // Returns the position after the last batch that was handed out. May be called in the middle of
+  // an epoch; after its loop the position is the epoch's end, which is the same on every rank.
   [[nodiscard]] LoaderState state() const {
     return plan_.state_at(place_.epoch(), *place_.batches());
   }
-  // The next epoch(state.epoch) begins at the saved place. BadInput, and nothing changed, when the
-  // state is that of another order.
+  // Lets the next epoch(state.epoch) begin at the saved position. Throws BadInput, and changes
+  // nothing, if the state belongs to a different order of samples.
   void resume(const LoaderState& state) {
     plan_.check(state);
     place_.resume(state);
@@ -135,9 +138,9 @@ class Loader {
   EpochPlace place_;
 };
 
-// A loader over `dataset`, which is moved or copied in; each further worker gets a copy, as in
-// LibTorch's own loader. InvalidArgument for a dataset without a size, or for several workers over
-// one that cannot be copied.
+// Returns a loader over `dataset`, which is moved or copied in; each further worker gets a copy, as
+// in LibTorch's own loader. Throws InvalidArgument for a dataset without a size, and for several
+// workers over a dataset that cannot be copied.
 template <MapDataset D>
 [[nodiscard]] auto loader(D dataset, LoaderOptions options = {}) {
   const std::optional<std::size_t> size = dataset.size();
@@ -159,7 +162,8 @@ template <MapDataset D>
                             std::move(options));
 }
 
-// A loader whose workers all read from the one `dataset`, which must allow that.
+// Returns a loader whose workers all read from the same `dataset`, which must allow concurrent
+// reads.
 template <MapDataset D>
 [[nodiscard]] auto loader(std::shared_ptr<D> dataset, LoaderOptions options = {}) {
   const std::optional<std::size_t> size = dataset->size();

@@ -1,5 +1,5 @@
-// LoaderPlan: the part of a loader that knows nothing of what a batch is: which indices make batch
-// number n of an epoch, where the program stands, and what a saved state must agree with.
+// LoaderPlan: the part of a loader that does not depend on the type of a batch: the indices of
+// batch n of an epoch, the position of the loader, and the fields that a saved state must match.
 #pragma once
 
 #include <lockstep/comm/group.h>
@@ -15,53 +15,55 @@
 namespace lockstep::data {
 
 struct LoaderOptions {
-  // Samples of a batch over all ranks, at least one for each. Ranks that do not divide it have
-  // shares that differ by one sample. Ranks weigh alike: a strategy averages the ranks' means, so a
-  // sample of a smaller share counts more.
+  // Number of samples in a batch over all ranks, at least one per rank. If it is not divisible by
+  // the number of ranks, the ranks' shares differ by one sample. Each rank has the same weight: a
+  // strategy averages the ranks' means, so a sample in a smaller share counts more.
   std::int64_t batch_size = 1;
-  Group group = Group();   // only rank() and size() are used: loaders do not talk to each other
+  Group group = Group();   // only rank() and size() are used: loaders do not communicate
   std::uint64_t seed = 0;  // the same on every rank
-  int workers = 1;         // threads that read; 0: the program's own thread reads when it asks
-  int prefetch = 2;        // batches read ahead of the program, by all workers together
-  bool shuffle = true;     // another order each epoch
-  // What happens to a tail that is no whole batch on every rank: by default ranks are made even by
-  // padding, as in Sampler, and the last batch of an epoch is smaller.
-  bool drop_last = false;  // left out: every batch is whole
-  bool uneven = false;     // each sample exactly once: ranks may differ by one sample or batch
+  int workers = 1;         // threads that read; with 0 the program's own thread reads
+  int prefetch = 2;        // batches that all workers together read ahead of the program
+  bool shuffle = true;     // draw a new order in each epoch
+  // How to handle a tail that does not make a full batch on every rank. By default it is padded as
+  // in Sampler, and the last batch of an epoch is smaller.
+  bool drop_last = false;  // leave the tail out: every batch is full
+  bool uneven = false;     // read each sample exactly once: ranks may differ by one sample or batch
 };
 
 class LoaderPlan {
  public:
-  // InvalidArgument: an option that makes no sense, or fewer samples in a batch than ranks.
-  // BadInput: no sample, or no batch left by drop_last.
+  // Throws InvalidArgument for an invalid option or a batch size smaller than the number of ranks.
+  // Throws BadInput if there are no samples, or if drop_last leaves no batch.
   LoaderPlan(std::int64_t samples, const LoaderOptions& options);
 
-  // Batches of an epoch on this rank.
+  // Returns the number of batches in an epoch on this rank.
   [[nodiscard]] std::int64_t batches() const { return batches_; }
-  // The place behind an epoch's last batch: the same on every rank, and for any number of ranks
-  // with the same global batch. With `uneven` a rank may have one batch less.
+  // Returns the position after an epoch's last batch. The position is the same on every rank, and
+  // for any number of ranks with the same global batch. With `uneven`, a rank may have one batch
+  // less.
   [[nodiscard]] std::int64_t end() const { return end_; }
   [[nodiscard]] const Sampler& sampler() const { return sampler_; }
 
-  // This rank's samples in the order of epoch `epoch`; batch n is the n-th piece of it.
+  // Returns this rank's samples in the order of epoch `epoch`; batch n is the n-th piece of the
+  // order.
   [[nodiscard]] std::vector<std::size_t> order(std::int64_t epoch) const {
     return sampler_.order(epoch);
   }
   [[nodiscard]] c10::ArrayRef<std::size_t> piece(const std::vector<std::size_t>& order,
                                                  std::int64_t batch) const;
 
-  // The state with this plan's own fields, at a place.
+  // Returns the state of a loader with this plan at the given position.
   [[nodiscard]] LoaderState state_at(std::int64_t epoch, std::int64_t batches) const;
-  // BadInput names the first field in which `state` differs from this plan, or a place behind
-  // end().
+  // Throws BadInput if `state` does not match this plan or its position is after end(). The message
+  // names the first field that differs.
   void check(const LoaderState& state) const;
 
  private:
-  // The first of this rank's samples that are in batch `batch` or behind it.
+  // Returns the index of this rank's first sample that belongs to batch `batch` or a later one.
   [[nodiscard]] std::int64_t first_of(std::int64_t batch) const;
 
   Sampler sampler_;
-  std::int64_t batch_size_;  // of all ranks
+  std::int64_t batch_size_;  // over all ranks
   std::int64_t end_;
   std::int64_t batches_;
 };

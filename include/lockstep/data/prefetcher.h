@@ -1,8 +1,7 @@
-// Prefetcher: worker threads make numbered items before they are taken, and take() returns them in
-// order.
+// Prefetcher: worker threads make numbered items ahead of time, and take() returns them in order.
 //
-// Item n is made by make(n) alone, so what comes out does not depend on how many workers there are
-// or which is faster.
+// Item n is made by make(n) alone, so the items do not depend on the number or speed of the
+// workers.
 #pragma once
 
 #include <cstdint>
@@ -14,25 +13,25 @@
 
 namespace lockstep::data {
 
-// One thread takes. No worker outlives the object: the destructor waits for the items that are
-// being made and drops them. Workers take no signals. A forked child, which has no workers, may
-// destroy its copy and nothing else.
+// Only one thread may call take(). No worker outlives the object: the destructor waits for the
+// items that are being made, and drops them. The program's signals are not delivered to workers. A
+// forked child has no workers; it may destroy its copy of the object but must not use it otherwise.
 class Prefetcher {
  public:
   using Item = std::shared_ptr<void>;  // never null
   using Make = std::function<Item(std::int64_t number)>;
 
-  // Items begin ... end - 1. Each of `workers` runs in a thread of its own, so they may have state
-  // but share none; without workers, take() itself calls make. At most `ahead` items (at least one)
-  // are made or being made and not yet taken.
+  // Makes the items begin ... end - 1. Each of `workers` runs in its own thread, so they may have
+  // state but must not share it. The overload without workers calls `make` from take(). At most
+  // `ahead` items (at least one) are finished or in progress and not yet taken.
   Prefetcher(std::int64_t begin, std::int64_t end, std::vector<Make> workers, std::int64_t ahead);
   Prefetcher(std::int64_t begin, std::int64_t end, Make make);
   ~Prefetcher();
   Prefetcher(const Prefetcher&) = delete;
   Prefetcher& operator=(const Prefetcher&) = delete;
 
-  // The next item; null behind the last. Blocks until it is made. What its making threw is thrown
-  // here instead, now and at each later call.
+  // Returns the next item, or null after the last one. Blocks until the item is made. If make()
+  // threw for this item, rethrows its exception, in this and every later call.
   [[nodiscard]] Item take();
 
  private:

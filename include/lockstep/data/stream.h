@@ -1,5 +1,5 @@
-// stream_loader(): this rank's share of a stream, in batches: of a dataset that hands out one
-// sample after the other and may not know how many there are.
+// stream_loader(): this rank's share of a stream, in batches. A stream is a dataset that returns
+// one sample after the other and may not know its size.
 //
 //   auto loader = lockstep::data::stream_loader(
 //       [](std::int64_t epoch) { return Lines("text.txt"); },
@@ -8,23 +8,24 @@
 //
 // A stream is any class with
 //
-//   std::optional<Sample> next()               the next sample; nothing behind the last
-//   std::int64_t skip(std::int64_t count)      where it can do that faster: passes by that many,
-//                                              or all that are left, and returns how many
+//   std::optional<Sample> next()               returns the next sample; std::nullopt after the last
+//   std::int64_t skip(std::int64_t count)      optional, if faster than next(): skips `count`
+//                                              samples or all that are left; returns how many
 //
-// Every rank and each of its workers makes a stream of its own, and all must give the same samples
-// in the same order: the loader deals them out. Sample i is rank i % ranks's, and the ranks'
-// batches number n are together the samples from n * batch_size on, batch_size of them. So the
-// batches of a rank are the same for any number of workers, and those of all ranks together for any
-// number of ranks. A loader over an indexed dataset gives the same with `shuffle` off, but for
-// samples that are repeated, and with `drop_last` for a last batch that the ranks do not divide. A
-// worker skips samples of other ranks: skip() decides what many of them cost.
+// Every rank and each of its workers makes its own stream, and all streams must return the same
+// samples in the same order: the loader distributes them. Sample i belongs to rank i % ranks. Batch
+// n of all ranks together consists of the batch_size samples from n * batch_size on. The batches of
+// a rank are therefore the same for any number of workers, and the batches of all ranks together
+// are the same for any number of ranks. A loader over an indexed dataset with `shuffle` off gives
+// the same batches, except for repeated samples and, with `drop_last`, for a last batch that is not
+// divisible by the number of ranks. A worker skips the samples of other ranks: skip() decides the
+// cost of many of them.
 //
-// The end: all ranks have equally many batches, though ranks do not talk. Each rank gets its own of
-// the samples that are left for no whole batch. The first of these is repeated on ranks that would
-// be next if the ranks divided the samples, and on ranks that have none. `drop_last` leaves these
-// samples out; `uneven` repeats nothing, and a rank may then have a sample or the last batch less
-// than another.
+// The end: all ranks have the same number of batches, although they do not communicate. Samples
+// that do not fill a batch go to the ranks that own them, and their number is rounded up to a
+// multiple of the number of ranks by repeating the first of them; a rank that still has none reads
+// that sample too. `drop_last` leaves these samples out. `uneven` repeats no sample; a rank may
+// then have one sample or one batch less than another.
 #pragma once
 
 #include <lockstep/data/loader.h>
@@ -57,33 +58,34 @@ concept SkippingStream = StreamDataset<D> && requires(D& stream, std::int64_t co
 };
 
 struct StreamOptions {
-  // Samples of a batch over all ranks, at least one for each. Ranks that do not divide it have
-  // shares that differ by one sample. Ranks weigh alike: a strategy averages the ranks' means, so a
-  // sample of a smaller share counts more.
+  // Number of samples in a batch over all ranks, at least one per rank. If it is not divisible by
+  // the number of ranks, the ranks' shares differ by one sample. Each rank has the same weight: a
+  // strategy averages the ranks' means, so a sample in a smaller share counts more.
   std::int64_t batch_size = 1;
-  Group group = Group();  // only rank() and size() are used: loaders do not talk to each other
-  int workers = 1;        // threads that read; 0: the program's own thread reads when it asks
-  int prefetch = 2;       // batches read ahead of the program, by each worker
+  Group group = Group();  // only rank() and size() are used: loaders do not communicate
+  int workers = 1;        // threads that read; with 0 the program's own thread reads
+  int prefetch = 2;       // batches that each worker reads ahead of the program
   bool drop_last = false;
   bool uneven = false;
 };
 
-// Which samples of the stream are whose; pure arithmetic.
+// Assigns the samples of the stream to ranks and batches; pure arithmetic.
 class StreamPlan {
  public:
-  // InvalidArgument: an option that makes no sense, or fewer samples in a batch than ranks.
+  // Throws InvalidArgument for an invalid option or a batch size smaller than the number of ranks.
   explicit StreamPlan(const StreamOptions& options);
 
-  // Of all ranks' batches number n: samples [n * size, (n + 1) * size).
+  // Returns the size of a global batch: batch n of all ranks is samples [n * size, (n + 1) * size).
   [[nodiscard]] std::int64_t global_batch() const { return batch_; }
   [[nodiscard]] bool is_own(std::int64_t sample) const { return sample % world_ == rank_; }
-  // Rows of this rank in the last batch of a stream, if the global batch begins at sample `begin`
-  // and has only `found` samples; 0: no batch. May be one more than the samples that are its own.
+  // Returns the number of rows of this rank in the last batch of a stream, if the global batch
+  // begins at sample `begin` and has only `found` samples. Returns 0 if there is no such batch. The
+  // result may be one more than this rank's samples in the batch.
   [[nodiscard]] std::int64_t rows_of_last(std::int64_t begin, std::int64_t found) const;
 
-  // As Loader::state(); the number of samples is not known, and 0.
+  // Same as Loader::state(), except that `samples` is 0 because the number is unknown.
   [[nodiscard]] LoaderState state_at(std::int64_t epoch, std::int64_t batches) const;
-  // BadInput names what differs.
+  // Throws BadInput if `state` does not match this plan; the message names the difference.
   void check(const LoaderState& state) const;
 
  private:
@@ -91,7 +93,7 @@ class StreamPlan {
   bool drop_last_, uneven_;
 };
 
-// One worker's way through a stream; its batches in ascending order. One thread a time.
+// Reads one worker's batches from a stream, in ascending order. Not thread-safe.
 template <StreamDataset D>
 class StreamReader {
   using Sample = std::remove_cvref_t<decltype(*std::declval<D&>().next())>;
@@ -101,8 +103,9 @@ class StreamReader {
 
   StreamReader(D stream, StreamPlan plan) : stream_(std::move(stream)), plan_(plan) {}
 
-  // This rank's batch of that number, which is above those that were asked for; null behind the
-  // last. After an exception of the stream nobody knows where it is: it is thrown again.
+  // Returns this rank's batch with the given number, or null after the last one. Numbers must
+  // ascend from call to call. After an exception of the stream its position is unknown, so every
+  // later call rethrows that exception.
   std::shared_ptr<Batch> read(std::int64_t number) {
     if (problem_) std::rethrow_exception(problem_);
     try {
@@ -119,7 +122,8 @@ class StreamReader {
     const std::int64_t begin = number * size;
     if (!pass_by(begin - place_)) return nullptr;
     std::vector<Sample> own;
-    std::optional<Sample> first;  // of all ranks: for those that have one fewer
+    // of the global batch: repeated on ranks that have one sample fewer
+    std::optional<Sample> first;
     std::int64_t found = 0;
     for (; found < size; ++found) {
       const bool is_own = plan_.is_own(begin + found);
@@ -140,7 +144,7 @@ class StreamReader {
     return std::make_shared<Batch>(stacked(std::move(own)));
   }
 
-  // Whether there were so many.
+  // Skips `count` samples. Returns false if the stream ended before.
   bool pass_by(std::int64_t count) {
     std::int64_t passed = 0;
     if (is_over_) return count == 0;
@@ -163,12 +167,12 @@ class StreamReader {
 
   D stream_;
   StreamPlan plan_;
-  std::int64_t place_ = 0;  // the sample that comes next
+  std::int64_t place_ = 0;  // number of the next sample
   bool is_over_ = false;
   std::exception_ptr problem_;
 };
 
-// Belongs to one thread. Nothing here waits for another rank.
+// Not thread-safe. No function here waits for another rank.
 template <StreamDataset D>
 class StreamLoader {
  public:
@@ -178,10 +182,10 @@ class StreamLoader {
   StreamLoader(Make make, StreamOptions options)
       : make_(std::move(make)), plan_(options), options_(std::move(options)) {}
 
-  // The batches of an epoch, or after resume() those that are left of the one that was resumed;
-  // what was handed out before is passed by in the stream. Makes the streams here and reads them in
-  // the workers. InvalidArgument when the range of an earlier call is still there. An exception of
-  // a stream is thrown in place of its batch.
+  // Returns the batches of an epoch: all of them or, in the first epoch after resume(), the
+  // remaining ones; the stream skips the samples that were already handed out. Makes the streams
+  // here and reads them in the workers. Throws InvalidArgument if the range of an earlier call
+  // still exists. An exception of a stream is thrown in place of its batch.
   Epoch<Batch> epoch(std::int64_t number) {
     const std::int64_t begin = place_.begin(number, "StreamLoader");
     auto workers = std::make_shared<std::vector<std::unique_ptr<Prefetcher>>>();
@@ -192,25 +196,26 @@ class StreamLoader {
       Prefetcher::Item item = (*workers)[next]->take();
       next = (next + 1) % workers->size();
       auto batch = *static_cast<std::shared_ptr<Batch>*>(item.get());
-      if (!batch) workers->clear();  // the stream's end, which all of them find
+      if (!batch) workers->clear();  // the end of the stream, which is the same for all workers
       return batch;
     };
     return Epoch<Batch>(place_.batches(), std::nullopt, std::move(take));
   }
 
-  // The place behind the last batch that was handed out.
+  // Returns the position after the last batch that was handed out.
   [[nodiscard]] LoaderState state() const {
     return plan_.state_at(place_.epoch(), *place_.batches());
   }
-  // The next epoch(state.epoch) begins at the saved place. BadInput, and nothing changed, when the
-  // state is that of another order.
+  // Lets the next epoch(state.epoch) begin at the saved position. Throws BadInput, and changes
+  // nothing, if the state belongs to a different order of samples.
   void resume(const LoaderState& state) {
     plan_.check(state);
     place_.resume(state);
   }
 
  private:
-  // Batches `first`, first + workers, ...; at the end and behind it items with no batch.
+  // Starts a worker for the batches `first`, first + workers, ...; items after the end hold no
+  // batch.
   std::unique_ptr<Prefetcher> start(std::int64_t epoch, std::int64_t first) {
     auto reader = std::make_shared<StreamReader<D>>(make_(epoch), plan_);
     const std::int64_t stride = std::max(1, options_.workers);
@@ -229,8 +234,8 @@ class StreamLoader {
   EpochPlace place_;
 };
 
-// `make(epoch)` makes a stream at its beginning: once for each worker and epoch, in the program's
-// thread.
+// Returns a stream loader. `make(epoch)` must return a stream at its beginning; it is called once
+// per worker and epoch, in the program's thread.
 template <class Make>
   requires StreamDataset<std::invoke_result_t<Make&, std::int64_t>>
 [[nodiscard]] auto stream_loader(Make make, StreamOptions options = {}) {

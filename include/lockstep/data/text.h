@@ -1,5 +1,5 @@
-// Text for a language model: a file, or all chosen files below a folder, as tokens for training and
-// for validation.
+// Text for a language model, split into tokens for training and for validation. The source is a
+// file, or all selected files below a folder.
 #pragma once
 
 #include <lockstep/data/vocabulary.h>
@@ -14,30 +14,31 @@
 namespace lockstep::data {
 
 struct TextOptions {
-  // Of the files below a folder, those whose names end so (".h", ".txt"); empty: all. A single file
-  // is read in any case.
+  // Suffixes (".h", ".txt") that select the files below a folder; if empty, all files are read. A
+  // single file is read whatever its name.
   std::vector<std::string> extensions = {};
-  bool bytes = false;  // tokens are bytes instead of the text's characters
-  // This one (of an earlier run) instead of a new one.
+  bool bytes = false;  // tokens are bytes instead of characters
+  // The vocabulary of an earlier run, to be used instead of a new one.
   std::optional<Vocabulary> vocabulary = std::nullopt;
-  double validation = 0.1;  // the part at the end that is held back, in [0, 1)
+  double validation = 0.1;  // fraction at the end that is held back, in [0, 1)
 };
 
 struct Text {
   Vocabulary vocabulary;
-  at::Tensor train;  // tokens in order; see Vocabulary::encode for the dtype
+  at::Tensor train;  // in order; see Vocabulary::encode for the dtype
   at::Tensor validation;
 };
 
-// The file's bytes, or those of the files below the folder one behind another, sorted by their path
-// (byte by byte, so that every host has the same order); links to folders are not followed.
-// BadInput when there is no such file or folder, no file in it fits, there is nothing in it, it is
-// a pipe or a device, or it is more than memory takes.
+// Returns the bytes of the file, or of the files below the folder one after the other, sorted by
+// path (byte by byte, so that every host has the same order). Links to folders are not followed.
+// Throws BadInput if the file or folder does not exist, no file in the folder matches, the content
+// is empty or does not fit into memory, or the path is a pipe or a device.
 [[nodiscard]] std::string read_text(const std::filesystem::path& path,
                                     const std::vector<std::string>& extensions = {});
 
-// Reads, encodes and splits: of n tokens the first int(n * (1 - validation)) are for training, as
-// in nanoGPT. BadInput as above, and for a character outside the given vocabulary.
+// Reads, encodes and splits the text: the first int(n * (1 - validation)) of n tokens are for
+// training, as in nanoGPT. Throws BadInput as read_text() does, and for a character that is not in
+// the given vocabulary.
 [[nodiscard]] Text load_text(const std::filesystem::path& path, const TextOptions& options = {});
 
 }  // namespace lockstep::data

@@ -1,4 +1,4 @@
-// Sampler's order for a program that keeps LibTorch's own data loader:
+// The order of Sampler for a program that uses LibTorch's own data loader:
 //
 //   lockstep::data::TorchSampler sampler(lockstep::data::Sampler(count, {.rank = 1, .world = 4}));
 //   auto loader = torch::data::make_data_loader(dataset, sampler, 64);
@@ -20,28 +20,30 @@
 
 namespace lockstep::data {
 
-// A handle: copies are the same sampler, so that a program can still save, load and set_epoch() the
-// one that it gave to make_data_loader. One thread at a time; not while a pass over the loader is
-// under way, except for save().
+// A handle: copies refer to the same sampler, so that a program can still call save(), load() and
+// set_epoch() after it passed the sampler to make_data_loader(). Not thread-safe. During a pass
+// over the loader only save() may be called.
 class TorchSampler : public torch::data::samplers::Sampler<> {
  public:
   explicit TorchSampler(lockstep::data::Sampler sampler);
 
-  // The next pass is this epoch, from its first sample. Without it the first pass is epoch 0.
+  // Makes the next pass begin at the first sample of `epoch`. Without this call the first pass is
+  // epoch 0.
   void set_epoch(std::int64_t epoch);
   [[nodiscard]] std::int64_t epoch() const;
-  // Samples asked for in this epoch. A loader with workers asks ahead of what the program has seen.
+  // Returns the number of samples requested in this epoch. A loader with workers requests samples
+  // ahead of the program.
   [[nodiscard]] std::size_t index() const;
 
-  // What begin() of a loader calls: goes on to the next epoch if any sample was asked for since the
-  // last reset. A new number of samples replaces the old one.
+  // Called by begin() of a loader. Continues with the next epoch if any sample was requested since
+  // the last reset. `new_size` replaces the number of samples.
   void reset(std::optional<std::size_t> new_size = std::nullopt) override;
-  // At most `batch_size` indices; nothing at the end of the epoch.
+  // Returns at most `batch_size` indices, or std::nullopt at the end of the epoch.
   std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override;
 
-  // Epoch and place. The next pass after a load goes on there. Number of samples, seed, world and
-  // the rest are given by the program again: a load throws BadInput that names the first
-  // difference, and changes nothing.
+  // Saves and loads the epoch and the position in it. The next pass after load() continues there.
+  // The program supplies the number of samples, seed, world and the other options again: if one
+  // differs, load() throws BadInput that names the first difference, and changes nothing.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 

@@ -1,4 +1,4 @@
-// Vocabulary: which characters a text is made of, and the number (token) of each.
+// Vocabulary: the characters of a text, and the number (token) of each.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,36 +12,39 @@
 
 namespace lockstep::data {
 
-// A value; copies are independent. Two kinds: all 256 bytes, which every text is made of, or the
-// characters (Unicode code points of UTF-8) that occur in some text, numbered in ascending order,
-// as nanoGPT's character data sets do.
+// A value type; copies are independent. There are two kinds: all 256 bytes, which can encode any
+// text, or the characters (Unicode code points of UTF-8) that occur in a given text, numbered in
+// ascending order as in nanoGPT's character datasets.
 class Vocabulary {
  public:
   [[nodiscard]] static Vocabulary bytes();
-  // BadInput when `text` is empty or is not UTF-8; `source` is what the message calls it.
+  // Returns the vocabulary of the characters in `text`. Throws BadInput if `text` is empty or not
+  // UTF-8; the message refers to the text as `source`.
   [[nodiscard]] static Vocabulary characters(std::string_view text,
                                              std::string_view source = "text");
 
-  // One string for a file, and back: "bytes", or "characters:" and the characters in order as
-  // UTF-8.
+  // Converts to and from one string that can be stored in a file: "bytes", or "characters:"
+  // followed by the characters in order as UTF-8.
   [[nodiscard]] std::string to_text() const;
   [[nodiscard]] static Vocabulary from_text(std::string_view text);
 
   [[nodiscard]] std::int64_t size() const;
   [[nodiscard]] bool is_bytes() const { return symbols_.empty(); }
-  // The characters in order as UTF-8; empty for bytes.
+  // Returns the characters in order as UTF-8; empty for bytes.
   [[nodiscard]] std::string alphabet() const;
 
-  // One token a character: uint8 where size() <= 256, else int32. BadInput names the first
-  // character outside the vocabulary and where it is (offset in bytes, line and column from 1).
+  // Returns one token per character: uint8 if size() <= 256, otherwise int32. Throws BadInput if a
+  // character is not in the vocabulary; the message names the first one and its position (offset in
+  // bytes, line and column from 1).
   [[nodiscard]] at::Tensor encode(std::string_view text, std::string_view source = "text") const;
-  // The text of a one-dim integer tensor. InvalidArgument names a token that is not below size().
+  // Returns the text of a 1-D integer tensor. Throws InvalidArgument if a token is not below
+  // size(); the message names the token.
   [[nodiscard]] std::string decode(const at::Tensor& tokens) const;
 
   friend bool operator==(const Vocabulary&, const Vocabulary&) = default;
 
  private:
-  std::vector<char32_t> symbols_;  // ascending; empty: bytes
+  std::vector<char32_t> symbols_;  // ascending; empty for bytes
 };
 
 }  // namespace lockstep::data
