@@ -11,7 +11,8 @@
 namespace lockstep::models {
 namespace {
 
-// Evaluation mode for a while; a module that was in another mode than its parent returns to it.
+// Puts a model into evaluation mode for the object's lifetime. Afterwards each module is in its
+// earlier mode again, even if its parent was in another mode.
 class EvaluationMode {
  public:
   explicit EvaluationMode(torch::nn::Module& model)
@@ -22,7 +23,8 @@ class EvaluationMode {
   }
   EvaluationMode(const EvaluationMode&) = delete;
   EvaluationMode& operator=(const EvaluationMode&) = delete;
-  // From the outermost to the innermost: train() of a module sets those below it.
+  // Restores modes from the outermost module to the innermost, because train() also sets the
+  // submodules.
   ~EvaluationMode() {
     model_.train(model_was_training_);
     for (auto& [module, was_training] : was_training_) module->train(was_training);
@@ -31,10 +33,10 @@ class EvaluationMode {
  private:
   torch::nn::Module& model_;
   bool model_was_training_;
-  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> was_training_;  // below it
+  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> was_training_;  // submodules
 };
 
-// Everything but the k largest logits of a row becomes impossible.
+// Sets all except the k largest logits of a row to -inf.
 at::Tensor only_largest(const at::Tensor& logits, std::int64_t k) {
   const at::Tensor largest = std::get<0>(logits.topk(std::min(k, logits.size(-1)), -1));
   return logits.masked_fill(logits < largest.narrow(-1, largest.size(-1) - 1, 1),
@@ -64,7 +66,8 @@ at::Tensor generate_tokens(torch::nn::Module& model, at::Tensor ids, std::int64_
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t seen = options.beyond_block ? ids.size(1) : std::min(ids.size(1), block);
     at::Tensor logits = next_logits(ids.narrow(1, ids.size(1) - seen, seen));
-    if (is_global(logits)) logits = full_tensor(logits);  // ranks of tensor parallelism have parts
+    // under tensor parallelism each rank has a part
+    if (is_global(logits)) logits = full_tensor(logits);
     ids = at::cat({ids, draw(logits, options)}, /*dim=*/1);
   }
   return ids;

@@ -1,4 +1,4 @@
-// What models made of GptBlocks share: their options' checks, and how weights begin.
+// Shared by models made of GptBlocks: validation of their options, and initial weights.
 #pragma once
 
 #include <lockstep/models/gpt_block.h>
@@ -9,10 +9,12 @@
 
 namespace lockstep::models {
 
-// InvalidArgument, which begins with `what`, names an option that makes no sense.
+// Returns `options`. Throws InvalidArgument if an option is invalid; the message begins with `what`
+// and names the option.
 [[nodiscard]] GptOptions checked(GptOptions options, const char* what);
 
-// As GptImpl says (lockstep/models/gpt.h); experts as the layers that they stand for.
+// Initialises weights as documented for GptImpl (lockstep/models/gpt.h); experts like the layers
+// that they replace.
 void draw_weights(torch::nn::Module& module, std::int64_t layers);
 
 }  // namespace lockstep::models

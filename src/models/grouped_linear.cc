@@ -13,9 +13,9 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// A product a group needs no padding, as one batched product of all groups would. That of the first
-// group is there without rows, too: where several ranks have parts of the weight, each must ask for
-// the others' as often as they.
+// Runs one product per group, which needs no padding, unlike one batched product. The first group
+// has a product even without rows: if several ranks have parts of the weight, each of them must
+// unshard it equally often.
 void for_each_group(
     const std::vector<std::int64_t>& counts,
     const std::function<void(std::int64_t group, std::int64_t begin, std::int64_t count)>& run) {

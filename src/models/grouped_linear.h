@@ -1,4 +1,4 @@
-// A product of matrices for each of several groups of rows: the experts of a mixture.
+// Multiplies each of several groups of rows by the group's own matrix: the experts of a mixture.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,13 +8,13 @@
 
 namespace lockstep::models {
 
-// rows [n, in], of which counts[0] belong to the first group, the next counts[1] to the second, and
-// so on; weight [groups, out, in] -> [n, out]. Differentiable once.
+// Maps rows [n, in] and weight [groups, out, in] to [n, out]. The first counts[0] rows belong to
+// the first group, the next counts[1] to the second, and so on. Differentiable once.
 [[nodiscard]] at::Tensor grouped_linear(const at::Tensor& rows, const at::Tensor& weight,
                                         const std::vector<std::int64_t>& counts);
 
-// The elements of an int64 tensor on any device, such as counts for grouped_linear(). Waits for the
-// device.
+// Returns the elements of an int64 tensor on any device, such as counts for grouped_linear(). Waits
+// for the device.
 [[nodiscard]] std::vector<std::int64_t> numbers_of(const at::Tensor& counts);
 
 }  // namespace lockstep::models

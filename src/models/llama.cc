@@ -82,7 +82,8 @@ at::Tensor LlamaImpl::forward(const at::Tensor& ids) {
 
 at::Tensor LlamaImpl::loss(const at::Tensor& ids, const at::Tensor& targets) {
   at::Tensor logits = forward(ids).view({-1, options_.vocabulary});
-  // A mean over many tokens in 16 bits would round most of them away.
+  // Computes the loss in fp32 at least: a mean over many tokens in 16 bits would lose most of them
+  // to rounding.
   logits = logits.to(at::promote_types(logits.scalar_type(), at::kFloat));
   return at::cross_entropy_loss(logits, targets.reshape(-1), /*weight=*/{}, at::Reduction::Mean,
                                 /*ignore_index=*/-1);

@@ -26,7 +26,8 @@ double scaled(double frequency, const RotaryScaling& scaling) {
   return (1 - kept) * divided + kept * frequency;
 }
 
-// [rows, heads, tokens, head width] with each head `times` times, one beside the other.
+// Repeats each head of `x` ([rows, heads, tokens, head width]) `times` times; the copies of a head
+// are adjacent.
 at::Tensor repeated(const at::Tensor& x, std::int64_t times) {
   if (times == 1) return x;
   return x.unsqueeze(2)
@@ -41,7 +42,8 @@ RmsNormImpl::RmsNormImpl(std::int64_t width, double epsilon) : epsilon_(epsilon)
 }
 
 at::Tensor RmsNormImpl::forward(const at::Tensor& x) {
-  // In fp32 at least, and rounded before the weight, as the hubs' Llama does.
+  // Computed in fp32 at least, and rounded before the multiplication by the weight, as in the hubs'
+  // Llama.
   const at::Tensor wide = x.to(at::promote_types(x.scalar_type(), at::kFloat));
   const at::Tensor normal = wide * at::rsqrt(wide.pow(2).mean(-1, /*keepdim=*/true) + epsilon_);
   return weight * normal.to(x.scalar_type());

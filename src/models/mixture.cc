@@ -53,28 +53,28 @@ MixtureOptions checked(const MixtureOptions& options) {
   return options;
 }
 
-// Those before each one, along dim 0.
+// Returns the exclusive prefix sums along dim 0.
 at::Tensor sums_before(const at::Tensor& counts) { return counts.cumsum(0) - counts; }
 
 }  // namespace
 
-// One batch on its way. Choices are numbered choice by choice, then by token: choice c of token t
-// is number c * tokens + t.
+// Routing of one batch. Choices are numbered by choice, then by token: choice c of token t has the
+// number c * tokens + t.
 struct MixtureImpl::Routing {
   at::Tensor logits;         // [tokens, experts], in float at least
-  at::Tensor probabilities;  // of all experts
-  at::Tensor weights;        // [chosen, tokens], flat: of each choice
-  at::Tensor order;          // the numbers of the choices that are kept, by expert
-  at::Tensor kept;           // [ranks, experts]: rows that go to each expert
-  at::Tensor shares;         // [experts]: of all choices of the batch
+  at::Tensor probabilities;  // over all experts
+  at::Tensor weights;        // [chosen * tokens]: one per choice
+  at::Tensor order;          // numbers of the accepted choices, sorted by expert
+  at::Tensor kept;           // [ranks, experts]: rows sent to each expert
+  at::Tensor shares;         // [experts]: fraction of all choices of the batch
 };
 
-// Of the runs of this rank's tokens (ExpertExchange::runs()).
+// The choices of this rank's tokens, by run (ExpertExchange::runs()).
 struct MixtureImpl::Choices {
-  at::Tensor keys;     // of each one by its number: (run * chosen + choice) * experts + expert
+  at::Tensor keys;     // one per choice: (run * chosen + choice) * experts + expert
   at::Tensor counts;   // [runs, chosen, experts]
   at::Tensor all;      // [ranks, runs, chosen, experts]
-  std::int64_t total;  // of the batch
+  std::int64_t total;  // over the batch
 };
 
 MixtureImpl::MixtureImpl(const MixtureOptions& options)
@@ -104,7 +104,7 @@ MixtureImpl::Routing MixtureImpl::route(const at::Tensor& logits) {
   const at::Tensor experts_of = choices.t().reshape({-1});
   const at::Tensor numbers = at::arange(chosen * count, experts_of.options());
   const bool is_limited = options_.capacity_factor > 0 && is_training();
-  // Where nothing is dropped, it does not matter which tokens follow which.
+  // If no choice is dropped, the order of the tokens does not matter.
   std::vector<std::int64_t> runs = {count};
   if (exchange_ && is_limited) runs = exchange_->runs(count);
   const auto run_count = static_cast<std::int64_t>(runs.size());
@@ -132,8 +132,8 @@ MixtureImpl::Routing MixtureImpl::route(const at::Tensor& logits) {
   return routing;
 }
 
-// Drops choices for which their expert has no room: first choices of all tokens first, in the order
-// of the batch.
+// Drops choices that exceed the capacity of their expert. First choices of all tokens are accepted
+// first, in batch order.
 void MixtureImpl::find_room(Routing& routing, const Choices& choices) {
   const std::int64_t experts = options_.experts, chosen = options_.chosen;
   const std::int64_t runs = choices.counts.size(0);
@@ -148,7 +148,8 @@ void MixtureImpl::find_room(Routing& routing, const Choices& choices) {
   }
   const at::Tensor before = (sums_before(flat.sum(0)) + earlier).view(choices.all.sizes());
   routing.kept = at::minimum((capacity - before).clamp_min(0), choices.all).sum({1, 2});
-  // Place of a choice among those of its expert, this rank's alone first.
+  // Computes the position of each choice in the queue of its expert: first within this rank, then
+  // over all ranks.
   const at::Tensor first = sums_before(choices.counts.permute({2, 1, 0}).reshape({-1}));
   const at::Tensor sorted = choices.keys.index_select(0, routing.order);
   const at::Tensor choice = sorted.floor_divide(experts).remainder(chosen);
@@ -161,7 +162,8 @@ void MixtureImpl::find_room(Routing& routing, const Choices& choices) {
   routing.order = routing.order.masked_select(place < capacity);
 }
 
-// `tokens`: how many the loss is a mean of, of which this rank may have a part.
+// `tokens` is the number of tokens over which the loss is a mean; this rank may have only some of
+// them.
 at::Tensor MixtureImpl::loss(const Routing& routing, std::int64_t tokens) const {
   const auto all = static_cast<double>(std::max<std::int64_t>(tokens, 1));
   const at::Tensor balance = (routing.probabilities.sum(0) / all).dot(routing.shares) *

@@ -1,5 +1,5 @@
-// ConvNet: the network of PyTorch's C++ MNIST example (pytorch/examples, cpp/mnist/mnist.cpp),
-// parameter for parameter.
+// ConvNet: the network of PyTorch's C++ MNIST example (pytorch/examples, cpp/mnist/mnist.cpp), with
+// the same parameters.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -12,14 +12,14 @@
 
 namespace lockstep::models {
 
-// 1x28x28 images to the logarithms of 10 probabilities: two 5x5 convolutions (10 and 20 channels),
-// each with 2x2 max pooling, then 320 -> 50 -> 10; dropout 0.5 before the second pooling and
-// between the linear layers.
+// Maps 1x28x28 images to 10 log-probabilities: two 5x5 convolutions (10 and 20 channels), each with
+// 2x2 max pooling, then linear layers 320 -> 50 -> 10. Dropout with p = 0.5 before the second
+// pooling and between the linear layers.
 class ConvNetImpl : public torch::nn::Module {
  public:
   ConvNetImpl();
 
-  // [rows, 1, 28, 28] -> [rows, 10]; train it with nll_loss.
+  // Maps [rows, 1, 28, 28] to log-probabilities [rows, 10]; use nll_loss for training.
   at::Tensor forward(const at::Tensor& images);
 
   torch::nn::Conv2d conv1;

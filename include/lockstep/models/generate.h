@@ -1,4 +1,4 @@
-// Drawing tokens from a language model, one at a time.
+// Samples tokens from a language model, one at a time.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -14,22 +14,23 @@
 namespace lockstep::models {
 
 struct GenerateOptions {
-  double temperature = 1.0;  // 0: always the likeliest token
-  std::int64_t top_k = 0;    // draw among the k likeliest only; 0: among all
-  // Draw each token from all tokens before it, though they are more than the block; for models
-  // without a table of positions. false: from the last `block` tokens.
+  double temperature = 1.0;  // 0: always take the most likely token
+  std::int64_t top_k = 0;    // sample from the k most likely tokens; 0: from all
+  // If true, each token is sampled from all tokens before it, even if they are more than `block`;
+  // for models without a position table. If false, from the last `block` tokens.
   bool beyond_block = false;
-  // The default generator of the model's device when absent.
+  // If absent, the default generator of the model's device.
   std::optional<at::Generator> generator = std::nullopt;
 };
 
-// Logits [rows, vocabulary] of the token behind `ids` ([rows, 1 to block tokens]).
+// Returns the logits [rows, vocabulary] of the token that follows `ids` ([rows, 1 to block
+// tokens]).
 using NextLogits = std::function<at::Tensor(const at::Tensor& ids)>;
 
-// `ids` ([rows, tokens], at least one token) with `count` tokens drawn behind it, each from the
-// last `block` tokens or, with beyond_block, from all. Without gradients; `model` is in evaluation
-// mode meanwhile, and each of its modules in its own mode afterwards. InvalidArgument for ids or
-// options that make no sense.
+// Returns `ids` ([rows, tokens], at least one token) followed by `count` sampled tokens. Each is
+// sampled from the last `block` tokens or, with beyond_block, from all. Runs without gradients and
+// with `model` in evaluation mode; afterwards each module is in its earlier mode again. Throws
+// InvalidArgument for invalid ids or options.
 [[nodiscard]] at::Tensor generate_tokens(torch::nn::Module& model, at::Tensor ids,
                                          std::int64_t count, std::int64_t block,
                                          const GenerateOptions& options,

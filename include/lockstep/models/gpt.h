@@ -3,8 +3,8 @@
 //
 // Parameters have the names of the Python module: transformer.wte.weight, transformer.wpe.weight,
 // transformer.h.0.ln_1.weight, transformer.h.0.attn.c_attn.weight, ..., transformer.ln_f.weight.
-// The head's weight is the token embedding's: it is registered once, as transformer.wte.weight, and
-// exported also as lm_head.weight (module/state_dict.h).
+// The head shares its weight with the token embedding: the weight is registered once, as
+// transformer.wte.weight, and is also exported as lm_head.weight (module/state_dict.h).
 #pragma once
 
 #include <lockstep/models/generate.h>
@@ -21,15 +21,15 @@
 
 namespace lockstep::models {
 
-// Everything below the head: embeddings, blocks, last normalisation.
+// Everything except the head: embeddings, blocks, final normalisation.
 class GptTransformerImpl : public torch::nn::Module {
  public:
   explicit GptTransformerImpl(const GptOptions& options);
-  // [rows, tokens] int64 -> [rows, tokens, width].
+  // Maps int64 ids [rows, tokens] to [rows, tokens, width].
   at::Tensor forward(const at::Tensor& ids);
 
-  torch::nn::Embedding wte;  // tokens
-  torch::nn::Embedding wpe;  // positions
+  torch::nn::Embedding wte;  // token embedding
+  torch::nn::Embedding wpe;  // position embedding
   torch::nn::Dropout drop;
   torch::nn::ModuleList h;
   GptLayerNorm ln_f;
@@ -38,23 +38,23 @@ TORCH_MODULE(GptTransformer);
 
 class GptImpl : public torch::nn::Module, public HasAliases {
  public:
-  // Draws initial weights from LibTorch's default generator: normal with standard deviation 0.02,
-  // the projections that end in the residual stream divided by sqrt(2 * layers); biases 0.
-  // InvalidArgument names an option that makes no sense.
+  // Draws the initial weights from LibTorch's default generator: normal with standard deviation
+  // 0.02, divided by sqrt(2 * layers) for projections into the residual stream; biases are 0.
+  // Throws InvalidArgument if an option is invalid; the message names the option.
   explicit GptImpl(GptOptions options = {});
 
-  // [rows, tokens] int64 -> logits [rows, tokens, vocabulary]. InvalidArgument when a row is longer
-  // than the block.
+  // Maps int64 ids [rows, tokens] to logits [rows, tokens, vocabulary]. Throws InvalidArgument if a
+  // row is longer than the block.
   at::Tensor forward(const at::Tensor& ids);
 
-  // Mean cross-entropy, in nats, of the tokens that follow: `targets` has ids' shape, and -1 where
-  // nothing is to be predicted. NaN when nothing is.
+  // Returns the mean cross-entropy, in nats, of the next tokens. `targets` has the shape of `ids`;
+  // positions with -1 are ignored. The result is NaN if every position is ignored.
   at::Tensor loss(const at::Tensor& ids, const at::Tensor& targets);
 
-  // `ids` with `count` tokens drawn behind it (generate.h).
+  // Returns `ids` followed by `count` sampled tokens (generate.h).
   at::Tensor generate(at::Tensor ids, std::int64_t count, const GenerateOptions& options = {});
 
-  // lm_head.weight is transformer.wte.weight.
+  // lm_head.weight is an alias of transformer.wte.weight.
   [[nodiscard]] std::vector<Alias> aliases() const override;
 
   [[nodiscard]] const GptOptions& options() const { return options_; }

@@ -1,8 +1,8 @@
 // The parts of Gpt: normalisation, causal self-attention, feed-forward layer, and the block that
-// holds them.
+// contains them.
 //
-// Module for module that of nanoGPT (github.com/karpathy/nanoGPT, model.py), with the same names,
-// so that weights go both ways. Activations are [rows, tokens, width].
+// The modules and their names are those of nanoGPT (github.com/karpathy/nanoGPT, model.py), so
+// weights can be exchanged in both directions. Activations are [rows, tokens, width].
 #pragma once
 
 #include <torch/nn/module.h>
@@ -18,23 +18,23 @@ namespace lockstep::models {
 
 struct GptOptions {
   std::int64_t layers = 4;
-  std::int64_t heads = 4;  // divides width
+  std::int64_t heads = 4;  // must divide width
   std::int64_t width = 128;
-  std::int64_t block = 64;       // the longest sequence, in tokens
+  std::int64_t block = 64;       // maximum sequence length in tokens
   std::int64_t vocabulary = 65;  // tokens are 0 ... vocabulary - 1
   double dropout = 0.0;
-  bool bias = false;       // of linear layers and normalisations; the head never has one
-  bool tanh_gelu = false;  // GELU by its approximation with tanh, as GPT-2 was trained
+  bool bias = false;       // in linear layers and normalisations; the head never has a bias
+  bool tanh_gelu = false;  // use the tanh approximation of GELU, as GPT-2 does
 };
 
-// torch::nn::LayerNorm over the last dim, except that the bias may be left out.
+// torch::nn::LayerNorm over the last dim with an optional bias.
 class GptLayerNormImpl : public torch::nn::Module {
  public:
   GptLayerNormImpl(std::int64_t width, bool with_bias);
   at::Tensor forward(const at::Tensor& x);
 
   at::Tensor weight;
-  at::Tensor bias;  // undefined when left out
+  at::Tensor bias;  // undefined without bias
 };
 TORCH_MODULE(GptLayerNorm);
 
@@ -43,7 +43,7 @@ class GptAttentionImpl : public torch::nn::Module {
   explicit GptAttentionImpl(const GptOptions& options);
   at::Tensor forward(const at::Tensor& x);
 
-  torch::nn::Linear c_attn;  // queries, keys and values, one after another: width -> 3 * width
+  torch::nn::Linear c_attn;  // queries, keys and values: width -> 3 * width
   torch::nn::Linear c_proj;
   torch::nn::Dropout resid_dropout;
 
@@ -67,7 +67,7 @@ class GptFeedForwardImpl : public torch::nn::Module {
 };
 TORCH_MODULE(GptFeedForward);
 
-// x + attn(ln_1(x)), then x + mlp(ln_2(x)).
+// Computes x + attn(ln_1(x)), then x + mlp(ln_2(x)).
 class GptBlockImpl : public torch::nn::Module {
  public:
   explicit GptBlockImpl(const GptOptions& options);

@@ -1,8 +1,8 @@
 // The parts of Llama: RMS normalisation, rotary positions, causal self-attention with grouped
-// queries, the gated feed-forward layer, and the block that holds them.
+// queries, the gated feed-forward layer, and the block that contains them.
 //
-// Module for module, with the names, that of the model hubs' Llama (transformers,
-// models/llama/modeling_llama.py), so that weights go both ways. Activations are
+// The modules and their names are those of the model hubs' Llama (transformers,
+// models/llama/modeling_llama.py), so weights can be exchanged in both directions. Activations are
 // [rows, tokens, width].
 #pragma once
 
@@ -18,12 +18,13 @@
 
 namespace lockstep::models {
 
-// How the angles of longer sequences than the model was trained with are made.
+// Scales the rotary frequencies for sequences that are longer than in training.
 struct RotaryScaling {
-  double factor = 1;  // all angles are divided by it
-  // Llama 3.1 leaves those of short waves as they are (transformers, modeling_rope_utils.py,
-  // "llama3"): waves shorter than trained_tokens / high_frequency_factor positions; those longer
-  // than trained_tokens / low_frequency_factor are divided, and between them it is interpolated.
+  double factor = 1;  // all rotation angles are divided by it
+  // Scaling of Llama 3.1 by wavelength (transformers, modeling_rope_utils.py, "llama3"). Angles
+  // with wavelengths shorter than trained_tokens / high_frequency_factor positions are unchanged;
+  // angles with wavelengths longer than trained_tokens / low_frequency_factor are divided by
+  // `factor`; between the two limits the scaling is interpolated.
   struct ByWave {
     double low_frequency_factor = 1;
     double high_frequency_factor = 4;
@@ -35,21 +36,21 @@ struct RotaryScaling {
 struct LlamaOptions {
   std::int64_t layers = 4;
   std::int64_t heads = 4;
-  std::int64_t key_value_heads = 4;  // divides heads
+  std::int64_t key_value_heads = 4;  // must divide heads
   std::int64_t width = 128;
   std::int64_t head_width = 0;  // even; 0: width / heads
-  std::int64_t hidden = 344;    // features inside the feed-forward layer
-  std::int64_t block = 64;      // the longest sequence, in tokens
+  std::int64_t hidden = 344;    // hidden features of the feed-forward layer
+  std::int64_t block = 64;      // maximum sequence length in tokens
   std::int64_t vocabulary = 65;
   double rotary_base = 10000;
   RotaryScaling rotary_scaling = {};
   double norm_epsilon = 1e-5;
   bool attention_bias = false;
   bool feed_forward_bias = false;
-  bool tied = false;  // the head's weight is the token embedding's
+  bool tied = false;  // the head shares its weight with the token embedding
 };
 
-// x / sqrt(mean(x^2) + epsilon) * weight over the last dim (Zhang and Sennrich 2019,
+// Computes x / sqrt(mean(x^2) + epsilon) * weight over the last dim (Zhang and Sennrich 2019,
 // arXiv:1910.07467).
 class RmsNormImpl : public torch::nn::Module {
  public:
@@ -63,17 +64,16 @@ class RmsNormImpl : public torch::nn::Module {
 };
 TORCH_MODULE(RmsNorm);
 
-// Positions as rotations of pairs of features (Su et al. 2021, arXiv:2104.09864): feature i of a
-// head and feature i + half turn together by position * base^(-2i / head width), in fp32 as
-// the hubs' models were trained.
+// Rotary position embeddings (Su et al. 2021, arXiv:2104.09864): features i and i + half of a head
+// are rotated together by position * base^(-2i / head width), in fp32 like the hubs' models.
 class RotaryPositions {
  public:
   explicit RotaryPositions(const LlamaOptions& options);
-  // `x`: [rows, heads, tokens, head width]; token t stands at position t.
+  // Rotates `x` ([rows, heads, tokens, head width]); token t has position t.
   [[nodiscard]] at::Tensor rotate(const at::Tensor& x) const;
 
  private:
-  std::vector<float> frequencies_;  // of a head's pairs, in radians a position
+  std::vector<float> frequencies_;  // of each feature pair, in radians per position
 };
 
 class LlamaAttentionImpl : public torch::nn::Module {
@@ -89,7 +89,7 @@ class LlamaAttentionImpl : public torch::nn::Module {
 };
 TORCH_MODULE(LlamaAttention);
 
-// down_proj(silu(gate_proj(x)) * up_proj(x)) (SwiGLU, Shazeer 2020, arXiv:2002.05202).
+// Computes down_proj(silu(gate_proj(x)) * up_proj(x)) (SwiGLU, Shazeer 2020, arXiv:2002.05202).
 class LlamaFeedForwardImpl : public torch::nn::Module {
  public:
   explicit LlamaFeedForwardImpl(const LlamaOptions& options);
@@ -99,7 +99,7 @@ class LlamaFeedForwardImpl : public torch::nn::Module {
 };
 TORCH_MODULE(LlamaFeedForward);
 
-// x + self_attn(input_layernorm(x)), then x + mlp(post_attention_layernorm(x)).
+// Computes x + self_attn(input_layernorm(x)), then x + mlp(post_attention_layernorm(x)).
 class LlamaBlockImpl : public torch::nn::Module {
  public:
   explicit LlamaBlockImpl(const LlamaOptions& options);

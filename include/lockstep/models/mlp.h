@@ -13,19 +13,20 @@
 namespace lockstep::models {
 
 struct MlpOptions {
-  // Input, hidden..., output: {784, 256, 10} is two layers. At least two, all positive.
+  // Sizes of input, hidden layers and output: {784, 256, 10} is two layers. At least two sizes, all
+  // positive.
   std::vector<std::int64_t> sizes;
   bool bias = true;
 };
 
-// Parameters are named layers.0.weight, layers.0.bias, layers.1.weight, ...; initialised as
-// torch::nn::Linear does.
+// Parameters are named layers.0.weight, layers.0.bias, layers.1.weight, ... and initialised like
+// torch::nn::Linear.
 class MlpImpl : public torch::nn::Module {
  public:
   explicit MlpImpl(MlpOptions options);
 
-  // `input` is [rows, ...] with sizes.front() elements a row; the result is [rows, sizes.back()],
-  // without a ReLU.
+  // Maps `input` ([rows, ...] with sizes.front() elements per row) to [rows, sizes.back()]. No ReLU
+  // after the last layer.
   at::Tensor forward(const at::Tensor& input);
 
   [[nodiscard]] const MlpOptions& options() const { return options_; }

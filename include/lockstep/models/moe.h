@@ -1,8 +1,8 @@
-// Moe: a Gpt (lockstep/models/gpt.h) of whose blocks some or all have a mixture of experts in the
-// place of the feed-forward layer, as a plain torch::nn module.
+// Moe: a Gpt (lockstep/models/gpt.h) in which a mixture of experts replaces the feed-forward layer
+// of some or all blocks, as a plain torch::nn module.
 //
-// Parameters have the names of Gpt; those of a mixture are transformer.h.0.moe.router.weight,
-// transformer.h.0.moe.up and transformer.h.0.moe.down.
+// Parameters have the names of Gpt. The parameters of a mixture are
+// transformer.h.0.moe.router.weight, transformer.h.0.moe.up and transformer.h.0.moe.down.
 #pragma once
 
 #include <lockstep/models/generate.h>
@@ -24,16 +24,17 @@ namespace lockstep::models {
 
 struct MoeOptions {
   GptOptions gpt = {};
-  std::int64_t every = 1;  // blocks every, 2 every, ... have a mixture, counted from 1
-  // Of the mixtures, but width and hidden, which are the Gpt's.
+  std::int64_t every = 1;  // every n-th block has a mixture: blocks n, 2n, ..., counted from 1
+  // Options of the mixtures. `width` and `hidden` are ignored: they follow from the width of the
+  // Gpt.
   MixtureOptions mixture = {};
 };
 
-// x + attn(ln_1(x)), then x + moe(ln_2(x)).
+// Computes x + attn(ln_1(x)), then x + moe(ln_2(x)).
 class MoeBlockImpl : public torch::nn::Module {
  public:
   explicit MoeBlockImpl(const MoeOptions& options);
-  // Its output, and the mixture's loss.
+  // Returns the block's output and the mixture's loss.
   MixtureImpl::Result forward(const at::Tensor& x);
 
   GptLayerNorm ln_1;
@@ -44,11 +45,11 @@ class MoeBlockImpl : public torch::nn::Module {
 };
 TORCH_MODULE(MoeBlock);
 
-// Everything below the head.
+// Everything except the head.
 class MoeTransformerImpl : public torch::nn::Module {
  public:
   explicit MoeTransformerImpl(const MoeOptions& options);
-  // [rows, tokens] int64 -> [rows, tokens, width], and the sum of the mixtures' losses.
+  // Maps int64 ids [rows, tokens] to [rows, tokens, width] and the sum of the mixtures' losses.
   MixtureImpl::Result forward(const at::Tensor& ids);
 
   torch::nn::Embedding wte;
@@ -61,19 +62,19 @@ TORCH_MODULE(MoeTransformer);
 
 class MoeImpl : public torch::nn::Module, public HasAliases {
  public:
-  // Weights begin as Gpt's; an expert's `up` as c_fc, its `down` as c_proj. InvalidArgument names
-  // an option that makes no sense.
+  // Initialises weights as Gpt does; an expert's `up` like c_fc, its `down` like c_proj. Throws
+  // InvalidArgument if an option is invalid; the message names the option.
   explicit MoeImpl(MoeOptions options = {});
 
-  // As Gpt's.
+  // Same as GptImpl::forward().
   at::Tensor forward(const at::Tensor& ids);
-  // Gpt's, and in train() the mixtures' losses besides.
+  // Returns the loss of GptImpl::loss() and, in train(), adds the losses of the mixtures.
   at::Tensor loss(const at::Tensor& ids, const at::Tensor& targets);
   at::Tensor generate(at::Tensor ids, std::int64_t count, const GenerateOptions& options = {});
 
   [[nodiscard]] std::vector<Alias> aliases() const override;
   [[nodiscard]] const MoeOptions& options() const { return options_; }
-  // In the order of the blocks that have one.
+  // Returns the mixtures in the order of their blocks.
   [[nodiscard]] std::vector<Mixture> mixtures() const;
 
   MoeTransformer transformer;

@@ -1,4 +1,5 @@
-// ResNet-18 (He et al., CVPR 2016), with the names of torchvision's resnet18: its state_dict fits.
+// ResNet-18 (He et al., CVPR 2016) with the parameter names of torchvision's resnet18, whose
+// state_dict can be loaded.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -16,13 +17,13 @@ namespace lockstep::models {
 
 struct ResNetOptions {
   std::int64_t classes = 1000;
-  // The first convolution is 3x3 with stride 1, and no pooling comes behind it: for images of 32x32
-  // pixels. Else 7x7 with stride 2, and max pooling.
+  // If true, the first convolution is 3x3 with stride 1 and without pooling, for images of 32x32
+  // pixels. If false, it is 7x7 with stride 2, followed by max pooling.
   bool cifar_stem = false;
-  std::int64_t width = 64;  // channels of the first stage; twice as many in each one behind it
+  std::int64_t width = 64;  // channels of the first stage; they double in each later stage
 };
 
-// Two 3x3 convolutions, each with batch normalisation, and a shortcut around them.
+// Two 3x3 convolutions with batch normalisation, and a shortcut around both.
 class ResNetBlockImpl : public torch::nn::Module {
  public:
   ResNetBlockImpl(std::int64_t in, std::int64_t out, std::int64_t stride);
@@ -32,17 +33,17 @@ class ResNetBlockImpl : public torch::nn::Module {
   torch::nn::BatchNorm2d bn1;
   torch::nn::Conv2d conv2;
   torch::nn::BatchNorm2d bn2;
-  torch::nn::Sequential downsample{nullptr};  // of the shortcut; null where sizes stay
+  torch::nn::Sequential downsample{nullptr};  // of the shortcut; null if the shape does not change
 };
 TORCH_MODULE(ResNetBlock);
 
-// Four stages of two blocks each. Initialised as torchvision does: convolutions by He et al. (2015)
-// for their outputs. InvalidArgument for counts below 1.
+// Four stages of two blocks each, initialised like torchvision's: convolutions by He et al. (2015),
+// mode fan_out. Throws InvalidArgument for counts below 1.
 class ResNet18Impl : public torch::nn::Module {
  public:
   explicit ResNet18Impl(ResNetOptions options = {});
 
-  // [rows, 3, height, width] -> logits [rows, classes].
+  // Maps [rows, 3, height, width] to logits [rows, classes].
   at::Tensor forward(const at::Tensor& images);
 
   [[nodiscard]] const ResNetOptions& options() const { return options_; }
