@@ -12,7 +12,7 @@
 namespace lockstep::plan {
 namespace {
 
-// The actions of one rank, as they are put down. Each stage counts its micro-batches by itself.
+// Builds the action list of one rank. Each stage counts its own micro-batches.
 class RankActions {
  public:
   void forward(int stage) { add(Compute::forward, stage); }
@@ -25,12 +25,12 @@ class RankActions {
     add(Compute::input, stage);
     ++counts_[{Compute::backward, stage}];
   }
-  // The oldest W whose I has been put down.
+  // Appends the oldest pending W.
   void weight() {
     actions_.push_back(late_.front());
     late_.pop_front();
   }
-  // The oldest one of this stage.
+  // Appends the oldest pending W of `stage`.
   void weight(int stage) {
     const auto oldest =
         std::ranges::find_if(late_, [&](const Action& action) { return action.stage == stage; });
@@ -47,7 +47,7 @@ class RankActions {
 
   [[nodiscard]] int forwards(int stage) { return count(Compute::forward, stage); }
   [[nodiscard]] int backwards(int stage) { return count(Compute::input, stage); }
-  // I without their W.
+  // Returns the number of pending W.
   [[nodiscard]] int late() const { return static_cast<int>(late_.size()); }
 
   std::vector<Action> take() { return std::move(actions_); }
@@ -63,7 +63,7 @@ class RankActions {
   std::deque<Action> late_;
 };
 
-// p ranks, m micro-batches, v stages a rank; r is the rank.
+// p ranks, m micro-batches, v stages per rank; r is the rank.
 struct Sizes {
   int p, m, v;
 };
@@ -85,7 +85,7 @@ std::vector<Action> one_f_one_b(Sizes sizes, int r) {
   return rank.take();
 }
 
-// Micro-batches go in groups of p through the first chunk, then the same through the second, ...
+// Micro-batches pass in groups of p through the first chunk, then through the second, ...
 std::vector<Action> interleaved(Sizes sizes, int r) {
   const int p = sizes.p, v = sizes.v, all = sizes.m * v;
   const auto chunk_of = [=](int i) { return i % (p * v) / p; };
@@ -101,8 +101,8 @@ std::vector<Action> interleaved(Sizes sizes, int r) {
   return rank.take();
 }
 
-// Rank r keeps r W back, which makes p activations with the forwards of 1F1B, and does them at the
-// end between the I for which it waits.
+// Rank r delays r weight gradients (W): together with the forwards of 1F1B this keeps p
+// activations. The delayed W run at the end, between the I for which the rank waits.
 std::vector<Action> zb_h1(Sizes sizes, int r) {
   RankActions rank;
   for (int i = 0; i < std::min(sizes.m, sizes.p - 1 - r); ++i) rank.forward(r);
@@ -116,7 +116,7 @@ std::vector<Action> zb_h1(Sizes sizes, int r) {
   return rank.take();
 }
 
-// a: the stage on the way down; z: the one on the way up.
+// a is the stage on the way down, z the one on the way up.
 std::vector<Action> zbv(Sizes sizes, int r) {
   const int p = sizes.p, m = std::max(sizes.m, 2 * p - 1);
   const int a = r, z = 2 * p - 1 - r;
@@ -147,7 +147,8 @@ std::vector<Action> zbv(Sizes sizes, int r) {
   for (int i = 0; i < p - r; ++i) both(a);
   rank.last_weights(z);
   rank.last_weights(a);
-  // Of fewer than 2p - 1 micro-batches it is what is left without the others.
+  // With fewer than 2p - 1 micro-batches, the schedule is the full one without the missing
+  // micro-batches.
   std::vector<Action> actions = rank.take();
   std::erase_if(actions, [&](const Action& action) { return action.micro_batch >= sizes.m; });
   return actions;
@@ -168,7 +169,7 @@ std::vector<Action> dual_pipe_v(Sizes sizes, int r) {
     rank.weight();
     rank.forward(z);
   }
-  // The main part: a forward of each chunk beside a backward of the other.
+  // The main part: pairs a forward of each chunk with a backward of the other.
   for (int i = 0; i < sizes.m - 2 * p + r + 1; ++i) {
     rank.forward(a);
     rank.backward(z);
@@ -180,7 +181,7 @@ std::vector<Action> dual_pipe_v(Sizes sizes, int r) {
     rank.forward(z);
     rank.backward(a);
   }
-  // The second half of the next r + 1 pairs of backwards keeps its W back for the end.
+  // The second half of the next r + 1 pairs of backwards delays its W until the end.
   for (int i = 0; i < 2 * (r + 1); ++i) {
     const int stage = i % 2 == 0 ? z : a;
     i > r ? rank.input(stage) : rank.backward(stage);

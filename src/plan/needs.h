@@ -1,4 +1,4 @@
-// What an action waits for.
+// The dependencies of an action.
 #pragma once
 
 #include <lockstep/plan/schedule.h>
@@ -13,27 +13,27 @@ namespace lockstep::plan {
   return compute == Compute::backward || compute == Compute::input;
 }
 
-// Something that an action makes and others wait for: outputs of a forward, or the gradient of a
-// stage's inputs, whichever of B and I makes it. A W makes nothing that anything waits for.
+// A result of an action that other actions depend on: the outputs of a forward, or the gradient of
+// a stage's inputs, which a B or an I computes. Nothing depends on a W.
 struct Result {
   bool is_gradient = false;
   int stage = 0;
   int micro_batch = 0;
   bool operator==(const Result&) const = default;
 
-  // Different for different results of one schedule.
+  // Returns a number that is unique among the results of a schedule.
   [[nodiscard]] std::uint64_t key() const {
     return (static_cast<std::uint64_t>(stage) << 32 | static_cast<std::uint64_t>(micro_batch)) * 2 +
            (is_gradient ? 1 : 0);
   }
 };
 
-// What an action makes. A W makes nothing.
+// Returns the result of an F, B or I. A W has no result.
 [[nodiscard]] inline Result result_of(const Action& action) {
   return {gives_input_gradient(action.compute), action.stage, action.micro_batch};
 }
 
-// At most two.
+// The results that an action depends on; at most two.
 class Needs {
  public:
   Needs(const Action& action, int stages) {

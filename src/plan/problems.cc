@@ -14,7 +14,7 @@ struct Place {
   std::size_t index = 0;
 };
 
-// What an action is, for "comes twice": B does what I does and what W does.
+// Returns a key that is equal for actions that do the same work. B counts as an I and a W.
 std::uint64_t key_of(Compute part, const Action& action) {
   const std::uint64_t kind = part == Compute::forward ? 0 : part == Compute::weight ? 2 : 1;
   return (static_cast<std::uint64_t>(action.stage) << 32 |
@@ -129,8 +129,8 @@ class Problems {
                      needed.compute == Compute::input ? either_text(needed) : text_of(needed));
   }
 
-  // Stages are a chain of dependencies, so none can be missing now but the last ones; micro-batches
-  // are independent.
+  // Stages form a chain of dependencies, so only the last stages can be missing here. Micro-batches
+  // are independent of each other.
   void find_gap() {
     const Place last = {0, 0};
     for (int stage = 0; stage < schedule_.stages; ++stage)
@@ -149,7 +149,7 @@ class Problems {
     int rank = 0;
     while (rank < schedule_.rank_count() && reached.reached_end(schedule_, rank)) ++rank;
     if (rank == schedule_.rank_count()) return;
-    // From one waiting rank to the one that it waits for, until one comes again: a circle.
+    // Follow each waiting rank to the rank it waits for until one repeats: that is a cycle.
     std::vector<int> chain;
     std::string text;
     while (std::ranges::find(chain, rank) == chain.end()) {
@@ -169,7 +169,7 @@ class Problems {
         "expected an order that ends, found a deadlock: " + text);
   }
 
-  // Where the action is that a blocked rank waits for.
+  // Returns the position of the action that a blocked rank waits for.
   [[nodiscard]] Place waited_for(const Walk& reached, int rank) const {
     const Place here{rank, reached.starts[static_cast<std::size_t>(rank)].size()};
     for (const Result& need : Needs(at(here), schedule_.stages)) {

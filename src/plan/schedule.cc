@@ -16,7 +16,7 @@ std::vector<int> rank_of_stages(const Schedule& schedule) {
   return ranks;
 }
 
-// A forward waits for forwards of its own micro-batch alone, so any micro-batches may be left out.
+// A forward only depends on forwards of its own micro-batch, so any micro-batch can be left out.
 Schedule forward_only(const Schedule& schedule, int micro_batches) {
   Schedule forwards = schedule;
   forwards.micro_batches = micro_batches;

@@ -20,7 +20,7 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(" \t\r") + 1 - begin);
 }
 
-// Text up to a separator, which is taken too; false when there is no more.
+// Takes the text up to and including the separator. Returns false if there is no more text.
 bool take_until(char separator, std::string_view& rest, bool& has_more, std::string_view& part) {
   if (!has_more) return false;
   const std::size_t end = rest.find(separator);
@@ -57,7 +57,7 @@ class Reader {
       cell = trimmed(cell);
       if (cell.empty()) continue;
       actions.push_back(action_of(cell));
-      // At least two actions for each cell, so more cannot be without a problem.
+      // A valid schedule has at most three actions per cell.
       check_input(++actions_ <= 3 * most_cells, "{}:{}: expected at most {} actions, found more",
                   name_, line_, 3 * most_cells);
       schedule_.stages = std::max(schedule_.stages, actions.back().stage + 1);

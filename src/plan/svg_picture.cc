@@ -11,7 +11,7 @@ namespace {
 constexpr double row_height = 26, left = 70, top = 34, letter_width = 7;
 constexpr double widest = 16000, narrowest = 480;
 
-// Of the first stage of a rank, and of its others.
+// Colours of a rank's first stage and of its other stages.
 struct Colours {
   std::string_view first, other;
 };
@@ -50,7 +50,7 @@ std::string escaped(std::string_view text) {
   return result;
 }
 
-// Wide enough for the longest label in the shortest action, within limits.
+// Returns a scale at which the longest label fits into the shortest action, within limits.
 double scale_of(const Schedule& schedule, const PipelineTimes& times, double total) {
   if (total <= 0) return 1;
   double shortest = total;

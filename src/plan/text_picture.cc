@@ -13,7 +13,7 @@ namespace {
 
 constexpr double most_cells_of_time = 4000;
 
-// How much time one cell stands for.
+// Returns the time that one cell stands for.
 double cell_time(const Schedule& schedule, const PipelineTimes& times,
                  const Simulation& simulation) {
   double shortest = std::numeric_limits<double>::infinity();
@@ -30,7 +30,7 @@ Row row_of(const Schedule& schedule, const PipelineTimes& times, const Simulatio
            std::size_t rank, double cell) {
   const std::vector<Action>& actions = schedule.ranks[rank];
   const bool has_one_stage =
-      schedule.stages == schedule.rank_count();  // each rank has one then, so it need not be told
+      schedule.stages == schedule.rank_count();  // then labels omit the stage
   Row row;
   for (std::size_t i = 0; i < actions.size(); ++i) {
     const double start = simulation.starts[rank][i];

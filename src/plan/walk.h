@@ -1,5 +1,5 @@
-// Walk: goes through a schedule as its ranks would, each through its own actions, and finds out
-// when each begins or where they wait for ever.
+// Walk: executes a schedule step by step, as its ranks would, and records when each action starts,
+// or where the ranks deadlock.
 #pragma once
 
 #include <lockstep/plan/schedule.h>
@@ -12,7 +12,7 @@ namespace lockstep::plan {
 
 struct Walk {
   std::vector<std::vector<double>> starts;  // of the actions that were reached
-  std::vector<double> ends;                 // of the last one of each rank that was reached
+  std::vector<double> ends;                 // of each rank's last action that was reached
 
   [[nodiscard]] bool reached_end(const Schedule& schedule, int rank) const {
     return starts[static_cast<std::size_t>(rank)].size() ==
@@ -20,7 +20,7 @@ struct Walk {
   }
 };
 
-// Every dependency of every action is somewhere in the schedule.
+// Precondition: the schedule contains every dependency of every action.
 [[nodiscard]] Walk walk(const Schedule& schedule, const PipelineTimes& times);
 
 }  // namespace lockstep::plan

@@ -1,4 +1,4 @@
-// Pictures of a simulated schedule: time from left to right, a row for each rank.
+// Pictures of a simulated schedule: time runs from left to right, with one row per rank.
 #pragma once
 
 #include <lockstep/plan/schedule.h>
@@ -10,14 +10,15 @@
 
 namespace lockstep::plan {
 
-// Rows of text in blocks of `columns` letters at most, where one cell is as wide as that takes. A
-// cell is the shortest time of an action; "F3" is a forward of micro-batch 3 ("5F3", of stage 5,
-// where a rank has several), "-" the rest of an action, "." waiting. Times that are no multiples of
-// the shortest one are rounded to cells, so the picture then shows the order and not the length.
+// Returns rows of text in blocks of at most `columns` characters. A cell stands for the time of the
+// shortest action and is as wide as the longest entry. "F3" is a forward of micro-batch 3 ("5F3":
+// of stage 5, printed if a rank has several stages), "-" the rest of an action, "." waiting. Times
+// that are not multiples of the shortest one are rounded to cells: the picture then shows the
+// order, not the exact times.
 [[nodiscard]] std::string text_picture(const Schedule& schedule, const PipelineTimes& times,
                                        const Simulation& simulation, int columns = 110);
 
-// An SVG document, complete in itself; each action tells its name and times.
+// Returns a self-contained SVG document; each action shows its name and times.
 [[nodiscard]] std::string svg_picture(const Schedule& schedule, const PipelineTimes& times,
                                       const Simulation& simulation);
 

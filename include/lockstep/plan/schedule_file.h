@@ -1,11 +1,11 @@
-// Schedules as files: a line for each rank, its actions in their order with commas between them.
+// Schedules as files: one line per rank with its ordered actions, separated by commas.
 //
 //   0F0,0F1,0B0,0B1
 //   ,1F0,1B0,1F1,1B1
 //
-// 0F1 is the forward of stage 0 for micro-batch 1; F forward, B backward, I gradient of inputs,
-// W gradient of weights. Empty cells say that nothing is done, and are passed over. It is the
-// format of torch.distributed.pipelining's compute-only files.
+// 0F1 is the forward of stage 0 for micro-batch 1; F is forward, B backward, I the gradient of
+// inputs, W the gradient of weights. Empty cells mean idle time and are skipped. The format is that
+// of the compute-only files of torch.distributed.pipelining.
 #pragma once
 
 #include <lockstep/plan/schedule.h>
@@ -18,15 +18,16 @@
 
 namespace lockstep::plan {
 
-// `name` is the file's, for messages. BadInput in one line, "NAME:LINE: ...", with what was
-// expected and found: for text that is no action, numbers beyond the limits, and every problem that
-// find_problem() finds.
+// Parses a schedule. `name` is the file name, for messages. Throws BadInput with a one-line
+// message, "NAME:LINE: expected X, found Y", for text that is not an action, numbers beyond the
+// limits, and every problem that find_problem() detects.
 [[nodiscard]] Schedule parse_schedule(std::string_view text, std::string_view name);
 
-// What parse_schedule() reads back as the same schedule, but for its name.
+// Returns text that parse_schedule() converts back to the same schedule, except for its name.
 [[nodiscard]] std::string schedule_text(const Schedule& schedule);
 
-// Blocks on the disk. BadInput as above, SystemError when the file cannot be read.
+// Reads and parses a file. Blocks on disk I/O. Throws BadInput as parse_schedule() does, and
+// SystemError if the file cannot be read.
 [[nodiscard]] Schedule read_schedule(const std::filesystem::path& path);
 
 }  // namespace lockstep::plan

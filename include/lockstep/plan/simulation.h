@@ -1,13 +1,13 @@
-// What a schedule will take, before anything runs: when each action begins, how long ranks wait,
-// how many activations they keep.
+// Predicts the time of a schedule without running it: when each action starts, how long ranks wait,
+// and how many activations they hold.
 //
 //   plan::Simulation simulation = plan::simulate(schedule, {.communication = 0.1});
 //   simulation.bubble();                       // 0.27: of the time of the longest rank
 //   simulation.ranks[0].peak_activations;      // 4
 //
-// The model: a rank does one action a time, in its order; an action begins when the actions that it
-// needs have ended, `communication` later where another rank did them. Messages hide behind
-// computing and do not wait for each other.
+// The model: a rank runs one action at a time, in order. An action starts when the actions it
+// depends on have ended, plus `communication` if they ran on another rank. Messages overlap with
+// computation and do not delay each other.
 #pragma once
 
 #include <lockstep/plan/schedule.h>
@@ -18,7 +18,7 @@
 
 namespace lockstep::plan {
 
-// How long the actions of a stage take, in any unit.
+// The times of the actions of a stage, in any unit.
 struct StageTimes {
   double forward = 1;
   double backward = 2;
@@ -29,38 +29,39 @@ struct StageTimes {
 };
 
 struct PipelineTimes {
-  std::vector<StageTimes> stages = {{}};  // one for all stages, or one for each
-  double communication = 0;               // from the end of an action to its result on another rank
+  std::vector<StageTimes> stages = {{}};  // one for all stages, or one per stage
+  double communication = 0;  // from the end of an action until its result is on another rank
 
   [[nodiscard]] double of(const Action& action) const;
 };
 
 struct RankSimulation {
-  double begin = 0;  // of its first action
-  double end = 0;    // of its last one
+  double begin = 0;  // of the first action
+  double end = 0;    // of the last action
   double busy = 0;
-  int peak_activations = 0;  // forwards, of one stage each, whose B or W is still to come
+  int peak_activations = 0;  // forwards, each of one stage, whose B or W has not run yet
 
-  // Waiting between its first and its last action.
+  // Returns the time this rank waits between its first and its last action.
   [[nodiscard]] double idle() const { return end - begin - busy; }
 };
 
 struct Simulation {
   std::vector<RankSimulation> ranks;
-  std::vector<std::vector<double>> starts;  // of each action, as in Schedule::ranks
+  std::vector<std::vector<double>> starts;  // start times, indexed like Schedule::ranks
 
-  // From the first action to the last one of all ranks.
+  // Returns the time from the first action to the last one over all ranks.
   [[nodiscard]] double total() const;
-  // The rank with the longest time between its first and its last action: steps can follow each
-  // other in that time where ranks begin the next one when they have ended this one.
+  // Returns the rank with the longest time between its first and its last action. That time is the
+  // time per step if each rank begins the next step as soon as it has ended the current one.
   [[nodiscard]] const RankSimulation& longest() const;
-  // The share of that time for which that rank waits: (p - 1) / (m + p - 1) of GPipe and 1F1B.
+  // Returns the fraction of its time for which the longest() rank waits: (p - 1) / (m + p - 1) for
+  // GPipe and 1F1B.
   [[nodiscard]] double bubble() const;
   [[nodiscard]] int peak_activations() const;
 };
 
-// InvalidArgument: the schedule has a problem (find_problem()), a time is negative or not finite,
-// or there are neither one nor as many StageTimes as stages.
+// Throws InvalidArgument if the schedule has a problem (find_problem()), a time is negative or not
+// finite, or the number of StageTimes is neither one nor the number of stages.
 [[nodiscard]] Simulation simulate(const Schedule& schedule, const PipelineTimes& times = {});
 
 }  // namespace lockstep::plan
