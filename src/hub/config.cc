@@ -16,8 +16,8 @@ namespace {
 constexpr std::uint64_t most_config_bytes = 4 << 20;
 constexpr std::int64_t most_size = std::int64_t{1} << 31;
 
-// The values of one object of config.json. A key that is null counts as missing, as transformers
-// writes what it does not use.
+// The values of one object of config.json. A key with the value null counts as missing, because
+// transformers writes null for options that it does not use.
 class Fields {
  public:
   Fields(std::string path, nlohmann::json object)
@@ -50,7 +50,8 @@ class Fields {
     return has(key) ? positive(key) : otherwise;
   }
 
-  // As a base or a factor of angles, which overflow with very small ones.
+  // Returns the number, which must be at least 1: the base or a factor of angles, which overflow if
+  // it is very small.
   [[nodiscard]] double at_least_1(const char* key) const {
     if (positive(key) < 1)
       fail(formatted("{}: expected a number of at least 1, found {}", key, shown(at(key))));
@@ -84,7 +85,7 @@ class Fields {
     if (has(key) && !at(key).empty())
       fail(formatted("{}: expected none, found {}", key, shown(at(key))));
   }
-  // Of a list of texts.
+  // Checks that every item of a list of strings is `expected`.
   void check_all_are(const char* key, const char* expected) const {
     if (!has(key)) return;
     for (const nlohmann::json& item : at(key))
@@ -115,7 +116,8 @@ class Fields {
   nlohmann::json object_;
 };
 
-// The names that all models of transformers have: what stands there counts instead of GPT-2's own.
+// Checks the names that all models of transformers share: transformers prefers their values to
+// those under GPT-2's own names.
 void check_other_names(const Fields& fields) {
   for (const auto& [other, own] : {std::pair{"num_hidden_layers", "n_layer"},
                                    {"num_attention_heads", "n_head"},
@@ -157,7 +159,7 @@ models::GptOptions gpt_options(const Fields& fields) {
 }
 
 models::RotaryScaling scaling_in(const Fields& fields) {
-  // By kind of layer, as models have it whose layers differ.
+  // Models with different kinds of layers have one scaling per kind, which is not supported.
   for (const char* layers : {"full_attention", "sliding_attention", "chunked_attention"})
     if (fields.has(layers))
       fields.fail(formatted("expected one scaling for all layers, found one of {}", layers));
@@ -185,7 +187,8 @@ void check_whole_rotation(const Fields& fields) {
                           fields.positive("partial_rotary_factor")));
 }
 
-// Versions of transformers differ in whether a Llama whose config.json has these sees all tokens.
+// Throws if attention is limited to a window: versions of transformers disagree on whether a Llama
+// with these keys attends to all tokens.
 void check_sees_all(const Fields& fields, std::int64_t block) {
   if (fields.flag("use_sliding_window", true) && fields.size("sliding_window", block) < block)
     fields.fail(
@@ -194,9 +197,9 @@ void check_sees_all(const Fields& fields, std::int64_t block) {
   fields.check_all_are("layer_types", "full_attention");
 }
 
-// Versions of transformers have what is about positions in rope_theta and rope_scaling, or all in
-// rope_parameters. A file may have both, and then which one counts depends on the version: they
-// must say the same.
+// Some versions of transformers store positions in rope_theta and rope_scaling, others in
+// rope_parameters. If a file has both, the version decides which one is used, so both must have the
+// same values.
 void read_positions(const Fields& fields, models::LlamaOptions& options) {
   check_whole_rotation(fields);
   if (fields.has("rope_scaling") && fields.has("rope_parameters") &&
@@ -244,7 +247,8 @@ models::LlamaOptions llama_options(const Fields& fields) {
 
 std::string text_of(const nlohmann::ordered_json& config) { return config.dump(2) + "\n"; }
 
-// Else transformers takes ordinary tokens for the begin and end of a text.
+// Writes null for both special tokens. Otherwise transformers would treat ordinary tokens as the
+// begin and end of a text.
 void name_no_special_tokens(nlohmann::ordered_json& config) {
   config["bos_token_id"] = nullptr;
   config["eos_token_id"] = nullptr;
@@ -285,7 +289,7 @@ std::string config_text(const models::GptOptions& options) {
                                 {"attn_pdrop", options.dropout},
                                 {"tie_word_embeddings", true},
                                 {"torch_dtype", "float32"}};
-  // transformers takes the last token of GPT-2's own vocabulary for both where none is named.
+  // If no token is named, transformers uses the last token of GPT-2's own vocabulary for both.
   constexpr std::int64_t end_of_text = 50256;
   if (options.vocabulary <= end_of_text) name_no_special_tokens(config);
   return text_of(config);

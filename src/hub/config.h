@@ -1,4 +1,4 @@
-// config.json of a model folder: what it says of the model, and back.
+// Reads and writes config.json of a model folder.
 #pragma once
 
 #include <lockstep/hub/language_model.h>
@@ -11,10 +11,10 @@ namespace lockstep::hub {
 
 using ModelOptions = std::variant<models::GptOptions, models::LlamaOptions>;
 
-// BadInput names the file.
+// Throws BadInput if config.json is invalid; the message names the file.
 [[nodiscard]] ModelOptions read_config(const std::filesystem::path& folder);
 
-// The text of config.json.
+// Returns the text of a config.json with these options.
 [[nodiscard]] std::string config_text(const models::GptOptions& options);
 [[nodiscard]] std::string config_text(const models::LlamaOptions& options);
 

@@ -21,15 +21,15 @@
 namespace lockstep::hub {
 namespace {
 
-// Transformers keeps GPT-2's linear layers as [in, out] (its Conv1D).
+// transformers stores GPT-2's linear layers as [in, out] (its Conv1D).
 bool is_transposed(const models::Gpt&, std::string_view name) {
   return name.ends_with("attn.c_attn.weight") || name.ends_with("attn.c_proj.weight") ||
          name.ends_with("mlp.c_fc.weight") || name.ends_with("mlp.c_proj.weight");
 }
 bool is_transposed(const models::Llama&, std::string_view) { return false; }
 
-// Buffers that older versions of transformers saved beside the parameters: causal masks of GPT-2,
-// frequencies of Llama. The modules make their own.
+// Buffers that older versions of transformers saved with the parameters: causal masks of GPT-2,
+// rotary frequencies of Llama. The modules compute their own.
 bool is_passed_over(const models::Gpt&, std::string_view name) {
   return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
 }
@@ -37,8 +37,9 @@ bool is_passed_over(const models::Llama&, std::string_view name) {
   return name.ends_with(".rotary_emb.inv_freq");
 }
 
-// Where a file has the tensor that the module calls `name`: models are also published without their
-// head (GPT2Model, LlamaModel), and then the names begin below `transformer.` or `model.`.
+// Returns the file's name for the tensor that the module calls `name`. Models are also published
+// without their head (GPT2Model, LlamaModel); their names then lack the prefix `transformer.` or
+// `model.`.
 std::optional<std::string> name_in(const checkpoint::WeightFiles& files, const std::string& name) {
   if (files.has(name)) return name;
   for (const std::string_view prefix :
@@ -48,7 +49,7 @@ std::optional<std::string> name_in(const checkpoint::WeightFiles& files, const s
   return std::nullopt;
 }
 
-// Weights that transformers saved with safe_serialization=False are pickles.
+// transformers saves weights as pickles with safe_serialization=False.
 void check_has_safetensors(const std::filesystem::path& folder) {
   namespace fs = std::filesystem;
   if (fs::exists(folder / checkpoint::model_file) || fs::exists(folder / checkpoint::index_file))
@@ -74,8 +75,8 @@ void check_entry(const checkpoint::WeightFiles& files, const std::string& name,
               files.file_of(name).string(), visible(name), c10::toString(entry.dtype));
 }
 
-// Before a model is made: config.json may ask for more than there is memory, and the files say what
-// there is. `name` as a module has it.
+// Checks the size of one tensor before the model is allocated, because config.json may ask for more
+// than fits into memory. `name` is the module's name for the tensor.
 void check_size(const checkpoint::WeightFiles& files, const std::filesystem::path& folder,
                 const std::string& name, at::IntArrayRef expected) {
   const std::optional<std::string> in_file = name_in(files, name);
@@ -101,10 +102,10 @@ void check_sizes(const models::LlamaOptions& options, const checkpoint::WeightFi
   check_size(files, folder, last + "mlp.gate_proj.weight", {options.hidden, options.width});
 }
 
-// Tensors of the module, by the names that they have in the files; aliases behind what they are of.
+// A tensor of the module and its name in the files. Aliases come after their tensors.
 struct Filling {
   std::string in_file;
-  at::Tensor tensor;  // as the file has it: transposed where the file is
+  at::Tensor tensor;  // transposed if the file stores it transposed
   bool is_alias;
 };
 
@@ -172,7 +173,7 @@ LanguageModel load_language_model(const std::filesystem::path& folder) {
 
 namespace {
 
-// A GPT-2 has biases everywhere; those of a Gpt that has none are 0.
+// Adds zero biases for a Gpt without biases, because a GPT-2 has biases everywhere.
 void add_biases(const models::Gpt& model, checkpoint::NamedTensors& tensors) {
   if (model->options().bias) return;
   constexpr std::string_view ending = ".weight";
