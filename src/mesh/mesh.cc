@@ -13,7 +13,8 @@ struct Mesh::State {
   State(Group the_group, MeshLayout the_layout)
       : group(std::move(the_group)), layout(std::move(the_layout)) {}
 
-  // The ranks around this one on `axes` become a group. Collective over the mesh.
+  // Returns the group of the ranks that differ from this one only on `axes`. Collective over the
+  // mesh.
   Group split(std::span<const int> axes) const {
     std::vector<int> ranks = layout.peers(group.rank(), axes);
     if (ranks.size() == 1) return {};

@@ -26,38 +26,40 @@ namespace lockstep {
 
 class Mesh {
  public:
-  // InvalidArgument as MeshLayout says; Mismatch when ranks give different axes.
+  // Throws InvalidArgument as MeshLayout does, and Mismatch if ranks pass different axes.
   Mesh(Group group, std::vector<MeshAxis> axes);
 
   [[nodiscard]] const MeshLayout& layout() const;
   [[nodiscard]] const std::vector<MeshAxis>& axes() const { return layout().axes(); }
-  // An absent axis has size 1.
+  // Returns the size of an axis; 1 if the axis is absent.
   [[nodiscard]] int size(std::string_view axis) const { return layout().size(axis); }
-  // The coordinate of this rank on an axis: its rank in mesh[axis]. 0 if the axis is absent.
+  // Returns this rank's coordinate on an axis: its rank in mesh[axis]. 0 if the axis is absent.
   [[nodiscard]] int coordinate(std::string_view axis) const;
   [[nodiscard]] std::vector<int> coordinates() const;
 
-  // All ranks of the mesh.
+  // Returns the group of all ranks of the mesh.
   [[nodiscard]] const Group& group() const;
   operator const Group&() const { return group(); }
 
-  // The group of the ranks that differ from this one on `axis` only, in the order of their
-  // coordinates. If the axis is absent, a group of one rank.
+  // Returns the group of the ranks that differ from this one only on `axis`, in the order of their
+  // coordinates. If the axis is absent, returns a group of one rank.
   [[nodiscard]] Group operator[](std::string_view axis) const;
-  // Does not compile: several axes are sub_mesh({"dp", "tp"}), and one is mesh["tp"].
+  // Deleted to prevent mistakes: use sub_mesh({"dp", "tp"}) for several axes and mesh["tp"] for
+  // one.
   Mesh operator[](std::initializer_list<std::string_view> axes) const = delete;
 
-  // The mesh of the ranks that differ from this one on `axes` only. It has exactly these axes, in
-  // this order, so its group() numbers the ranks by them, the last one fastest; absent axes have
-  // size 1. Returns this mesh itself if `axes` are all of its axes in their order. InvalidArgument
-  // if no axis is given, one is given twice, or one has no valid name.
+  // Returns the mesh of the ranks that differ from this one only on `axes`. The result has exactly
+  // these axes, in this order, so its group() numbers the ranks by them, the last axis fastest;
+  // absent axes have size 1. Returns this mesh itself if `axes` are all of its axes in their order.
+  // Throws InvalidArgument if no axis is given, an axis is given twice, or a name is invalid.
   [[nodiscard]] Mesh sub_mesh(const std::vector<std::string>& axes) const;
 
-  // "mesh pp=2, dp=2 (4 ranks)", and a line for each row of ranks.
+  // Returns "mesh pp=2, dp=2 (4 ranks)", followed by one line per row of ranks.
   [[nodiscard]] std::string picture() const { return layout().picture(); }
 
-  // For a layer that keeps an object for each mesh (global tensors): the result of the first call
-  // of `make`. Copies of the mesh share the object, which is destroyed with the last of them.
+  // Returns the object that the first call's `make` created; for a layer that keeps one object per
+  // mesh (global tensors). Copies of the mesh share the object, which is destroyed with the last of
+  // them.
   [[nodiscard]] std::shared_ptr<void> attached(
       const std::function<std::shared_ptr<void>()>& make) const;
 
