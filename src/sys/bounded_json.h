@@ -1,4 +1,5 @@
-// JSON from a file that may be damaged or made to deceive. Only for floors that link nlohmann_json.
+// Parses JSON from a file that may be damaged or malicious. Only for layers that link
+// nlohmann_json.
 #pragma once
 
 #include "base/format.h"
@@ -17,21 +18,21 @@
 
 namespace lockstep::sys {
 
-// The tree of a text can take a hundred times its memory: 76 bytes for each "[", some 100 for each
-// member of an object, 16 for each element of a list.
+// Limits for a JSON text. The parsed tree can take a hundred times the memory of the text: 76 bytes
+// per "[", about 100 per member of an object, 16 per element of a list.
 struct JsonLimits {
   int depth = 8;
   std::int64_t members = 2 << 20;
   std::int64_t values = 16 << 20;
 };
 
-// The text is no JSON, not only JSON, or names a member of an object twice, of which readers take
-// one or the other. (What is too large is a plain BadInput.)
+// The text is not JSON, has trailing characters, or has a duplicate key in an object, which readers
+// resolve differently. (A text beyond the limits is a plain BadInput.)
 class NotJson : public BadInput {
   using BadInput::BadInput;
 };
 
-// What the JSON library has to say, without its own name for it:
+// Returns the message of the JSON library without its prefix, as in
 // "[json.exception.parse_error.101] text".
 [[nodiscard]] inline std::string_view json_problem(const nlohmann::json::exception& error) {
   std::string_view what = error.what();
@@ -42,7 +43,7 @@ class NotJson : public BadInput {
 
 namespace detail {
 
-// Counts what the tree would hold before it is made.
+// Counts the contents of the tree before it is allocated.
 class JsonCounter final : public nlohmann::json_sax<nlohmann::json> {
  public:
   explicit JsonCounter(JsonLimits limits) : limits_(limits) {}
@@ -85,14 +86,14 @@ class JsonCounter final : public nlohmann::json_sax<nlohmann::json> {
   const JsonLimits limits_;
   int depth_ = 0;
   std::int64_t members_ = 0, values_ = 0;
-  std::vector<std::unordered_set<std::string>> keys_;  // of the objects that are open
+  std::vector<std::unordered_set<std::string>> keys_;  // one set per open object
 };
 
 }  // namespace detail
 
-// Throws without naming the file.
+// Parses `text`. Throws BadInput without the name of the file.
 [[nodiscard]] inline nlohmann::json parse_json(std::string_view text, JsonLimits limits = {}) {
-  // The parser takes a NUL for the end of the text.
+  // The parser treats a NUL as the end of the text.
   if (std::size_t place = text.find('\0'); place != std::string_view::npos)
     throw NotJson(formatted("a NUL at byte {}", place));
   detail::JsonCounter counter(limits);

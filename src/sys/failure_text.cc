@@ -15,7 +15,8 @@
 namespace lockstep::sys {
 namespace {
 
-// c10/core/impl/alloc_cpu.cpp: "... can't allocate memory: you tried to allocate 4096 bytes. ..."
+// Parses the size in a message of c10/core/impl/alloc_cpu.cpp: "... can't allocate memory: you
+// tried to allocate 4096 bytes. ..."
 std::optional<std::int64_t> bytes_refused(std::string_view text) {
   constexpr std::string_view before = "you tried to allocate ", after = " bytes";
   std::size_t begin = text.find(before);

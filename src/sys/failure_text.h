@@ -1,4 +1,4 @@
-// What an exception says, for a person who reads one line of it.
+// Converts an exception to one line of text for users.
 #pragma once
 
 #include "sys/topology.h"
@@ -8,14 +8,15 @@
 
 namespace lockstep::sys {
 
-// what() of Lockstep's own errors; of others the first line, because LibTorch's end with a stack
-// trace; of the standard library's file system the path and the reason. Memory that could not be
-// allocated, by the standard library or by LibTorch, is said in bytes beside those that are there.
+// Returns what() for Lockstep's own errors; the first line of what() for other exceptions, because
+// LibTorch appends a stack trace; the path and the reason for std::filesystem errors. If the
+// standard library or LibTorch could not allocate memory, returns the requested size and the free
+// memory.
 [[nodiscard]] std::string failure_text(const std::exception& error);
 
-// "25.3 GB", "640 MB": at a glance, to three digits at most.
+// Returns a size with at most three digits, such as "25.3 GB" or "640 MB".
 [[nodiscard]] std::string rough_size(double bytes);
-// "20.1 GB of 25.3 GB of memory are free".
+// Returns "20.1 GB of 25.3 GB of memory are free".
 [[nodiscard]] std::string free_memory_text(const MemorySize& memory = memory_size());
 
 }  // namespace lockstep::sys

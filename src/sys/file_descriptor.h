@@ -1,4 +1,4 @@
-// An owned file descriptor: closed once, moved but never copied.
+// An owning file descriptor: closed exactly once, movable but not copyable.
 #pragma once
 
 #include <utility>
@@ -31,17 +31,18 @@ class FileDescriptor {
   int number_ = -1;
 };
 
-// Descriptors that a child inherits under a high number, which shells and scripts do not use for
-// their own.
+// Descriptors that a child inherits under a high number, which shells and scripts do not use
+// themselves.
 
-// A copy, closed on exec, with a number from 100 on; where the limit of open files is lower than
-// that, with the next best. SystemError when there is no room at all.
+// Returns a close-on-exec copy of `descriptor` with a number of at least 100; if the limit of open
+// files is too low for that, of at least 20 or 3. Throws SystemError if every descriptor is taken.
 [[nodiscard]] FileDescriptor with_high_number(const FileDescriptor& descriptor);
 
-// How many files a process may have open.
+// The limit of open files of this process.
 
-// While the object lives, this process may have as many files open as the hard limit allows. What
-// it starts meanwhile should get limit_before(): programs that use select() break beyond 1024.
+// Raises the limit of open files to the hard limit during the object's lifetime. Give
+// limit_before() to processes started meanwhile, because programs that use select() fail with
+// descriptors beyond 1024.
 class RaisedOpenFilesLimit {
  public:
   RaisedOpenFilesLimit();

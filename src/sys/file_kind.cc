@@ -45,8 +45,8 @@ bool is_gzip(std::string_view begin) {
          (static_cast<unsigned char>(begin[9]) < 14 || begin[9] == '\xff');
 }
 
-// A message of Arrow's stream format, as the Arrow libraries write it: its length, and where the
-// root of its table is.
+// Recognises a message of Arrow's stream format, as written by the Arrow libraries, by its length
+// and the offset of its root table.
 bool is_arrow_stream(std::string_view begin, std::uint64_t size) {
   const auto length = number_at<std::uint32_t>(begin, 4);
   return begin.starts_with("\xff\xff\xff\xff"sv) && length > 0 && length % 8 == 0 &&
@@ -59,8 +59,8 @@ bool is_safetensors(std::string_view begin, std::uint64_t size) {
          (begin.substr(8).starts_with("{\"") || begin.substr(8).starts_with("{}"));
 }
 
-// The header of 256 numbers that llm.c writes before its tokens: a magic number, a version, and how
-// many tokens there are.
+// Recognises the header of 256 numbers that llm.c writes before the tokens: a magic number, a
+// version and the number of tokens.
 bool is_llm_c(std::string_view begin, std::uint64_t size) {
   const auto magic = number_at<std::uint32_t>(begin, 0);
   const auto count = std::uint64_t{number_at<std::uint32_t>(begin, 8)};
@@ -68,7 +68,7 @@ bool is_llm_c(std::string_view begin, std::uint64_t size) {
          (size == 1024 + 2 * count || size == 1024 + 4 * count);
 }
 
-// A pickle of protocol 4 or 5: its first frame has no more bytes than the file.
+// Recognises a pickle of protocol 4 or 5 whose first frame is not longer than the file.
 bool is_pickle(std::string_view begin, std::uint64_t size) {
   if (begin.size() < 11 ||
       !(begin.starts_with("\x80\4\x95"sv) || begin.starts_with("\x80\5\x95"sv)))
@@ -76,7 +76,7 @@ bool is_pickle(std::string_view begin, std::uint64_t size) {
   return number_at<std::uint64_t>(begin, 3) <= size - 11;
 }
 
-// UTF-8 without control characters; the last character may be cut.
+// Recognises UTF-8 without control characters; the last character may be truncated.
 bool is_text(std::string_view begin) {
   constexpr std::size_t fewest = 32, longest_character = 4;
   if (begin.size() < fewest) return false;

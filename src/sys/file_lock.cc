@@ -25,7 +25,7 @@
 namespace lockstep::sys {
 namespace {
 
-// Whether the name still leads to the file that is open.
+// Returns true if `path` still names the open file.
 bool is_still_there(int file, const std::filesystem::path& path) {
   struct stat opened {
   }, named{};
@@ -35,7 +35,7 @@ bool is_still_there(int file, const std::filesystem::path& path) {
 
 constexpr std::size_t longest_signature = 300;
 
-// What sign() has written, or is about to write.
+// Returns the text that sign() has written, which may be empty or incomplete.
 std::string signature_in(int file) {
   std::string text(longest_signature + 1, '\0');
   const ssize_t size = ::pread(file, text.data(), text.size(), 0);
@@ -52,7 +52,8 @@ std::string holder_in(int file) {
                    visible(text.substr(blank + 1), 100));
 }
 
-// "71 host\n", or what is left of it where the disk was full.
+// Returns true for text such as "71 host\n", or a prefix of it, because the disk may have been
+// full.
 bool is_signature(const std::string& text) {
   if (text.empty()) return true;
   const std::size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
@@ -61,8 +62,8 @@ bool is_signature(const std::string& text) {
          std::min(text.find('\n'), text.size() - 1) == text.size() - 1;
 }
 
-// Of the locks of this process, so that a forked child closes them: one that outlives this process
-// would hold them. 0: a free place.
+// Descriptors of this process's locks; 0 marks a free entry. A forked child closes them, because
+// otherwise it would hold the locks after this process has ended.
 constinit std::array<std::atomic<int>, 64> open_locks{};
 
 void close_in_child() {
@@ -70,7 +71,7 @@ void close_in_child() {
     if (const int file = place.exchange(0); file != 0) ::close(file);
 }
 
-// Where there are more locks than places, a child keeps them.
+// If there are more locks than entries, the child keeps the remaining ones open.
 void remember(int file) {
   [[maybe_unused]] static const int once = ::pthread_atfork(nullptr, nullptr, close_in_child);
   for (std::atomic<int>& place : open_locks)
@@ -88,11 +89,11 @@ FileLock::FileLock(std::filesystem::path path) : path_(std::move(path)) {
   ScopeExit close([&] { this->close(); });
   do {
     this->close();
-    // Non-blocking: a pipe of that name must not hold us up.
+    // Non-blocking, because opening a pipe of that name would otherwise block.
     constexpr int how = O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW;
     file_.reset(::open(path_.c_str(), O_RDWR | O_CREAT | how, 0666));
     const int error = errno;
-    // One that a killed process of another user left: it can be locked without being written to.
+    // A file that a killed process of another user left: it can be locked without write access.
     if (!file_ && error == EACCES) file_.reset(::open(path_.c_str(), O_RDONLY | how));
     check_input(file_ || error != ELOOP, "{}: expected a lock's file, found a link",
                 path_.string());
@@ -108,7 +109,7 @@ void FileLock::close() {
   file_.reset();
 }
 
-// Another file of that name is neither emptied nor removed.
+// Throws if the file is not a lock, so that a user's file is neither truncated nor removed.
 void FileLock::check_is_lock() const {
   struct stat status {};
   const bool is_file = ::fstat(file_.get(), &status) == 0 && S_ISREG(status.st_mode);
@@ -141,14 +142,14 @@ bool FileLock::try_once() {
 
 void FileLock::sign() const {
   const std::string text = formatted("{} {}\n", ::getpid(), host_name());
-  // On a full disk the lock holds as well without its holder's number.
+  // On a full disk the lock works without the signature of its holder.
   if (::ftruncate(file_.get(), 0) != 0) return;
   [[maybe_unused]] const ssize_t written = ::pwrite(file_.get(), text.data(), text.size(), 0);
 }
 
 FileLock::~FileLock() {
   if (process_.is_copy_of_parent()) {
-    (void)file_.release();  // it was closed when the child began
+    (void)file_.release();  // already closed when the child began
     return;
   }
   if (state_ != State::busy && is_still_there(file_.get(), path_)) ::unlink(path_.c_str());

@@ -1,4 +1,4 @@
-// A file that one process at a time holds, for as long as it uses what lies beside it.
+// A file lock that one process at a time holds while it uses the files beside it.
 #pragma once
 
 #include "sys/file_descriptor.h"
@@ -9,34 +9,37 @@
 
 namespace lockstep::sys {
 
-// The lock is flock()'s: the kernel releases it when its holder ends, however that happens.
-// Children that the holder forked do not keep it. The holder's process id and host are in the file,
-// for the messages of others.
+// Uses flock(): the kernel releases the lock when its holder ends, in any way. Forked children of
+// the holder do not inherit the lock. The file contains the pid and host of the holder, for other
+// processes' messages.
 class FileLock {
  public:
   enum class State {
     held,        // by this object
-    busy,        // another has it
-    impossible,  // the filesystem knows no locks (some network filesystems)
+    busy,        // held by another process or object
+    impossible,  // the filesystem does not support locks (some network filesystems)
   };
 
-  // Makes the file where it is missing and tries once; never waits. SystemError when the file
-  // cannot be made or opened; BadInput when a link has that name, or what is no lock's file.
+  // Creates the file if it does not exist and tries once to lock it; never waits. Throws
+  // SystemError if the file cannot be created or opened, and BadInput if the path is a link or a
+  // file that is not a lock.
   explicit FileLock(std::filesystem::path path);
-  // Gives the lock back and removes the file. Nothing in a forked child.
+  // Releases the lock and removes the file. Does nothing in a forked child.
   ~FileLock();
   FileLock(const FileLock&) = delete;
   FileLock& operator=(const FileLock&) = delete;
 
   [[nodiscard]] State state() const { return state_; }
-  // Of a held lock: whether it is known to keep out the processes of all hosts that see the file.
-  // Filesystems of several hosts may be mounted so that each host has locks of its own.
+  // Returns true if the held lock is known to exclude the processes of all hosts that can access
+  // the file. Some filesystems can be mounted so that each host has its own locks.
   [[nodiscard]] bool reaches_everybody() const { return reaches_everybody_; }
-  // Of a busy lock: "process 71 on host a". Of an impossible one: the system's words.
+  // Returns the holder of a busy lock ("process 71 on host a"), or the system's error if locks are
+  // impossible.
   [[nodiscard]] const std::string& about() const { return about_; }
 
  private:
-  // Whether the lock is decided; false when its last holder has removed the file meanwhile.
+  // Tries to lock the file. Returns false if the last holder of the lock has removed the file
+  // meanwhile.
   [[nodiscard]] bool try_once();
   void check_is_lock() const;
   void sign() const;

@@ -28,7 +28,8 @@ fs::path folder_of(const fs::path& path) {
   return path.has_parent_path() ? path.parent_path() : fs::path(".");
 }
 
-// For a name that hardly any other file has; where the kernel gives no random bytes, by the clock.
+// Returns a number that is practically unique; if the kernel returns no random bytes, computes it
+// from the pid and the clock.
 std::uint64_t number_of_no_other() {
   std::uint64_t number = 0;
   if (::getrandom(&number, sizeof(number), 0) == sizeof(number)) return number;
@@ -37,8 +38,8 @@ std::uint64_t number_of_no_other() {
                               static_cast<std::uint64_t>(now));
 }
 
-// A new file beside `path`; its name goes to `name`. (mkstemp would make it
-// readable by its owner only.)
+// Creates a new file beside `path` and sets `name` to its path. (mkstemp would create a file that
+// only its owner can read.)
 FileDescriptor create_beside(const fs::path& path, mode_t mode, std::string& name) {
   for (;;) {
     name = (folder_of(path) /
@@ -56,7 +57,7 @@ void flush_file(int file, std::string_view name) {
   int result = 0;
   while ((result = ::fsync(file)) != 0 && errno == EINTR) {
   }
-  // Some file systems cannot flush folders, or anything: there is nothing better to be done there.
+  // Some filesystems cannot flush folders, or anything at all; then there is nothing more to do.
   const bool is_impossible =
       errno == EINVAL || errno == EROFS || errno == EOPNOTSUPP || errno == ENOSYS;
   if (result != 0 && !is_impossible)
@@ -100,7 +101,7 @@ void make_directories(const fs::path& path, mode_t mode) {
   for (auto folder = missing.rbegin(); folder != missing.rend(); ++folder) {
     if (::mkdir(folder->c_str(), mode) != 0) {
       const int problem = errno;
-      // Another process may have made it meanwhile.
+      // Another process may have created the folder meanwhile.
       if (problem != EEXIST || !fs::is_directory(*folder, error))
         throw SystemError("making folder " + path.string(), problem);
       continue;
@@ -163,7 +164,8 @@ void AtomicFile::write(const fs::path& path, std::string_view text) {
   file.commit();
 }
 
-// Closed before it gets its name: a file server shows others what was written then.
+// Closes the file before it gets its name: a network filesystem shows written data to other hosts
+// on close.
 void AtomicFile::write_for_now(const fs::path& path, std::string_view text, mode_t mode) {
   AtomicFile file(path, mode);
   file.write(text);

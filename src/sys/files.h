@@ -1,5 +1,5 @@
-// Whole files: read, and written so that nobody ever sees half of one. Every call blocks on the
-// disk. Errors: SystemError that names the path.
+// Reads and writes whole files; readers never see a partially written file. Every call blocks on
+// disk I/O. Throws SystemError, which names the path.
 #pragma once
 
 #include "sys/file_descriptor.h"
@@ -15,52 +15,52 @@
 
 namespace lockstep::sys {
 
-// The whole content; also of files that do not know their size (/proc, pipes).
+// Returns the whole content; also works for files whose size is unknown (/proc, pipes).
 [[nodiscard]] std::string read_file(const std::filesystem::path& path);
 
-// The folder and those above it, where they are missing; those that it makes, with this mode (less
-// the umask), last through a power cut.
+// Creates the folder and its missing parents with this mode (less the umask). The new folders
+// survive a power failure.
 void make_directories(const std::filesystem::path& path, mode_t mode = 0777);
 
-// Brings an open file to the disk. File systems that cannot flush it are taken as they are.
+// Flushes an open file to disk. Does nothing if the filesystem does not support flushing.
 void flush_file(int file, std::string_view name);
 
-// Makes the names in it last through a power cut.
+// Flushes a folder, so that new names in it survive a power failure.
 void flush_folder(const std::filesystem::path& folder);
 
-// Renames and makes it last through a power cut. `to` is replaced when it is a file, or an empty
-// folder where `from` is a folder; both must be on one filesystem. When the folder above `to`
-// cannot be flushed, `from` has the new name all the same, and the error says that this may not
-// last.
+// Renames a file or folder so that the new name survives a power failure. `to` is replaced if it is
+// a file, or if both are folders and `to` is empty. `from` and `to` must be on the same filesystem.
+// If the parent folder of `to` cannot be flushed, `from` is renamed nevertheless, and the exception
+// says that the new name may not be durable.
 void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to);
 
-// A file that appears under its name only when it is complete. It is written under a temporary name
-// in the same folder (".NAME.RANDOM.partial"); commit() flushes it to the disk and renames it.
-// Without commit() (an error, a full disk, an exception) the temporary file is removed and an older
-// file of that name stays as it was.
+// A file that is written atomically. The file is written under a temporary name in the same folder
+// (".NAME.RANDOM.partial"); commit() flushes it to disk and renames it. Without commit() (because
+// of an error, a full disk, an exception) the temporary file is removed and an existing file of
+// that name is unchanged.
 class AtomicFile {
  public:
-  // `mode` less the umask is the file's.
+  // Creates the temporary file. The file's mode is `mode` less the umask.
   explicit AtomicFile(std::filesystem::path path, mode_t mode = 0666);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
 
-  // Goes straight to the system: pass much at once.
+  // Appends bytes. Unbuffered: pass large blocks.
   void write(std::span<const std::byte> bytes);
   void write(std::string_view text) { write(std::as_bytes(std::span(text.data(), text.size()))); }
-  // Over what was written before, `offset` bytes from the beginning; the next write() goes on where
-  // the last one ended.
+  // Overwrites bytes that were already written, `offset` bytes from the beginning. Does not change
+  // the position of the next write().
   void write_at(std::uint64_t offset, std::span<const std::byte> bytes);
-  // Brings what was written to the disk, so that a commit() after it takes no time: of several
-  // files, each is flushed before the first is renamed.
+  // Flushes the written bytes to disk, so that a later commit() is fast. With several files, flush
+  // each of them before the first commit().
   void flush();
   void commit();
 
-  // All in one.
+  // Writes a whole file and commits it.
   static void write(const std::filesystem::path& path, std::string_view text);
-  // The same without waiting for the disk: whole for all who look, and also when this process is
-  // killed, but not through a power cut.
+  // Same, without waiting for the disk: atomic for readers, and if this process is killed, but not
+  // durable after a power failure.
   static void write_for_now(const std::filesystem::path& path, std::string_view text,
                             mode_t mode = 0666);
 

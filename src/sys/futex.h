@@ -1,5 +1,5 @@
-// Futexes on words that several processes map. A wait may end for no reason: callers check their
-// condition again.
+// Futexes on words that several processes map. Waits can end spuriously, so callers must check
+// their condition again.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -9,12 +9,12 @@
 
 namespace lockstep::sys {
 
-// Sleeps while `word` is `expected`, until a wake, a signal, or `most` has passed. Says nothing
-// about why it ended.
+// Sleeps while `word` equals `expected`, until it is woken, a signal arrives, or `most` has passed.
+// Does not report which of these happened.
 void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected,
                 Duration most) noexcept;
 
-// Wakes every sleeper on `word`, in every process.
+// Wakes all threads that sleep on `word`, in every process.
 void futex_wake_all(const std::atomic<std::uint32_t>& word) noexcept;
 
 }  // namespace lockstep::sys

@@ -42,7 +42,7 @@ std::optional<std::size_t> users_limit_of_freed_memory() {
 }
 
 void return_freed_memory() {
-  // Beside a sanitizer's malloc glibc's own was never set up, and ends the process when asked.
+  // With a sanitizer's malloc, glibc's own malloc was never initialised; malloc_trim() would crash.
   if constexpr (!malloc_is_watched) malloc_trim(0);
   if (auto* give_back = other_allocator.load(std::memory_order_acquire)) give_back();
 }

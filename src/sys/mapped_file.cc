@@ -33,7 +33,7 @@ MappedFile MappedFile::private_copy(const PlainFile& file) {
   MappedFile mapped;
   const auto size = static_cast<std::size_t>(file.size());
   if (size == 0) return mapped;
-  // Without reserve: only what is written takes memory.
+  // Without a swap reservation: only written pages take memory.
   void* memory = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE,
                         file.descriptor(), 0);
   if (memory == MAP_FAILED) throw SystemError("mapping " + file.path().string(), errno);

@@ -1,6 +1,5 @@
-// A file's bytes as memory. Pages come in when they are touched and can be dropped again by the
-// system, so a file may be larger than the memory. Shorten the file while it is mapped and reading
-// it is a SIGBUS.
+// A file mapped into memory. Pages are loaded on access and the system can drop them again, so a
+// file may be larger than memory. Reading after the file was truncated raises SIGBUS.
 #pragma once
 
 #include <cstddef>
@@ -14,9 +13,10 @@ class PlainFile;
 class MappedFile {
  public:
   MappedFile() = default;
-  // Read-only. SystemError when it cannot be opened or mapped. An empty file is an empty span.
+  // Maps the file read-only. Throws SystemError if the file cannot be opened or mapped. An empty
+  // file is an empty span.
   explicit MappedFile(const std::filesystem::path& path);
-  // Memory that may be written too: what is written stays in this process, and takes its memory.
+  // Maps the file copy-on-write: changes stay in this process, and take its memory.
   [[nodiscard]] static MappedFile private_copy(const PlainFile& file);
   MappedFile(MappedFile&& other) noexcept;
   MappedFile& operator=(MappedFile&& other) noexcept;

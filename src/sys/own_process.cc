@@ -12,7 +12,8 @@ using Number = std::atomic<pid_t>;
 
 constinit Number unknown{0};
 
-// Stays `unknown` where the kernel has no page that it zeroes.
+// Returns a page that the kernel zeroes in forked children, or `unknown` if the kernel has no such
+// pages.
 Number* make_page() noexcept {
   auto bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   void* page = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -1,6 +1,6 @@
-// Which process made an object. A forked child has copies of its parent's objects, but not the
-// threads that they started, and shares with the parent what the kernel keeps for both: mapped
-// memory, sockets, eventfds. Such a copy must not be used, and its destruction must change nothing.
+// The process that created an object. A forked child has copies of its parent's objects but not the
+// threads that they started, and shares kernel resources with the parent: mapped memory, sockets,
+// eventfds. The child must not use such a copy, and its destruction must not change anything.
 #pragma once
 
 #include <atomic>
@@ -12,13 +12,13 @@
 
 namespace lockstep::sys {
 
-// getpid(), without a system call.
+// Returns getpid() without a system call.
 [[nodiscard]] inline pid_t own_process() noexcept;
 
 namespace internal {
 
-// The number of this process, or 0 where it has to be found: in a page that a forked child finds
-// zeroed, once there is one.
+// The pid of this process, or 0 if it must be determined. Once initialised it lies in a page that
+// is zeroed in a forked child.
 extern std::atomic<std::atomic<pid_t>*> known_process;
 [[nodiscard]] pid_t find_process() noexcept;
 
@@ -30,7 +30,7 @@ pid_t own_process() noexcept {
   return known != 0 ? known : internal::find_process();
 }
 
-// A member of what belongs to the process that makes it.
+// A member for classes whose objects belong to the process that created them.
 class OwnProcess {
  public:
   [[nodiscard]] pid_t number() const { return process_; }
@@ -40,8 +40,9 @@ class OwnProcess {
   pid_t process_ = own_process();
 };
 
-// Leaves a copy as it is: a thread of the parent may have been changing it when the process forked,
-// may have held its mutex, or may have waited at its condition variable.
+// Deleter that does not touch a copy in a forked child: when the process forked, a thread of the
+// parent may have been changing the object, holding its mutex, or waiting on its condition
+// variable.
 struct DeleteUnlessCopy {
   OwnProcess process;
 
@@ -51,14 +52,15 @@ struct DeleteUnlessCopy {
   }
 };
 
-// std::make_shared for what belongs to this process.
+// std::make_shared for objects that belong to this process.
 template <typename T, typename... Arguments>
 [[nodiscard]] std::shared_ptr<T> make_shared_of_process(Arguments&&... arguments) {
   return std::shared_ptr<T>(std::make_unique<T>(std::forward<Arguments>(arguments)...).release(),
                             DeleteUnlessCopy());
 }
 
-// For the destructor of an object that is a copy itself: its members are never destroyed.
+// Moves members away so that they are never destroyed; for the destructor of an object that is
+// itself a copy.
 template <typename... Members>
 void leave_undestroyed(Members&&... members) {
   auto kept = std::make_unique<std::tuple<Members...>>(std::forward<Members>(members)...);

@@ -10,15 +10,15 @@
 
 namespace lockstep::sys {
 
-// That the identity is a living process's after its descriptor was opened shows that the descriptor
-// is of that process, and not of a later one with the same number.
+// Checks the identity again after opening the pidfd: this rules out a new process that reused the
+// pid.
 void PeerProcesses::watch(int rank, std::string_view identity) {
   if (processes_.contains(rank) || state_of_process(identity) == ProcessState::unknown) return;
   Process process{std::string(identity), {}};
   try {
     process.end = open_pidfd(static_cast<pid_t>(parse_integer(pid_in(identity)).value_or(0)));
   } catch (const SystemError&) {
-    // It has ended, or this system has no such descriptors: then its state is asked for.
+    // The process has ended or the kernel lacks pidfds; fall back to its state in /proc.
   }
   if (state_of_process(identity) == ProcessState::ended) process.end.reset();
   processes_.emplace(rank, std::move(process));

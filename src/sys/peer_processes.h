@@ -1,5 +1,4 @@
-// The processes of other ranks, where they are on this machine: what has become of them. Not
-// synchronised.
+// The processes of other ranks on this host, and whether they have ended. Not synchronised.
 #pragma once
 
 #include "sys/file_descriptor.h"
@@ -14,24 +13,25 @@ namespace lockstep::sys {
 
 class PeerProcesses {
  public:
-  // Watches the process of a rank from now on, by its identity (process_info.h). Those of other
-  // machines are not watched.
+  // Starts to watch the process of a rank, given by its identity (process_info.h). Ignores
+  // processes of other hosts.
   void watch(int rank, std::string_view identity);
   [[nodiscard]] bool watches(int rank) const { return processes_.contains(rank); }
   void forget(int rank) { processes_.erase(rank); }
 
-  // The ranks whose processes have ended, in order.
+  // Returns the ranks whose processes have ended, in ascending order.
   [[nodiscard]] std::vector<int> ended() const;
   [[nodiscard]] bool has_ended(int rank) const;
-  // Whether the process of a rank that is watched is stopped.
+  // Returns true if the process of a watched rank is stopped.
   [[nodiscard]] bool is_stopped(int rank) const;
-  // "4711"; empty for a rank that is not watched.
+  // Returns the pid, such as "4711"; empty if the rank is not watched.
   [[nodiscard]] std::string pid(int rank) const;
 
  private:
   struct Process {
     std::string identity;
-    FileDescriptor end;  // readable when it has ended; none where it had when it was first watched
+    // readable once the process has ended; empty if it had ended before it was watched
+    FileDescriptor end;
   };
   [[nodiscard]] static bool has_ended(const Process& process);
 

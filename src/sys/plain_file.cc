@@ -18,7 +18,7 @@
 namespace lockstep::sys {
 namespace {
 
-constexpr std::size_t largest_read = std::size_t{1} << 30;  // the kernel takes less than 2^31
+constexpr std::size_t largest_read = std::size_t{1} << 30;  // the kernel's limit is just below 2^31
 
 std::string_view kind_of(mode_t mode) {
   if (S_ISDIR(mode)) return "a folder";
@@ -32,8 +32,8 @@ void check_is_plain(const struct stat& status, const std::filesystem::path& path
               kind_of(status.st_mode));
 }
 
-// Filesystems whose files several hosts see, each under a device number of its own. Their inode
-// numbers are the server's.
+// Returns true for filesystems that several hosts share, each with its own device number. The inode
+// numbers of these filesystems come from the server.
 bool is_of_several_hosts(int file) {
   constexpr std::array<std::uint32_t, 9> known{0x6969,       // NFS
                                                0x0bd00bd0,   // Lustre
@@ -51,8 +51,8 @@ bool is_of_several_hosts(int file) {
 
 }  // namespace
 
-// The first look spares a device the opening, which can have effects; the second is of what was
-// opened. A pipe that takes the name in between does not block.
+// The first check avoids opening a device, which can have side effects; the second one checks the
+// file that was opened. O_NONBLOCK prevents blocking on a pipe that replaced the file in between.
 PlainFile::PlainFile(std::filesystem::path path) : path_(std::move(path)) {
   struct stat status {};
   if (::stat(path_.c_str(), &status) != 0) throw SystemError("opening " + path_.string(), errno);
@@ -124,7 +124,8 @@ bool may_be_of_several_hosts(int file) {
          std::ranges::count(of_one_host, static_cast<std::uint32_t>(about.f_type)) == 0;
 }
 
-// Of the file of several hosts, times that no copy has too.
+// Files on shared filesystems are identified by inode, size and times; a copy differs in at least
+// one of these.
 std::string PlainFile::identity() const {
   struct stat status {};
   if (::fstat(file_.get(), &status) != 0) throw SystemError("looking at " + path_.string(), errno);

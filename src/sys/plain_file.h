@@ -1,5 +1,5 @@
-// A file that a user named, opened for reading: whatever reads data, checkpoints, settings or
-// records goes through here.
+// A file that the user named, opened for reading. All readers of data, checkpoints, settings and
+// records use this class.
 #pragma once
 
 #include "sys/file_descriptor.h"
@@ -12,33 +12,33 @@
 
 namespace lockstep::sys {
 
-// Behind links too, only a plain file is opened. A pipe, a device, a socket or a folder, where
-// open() and read() may wait for ever or never come to an end, is refused at once with BadInput:
-// "reading PATH: expected a file, found a named pipe". SystemError when it is not there, must not
-// be read, or the disk fails.
+// Opens regular files only, also behind links. A pipe, device, socket or folder, on which open() or
+// read() may block forever or never end, throws BadInput immediately: "reading PATH: expected a
+// file, found a named pipe". Throws SystemError if the file does not exist, cannot be read, or the
+// disk fails.
 class PlainFile {
  public:
   explicit PlainFile(std::filesystem::path path);
 
   [[nodiscard]] const std::filesystem::path& path() const { return path_; }
-  // When it was opened; 0 for what the kernel makes up while it is read (/proc).
+  // Returns the size at opening; 0 for files that the kernel generates on reading (/proc).
   [[nodiscard]] std::uint64_t size() const { return size_; }
 
-  // Fills `bytes` from where the last call ended; returns how many were there, fewer only at the
-  // file's end.
+  // Fills `bytes` from the position where the last call ended. Returns the number of bytes read,
+  // which is smaller than requested only at the end of the file.
   std::size_t read(std::span<std::byte> bytes);
 
-  // The same from `offset` on, without regard to what read() has read; any thread.
+  // Same from `offset` on; independent of read(). Thread-safe.
   std::size_t read_at(std::uint64_t offset, std::span<std::byte> bytes) const;
 
-  // For calls of the system on the open file.
+  // Returns the open descriptor for system calls.
   [[nodiscard]] int descriptor() const { return file_.get(); }
 
-  // Equal where several processes, also of several hosts, have opened one file, and not where they
-  // have copies of it. SystemError.
+  // Returns a text that is equal if several processes, also of several hosts, have opened the same
+  // file, and different for copies. Throws SystemError.
   [[nodiscard]] std::string identity() const;
 
-  // For a reader that brings its own buffers; nothing must have been read yet.
+  // Gives up the descriptor, for a reader with its own buffers. Nothing must have been read yet.
   [[nodiscard]] FileDescriptor release() { return std::move(file_); }
 
  private:
@@ -47,17 +47,18 @@ class PlainFile {
   std::uint64_t size_ = 0;
 };
 
-// Whether other hosts may see an open file too: all but the filesystems that are known to be of one
-// host. There a lock need not reach from host to host.
+// Returns true if other hosts may access the same open file: true for all filesystems except known
+// local ones. On such filesystems a lock may not exclude other hosts.
 [[nodiscard]] bool may_be_of_several_hosts(int file);
 
-// The whole content. BadInput when that is more than `most_bytes`, also when the file grows.
+// Returns the whole content. Throws BadInput if the file is larger than `most_bytes`, even if it
+// grows during the call.
 [[nodiscard]] std::string read_plain_file(const std::filesystem::path& path,
                                           std::uint64_t most_bytes);
 
-// Throws BadInput when `bytes`, which `path` would take in memory, are more than `share` of what
-// the machine or its control group has. (Where memory is overcommitted, an allocation of more
-// succeeds, and the kernel ends the process when it is used.)
+// Throws BadInput if `bytes`, the memory that loading `path` takes, exceed `share` of the memory of
+// this host or its control group. (With overcommit such an allocation succeeds, and the kernel
+// kills the process when it uses the memory.)
 void check_fits_memory(const std::filesystem::path& path, std::uint64_t bytes, double share = 1);
 
 }  // namespace lockstep::sys

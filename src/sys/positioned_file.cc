@@ -18,13 +18,14 @@
 namespace lockstep::sys {
 namespace {
 
-// By the file system, the kernel or a container, of any such call.
+// Returns true if the filesystem, the kernel or a container does not allow this kind of call at
+// all.
 bool is_refusal(int error) {
   return error == EOPNOTSUPP || error == ENOSYS || error == EINVAL || error == EPERM ||
          error == EACCES;
 }
 
-// An error number, or 0. Where space cannot be reserved the file only gets its length.
+// Returns 0 or an error number. If space cannot be reserved, only sets the file's length.
 int reserve_space(int file, std::uint64_t bytes) {
   if (bytes == 0) return 0;
   const ErrorInsteadOfSignal quiet(SIGXFSZ);

@@ -1,5 +1,5 @@
-// A file that several processes write or read side by side, each at places of its own. Every call
-// blocks on the disk. Errors: SystemError that names the path.
+// A file that several processes write or read concurrently, each at its own offsets. Every call
+// blocks on disk I/O. Throws SystemError, which names the path.
 #pragma once
 
 #include "sys/file_descriptor.h"
@@ -14,17 +14,17 @@ namespace lockstep::sys {
 class PositionedFile {
  public:
   PositionedFile() = default;
-  // A new one, for writing.
+  // Creates a new file for writing.
   [[nodiscard]] static PositionedFile create(std::filesystem::path path);
-  // One that is there, for writing. Not open afterwards when there is none of that name.
+  // Opens an existing file for writing. If there is no such file, the result is not open.
   [[nodiscard]] static PositionedFile open_to_write(std::filesystem::path path);
 
   [[nodiscard]] bool is_open() const { return static_cast<bool>(file_); }
-  // Gives an empty file so many bytes, reserved on the disk where the filesystem can do that: a
-  // full disk is an error now.
+  // Sets the length of an empty file, and reserves the space on disk if the filesystem supports it.
+  // A full disk then fails here rather than later.
   void reserve(std::uint64_t bytes);
   void write_at(std::uint64_t offset, std::span<const std::byte> bytes);
-  // Blocks until what was written has reached the disk.
+  // Blocks until all written bytes are on disk.
   void flush();
 
  private:

@@ -1,4 +1,4 @@
-// Memory of this process that goes back to the system as soon as nobody has it.
+// Memory of this process that is returned to the system as soon as it is released.
 #pragma once
 
 #include <cstddef>
@@ -6,12 +6,12 @@
 
 namespace lockstep::sys {
 
-// Zeros, by pages. For large blocks that come and go once: what malloc is given back it keeps
-// (heap.h), and small blocks that stay between them cut it into pieces that fit nothing. `bytes` is
-// not 0. SystemError when there is no memory.
+// Allocates zeroed pages, for large short-lived blocks. malloc would keep them after they are freed
+// (heap.h), and small blocks between them would fragment them. `bytes` must not be 0. Throws
+// SystemError if there is no memory.
 //
-// Huge pages, where the system gives them, are for what is written from end to end: one page fault
-// stands for 512, and the page table's cache reaches further.
+// Huge pages, if the system supports them, are for memory that is written from end to end: one page
+// fault replaces 512, and a TLB entry covers more.
 enum class PageSize { usual, huge };
 [[nodiscard]] std::shared_ptr<void> private_pages(std::size_t bytes,
                                                   PageSize size = PageSize::usual);

@@ -21,7 +21,7 @@ namespace lockstep::sys {
 
 namespace {
 
-// What the child says through a pipe when it cannot become the program.
+// Sent by the child through a pipe if it cannot execute the program.
 struct Failure {
   int step;
   int error_number;
@@ -31,7 +31,7 @@ constexpr const char* steps[] = {"cannot make a session", "cannot tie it to its 
                                  "cannot execute it"};
 enum Step : int { session, parent_death, streams, limits, execution };
 
-// Everything the child needs, made before the fork: after it, only async-signal-safe calls are
+// Everything the child needs, prepared before the fork: after it, only async-signal-safe calls are
 // allowed.
 struct Prepared {
   explicit Prepared(const Command& command) : command(command), parent(::getpid()) {
@@ -66,8 +66,8 @@ void reset_signals() {
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
 }
 
-// Sources are first moved out of the way of 0, 1 and 2, so that no redirection overwrites the
-// source of another.
+// Moves the sources away from 0, 1 and 2 first, so that no redirection overwrites the source of
+// another.
 bool redirect(const Command& command) {
   int sources[3] = {command.input, command.output, command.error};
   for (int& source : sources)
@@ -83,7 +83,7 @@ bool redirect(const Command& command) {
 bool close_others(const std::vector<int>& keep) {
   if (::syscall(SYS_close_range, 3U, ~0U, CLOSE_RANGE_CLOEXEC) != 0) {
     const int end =
-        static_cast<int>(std::min(::sysconf(_SC_OPEN_MAX), 65536L));  // kernels before 5.11
+        static_cast<int>(std::min(::sysconf(_SC_OPEN_MAX), 65536L));  // for kernels before 5.11
     for (int number = 3; number < end; ++number) ::fcntl(number, F_SETFD, FD_CLOEXEC);
   }
   return std::all_of(keep.begin(), keep.end(),
@@ -96,10 +96,10 @@ bool close_others(const std::vector<int>& keep) {
   if (command.end_with_parent) {
     if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) give_up(report, parent_death);
     if (::getppid() != prepared.parent)
-      ::_exit(127);  // it ended before the line above could tie us to it
+      ::_exit(127);  // the parent ended before prctl() took effect
   }
   if (!redirect(command) || !close_others(command.keep)) give_up(report, streams);
-  // Descriptors that it inherits may have higher numbers; it can use them all the same.
+  // The child can still use inherited descriptors with higher numbers.
   if (command.open_files && ::setrlimit(RLIMIT_NOFILE, &*command.open_files) != 0)
     give_up(report, limits);
   reset_signals();
@@ -116,7 +116,8 @@ ExitStatus collect(pid_t pid) {
   return {.code = WEXITSTATUS(status), .signal = 0};
 }
 
-// Blocks until the child has executed its program (the pipe closes by itself) or has said why not.
+// Blocks until the child has executed its program (close-on-exec closes the pipe) or has reported
+// an error.
 std::optional<Failure> read_failure(int from) {
   Failure failure;
   ssize_t got;
@@ -140,7 +141,7 @@ std::string describe(ExitStatus status) {
 }
 
 FileDescriptor open_pidfd(pid_t pid) {
-  const long number = ::syscall(SYS_pidfd_open, pid, 0U);  // close-on-exec by itself
+  const long number = ::syscall(SYS_pidfd_open, pid, 0U);  // always close-on-exec
   if (number < 0)
     throw SystemError("watching process " + std::to_string(pid) +
                           " (pidfd_open, which Linux has from 5.3 on and a container must allow)",
@@ -148,8 +149,8 @@ FileDescriptor open_pidfd(pid_t pid) {
   return FileDescriptor(static_cast<int>(number));
 }
 
-// The kernel looks at the descriptor first; signal 0 is none. Where the call itself is refused,
-// /proc has the word: "anon_inode:[pidfd]", "pidfd:[4711]".
+// Signal 0 only makes the kernel check the descriptor. If the call is forbidden, /proc has the type
+// of the descriptor: "anon_inode:[pidfd]", "pidfd:[4711]".
 bool is_pidfd(int number) {
   if (::syscall(SYS_pidfd_send_signal, number, 0, nullptr, 0U) == 0 || errno == ESRCH) return true;
   if (errno == EBADF) return false;
@@ -166,7 +167,8 @@ Process Process::spawn(const Command& command) {
     throw SystemError("starting " + command.file + ": cannot make a pipe", errno);
   FileDescriptor from(ends[0]), report(ends[1]);
 
-  // Signals wait until the child has reset them: a handler of the parent must not run in the child.
+  // Block signals until the child has reset them: a handler of the parent must not run in the
+  // child.
   sigset_t all, before;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);

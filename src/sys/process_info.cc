@@ -20,7 +20,8 @@
 namespace lockstep::sys {
 namespace {
 
-constexpr int field_of_parent = 1, field_of_start = 19;  // behind the name: state is 0
+// counted after the name; the state is field 0
+constexpr int field_of_parent = 1, field_of_start = 19;
 
 ProcessState state_in(const std::optional<ProcessStat>& stat) {
   if (!stat || stat->state == 'Z' || stat->state == 'X') return ProcessState::ended;
@@ -34,7 +35,7 @@ struct ProcessWords {
   }
 };
 
-// "Pss:   1234 kB"
+// Parses a line such as "Pss: 1234 kB".
 std::int64_t proportional() {
   std::ifstream file("/proc/self/smaps_rollup");
   for (std::string line; std::getline(file, line);) {
@@ -73,7 +74,7 @@ std::optional<ProcessStat> parse_process_stat(std::string_view line) {
   return stat;
 }
 
-// Without an allocation for the file: an agent reads those of all processes.
+// Does not allocate for the content, because an agent reads this file for all processes.
 std::optional<ProcessStat> read_process_stat(int pid) {
   std::array<char, 1024> text{};
   const FileDescriptor file(::open(formatted("/proc/{}/stat", pid).c_str(), O_RDONLY | O_CLOEXEC));

@@ -1,5 +1,5 @@
-// What all programs have in common: how they say what went wrong, and their exit codes. 0: done.
-// 1: it failed, and a line on standard error says why. 2: the command line cannot be meant.
+// Error reporting and exit codes that all programs share. Exit code 0: success. 1: failure, with a
+// line on standard error that gives the reason. 2: invalid command line.
 #pragma once
 
 #include <functional>
@@ -7,10 +7,10 @@
 
 namespace lockstep::sys {
 
-// "lockstep run: ..." in one line on standard error. Returns `code`.
+// Prints "lockstep run: ..." as one line on standard error. Returns `code`.
 int complain(std::string_view command, std::string_view what, int code);
 
-// Runs what a program does; an exception becomes a line and an exit code.
+// Runs the body of a program; converts an exception to a line on standard error and an exit code.
 [[nodiscard]] int run_program(std::string_view command, const std::function<int()>& body);
 
 }  // namespace lockstep::sys

@@ -1,4 +1,4 @@
-// Random bytes of the kernel, good enough for secrets.
+// Random bytes from the kernel, of cryptographic quality.
 #pragma once
 
 #include <cstddef>
@@ -6,8 +6,8 @@
 
 namespace lockstep::sys {
 
-// By getrandom(), or from /dev/urandom where a container refuses that. Blocks only while the
-// machine starts. SystemError when neither gives any.
+// Uses getrandom(), or /dev/urandom if a container forbids that. Blocks only during boot. Throws
+// SystemError if neither source works.
 void fill_randomly(std::span<std::byte> bytes);
 
 }  // namespace lockstep::sys

@@ -20,7 +20,7 @@
 namespace lockstep::sys {
 namespace {
 
-// Not every filesystem knows files that never had a name.
+// Creates a file without a name. Not every filesystem supports O_TMPFILE.
 FileDescriptor nameless_file(const std::filesystem::path& folder) {
   FileDescriptor file(::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
   if (file) return file;
@@ -35,7 +35,7 @@ FileDescriptor nameless_file(const std::filesystem::path& folder) {
   throw SystemError("making a file in " + folder.string(), errno);
 }
 
-// For systems that refuse to reserve space. Returns an error number, or 0.
+// Used if the system cannot reserve space. Returns 0 or an error number.
 int fill_with_zeros(int file, std::size_t bytes) {
   const std::vector<std::byte> zeros(std::min<std::size_t>(bytes, 1 << 20));
   for (std::size_t done = 0; done < bytes;) {
@@ -55,7 +55,7 @@ struct Pages {
 
 std::uintptr_t page_size() { return static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE)); }
 
-// Those that lie in a stretch as a whole.
+// Returns the pages that lie completely inside the range.
 Pages pages_inside(const void* begin, std::size_t bytes) {
   std::uintptr_t page = page_size(), first = reinterpret_cast<std::uintptr_t>(begin);
   std::uintptr_t end = (first + bytes) / page * page;
@@ -108,8 +108,8 @@ void fetch_ahead(const void* begin, std::size_t bytes) noexcept {
   if (bytes > 0) (void)::madvise(reinterpret_cast<void*>(pages.begin), pages.bytes, MADV_WILLNEED);
 }
 
-// The pages of a shared mapping that MADV_DONTNEED takes away are still in the system's cache, and
-// written to the file from there.
+// MADV_DONTNEED only unmaps the pages of a shared mapping: they stay in the page cache, from which
+// they are written to the file.
 void let_go(const void* begin, std::size_t bytes) noexcept {
   Pages pages = pages_inside(begin, bytes);
   if (pages.bytes == 0) return;

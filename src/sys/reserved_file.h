@@ -1,9 +1,8 @@
-// Memory that lies in a file without a name: pages come in when they are touched, and go back to
-// the disk when they are given back or when memory is short. The file ends with the process,
-// however that ends.
+// Memory backed by a file without a name: pages are loaded on access, and written back to disk when
+// they are released or when memory is short. The file disappears when the process ends, in any way.
 //
-// All of its space on the disk is reserved when it is made, so that a full disk is an error then,
-// and no SIGBUS later.
+// All disk space of the file is reserved at creation, so that a full disk fails then, rather than
+// with a SIGBUS later.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +13,9 @@ namespace lockstep::sys {
 class ReservedFile {
  public:
   ReservedFile() = default;
-  // Zeros, in a file in `folder`. SystemError names the folder when it is not there, cannot be
-  // written or has no room; nothing is left then. 0 bytes take nothing.
+  // Creates zeroed memory in a file in `folder`. Throws SystemError, which names the folder, if the
+  // folder does not exist, is not writable or is full; nothing is left then. With 0 bytes no file
+  // is created.
   ReservedFile(const std::filesystem::path& folder, std::size_t bytes);
   ReservedFile(ReservedFile&& other) noexcept;
   ReservedFile& operator=(ReservedFile&& other) noexcept;
@@ -29,15 +29,15 @@ class ReservedFile {
   std::size_t bytes_ = 0;
 };
 
-// Gives a new file that many bytes, zeros whose space on the disk is taken, so that it can be
-// mapped. Returns an error number, or 0.
+// Sets the size of a new file and allocates its disk space with zeros, so that it can be mapped.
+// Returns 0 or an error number.
 [[nodiscard]] int take_space(int file, std::size_t bytes);
 
-// Advice about a stretch of such memory, which nothing depends on. It will be used soon: it is read
-// in while the caller goes on.
+// Advises the kernel that the range will be used soon; the kernel reads it in the background. Has
+// no effect on the contents.
 void fetch_ahead(const void* begin, std::size_t bytes) noexcept;
-// It will not be used for a while: its whole pages leave the process, and their contents stay in
-// the file.
+// Advises the kernel that the range will not be used for a while: its whole pages leave the
+// process, and their contents stay in the file.
 void let_go(const void* begin, std::size_t bytes) noexcept;
 
 }  // namespace lockstep::sys

@@ -1,4 +1,4 @@
-// Whether this build has a sanitizer that watches malloc's blocks, and those alone.
+// True if this build has a sanitizer that replaces malloc and so watches only blocks from malloc.
 #pragma once
 
 namespace lockstep::sys {

@@ -20,8 +20,8 @@
 namespace lockstep::sys {
 namespace {
 
-// Where vm.memfd_noexec is 2, the kernel makes only memory that can never be executed; kernels
-// before 6.3 do not know the flag that says so.
+// If vm.memfd_noexec is 2, the kernel only creates memory that can never be executed; kernels
+// before 6.3 do not support the flag for it.
 FileDescriptor nameless_memory(const char* label) {
   constexpr unsigned never_executed = 8;  // MFD_NOEXEC_SEAL
   constexpr unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
@@ -41,7 +41,7 @@ SharedMemory::SharedMemory(FileDescriptor file, std::size_t bytes)
     throw SystemError(
         "mapping " + format_bytes(static_cast<std::int64_t>(bytes)) + " of shared memory", errno);
   }
-  madvise(address, bytes, MADV_HUGEPAGE);  // refused on most systems, and then nothing is lost
+  madvise(address, bytes, MADV_HUGEPAGE);  // usually refused, which is harmless
   data_ = static_cast<std::byte*>(address);
 }
 
@@ -72,7 +72,7 @@ SharedMemory SharedMemory::create(const char* label, std::size_t bytes) {
     if (errno == EFBIG) what += ", which counts as a file, under this process's limit (ulimit -f)";
     throw SystemError(what, errno);
   }
-  // A peer that maps it must never meet the end of a file that has shrunk.
+  // A peer that maps the memory must never access it beyond the end of a truncated file.
   if (fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
     throw SystemError("sealing shared memory", errno);
   return SharedMemory(std::move(file), bytes);

@@ -1,5 +1,5 @@
-// Memory without a name that several processes map: a memfd, passed on by its descriptor. It ends
-// with its last mapping and descriptor, however the processes end.
+// Anonymous memory that several processes map: a memfd, passed on by its descriptor. The memory is
+// freed with its last mapping and descriptor, however the processes end.
 #pragma once
 
 #include "sys/file_descriptor.h"
@@ -12,15 +12,17 @@ namespace lockstep::sys {
 class SharedMemory {
  public:
   SharedMemory() = default;
-  // How much may be made: the kernel counts it as a file.
+  // Returns the maximum size of shared memory, which is the file size limit (ulimit -f).
   [[nodiscard]] static std::size_t most_bytes();
-  // How much address space one mapping gets, up to `wanted`: `wanted`, half of it, a quarter, ...
+  // Returns the largest of `wanted`, wanted / 2, wanted / 4, ... for which one mapping gets address
+  // space.
   [[nodiscard]] static std::size_t address_space(std::size_t wanted);
-  // New zeroed memory, most_bytes() at most. Only address space: a page is taken when it is first
-  // touched. `label` shows in /proc/PID/maps.
+  // Creates zeroed memory of at most most_bytes(). Reserves only address space: a page is allocated
+  // on first access. `label` appears in /proc/PID/maps.
   static SharedMemory create(const char* label, std::size_t bytes);
-  // Maps what another process made. Throws BadInput unless it is at least `bytes` long and cannot
-  // shrink. Core dumps of this process leave it out: the owner's have it.
+  // Maps memory that another process created. Throws BadInput unless it has at least `bytes` bytes
+  // and cannot shrink. The mapping is not included in core dumps of this process, only in core
+  // dumps of the owner.
   static SharedMemory open(FileDescriptor file, std::size_t bytes);
 
   SharedMemory(SharedMemory&& other) noexcept;
@@ -31,14 +33,15 @@ class SharedMemory {
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
   [[nodiscard]] int file() const { return file_.get(); }
 
-  // Gives whole pages back to the system; they read as zero afterwards, in every process. False
-  // when it was refused.
+  // Returns whole pages to the system; they read as zero afterwards, in every process. Returns
+  // false if the system refused.
   [[nodiscard]] bool punch(std::size_t offset, std::size_t bytes) const noexcept;
-  // Takes the pages of that range now, so that touching them cannot fail. False: they do not exist.
+  // Allocates the pages of the range now, so that accessing them cannot fail. Returns false if the
+  // pages cannot be allocated.
   [[nodiscard]] bool reserve(std::size_t offset, std::size_t bytes) const noexcept;
-  // Children that are forked from now on do not have this mapping.
+  // Excludes this mapping from children that are forked later.
   void keep_from_children() const noexcept;
-  // Bytes of pages that are taken now, by whichever process touched them.
+  // Returns the bytes of pages that are allocated, by any process.
   [[nodiscard]] std::size_t resident_bytes() const;
 
  private:

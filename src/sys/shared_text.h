@@ -1,6 +1,6 @@
-// A short text in shared memory. Its words are atomic, so that a reader who comes while the owner
-// rewrites it sees an odd mixture and not undefined behaviour; readers find out by other means
-// whether what they read stood still.
+// A short text in shared memory. The words of the text are atomic, so that a reader sees a mixture
+// of old and new text, and not undefined behaviour, while the owner rewrites it. Readers must
+// detect by other means whether the text changed while they read it.
 #pragma once
 
 #include <algorithm>
@@ -18,11 +18,11 @@ class SharedText {
  public:
   static constexpr std::size_t capacity = Words * 8;
 
-  // Keeps the first `capacity` bytes.
+  // Stores the first `capacity` bytes.
   void store(std::string_view text) {
     std::size_t length = std::min(text.size(), capacity);
     std::size_t words =
-        std::min(Words, length / 8 + 1);  // with a terminating zero where there is room
+        std::min(Words, length / 8 + 1);  // with a terminating zero if there is room
     for (std::size_t i = 0; i < words; ++i) {
       std::uint64_t word = 0;
       std::size_t begin = i * 8;

@@ -1,4 +1,4 @@
-// Guards that keep signals from a thread while they live.
+// Guards that block signals for a thread during their lifetime.
 #pragma once
 
 #include <csignal>
@@ -6,10 +6,9 @@
 
 namespace lockstep::sys {
 
-// While one lives, no signal is delivered to this thread, nor to threads that it starts then: a
-// library's own threads leave signals to the program's. But for those that a thread causes itself
-// by what it executes, such as SIGSEGV: blocked, they would end the process without the program's
-// handler.
+// Blocks signals for this thread, and for threads that it starts, so that the library's own threads
+// leave signals to the program. Signals that a thread's own instructions raise, such as SIGSEGV,
+// are not blocked: otherwise they would end the process without calling the program's handler.
 class [[nodiscard]] BlockedSignals {
  public:
   BlockedSignals() {
@@ -26,12 +25,12 @@ class [[nodiscard]] BlockedSignals {
   sigset_t before_{};
 };
 
-// Some system calls raise a signal besides their error, and its default is to end the process:
-// SIGPIPE from a write to a socket that the peer has closed (EPIPE), SIGXFSZ from what would make a
-// file larger than the process may (EFBIG). It goes to the thread that made the call.
+// Some system calls raise a signal in addition to their error, which by default ends the process:
+// SIGPIPE when writing to a socket that the peer has closed (EPIPE), SIGXFSZ when a file would
+// exceed the size limit (EFBIG). The signal goes to the calling thread.
 
-// While it lives, this thread, and the threads that it starts, get the error and no such signal.
-// The process's own choice for the signal stays as it is.
+// Makes this thread, and the threads that it starts, get the error but not the signal. Does not
+// change the process's action for the signal.
 class [[nodiscard]] ErrorInsteadOfSignal {
  public:
   explicit ErrorInsteadOfSignal(int signal) : signal_(signal) {

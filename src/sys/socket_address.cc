@@ -36,7 +36,7 @@ struct OwnAddress {
   bool is_link_local = false;
 };
 
-// Of the interfaces that are up.
+// Returns the addresses of the interfaces that are up.
 std::vector<OwnAddress> addresses_of_interfaces() {
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) return {};
@@ -57,7 +57,7 @@ std::vector<OwnAddress> addresses_of_interfaces() {
   return found;
 }
 
-// Not the loopback; IPv4 before IPv6, link-local ones not.
+// Returns an address that is neither loopback nor link-local; IPv4 is preferred to IPv6.
 std::string outward_address() {
   std::string six;
   for (const auto& address : addresses_of_interfaces()) {
@@ -76,7 +76,7 @@ std::vector<SocketAddress> SocketAddress::all_tcp(std::string_view host, std::ui
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICSERV;
   addrinfo* found = nullptr;
-  // Always this machine (RFC 6761), also where no hosts file says so.
+  // localhost is always this host (RFC 6761), even without an entry in the hosts file.
   std::string name(host == "localhost" ? "127.0.0.1" : host);
   if (name.starts_with('[') && name.ends_with(']')) name = name.substr(1, name.size() - 2);
   int error = ::getaddrinfo(name.c_str(), std::to_string(port).c_str(), &hints, &found);
@@ -99,7 +99,7 @@ std::vector<SocketAddress> SocketAddress::all_tcp(std::string_view host, std::ui
 
 SocketAddress SocketAddress::tcp(std::string_view host, std::uint16_t port) {
   const auto all = all_tcp(host, port);
-  // Servers listen on IPv4 where a host has both: "localhost" must mean the same on both sides.
+  // If a host has both, servers listen on IPv4: "localhost" must mean the same on both sides.
   const auto four = std::ranges::find(all, AF_INET, &SocketAddress::family);
   return four == all.end() ? all.front() : *four;
 }
@@ -114,7 +114,8 @@ SocketAddress SocketAddress::unix_socket(std::string_view name, bool abstract) {
   std::size_t most = sizeof(unix_address.sun_path) - 1;
   check_input(!name.empty() && name.size() <= most,
               "socket '{}': expected a name of 1 to {} bytes, found {}", name, most, name.size());
-  // Abstract names begin with a zero byte and end with their length; paths end with a zero byte.
+  // An abstract name begins with a zero byte, and its length marks its end; a path ends with a zero
+  // byte.
   std::memcpy(unix_address.sun_path + (abstract ? 1 : 0), name.data(), name.size());
   SocketAddress address;
   std::memcpy(&address.storage_, &unix_address, sizeof(unix_address));
@@ -186,7 +187,7 @@ bool is_loopback_name(std::string_view host) {
 }
 
 std::string address_towards(const std::string& peer) {
-  // Connecting a datagram socket sends nothing; it only chooses the interface.
+  // Connecting a datagram socket sends no packet; it only selects the interface.
   const auto address = SocketAddress::tcp(peer, 9);
   const FileDescriptor socket(::socket(address.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!socket || ::connect(socket.get(), address.get(), address.size()) != 0)

@@ -1,5 +1,5 @@
-// Where a socket listens or connects to: a TCP host and port, a path, or an abstract name (Linux:
-// no file, gone with its last socket). A value.
+// The address of a socket: a TCP host and port, a path, or an abstract name (Linux: no file,
+// removed with its last socket). A value type.
 #pragma once
 
 #include <cstdint>
@@ -13,34 +13,35 @@ namespace lockstep::sys {
 
 class SocketAddress {
  public:
-  // A name or a numeric address, IPv4 or IPv6, also in brackets as in "[fe80::1%eth0]". Looks names
-  // up, which may block for seconds. BadInput when there is no such host, or for a link-local
-  // address without its interface.
+  // `host` is a name or a numeric address, IPv4 or IPv6, with or without brackets as in
+  // "[fe80::1%eth0]". Resolves names, which may block for seconds. Throws BadInput if the host is
+  // unknown, or for a link-local address without its interface.
   [[nodiscard]] static SocketAddress tcp(std::string_view host, std::uint16_t port);
-  // All addresses of the host, in the system's order. BadInput as tcp().
+  // Returns all addresses of the host in the system's order. Throws BadInput as tcp() does.
   [[nodiscard]] static std::vector<SocketAddress> all_tcp(std::string_view host,
                                                           std::uint16_t port);
-  // abstract() where `host` is "@NAME", else tcp().
+  // Returns abstract() if `host` is "@NAME", otherwise tcp().
   [[nodiscard]] static SocketAddress of(std::string_view host, std::uint16_t port);
-  // At most 107 bytes. BadInput when it is longer.
+  // At most 107 bytes; throws BadInput if the name is longer.
   [[nodiscard]] static SocketAddress path(std::string_view path);
   [[nodiscard]] static SocketAddress abstract(std::string_view name);
-  // The one a socket is bound to.
+  // Returns the address to which the socket is bound.
   [[nodiscard]] static SocketAddress local(int socket);
-  // The one it is connected to. PeerLost when the peer has gone already.
+  // Returns the address to which the socket is connected. Throws PeerLost if the peer has already
+  // closed the connection.
   [[nodiscard]] static SocketAddress peer(int socket);
 
   [[nodiscard]] const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage_); }
   [[nodiscard]] socklen_t size() const { return size_; }
   [[nodiscard]] int family() const { return storage_.ss_family; }
-  // 0 for unix sockets.
+  // Returns the port; 0 for unix sockets.
   [[nodiscard]] std::uint16_t port() const;
-  // True for 127.0.0.0/8, ::1 and unix sockets: only this host can connect.
+  // Returns true for 127.0.0.0/8, ::1 and unix sockets: only this host can connect.
   [[nodiscard]] bool is_loopback() const;
-  // The address alone, without its port or brackets, link-local ones with their interface; of unix
-  // sockets what text() says.
+  // Returns the address without its port and brackets; link-local addresses include their
+  // interface. For unix sockets returns text().
   [[nodiscard]] std::string host() const;
-  // "127.0.0.1:1234", "[::1]:1234", "/run/x.sock", "@name".
+  // Returns "127.0.0.1:1234", "[::1]:1234", "/run/x.sock" or "@name".
   [[nodiscard]] std::string text() const;
 
  private:
@@ -50,17 +51,20 @@ class SocketAddress {
   socklen_t size_ = 0;
 };
 
-// By which address others reach this machine.
+// The address at which other hosts can reach this host.
 
-// True for "localhost" and numeric loopback addresses: names that mean another machine on each.
+// Returns true for "localhost" and numeric loopback addresses, which mean a different host on each
+// host.
 [[nodiscard]] bool is_loopback_name(std::string_view host);
 
-// This machine's address as `peer`, a host, sees it: that of the interface towards it. Where `peer`
-// is this machine's own name, which many systems resolve to a loopback address (Debian: 127.0.1.1),
-// it is one that others can reach, if there is one. Looks names up, which may block for seconds.
+// Returns this host's address as the host `peer` sees it: the address of the interface towards
+// `peer`. If `peer` is this host's own name, which many systems resolve to a loopback address
+// (Debian: 127.0.1.1), returns an address that other hosts can reach, if there is one. Resolves
+// names, which may block for seconds.
 [[nodiscard]] std::string address_towards(const std::string& peer);
 
-// The numeric IPv4 addresses of this machine's interfaces that are up, the loopback ones last.
+// Returns the numeric IPv4 addresses of this host's interfaces that are up, loopback addresses
+// last.
 [[nodiscard]] std::vector<std::string> own_addresses();
 
 }  // namespace lockstep::sys

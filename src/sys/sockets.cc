@@ -27,7 +27,7 @@ FileDescriptor make_socket(const SocketAddress& address) {
   return socket;
 }
 
-// Small messages go out at once. Fails on unix sockets, which need no such thing.
+// Disables Nagle's algorithm for small messages. Fails on unix sockets, which do not need it.
 void send_without_delay(int socket) {
   int on = 1;
   ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
@@ -37,8 +37,8 @@ bool is_loss(int error) {
   return error == ECONNRESET || error == EPIPE || error == ETIMEDOUT || error == ENOTCONN;
 }
 
-// The network may come up, or the peer may begin to listen; the loopback interface is there from
-// the beginning or not at all.
+// Returns true for errors that may go away: the network may come up, or the peer may begin to
+// listen. The loopback interface, in contrast, is up from the beginning or never.
 bool may_answer_later(int error, const SocketAddress& address) {
   if (address.is_loopback() && (error == EHOSTUNREACH || error == ENETUNREACH)) return false;
   return error == ECONNREFUSED || error == ENOENT || error == ECONNRESET || error == EAGAIN ||
@@ -51,7 +51,7 @@ bool may_answer_later(int error, const SocketAddress& address) {
   throw SystemError(what, error);
 }
 
-// Begins to connect and waits for the outcome: 0 or an error number.
+// Starts to connect and waits for the result: 0 or an error number.
 int connect_once(int socket, const SocketAddress& address, Deadline deadline) {
   if (::connect(socket, address.get(), address.size()) == 0) return 0;
   if (errno != EINPROGRESS && errno != EINTR) return errno;
@@ -62,7 +62,8 @@ int connect_once(int socket, const SocketAddress& address, Deadline deadline) {
   return error;
 }
 
-// A TCP socket that connects to a free local port can be given that same port and meet itself.
+// Detects a self-connection: a TCP socket that connects to a free local port can get that same port
+// and connect to itself.
 bool met_itself(int socket, const SocketAddress& address) {
   return address.port() != 0 && SocketAddress::local(socket).port() == address.port() &&
          address.is_loopback();
@@ -89,12 +90,12 @@ Attempt attempt(const SocketAddress& address, Deadline deadline) {
   return result;
 }
 
-// Room for the control message that carries the descriptors.
+// Buffer for the control message with the descriptors.
 struct alignas(cmsghdr) ControlBuffer {
   char bytes[CMSG_SPACE(sizeof(int) * max_passed_descriptors)];
 };
 
-// Owns every descriptor in the message, wanted or not, so that none is left open by mistake.
+// Takes ownership of all descriptors in the message, also of unexpected ones, so that none leaks.
 std::vector<FileDescriptor> take_descriptors(msghdr& message) {
   std::vector<FileDescriptor> taken;
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
@@ -110,7 +111,7 @@ std::vector<FileDescriptor> take_descriptors(msghdr& message) {
   return taken;
 }
 
-// Calls `transfer` until it moves bytes; returns how many.
+// Calls `transfer` until it moves bytes; returns the number of bytes.
 template <typename Transfer>
 std::size_t when_ready(int socket, short events, Deadline deadline, const char* what,
                        Transfer transfer) {
@@ -151,7 +152,7 @@ FileDescriptor listen_on(const SocketAddress& address, int backlog) {
   FileDescriptor socket = make_socket(address);
   int on = 1;
   ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on,
-               sizeof(on));  // not held back by closed connections
+               sizeof(on));  // allow reuse while old connections are in TIME_WAIT
   if (::bind(socket.get(), address.get(), address.size()) != 0 ||
       ::listen(socket.get(), backlog) != 0) {
     if (errno == EADDRINUSE) {
@@ -212,7 +213,7 @@ void keep_alive(int socket, Duration limit) {
       std::max(3, static_cast<int>(std::chrono::ceil<std::chrono::seconds>(limit).count()));
   int on = 1, probes = 3, probe_seconds = std::max(1, seconds / 5);
   int idle_seconds = seconds - probes * probe_seconds + (seconds == 3);
-  unsigned unanswered_ms = 1000u * static_cast<unsigned>(seconds);  // also for what was sent
+  unsigned unanswered_ms = 1000u * static_cast<unsigned>(seconds);  // also for unacknowledged data
   ::setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &unanswered_ms, sizeof(unanswered_ms));
   ::setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
   ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle_seconds, sizeof(idle_seconds));

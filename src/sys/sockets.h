@@ -1,7 +1,7 @@
-// Stream sockets that never block longer than they may. Every socket made here is non-blocking and
-// closed on exec; calls wait in poll() until their deadline. Errors: Timeout when it passes,
-// PeerLost when the other side closed or reset, SystemError else. A half-sent message is lost with
-// its connection: after an error, close.
+// Stream sockets with deadlines. Every socket made here is non-blocking and close-on-exec; calls
+// wait in poll() until their deadline. Throws Timeout if the deadline passes, PeerLost if the other
+// side closed or reset the connection, otherwise SystemError. After an error in the middle of a
+// message, close the connection.
 #pragma once
 
 #include "sys/file_descriptor.h"
@@ -22,47 +22,48 @@
 
 namespace lockstep::sys {
 
-// BadInput when the port or name is in use. Port 0 takes a free one: see SocketAddress::local.
+// Listens on `address`. Throws BadInput if the port or name is in use. Port 0 picks a free one: see
+// SocketAddress::local.
 [[nodiscard]] FileDescriptor listen_on(const SocketAddress& address, int backlog = 1024);
 
-// Waits for a peer to connect.
+// Waits for a peer to connect and accepts the connection.
 [[nodiscard]] FileDescriptor accept_one(int listener, Deadline deadline);
-// Empty if no connection waits to be accepted.
+// Accepts a pending connection; returns an empty descriptor if none is pending.
 [[nodiscard]] FileDescriptor accept_now(int listener);
 
-// Tries until a server listens there: ranks may start before their server.
+// Retries until a server listens at the address, because ranks may start before their server.
 [[nodiscard]] FileDescriptor connect_to(const SocketAddress& address, Deadline deadline);
-// One try; nothing when nobody listens there.
+// Tries once; returns an empty descriptor if no server listens at the address.
 [[nodiscard]] FileDescriptor try_connect(const SocketAddress& address, Deadline deadline);
 
-// Has the kernel ask a silent peer whether it is still there: a machine that vanished is PeerLost
-// after about `limit` (whole seconds, at least 3). A process that is only stopped is still there.
-// For TCP; no effect elsewhere.
+// Enables TCP keepalive: if the peer's host vanishes, calls throw PeerLost after about `limit`
+// (whole seconds, at least 3). A stopped process still counts as alive. No effect on other sockets.
 void keep_alive(int socket, Duration limit = std::chrono::seconds(25));
 
-// Two connected sockets of this host.
+// Returns two connected sockets.
 [[nodiscard]] std::pair<FileDescriptor, FileDescriptor> socket_pair();
 
 void send_all(int socket, std::span<const std::byte> bytes, Deadline deadline);
 void receive_exact(int socket, std::span<std::byte> bytes, Deadline deadline);
 
-// What can be done without waiting: the number of bytes moved, nothing when it would block, and
-// PeerLost at the end of the stream (receive) or when nobody reads (send).
+// Transfers as much as possible without waiting. Returns the number of bytes moved, or std::nullopt
+// if the call would block. Throws PeerLost at the end of the stream (receive) or if the peer does
+// not read any more (send).
 [[nodiscard]] std::optional<std::size_t> send_now(int socket, std::span<const std::byte> bytes);
 [[nodiscard]] std::optional<std::size_t> receive_now(int socket, std::span<std::byte> bytes);
 
-// Waits until poll() reports one of `events` (POLLIN, POLLOUT) or an error on the socket. False
-// when the deadline passed.
+// Waits until poll() reports one of `events` (POLLIN, POLLOUT) or an error on the socket. Returns
+// false if the deadline passed.
 [[nodiscard]] bool wait_ready(int socket, short events, Deadline deadline);
 
-// Between attempts at one transfer that are refused with EAGAIN. poll() may report that the socket
-// is ready although the kernel refuses each attempt (a shortage, a filter of system calls): these
-// are paced, and end with the deadline like all others.
+// Paces the attempts of one transfer that fail with EAGAIN. poll() may report that the socket is
+// ready although the kernel refuses each attempt (a shortage, a filter of system calls): such
+// attempts are delayed, and end at the deadline like all others.
 class Retries {
  public:
   Retries(int socket, short events, Deadline deadline)
       : socket_(socket), events_(events), deadline_(deadline) {}
-  // Blocks until the socket is ready. False when the deadline passed and no attempt is left.
+  // Blocks until the socket is ready. Returns false if the deadline passed and no attempt is left.
   [[nodiscard]] bool wait();
 
  private:
@@ -77,12 +78,12 @@ class Retries {
   return std::as_bytes(std::span(text.data(), text.size()));
 }
 
-// What only processes of one host can do over a unix socket: learn who the peer is, and hand over
-// open files.
+// Features of unix sockets between processes of one host: credentials of the peer, and passing of
+// descriptors.
 
-// Who connected or listened, as the kernel noted it then.
+// The credentials of the peer at the time of connect() or listen().
 struct PeerCredentials {
-  pid_t pid = 0;  // 0 when the peer is in a pid namespace that this one cannot see
+  pid_t pid = 0;  // 0 if the peer's pid namespace is not visible here
   uid_t uid = 0;
   gid_t gid = 0;
 };
@@ -90,12 +91,12 @@ struct PeerCredentials {
 
 inline constexpr std::size_t max_passed_descriptors = 64;
 
-// One message: at least one byte and up to 64 descriptors, which stay open here too. Errors as in
-// sockets.h.
+// Sends one message of at least one byte and up to 64 descriptors, which also stay open here.
+// Throws as in sockets.h.
 void send_descriptors(int socket, std::span<const std::byte> bytes,
                       std::span<const int> descriptors, Deadline deadline);
-// Exactly `bytes` and exactly `count` descriptors (closed on exec). BadInput when the peer sent
-// another number of them.
+// Receives exactly `bytes` and exactly `count` descriptors (close-on-exec). Throws BadInput if the
+// peer sent another number of descriptors.
 [[nodiscard]] std::vector<FileDescriptor> receive_descriptors(int socket,
                                                               std::span<std::byte> bytes,
                                                               std::size_t count, Deadline deadline);

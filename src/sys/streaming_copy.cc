@@ -30,10 +30,10 @@ void copy_by_16_bytes(std::byte* to, const std::byte* from, std::size_t bytes) n
     _mm_stream_si128(out + 3, d);
     to += line_bytes;
   }
-  _mm_sfence();  // such writes come in no order with others
+  _mm_sfence();  // streaming writes are not ordered with other writes
 }
 
-// A line at a time, which leaves no half of one waiting for the other.
+// Writes a whole cache line at a time, so that no half of a line waits for the other.
 __attribute__((target("avx512f"))) void copy_by_64_bytes(std::byte* to, const std::byte* from,
                                                          std::size_t bytes) noexcept {
   for (const std::byte* const end = from + bytes; from != end; from += line_bytes) {

@@ -1,4 +1,4 @@
-// Copies of more than the caches hold.
+// Copies of blocks that are larger than the caches.
 #pragma once
 
 #include <cstddef>
@@ -6,17 +6,17 @@
 
 namespace lockstep::sys {
 
-// As std::memcpy, of as many bytes, which do not overlap. What is written goes past the caches to
-// the memory: it is not read first, and what others have in the caches stays there. For blocks that
-// are not read again soon. Any thread; another one sees the bytes as after ordinary writes.
+// Copies like std::memcpy between equally long, non-overlapping ranges, but writes past the caches:
+// the destination is not read first, and other cached data is not evicted. For blocks that are not
+// read again soon. Thread-safe; other threads see the bytes as after ordinary writes.
 void streaming_copy(std::span<std::byte> to, std::span<const std::byte> from) noexcept;
 
-// The ways to do so, the fastest first, of which streaming_copy() takes the first that the
-// processor has; the last is on every processor. Tests compare them all.
+// The implementations, fastest first. streaming_copy() uses the first one that the processor
+// supports; the last one works on every processor. Tests compare all of them.
 struct StreamingKernel {
   const char* name;
   bool (*is_available)();
-  // Whole lines of 64 bytes to the beginning of one.
+  // Copies whole cache lines of 64 bytes; `to` must be aligned to a line.
   void (*copy_lines)(std::byte* to, const std::byte* from, std::size_t bytes) noexcept;
 };
 [[nodiscard]] std::span<const StreamingKernel> streaming_kernels();

@@ -46,7 +46,7 @@ void TaskQueue::run(State& state) {
     state.tasks.pop_front();
     lock.unlock();
     task();
-    task = nullptr;  // its tensors go before the next wait
+    task = nullptr;  // free its tensors before the next wait
     lock.lock();
   }
   state.ended = true;

@@ -1,5 +1,4 @@
-// A queue: a thread that does one thing after the other, in the order in which they were given to
-// it.
+// A queue: a thread that runs tasks one after the other, in the order in which they were pushed.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -17,7 +16,7 @@ namespace lockstep::sys {
 class TaskQueue {
  public:
   TaskQueue();
-  // As end(), however long it takes.
+  // Same as end() without a time limit.
   ~TaskQueue();
   TaskQueue(const TaskQueue&) = delete;
   TaskQueue& operator=(const TaskQueue&) = delete;
@@ -25,12 +24,12 @@ class TaskQueue {
   // `task` must not throw.
   void push(std::function<void()> task);
 
-  // Does what is left, then ends the thread. False when it has not ended after `limit`: then it is
-  // left to itself, and what its task holds lives as long as it runs.
+  // Runs the remaining tasks, then ends the thread. Returns false if the thread has not ended
+  // within `limit`: it is then detached, and the objects that its task holds live until it ends.
   bool end(Duration limit);
 
  private:
-  // The thread's, which may outlive the queue.
+  // Owned by the thread as well, because it may outlive the queue.
   struct State {
     std::mutex mutex;
     std::condition_variable changed;

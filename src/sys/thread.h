@@ -1,5 +1,5 @@
-// A thread of the library's own: no signal is delivered to it, because signals are the program's,
-// and its copy in a forked child, where no such thread runs, is neither joined nor missed.
+// A thread of the library. No signals are delivered to it, because they belong to the program. In a
+// forked child, where the thread does not run, its copy does not join it.
 #pragma once
 
 #include "sys/own_process.h"
@@ -15,17 +15,17 @@ namespace lockstep::sys {
 class Thread {
  public:
   Thread() = default;
-  // `name` shows in debuggers and in /proc: 15 letters at most. `body` must not throw.
-  // SystemError when the system starts no more threads.
+  // `name` is shown by debuggers and in /proc: at most 15 letters. `body` must not throw. Throws
+  // SystemError if the system cannot start another thread.
   Thread(const char* name, std::function<void()> body);
   Thread(Thread&& other) noexcept = default;
-  // Only when there is no thread here that has not been joined.
+  // Allowed only if this object has no joinable thread.
   Thread& operator=(Thread&& other) noexcept = default;
-  // One that is neither joined nor detached ends the program, as with std::thread.
+  // Ends the program if the thread is joinable, as std::thread does.
   ~Thread();
 
   [[nodiscard]] bool joinable() const { return thread_.joinable(); }
-  // Nothing in a forked child.
+  // Does nothing in a forked child.
   void join();
   void detach();
 
@@ -34,15 +34,15 @@ class Thread {
   std::thread thread_;
 };
 
-// Runs `action` on such a thread and waits for it, so that the threads that a foreign library
-// starts meanwhile leave signals alone too, while this one can still be interrupted. Throws what
-// `action` throws.
+// Runs `action` on such a thread and waits for it. Threads that a third-party library starts in
+// `action` then do not receive signals either, while the calling thread can still be interrupted.
+// Rethrows exceptions of `action`.
 void run_without_signals(const std::function<void()>& action);
 
-// Work that may take longer than anybody can wait, such as asking a store whose server is stopped.
+// Work that may block for too long, such as a call to a store whose server is stopped.
 
-// Runs `action`, which must not throw, on a thread of its own and returns true when it has ended
-// within `limit`. Otherwise the thread is left to itself: `action` must own what it uses.
+// Runs `action`, which must not throw, on its own thread. Returns true if `action` ended within
+// `limit`. Otherwise detaches the thread: `action` must own everything it uses.
 [[nodiscard]] bool run_with_timeout(std::function<void()> action, Duration limit);
 
 }  // namespace lockstep::sys

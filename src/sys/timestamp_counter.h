@@ -1,5 +1,5 @@
-// The processor's timestamp counter: the cheapest clock there is, for stamps that become times only
-// when they are read.
+// The processor's timestamp counter: the cheapest clock, for timestamps that are converted to times
+// only when they are read.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -9,7 +9,8 @@
 
 namespace lockstep::sys {
 
-// Of a counter that runs at a constant rate on all cores: about ten nanoseconds, no system call.
+// Returns the counter, which runs at a constant rate on all cores. Takes about ten nanoseconds,
+// without a system call.
 [[nodiscard]] inline std::uint64_t timestamp() {
 #if defined(__x86_64__)
   return __builtin_ia32_rdtsc();
@@ -22,12 +23,13 @@ namespace lockstep::sys {
 #endif
 }
 
-// Learns the rate of the counter from its own age, so it converts stamps of that time exactly.
+// Measures the rate of the counter over its own lifetime, so it converts timestamps of that period
+// exactly.
 class TimestampScale {
  public:
   using WallClock = std::chrono::system_clock;
 
-  // The time of day at which the counter stood at `stamp`, in seconds since 1970.
+  // Returns the wall-clock time of a timestamp, in seconds since 1970.
   [[nodiscard]] double seconds_of(std::uint64_t stamp) const {
     auto now_stamp = timestamp();
     auto age = std::chrono::duration<double>(Clock::now() - begin_).count();

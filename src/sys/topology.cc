@@ -41,7 +41,7 @@ int cores_of_affinity() {
   }
 }
 
-// "MemTotal:       24567890 kB"
+// Parses a line such as "MemTotal: 24567890 kB".
 std::int64_t meminfo_bytes(const std::string& meminfo, std::string_view name) {
   std::istringstream lines(meminfo);
   for (std::string line; std::getline(lines, line);) {
@@ -53,13 +53,13 @@ std::int64_t meminfo_bytes(const std::string& meminfo, std::string_view name) {
   return 0;
 }
 
-// "48K", "2048K", "36M"
+// Parses sizes such as "48K", "2048K" and "36M".
 std::int64_t cache_bytes(std::string text) {
   if (text.ends_with('K') || text.ends_with('M')) text += "iB";
   return parse_bytes(text).value_or(0);
 }
 
-// "0-3,8": how many numbers.
+// Returns the number of elements of a list such as "0-3,8".
 int count_in_list(const std::string& list) {
   std::istringstream stream(list);
   int count = 0;
@@ -81,7 +81,7 @@ std::string namespace_id(const char* name) {
 constexpr int most_cores = 1 << 20;
 constexpr std::size_t word_bits = 8 * sizeof(unsigned long);
 
-// A set of cores of any size.
+// A CPU set of any size.
 class CoreMask {
  public:
   explicit CoreMask(int cores)
@@ -93,7 +93,7 @@ class CoreMask {
   std::vector<unsigned long> words_;
 };
 
-// Version 1 writes this (the largest multiple of a page) or more for "no limit".
+// Version 1 reports this (the largest multiple of a page) or more for "no limit".
 constexpr std::int64_t version_1_unlimited = std::int64_t{1} << 60;
 
 std::string text_of(const fs::path& path) {
@@ -129,7 +129,7 @@ bool lists(std::string_view comma_separated, std::string_view name) {
   return false;
 }
 
-// A mounted hierarchy: where it is, which of its folders is mounted there, what it controls.
+// A mounted hierarchy: its mount point, its root folder, and its controllers.
 struct Mount {
   fs::path point;
   std::string root;
@@ -137,7 +137,8 @@ struct Mount {
   std::string controllers;
 };
 
-// proc(5), /proc/PID/mountinfo: "36 35 0:31 ROOT POINT options tags... - TYPE source CONTROLLERS".
+// Parses /proc/self/mountinfo, see proc(5): "36 35 0:31 ROOT POINT options tags... - TYPE source
+// CONTROLLERS".
 std::vector<Mount> mounts(const fs::path& root) {
   std::istringstream lines(text_of(root / "proc/self/mountinfo"));
   std::vector<Mount> found;
@@ -152,7 +153,8 @@ std::vector<Mount> mounts(const fs::path& root) {
   return found;
 }
 
-// proc(5), /proc/PID/cgroup: "4:cpu,cpuacct:/folder" (version 1) or "0::/folder" (version 2).
+// Parses /proc/self/cgroup, see proc(5): "4:cpu,cpuacct:/folder" (version 1) or "0::/folder"
+// (version 2).
 std::optional<std::string> own_folder(const fs::path& root, bool version_2,
                                       std::string_view controller) {
   std::istringstream lines(text_of(root / "proc/self/cgroup"));
@@ -167,8 +169,8 @@ std::optional<std::string> own_folder(const fs::path& root, bool version_2,
   return std::nullopt;
 }
 
-// From this process's folder up to the mount point. A container may see a folder name of the world
-// outside: then only the mount point is there.
+// Returns the folders from this process's control group up to the mount point. A container may see
+// a folder name of the host: then only the mount point exists.
 std::vector<fs::path> levels(const fs::path& root, const Mount& mount,
                              std::string_view controller) {
   auto folder = own_folder(root, mount.version_2, controller);
@@ -196,7 +198,8 @@ std::optional<double> cores_at(const fs::path& level, bool version_2) {
   return static_cast<double>(*quota) / static_cast<double>(*period);
 }
 
-// Pages of files that nobody has touched lately: counted as used, but given back when asked for.
+// Returns the size of file pages that were not used recently: they count as used but can be
+// reclaimed.
 std::int64_t reclaimable_at(const fs::path& level, bool version_2) {
   auto words = words_of(text_of(level / "memory.stat"));
   auto name =
@@ -273,7 +276,7 @@ std::string host_identity() {
 std::string host_of_rank() { return environment::text("LOCKSTEP_HOST").value_or(host_identity()); }
 
 std::vector<int> allowed_cores() {
-  // The kernel refuses a mask shorter than its own: grow until it fits.
+  // The kernel rejects a mask shorter than its own, so double the size until it is accepted.
   for (int cores = 1024; cores <= most_cores; cores *= 2) {
     CoreMask mask(cores);
     if (::sched_getaffinity(0, mask.bytes(), mask.set()) != 0) {

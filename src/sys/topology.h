@@ -1,4 +1,4 @@
-// What this process may use of the machine it is on.
+// The resources of the host that this process may use.
 #pragma once
 
 #include <cstdint>
@@ -10,22 +10,21 @@
 
 namespace lockstep::sys {
 
-// Cores that this process may run on: its affinity mask, cut by its control groups' quota rounded
-// down. At least 1.
+// Returns the number of cores that this process may use: its affinity mask, limited by its control
+// group's quota rounded down. At least 1.
 [[nodiscard]] int usable_cores();
 
 struct MemorySize {
-  std::int64_t total =
-      0;  // bytes: of the machine, or of the control group's limit when that is less
-  std::int64_t available = 0;  // bytes that can be taken now without swapping
+  std::int64_t total = 0;      // bytes: of the host, or the control group's limit if it is lower
+  std::int64_t available = 0;  // bytes that can be allocated now without swapping
 };
 [[nodiscard]] MemorySize memory_size(const std::filesystem::path& root = "/");
 
-// Whether the system promises more memory than there is and takes pages when they are touched
-// (vm.overcommit_memory 0 or 1), as most do.
+// Returns true if the system overcommits memory and allocates pages on access (vm.overcommit_memory
+// 0 or 1), as most systems do.
 [[nodiscard]] bool overcommits_memory(const std::filesystem::path& root = "/");
 
-// Bytes of one core's data caches; 0 where the system does not say.
+// Sizes of one core's data caches in bytes; 0 if the system does not report them.
 struct CacheSizes {
   std::int64_t level_1 = 0;
   std::int64_t level_2 = 0;
@@ -34,32 +33,33 @@ struct CacheSizes {
 };
 [[nodiscard]] CacheSizes cache_sizes(const std::filesystem::path& root = "/");
 
-// Equal in two processes exactly when they can meet on one host: same boot of the same kernel, same
-// host name, same network and ipc namespaces (two containers of one machine cannot see each other's
-// sockets, and so are two hosts).
+// Equal in two processes if and only if they can communicate as on one host: same boot of the same
+// kernel, same host name, same network and ipc namespaces. (Two containers on one machine cannot
+// see each other's sockets and count as two hosts.)
 [[nodiscard]] std::string host_identity();
-// The host as ranks go by it: LOCKSTEP_HOST, by which tests pretend several, else the identity.
+// Returns the host name that ranks use: LOCKSTEP_HOST, with which tests simulate several hosts,
+// otherwise host_identity().
 [[nodiscard]] std::string host_of_rank();
 [[nodiscard]] std::string host_name();
 
-// Which cores a thread runs on.
+// The cores on which a thread runs.
 
-// Numbers of the cores that the calling thread may run on, in order.
+// Returns the numbers of the cores on which the calling thread may run, in ascending order.
 [[nodiscard]] std::vector<int> allowed_cores();
 
-// From now on the calling thread, and the threads that it starts, run on these cores only. Throws
-// SystemError when the system refuses: when none of them is there.
+// Restricts the calling thread, and the threads that it starts later, to these cores. Throws
+// SystemError if none of these cores is available.
 void run_on_cores(std::span<const int> cores);
 
-// The limits that control groups (containers, batch systems, systemd) put on this process: versions
-// 1 and 2, each level up to the root, the tightest wins.
+// The limits of control groups (containers, batch systems, systemd) for this process: versions 1
+// and 2, over all levels up to the root; the lowest limit wins.
 struct CgroupLimits {
   std::optional<double> cores;               // quota divided by period
   std::optional<std::int64_t> memory_bytes;  // the limit
-  std::optional<std::int64_t> memory_left;   // what is left of the tightest level
+  std::optional<std::int64_t> memory_left;   // remaining memory at the tightest level
 };
 
-// Never throws: what cannot be read limits nothing. `root` is "/" but for tests.
+// Never throws: limits that cannot be read are ignored. `root` is "/" except in tests.
 [[nodiscard]] CgroupLimits read_cgroup_limits(const std::filesystem::path& root = "/");
 
 }  // namespace lockstep::sys

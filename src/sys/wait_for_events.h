@@ -1,4 +1,4 @@
-// poll() without a timeout that cannot turn into a busy loop.
+// poll() without a timeout that cannot become a busy loop.
 #pragma once
 
 #include <span>
@@ -7,8 +7,8 @@
 
 namespace lockstep::sys {
 
-// Blocks until an entry has events, as poll() does. Where poll() refuses (more entries than a
-// lowered limit of open files, no memory) each entry is asked by itself, every few milliseconds.
+// Blocks until an entry has events, as poll() does. If poll() fails (more entries than a lowered
+// limit of open files, out of memory), polls each entry separately every few milliseconds.
 void wait_for_events(std::span<pollfd> entries);
 
 }  // namespace lockstep::sys
