@@ -21,11 +21,11 @@ namespace {
 
 constexpr int milliseconds_for_the_line = 100;
 
-// Nothing here may wait for a reader that is gone with the agent.
+// This function must not block on a reader of standard error that died with the agent.
 void wait_and_end(int agent, const std::string& line) {
   pollfd end{agent, POLLIN, 0};
   sys::wait_for_events({&end, 1});
-  if (!sys::is_pidfd(agent)) return;  // the program has closed it, and perhaps opened another file
+  if (!sys::is_pidfd(agent)) return;  // the program has closed it, and may have opened another file
   pollfd room{STDERR_FILENO, POLLOUT, 0};
   if (::poll(&room, 1, milliseconds_for_the_line) > 0 && (room.revents & POLLOUT) != 0) {
     [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
@@ -40,7 +40,7 @@ void watch_agent() {
       environment::integer(variable::agent_descriptor, 0, std::numeric_limits<int>::max());
   if (!agent || !sys::is_pidfd(static_cast<int>(*agent))) return;  // a wrapper has closed it
   static std::mutex mutex;
-  static pid_t process = 0;  // that has the thread: a child that was forked has not
+  static pid_t process = 0;  // the process that runs the thread; a forked child has no such thread
   const std::lock_guard lock(mutex);
   if (process == ::getpid()) return;
   ::fcntl(static_cast<int>(*agent), F_SETFD, FD_CLOEXEC);

@@ -1,12 +1,12 @@
-// A rank whose agent is gone has nobody who would end it.
+// Terminates this rank when its agent dies.
 #pragma once
 
 namespace lockstep::rank_env {
 
-// Where `lockstep run` started this process, through whatever wrappers: when the agent's process
-// ends, this process says so in one line on standard error and ends itself by SIGKILL, as the
-// kernel ends the agent's own children. Starts a thread for that, once a process; it holds no lock
-// and no memory that anything else needs. Does nothing elsewhere.
+// If `lockstep run` started this process, directly or through wrappers: when the agent's process
+// ends, prints one line on standard error and ends this process with SIGKILL, as the kernel does
+// with the agent's own children. Starts one thread per process for this, which holds no lock and no
+// memory that other code needs. If another launcher started this process, does nothing.
 void watch_agent();
 
 }  // namespace lockstep::rank_env

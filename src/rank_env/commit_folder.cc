@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* shared_memory = "/dev/shm";
 constexpr std::string_view owner_prefix = "owner-";
-constexpr auto being_made = std::chrono::minutes(1);  // at most
+constexpr auto being_made = std::chrono::minutes(1);  // a folder without an owner may be this old
 
 fs::path owner_file(const fs::path& folder, int owner) {
   return folder / formatted("{}{}", owner_prefix, owner);
@@ -58,18 +58,19 @@ std::vector<fs::path> owners_of(const fs::path& folder) {
   return owners;
 }
 
-// Where it cannot be known whether an owner lives, it does.
+// If the state of an owner is unknown, treats the owner as alive.
 bool has_living_owner(const fs::path& folder) {
   return std::ranges::any_of(owners_of(folder), [](const fs::path& owner) {
     try {
       return sys::state_of_process(sys::read_file(owner)) != sys::ProcessState::ended;
     } catch (const SystemError&) {
-      return false;  // it has just been removed
+      return false;  // the owner has just been removed
     }
   });
 }
 
-// One that is being made has no owner yet.
+// Returns true if no living process owns the folder. A folder that is being created has no owner
+// yet.
 bool is_left_behind(const fs::path& folder) {
   std::error_code none;
   if (has_living_owner(folder)) return false;
@@ -107,7 +108,7 @@ void remove_commit_folder(const std::string& run_id, int owner) noexcept {
     if (!fs::remove(owner_file(folder, owner), nothing_more_to_do)) return;
     if (!has_living_owner(folder)) fs::remove_all(folder, nothing_more_to_do);
   } catch (const std::exception&) {
-    // A name that cannot be made up is no folder.
+    // If the name of the folder cannot be determined, there is no folder to remove.
   }
 }
 

@@ -1,10 +1,10 @@
-// Where the workers of an elastic run keep what they commit in memory on this host: a folder of
-// files in shared memory, one a run, that outlives each worker (docs/elastic.md).
+// The folder in which the workers of an elastic run commit their state on this host: one folder per
+// run in shared memory, which outlives each worker (docs/elastic.md).
 //
 //   /dev/shm/lockstep-commits-UID/RUN/owner-PID      "SPACE PID START": an agent's process
 //
-// The last of the run's agents on this host removes it at its end; what is left where they were
-// killed, the next elastic run of the user removes.
+// The last agent of the run on this host removes the folder when it ends. If the agents were
+// killed, the user's next elastic run removes it.
 #pragma once
 
 #include <filesystem>
@@ -12,14 +12,16 @@
 
 namespace lockstep::rank_env {
 
-// LOCKSTEP_COMMITS names another folder than /dev/shm.
+// Returns the path of the run's folder. LOCKSTEP_COMMITS replaces /dev/shm.
 [[nodiscard]] std::filesystem::path commit_folder(const std::string& run_id);
 
-// Makes it, for this user alone, and that process one of its owners; removes folders whose owners
-// have all ended. BadInput where it belongs to another user; SystemError names what cannot be made.
+// Creates the folder, accessible only to this user, and adds the process `owner` to its owners.
+// Also removes folders whose owners have all ended. Throws BadInput if the folder belongs to
+// another user, and SystemError if the folder cannot be created.
 void make_commit_folder(const std::string& run_id, int owner);
 
-// `owner` needs it no more: it goes when it has no other. Nothing where there is none.
+// Removes `owner` from the folder's owners; removes the folder if no owner is left. Does nothing if
+// the folder does not exist.
 void remove_commit_folder(const std::string& run_id, int owner) noexcept;
 
 }  // namespace lockstep::rank_env

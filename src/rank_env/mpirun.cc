@@ -12,7 +12,7 @@
 namespace lockstep::rank_env {
 namespace {
 
-// What one kind of mpirun calls the numbers it gives.
+// The environment variables of one kind of mpirun.
 struct Names {
   const char* rank;
   const char* size;
@@ -21,13 +21,14 @@ struct Names {
 
 constexpr Names open_mpi{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
                          "OMPI_COMM_WORLD_LOCAL_SIZE"};
-// Slurm's own PMI sets the first two, but not the third: that is srun.
+// Slurm's own PMI sets the first two but not the third; slurm.h handles srun.
 constexpr Names hydra{"PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"};
 
-// The same for all ranks of one mpirun on this host, and for no other run of this user.
+// Returns a name that is the same for all ranks of one mpirun on this host, and different for every
+// other run of this user.
 std::string run_of_open_mpi() { return environment::required_text("PMIX_NAMESPACE"); }
 
-// Each host has one process of hydra's that all its ranks descend from.
+// On each host, all ranks descend from one process of hydra.
 std::string run_of_hydra() {
   auto proxy = nearest_ancestor("hydra_pmi_proxy");
   return formatted("{}-{}", proxy.pid, proxy.start_time);

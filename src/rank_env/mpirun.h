@@ -1,4 +1,4 @@
-// The places of ranks that mpirun started: OpenMPI's, and hydra's (MPICH, Intel MPI).
+// The places of ranks that mpirun started: Open MPI's, and hydra's (MPICH, Intel MPI).
 #pragma once
 
 #include "rank_env/rank_info.h"
@@ -9,18 +9,18 @@
 
 namespace lockstep::rank_env {
 
-// A process, told apart from a later one with the same number.
+// A process, identified also by its start time because pids are reused.
 struct Ancestor {
   int pid = 0;
-  std::uint64_t start_time = 0;  // in ticks since the machine started
+  std::uint64_t start_time = 0;  // in ticks since the host booted
 };
 
-// The nearest ancestor of this process that runs a program of that name (15 letters at most, as in
-// /proc/PID/comm), else its parent. Ranks may have been started through shells and wrappers.
+// Returns the nearest ancestor of this process that runs the given program (at most 15 letters, as
+// in /proc/PID/comm), otherwise its parent. Shells and wrappers may lie between mpirun and a rank.
 [[nodiscard]] Ancestor nearest_ancestor(std::string_view program);
 
-// Nothing where mpirun did not start this process. Ranks on one host meet at a socket named after
-// the run; those on several by MPI itself. BadInput as detect_rank().
+// Returns std::nullopt unless mpirun started this process. Ranks on one host rendezvous at a socket
+// named after the run, ranks on several hosts through MPI. Throws BadInput as detect_rank() does.
 [[nodiscard]] std::optional<RankInfo> detect_mpirun();
 
 }  // namespace lockstep::rank_env

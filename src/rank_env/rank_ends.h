@@ -1,8 +1,8 @@
-// How ranks that wait for another one in init() learn that its process has ended, with exit code 0
-// too: the agent says so in its store. (A rank that ends otherwise ends the run.)
+// Tells ranks that wait for another rank in init() that its process has ended with exit code 0: the
+// agent writes this into its store. (A rank that ends in any other way ends the run.)
 //
-// Keys: "lockstep-run/ended/<attempt>/<rank>", the attempt as in RankInfo; the value is the words
-// of the end, "exit code 0".
+// The keys are "lockstep-run/ended/<attempt>/<rank>", with the attempt of RankInfo; the value
+// describes the end: "exit code 0".
 #pragma once
 
 #include <lockstep/store/store.h>
@@ -15,26 +15,27 @@
 
 namespace lockstep::rank_env {
 
-// The agent's side.
+// Writes the entries; used by the agent.
 class RankEnds {
  public:
-  // Of the agent's own store, or that of another node's agent.
+  // Connects to the agent's own store, or to the store of another node's agent.
   RankEnds(std::string address, std::string secret);
-  // Gives up what the store has not taken within a second.
+  // Waits up to a second for the store, then discards the remaining entries.
   ~RankEnds();
   RankEnds(const RankEnds&) = delete;
   RankEnds& operator=(const RankEnds&) = delete;
 
-  // Blocks for nothing.
+  // Queues an entry; does not block.
   void tell(std::string_view attempt, int rank, std::string_view how);
 
  private:
   struct Writer;
-  const std::shared_ptr<Writer> writer_;  // of the queue's thread
+  const std::shared_ptr<Writer> writer_;  // used by the queue's thread
   sys::TaskQueue queue_;
 };
 
-// The rank's side: PeerLost names a rank of this attempt, but not `self`, that has ended.
+// Used by ranks. Throws PeerLost, naming the rank, if a rank of this attempt other than `self` has
+// ended.
 void check_rank_ends(Store& store, std::string_view attempt, int self);
 
 }  // namespace lockstep::rank_env

@@ -26,8 +26,8 @@ constexpr auto use_agent_store = "TORCHELASTIC_USE_AGENT_STORE";
 constexpr auto secret_file = "LOCKSTEP_SECRET_FILE";
 
 RankRendezvous read_rendezvous() {
-  // A launcher that starts another one leaves its variables: torchrun's own word is the nearer one,
-  // since `lockstep run` takes it away.
+  // A launcher that starts another launcher passes its variables on. TORCHELASTIC_USE_AGENT_STORE
+  // shows that torchrun is the inner one, because `lockstep run` removes the variable.
   bool agent = environment::flag(use_agent_store).value_or(false);
   if (auto store = environment::text(variable::store); store && !agent) {
     return {.kind = RankRendezvous::Kind::lockstep_store,
@@ -43,20 +43,20 @@ RankRendezvous read_rendezvous() {
               environment::required_integer(variable::master_port, 1, 65535, why))};
 }
 
-// Nodes that join or leave are no restarts, but another round.
+// A node that joins or leaves starts a new round, but does not count as a restart.
 std::int64_t number_of_attempt() {
   const bool agent = environment::flag(use_agent_store).value_or(false);
   const auto round = agent ? std::nullopt : environment::integer(variable::round, 0);
   return round.value_or(environment::integer(variable::restart_count, 0).value_or(0));
 }
 
-// A local rank that is there but makes no sense is found here rather than where it is used.
+// Validates the local rank here, so that an invalid value is reported before it is used.
 void check_local(int size) {
   auto local_size = environment::integer(variable::local_world_size, 1, size);
   static_cast<void>(environment::integer(variable::local_rank, 0, local_size.value_or(size) - 1));
 }
 
-// mpirun may itself use srun to reach other hosts, so it comes first.
+// mpirun may itself use srun to reach other hosts, so mpirun is tested first.
 RankInfo detect_others() {
   if (auto info = detect_mpirun()) return *info;
   if (auto info = detect_slurm()) return *info;
@@ -105,7 +105,8 @@ std::string read_secret() {
                 "{}: expected an open descriptor that holds {} bytes, found descriptor {} with {}",
                 variable::secret_descriptor, bytes.size(), *descriptor,
                 got < 0 ? "nothing to read" : std::to_string(got));
-    // Later groups read it again; what the program executes has no business with it.
+    // Later groups read the secret again, but programs that this process executes must not inherit
+    // it.
     ::fcntl(static_cast<int>(*descriptor), F_SETFD, FD_CLOEXEC);
     return {bytes.begin(), bytes.end()};
   }

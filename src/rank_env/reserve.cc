@@ -20,11 +20,11 @@ namespace lockstep::rank_env {
 namespace {
 
 constexpr const char* name_in_reserve = "reserve";
-constexpr std::size_t name_bytes = 16;  // of a thread, for the kernel
+constexpr std::size_t name_bytes = 16;  // the kernel's limit for thread names
 constexpr std::string_view end_of_place("\0\0", 2);
 
-// What the agent sends: "NAME=value", each with a zero behind it, and another zero. Empty where it
-// ends sooner.
+// Reads the agent's message: "NAME=value" strings, each terminated by a zero byte, and a final zero
+// byte. Returns an empty string if the message is incomplete.
 std::string read_place(int from) {
   std::string text;
   std::array<char, 4096> buffer{};
@@ -48,7 +48,7 @@ void set_variables(std::string_view text) {
   }
 }
 
-// Rank 0 alone has the agent's.
+// Only rank 0 reads the agent's standard input.
 void leave_standard_input() {
   const sys::FileDescriptor nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   if (nothing) ::dup2(nothing.get(), STDIN_FILENO);

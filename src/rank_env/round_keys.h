@@ -16,11 +16,11 @@ inline constexpr const char* result = "lockstep-run/result";
 inline constexpr const char* number = "lockstep-round/number";
 inline constexpr const char* reserve = "lockstep-round/reserve";
 
-// With a '/' at the end: what begins with it are the keys of that kind.
+// Prefixes that end in '/': each is shared by all keys of its kind.
 inline constexpr const char* of_agents = "lockstep-run/agents/";
 inline constexpr const char* of_gone = "lockstep-run/gone/";
 
-// What the server writes under gone/N when the connection of that agent ends.
+// The value that the server writes under gone/N when the connection of that agent ends.
 inline constexpr const char* gone_without_a_word =
     "its agent has gone without a word: it was killed, or its machine cannot be reached";
 
@@ -34,7 +34,7 @@ inline std::string plan(int round) { return formatted("lockstep-run/plans/{}", r
 inline std::string of_done(int round) { return formatted("lockstep-run/done/{}/", round); }
 inline std::string news_of(std::int64_t number) { return formatted("{}/{}", news, number); }
 
-// Where init() counts its calls of a rank (comm/rendezvous/handshake.h).
+// The counter of a rank's calls of init() (comm/rendezvous/handshake.h).
 inline std::string inits_of(const std::string& run, int round, int rank) {
   return formatted("lockstep/{}/{}/round/{}", run, round, rank);
 }

@@ -13,7 +13,7 @@ namespace {
 
 using environment::required_integer;
 
-// Higher numbers are Slurm's own: batch scripts, interactive shells, its bookkeeping.
+// Higher numbers are reserved by Slurm for batch scripts, interactive shells and bookkeeping.
 constexpr std::int64_t most_steps = 0xfffffff0 - 1;
 constexpr std::size_t most_hosts_bytes = 1 << 20;
 
