@@ -6,7 +6,7 @@
 namespace lockstep::matmul {
 namespace {
 
-// Named dims, which results inherit, went with LibTorch 2.13.
+// LibTorch 2.13 removed named dims, which results inherit.
 template <class Tensor>
 bool has_names(const Tensor& tensor) {
   if constexpr (requires { tensor.has_names(); }) return tensor.has_names();
@@ -34,7 +34,8 @@ bool fit(const at::Tensor& a, const at::Tensor& b) {
   if ((dims != 2 && dims != 3) || b.dim() != dims || !is_plain(a) || !is_plain(b)) return false;
   const std::int64_t batch = dims == 3 ? a.size(0) : 1;
   const std::int64_t m = a.size(-2), k = a.size(-1), n = b.size(-1);
-  if (b.size(-2) != k || (dims == 3 && b.size(0) != batch)) return false;  // LibTorch says it
+  // LibTorch reports the error
+  if (b.size(-2) != k || (dims == 3 && b.size(0) != batch)) return false;
   return std::min({m, k, n}) >= least_size && batch > 0 &&
          m * n * k >= least_multiplications / batch && order_of(a) && order_of(b);
 }

@@ -1,6 +1,5 @@
-// Which products oneDNN computes: those of float32 matrices in the CPU's memory that lie row by row
-// or column by column without gaps, and that are so large that its call, which takes ten
-// microseconds, pays.
+// Selects the products that oneDNN computes: float32 matrices in CPU memory that are stored by row
+// or by column without gaps, and large enough to be worth the ten microseconds of a oneDNN call.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,20 +8,21 @@
 
 namespace lockstep::matmul {
 
-// Multiplications from which on oneDNN is not slower than MKL, measured with one and two threads:
-// docs/decisions/0110-which-library-multiplies.md.
+// The number of multiplications above which oneDNN is not slower than MKL, measured with one and
+// two threads: docs/decisions/0110-which-library-multiplies.md.
 inline constexpr std::int64_t least_multiplications = std::int64_t{1} << 21;
-// Products with a vector are bound by memory, and MKL has ways of their own for them.
+// Products with a vector are memory-bound, and MKL has special kernels for them.
 inline constexpr std::int64_t least_size = 4;
 
-enum class Order { rows, columns };  // what lies together
+enum class Order { rows, columns };  // stored row by row, or column by column
 
-// Of a matrix, or of each matrix of a batch, without gaps between them either. Absent: neither.
+// Returns the storage order of a matrix, or of all matrices of a batch without gaps between them.
+// Returns std::nullopt if the tensor has neither order.
 [[nodiscard]] std::optional<Order> order_of(const at::Tensor& tensor);
 
-// a [m, k] times b [k, n], or batches of both.
+// Returns true if the product of a [m, k] and b [k, n], or of batches of them, goes to oneDNN.
 [[nodiscard]] bool fit(const at::Tensor& a, const at::Tensor& b);
-// What is added to every row of a product of n columns.
+// Returns true if `bias` can be added to every row of a product with `columns` columns.
 [[nodiscard]] bool is_bias(const at::Tensor& bias, std::int64_t columns);
 
 }  // namespace lockstep::matmul

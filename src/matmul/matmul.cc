@@ -46,7 +46,7 @@ at::Tensor addmm(const at::Tensor& bias, const at::Tensor& a, const at::Tensor& 
   return is_linear ? by_onednn(a, b, bias) : at::cpu::addmm(bias, a, b, beta, alpha);
 }
 
-// LibTorch warns once a process when a kernel takes the place of another.
+// Discards warnings: LibTorch warns once per process when a kernel replaces another.
 class NoWarnings final : public c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };

@@ -1,15 +1,16 @@
-// Which library multiplies matrices for LibTorch's operations mm, addmm and bmm on the CPU.
+// Chooses the library that multiplies matrices for LibTorch's operations mm, addmm and bmm on the
+// CPU.
 //
-// LibTorch gives float32 products to MKL. On processors with AVX-512 that are not Intel's, MKL
-// computes them with instructions of half the width; oneDNN, which is inside of LibTorch too, does
-// not look at the vendor. What choose() registers are kernels of these three operations that give a
-// product to oneDNN where it is faster (fit.h), and every other one to LibTorch's own kernel, with
-// the same bits as before. Modules, autograd's formulas and global tensors' local products come
-// through the dispatcher, and so come here unchanged.
+// LibTorch passes float32 products to MKL. On processors with AVX-512 from other vendors than
+// Intel, MKL uses instructions of half the width; oneDNN, which is also part of LibTorch, does not
+// check the vendor. choose() registers kernels for these three operations. The kernels pass a
+// product to oneDNN if oneDNN is faster (fit.h), and every other product to LibTorch's own kernel,
+// with bitwise the same results as before. Modules, autograd formulas and local products of global
+// tensors all go through the dispatcher, so they use these kernels without any change.
 //
-// The choice is the process's, as the number of threads is: it holds for every thread, and until
-// choose() is called again. The kernels stay registered for the life of the process, since a graph
-// may be walked backward at any time; switched off they only ask whether they are.
+// The choice holds for the whole process, like the number of threads, until the next call of
+// choose(). The kernels stay registered until the process exits, because a backward pass can run at
+// any time; when switched off, they only test a flag.
 #pragma once
 
 #include <cstdint>
@@ -18,22 +19,22 @@
 
 namespace lockstep::matmul {
 
-// Any thread. Absent: LOCKSTEP_ONEDNN_MATMUL (on or off), else oneDNN where MKL is the slower one
-// (mkl_takes_narrow_way()). BadInput when oneDNN was asked for and something that it needs is
-// missing.
+// Switches oneDNN on or off. Thread-safe. If `onednn` is std::nullopt, uses LOCKSTEP_ONEDNN_MATMUL
+// (on or off); if that is not set either, uses oneDNN if MKL is slower (mkl_takes_narrow_way()).
+// Throws BadInput if oneDNN was requested but cannot be used.
 void choose(std::optional<bool> onednn);
 
-// Whether LibTorch multiplies by MKL, on a processor on which that uses half of the vector width.
+// Returns true if LibTorch uses MKL, on a processor where MKL uses half of the vector width.
 [[nodiscard]] bool mkl_takes_narrow_way();
 
-// Whether products that fit go to oneDNN now. The first call tries oneDNN, which takes some
+// Returns true if products that fit go to oneDNN. The first call tests oneDNN, which takes a few
 // milliseconds.
 [[nodiscard]] bool is_onednn();
 
-// "oneDNN" or "LibTorch's own", for headings of measurements.
+// Returns "oneDNN" or "LibTorch's own", for headings of measurements.
 [[nodiscard]] std::string_view library();
 
-// How many products oneDNN has computed for this process.
+// Returns the number of products that oneDNN has computed in this process.
 [[nodiscard]] std::uint64_t onednn_products();
 
 }  // namespace lockstep::matmul

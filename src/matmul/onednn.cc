@@ -22,8 +22,8 @@
 
 namespace at::native {
 
-// Exported by libtorch_cpu.so without a header: result = alpha a b + beta result, also of batches.
-// Weak: a LibTorch without it is one with which nothing here is used.
+// Exported by libtorch_cpu.so without a header: result = alpha a b + beta result, also for batches.
+// Declared weak so that this code links with a LibTorch that lacks it; the code is then not used.
 [[gnu::weak]] void mkldnn_matmul(const Tensor& a, const Tensor& b, const Tensor& result, float beta,
                                  float alpha);
 
@@ -39,7 +39,7 @@ using Linear = at::Tensor(const at::Tensor& input, const at::Tensor& weight,
 
 constexpr const char* linear_name = "mkldnn::_linear_pointwise";
 
-// Rows times a transposed weight, and a bias in the same pass over the result.
+// Multiplies rows by a transposed weight and adds a bias in the same pass over the result.
 at::Tensor linear_product(const at::Tensor& a, const at::Tensor& b,
                           const std::optional<at::Tensor>& bias) {
   static const auto operation =
@@ -52,7 +52,8 @@ at::Tensor linear_product(const at::Tensor& a, const at::Tensor& b,
 void multiply_rows(const at::Tensor& a, const at::Tensor& b, at::Tensor& result) {
   const std::int64_t rows = a.size(0);
   for (std::int64_t begin = 0, size = 0; begin < rows; begin += size) {
-    // oneDNN adds in another order where there is one row: the last one comes with its neighbour.
+    // oneDNN uses another order of additions for a single row: compute the last row together with
+    // its neighbour.
     if (rows - begin == 1) --begin;
     size = next_piece(rows - begin);
     at::Tensor piece = result.narrow(0, begin, size);
@@ -60,8 +61,7 @@ void multiply_rows(const at::Tensor& a, const at::Tensor& b, at::Tensor& result)
   }
 }
 
-// Adds the pieces here: oneDNN can add to what there is, but not safely, of some sizes it then
-// writes outside of the result.
+// Adds the pieces itself: for some sizes oneDNN writes outside of the result when it accumulates.
 void multiply_columns(const at::Tensor& a, const at::Tensor& b, at::Tensor& result) {
   const std::int64_t columns = a.size(1);
   at::Tensor piece;
@@ -79,7 +79,7 @@ at::Tensor empty_product(const at::Tensor& a, const at::Tensor& b) {
   return at::empty({a.size(0), a.size(1), b.size(2)}, a.options());
 }
 
-// Small whole numbers, of which every order of additions has the same sum.
+// Returns a tensor of small integers, whose sum is exact in every order of additions.
 at::Tensor numbers(at::IntArrayRef sizes) {
   return at::arange(c10::multiply_integers(sizes)).remainder(7).sub(3).to(at::kFloat).view(sizes);
 }

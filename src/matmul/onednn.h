@@ -1,11 +1,12 @@
-// oneDNN's products, as LibTorch lets others call them. Its own interface is hidden inside of
-// libtorch_cpu.so.
+// Matrix multiplication through the oneDNN build inside LibTorch, whose own interface
+// libtorch_cpu.so does not export.
 //
-// oneDNN makes a kernel for each shape, in about a millisecond and half a megabyte, and keeps 1024
-// of them (ONEDNN_PRIMITIVE_CACHE_CAPACITY). A program whose batches have ever other lengths would
-// make ever other kernels. So the dim that counts tokens or rows of a batch is cut in pieces of
-// five significant bits: 1000 rows are 992 and 8. Every length up to 4096 then takes the kernels of
-// 144 sizes, most round lengths are one piece, and the bits depend on nothing but the shapes.
+// oneDNN compiles a kernel for each shape, which takes about a millisecond and half a megabyte, and
+// caches 1024 kernels (ONEDNN_PRIMITIVE_CACHE_CAPACITY). A program whose batches vary in length
+// would compile new kernels all the time. The dim that counts tokens or rows of a batch is
+// therefore cut into pieces with five significant bits: 1000 rows become 992 and 8. All lengths up
+// to 4096 then need kernels of only 144 sizes, most round lengths are one piece, and results depend
+// only on the shapes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,15 +16,16 @@
 
 namespace lockstep::matmul::onednn {
 
-// Empty: products can be computed. Else why not, in a few words. The first call takes some
-// milliseconds: it computes small products whose results are known.
+// Returns an empty string if oneDNN can be used, otherwise a short reason. The first call takes a
+// few milliseconds: it computes small products with known results.
 [[nodiscard]] const std::string& missing();
 
-// What is cut first from `count` rows: the largest number up to it of five significant bits.
+// Returns the size of the first piece of `count` rows: the largest number up to `count` with five
+// significant bits.
 [[nodiscard]] std::int64_t next_piece(std::int64_t count);
 
-// a times b, plus `bias` in every row where there is one. For what fits (fit.h), where nothing is
-// missing.
+// Returns a times b, plus `bias` in every row if given. The arguments must fit (fit.h), and
+// missing() must be empty.
 [[nodiscard]] at::Tensor product(const at::Tensor& a, const at::Tensor& b,
                                  const std::optional<at::Tensor>& bias = {});
 
