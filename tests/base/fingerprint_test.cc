@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-// Values are compared between processes of one run, and stay what they are from build to build.
+// Fingerprints are compared between processes of one run, and must not change between builds.
 static_assert(fingerprint("") == mix_bits(0xcbf29ce484222325ULL));
 static_assert(fingerprint("bucket 2") != fingerprint("bucket 3"));
 static_assert(fingerprint_of(1, 2) != fingerprint_of(2, 1));

@@ -12,10 +12,10 @@ constexpr std::array<std::string_view, 4> known{"layers", "heads", "width", "blo
 TEST(Nearest, EditDistanceCountsEachKindOfSlipOnce) {
   EXPECT_EQ(edit_distance("", ""), 0);
   EXPECT_EQ(edit_distance("layers", "layers"), 0);
-  EXPECT_EQ(edit_distance("laers", "layers"), 1);    // left out
-  EXPECT_EQ(edit_distance("layerss", "layers"), 1);  // one too many
-  EXPECT_EQ(edit_distance("lazers", "layers"), 1);   // replaced
-  EXPECT_EQ(edit_distance("alyers", "layers"), 1);   // swapped
+  EXPECT_EQ(edit_distance("laers", "layers"), 1);    // deletion
+  EXPECT_EQ(edit_distance("layerss", "layers"), 1);  // insertion
+  EXPECT_EQ(edit_distance("lazers", "layers"), 1);   // replacement
+  EXPECT_EQ(edit_distance("alyers", "layers"), 1);   // swap
   EXPECT_EQ(edit_distance("", "abc"), 3);
   EXPECT_EQ(edit_distance("kitten", "sitting"), 3);
 }

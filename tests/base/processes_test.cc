@@ -1,4 +1,4 @@
-// The test support itself: a helper that hides failures would hide everything else.
+// Tests the test support itself: a helper that hides failures would hide all others.
 #include "support/processes.h"
 
 #include "support/free_port.h"

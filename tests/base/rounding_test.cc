@@ -1,6 +1,6 @@
-// Every product and every sum rounds by itself: the build says -ffp-contract=off. Otherwise a
-// compiler may fuse them where a function is compiled for a processor that can, and results depend
-// on the compiler.
+// Every product and every sum is rounded separately, because the build uses -ffp-contract=off.
+// Otherwise a compiler may fuse them in functions that are compiled for a processor with FMA, and
+// results would depend on the compiler.
 #include <gtest/gtest.h>
 
 namespace lockstep {
@@ -14,7 +14,7 @@ bool has_fma() { return __builtin_cpu_supports("fma"); }
 bool has_fma() { return true; }
 #endif
 
-// Tests are not optimized, and GCC fuses only where it does that.
+// Tests are built without optimisation, but GCC only fuses when it optimises.
 #if defined(__clang__)
 #define LOCKSTEP_OPTIMIZED
 #else
@@ -29,7 +29,7 @@ LOCKSTEP_FMA LOCKSTEP_OPTIMIZED __attribute__((noinline)) float product_minus(fl
 TEST(Rounding, AProductIsRoundedBeforeItIsAdded) {
   if (!has_fma()) GTEST_SKIP() << "this processor has no fused multiply-add";
   volatile float a = 1 + 0x1p-12F;
-  volatile float rounded = 1 + 0x1p-11F;  // of a * a, which is 2^-24 more
+  volatile float rounded = 1 + 0x1p-11F;  // a * a rounded: the exact product is 2^-24 larger
   EXPECT_EQ(product_minus(a, a, rounded), 0);
 }
 

@@ -20,7 +20,7 @@ TEST(Visible, WhatATerminalWouldObeyIsEscaped) {
   EXPECT_EQ(visible("a\nb\r\tc"), "a\\nb\\r\\tc");
   EXPECT_EQ(visible("\x1b[31m"), "\\x1b[31m");
   EXPECT_EQ(visible(std::string_view("a\0b\x7f", 4)), "a\\x00b\\x7f");
-  EXPECT_EQ(visible("\u009b31m"), "\\u{9b}31m");  // C1: the same as ESC [
+  EXPECT_EQ(visible("\u009b31m"), "\\u{9b}31m");  // C1: equivalent to ESC [
   EXPECT_EQ(visible("a\u202eb\u200b\u2028\ufeff"), "a\\u{202e}b\\u{200b}\\u{2028}\\u{feff}");
 }
 

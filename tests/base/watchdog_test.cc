@@ -19,7 +19,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-// Started by the test below, in a program of its own.
+// The test below runs this test in a separate process.
 TEST(Watchdog, DISABLED_HangsWithAChild) {
   const char* file = std::getenv("LOCKSTEP_WATCHDOG_CHILD");
   ASSERT_NE(file, nullptr);
