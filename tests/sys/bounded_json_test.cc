@@ -41,7 +41,7 @@ TEST(BoundedJson, ATextThatIsNotOnlyJsonIsNone) {
   EXPECT_EQ(json_refusal("[\"\x1b[31m\n\"]").find('\x1b'), std::string::npos);
 }
 
-// Readers take the first value, or the last.
+// Some readers take the first value, others the last.
 TEST(BoundedJson, AKeyTwiceInOneObjectIsRefused) {
   EXPECT_EQ(json_refusal(R"({"a":1,"b":{"a":1},"c":[{"a":1},{"a":2}]})"), "was read");
   EXPECT_EQ(json_refusal(R"({"b":{"a":1,"\u0061":2}})"), "no JSON: has 'a' twice in one object");

@@ -10,7 +10,7 @@
 namespace lockstep::sys {
 namespace {
 
-// A tree that looks like /proc and /sys of some machine.
+// A folder with the files of /proc and /sys of some host.
 class Cgroup : public testing::Test {
  protected:
   void write(const std::string& path, const std::string& text) {

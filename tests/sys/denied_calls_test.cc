@@ -1,5 +1,5 @@
-// What this layer does with system calls that kernels, containers and file systems refuse: it does
-// without them, or says in one line what was refused, and leaves nothing behind.
+// System calls that kernels, containers and filesystems refuse: this layer works without them, or
+// reports in one line which call was refused, and leaves nothing behind.
 #include "support/denied_calls.h"
 
 #include "support/messages.h"
@@ -36,8 +36,8 @@ namespace {
 namespace fs = std::filesystem;
 using test::DeniedCall;
 
-// Runs `action` once for each of the calls, in a process where that call is refused. The action may
-// throw one of our errors, in one line; everything else is a failure.
+// Runs `action` once per call, in a process in which that call is refused. The action may throw one
+// of our errors with a one-line message; anything else is a failure.
 void expect_a_way_or_a_line(const std::vector<DeniedCall>& calls,
                             const std::function<void(const fs::path& folder)>& action) {
   for (const auto& call : calls) {
@@ -56,7 +56,7 @@ void expect_a_way_or_a_line(const std::vector<DeniedCall>& calls,
   }
 }
 
-// The same, and the action must succeed.
+// Same, but the action must succeed.
 void expect_a_way(const std::vector<DeniedCall>& calls,
                   const std::function<void(const fs::path& folder)>& action) {
   expect_a_way_or_a_line(calls, [&](const fs::path& folder) {
@@ -159,7 +159,7 @@ TEST_F(DeniedCalls, SharedMemoryThatCannotBeMadeIsOneLine) {
   });
 }
 
-// A process that cannot be watched must not be left running.
+// If a process cannot be watched, it must not be left running.
 TEST_F(DeniedCalls, AProgramThatCannotBeWatchedIsNotLeftRunning) {
   const auto calls = test::denied_calls({{"pidfd_open", SYS_pidfd_open, 0}}, {ENOSYS, EMFILE});
   expect_a_way_or_a_line(calls, [](const fs::path& folder) {
@@ -178,7 +178,7 @@ TEST_F(DeniedCalls, AProgramThatCannotBeWatchedIsNotLeftRunning) {
   });
 }
 
-// The program of a rank may have closed that descriptor, and opened another file under its number.
+// The program of a rank may have closed the descriptor and opened another file under its number.
 TEST_F(DeniedCalls, AnOrdinaryFileIsNotTakenForAProcess) {
   const auto calls = test::denied_calls({{"pidfd_send_signal", SYS_pidfd_send_signal, 0}},
                                         {ENOSYS, EPERM, EINVAL});
@@ -202,7 +202,7 @@ TEST_F(DeniedCalls, ProgramsAreStartedWithoutClosingManyDescriptorsAtOnce) {
   });
 }
 
-// poll() says that the socket is ready, and the call is refused again and again.
+// poll() reports that the socket is ready, but every call is refused.
 TEST_F(DeniedCalls, ATransferThatIsRefusedForEverEndsWithItsDeadline) {
   const auto calls = test::denied_calls({{"sendmsg", SYS_sendmsg, 0},
                                          {"sendto", SYS_sendto, 0},
@@ -241,7 +241,7 @@ TEST_F(DeniedCalls, ATransferThatIsRefusedForEverEndsWithItsDeadline) {
   }
 }
 
-// glibc does without clone3() where that is ENOSYS; old containers say EPERM.
+// If clone3() fails with ENOSYS, glibc falls back to clone(); old containers return EPERM instead.
 TEST_F(DeniedCalls, AThreadThatCannotBeStartedIsOneLine) {
   for (const auto& call :
        test::denied_calls({{"clone3", SYS_clone3, 0}}, {ENOSYS, EPERM, EAGAIN})) {

@@ -16,7 +16,8 @@ TEST(FailureText, IsTheFirstLine) {
   EXPECT_EQ(failure_text(std::runtime_error("a file is missing")), "a file is missing");
   EXPECT_EQ(failure_text(std::runtime_error("bad shape\nframe #0: c10::Error\nframe #1: main")),
             "bad shape");
-  EXPECT_EQ(failure_text(BadInput("found 'a\nb'")), "found 'a\nb'");  // quoted, and not the end
+  // a quoted newline does not end the message
+  EXPECT_EQ(failure_text(BadInput("found 'a\nb'")), "found 'a\nb'");
 }
 
 TEST(FailureText, OfTheFileSystemIsPathAndReason) {
@@ -29,7 +30,7 @@ TEST(FailureText, RefusedMemoryIsSaidInBytes) {
   std::string plain = failure_text(std::bad_alloc());
   EXPECT_TRUE(plain.starts_with("out of memory: an allocation was refused; ")) << plain;
   EXPECT_TRUE(plain.ends_with(" of memory are free")) << plain;
-  // As LibTorch 2.13 says it.
+  // The message of LibTorch 2.13.
   std::string tensor = failure_text(std::runtime_error(
       "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
       "you tried to allocate 4398046511104 bytes. Error code 12 (Cannot allocate memory)\nframe"));

@@ -54,7 +54,7 @@ TEST(FileLock, WhatAKilledHolderLeftHoldsNobody) {
   EXPECT_EQ(FileLock(folder / "lock").state(), State::held);
 }
 
-// In a folder that several users write to, as their umask makes it.
+// In a folder that several users can write to, with file modes from their umask.
 TEST(FileLock, WhatAnotherUserLeftHoldsNobody) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can be another user";
   test::TemporaryFolder folder;
@@ -74,7 +74,8 @@ TEST(FileLock, WhatAnotherUserLeftHoldsNobody) {
   }
 }
 
-// In a folder that others may write to, its name may lead to what must not be emptied.
+// In a folder that others can write to, the lock's name may be a link to a file that must not be
+// truncated.
 TEST(FileLock, NothingElseIsTakenForItsFile) {
   test::TemporaryFolder folder;
   const auto text_of = [](const std::filesystem::path& path) {
@@ -101,7 +102,8 @@ TEST(FileLock, NothingElseIsTakenForItsFile) {
   EXPECT_TRUE(std::filesystem::exists(folder / "lock"));
 }
 
-// As a worker that reads data, forked while the lock is held: it goes on when its parent is killed.
+// Like a forked data-loading worker that continues after its parent was killed while holding the
+// lock.
 TEST(FileLock, AForkedChildDoesNotKeepIt) {
   test::TemporaryFolder folder;
   std::array<int, 2> end{};
@@ -111,10 +113,11 @@ TEST(FileLock, AForkedChildDoesNotKeepIt) {
     EXPECT_EQ(lock.state(), State::held);
     const pid_t child = ::fork();
     if (child == 0) {
-      const std::ofstream told(folder / "forked");  // what closes locks in children has run
+      // signals that the atfork handler has closed the lock
+      const std::ofstream told(folder / "forked");
       ::close(end[1]);
       std::byte nothing{};
-      (void)!::read(end[0], &nothing, 1);  // until the test ends
+      (void)!::read(end[0], &nothing, 1);  // blocks until the test ends
       ::_exit(0);
     }
     for (;;) ::pause();

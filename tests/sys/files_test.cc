@@ -132,7 +132,8 @@ TEST(AtomicFile, ALimitOnFileSizesLeavesTheOldFile) {
   EXPECT_EQ(names_in(folder.path()), std::set<std::string>{"a"});
 }
 
-// Mounts a small filesystem that only this process sees; false where that is not allowed.
+// Mounts a small filesystem that only this process can access. Returns false if mounting is not
+// permitted.
 bool mount_small_filesystem(const fs::path& point) {
   if (::unshare(CLONE_NEWNS) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
   ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr);
@@ -209,7 +210,7 @@ TEST(Files, MakeDirectoriesIsContentWithWhatIsThere) {
   EXPECT_THROW(make_directories(folder / "file/d"), SystemError);
 }
 
-// A power cut must not take away the folder in which a checkpoint lies.
+// A power failure must not remove the folder that contains a checkpoint.
 TEST(Files, NewFoldersLastAndThoseAboveThem) {
   TemporaryFolder folder;
   const fs::path root = fs::canonical(folder.path());

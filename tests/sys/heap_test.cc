@@ -13,9 +13,9 @@
 namespace lockstep::sys {
 namespace {
 
-constexpr std::size_t bytes = 16 << 20;  // larger than what glibc keeps by itself
+constexpr std::size_t bytes = 16 << 20;  // larger than the blocks that glibc keeps by default
 
-// Pages that the kernel has to bring while a large block is allocated, filled and freed.
+// Returns the number of page faults while a large block is allocated, filled and freed.
 long faults_of_one_block() {
   rusage before{}, after{};
   getrusage(RUSAGE_THREAD, &before);
@@ -33,7 +33,7 @@ TEST(Heap, AFreedBlockIsUsedAgainWithoutFreshPages) {
   EXPECT_LT(faults_of_one_block(), 100);
 }
 
-// Also where a sanitizer's malloc stands in the place of glibc's.
+// Must also work with a sanitizer's malloc instead of glibc's.
 TEST(Heap, FreedMemoryIsReturnedWhileThreadsComeAndGo) {
   keep_freed_memory();
   for (int round = 0; round < 20; ++round) {

@@ -21,7 +21,7 @@ TEST(OwnAddress, ThisMachinesNameIsNotALoopbackWhereThereIsAnother) {
   } catch (const Error& error) {
     GTEST_SKIP() << "this machine does not know its own name: " << error.what();
   }
-  // The same whether the name is resolved to 127.0.1.1, as on Debian, or to the address itself.
+  // The result is the same whether the name resolves to 127.0.1.1, as on Debian, or to the address.
   EXPECT_EQ(own, address_towards(own));
 }
 

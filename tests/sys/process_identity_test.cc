@@ -1,4 +1,4 @@
-// Saying of another process of this machine whether it runs, is stopped, or has ended.
+// The state of another process on this host: running, stopped or ended.
 #include "sys/process_info.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-// A child that tells who it is, and waits.
+// A child that reports its identity and then waits.
 class Child {
  public:
   Child() {
@@ -77,7 +77,7 @@ TEST(Process, AnotherMachinesIsUnknownAndSoIsRubbish) {
 TEST(Process, APidThatWasUsedAgainIsAnotherProcess) {
   auto process = process_identity();
   EXPECT_EQ(state_of_process(process), ProcessState::runs);
-  process += "0";  // another start time
+  process += "0";  // a different start time
   EXPECT_EQ(state_of_process(process), ProcessState::ended);
 }
 

@@ -34,7 +34,7 @@ struct Pipe {
     read_end.reset(ends[0]);
     write_end.reset(ends[1]);
   }
-  // Until all writers have gone.
+  // Reads until all writers have closed the pipe.
   std::string read_all() {
     write_end.reset();
     std::string text;
@@ -79,7 +79,7 @@ TEST(Process, WaitGivesUpAtTheDeadlineAndCanBeRepeated) {
   EXPECT_TRUE(process.send(SIGTERM));
   EXPECT_EQ(process.wait(Deadline::after(20s)), (ExitStatus{.signal = SIGTERM}));
   EXPECT_EQ(process.try_wait(), (ExitStatus{.signal = SIGTERM}));
-  EXPECT_FALSE(process.send(SIGTERM));  // its number may be another's by now
+  EXPECT_FALSE(process.send(SIGTERM));  // the pid may belong to another process by now
 }
 
 TEST(Process, WhatCannotBeExecutedIsAnErrorAndLeavesNothing) {
@@ -104,17 +104,17 @@ TEST(Process, ArgumentsAndEnvironmentArriveUnchanged) {
 }
 
 TEST(Process, OnlyKeptDescriptorsAreInherited) {
-  const FileDescriptor loose(::open("/dev/null", O_RDONLY));  // without close-on-exec, on purpose
+  const FileDescriptor loose(::open("/dev/null", O_RDONLY));  // intentionally without close-on-exec
   const FileDescriptor kept(::fcntl(loose.get(), F_DUPFD_CLOEXEC, 60));
   Command command = shell("ls /proc/self/fd | tr '\\n' ' '");
   command.keep = {kept.get()};
-  // 3 is the folder that ls itself reads.
+  // Descriptor 3 is the folder that ls itself reads.
   EXPECT_EQ(output_of(command), "0 1 2 3 " + std::to_string(kept.get()) + " ");
 }
 
 TEST(Process, StreamsMayBeGivenInAnyOrder) {
-  // stdout of this process becomes the child's stderr and the other way round: each is the source
-  // of the other.
+  // This process's stdout becomes the child's stderr and vice versa: each is the source of the
+  // other.
   Pipe out, error;
   Command command = shell("echo to-output; echo to-error >&2");
   command.output = error.write_end.get();
@@ -150,7 +150,7 @@ TEST(Process, AGroupIsSignalledTogether) {
   EXPECT_EQ(::getpgid(process.pid()), process.pid());
   EXPECT_TRUE(process.send_to_group(SIGKILL));
   EXPECT_TRUE(process.wait(Deadline::after(20s)).has_value());
-  EXPECT_EQ(pipe.read_all(), "");  // the pipe closes only when the background sleep has gone too
+  EXPECT_EQ(pipe.read_all(), "");  // the pipe closes only after the background sleep has ended too
 }
 
 TEST(Process, AScriptWithoutAnInterpreterLineIsGivenToTheShell) {

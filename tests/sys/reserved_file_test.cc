@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Bytes of files that are mapped into this process and in memory.
+// Returns the resident bytes of files that are mapped into this process.
 std::int64_t resident_file_bytes() {
   std::ifstream status("/proc/self/status");
   std::int64_t kilobytes = 0;

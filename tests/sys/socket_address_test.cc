@@ -26,7 +26,7 @@ TEST(SocketAddress, AddressesMayStandInBrackets) {
   EXPECT_THROW((void)SocketAddress::tcp("[]", 80), BadInput);
 }
 
-// Every network has such addresses, so the interface is a part of them.
+// Every network has such addresses, so the interface is part of the address.
 TEST(SocketAddress, LinkLocalAddressesKeepTheirInterface) {
   const auto address = SocketAddress::tcp("fe80::1%lo", 80);
   EXPECT_EQ(address.host(), "fe80::1%lo");

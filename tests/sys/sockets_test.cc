@@ -22,7 +22,7 @@ namespace {
 using namespace std::chrono_literals;
 using test::soon;
 
-// A listener at an address and the two ends of one connection to it.
+// A listener, and both ends of one connection to it.
 struct Connection {
   explicit Connection(const SocketAddress& address) : listener(listen_on(address)) {
     client = connect_to(SocketAddress::local(listener.get()), soon());
@@ -119,8 +119,8 @@ TEST(Sockets, ConnectSaysThatNobodyAnswered) {
 }
 
 TEST(Sockets, ConnectingToAFreePortNeverMeetsItself) {
-  // Only ports of the range for outgoing connections can do that; a few thousand tries meet it
-  // often.
+  // A port in the ephemeral range can connect to itself; this happens often in a few thousand
+  // tries.
   SocketAddress address = SocketAddress::tcp("127.0.0.1", test::free_port());
   for (int i = 0; i < 3000; ++i) ASSERT_FALSE(try_connect(address, soon()));
 }

@@ -32,7 +32,7 @@ void expect_copied(const Copy& copy_by, std::size_t from, std::size_t to, std::s
   EXPECT_EQ(std::ranges::count(std::span(copy).subspan(to + count), untouched), 128);
 }
 
-// Every way that this processor has, and the one that is chosen.
+// Returns all implementations that this processor supports, and streaming_copy() itself.
 std::vector<Copy> all_ways() {
   std::vector<Copy> ways{streaming_copy};
   for (const StreamingKernel& kernel : streaming_kernels())

@@ -21,7 +21,7 @@
 namespace lockstep::sys {
 namespace {
 
-// A thread that waits until it goes.
+// A thread that waits until the object is destroyed.
 class Waiting {
  public:
   Waiting() : thread_("waiting", [this] { wait(); }) {
@@ -57,7 +57,7 @@ TEST(LibraryThread, TakesNoSignalAndLeavesThemToItsMaker) {
   ::pthread_sigmask(SIG_SETMASK, nullptr, &before);
   EXPECT_FALSE(sigismember(&before, SIGTERM));
   Waiting waiting;
-  EXPECT_GE(test::other_threads(), 1U);  // a sanitizer may have one of its own
+  EXPECT_GE(test::other_threads(), 1U);  // a sanitizer may have its own thread
   EXPECT_EQ(test::threads_that_take_signals(), std::vector<std::string>());
   sigset_t after;
   ::pthread_sigmask(SIG_SETMASK, nullptr, &after);
@@ -114,7 +114,7 @@ TEST(OwnProcess, IsAnotherOneInAForkedChild) {
 }
 
 TEST(OwnProcess, LeavesTheCopyOfAnObjectAsItIs) {
-  // Its destructor would wait for the copy of a condition variable at which a thread waited.
+  // The destructor would wait for a copy of a condition variable on which a thread was waiting.
   auto waiting = make_shared_of_process<Waiting>();
   test::expect_ranks(1, [&](int) { waiting.reset(); });
 }

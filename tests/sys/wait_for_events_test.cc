@@ -14,7 +14,7 @@
 namespace lockstep::sys {
 namespace {
 
-// poll() takes no more entries than files may be open.
+// poll() accepts at most as many entries as the limit of open files.
 TEST(WaitForEvents, ALoweredLimitOfOpenFilesNeitherBlindsItNorMakesItSpin) {
   test::expect_ranks(1, [](int) {
     int ends[2];
