@@ -1,4 +1,4 @@
-// Servers that are none: what a client makes of hostile answers, before and after the handshake.
+// A client against servers that send malformed answers, before and after the handshake.
 #include "store/conversation.h"
 #include "store/handshake.h"
 #include "store/raw_peer.h"
@@ -31,10 +31,10 @@ using test::soon;
 
 struct Words {
   std::string bytes;
-  bool hang_up = false;  // afterwards
+  bool hang_up = false;  // close the connection afterwards
 };
 
-// Answers what the client says until one of both has had enough.
+// Answers the client until one side ends the connection.
 void talk(int socket, const std::function<Words(std::string_view)>& answer_to) {
   try {
     std::string piece(64 << 10, '\0');
@@ -50,7 +50,7 @@ void talk(int socket, const std::function<Words(std::string_view)>& answer_to) {
   }
 }
 
-// A server's handshake under some secret, changed now and then.
+// Makes a server's handshake with a random secret, and sometimes changes its bytes.
 Words shake_hands_badly(ServerSession& session, std::string_view said, Random& random) {
   try {
     session.receive(said);
@@ -91,7 +91,7 @@ TEST(FuzzClient, BelievesNoServerThatDoesNotKnowTheSecret) {
   EXPECT_GT(refused, rounds.count() / 4);
 }
 
-// Requests of every kind; each ends with a value or with an error, soon.
+// Makes requests of every kind; each must soon return or throw.
 void use(TcpStore& store) {
   const std::vector<std::string> both{"a", "b"};
   const std::vector<std::function<void()>> calls{
@@ -103,13 +103,13 @@ void use(TcpStore& store) {
   for (const auto& call : calls) {
     try {
       call();
-    } catch (const Timeout&) {  // a reply that says so
+    } catch (const Timeout&) {  // a reply may report a timeout
     } catch (const BadInput&) {
     }
   }
 }
 
-// A reply that may make no sense.
+// Returns a random reply, which may be invalid.
 Message some_reply(std::uint64_t id, Random& random) {
   constexpr Code codes[] = {Code::done, Code::done,    Code::done,
                             Code::late, Code::refused, Code::set};
@@ -117,7 +117,7 @@ Message some_reply(std::uint64_t id, Random& random) {
           std::vector<std::string>(below(random, 3), "value")};
 }
 
-// Knows the secret, and sends replies of all kinds: also to nobody, and changed on their way.
+// A server that knows the secret and sends random replies, some with unknown ids or changed bytes.
 void serve_nonsense(int socket, std::uint64_t seed) {
   Random random(seed);
   ServerSession session{StoreKey("secret")};

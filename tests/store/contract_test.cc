@@ -1,4 +1,4 @@
-// What every store does, whatever it is made of: one set of tests over all of them.
+// The contract of all stores: one test suite for every implementation.
 #include <lockstep/store/file_store.h>
 #include <lockstep/store/memory_store.h>
 #include <lockstep/store/prefix_store.h>
@@ -24,7 +24,7 @@ namespace {
 using namespace std::chrono_literals;
 using test::soon;
 
-// One store, seen by several ranks: open() gives a rank its handle.
+// One store that several ranks use: open() returns a handle for a rank.
 class Place {
  public:
   virtual ~Place() = default;
@@ -58,7 +58,7 @@ class TcpPlace : public Place {
   StoreServer server_{StoreServerOptions{.secret = "swordfish"}};
 };
 
-// A server with a log, and clients that would come back.
+// A server with a log, and clients that would reconnect.
 class LogPlace : public Place {
  public:
   std::shared_ptr<Store> open() override {
@@ -96,7 +96,7 @@ class StoreContract : public testing::TestWithParam<Kind> {
  protected:
   std::shared_ptr<Store> open() { return place_->open(); }
 
-  // Runs body(rank, store) in `count` threads, each with a handle of its own.
+  // Runs body(rank, store) in `count` threads, each with its own handle.
   void with_ranks(int count, const std::function<void(int, Store&)>& body) {
     std::vector<std::thread> threads;
     for (int rank = 0; rank < count; ++rank) {

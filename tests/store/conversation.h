@@ -1,4 +1,4 @@
-// A client without a socket, for tests that talk to the server's side byte by byte.
+// A client without a socket, for tests that exchange bytes with a ServerSession directly.
 #pragma once
 
 #include "store/handshake.h"
@@ -18,7 +18,7 @@ class TestClient {
  public:
   explicit TestClient(std::string_view secret) : key_(secret) {}
 
-  // The client's first bytes, given the server's.
+  // Returns the client's first bytes, given the server's greeting.
   std::string prove(std::string_view greeting) {
     std::memcpy(nonces_.server.data(), greeting.data() + magic.size(), nonce_bytes);
     nonces_.client = random_nonce();
@@ -29,7 +29,7 @@ class TestClient {
     return bytes;
   }
 
-  // Its last bytes of the handshake, given the server's answer.
+  // Returns the client's last bytes of the handshake, given the server's answer.
   std::string begin(std::string_view answer) {
     sealer_.emplace(key_.key_to_server(nonces_));
     opener_.emplace(key_.key_to_client(nonces_), answer.substr(proof_bytes));
@@ -37,7 +37,7 @@ class TestClient {
   }
 
   std::string seal(const Message& message) { return seal_bytes(encode(message)); }
-  // What a message should be, but need not.
+  // Seals bytes that need not be a valid message.
   std::string seal_bytes(std::string_view bytes) { return sealer_->seal(bytes); }
   Message open(std::string_view sealed) { return decode(opener_->open(sealed)); }
 
@@ -48,7 +48,7 @@ class TestClient {
   std::optional<Opener> opener_;
 };
 
-// What the server has to send, taken as sent.
+// Returns the output of the server and marks it as sent.
 inline std::string take_output(ServerSession& session) {
   std::string output(session.output());
   session.mark_sent(output.size());

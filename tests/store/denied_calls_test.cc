@@ -1,4 +1,4 @@
-// A client whose transfers the kernel refuses although poll() says that the socket is ready.
+// A client whose transfers the kernel refuses although poll() reports that the socket is ready.
 #include "support/denied_calls.h"
 #include "support/processes.h"
 

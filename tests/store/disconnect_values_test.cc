@@ -1,4 +1,5 @@
-// What the server writes for a client that has gone, by itself and over a connection.
+// Values that the server writes when a client's connection ends: tested separately and over a
+// connection.
 #include "store/requests.h"
 
 #include <lockstep/store/store_server.h>

@@ -1,8 +1,8 @@
-// Hostile conversations: against the decoder, against a session, and against a live server, which
-// must serve an honest client throughout.
+// Hostile peers against the decoder, a session and a live server, which must serve an honest client
+// throughout.
 //
-// Insiders know the secret and speak nonsense: their messages are changed before they are sealed.
-// Outsiders do not: what they send is changed, replayed or made up afterwards.
+// Insiders know the secret: their messages are changed before they are sealed. Outsiders do not
+// know it: their bytes are changed, replayed or made up.
 #include "support/fuzz.h"
 #include "store/hostile_talk.h"
 #include "store/raw_peer.h"
@@ -31,7 +31,7 @@ using test::mutated;
 using test::one_in;
 using test::Random;
 
-constexpr auto patience = 20s;  // of the honest client, on a busy machine
+constexpr auto patience = 20s;  // timeout of the honest client on a busy host
 
 std::vector<std::string> encoded_requests() {
   std::vector<std::string> messages;
@@ -39,7 +39,7 @@ std::vector<std::string> encoded_requests() {
   return messages;
 }
 
-// Replies, too: a client may send them.
+// Includes replies, because a client may send them.
 std::vector<std::string> odd_messages() {
   return {encode({1, Code::done, 5, {"value"}}), encode({2, Code::late, 0, {"a", "b"}}),
           encode({3, Code::refused, 0, {"no"}}), std::string(), std::string(21, '\xff')};
@@ -73,8 +73,8 @@ TEST(Fuzz, DecodedMessagesAreExecutedOrRefused) {
   EXPECT_GT(refused, rounds.count() / 10);
 }
 
-// A man in the middle changes the bytes of a client that knows the secret: what comes through is
-// what the client has said, in its order.
+// An attacker changes the bytes of a client that knows the secret: the server must only receive
+// messages that the client sent, in their order.
 TEST(Fuzz, ASessionBelievesNothingThatWasChanged) {
   std::uint64_t ended = 0, heard = 0;
   FuzzRounds rounds("changed conversations");
@@ -108,7 +108,8 @@ TEST(Fuzz, ASessionBelievesNothingThatWasChanged) {
   EXPECT_GT(heard, rounds.count() / 4);
 }
 
-// Every frame of `bytes` is a reply that the client can open, in order; the last one may be cut.
+// Expects that every frame of `bytes` is a reply that the client can open, in order; the last frame
+// may be truncated.
 void expect_replies(TestClient& client, const std::string& bytes) {
   FrameReader frames(seal_bytes);
   frames.append(bytes);
@@ -122,7 +123,7 @@ class FuzzLiveServer : public testing::Test {
  protected:
   [[nodiscard]] std::uint16_t port() const { return server_.port(); }
 
-  // The honest client, between any two conversations.
+  // Makes one call of the honest client, between any two hostile connections.
   void expect_service() {
     auto start = Clock::now();
     EXPECT_EQ(witness_.add("witness of the server", 1), ++count_);
@@ -145,7 +146,8 @@ class FuzzLiveServer : public testing::Test {
 };
 
 TEST_F(FuzzLiveServer, OutlivesInsidersThatSpeakNonsense) {
-  std::deque<std::unique_ptr<RawPeer>> left_open;  // connections that end in the middle
+  // connections that end in the middle of a message
+  std::deque<std::unique_ptr<RawPeer>> left_open;
   FuzzRounds rounds("insiders");
   while (rounds.next()) {
     Random& random = rounds.random();

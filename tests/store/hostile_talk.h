@@ -1,5 +1,5 @@
-// What hostile peers of a store's server say, and what outsiders, who do not know the secret, must
-// not hear.
+// Messages of hostile peers of a store's server, and the information that outsiders (peers without
+// the secret) must not get.
 #pragma once
 
 #include "store/raw_peer.h"
@@ -40,8 +40,8 @@ inline void send_in_pieces(RawPeer& peer, std::string_view bytes, test::Random& 
   }
 }
 
-// They have listened to one conversation of a client that knows the secret, and repeat it, change
-// it, or make something up.
+// Peers that have recorded one connection of a client that knows the secret, and replay it, change
+// it, or make up bytes.
 class Outsiders {
  public:
   Outsiders(std::uint16_t port, const std::string& secret) : port_(port) {
@@ -55,7 +55,8 @@ class Outsiders {
     (void)peer.finish();
   }
 
-  // One of them comes. Now and then one stays and says no more; the oldest of these leaves.
+  // Opens one connection. Some connections stay open without sending more; the oldest of these is
+  // closed.
   void talk(test::Random& random) {
     static const std::string refusal(answer_bytes, '\0');
     auto peer = std::make_unique<RawPeer>(port_);
@@ -73,7 +74,7 @@ class Outsiders {
     refused_ += answer == refusal ? 1 : 0;
   }
 
-  // Those that were answered with a refusal.
+  // Returns the number of connections that were refused.
   [[nodiscard]] std::uint64_t refused() const { return refused_; }
 
  private:

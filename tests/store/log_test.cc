@@ -34,7 +34,7 @@ void write_file(const std::string& file, const std::string& content) {
 
 class StoreLog : public testing::Test {
  protected:
-  // A log of some changes.
+  // Writes a log with several changes and returns its content.
   std::string some_log() {
     Opened opened(file_);
     name_ = opened.log.store_name();
@@ -74,10 +74,10 @@ TEST_F(StoreLog, OneStoreAtATimeHasIt) {
             "the store's log " + file_ + " is in use by another store");
 }
 
-// Whatever was being written when the server was killed.
+// A log that was truncated at any point because the server was killed.
 TEST_F(StoreLog, ATailThatWasNotFinishedIsCutOff) {
   const std::string content = some_log();
-  Opened{file_};  // which writes it anew, without what is no more
+  Opened{file_};  // opening the log compacts it: obsolete records are dropped
   ASSERT_LT(sys::read_file(file_).size(), content.size());
   const std::string base = sys::read_file(file_);
   {
@@ -95,7 +95,7 @@ TEST_F(StoreLog, ATailThatWasNotFinishedIsCutOff) {
   write_file(file_, base + std::string(100, '\0'));
   expect_some(Opened(file_));
   std::string changed = longer;
-  changed.back() ^= 1;  // of the last record's content
+  changed.back() ^= 1;  // in the content of the last record
   write_file(file_, changed);
   expect_some(Opened(file_));
 }

@@ -1,4 +1,4 @@
-// A connection to a store's server that says whatever a test wants, and hears all of the answer.
+// A connection to a store's server that sends arbitrary bytes and receives the whole answer.
 #pragma once
 
 #include "store/conversation.h"
@@ -33,7 +33,8 @@ inline constexpr bool is_sanitized =
 inline constexpr bool is_sanitized = false;
 #endif
 
-// Of this process. Sanitizers keep freed memory, so a bound on it means nothing there.
+// Returns this process's resident bytes. With a sanitizer, which keeps freed memory, a bound on
+// them is meaningless.
 inline std::size_t resident_bytes() {
   unsigned long total = 0, resident = 0;
   if (std::FILE* file = std::fopen("/proc/self/statm", "r"); file != nullptr) {
@@ -51,7 +52,7 @@ class RawPeer {
 
   [[nodiscard]] int socket() const { return socket_.get(); }
 
-  // False when the server has closed.
+  // Returns false if the server has closed the connection.
   bool send(std::string_view bytes) {
     try {
       sys::send_all(socket_.get(), sys::bytes_of(bytes), deadline_);
@@ -61,15 +62,15 @@ class RawPeer {
     }
   }
 
-  // PeerLost when the server closes before, Timeout when it is silent.
+  // Throws PeerLost if the server closes the connection early, and Timeout if it sends nothing.
   std::string receive(std::size_t size) {
     std::string text(size, '\0');
     sys::receive_exact(socket_.get(), std::as_writable_bytes(std::span(text)), deadline_);
     return text;
   }
 
-  // Says that nothing follows, and returns what the server says until it closes. Timeout when it
-  // does not close: then it hangs.
+  // Shuts down the sending side and returns everything that the server sends until it closes the
+  // connection. Throws Timeout if the server does not close the connection.
   std::string finish() {
     ::shutdown(socket_.get(), SHUT_WR);
     std::string all, piece(64 << 10, '\0');
@@ -87,7 +88,7 @@ class RawPeer {
     }
   }
 
-  // The conversation of a client that knows the secret, up to its first frame.
+  // Completes the handshake of a client that knows the secret.
   void begin(TestClient& client) {
     send(client.prove(receive(greeting_bytes)));
     send(client.begin(receive(answer_bytes)));

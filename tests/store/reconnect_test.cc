@@ -1,4 +1,4 @@
-// Clients that come back: to a server that was started anew with its log.
+// Clients that reconnect to a server that was restarted with its log.
 #include <lockstep/store/store_server.h>
 #include <lockstep/store/tcp_store.h>
 
@@ -26,7 +26,7 @@ using test::soon;
 
 class Reconnect : public testing::Test {
  protected:
-  // The port is one that the system may give to another connection for a moment.
+  // Retries, because the system may briefly give the port to another connection.
   [[nodiscard]] std::unique_ptr<StoreServer> serve(bool with_log = true) const {
     StoreServerOptions options{.port = port_, .secret = "swordfish"};
     if (with_log) options.log = folder_ / "store.log";
@@ -94,7 +94,7 @@ TEST_F(Reconnect, WhatAClientLeavesForItsEndIsSaidAgain) {
   EXPECT_EQ(watches.get("gone", soon()), "it has");
 }
 
-// The server learns of the end of the old connection later than the client does.
+// The server notices the end of the old connection later than the client.
 TEST_F(Reconnect, AClientThatHasConnectedAgainIsNotGone) {
   auto server = serve();
   TcpStore watches(client());
@@ -142,7 +142,7 @@ TEST_F(Reconnect, AServerThatDoesNotComeBackIsLost) {
   EXPECT_NE(text.find("could not be reached again within 300ms"), std::string::npos) << text;
 }
 
-// Each add counts once, however often the connection breaks between its request and its reply.
+// Each add must count once, however often the connection breaks between request and reply.
 TEST_F(Reconnect, ARequestThatIsSentAgainIsDoneOnce) {
   constexpr int threads = 3, adds = 60;
   std::atomic<bool> done = false;
@@ -166,7 +166,7 @@ TEST_F(Reconnect, ARequestThatIsSentAgainIsDoneOnce) {
   EXPECT_EQ(TcpStore(client()).get("sum", soon()), std::to_string(threads * adds));
 }
 
-// The same, when the server is killed wherever it is.
+// Same, but the server is killed at arbitrary points.
 TEST_F(Reconnect, KilledServersForgetNothingThatTheyHaveAnswered) {
   constexpr int kills = 8;
   std::atomic<bool> done = false, ended = false;
@@ -178,14 +178,14 @@ TEST_F(Reconnect, KilledServersForgetNothingThatTheyHaveAnswered) {
   std::thread kill([&] {
     for (int i = 0; i < kills; ++i) {
       std::this_thread::sleep_for(30ms);
-      servers.reset();  // by SIGKILL
+      servers.reset();  // sends SIGKILL
       servers = std::make_unique<test::RankProcesses>(1, [&](int) {
         auto server = serve();
         std::this_thread::sleep_for(60s);
       });
     }
     done = true;
-    while (!ended) std::this_thread::sleep_for(1ms);  // its last server ends with this thread
+    while (!ended) std::this_thread::sleep_for(1ms);  // the last server ends with this thread
   });
   try {
     TcpStore store(client());

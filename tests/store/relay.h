@@ -1,5 +1,5 @@
-// A man in the middle: carries one connection's bytes to a server and back, records them, and may
-// change them on the way.
+// A proxy for one connection to a server: it records the bytes in both directions and can change
+// those to the client.
 #pragma once
 
 #include "sys/sockets.h"
@@ -18,14 +18,14 @@ namespace lockstep::test {
 
 class Relay {
  public:
-  // `change` sees every piece that goes to the client, with the number of bytes before it.
+  // `change` is called for every piece sent to the client, with the number of bytes before it.
   using Change = std::function<void(std::size_t before, std::string& piece)>;
 
   explicit Relay(std::uint16_t server_port, Change change = {})
       : listener_(sys::listen_on(sys::SocketAddress::tcp("127.0.0.1", 0))),
         port_(sys::SocketAddress::local(listener_.get()).port()),
         thread_([this, server_port, change = std::move(change)] { carry(server_port, change); }) {}
-  ~Relay() { thread_.join(); }  // when either side has closed
+  ~Relay() { thread_.join(); }  // ends when either side has closed its connection
 
   [[nodiscard]] std::uint16_t port() const { return port_; }
   [[nodiscard]] std::string to_server() const { return copy(to_server_); }
@@ -50,7 +50,7 @@ class Relay {
         move(server.get(), client.get(), to_client_, change);
       }
     } catch (const Error&) {
-      return;  // one side has closed: so do both
+      return;  // one side has closed: close both
     }
   }
 

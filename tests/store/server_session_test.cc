@@ -50,7 +50,7 @@ TEST(ServerSession, EverythingThatIsNoProofGetsTheSameAnswer) {
   EXPECT_THROW(with_garbage.receive(std::string(10'000, 'x')), BadInput);
   EXPECT_EQ(take_output(with_garbage), refusal);
 
-  // The right proof behind a wrong magic.
+  // A correct proof after a wrong magic.
   ServerSession with_wrong_magic{StoreKey("secret")};
   TestClient right("secret");
   std::string proof = right.prove(take_output(with_wrong_magic));

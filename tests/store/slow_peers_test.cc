@@ -1,4 +1,4 @@
-// Peers that are slow, silent or too many, while an honest client counts and measures.
+// Slow, silent and too many peers, while an honest client counts and measures.
 #include "store/raw_peer.h"
 
 #include <lockstep/store/store_server.h>
@@ -20,7 +20,7 @@ using namespace std::chrono_literals;
 
 constexpr auto long_enough = 20s;
 
-// Calls `action` in a thread of its own, again and again, until it goes.
+// Calls `action` repeatedly in its own thread until the object is destroyed.
 class InBackground {
  public:
   explicit InBackground(std::function<void()> action)
@@ -44,7 +44,7 @@ class SlowPeers : public testing::Test {
     return {.port = port(), .secret = "secret", .connect_timeout = long_enough};
   }
 
-  // What the honest client waits for one call, in the median and at worst.
+  // Measures how long the honest client waits for one call, in the median and at worst.
   void expect_prompt_service(std::chrono::milliseconds time) {
     TcpStore store(honest());
     std::vector<Duration> waits;
@@ -103,7 +103,7 @@ TEST_F(SlowPeers, AFloodOfConnectionsStallsNobody) {
   }
 }
 
-// 3,000 connections a second for a while, the last 300 of them held open.
+// Opens 3,000 connections per second for a while and keeps the last 300 open.
 class Crowd {
  public:
   Crowd(std::uint16_t port, const char* from)
@@ -137,7 +137,8 @@ class Crowd {
   std::thread thread_;
 };
 
-// A client at the end of a line of 25 ms: how often it must try until it is proven.
+// Returns how many tries a client needs until it is proven, over a connection with a latency of 25
+// ms.
 int tries_of_a_distant_client(std::uint16_t port) {
   for (int tries = 1; tries < 200; ++tries) {
     try {
@@ -162,7 +163,7 @@ TEST(DistantPeer, IsLetInThoughAnotherAddressFloodsTheServer) {
   EXPECT_EQ(tries_of_a_distant_client(server.port()), 1);
 }
 
-// A chance of about a half each time.
+// Each try succeeds with a probability of about one half.
 TEST(DistantPeer, IsLetInThoughItsOwnAddressFloodsTheServer) {
   StoreServer server({.secret = "secret"});
   const Crowd crowd(server.port(), "127.0.0.1");
@@ -187,7 +188,7 @@ TEST(MuchInTheStore, IsRefusedBeyondTheBound) {
   store.set("other", value);
 }
 
-// Each sends the most of a large request and no more.
+// Each peer sends most of a large request, and then nothing.
 TEST(MuchInTheStore, RequestsThatNeverEndAreBounded) {
   StoreServer server({.secret = "secret", .max_bytes = 8 << 20});
   std::vector<std::unique_ptr<RawPeer>> peers;
@@ -227,7 +228,7 @@ TEST_F(SlowPeers, RepliesThatNobodyTakesNeedNoMemory) {
   if (!is_sanitized) EXPECT_LT(resident_bytes(), before + (32 << 20));
 
   std::vector<bool> answered(waits + 1);
-  for (std::size_t i = 0; i <= waits; ++i) {  // and when it does read, every reply is there
+  for (std::size_t i = 0; i <= waits; ++i) {  // once the peer reads, every reply arrives
     Message reply = client.open(lazy.receive_sealed());
     EXPECT_EQ(reply.code, Code::done);
     answered.at(reply.id) = true;
@@ -245,7 +246,7 @@ TEST_F(SlowPeers, RequestsThatWaitHaveABound) {
   }
   Message reply = client.open(greedy.receive_sealed());
   EXPECT_EQ(reply.code, Code::refused);
-  EXPECT_EQ(reply.id, 4u);  // 8 MB each, and 32 MiB may wait
+  EXPECT_EQ(reply.id, 4u);  // 8 MB each, and at most 32 MiB may wait
   expect_prompt_service(50ms);
 }
 

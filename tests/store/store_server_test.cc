@@ -1,4 +1,4 @@
-// A server among peers that do not know the secret, are slow, or talk nonsense.
+// A server with peers that do not know the secret, are slow, or send garbage.
 #include <lockstep/store/store_server.h>
 
 #include <lockstep/store/tcp_store.h>
@@ -38,7 +38,7 @@ std::string receive_text(int socket, std::size_t size) {
   return text;
 }
 
-// True when the server closes within 20 s, whatever it says before.
+// Returns true if the server closes the connection within 20 s, after any number of bytes.
 bool is_closed(int socket) {
   std::string buffer(4096, '\0');
   try {
@@ -61,7 +61,7 @@ class Server : public testing::Test {
     EXPECT_LT(Clock::now() - start, 10s);
   }
 
-  // The conversation of a client that knows the secret, up to its first frame.
+  // Connects and completes the handshake of a client that knows the secret.
   sys::FileDescriptor proven(store::TestClient& client) {
     auto socket = connect(server_);
     std::string proof = client.prove(receive_text(socket.get(), greeting_bytes));
@@ -150,14 +150,14 @@ TEST_F(Server, AClientThatNeverReadsStallsNobody) {
   store.set("large", std::string(1'000'000, 'v'));
   store::TestClient client("swordfish");
   auto socket = proven(client);
-  constexpr int requests = 50;  // far more than buffers hold
+  constexpr int requests = 50;  // far more than fits into buffers
   std::string frames;
   for (int i = 0; i < requests; ++i) {
     frames += client.seal({static_cast<std::uint64_t>(i), store::Code::get, 0, {"large"}});
   }
   sys::send_all(socket.get(), sys::bytes_of(frames), soon());
   expect_still_serving();
-  for (int i = 0; i < requests; ++i) {  // and when it does read, every reply is there
+  for (int i = 0; i < requests; ++i) {  // once the client reads, every reply arrives
     std::string reply = receive_text(socket.get(), 4 + 17 + 21 + 4 + 1'000'000);
     EXPECT_EQ(client.open(reply.substr(4)).id, static_cast<std::uint64_t>(i));
   }

@@ -1,4 +1,4 @@
-// The client and its server: what goes wrong between them.
+// Errors between a client and its server.
 #include <lockstep/store/tcp_store.h>
 
 #include <lockstep/store/store_server.h>
@@ -91,14 +91,15 @@ TEST(TcpStore, WhatIsNoStoreIsSaidSo) {
 
   TcpStoreOptions options = client_of(address.port());
   options.connect_timeout = 50ms;
-  auto text = message_of<Timeout>([&] { TcpStore store(options); });  // accepts, but says nothing
+  // accepts the connection but sends nothing
+  auto text = message_of<Timeout>([&] { TcpStore store(options); });
   EXPECT_NE(text.find("takes connections but does not answer"), std::string::npos) << text;
 }
 
 TEST(TcpStore, AServerThatDoesNotKnowTheSecretIsNoticed) {
   StoreServer server({.secret = "swordfish"});
   test::Relay relay(server.port(), [](std::size_t before, std::string& piece) {
-    if (before == 40) piece[0] = static_cast<char>(piece[0] ^ 1);  // in the server's proof
+    if (before == 40) piece[0] = static_cast<char>(piece[0] ^ 1);  // a byte of the server's proof
   });
   auto text = message_of<BadInput>([&] { TcpStore store(client_of(relay.port())); });
   EXPECT_NE(text.find("could not prove that it knows the secret"), std::string::npos) << text;
@@ -144,7 +145,8 @@ TEST(TcpStore, AnOldConversationSentAgainIsRefused) {
     sys::receive_exact(socket.get(), std::as_writable_bytes(std::span(answer)), soon());
     EXPECT_EQ(answer.substr(40), std::string(56, '\0'));
   } catch (const PeerLost&) {
-    // The server closed while more came: the refusal may be lost with the connection.
+    // The server closed the connection while more bytes were arriving: the refusal may be lost with
+    // it.
   }
   EXPECT_EQ(store.get("key", soon()), "second");
 }
@@ -167,8 +169,8 @@ TEST(TcpStore, ABlockedGetHoldsUpNobody) {
   EXPECT_EQ(store.get("count", soon()), "100");
 }
 
-// Each has its own replies, though one of them sends and one reads for all: also when some give up,
-// and beside one that waits all the time.
+// Each thread gets its own replies, although one thread sends and one reads for all: also if some
+// calls time out, and while another call waits all the time.
 TEST(TcpStore, ManyThreadsShareAConnection) {
   StoreServer server({.secret = "swordfish"});
   for (const Duration reconnect : {Duration::zero(), Duration(20s)}) {
@@ -209,7 +211,7 @@ TEST(TcpStore, AServerThatEndsIsPeerLost) {
 }
 
 TEST(TcpStore, WaitsEndThoughTheServerIsStuck) {
-  // A server that greets and proves itself, and then is stopped, in a process of its own.
+  // A server in its own process that completes the handshake and is then stopped.
   std::uint16_t port = test::free_port();
   test::RankProcesses server(1, [&](int) {
     StoreServer stopped({.port = port, .secret = "swordfish"});
