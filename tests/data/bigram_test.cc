@@ -13,8 +13,9 @@ namespace lockstep::data {
 namespace {
 
 TEST(Bigram, FollowsTheFormula) {
-  const at::Tensor train = at::tensor({0, 1, 0, 1, 1, 2}, at::kByte);  // 01 twice, 10, 11, 12 once
-  const at::Tensor validation = at::tensor({0, 1, 2, 0}, at::kByte);   // 01, 12, 20
+  // 01 twice; 10, 11 and 12 once
+  const at::Tensor train = at::tensor({0, 1, 0, 1, 1, 2}, at::kByte);
+  const at::Tensor validation = at::tensor({0, 1, 2, 0}, at::kByte);  // 01, 12, 20
   const double expected = -(std::log(3.0 / 5) + std::log(2.0 / 6) + std::log(1.0 / 3)) / 3;
   EXPECT_NEAR(bigram_cross_entropy(train, validation, 3), expected, 1e-12);
   const double half = -(std::log(2.5 / 3.5) + std::log(1.5 / 4.5) + std::log(0.5 / 1.5)) / 3;

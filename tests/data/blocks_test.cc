@@ -25,7 +25,7 @@ TEST(RandomBlocks, TargetsAreTheTokensBehind) {
 }
 
 TEST(RandomBlocks, EveryStartIsDrawn) {
-  const RandomBlocks blocks(tokens_up_to(12), 8);  // starts 0 to 3
+  const RandomBlocks blocks(tokens_up_to(12), 8);  // possible starts: 0 to 3
   const at::Tensor starts = blocks.draw(200, at::detail::createCPUGenerator(2)).data.select(1, 0);
   EXPECT_EQ(starts.min().item<std::int64_t>(), 0);
   EXPECT_EQ(starts.max().item<std::int64_t>(), 3);
@@ -40,7 +40,7 @@ TEST(RandomBlocks, RanksTogetherDrawOneGlobalBatch) {
       at::Generator generator = at::detail::createCPUGenerator(3);
       (void)blocks.draw(60 / world, generator, rank, world);
       parts.push_back(blocks.draw(60 / world, generator, rank, world)
-                          .data);  // the second batch: they advanced equally
+                          .data);  // the second batch: all generators advanced equally
     }
     at::Generator one = at::detail::createCPUGenerator(3);
     (void)blocks.draw(60, one);

@@ -12,7 +12,7 @@ namespace {
 
 using test::Bytes, test::refusal;
 
-// Records whose pixels are their number, plus the channel.
+// Returns records whose pixels are the record's number plus the channel.
 Bytes records(int count, int first = 0) {
   Bytes bytes;
   for (int i = first; i < first + count; ++i) {
@@ -67,7 +67,7 @@ TEST(Cifar, RefusesWhatIsMissingOrDamagedInOneLine) {
   EXPECT_EQ(refused(), "reading " + second + ": expected labels 0 to 9, found 10 as number 1");
 }
 
-// A subset in the same form, as one batch.
+// Reads a subset of the original data in the same format, as one batch.
 TEST(Cifar, TheOriginalRecords) {
   const auto data = test::data_file("cifar10");
   if (!data) GTEST_SKIP() << test::no_data("cifar10");

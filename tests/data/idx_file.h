@@ -1,4 +1,4 @@
-// Writes small IDX files, plain or compressed, right or wrong.
+// Writes small IDX files: plain or compressed, valid or invalid.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,7 @@ inline void write_compressed(const std::filesystem::path& file, const Bytes& byt
   ::gzclose(stream);
 }
 
-// 0, 1, 2, ... modulo 251.
+// Returns 0, 1, 2, ... modulo 251.
 inline Bytes counting(std::size_t count) {
   Bytes bytes(count);
   for (std::size_t i = 0; i < count; ++i) bytes[i] = static_cast<std::uint8_t>(i % 251);

@@ -1,5 +1,5 @@
-// IDX files that are damaged or made to deceive, plain and compressed: read or refused with
-// BadInput, never anything else.
+// Damaged or malicious IDX files, plain and compressed: each must be read or rejected with
+// BadInput.
 #include "data/idx.h"
 
 #include <lockstep/base/error.h>
@@ -44,7 +44,7 @@ std::string some_file(Random& random) {
   return bytes + test::random_bytes(random, count);
 }
 
-// No elements, and sizes whose product overflows.
+// Returns a file without elements whose sizes have a product that overflows.
 std::string nothing_of_great_size(Random& random) {
   auto dims = 3 + below(random, 250);
   std::string bytes{0, 0, 0x08, static_cast<char>(dims)};

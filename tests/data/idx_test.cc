@@ -18,8 +18,8 @@ constexpr std::uint8_t bytes_type = 0x08;
 
 class IdxTest : public testing::Test {
  protected:
-  // Writes the bytes under `name`, plain and compressed, and expects that both are refused with
-  // this ending.
+  // Writes the bytes to a plain and a compressed file, and expects that both are rejected with this
+  // ending of the message.
   void expect_refused(const Bytes& bytes, const std::string& ending) {
     for (const char* name : {"plain", "packed.gz"}) {
       const auto file = folder_ / name;
@@ -34,7 +34,7 @@ class IdxTest : public testing::Test {
 
 TEST_F(IdxTest, ReadsBytesPlainAndCompressed) {
   const Bytes file = idx_bytes(bytes_type, {2, 3, 5}, counting(30));
-  write_bytes(folder_ / "plain.gz", file);  // the name says nothing
+  write_bytes(folder_ / "plain.gz", file);  // the name does not matter
   write_compressed(folder_ / "packed", file);
   const at::Tensor expected = at::arange(30, at::kByte).view({2, 3, 5});
   EXPECT_TRUE(read_idx_images(folder_ / "plain.gz").equal(expected));
@@ -116,7 +116,7 @@ TEST_F(IdxTest, RefusesTruncatedFiles) {
   expect_refused(idx_bytes(bytes_type, {2, 3}, counting(5)),
                  "6 bytes of elements, found 5 (truncated)");
   expect_refused({0, 0, 8, 2, 0, 0, 0, 1, 0}, "8 bytes of sizes behind the first four, found 5");
-  // Sizes that no memory would hold are refused for what the file holds.
+  // Sizes that exceed memory are rejected because the file is too short for them.
   expect_refused(idx_bytes(bytes_type, {0x7fffffff, 500}, counting(9)),
                  "1073741823500 bytes of elements, found 9 (truncated)");
   expect_refused(idx_bytes(bytes_type, {0x7fffffff, 0x7fffffff, 0x7fffffff}, {}),

@@ -48,7 +48,8 @@ TEST(LoaderPlan, SharesOutAmongRanks) {
   }
 }
 
-// Ranks that do not divide a batch have shares that differ by one. Each batch is that of one rank.
+// If the batch size is not divisible by the ranks, their shares differ by one. The ranks' batches
+// together equal the batch of one rank.
 TEST(LoaderPlan, AnyRanksShareABatch) {
   for (const std::int64_t samples : {5, 9, 10, 23, 64})
     for (const std::int64_t batch_size : {5, 7, 10})
@@ -132,7 +133,8 @@ TEST(LoaderPlan, ChecksAState) {
             "resuming a loader: expected an epoch >= 0 and 0 to 13 batches, found 3 and 14");
 }
 
-// With `uneven` ranks have different numbers of batches, and an epoch's end is the end on all.
+// With `uneven`, ranks may have different numbers of batches, but the end of an epoch is the same
+// position on all of them.
 TEST(LoaderPlan, APlaceAtTheEndOfAnUnevenEpochHoldsForAnyRanks) {
   for (std::int64_t samples : {10, 13, 24, 25, 1})
     for (int from : {1, 2, 3, 4})

@@ -21,8 +21,8 @@ namespace {
 using test::refusal;
 using torch::data::Example;
 
-// Sample i is {i, i * i}; one example at a time. Slow by turns, so that workers overtake one
-// another.
+// Sample i is {i, i * i}, read one at a time. Some reads are slow, so that workers overtake each
+// other.
 struct Squares {
   std::size_t count;
   [[nodiscard]] std::size_t size() const { return count; }
@@ -40,7 +40,7 @@ Numbers numbers(const at::Tensor& tensor) {
   return {begin, begin + tensor.numel()};
 }
 
-// The batches of an epoch, as the numbers of their samples.
+// Returns the batches of an epoch as lists of sample numbers.
 template <class L>
 std::vector<Numbers> batches_of(L& loader, std::int64_t epoch) {
   std::vector<Numbers> all;
@@ -99,7 +99,7 @@ TEST(Loader, ResumesInTheMiddleOfAnEpoch) {
     std::size_t handed_out = 0;
     for ([[maybe_unused]] auto& batch : first.epoch(2)) {
       if (++handed_out == stop) {
-        saved = first.state().to_text();  // as a program does behind its step
+        saved = first.state().to_text();  // as a program does after its step
         break;
       }
     }
@@ -176,7 +176,7 @@ TEST(Loader, OneEpochAtATime) {
   EXPECT_NO_THROW((void)one.epoch(1));
 }
 
-// Refuses one sample.
+// A dataset that throws for one sample.
 struct Broken : Squares {
   std::size_t bad;
   [[nodiscard]] Example<> get(std::size_t index) const {
@@ -281,7 +281,7 @@ TEST(Loader, MnistInOneEpoch) {
   EXPECT_TRUE(per_class.equal(
       at::tensor({980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009}, at::kLong)));
   EXPECT_NEAR(sum / (10000 * 784), 0.006,
-              0.001);  // of the test images; that of the training images is 0
+              0.001);  // mean of the test images; that of the training images is 0
 }
 
 }  // namespace

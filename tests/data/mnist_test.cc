@@ -68,7 +68,7 @@ TEST(Mnist, TheOriginalFiles) {
       test.labels().narrow(0, 0, 10).equal(at::tensor({7, 2, 1, 0, 4, 1, 4, 9, 5, 9}, at::kLong)));
   const Images train = mnist(*folder);
   ASSERT_EQ(train.size(), 60000u);
-  // The constants of the normalisation are this set's mean and deviation.
+  // The normalisation uses the mean and standard deviation of this set.
   const at::Tensor pixels = train.pixels().to(at::kDouble).div_(255);
   EXPECT_NEAR(pixels.mean().item<double>(), 0.1307, 1e-4);
   EXPECT_NEAR(pixels.std().item<double>(), 0.3081, 1e-4);

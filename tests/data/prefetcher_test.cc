@@ -36,7 +36,7 @@ std::vector<std::int64_t> from_to(std::int64_t begin, std::int64_t end) {
   return numbers;
 }
 
-// Takes a different time for each item, so that workers overtake one another.
+// Takes a different time for each item, so that workers overtake each other.
 Prefetcher::Item at_odd_times(std::int64_t number) {
   std::this_thread::sleep_for(std::chrono::microseconds(number * 7919 % 500));
   return item(number);
@@ -74,9 +74,9 @@ TEST(Prefetcher, NeverMakesMoreThanItMay) {
   while (auto next = prefetcher.take()) {
     ++taken;
     if (taken % 50 == 0)
-      std::this_thread::sleep_for(2ms);  // let the workers run as far as they can
+      std::this_thread::sleep_for(2ms);  // let the workers get as far ahead as they can
   }
-  // An item is numbered from 0, and one has left the prefetcher before it is counted here.
+  // Items are numbered from 0, and an item leaves the prefetcher before it is counted here.
   EXPECT_LE(most, ahead);
   EXPECT_GE(most, ahead - 1);
 }
@@ -138,11 +138,11 @@ TEST(Prefetcher, MayBeLeftAtAnyPoint) {
 
 TEST(Prefetcher, IsLeftAloneInAForkedChildAndTakesNoSignals) {
   test::expect_ranks(1, [](int) {
-    std::size_t before = test::other_threads();  // a sanitizer may have one of its own
+    std::size_t before = test::other_threads();  // a sanitizer may have its own thread
     auto prefetcher =
         std::make_unique<Prefetcher>(0, 100, std::vector<Prefetcher::Make>{item, item}, 3);
     EXPECT_EQ(*static_cast<std::int64_t*>(prefetcher->take().get()), 0);
-    std::this_thread::sleep_for(50ms);  // the workers wait for room
+    std::this_thread::sleep_for(50ms);  // the workers are waiting for room
     EXPECT_EQ(test::other_threads(), before + 2);
     EXPECT_EQ(test::threads_that_take_signals(), std::vector<std::string>());
     test::RankProcesses child(1, [&](int) { prefetcher.reset(); });

@@ -1,4 +1,4 @@
-// The text of the error that an action ends with; a test compares it whole.
+// Returns the message of the exception that `action` throws, for exact comparison.
 #pragma once
 
 #include <lockstep/base/error.h>

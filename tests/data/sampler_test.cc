@@ -11,7 +11,7 @@
 namespace lockstep::data {
 namespace {
 
-// What to sample, as one line for Python.
+// A sampler configuration that is passed to Python as one line.
 struct Case {
   std::int64_t samples;
   SamplerOptions options;
@@ -35,8 +35,7 @@ std::vector<Case> cases() {
       }
     }
   }
-  all.push_back(
-      {3, {.rank = 16, .world = 17, .seed = 1}, 2});  // more padding than there are samples
+  all.push_back({3, {.rank = 16, .world = 17, .seed = 1}, 2});  // more padding than samples
   all.push_back({20011, {.rank = 2, .world = 3, .seed = 7}, 1});
   return all;
 }
@@ -72,7 +71,7 @@ TEST(Sampler, OrderIsThatOfPython) {
   }
 }
 
-// How often each sample is read by all ranks together.
+// Returns how often all ranks together read each sample.
 std::vector<int> counts(std::int64_t samples, SamplerOptions options) {
   std::vector<int> seen(static_cast<std::size_t>(samples));
   for (options.rank = 0; options.rank < options.world; ++options.rank) {

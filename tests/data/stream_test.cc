@@ -16,7 +16,7 @@
 namespace lockstep::data {
 namespace {
 
-// Numbers from 0.
+// A stream of numbers from 0.
 struct Counting {
   std::int64_t end = 0;
   std::int64_t at = 0;
@@ -26,7 +26,7 @@ struct Counting {
   }
 };
 
-// The same, and counts what is really read.
+// Same, but counts the samples that are actually read.
 struct Skipping : Counting {
   std::shared_ptr<std::atomic<int>> read = std::make_shared<std::atomic<int>>(0);
   std::optional<torch::data::TensorExample> next() {
@@ -69,8 +69,9 @@ Batches stream_of(std::int64_t samples, const Group& group, StreamOptions option
   return batches;
 }
 
-// All samples once; equally many batches everywhere, and rows if the ranks divide a batch, but for
-// `uneven`.
+// Expects that every sample is read, at most world - 1 of them twice, and that all ranks have the
+// same number of batches; if the batch size is divisible by the ranks, also of rows. With `uneven`,
+// expects that each sample is read exactly once.
 void expect_dealt(int world, std::int64_t samples, std::int64_t batch_size, int workers) {
   std::vector<int> seen(static_cast<std::size_t>(samples), 0), once = seen;
   std::set<std::vector<std::size_t>> shapes;
@@ -106,7 +107,7 @@ std::vector<std::size_t> rows_of(const Batches& batches) {
   return rows;
 }
 
-// The batches of a loader over the same samples by index.
+// A loader over the same samples by index has the same batches.
 TEST(Stream, GivesWhatALoaderInOrderGives) {
   struct Indexed {
     std::size_t count;
@@ -155,7 +156,7 @@ TEST(Stream, GoesOnWhereItStopped) {
   auto again = stream_loader(make, options);
   again.resume(LoaderState::from_text(saved));
   EXPECT_EQ(all_of(again, 1), Batches(expected.begin() + 3, expected.end()));
-  again.resume(whole.state());  // its end
+  again.resume(whole.state());  // the end of its epoch
   EXPECT_TRUE(all_of(again, 1).empty());
   LoaderState other = first.state();
   other.global_batch = 8;
@@ -174,7 +175,7 @@ TEST(Stream, ReadsOnlyItsOwnWhereItCanSkip) {
       },
       {.batch_size = 40, .group = groups[3], .workers = 0});
   EXPECT_EQ(all_of(loader).size(), 10u);
-  EXPECT_LE(*read, 100 + 10 + 2);  // its own, the first of each batch, the end
+  EXPECT_LE(*read, 100 + 10 + 2);  // its own samples, the first one of each batch, and the end
 }
 
 TEST(Stream, AnExceptionComesInPlaceOfItsBatch) {
@@ -201,7 +202,8 @@ TEST(Stream, AnExceptionComesInPlaceOfItsBatch) {
   }
 }
 
-// Where the stream is after an exception nobody knows: what comes would be other ranks' samples.
+// After an exception the position of the stream is unknown: later samples could belong to other
+// ranks.
 TEST(Stream, AnExceptionIsThrownAgain) {
   struct Once : Counting {
     bool has_thrown = false;

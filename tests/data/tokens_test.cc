@@ -25,12 +25,12 @@ TEST(Tokens, WhatIsWrittenIsMapped) {
     at::Tensor mapped = map_tokens(folder / "tokens", dtype);
     EXPECT_EQ(mapped.scalar_type(), dtype);
     at::Tensor part = mapped.narrow(0, 1, 3);
-    mapped.reset();  // the part keeps the file
+    mapped.reset();  // the view keeps the file mapped
     EXPECT_TRUE(part.to(at::kLong).equal(tokens.narrow(0, 1, 3)));
   }
 }
 
-// Blocks of a mapped file are those of the same tokens in memory.
+// Blocks of a mapped file equal blocks of the same tokens in memory.
 TEST(Tokens, BlocksAreReadFromTheFile) {
   test::TemporaryFolder folder;
   const at::Tensor tokens = at::randint(50257, {1000}, at::kLong);
@@ -107,7 +107,7 @@ TEST(Tokens, OfMoreBytesAreNotTakenForTokensAndZeros) {
           << said;
     }
   }
-  // Zeros may be anything.
+  // A file of zeros has no recognisable width.
   std::ofstream(file, std::ios::binary) << std::string(4096, '\0');
   EXPECT_EQ(map_tokens(file).size(0), 2048);
 }

@@ -16,7 +16,7 @@ using Indices = std::vector<std::size_t>;
 
 constexpr SamplerOptions second_of_two{.rank = 1, .world = 2, .seed = 3};
 
-// The samples that one pass over a loader reads.
+// Returns the samples that one pass over a loader reads.
 template <class Loader>
 Indices one_pass(Loader& loader) {
   Indices seen;

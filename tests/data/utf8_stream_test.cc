@@ -21,7 +21,7 @@ TEST(Utf8Stream, PassesOnWholeCharactersOnly) {
 }
 
 TEST(Utf8Stream, ReplacesWhatBelongsToNoCharacter) {
-  // As bytes.decode("utf-8", "replace") of Python, each.
+  // Each result equals that of bytes.decode("utf-8", "replace") in Python.
   EXPECT_EQ(valid_utf8("a\xff"
                        "b"),
             "a" + wrong + "b");

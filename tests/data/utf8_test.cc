@@ -7,7 +7,7 @@ namespace {
 
 TEST(Utf8, EveryCharacterGoesBothWays) {
   for (char32_t code_point = 0; code_point <= 0x10ffff; ++code_point) {
-    if (code_point == 0xd800) code_point = 0xe000;  // surrogates are no characters
+    if (code_point == 0xd800) code_point = 0xe000;  // skip surrogates, which are not characters
     const std::string text = to_utf8(code_point) + "rest";
     const auto character = first_character(text);
     ASSERT_TRUE(character) << std::hex << static_cast<unsigned>(code_point);
@@ -19,10 +19,10 @@ TEST(Utf8, EveryCharacterGoesBothWays) {
 TEST(Utf8, RefusesOtherBytes) {
   using namespace std::string_literals;
   for (const std::string& bytes :
-       {"\x80"s, "\xbf"s,                                   // a continuation first
-        "\xc3"s, "\xe2\x88"s, "\xf0\x9f\x98"s,              // cut off
-        "\xc3 "s, "\xe2\x88 "s, "\xf0 \x98\x80"s,           // broken off
-        "\xc0\x80"s, "\xe0\x80\x80"s, "\xf0\x80\x80\x80"s,  // longer than needed
+       {"\x80"s, "\xbf"s,                                   // begins with a continuation byte
+        "\xc3"s, "\xe2\x88"s, "\xf0\x9f\x98"s,              // truncated at the end
+        "\xc3 "s, "\xe2\x88 "s, "\xf0 \x98\x80"s,           // truncated in the middle
+        "\xc0\x80"s, "\xe0\x80\x80"s, "\xf0\x80\x80\x80"s,  // overlong encodings
         "\xed\xa0\x80"s, "\xed\xbf\xbf"s,                   // surrogates
         "\xf4\x90\x80\x80"s, "\xf8\x88\x80\x80\x80"s, "\xff"s}) {
     EXPECT_FALSE(first_character(bytes));
