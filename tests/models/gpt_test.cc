@@ -31,7 +31,7 @@ TEST(Gpt, ListsEachParameterOnce) {
   }
   EXPECT_EQ(different.size(), model->parameters().size());
   const std::int64_t w = small.width;
-  const std::int64_t block = 2 * w + 12 * w * w;  // two normalisations; 3 + 1 + 4 + 4 matrices
+  const std::int64_t block = 2 * w + 12 * w * w;  // two normalisations, and 3 + 1 + 4 + 4 matrices
   EXPECT_EQ(elements, (small.vocabulary + small.block) * w + small.layers * block + w);
 }
 
@@ -167,7 +167,8 @@ TEST(Gpt, RefusesWhatMakesNoSense) {
             "Gpt: expected dropout in [0, 1), found 1");
 }
 
-// Generating leaves every module in its own mode, also of a model that no shared pointer holds.
+// generate() restores the mode of every module, also in a model that is not held by a shared
+// pointer.
 TEST(Gpt, GeneratingKeepsTheModeOfEachModule) {
   models::GptImpl model({.layers = 1, .heads = 1, .width = 4, .block = 4, .vocabulary = 5});
   model.transformer->ln_f->eval();

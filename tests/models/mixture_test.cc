@@ -27,7 +27,7 @@ Mixture drawn_mixture(const MixtureOptions& options, at::ScalarType dtype = at::
   return mixture;
 }
 
-// What mixture.h says, token by token and number by number.
+// The definition in mixture.h, computed for one token and one element at a time.
 struct WrittenOut {
   at::Tensor output;
   double balance = 0, z = 0;
@@ -114,7 +114,7 @@ TEST(Mixture, ChoosesTheFirstOfEqualExperts) {
   EXPECT_EQ(mixture->last_load().chosen, (std::vector<std::int64_t>{5, 5, 0, 0}));
 }
 
-// An even router has balance loss 1 whatever it chooses.
+// If the router is even, the balance loss is 1 for any choice.
 TEST(Mixture, BalanceIsOneWhereProbabilitiesAreEven) {
   Mixture mixture = drawn_mixture(
       {.width = 4, .hidden = 4, .experts = 4, .chosen = 2, .balance_weight = 1, .z_weight = 0});

@@ -21,7 +21,7 @@ at::Tensor tokens_of(std::int64_t seed) {
   return (at::arange(24, at::kLong) * (2 * seed + 3)).remainder(11).view({3, 8});
 }
 
-// One expert that every token goes through is the feed-forward layer.
+// A mixture of one expert equals a feed-forward layer.
 TEST(Moe, WithOneExpertItIsTheGpt) {
   MoeOptions options = small_moe();
   options.mixture = {.experts = 1, .chosen = 1};

@@ -1,5 +1,5 @@
-// Each model against the same module in Python (reference.py): names, outputs, loss and gradients,
-// with weights going both ways.
+// Compares each model with the same module in Python (reference.py): names, outputs, loss and
+// gradients, with weights exchanged in both directions.
 #include "models/tensor_file.h"
 #include "support/python.h"
 #include "support/temporary_folder.h"
@@ -48,7 +48,7 @@ std::map<std::string, at::Tensor> with_prefix(const std::map<std::string, at::Te
   return some;
 }
 
-// What Python finds with this model's weights; the names are compared on the way.
+// Returns Python's results with this model's weights; also compares the parameter names.
 std::map<std::string, at::Tensor> ask_python(const std::string& name, const std::string& options,
                                              const torch::nn::Module& model, const Batch& batch) {
   test::TemporaryFolder folder;
@@ -87,7 +87,7 @@ std::map<std::string, at::Tensor> expect_parity(const std::string& name, const s
   return python;
 }
 
-// Python's own weights come back by name.
+// Expects that Python's own weights can be loaded by name.
 template <class Model>
 void expect_loads(const std::map<std::string, at::Tensor>& python, Model model,
                   const at::Tensor& input) {
@@ -124,7 +124,7 @@ void check_resnet(bool cifar_stem) {
   torch::manual_seed(4);
   const models::ResNetOptions options{.classes = 7, .cifar_stem = cifar_stem, .width = 8};
   models::ResNet18 model(options);
-  // Running statistics and gains as training gives them.
+  // Random running statistics and gains, as after training.
   at::NoGradGuard no_grad;
   for (auto& parameter : model->parameters())
     if (parameter.dim() == 1) parameter.add_(at::rand_like(parameter), 0.2);
@@ -158,8 +158,8 @@ void check_gpt(bool bias) {
   const models::GptOptions options{
       .layers = 2, .heads = 3, .width = 24, .block = 9, .vocabulary = 13, .bias = bias};
   models::Gpt model(options);
-  // Weights of the size that training gives, so that attention and gradients are far from their
-  // symmetric beginning.
+  // Weights as large as after training, so that attention and gradients are far from their
+  // symmetric initial values.
   for (auto& parameter : model->parameters()) parameter.data().add_(at::randn_like(parameter), 0.2);
   Batch batch{at::randint(13, {4, 9}, at::kLong), at::randint(13, {4, 9}, at::kLong)};
   batch.target[1].narrow(0, 5, 4).fill_(-1);

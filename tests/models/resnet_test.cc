@@ -20,7 +20,7 @@ std::int64_t count_of(const torch::nn::Module& model) {
   return count;
 }
 
-// The numbers and names that torchvision's documentation gives of resnet18.
+// The parameter count and names in torchvision's documentation of resnet18.
 TEST(ResNet18, HasTorchvisionsParameters) {
   ResNet18 model;
   EXPECT_EQ(count_of(*model), 11'689'512);

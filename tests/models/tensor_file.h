@@ -1,5 +1,5 @@
-// Named tensors in one file, for exchange with reference.py: a line "name dtype size size ..."
-// each, an empty line, then the elements one tensor behind another, in the machine's byte order.
+// Named tensors in one file, for exchange with reference.py: a line "name dtype size size ..." per
+// tensor, an empty line, then the elements of each tensor in turn, in the host's byte order.
 #pragma once
 
 #include <ATen/core/Tensor.h>
