@@ -62,7 +62,7 @@ TEST(MakeSchedule, CanBeExecutedForEveryShapeThatItsDefinitionAllows) {
         }
 }
 
-// So that gradients are added up in the order in which one process adds them.
+// Ensures that gradients are summed in the same order as in one process.
 TEST(MakeSchedule, BackwardsOfAStageComeInTheOrderOfMicroBatches) {
   for (const std::string_view name : schedule_names()) {
     const Schedule schedule = make_schedule(name, {.stages = 8, .micro_batches = 16});
@@ -72,7 +72,7 @@ TEST(MakeSchedule, BackwardsOfAStageComeInTheOrderOfMicroBatches) {
         const bool is_backward = action.compute == Compute::input;
         const std::pair kind(is_backward ? Compute::backward : action.compute, action.stage);
         EXPECT_EQ(next[kind]++, action.micro_batch) << name << " " << text_of(action);
-        // A B does what a W does, which may be the next one's.
+        // A B includes a W, so the next separate W has the next number.
         if (action.compute == Compute::backward) ++next[std::pair(Compute::weight, action.stage)];
       }
     }

@@ -1,4 +1,4 @@
-// Schedules that something was done to, and an independent judge of whether they can be executed.
+// Random changes to schedules, and an independent test whether a schedule can be executed.
 #pragma once
 
 #include <lockstep/plan/schedule.h>
@@ -15,8 +15,8 @@
 
 namespace lockstep::plan {
 
-// One to three changes: actions dropped, repeated, exchanged, moved, given to another rank, or made
-// into others.
+// Makes one to three changes: drops, repeats, exchanges or moves an action, gives it to another
+// rank, or changes its kind.
 inline Schedule changed(Schedule schedule, test::Random& random) {
   using test::below;
   constexpr Compute computes[] = {Compute::forward, Compute::backward, Compute::input,
@@ -64,9 +64,9 @@ inline Schedule changed(Schedule schedule, test::Random& random) {
   return schedule;
 }
 
-// The definition, naively: each rank has an action and each stage one rank; each stage and
-// micro-batch has F and either B or both I and W, once; and the graph of all orders and
-// dependencies has no circle (it loses an action without a predecessor again and again).
+// The definition, implemented naively: each rank has an action; each stage is on one rank; each
+// stage and micro-batch has one F, and either one B or one I and one W; and the graph of orders and
+// dependencies has no cycle (actions without a predecessor are removed until none is left).
 inline bool can_be_executed(const Schedule& schedule) {
   using Key = std::tuple<char, int, int>;
   const auto key = [](Compute compute, int stage, int micro_batch) {

@@ -1,4 +1,4 @@
-// What cannot be executed is found, and named.
+// Schedules that cannot be executed are detected, and their problem is named.
 #include <lockstep/plan/schedule.h>
 #include <lockstep/plan/simulation.h>
 
@@ -51,7 +51,7 @@ void check_one(test::Random& random, Found& found) {
   EXPECT_THROW((void)simulate(schedule), InvalidArgument);
 }
 
-// At least 200 rounds of 50 are 10,000.
+// At least 200 rounds of 50 changes: 10,000 in total.
 TEST(ScheduleProblems, EveryInjectedMistakeIsFoundAndNothingElse) {
   Found found;
   FuzzRounds rounds("schedule_mutations", 10);

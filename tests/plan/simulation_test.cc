@@ -1,4 +1,4 @@
-// The simulator against the closed forms of the papers, for pipelines of 2 to 64 ranks.
+// Compares the simulator with the closed forms of the papers, for pipelines of 2 to 64 ranks.
 #include <lockstep/plan/simulation.h>
 
 #include <lockstep/base/error.h>
@@ -26,7 +26,7 @@ Simulation of(std::string_view name, int stages, int micro_batches, const StageT
 class ClosedForms : public testing::TestWithParam<int> {
  protected:
   [[nodiscard]] int p() const { return GetParam(); }
-  // Of long pipelines the least, because there are many of them.
+  // For long pipelines only the smallest number, because there are many such pipelines.
   [[nodiscard]] std::vector<int> micro_batches(int least) const {
     if (p() > 12) return {least};
     return {least, least + p(), 4 * least};
@@ -47,7 +47,7 @@ TEST_P(ClosedForms, GPipeAnd1F1BHaveTheSameBubble) {
 TEST_P(ClosedForms, InterleavingDividesTheBubbleByTheChunks) {
   for (const int v : p() > 12 ? std::vector{2} : std::vector{2, 3})
     for (const int m : micro_batches(p())) {
-      // A stage is v times shorter where a rank has v of them.
+      // If a rank has v stages, each of them is v times shorter.
       const StageTimes times{.forward = 1.0 / v, .backward = 2.0 / v};
       const Simulation found = simulate(
           make_schedule("interleaved", {.stages = v * p(), .chunks = v, .micro_batches = m}),
@@ -76,14 +76,14 @@ TEST_P(ClosedForms, ZBVHasNoBubbleAndTheMemoryOf1F1B) {
     EXPECT_NEAR(found.bubble(), 0, 1e-12) << m;
     for (const RankSimulation& rank : found.ranks) {
       EXPECT_NEAR(rank.idle(), 0, 1e-8);
-      EXPECT_EQ(rank.peak_activations, 2 * p());  // of half the size
+      EXPECT_EQ(rank.peak_activations, 2 * p());  // each of half the size
     }
     EXPECT_NEAR(found.total(), 6 * m + p() - 1, 1e-8);
   }
 }
 
-// arXiv:2412.19437, table 2, for the V of half as many ranks: 2p + 1 activations, and at most
-// (p - 1)(F&B + B - 3W), where F&B is a forward and a backward one after the other.
+// arXiv:2412.19437, table 2, for a V on half as many ranks: 2p + 1 activations, and at most (p -
+// 1)(F&B + B - 3W), where F&B is a forward followed by a backward.
 TEST_P(ClosedForms, DualPipeVStaysBelowItsPublishedBubble) {
   for (const int m : micro_batches(2 * p())) {
     const Simulation found = of("dualpipev", 2 * p(), m, equal);
@@ -106,7 +106,7 @@ TEST(Simulation, CommunicationDelaysWhatAnotherRankNeeds) {
   const Simulation found = simulate(schedule, {.communication = 0.25});
   EXPECT_EQ(found.starts, (std::vector<std::vector<double>>{{0, 4.5}, {1.25, 2.25}}));
   EXPECT_EQ(found.total(), 6.5);
-  // Between stages of one rank nothing is sent.
+  // There is no communication between stages of one rank.
   const Schedule alone = make_schedule("zbv", {.stages = 2, .micro_batches = 1});
   EXPECT_EQ(simulate(alone, {.communication = 0.25}).total(), 6);
 }
