@@ -1,4 +1,5 @@
-// Which products go to oneDNN, and that all others are as if nothing had been registered.
+// Tests which products go to oneDNN, and that all others are the same as without registered
+// kernels.
 #include "matmul/chosen.h"
 #include "matmul/fit.h"
 #include "support/messages.h"
@@ -46,7 +47,7 @@ at::Tensor square(at::ScalarType type = at::kFloat) {
   return at::randn({256, 256}).to(type);
 }
 
-// Of large matrices, so that nothing else keeps them from oneDNN.
+// Large matrices, so that only the property under test keeps them from oneDNN.
 std::vector<Case> others() {
   const at::Tensor a = square(), bias = at::randn({256});
   const at::Tensor nan = at::full({256}, std::numeric_limits<float>::quiet_NaN());
@@ -100,7 +101,7 @@ TEST(Choose, OtherProductsHaveTheBitsOfLibTorchs) {
     const at::Tensor expected = by(false, each.product);
     at::Tensor found;
     const auto taken = onednn_products_of([&] { found = by(true, each.product); });
-    // A negative view becomes an ordinary matrix before it comes to a kernel.
+    // A negative view is converted to an ordinary matrix before it reaches a kernel.
     EXPECT_EQ(taken, each.name == "a negative view" ? 1U : 0U) << each.name;
     EXPECT_EQ(found.sizes(), expected.sizes()) << each.name;
     EXPECT_EQ(found.strides(), expected.strides()) << each.name;
@@ -195,7 +196,7 @@ TEST(Choose, ForkedChildrenMultiplyToo) {
   test::expect_ranks(2, [&](int) {
     EXPECT_EQ(onednn_products_of([&] { EXPECT_TRUE(at::equal(at::mm(a, a), expected)); }), 1U);
     EXPECT_EQ(onednn_products_of([&] { static_cast<void>(at::mm(a, a.narrow(1, 0, 128))); }), 0U);
-    const at::Tensor other = at::randn({100, 256});  // a shape that the parent has not had
+    const at::Tensor other = at::randn({100, 256});  // a shape that the parent has not used
     EXPECT_TRUE(at::mm(other, a).allclose(by(false, [&] { return at::mm(other, a); }), 1e-4, 1e-4));
   });
 }
@@ -240,8 +241,7 @@ TEST(Choose, InitChoosesAndTheLastOneHolds) {
   });
 }
 
-// LibTorch would warn that a kernel has taken the place of another. In a process that starts anew,
-// since it would warn once.
+// LibTorch warns when a kernel replaces another, but only once per process: run in a new process.
 TEST(ChooseDeathTest, UsersSeeNoWarning) {
   LOCKSTEP_NEEDS_ONEDNN();
   GTEST_FLAG_SET(death_test_style, "threadsafe");

@@ -1,4 +1,4 @@
-// What the tests of products share.
+// Helpers for the tests of matrix products.
 #pragma once
 
 #include "matmul/matmul.h"
@@ -14,7 +14,7 @@
 
 namespace lockstep::test {
 
-// oneDNN or LibTorch's own while it lives, and LibTorch's own afterwards.
+// Switches oneDNN on or off during the object's lifetime, and off afterwards.
 class Chosen {
  public:
   explicit Chosen(bool onednn) { matmul::choose(onednn); }
@@ -29,14 +29,14 @@ auto by(bool onednn, const Make& make) {
   return make();
 }
 
-// How many products oneDNN computed in `action`.
+// Returns the number of products that oneDNN computes in `action`.
 inline std::uint64_t onednn_products_of(const std::function<void()>& action) {
   const auto before = matmul::onednn_products();
   action();
   return matmul::onednn_products() - before;
 }
 
-// A matrix, or a batch of them, that lies by rows or by columns.
+// Returns a matrix, or a batch of matrices, stored by row or by column.
 inline at::Tensor random_matrix(std::vector<std::int64_t> sizes, bool by_columns) {
   if (by_columns) std::swap(sizes[sizes.size() - 1], sizes[sizes.size() - 2]);
   const at::Tensor made = at::randn(sizes);
@@ -45,11 +45,12 @@ inline at::Tensor random_matrix(std::vector<std::int64_t> sizes, bool by_columns
 
 }  // namespace lockstep::test
 
-// Where this LibTorch or this processor has no products of oneDNN's that we use.
+// Skips the test if oneDNN cannot be used with this LibTorch or on this processor.
 #define LOCKSTEP_NEEDS_ONEDNN() \
   if (!lockstep::matmul::onednn::missing().empty()) GTEST_SKIP() << matmul::onednn::missing()
 
-// What was seen of the kernels that are chosen there by default, and is promised of no others.
+// Skips the test unless oneDNN is the default here: the property was only observed for these
+// kernels.
 #define LOCKSTEP_NEEDS_ONEDNN_BY_DEFAULT() \
   LOCKSTEP_NEEDS_ONEDNN();                 \
   if (!lockstep::matmul::mkl_takes_narrow_way()) GTEST_SKIP() << "MKL multiplies here by default"

@@ -1,5 +1,4 @@
-// Products by oneDNN are as near to the truth as any order of sums allows, and have the same bits
-// each time.
+// Products by oneDNN are as accurate as any order of summation allows, and deterministic.
 #include "matmul/chosen.h"
 #include "support/processes.h"
 
@@ -32,8 +31,8 @@ struct Sizes {
   std::int64_t m, k, n;
 };
 
-// Of a sum of k products in any order (Higham, Accuracy and Stability of Numerical Algorithms,
-// section 3.1), and of one addition more.
+// The error bound of a sum of k products in any order (Higham, Accuracy and Stability of Numerical
+// Algorithms, section 3.1), plus one addition for a bias.
 void expect_near_truth(const at::Tensor& found, const at::Tensor& a, const at::Tensor& b,
                        const at::Tensor& bias = {}) {
   const at::Tensor a64 = a.to(at::kDouble), b64 = b.to(at::kDouble);
@@ -64,7 +63,7 @@ TEST(Products, OfEveryOrderAreNearTheTruth) {
       EXPECT_EQ(onednn_products_of([&] { found = at::mm(a, b); }), 1U);
       EXPECT_TRUE(found.is_contiguous());
       expect_near_truth(found, a, b);
-      if ((order & 1) != 0) continue;  // no layer's input lies by columns
+      if ((order & 1) != 0) continue;  // the input of a layer is never stored by column
       const at::Tensor bias = at::randn({n});
       EXPECT_EQ(onednn_products_of([&] { found = at::addmm(bias, a, b); }), 1U);
       expect_near_truth(found, a, b, bias);
@@ -115,7 +114,7 @@ TEST(Products, AreNotANumberWhereOneIsNot) {
   EXPECT_EQ(found.isinf().sum().item<std::int64_t>(), 199);
 }
 
-// Of the sum of all outputs, each with another weight.
+// Returns the gradients of a sum of all outputs with different weights.
 std::vector<at::Tensor> gradients_of(torch::nn::Module& module,
                                      const std::function<at::Tensor()>& forward) {
   module.zero_grad();
@@ -143,7 +142,7 @@ TEST(Products, OfALinearLayerAndItsGradients) {
   torch::nn::Linear layer(384, 256);
   at::Tensor input = at::randn({8, 64, 384}).requires_grad_();
   std::vector<at::Tensor> found;
-  // Forward, of the input and of the weight.
+  // One product each for forward, the gradient of the input and the gradient of the weight.
   EXPECT_EQ(onednn_products_of([&] { found = gradients_of(*layer, [&] { return layer(input); }); }),
             3U);
   found.push_back(input.grad().clone());
@@ -163,7 +162,7 @@ TEST(Products, OfATransformerLayerAndItsGradients) {
   const at::Tensor input = at::randn({64, 8, 128});
   std::vector<at::Tensor> found;
   EXPECT_GE(onednn_products_of([&] { found = gradients_of(*layer, [&] { return layer(input); }); }),
-            11U);  // three of each of four layers, but the gradient of the first one's input
+            11U);  // three per layer for four layers, except the gradient of the first input
   layer->to(at::kDouble);
   expect_near(found, gradients_of(*layer, [&] { return layer(input.to(at::kDouble)); }));
 }
@@ -216,8 +215,8 @@ TEST(Products, AreCutInPiecesOfFiveBits) {
   EXPECT_EQ(sizes.size(), 144U);
 }
 
-// Rows do not know how many there are: a batch that is divided among ranks has the bits of the
-// whole one.
+// A row's result does not depend on the number of rows: a batch that is divided among ranks has
+// bitwise the same results as the whole batch.
 TEST(Products, OfSomeRowsHaveTheBitsOfAll) {
   LOCKSTEP_NEEDS_ONEDNN_BY_DEFAULT();
   const Chosen chosen(true);

@@ -1,5 +1,6 @@
-// Gradients of an unchanged torch::nn::Transformer whose products oneDNN computes, under each kind
-// of strategy: as near to those of one process in float64 as one process in float32 is.
+// Gradients of an unchanged torch::nn::Transformer with products by oneDNN, under each kind of
+// strategy: their error relative to one process in float64 must be about that of one process in
+// float32.
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 #include <lockstep/parallel/parallelize.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
@@ -51,7 +52,7 @@ using Truth = std::map<std::string, at::Tensor>;
 double error_of(const at::Tensor& found, const std::string& name, const NamedPart* part,
                 const Truth& truth) {
   const at::Tensor whole = truth.at(name), expected = part ? cut_part(whole, *part) : whole;
-  // A key's bias has no gradient but rounding: softmax takes it away.
+  // The gradient of a key's bias is only rounding, because softmax cancels it.
   if (expected.numel() == 0 || name.ends_with("in_proj_bias")) return 0;
   const at::Tensor difference = found.to(at::kDouble).view_as(expected) - expected;
   return difference.abs().max().item<double>() / whole.abs().max().item<double>();
@@ -67,7 +68,7 @@ class OneDnn : public testing::Test {
 
   using Make = std::function<Handle(torch::nn::Transformer&, Group)>;
 
-  // Of `ranks`, of which as many divide the batch as there are `copies` of the model.
+  // `copies` is the number of model replicas among `ranks`; the replicas divide the batch.
   static void expect_near_truth(int ranks, std::int64_t copies, const Make& make) {
     const Truth truth = gradients_of_one_process(at::kDouble);
     double usual = 0;
