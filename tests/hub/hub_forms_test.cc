@@ -1,4 +1,4 @@
-// Other forms in which folders of the model hubs come.
+// Other layouts in which folders of the model hubs come.
 #include <lockstep/hub/language_model.h>
 
 #include "support/messages.h"
@@ -30,7 +30,7 @@ models::Llama small_llama(bool tied) {
                                             .tied = tied});
 }
 
-// LlamaModel.save_pretrained() of transformers: without a head, and without "model." in front.
+// The layout of LlamaModel.save_pretrained() in transformers: no head, and no prefix "model.".
 TEST(HubForms, ALlamaWithoutItsHeadLoadsIfTheHeadIsTied) {
   for (const bool tied : {true, false}) {
     test::TemporaryFolder folder;

@@ -1,4 +1,5 @@
-// Folders as the model hubs lay them out, against plain GPT-2 and Llama in Python (reference.py).
+// Folders with the layout of the model hubs, compared with plain GPT-2 and Llama in Python
+// (reference.py).
 #include <lockstep/hub/language_model.h>
 
 #include "base/text.h"
@@ -92,13 +93,13 @@ TEST_P(Hub, GreedyTokensEqualPlainPython) {
     EXPECT_NEAR(found[static_cast<std::int64_t>(i)].item<double>(), expected[i], 2e-4);
 }
 
-// What is saved is what Python reads, and what comes back has equal bits.
+// Python can read a saved model, and loading it again gives bitwise equal values.
 TEST_P(Hub, ASavedModelIsTheSame) {
   if (!test::python()) GTEST_SKIP() << test::no_python;
   make(GetParam(), folder / "model");
   const hub::LanguageModel model = hub::load_language_model(folder / "model");
   hub::save_language_model(folder / "saved", model);
-  // A vocabulary of 61 tokens has none that begins or ends a text.
+  // A vocabulary of 61 tokens has no token that begins or ends a text.
   const std::string config = sys::read_file(folder / "saved" / "config.json");
   EXPECT_NE(config.find("\"bos_token_id\": null"), std::string::npos) << config;
   EXPECT_NE(config.find("\"eos_token_id\": null"), std::string::npos) << config;
@@ -114,7 +115,7 @@ TEST_P(Hub, ASavedModelIsTheSame) {
             greedy(model, {1, 2, 3}, 40));
 }
 
-// Over a model of other shards, and beside files that are not the model's; in shards themselves.
+// Saves over a model with other shards and next to other files; the new model is itself sharded.
 TEST_P(Hub, ASavedModelReplacesAnother) {
   if (!test::python()) GTEST_SKIP() << test::no_python;
   make(GetParam(), folder / "model");
@@ -133,7 +134,7 @@ TEST_P(Hub, ASavedModelReplacesAnother) {
   }
 }
 
-// As `lockstep train gpt` makes it.
+// A Gpt without biases, as `lockstep train gpt` makes it.
 TEST(HubBiases, OfAGptWithoutThemAreZero) {
   const test::TemporaryFolder folder;
   torch::manual_seed(3);
@@ -148,7 +149,7 @@ TEST(HubBiases, OfAGptWithoutThemAreZero) {
   EXPECT_TRUE(model->forward(ids).allclose(found->forward(ids)));
 }
 
-// Killed at any moment: the folder holds the old model, the new one, or none.
+// If a process is killed at any moment, the folder holds the old model, the new model or no model.
 TEST(HubKills, LeaveOneModelOrNone) {
   const test::TemporaryFolder folder;
   const models::LlamaOptions options{.layers = 1,
@@ -191,7 +192,7 @@ TEST(HubKills, LeaveOneModelOrNone) {
     ++old;
   }
   EXPECT_GT(old, 0u) << "of " << killed << " folders " << none << " hold no model";
-  hub::save_language_model(folder / "m", two[1]);  // what the last kill left is no obstacle
+  hub::save_language_model(folder / "m", two[1]);  // files of the last kill do not prevent saving
   EXPECT_EQ(std::get<models::Llama>(hub::load_language_model(folder / "m"))->options().rotary_base,
             500.0);
 }
@@ -204,7 +205,7 @@ INSTANTIATE_TEST_SUITE_P(Folders, Hub,
                            return name;
                          });
 
-// One line that says what is wrong, and where.
+// Each error is one line that gives the problem and its position.
 class Refused : public testing::Test {
  protected:
   void SetUp() override {
@@ -253,7 +254,7 @@ TEST_F(Refused, OptionsThatChangeNumbers) {
   expect("config.json: has 'rope_theta' twice in one object");
 }
 
-// Of two places that say the same thing, versions of transformers take one or the other.
+// If two keys have the same meaning, the version of transformers decides which one is used.
 TEST_F(Refused, PositionsThatAreSaidTwice) {
   const std::string llama3 =
       R"("rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
@@ -355,7 +356,7 @@ TEST_F(Refused, AnIndexThatNamesAnotherShard) {
       "it, found model-00002-of-00003.safetensors");
 }
 
-// Before memory for the model is asked for.
+// Sizes are checked before memory for the model is allocated.
 TEST_F(Refused, SizesBeyondAllMemory) {
   replace("config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 2147483647");
   expect("has no tensor 'model.layers.2147483646.self_attn.q_proj.weight'");
@@ -365,7 +366,7 @@ TEST_F(Refused, SizesBeyondAllMemory) {
       "tensor 'model.embed_tokens.weight' has shape [61, 24], config.json says [2147483647, 24]");
 }
 
-// As a process leaves it that was killed while it replaced the model (0086).
+// The folder that a process leaves if it is killed while it replaces the model (0086).
 TEST_F(Refused, AFolderWithoutConfig) {
   fs::remove(folder / "config.json");
   EXPECT_THROW((void)hub::load_language_model(folder.path()), SystemError);

@@ -97,7 +97,7 @@ def make(kind, folder, seed):
     tensors = {name: torch.randn(shape) * 0.3 + (1.0 if len(shape) == 1 else 0.0)
                for name, shape in shapes}
     if kind == "gpt2":
-        tensors["h.0.attn.bias"] = torch.ones(1, 1, 32, 32).tril()   # as old versions saved it
+        tensors["h.0.attn.bias"] = torch.ones(1, 1, 32, 32).tril()   # old versions save it
     if kind != "llama-shards":
         write_safetensors(folder / "model.safetensors", tensors)
         return
@@ -193,7 +193,7 @@ def main():
     if task == "logits":
         print(" ".join(repr(value) for value in logits(torch.tensor(ids)).tolist()))
         return
-    if task == "generate_all":  # as transformers: no window
+    if task == "generate_all":  # like transformers: no window
         most = len(ids) + int(words[2])
     for _ in range(int(words[2])):
         ids.append(logits(torch.tensor(ids[-most:])).argmax().item())
