@@ -1,4 +1,4 @@
-// A link that can be cut: carries TCP connections to a server on this machine.
+// A proxy that forwards TCP connections to a server on this host and can interrupt them.
 #pragma once
 
 #include "sys/sockets.h"
@@ -18,7 +18,7 @@ namespace lockstep::test {
 
 class CuttableRelay {
  public:
-  // `port` 0: a free one.
+  // 0 picks a free `port`.
   explicit CuttableRelay(std::uint16_t server_port, std::uint16_t port = 0)
       : server_port_(server_port),
         listener_(sys::listen_on(sys::SocketAddress::tcp("127.0.0.1", port))),
@@ -30,7 +30,7 @@ class CuttableRelay {
   }
 
   [[nodiscard]] std::uint16_t port() const { return port_; }
-  // Ends every connection; new ones are closed at once until heal().
+  // Closes all connections; new ones are closed immediately until heal().
   void cut() {
     const std::lock_guard lock(mutex_);
     is_cut_ = true;
@@ -40,7 +40,8 @@ class CuttableRelay {
     const std::lock_guard lock(mutex_);
     is_cut_ = false;
   }
-  // The clients see the end of their connections; the server does not, until close_to_server().
+  // Closes the connections to the clients; connections to the server stay open until
+  // close_to_server().
   void close_to_clients() {
     const std::lock_guard lock(mutex_);
     for (Pair& pair : pairs_) pair.client.reset();
@@ -73,11 +74,11 @@ class CuttableRelay {
       pairs_.push_back({std::move(client),
                         sys::connect_to(sys::SocketAddress::tcp("127.0.0.1", server_port_), soon)});
     } catch (const Error&) {
-      return;  // as a server that refuses
+      return;  // like a server that refuses the connection
     }
   }
 
-  // False once one side has closed.
+  // Returns false once one side has closed its connection.
   static bool moved(Pair& pair) {
     try {
       move(pair.client.get(), pair.server.get());

@@ -1,5 +1,6 @@
-// Where real data sets lie: LOCKSTEP_DATA, else ../shared/data beside the source tree, else data/
-// in it. A test that needs one and finds none skips and says why:
+// Finds the folder of real datasets: LOCKSTEP_DATA, otherwise ../shared/data beside the source
+// tree, otherwise data/ in the source tree. A test that needs a dataset and does not find it is
+// skipped with a reason:
 //
 //   auto text = test::data_file("tinyshakespeare.txt");
 //   if (!text) GTEST_SKIP() << test::no_data("tinyshakespeare.txt");
@@ -13,9 +14,9 @@
 namespace lockstep::test {
 
 [[nodiscard]] std::optional<std::filesystem::path> data_folder();
-// A file or folder in it, when it exists.
+// Returns the path of a file or folder in data_folder(), if it exists.
 [[nodiscard]] std::optional<std::filesystem::path> data_file(std::string_view name);
-// The reason to print when it does not.
+// Returns the reason to skip a test if `name` does not exist.
 [[nodiscard]] std::string no_data(std::string_view name);
 
 }  // namespace lockstep::test

@@ -1,5 +1,4 @@
-// System calls that an old kernel, a container or a file system refuses, for tests of what happens
-// then.
+// Makes system calls fail as they do with an old kernel, in a container, or on some filesystems.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,11 +15,12 @@ struct DeniedCall {
   [[nodiscard]] std::string text() const;  // "memfd_create: ENOSYS"
 };
 
-// From now on this thread, and the threads and programs that it starts, get the error from each
-// such call. There is no way back: in a forked process only. False where can_deny_calls() is.
+// Makes each such call of this thread, and of the threads and programs that it starts, fail with
+// the error. Cannot be undone: use it in a forked process only. Returns false if can_deny_calls()
+// is false.
 [[nodiscard]] bool deny(const DeniedCall& call);
 
-// Whether the system has seccomp filters, tried once in a process of its own.
+// Returns true if the system supports seccomp filters; tested once in a separate process.
 [[nodiscard]] bool can_deny_calls();
 inline constexpr const char* no_filters = "this system refuses seccomp filters";
 
@@ -31,7 +31,7 @@ class WithDeniedCalls : public testing::Test {
   }
 };
 
-// Each of the calls with each of the errors.
+// Returns every combination of the calls and the errors.
 [[nodiscard]] std::vector<DeniedCall> denied_calls(const std::vector<DeniedCall>& calls,
                                                    const std::vector<int>& errors);
 

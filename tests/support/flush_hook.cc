@@ -43,7 +43,7 @@ FlushHook::~FlushHook() {
 
 }  // namespace lockstep::test
 
-// In place of the C library's.
+// Replaces the C library's fsync().
 extern "C" int fsync(int file) {
   using namespace lockstep::test;
   if (const auto hook = current_hook()) {

@@ -1,4 +1,5 @@
-// Stands before every fsync() of the test program: to fail, to wait, or to see what is flushed.
+// Intercepts every fsync() of the test program, to make it fail, delay it, or record what is
+// flushed.
 #pragma once
 
 #include <functional>
@@ -6,9 +7,9 @@
 
 namespace lockstep::test {
 
-// While it lives, `hook` is called with the path of each file or folder that this process is about
-// to flush, from whichever thread. An error number that it returns is fsync()'s; 0: flush. One at a
-// time; forked children have a copy of it.
+// Calls `hook` with the path of each file or folder that this process is about to flush, from any
+// thread, during the object's lifetime. If the hook returns an error number, fsync() fails with it;
+// if it returns 0, fsync() continues. Only one hook at a time; forked children inherit it.
 class FlushHook {
  public:
   explicit FlushHook(std::function<int(const std::string&)> hook);

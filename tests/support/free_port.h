@@ -1,11 +1,11 @@
-// A port for a test that listens.
+// A port for tests that listen.
 #pragma once
 
 #include <cstdint>
 
 namespace lockstep::test {
 
-// A TCP port of 127.0.0.1 that nothing listens on right now.
+// Returns a TCP port of 127.0.0.1 that is currently free.
 [[nodiscard]] std::uint16_t free_port();
 
 }  // namespace lockstep::test

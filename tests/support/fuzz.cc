@@ -118,7 +118,7 @@ FuzzRounds::FuzzRounds(std::string_view name, std::uint64_t share)
     : name_(name), seed_(std::random_device()()), end_(std::chrono::steady_clock::now()) {
   read_environment(share);
   std::printf("%s: seed %llu\n", name_.c_str(), static_cast<unsigned long long>(seed_));
-  std::fflush(stdout);  // it may crash
+  std::fflush(stdout);  // the test may crash
 }
 
 void FuzzRounds::read_environment(std::uint64_t share) {

@@ -1,4 +1,4 @@
-// The main() of every test program.
+// The main() function of every test program.
 #include "support/watchdog.h"
 
 #include <gtest/gtest.h>
@@ -10,16 +10,17 @@
 
 namespace {
 
-// One thread a process: ranks share the cores, and bit-for-bit checks need a fixed count. OpenMP
-// reads the variable when its library is loaded, before main(), so a program that finds it unset
-// starts itself again.
+// Sets one thread per process: ranks share the cores, and bitwise comparisons need a fixed number.
+// OpenMP reads the variable when its library is loaded, before main(), so if the variable is not
+// set, the program executes itself again.
 void fix_thread_count(char** arguments) {
   if (std::getenv("OMP_NUM_THREADS") != nullptr) return;
   ::setenv("OMP_NUM_THREADS", "1", 1);
   ::execv("/proc/self/exe", arguments);
 }
 
-// Ranks that mpirun started run the same tests and have one file for their results: rank 0's.
+// Keeps only the result file of rank 0: all ranks that mpirun started run the same tests and would
+// write the same file.
 void leave_results_to_rank_0() {
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK"}) {
     const char* rank = std::getenv(name);

@@ -1,4 +1,4 @@
-// What a call throws, as text, and the words that must stand in it.
+// The messages of exceptions, and the words that they must contain.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -10,7 +10,8 @@
 
 namespace lockstep::test {
 
-// The text of the E that `action` throws; "no error", or "another error: ..." for anything else.
+// Returns the message of the exception of type E that `action` throws; "no error" if it throws
+// nothing, and "another error: ..." for another exception.
 template <class E>
 std::string message_of(const std::function<void()>& action) {
   try {
@@ -27,7 +28,7 @@ inline bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-// Every word stands in the text.
+// Expects that the text contains every word.
 inline void expect_words(const std::string& text, const std::vector<std::string>& words) {
   for (const auto& word : words)
     EXPECT_TRUE(contains(text, word)) << "no '" << word << "' in: " << text;

@@ -26,7 +26,7 @@ void print_for_rank(int rank, const std::string& text) {
   std::fprintf(stderr, "[rank %d] %s\n", rank, text.c_str());
 }
 
-// Takes the place of gtest's printer in a rank: says which rank failed, and remembers that one did.
+// Replaces gtest's printer in a rank: prints which rank failed, and records the failure.
 class RankListener : public testing::EmptyTestEventListener {
  public:
   explicit RankListener(int rank) : rank_(rank) {}
@@ -47,7 +47,7 @@ class RankListener : public testing::EmptyTestEventListener {
 [[noreturn]] void run_rank(int rank, const RankBody& body) {
   auto& listeners = testing::UnitTest::GetInstance()->listeners();
   listeners.Release(
-      listeners.default_result_printer());  // never deleted: this process only ends by _exit
+      listeners.default_result_printer());  // not deleted: this process only ends by _exit()
   auto* listener = new RankListener(rank);
   listeners.Append(listener);
   bool threw = true;
@@ -74,7 +74,7 @@ pid_t start_rank(int rank, const RankBody& body) {
   run_rank(rank, body);
 }
 
-// True when the process has ended within the limit; it is not collected yet.
+// Returns true if the process ends within the limit; does not reap it.
 bool wait_for_end(pid_t pid, std::chrono::milliseconds limit) {
   int process = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
   if (process < 0) throw std::system_error(errno, std::generic_category(), "pidfd_open");
@@ -113,7 +113,7 @@ std::ostream& operator<<(std::ostream& out, const RankResult& result) {
 }
 
 RankProcesses::RankProcesses(int count, const RankBody& body) : ranks_(count) {
-  std::fflush(nullptr);  // or each rank prints what lies in the buffers again
+  std::fflush(nullptr);  // otherwise each rank would print the buffered output again
   for (int rank = 0; rank < count; ++rank) ranks_[rank].pid = start_rank(rank, body);
 }
 

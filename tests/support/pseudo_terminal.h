@@ -1,4 +1,4 @@
-// A terminal for tests: what is written to it can be read again.
+// A pseudo-terminal for tests, which can read what was written to it.
 #pragma once
 
 #include "sys/file_descriptor.h"
@@ -12,8 +12,8 @@ namespace lockstep::test {
 
 inline constexpr const char* no_terminals = "this system gives no pseudo-terminal (/dev/pts)";
 
-// Its reading end; empty where the system gives none, as in a chroot without /dev/pts. The path of
-// the terminal is ptsname() of it.
+// Returns the master side; empty if the system has no pseudo-terminals, as in a chroot without
+// /dev/pts. ptsname() returns the path of the terminal.
 [[nodiscard]] inline sys::FileDescriptor make_pseudo_terminal() {
   sys::FileDescriptor end(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
   const bool is_usable = end && ::grantpt(end.get()) == 0 && ::unlockpt(end.get()) == 0 &&

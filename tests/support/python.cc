@@ -15,7 +15,7 @@
 namespace lockstep::test {
 namespace {
 
-constexpr int seconds_of_python = 240;  // most of them to read torch from a slow disk
+constexpr int seconds_of_python = 240;  // mostly for loading torch from a slow disk
 
 std::string quoted(const std::string& word) {
   std::string text = "'";

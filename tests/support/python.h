@@ -1,9 +1,9 @@
-// Python with torch as an oracle: LOCKSTEP_PYTHON, else .venv/bin/python of the source tree. A test
-// without one skips:
+// Python with torch as a reference: LOCKSTEP_PYTHON, otherwise .venv/bin/python of the source tree.
+// If there is no Python, a test is skipped:
 //
 //   if (!test::python()) GTEST_SKIP() << test::no_python;
-//   auto result = test::run_python("import sys, torch;
-//   print(torch.arange(int(sys.argv[1])).sum().item())", {"5"});
+//   auto result = test::run_python(
+//       "import sys, torch; print(torch.arange(int(sys.argv[1])).sum().item())", {"5"});
 #pragma once
 
 #include <filesystem>
@@ -20,10 +20,10 @@ inline constexpr std::string_view no_python = "no Python with torch: set LOCKSTE
 
 struct PythonResult {
   int exit_code = -1;
-  std::string output;  // what it printed; its error output goes to the test's own
+  std::string output;  // standard output; standard error goes to that of the test
 };
 
-// Runs a script with arguments and waits for its end. Throws when there is no Python.
+// Runs a script with arguments and waits until it ends. Throws if there is no Python.
 [[nodiscard]] PythonResult run_python(const std::string& script,
                                       const std::vector<std::string>& arguments = {});
 

@@ -17,7 +17,7 @@
 
 namespace {
 
-// Signal handlers and operator new reach nothing but globals.
+// Globals, because signal handlers and operator new can only access globals.
 thread_local bool counting = false;
 thread_local int until_refused = -1;
 std::atomic<int> system_calls{0};

@@ -1,8 +1,8 @@
-// Counts what a piece of code asks of the system: calls of the kernel, blocks from operator new.
-// Has operator new refuse a block.
+// Counts the system calls and the calls of operator new in a piece of code, and can make operator
+// new fail.
 //
-// asked_by() is only for a forked rank that ends right afterwards (test::RankProcesses). Neither is
-// for sanitizers, which make calls of their own and have an allocator of their own.
+// Use asked_by() only in a forked rank that ends right afterwards (test::RankProcesses). Neither
+// function works with sanitizers, which make their own system calls and have their own allocator.
 #pragma once
 
 #include <functional>
@@ -11,19 +11,19 @@ namespace lockstep::test {
 
 struct Asked {
   int system_calls = 0;
-  int first_call = -1;  // its number, for a message
+  int first_call = -1;  // system call number, for messages
   int allocations = 0;
 };
 
-// True where these can be used.
+// Returns true if asked_by() and refuse_allocation() can be used.
 [[nodiscard]] bool can_count_calls();
 
-// Runs `body` in this thread. From here on the thread gets no system call through any more, except
-// those that end the process; clock readings that need no system call are none.
+// Runs `body` in this thread. Afterwards no system call of this thread works any more, except those
+// that end the process. Clock readings through the vDSO are not system calls.
 [[nodiscard]] Asked asked_by(const std::function<void()>& body);
 
-// The `number`-th block (0: the next one) that this thread asks of operator new is refused by
-// std::bad_alloc. Negative: none is.
+// Makes the `number`-th call of operator new in this thread (0: the next one) throw std::bad_alloc.
+// A negative number disables this.
 void refuse_allocation(int number);
 
 }  // namespace lockstep::test

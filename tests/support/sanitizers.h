@@ -1,4 +1,4 @@
-// Which sanitizer watches the tests: some meet limits that a sanitizer itself needs more of.
+// The sanitizer of this build: some tests set limits that are too low for a sanitizer.
 #pragma once
 
 namespace lockstep::test {
@@ -6,7 +6,7 @@ namespace lockstep::test {
 #if defined(__has_feature)
 inline constexpr bool under_thread_sanitizer = __has_feature(thread_sanitizer);
 inline constexpr bool under_address_sanitizer = __has_feature(address_sanitizer);
-// Its checks of pointers to objects open descriptors.
+// UBSan's checks of object pointers open file descriptors.
 inline constexpr bool under_undefined_behavior_sanitizer =
     __has_feature(undefined_behavior_sanitizer);
 #else

@@ -1,4 +1,4 @@
-// What lies in the folder of the host's shared memory.
+// The files in the host's shared memory.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,8 @@
 
 namespace lockstep::test {
 
-// Names in /dev/shm, but for those that Open MPI and MPICH give: other tests start their programs
-// at the same time.
+// Returns the names in /dev/shm, except those of Open MPI and MPICH, because other tests run MPI
+// programs at the same time.
 [[nodiscard]] inline std::set<std::string> shared_files() {
   constexpr std::array<std::string_view, 4> of_others = {"vader_segment.", "sm_segment.",
                                                          "open_mpi.", "mpich_shar_tmp"};

@@ -1,4 +1,4 @@
-// A deadline for what must happen, on a busy machine too.
+// Returns a deadline for an event that must happen, long enough for a busy host.
 #pragma once
 
 #include <lockstep/base/deadline.h>

@@ -1,4 +1,4 @@
-// A fresh folder below TMPDIR (or /tmp) that is removed with everything in it when the object goes.
+// A new folder in TMPDIR (or /tmp), removed with all its contents by the destructor.
 #pragma once
 
 #include <filesystem>

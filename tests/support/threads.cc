@@ -21,7 +21,7 @@ std::vector<fs::path> folders_of_other_threads() {
   return folders;
 }
 
-// A line of a thread's status, without its name.
+// Returns the value of a field in a thread's status file.
 std::string status_of(const fs::path& folder, const std::string& name) {
   std::ifstream status(folder / "status");
   for (std::string line; std::getline(status, line);)
@@ -29,7 +29,8 @@ std::string status_of(const fs::path& folder, const std::string& name) {
   return {};
 }
 
-// Those that a thread causes itself, those that cannot be blocked, and two of the C library's.
+// Signals that a thread's own instructions raise, that cannot be blocked, or that the C library
+// uses.
 bool may_stay_open(int signal) {
   static const std::set<int> open{SIGSEGV, SIGBUS,  SIGFPE,  SIGILL, SIGTRAP,
                                   SIGSYS,  SIGKILL, SIGSTOP, 32,     33};
@@ -44,7 +45,7 @@ std::vector<std::string> threads_that_take_signals() {
   std::vector<std::string> found;
   for (const auto& folder : folders_of_other_threads()) {
     auto blocked = status_of(folder, "SigBlk");
-    if (blocked.empty()) continue;  // it has ended meanwhile
+    if (blocked.empty()) continue;  // the thread has ended meanwhile
     auto mask = std::stoull(blocked, nullptr, 16);
     std::string open;
     for (int signal = 1; signal < SIGRTMAX; ++signal) {

@@ -1,4 +1,4 @@
-// The threads of this process, as the kernel shows them.
+// The threads of this process, as listed by the kernel.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,10 @@
 
 namespace lockstep::test {
 
-// Names of the threads, other than the calling one, to which a signal of the program's could be
-// delivered; each with the signals that it does not block.
+// Returns the names of all threads, except the calling one, that can receive a signal meant for the
+// program, each with the signals that it does not block.
 [[nodiscard]] std::vector<std::string> threads_that_take_signals();
-// How many threads there are besides the calling one.
+// Returns the number of threads besides the calling one.
 [[nodiscard]] std::size_t other_threads();
 
 }  // namespace lockstep::test

@@ -105,7 +105,7 @@ def keep(script, request, files, asker):
     for file in files:
         os.close(file)
     select.select([os.pidfd_open(process), asker], [], [])
-    os.kill(process, signal.SIGKILL)  # the asker has gone, or the script has ended and nothing happens
+    os.kill(process, signal.SIGKILL)  # the client is gone, or the script has ended and this has no effect
     _, status = os.waitpid(process, 0)
     try:
         asker.send(str(os.waitstatus_to_exitcode(status)).encode())
@@ -118,7 +118,7 @@ def import_torch(name="torch"):
     import contextlib
     import importlib
 
-    with contextlib.suppress(ImportError):  # the script says it better
+    with contextlib.suppress(ImportError):  # the error of the script is clearer
         importlib.import_module(name)
 
 

@@ -21,10 +21,11 @@ namespace {
 
 constexpr int deepest_descendant = 8;
 
-// What the signal handler writes: made before the alarm is set, since a handler may not allocate.
+// The output of the signal handler, prepared before the alarm is set because a handler must not
+// allocate.
 char last_words[512];
 
-// The numbers in the file of a process's children, without a call that a handler may not make.
+// Reads the pids in the `children` file of a process, with async-signal-safe calls only.
 std::size_t children_of(pid_t process, std::span<pid_t> children) {
   char path[64] = "/proc/";
   auto append = [end = path + std::strlen(path)](std::string_view text) mutable {
@@ -52,8 +53,8 @@ std::size_t children_of(pid_t process, std::span<pid_t> children) {
   return count;
 }
 
-// What a test has started must not outlive it: a program that waits for its output would hang.
-// Children first, so that none is adopted before it was seen.
+// Processes started by a test must not outlive it: a program that waits for their output would
+// hang. Kills children first, so that none is reparented before it was found.
 void kill_descendants(pid_t process, int depth = 0) {
   pid_t children[128];
   auto count = children_of(process, children);

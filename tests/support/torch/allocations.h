@@ -1,4 +1,4 @@
-// Counts the bytes that this thread takes from LibTorch's allocators and gives back.
+// Counts the bytes that this thread allocates from LibTorch's allocators and frees.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -15,7 +15,7 @@ class Allocations {
   Allocations()
       : counter_(std::make_shared<Counter>()), on_(c10::DebugInfoKind::PROFILER_STATE, counter_) {}
 
-  // Since this object was made.
+  // Counted since this object was created.
   [[nodiscard]] std::int64_t held() const { return counter_->held; }
   [[nodiscard]] std::int64_t peak() const { return counter_->peak; }
   void reset_peak() { counter_->peak = counter_->held; }

@@ -1,4 +1,4 @@
-// Numbers that a seed determines, the same in every process.
+// Pseudo-random numbers from a seed, the same in every process.
 #pragma once
 
 #include "base/fingerprint.h"
@@ -10,7 +10,7 @@ namespace lockstep::test {
 class DrawnNumbers {
  public:
   explicit DrawnNumbers(std::uint64_t seed) : state_(seed) {}
-  // 0 .. limit - 1
+  // Returns a number from 0 to limit - 1.
   int below(int limit) {
     state_ = combine_fingerprints(state_, 1);
     return static_cast<int>(state_ % static_cast<std::uint64_t>(limit));

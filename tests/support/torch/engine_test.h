@@ -3,7 +3,7 @@
 //   class ReduceContract : public test::EngineTest {};
 //   TEST_P(ReduceContract, AllReduce) { run([&](Group group) { ... }); }
 //   INSTANTIATE_TEST_SUITE_P(Engines, ReduceContract, test::every_engine({1, 2, 3, 5}),
-//   test::engine_test_name);
+//                            test::engine_test_name);
 #pragma once
 
 #include "support/torch/ranks.h"
@@ -20,7 +20,7 @@ class EngineTest : public testing::TestWithParam<std::tuple<Engine, int>> {
  protected:
   [[nodiscard]] Engine engine() const { return std::get<0>(GetParam()); }
   [[nodiscard]] int size() const { return std::get<1>(GetParam()); }
-  // Whether sums come in the order of the tree, to the bit.
+  // Returns true if sums are computed in the order of the tree, bitwise reproducible.
   [[nodiscard]] bool is_exact() const {
     return engine() != Engine::gloo && engine() != Engine::hierarchical;
   }
@@ -29,7 +29,7 @@ class EngineTest : public testing::TestWithParam<std::tuple<Engine, int>> {
   }
 };
 
-// Hierarchical groups of one and two ranks are groups of another engine: they are left out.
+// Omits hierarchical groups of one and two ranks, because they are groups of another engine.
 [[nodiscard]] inline auto every_engine(const std::vector<int>& sizes) {
   std::vector<std::tuple<Engine, int>> cases;
   for (auto engine : engines()) {

@@ -31,7 +31,7 @@ struct InjectedError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The life of one rank.
+// Runs one rank.
 class InjectedRank {
  public:
   InjectedRank(const Injection& injection, int rank, Group world, InjectionBoard& board)
@@ -53,14 +53,15 @@ class InjectedRank {
   }
 
  private:
-  // The deadlines of the injection are for ranks at work, not for those that load LibTorch.
+  // Synchronises the ranks first: the deadlines of the injection must not include the time to load
+  // LibTorch.
   void come_together() {
     auto values = at::ones({100'000});
     world_.all_reduce(values, Op::sum, {.tag = "begin", .timeout = 10s}).wait();
     world_.broadcast(values, 0, {.tag = "begin", .timeout = 10s}).wait();
   }
 
-  // What the plan has for a step: of many lengths, on the same seed the same for all ranks.
+  // The planned call of a step: various lengths, the same on all ranks for the same seed.
   struct Wanted {
     std::int64_t length;
     bool reduces;
@@ -71,7 +72,7 @@ class InjectedRank {
     return {length, plan.below(3) != 0};
   }
 
-  // The step's call, with the rank now and then busy before it.
+  // Makes the step's call, sometimes after a random delay.
   Work call(int step) {
     DrawnNumbers own(
         combine_fingerprints(injection_.seed, static_cast<std::uint64_t>(step * 8 + rank_)));
@@ -85,7 +86,7 @@ class InjectedRank {
                    : world_.broadcast(values, step % world_.size(), options);
   }
 
-  // Sends itself the signal at some moment of the calls that follow.
+  // Makes calls, and sends the signal to this process at a random moment during them.
   void signal_soon(int signal) {
     const auto delay = std::chrono::microseconds(DrawnNumbers(injection_.seed + 7).below(3000));
     std::thread([&board = board_, delay, signal] {
@@ -114,7 +115,7 @@ class InjectedRank {
     }
   }
 
-  // A call of its own where the others make that of the step.
+  // Makes a call that differs from the other ranks' call of the step.
   void differ(int step) {
     if (injection_.misdeed == Misdeed::order) {
       call(step + 1).wait();
@@ -197,7 +198,7 @@ void live_injected(const Injection& injection, int rank, const std::string& plac
     InjectedRank(injection, rank, recorded_world(std::move(world), injection.deadline), board)
         .run();
   } catch (const InjectedError&) {
-    // What the rank held has gone on the way here.
+    // Unwinding has destroyed everything that the rank held.
   }
 }
 

@@ -1,4 +1,4 @@
-// One rank of an injection: what it does, and where it writes what it was told.
+// One rank of an injection: its actions, and where it records the errors that it gets.
 #pragma once
 
 #include "support/torch/injection.h"
@@ -12,19 +12,20 @@ namespace lockstep::test {
 
 inline constexpr int most_injected_ranks = 5;
 
-// What the ranks tell the test program, which may not trust a rank that dies to say anything.
+// Reports of the ranks to the test program, in shared memory because a rank can die at any moment.
 struct InjectionBoard {
   struct Report {
-    std::atomic<std::int64_t> at{0};  // of the error, 0: none yet
+    std::atomic<std::int64_t> at{0};  // time of the error; 0: no error yet
     std::atomic<bool> is_right{false};
     std::array<char, 1000> text{};
   };
   std::atomic<std::int64_t> deed{0};
-  std::atomic<bool> is_over{false};  // who still computes for ever may stop
+  std::atomic<bool> is_over{false};  // ranks that loop forever may stop
   std::array<Report, most_injected_ranks> reports{};
 };
 
-// Joins the others at the store of `place`, calls collectives until an error, and leaves.
+// Joins the other ranks at the store of `place`, makes collective calls until one fails, and
+// leaves.
 void live_injected(const Injection& injection, int rank, const std::string& place,
                    InjectionBoard& board);
 

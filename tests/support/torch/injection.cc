@@ -23,9 +23,10 @@ class InjectedRanks {
  public:
   virtual ~InjectedRanks() = default;
   [[nodiscard]] virtual const InjectionBoard& board() const = 0;
-  // Blocks until that rank has left its group in order; false when it has not by then.
+  // Blocks until that rank has left its group in order. Returns false if the rank has not left
+  // within `limit`.
   [[nodiscard]] virtual bool has_left(int rank, std::chrono::milliseconds limit) = 0;
-  // What they printed, as far as it is known here.
+  // Returns the output of the ranks, if it is available here.
   [[nodiscard]] virtual std::string output() const { return {}; }
 };
 
@@ -33,16 +34,17 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// How long a survivor may take to be told and to leave.
+// How long a survivor may take to get the error and to leave.
 constexpr auto survivor_limit = 20s;
 
-// The name of a socket that nobody else uses.
+// Returns an unused socket name.
 std::string fresh_place() {
   static int places = 0;
   return formatted("@lockstep-injection-{}-{}", ::getpid(), ++places);
 }
 
-// A process of its own holds the store, as a launcher would: a rank that stops may hold its lock.
+// Holds the store in a separate process, as a launcher does, because a stopped rank could hold the
+// store's lock.
 void hold_store(const std::string& place) {
   const StoreServer server({.host = place});
   std::this_thread::sleep_for(1h);

@@ -1,5 +1,5 @@
-// One injected failure: some ranks in a loop of collectives, one of which does something bad at a
-// random moment, and what the others are told and when.
+// One injected failure: ranks make collectives in a loop, one of them misbehaves at a random
+// moment, and the errors of the others are recorded with their times.
 #pragma once
 
 #include "support/torch/ranks.h"
@@ -15,12 +15,12 @@
 namespace lockstep::test {
 
 enum class Misdeed {
-  kill,       // SIGKILL, at any instruction
-  stop,       // SIGSTOP, at any instruction
-  loop,       // computes for ever between two calls
-  exit,       // ends its process without leaving
+  kill,       // SIGKILL at any instruction
+  stop,       // SIGSTOP at any instruction
+  loop,       // loops forever between two calls
+  exit,       // ends its process without leaving the group
   exception,  // leaves through an exception
-  operation,  // from here on, one call that the others do not make
+  operation,  // this and the following: makes one call that differs from the other ranks'
   reduction,
   dtype,
   count,
@@ -33,46 +33,47 @@ enum class Misdeed {
 [[nodiscard]] std::string name_of(Misdeed misdeed);
 [[nodiscard]] const std::vector<Misdeed>& all_misdeeds();
 
-// Those whose ranks are processes that a test can fork: shm, and gloo where this build has it.
+// Returns the engines whose ranks are processes that a test can fork: shm, and gloo if this build
+// has it.
 [[nodiscard]] std::vector<Engine> engines_of_processes();
 
-// Those, hierarchical over Gloo, and mpi.
+// An engine: one of engines_of_processes(), hierarchical over Gloo, or mpi.
 struct Target {
   Engine engine = Engine::shm;
-  std::string mpi = {};  // the implementation whose mpirun starts the ranks: "openmpi", "mpich"
+  std::string mpi = {};  // MPI implementation whose mpirun starts the ranks: "openmpi", "mpich"
 
   [[nodiscard]] std::string name() const;  // "shm", "gloo", "hierarchical", "openmpi", "mpich"
   friend std::ostream& operator<<(std::ostream& out, const Target& target);
 };
-// Those of this build for which this machine has what they need.
+// Returns the targets that this build supports and whose requirements this host meets.
 [[nodiscard]] std::vector<Target> injection_targets();
 
 struct Injection {
   Target target = {};
   Misdeed misdeed = Misdeed::kill;
   std::uint64_t seed = 0;
-  Duration deadline = std::chrono::seconds(1);  // of a wait
+  Duration deadline = std::chrono::seconds(1);  // deadline of a wait
 
-  // From the seed.
-  [[nodiscard]] int ranks() const;   // 2-5
-  [[nodiscard]] int victim() const;  // who does it
-  [[nodiscard]] int step() const;    // when
-  // Of the victim.
+  // Derived from the seed.
+  [[nodiscard]] int ranks() const;   // 2 to 5
+  [[nodiscard]] int victim() const;  // the rank that misbehaves
+  [[nodiscard]] int step() const;    // the step in which it misbehaves
+  // Returns true if the victim's process ends.
   [[nodiscard]] bool ends_a_process() const {
     return misdeed == Misdeed::kill || misdeed == Misdeed::exit;
   }
 };
 
 struct Outcome {
-  bool named_rightly = true;       // by every survivor: the right error with the right rank in it
-  std::string problem;             // what was wrong, for the first that was not
-  std::vector<double> seconds;     // from the deed to the error, of every survivor
-  std::vector<std::string> texts;  // what each of them was told
+  bool named_rightly = true;       // every survivor got the right error, with the right rank
+  std::string problem;             // what was wrong, for the first survivor
+  std::vector<double> seconds;     // from the failure to the error, per survivor
+  std::vector<std::string> texts;  // the message that each survivor got
 };
 
 class MpirunWorlds;
 
-// Starts it; several may run at once, but one in a world that mpirun started.
+// A running injection. Several may run at once, but only one in a world that mpirun started.
 class RunningInjection {
  public:
   RunningInjection(const Injection& injection, MpirunWorlds& worlds);

@@ -22,12 +22,12 @@ namespace {
 
 constexpr auto type = c10::DeviceType::PrivateUse1;
 
-// What has been given to the streams and not been done yet.
+// The tasks that were given to streams and have not run yet.
 class Streams {
  public:
   struct Place {
     c10::StreamId stream = 0;
-    std::uint64_t number = 0;  // of the last task before it
+    std::uint64_t number = 0;  // number of the last task before this position
   };
 
   void give(c10::StreamId stream, std::function<void()> task) {
@@ -65,7 +65,7 @@ class Streams {
     std::uint64_t given = 0;
     std::uint64_t done = 0;
   };
-  std::recursive_mutex mutex_;  // a task may wait for another stream
+  std::recursive_mutex mutex_;  // recursive, because a task may wait for another stream
   std::map<c10::StreamId, Queue> queues_;
   c10::StreamId last_ = 0;
 };
@@ -117,8 +117,8 @@ at::Tensor empty_strided(c10::IntArrayRef sizes, c10::IntArrayRef strides,
                                            dtype.value_or(at::kFloat));
 }
 
-// As CUDA's: on the current stream, and waited for only where one end is the host's and the caller
-// wants it. Both ends are dense: all that engines copy.
+// Copies as CUDA does: on the current stream, and blocking only if one side is on the host and the
+// caller asks for it. Both sides are dense: engines copy no other tensors.
 at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   TORCH_CHECK(from.is_contiguous() && to.is_contiguous() && from.dtype() == to.dtype(),
               "the late device copies dense tensors of one dtype");
@@ -150,7 +150,8 @@ bool has_same_kind(const at::Tensor& one, const at::Tensor& other) {
   return one.device() == other.device();
 }
 
-// It counts no device: for one, autograd would start a thread, and then no rank could be forked.
+// Reports no devices: if it reported one, autograd would start a thread, and ranks could not be
+// forked.
 struct LateGuard final : c10::impl::DeviceGuardImplInterface {
   using Place = Streams::Place;
   LateGuard() = default;

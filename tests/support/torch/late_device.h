@@ -1,9 +1,8 @@
-// A device for tests of what is said about devices, where there is none: LibTorch's spare device
-// type, with memory that the CPU's kernels are not let near, and streams that do nothing of what
-// they are given before a rank waits for it. So an order that nobody has asked for never happens
-// by chance.
+// A simulated device for tests without a real one: LibTorch's spare device type, with memory that
+// CPU kernels cannot access, and streams that run no task before a rank waits for it. A missing
+// synchronisation therefore always shows.
 //
-// It has copies, views, zeros and fill_later(). Any thread.
+// The device supports copies, views, zeros and fill_later(). Thread-safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,16 +12,16 @@ namespace lockstep::test {
 
 [[nodiscard]] c10::Device late_device();
 
-// A copy of a host's tensor there, complete when this returns.
+// Returns a copy of a host tensor on the device; the copy is complete on return.
 [[nodiscard]] at::Tensor on_late_device(const at::Tensor& host);
 
-// A stream that no other call of this returns.
+// Returns a new stream on each call.
 [[nodiscard]] c10::Stream new_late_stream();
 
-// Gives this thread's current stream the task to fill a contiguous float tensor.
+// Enqueues a fill of a contiguous float tensor on this thread's current stream.
 void fill_later(const at::Tensor& tensor, float value);
 
-// An element, after all that this thread's current stream was given.
+// Returns an element after all tasks of this thread's current stream have run.
 [[nodiscard]] float late_value(const at::Tensor& tensor, std::int64_t index);
 
 }  // namespace lockstep::test

@@ -39,7 +39,8 @@ bool holds_within(std::chrono::milliseconds limit, const std::function<bool()>& 
   return true;
 }
 
-// Debian's names of the launchers, which can be installed side by side. Empty: not there.
+// Finds a launcher by its name on Debian, where several can be installed. Returns an empty path if
+// the launcher is not installed.
 fs::path launcher_of(std::string_view mpi) {
   const char* folders = std::getenv("PATH");
   std::istringstream list(folders != nullptr ? folders : "");
@@ -55,7 +56,7 @@ std::vector<std::string> environment_for_mpirun(bool loses_a_process) {
                                   "OMPI_MCA_rmaps_base_oversubscribe=1",
                                   "OMPI_MCA_hwloc_base_binding_policy=none",
                                   "OMPI_MCA_odls_base_sigkill_timeout=0"};
-  // MPICH's transport ends a process that reads the memory of one that has died.
+  // MPICH's transport ends a process that reads the memory of a dead process.
   if (loses_a_process) result.emplace_back("UCX_TLS=^cma");
   for (char** entry = environ; *entry != nullptr; ++entry) result.emplace_back(*entry);
   return result;
@@ -146,7 +147,7 @@ bool MpirunWorld::has_ended(int rank, std::chrono::milliseconds limit) const {
 void MpirunWorld::release_victim() {
   board_->injection.is_over = true;
   kill_ranks(SIGCONT);
-  // Where one does not come back, all are replaced.
+  // If one process does not return, the whole world is replaced.
   is_used_up_ = !has_ended(injection_.victim(), end_limit);
 }
 

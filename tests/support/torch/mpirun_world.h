@@ -1,5 +1,5 @@
-// Processes that mpirun started (comm/programs/injected_ranks.cc), to be the ranks of one injection
-// after the other.
+// Processes that mpirun started (comm/programs/injected_ranks.cc), which serve as ranks of several
+// injections in turn.
 #pragma once
 
 #include "support/processes.h"
@@ -18,14 +18,14 @@
 
 namespace lockstep::test {
 
-// Implementations of MPI that this build has a plug-in for and this machine an mpirun.
+// Returns the MPI implementations for which this build has a plug-in and this host an mpirun.
 [[nodiscard]] std::vector<std::string> startable_mpis();
 
-// What the test program and the processes of a world write for each other.
+// Shared memory for communication between the test program and the processes of a world.
 struct WorldBoard {
-  std::atomic<int> test_program{0};  // its process number
+  std::atomic<int> test_program{0};  // its pid
   std::atomic<bool> is_over{false};
-  // Written before `number`, which counts the injections.
+  // The fields below `number` are written before `number`, which counts the injections.
   std::atomic<std::int64_t> number{0};
   Misdeed misdeed{};
   std::uint64_t seed = 0;
@@ -34,31 +34,33 @@ struct WorldBoard {
   InjectionBoard injection;
 
   struct Member {
-    std::atomic<int> process{0};  // 0: not ready yet
+    std::atomic<int> process{0};  // pid; 0: not ready yet
     std::atomic<bool> is_dead{false};
-    std::atomic<std::int64_t> ended{0};  // the injection that it has left
+    std::atomic<std::int64_t> ended{0};  // the last injection that it has left
   };
   std::array<Member, most_injected_ranks> members{};
 };
 
 class MpirunWorld {
  public:
-  // One that suits it. Blocks until all are ready; Error with mpirun's words when they do not come.
+  // Starts a world that suits the injection. Blocks until all its processes are ready; throws Error
+  // with mpirun's output if they do not start.
   explicit MpirunWorld(const Injection& injection);
-  // Blocks until mpirun has ended. A test failure when something has to be killed for that.
+  // Blocks until mpirun has ended. Adds a test failure if a process must be killed for that.
   ~MpirunWorld();
   MpirunWorld(const MpirunWorld&) = delete;
   MpirunWorld& operator=(const MpirunWorld&) = delete;
 
   [[nodiscard]] bool suits(const Injection& injection) const;
-  // Begins it, with the store at `place`.
+  // Starts an injection with the store at `place`.
   void begin(const Injection& injection, const std::string& place);
   [[nodiscard]] const InjectionBoard& board() const { return board_->injection; }
-  // Blocks until that rank has left the injection; false when it died or has not by then.
+  // Blocks until that rank has left the injection. Returns false if the rank died or has not left
+  // within `limit`.
   [[nodiscard]] bool has_ended(int rank, std::chrono::milliseconds limit) const;
-  // Lets the victim go on that is stopped or computes, and waits until it has left.
+  // Lets a stopped or looping victim continue, and waits until it has left.
   void release_victim();
-  // What was printed so far.
+  // Returns the output so far.
   [[nodiscard]] std::string output() const;
 
  private:
@@ -70,12 +72,13 @@ class MpirunWorld {
   const int size_;
   TemporaryFolder folder_;
   SharedObject<WorldBoard> board_;
-  Injection injection_;  // the latest
+  Injection injection_;  // the latest one
   bool is_used_up_ = false;
   sys::Process mpirun_;
 };
 
-// The world that an injection needs, kept for the next one while none of its processes has ended.
+// Provides the world that an injection needs; reuses it for the next one until a process of it has
+// ended.
 class MpirunWorlds {
  public:
   [[nodiscard]] MpirunWorld& suiting(const Injection& injection);

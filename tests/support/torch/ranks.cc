@@ -36,13 +36,13 @@ std::string_view name_of(Engine engine) {
 
 namespace {
 
-// The place that mpirun gave this process; one rank without it.
+// Returns this process's place under mpirun; a single rank without mpirun.
 const rank_env::RankInfo& place_under_mpirun() {
   static const rank_env::RankInfo place = rank_env::detect_mpirun().value_or(rank_env::RankInfo());
   return place;
 }
 
-// Rank 0 serves it as long as it lives: for all tests.
+// Returns a store for all tests. Rank 0 serves it until its process ends.
 std::shared_ptr<Store> store_of_mpirun() {
   static const auto store =
       open_run_store(place_under_mpirun(), Deadline::after(std::chrono::seconds(60)));
@@ -51,7 +51,7 @@ std::shared_ptr<Store> store_of_mpirun() {
 
 }  // namespace
 
-// As many hosts, unevenly and not in order, as a few ranks can show.
+// Returns hosts that are uneven and not in order, as far as a few ranks allow.
 std::vector<std::string> pretended_hosts(int size) {
   switch (size) {
     case 3:
@@ -128,7 +128,7 @@ void run_group(Engine engine, int size, const GroupBody& body, Duration timeout)
   if (is_under_mpirun()) {
     try {
       mpi::ProgressThread::
-          open();  // MPI begins in all processes, also in those that have no rank here
+          open();  // MPI_Init() runs in all processes, also in those without a rank here
       int rank = place_under_mpirun().rank;
       if (rank < size) body(place.join(rank));
     } catch (const std::exception& error) {

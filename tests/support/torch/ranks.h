@@ -1,12 +1,13 @@
-// Ranks for tests, on whichever engine:
+// Ranks for tests, with any engine:
 //
 //   test::run_group(test::Engine::shm, 3, [](Group group) { ... });     // every rank must succeed
 //
-// Engine::local runs ranks as threads of the test program; shm, gloo and hierarchical fork them
-// from it (see processes.h), which is safe because it never runs a parallel region with two
-// threads. Where mpirun started the program, its processes are the ranks of mpi and hierarchical:
-// all of them run the same tests in the same order, and those that a test has no rank for pass it
-// by. EXPECTs work everywhere. Hierarchical groups pretend that their ranks are on several hosts.
+// Engine::local runs ranks as threads of the test program. The engines shm, gloo and hierarchical
+// fork ranks from it (see processes.h), which is safe because the test program never runs a
+// parallel region with two threads. If mpirun started the program, its processes are the ranks of
+// mpi and hierarchical: all of them run the same tests in the same order, and processes without a
+// rank in a test skip it. EXPECTs work everywhere. Hierarchical groups pretend that their ranks are
+// on several hosts.
 #pragma once
 
 #include <lockstep/comm/group.h>
@@ -27,38 +28,38 @@ namespace lockstep::test {
 enum class Engine { local, shm, hierarchical, gloo, mpi };
 
 [[nodiscard]] std::string_view name_of(Engine engine);
-// The engines of this build: gloo only where its headers were found. Under mpirun: those over MPI.
+// Returns the engines of this build; gloo only if its headers were found. Under mpirun, returns the
+// engines over MPI.
 [[nodiscard]] std::vector<Engine> engines();
 [[nodiscard]] bool has(Engine engine);
-// Whether mpirun started this program, with at least two processes.
+// Returns true if mpirun started this program with at least two processes.
 [[nodiscard]] bool is_under_mpirun();
 
 using GroupBody = std::function<void(Group)>;
 
-// Runs body in `size` ranks. An exception or a failed EXPECT of any of them is a failure of the
-// test.
+// Runs body in `size` ranks. An exception or a failed EXPECT of any rank fails the test.
 void run_group(Engine engine, int size, const GroupBody& body,
                Duration timeout = std::chrono::seconds(20));
 
-// On which of several hosts each rank of a hierarchical group is, as tests pretend.
+// Returns the pretended host of each rank of a hierarchical group.
 [[nodiscard]] std::vector<std::string> pretended_hosts(int size);
 
-// Where ranks that are processes meet, for tests that start and end them by hand: made by the
+// Rendezvous for ranks that are processes, in tests that start and end them by hand: created by the
 // parent, used in the ranks.
 class RankRendezvous {
  public:
   RankRendezvous(Engine engine, int size, Duration timeout = std::chrono::seconds(20));
-  // In a rank: joins the others.
+  // Joins the other ranks; called in a rank.
   [[nodiscard]] Group join(int rank) const;
-  // A client of the place's store, for test code's own messages.
+  // Returns a client of the rendezvous store, for the test's own messages.
   [[nodiscard]] std::shared_ptr<Store> store() const;
 
  private:
   Engine engine_;
   int size_;
   Duration timeout_;
-  TemporaryFolder folder_;  // of forked ranks
-  int number_ = 0;          // of this place, among those of the processes of an mpirun
+  TemporaryFolder folder_;  // for forked ranks
+  int number_ = 0;          // under mpirun: distinguishes the rendezvous of one run
 };
 
 }  // namespace lockstep::test

@@ -1,5 +1,5 @@
-// An object that several processes see: in memory that forked ranks share, or in a file that
-// programs which know its path map. T holds no pointers, and atomics where they meet.
+// An object that several processes share, either in memory that forked ranks inherit or in a file
+// that programs map by its path. T must not hold pointers, and needs atomics for concurrent access.
 #pragma once
 
 #include <lockstep/base/error.h>
@@ -21,13 +21,13 @@ class SharedObject {
 
  public:
   SharedObject() : SharedObject(-1, MAP_SHARED | MAP_ANONYMOUS) { new (object_) T; }
-  // Makes the file.
+  // Creates the file and the object in it.
   [[nodiscard]] static SharedObject make(const std::filesystem::path& path) {
     SharedObject made = open(path, O_RDWR | O_CREAT | O_EXCL);
     new (made.object_) T;
     return made;
   }
-  // As another process made it.
+  // Maps the file that another process created.
   [[nodiscard]] static SharedObject open(const std::filesystem::path& path) {
     return open(path, O_RDWR);
   }

@@ -1,4 +1,4 @@
-// Ranks for tests of what happens to tensors of a device on an engine that moves the host's memory.
+// Ranks for tests of device tensors on an engine that moves host memory.
 #pragma once
 
 #include <lockstep/comm/group.h>
@@ -7,7 +7,7 @@
 
 namespace lockstep::test {
 
-// Runs `rank` in `size` threads, each with a group of the engine local whose tensors are staged. An
+// Runs `rank` in `size` threads, each with a group of Engine::local whose tensors are staged. An
 // exception of a rank fails the test.
 void run_staged(int size, const std::function<void(Group)>& rank);
 

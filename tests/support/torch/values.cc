@@ -46,7 +46,8 @@ Number combine(Number left, Number right, Op op) {
   return Number{};
 }
 
-// The tree of the contract: [low, high) splits after the largest power of two below its length.
+// Computes the tree of the contract: [low, high) splits after the largest power of two below its
+// length.
 template <class Number>
 Number in_tree(const std::vector<const Number*>& ranks, std::int64_t index, std::size_t low,
                std::size_t high, Op op) {
@@ -105,7 +106,7 @@ at::Tensor expected_reduction(const std::vector<at::Tensor>& inputs, Op op) {
   if (dtype == at::kDouble) return reduce_as<double>(inputs, op, at::kDouble);
   if (is_floating(dtype)) return reduce_as<float>(inputs, op, at::kFloat);
   return reduce_as<std::int64_t>(
-      inputs, op, at::kLong);  // wraps into the dtype, for bool: any number but 0 is true
+      inputs, op, at::kLong);  // wraps into the dtype; for bool, any nonzero number is true
 }
 
 at::Tensor expected_reduction(int size, std::int64_t count, at::ScalarType dtype, Op op, int salt) {

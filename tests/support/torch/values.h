@@ -1,5 +1,5 @@
-// Inputs that every rank can compute for every other, and what a reduction of them must be,
-// computed element by element in plain C++: the oracle of the contract tests.
+// Inputs that every rank can compute for every other rank, and their expected reductions, computed
+// element by element in plain C++: the reference of the contract tests.
 #pragma once
 
 #include <lockstep/comm/op.h>
@@ -22,22 +22,23 @@ inline constexpr at::ScalarType all_dtypes[] = {
 inline constexpr Op all_ops[] = {Op::sum, Op::average, Op::product, Op::min,
                                  Op::max, Op::band,    Op::bor,     Op::bxor};
 
-// Whether the contract defines `op` for `dtype`, one of numeric_dtypes.
+// Returns true if the contract defines `op` for `dtype`, one of numeric_dtypes.
 [[nodiscard]] bool is_defined(Op op, at::ScalarType dtype);
 
-// `count` numbers that differ from rank to rank and element to element; `salt` makes other ones.
+// Returns `count` numbers that differ between ranks and elements; another `salt` gives other
+// numbers.
 [[nodiscard]] at::Tensor values(int rank, std::int64_t count, at::ScalarType dtype, int salt = 0);
 
-// The combination of inputs[rank] in the order of the tree, as a rank must receive it.
+// Returns the reduction of inputs[rank] in the order of the tree, as a rank must receive it.
 [[nodiscard]] at::Tensor expected_reduction(const std::vector<at::Tensor>& inputs, Op op);
 
-// Of values(rank, count, dtype, salt) of `size` ranks.
+// Same for values(rank, count, dtype, salt) of `size` ranks.
 [[nodiscard]] at::Tensor expected_reduction(int size, std::int64_t count, at::ScalarType dtype,
                                             Op op, int salt = 0);
 
-// Equal sizes, dtypes and bits.
+// Returns true if sizes, dtypes and bits are equal.
 [[nodiscard]] bool same_bits(const at::Tensor& a, const at::Tensor& b);
-// Equal but for the rounding of a sum in another order.
+// Returns true if the values are equal up to the rounding of a sum in another order.
 [[nodiscard]] bool close(const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace lockstep::test
