@@ -11,6 +11,7 @@ if(LOCKSTEP_TESTS)
 endif()
 if(LOCKSTEP_LIBTORCH)
   find_package(ZLIB REQUIRED)
+  pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)
   pkg_check_modules(tomlplusplus REQUIRED IMPORTED_TARGET tomlplusplus)
   # Its C++ interface changes from one minor version to the next: only those that are tried are taken.
   find_package(LibTorch 2.11...<2.16 REQUIRED)

@@ -5,7 +5,7 @@ torch_cpu_index=https://download.pytorch.org/whl/cpu   # PyTorch's own public in
 
 apt_packages=(
   g++ lld cmake ninja-build ccache pkg-config
-  libfmt-dev libspdlog-dev nlohmann-json3-dev libtomlplusplus-dev libsodium-dev libhwy-dev zlib1g-dev
+  libfmt-dev libspdlog-dev nlohmann-json3-dev libtomlplusplus-dev libsodium-dev libhwy-dev libpcre2-dev zlib1g-dev
   libgtest-dev libbenchmark-dev python3-venv)
 # Gloo's headers, and both MPIs; without them those engines are left out.
 apt_optional=(libgloo-dev openmpi-bin libopenmpi-dev mpich libmpich-dev)

@@ -129,21 +129,20 @@ std::optional<std::int64_t> Bpe::find(std::string_view token) const {
 at::Tensor Bpe::encode(std::string_view text, std::string_view source) const {
   std::vector<std::int32_t> tokens;
   std::unordered_map<std::string_view, std::vector<std::int32_t>> known;
-  for (std::string_view rest = text; !rest.empty();) {
-    const std::string_view piece = rest.substr(0, first_piece(rest, text, source));
-    check_input(piece.size() <= longest_word,
+  Gpt2Words words(text, source);
+  for (auto word = words.next(); !word.empty(); word = words.next()) {
+    check_input(word.size() <= longest_word,
                 "{}: expected words of no more than {} bytes, found one of {}", source,
-                longest_word, piece.size());
-    rest.remove_prefix(piece.size());
-    auto seen = known.find(piece);
+                longest_word, word.size());
+    auto seen = known.find(word);
     if (seen != known.end()) {
       tokens.insert(tokens.end(), seen->second.begin(), seen->second.end());
       continue;
     }
-    std::vector<std::int32_t> own = Word(*tables_, piece).merged();
+    std::vector<std::int32_t> own = Word(*tables_, word).merged();
     tokens.insert(tokens.end(), own.begin(), own.end());
-    if (piece.size() <= longest_known && known.size() < most_known)
-      known.emplace(piece, std::move(own));
+    if (word.size() <= longest_known && known.size() < most_known)
+      known.emplace(word, std::move(own));
   }
   at::Tensor tensor = at::empty({static_cast<std::int64_t>(tokens.size())}, at::kInt);
   std::ranges::copy(tokens, tensor.data_ptr<std::int32_t>());

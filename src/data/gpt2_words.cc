@@ -2,83 +2,96 @@
 
 #include "base/check.h"
 #include "base/visible.h"
-#include "data/unicode_categories.h"
 #include "data/utf8.h"
 
 #include <algorithm>
 #include <array>
+#include <string>
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
 
 namespace lockstep::data {
 namespace {
 
-enum class Kind { letter, number, space, other };
+// 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+//
+// of github.com/openai/gpt-2, src/encoder.py. \s is spelled out, because PCRE2's also matches
+// U+180E, which has not been white space since Unicode 6.3.
+constexpr std::string_view pattern =
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\t-\r\x{85}\p{Z}\p{L}\p{N}]+)"
+    R"(|[\t-\r\x{85}\p{Z}]+(?![^\t-\r\x{85}\p{Z}])|[\t-\r\x{85}\p{Z}]+)";
 
-Kind kind_of(char32_t code_point) {
-  if (is_letter(code_point)) return Kind::letter;
-  if (is_number(code_point)) return Kind::number;
-  return is_white_space(code_point) ? Kind::space : Kind::other;
+PCRE2_SPTR units(std::string_view text) { return reinterpret_cast<PCRE2_SPTR>(text.data()); }
+
+std::string message_of(int error) {
+  std::array<PCRE2_UCHAR, 256> text{};
+  pcre2_get_error_message(error, text.data(), text.size());
+  return reinterpret_cast<const char*>(text.data());
 }
 
-// Characters one by one, with their kinds.
-struct Reader {
-  std::string_view text, whole, source;
+const pcre2_code* compiled_pattern() {
+  using Code = std::unique_ptr<pcre2_code, decltype(&pcre2_code_free)>;
+  static const Code code = [] {
+    int error = 0;
+    std::size_t offset = 0;
+    Code made(pcre2_compile(units(pattern), pattern.size(), PCRE2_UTF | PCRE2_UCP, &error, &offset,
+                            nullptr),
+              pcre2_code_free);
+    check_input(made != nullptr, "compiling GPT-2's pattern of words with PCRE2: {}",
+                message_of(error));
+    // If this fails, pcre2_match() interprets the pattern.
+    pcre2_jit_compile(made.get(), PCRE2_JIT_COMPLETE);
+    return made;
+  }();
+  return code.get();
+}
 
-  [[nodiscard]] Character at(std::size_t offset) const {
-    auto character = first_character(text.substr(offset));
-    if (!character)
+void check_utf8(std::string_view text, std::string_view source) {
+  for (std::size_t offset = 0; offset < text.size();) {
+    const std::optional<Character> one = first_character(text.substr(offset));
+    if (!one)
       throw BadInput(formatted("reading {}: expected UTF-8 text, found another byte at {}", source,
-                               position(whole, whole.size() - text.size() + offset)));
-    return *character;
+                               position(text, offset)));
+    offset += one->bytes;
   }
-  // Where the run of characters of this kind that begins at `offset` ends.
-  [[nodiscard]] std::size_t end_of_run(std::size_t offset, Kind kind) const {
-    while (offset < text.size()) {
-      Character one = at(offset);
-      if (kind_of(one.code_point) != kind) break;
-      offset += one.bytes;
-    }
-    return offset;
-  }
-};
-
-std::size_t contraction(std::string_view text) {
-  static constexpr std::array<std::string_view, 7> endings{"'s", "'t",  "'re", "'ve",
-                                                           "'m", "'ll", "'d"};
-  for (std::string_view ending : endings)
-    if (text.starts_with(ending)) return ending.size();
-  return 0;
 }
 
-// "'r" of "'re", which is a piece by itself nowhere.
+// "'r" of "'re", which is a word by itself nowhere.
 bool is_begin_of_contraction(std::string_view text) {
   return text == "'r" || text == "'v" || text == "'l";
 }
 
 }  // namespace
 
+struct Gpt2Words::Match {
+  std::unique_ptr<pcre2_match_data, decltype(&pcre2_match_data_free)> data{
+      pcre2_match_data_create(1, nullptr), pcre2_match_data_free};
+};
+
+Gpt2Words::Gpt2Words(std::string_view text, std::string_view source)
+    : text_(text), match_(std::make_unique<Match>()) {
+  check_utf8(text, source);
+}
+
+Gpt2Words::~Gpt2Words() = default;
+
+std::string_view Gpt2Words::next() {
+  if (offset_ == text_.size()) return {};
+  // The text was checked once; PCRE2 would check all that is left of it for each word.
+  const int count = pcre2_match(compiled_pattern(), units(text_), text_.size(), offset_,
+                                PCRE2_NO_UTF_CHECK, match_->data.get(), nullptr);
+  check_input(count > 0, "splitting a text into words with PCRE2: {}", message_of(count));
+  const std::size_t begin = offset_;
+  offset_ = pcre2_get_ovector_pointer(match_->data.get())[1];
+  return text_.substr(begin, offset_ - begin);
+}
+
 bool is_within_gpt2_word(std::string_view bytes) {
   const bool is_ascii = std::ranges::all_of(
       bytes, [](char letter) { return static_cast<unsigned char>(letter) < 0x80; });
-  return !is_ascii || bytes.empty() || is_begin_of_contraction(bytes) ||
-         first_piece(bytes, bytes, "token") == bytes.size();
-}
-
-std::size_t first_piece(std::string_view text, std::string_view whole, std::string_view source) {
-  if (std::size_t bytes = contraction(text)) return bytes;
-  const Reader reader{text, whole, source};
-  const std::size_t begin = text.front() == ' ' ? 1 : 0;
-  if (begin < text.size())
-    if (Kind kind = kind_of(reader.at(begin).code_point); kind != Kind::space)
-      return reader.end_of_run(begin, kind);
-  // White space, of which the last character is left for the word that follows.
-  std::size_t last = 0, end = 0;
-  while (end < text.size()) {
-    Character one = reader.at(end);
-    if (kind_of(one.code_point) != Kind::space) return last > 0 ? last : end;
-    last = end;
-    end += one.bytes;
-  }
-  return end;
+  return !is_ascii || is_begin_of_contraction(bytes) ||
+         Gpt2Words(bytes, "token").next().size() == bytes.size();
 }
 
 }  // namespace lockstep::data

@@ -1,21 +1,32 @@
-// The pieces into which GPT-2 cuts a text before it merges bytes: what its regular expression
-//
-//   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-//
-// finds one after the other (github.com/openai/gpt-2, src/encoder.py).
+// GPT-2's words: a text is split into them before bytes are merged.
 #pragma once
 
+#include <memory>
 #include <string_view>
 
 namespace lockstep::data {
 
-// How many bytes the first piece of `text` has; `text` is not empty. BadInput where it is not
-// UTF-8: `source` is what the message calls `whole`, which ends with `text`.
-[[nodiscard]] std::size_t first_piece(std::string_view text, std::string_view whole,
-                                      std::string_view source);
+// Splits a text with GPT-2's regular expression. Words are views of the text.
+class Gpt2Words {
+ public:
+  // Throws BadInput if `text` is not UTF-8; `source` names the text in the message.
+  Gpt2Words(std::string_view text, std::string_view source);
+  ~Gpt2Words();
+  Gpt2Words(const Gpt2Words&) = delete;
+  Gpt2Words& operator=(const Gpt2Words&) = delete;
+
+  // Returns the next word, or an empty view at the end of the text.
+  [[nodiscard]] std::string_view next();
+
+ private:
+  struct Match;
+  std::string_view text_;
+  std::size_t offset_ = 0;
+  std::unique_ptr<Match> match_;
+};
 
 // Returns false if no word of GPT-2 contains these bytes, so that a merge which makes them belongs
-// to another pattern of words. Only ASCII is looked at, whose characters are of the same kinds in
+// to another pattern of words. Only ASCII is checked, whose characters are of the same kinds in
 // each version of Unicode.
 [[nodiscard]] bool is_within_gpt2_word(std::string_view bytes);
 

@@ -20,10 +20,8 @@ using test::refusal;
 
 std::vector<std::string> pieces_of(std::string_view text) {
   std::vector<std::string> pieces;
-  for (std::string_view rest = text; !rest.empty();) {
-    pieces.emplace_back(rest.substr(0, first_piece(rest, text, "text")));
-    rest.remove_prefix(pieces.back().size());
-  }
+  Gpt2Words words(text, "text");
+  for (auto word = words.next(); !word.empty(); word = words.next()) pieces.emplace_back(word);
   return pieces;
 }
 
@@ -42,6 +40,10 @@ TEST(Gpt2Words, AreThoseOfTheRegularExpression) {
             Pieces({"na\u00efve", " \u4e2d\u6587", "\u3000", "\u0663\u0664", " \u2167"}));
   EXPECT_EQ(pieces_of("\U0001f600\U0001f600a"), Pieces({"\U0001f600\U0001f600", "a"}));
   EXPECT_EQ(pieces_of("'S"), Pieces({"'", "S"}));
+  EXPECT_EQ(pieces_of(""), Pieces());
+  // White space as Unicode 14 has it: the file separator and U+180E are none.
+  EXPECT_EQ(pieces_of("a\u0085\u2028 b\u180e\x1c!"),
+            Pieces({"a", "\u0085\u2028", " b", "\u180e\x1c!"}));
 }
 
 TEST(Gpt2Words, RefuseWhatIsNoUtf8) {

@@ -111,7 +111,7 @@ if(PKG_CONFIG AND GXX)
   must_run_consumer("${WORK_FOLDER}/by_pkg_config")
   # Of the headers that it has read, none is of a library that only our sources use. LibTorch's own are in its folder.
   must(${GXX} -std=c++20 -M "${SOURCE_FOLDER}/consumer.cc" ${flags})
-  if(output MATCHES "/usr/[a-z/]*include/(fmt|spdlog|nlohmann|hwy|toml\\+\\+|sodium|zlib)[^ ]*")
+  if(output MATCHES "/usr/[a-z/]*include/(fmt|spdlog|nlohmann|hwy|toml\\+\\+|sodium|pcre2|zlib)[^ ]*")
     message(FATAL_ERROR "a public header includes ${CMAKE_MATCH_0}")
   endif()
   must(${PKG_CONFIG} --libs lockstep-static)

@@ -11,7 +11,7 @@ import re
 import sys
 
 INCLUDE = re.compile(r'^#include ([<"])([^">]+)[">]', re.MULTILINE)
-NOT_FOR_USERS = re.compile(r"^(fmt|spdlog|nlohmann|toml\+\+|hwy|gtest)/|^(sodium|zlib|mpi|CLI)")
+NOT_FOR_USERS = re.compile(r"^(fmt|spdlog|nlohmann|toml\+\+|hwy|gtest)/|^(sodium|pcre2|zlib|mpi|CLI)")
 PUSH, POP = "#pragma GCC visibility push(default)", "#pragma GCC visibility pop"
 FIRST = "lockstep/lockstep.h"
 
