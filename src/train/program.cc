@@ -3,9 +3,9 @@
 #include "base/check.h"
 #include "base/command_options.h"
 #include "elastic/round_loop.h"
-#include "launch/agent.h"
 #include "rank_env/own_failure.h"
 #include "rank_env/rank_info.h"
+#include "rank_env/variables.h"
 #include "sys/failure_text.h"
 #include "sys/program.h"
 #include "train/configuration.h"
@@ -22,7 +22,6 @@
 
 #include <chrono>
 #include <cstdio>
-#include <filesystem>
 #include <optional>
 #include <utility>
 
@@ -36,30 +35,26 @@ constexpr int by_signal = 128;  // plus its number, as a shell says it
 constexpr int elastic_restarts = 1'000'000;
 constexpr auto elastic_hung_after = std::chrono::seconds(30);
 
-int start_copies(const RankProgram& program, int ranks) {
+int launch_copies(const RankProgram& program, int ranks) {
   try {
     program.check(ranks);
     program.check_files();
   } catch (const BadInput& error) {
     throw UsageError(error.what());
   }
-  launch::WorkerSpec spec{.program = std::filesystem::read_symlink("/proc/self/exe"),
-                          .arguments = program.words,
-                          .ranks = ranks,
-                          .prefix = launch::PrefixStyle::none,
-                          .grace = program.grace,
-                          .forward_signals = true,
-                          .stop_without_reader = true,
-                          .explained_exit_code = failure};
+  launch::Copies copies{.words = program.words,
+                        .ranks = ranks,
+                        .grace = program.grace,
+                        .explained_exit_code = failure};
   if (program.elastic_body) {
-    spec.max_restarts = elastic_restarts;
-    spec.hung_after = elastic_hung_after;
+    copies.max_restarts = elastic_restarts;
+    copies.hung_after = elastic_hung_after;
   }
   if (auto terminal = terminal_of(stdout))
-    spec.environment.emplace_back("LOCKSTEP_TERMINAL", *terminal);
+    copies.variables.emplace_back("LOCKSTEP_TERMINAL", *terminal);
   if (!program.flight_folder.empty())
-    spec.environment.emplace_back(rank_env::variable::flight_folder, program.flight_folder);
-  return launch::Agent(spec).run().exit_code;
+    copies.variables.emplace_back(rank_env::variable::flight_folder, program.flight_folder);
+  return program.start(copies);
 }
 
 void check_together(const RankProgram& program, Group& world) {
@@ -128,11 +123,13 @@ int exit_code(const Report& report) { return report.signal == 0 ? 0 : by_signal 
 int run_ranks(const RankProgram& program) {
   auto ranks = static_cast<int>(program.ranks > 0 ? program.ranks : program.usual_ranks);
   const bool has_copies = ranks > 1 || program.elastic_body;
-  return !rank_env::is_launched() && has_copies ? start_copies(program, ranks) : be_a_rank(program);
+  return !rank_env::is_launched() && has_copies ? launch_copies(program, ranks)
+                                                : be_a_rank(program);
 }
 
 int run_program(const std::string& name, const std::string& shell_name,
-                const std::vector<Task*>& tasks, const std::vector<std::string>& words) {
+                const std::vector<Task*>& tasks, const std::vector<std::string>& words,
+                launch::StartCopies start) {
   return sys::run_program(name, [&] {
     const CommandLine line = line_of(name, tasks, words);
     if (!line.run) {
@@ -144,6 +141,7 @@ int run_program(const std::string& name, const std::string& shell_name,
     options.command = shell_name + " " + options.command;
     RankProgram program{
         .command = name,
+        .start = start,
         .words = words,
         .ranks = options.ranks,
         .usual_ranks = usual_ranks(options),
@@ -162,11 +160,11 @@ int run_program(const std::string& name, const std::string& shell_name,
   });
 }
 
-int run_program(Task& task, int count, char** words) {
+int run_program(Task& task, int count, char** words, launch::StartCopies start) {
   const std::string program = count > 0 ? words[0] : task.name();
   std::vector<std::string> rest;
   for (int i = 1; i < count; ++i) rest.emplace_back(words[i]);
-  return run_program(program, shell_word(program), {&task}, rest);
+  return run_program(program, shell_word(program), {&task}, rest, start);
 }
 
 }  // namespace lockstep::train

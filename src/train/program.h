@@ -4,6 +4,7 @@
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/comm/group.h>
+#include <lockstep/launch/copies.h>
 #include <lockstep/train/task.h>
 
 #include <chrono>
@@ -15,12 +16,13 @@
 namespace lockstep::train {
 
 struct RankProgram {
-  std::string command;             // for what is said: "lockstep train"
-  std::vector<std::string> words;  // of the command line, for the copies
+  std::string command;                               // for what is said: "lockstep train"
+  launch::StartCopies start = launch::start_copies;  // for --ranks N
+  std::vector<std::string> words;                    // of the command line, for the copies
   std::int64_t ranks = 0;          // --ranks; 0: as the launcher says, else usual_ranks
   std::int64_t usual_ranks = 1;    // where neither --ranks nor a launcher says how many
   std::string flight_folder = {};  // for flight records where the user names none; may be empty
-  Duration grace = std::chrono::seconds(30);  // of the copies: launch::WorkerSpec::grace
+  Duration grace = std::chrono::seconds(30);  // of the copies: launch::Copies::grace
   // Throws BadInput for options that so many ranks cannot have.
   std::function<void(int ranks)> check = [](int) {};
   // The same for files, once: in the process that starts the copies, or on rank 0.
@@ -40,6 +42,7 @@ struct RankProgram {
 // the command that resumes a run.
 [[nodiscard]] int run_program(const std::string& name, const std::string& shell_name,
                               const std::vector<Task*>& tasks,
-                              const std::vector<std::string>& words);
+                              const std::vector<std::string>& words,
+                              launch::StartCopies start = launch::start_copies);
 
 }  // namespace lockstep::train

@@ -10,6 +10,7 @@
 // others. It runs alone, with --ranks, or under any launcher.
 #pragma once
 
+#include <lockstep/launch/copies.h>
 #include <lockstep/train/task.h>
 
 #pragma GCC visibility push(default)
@@ -18,8 +19,10 @@ namespace lockstep::train {
 
 // Takes main()'s arguments; call it first there, and once. Returns the exit code: 0, the run is
 // done; 128 + N, signal N ended it and a checkpoint is there; 1, a line on standard error says what
-// failed; 2, the same, because of the options. Throws nothing.
-[[nodiscard]] int run_program(Task& task, int count, char** words);
+// failed; 2, the same, because of the options. Throws nothing. `start` serves --ranks N; the
+// default argument makes the program link it, and not liblockstep.so.
+[[nodiscard]] int run_program(Task& task, int count, char** words,
+                              launch::StartCopies start = launch::start_copies);
 
 }  // namespace lockstep::train
 
