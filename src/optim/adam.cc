@@ -25,7 +25,7 @@ namespace {
 struct AdamRule {
   double lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;
   bool amsgrad = false;
-  bool decoupled = false;  // weight decay as AdamW has it
+  bool decoupled = false;  // weight decay as in AdamW
 };
 
 AdamConstants constants_of(const AdamRule& rule, const GroupStep& step, std::int64_t age) {
@@ -91,7 +91,7 @@ void update_by_tiles(const AdamConstants& constants, const ParameterSpan& span, 
   }
 }
 
-// What one call of the kernel takes: tensors of one dtype, device and age.
+// Arguments of one kernel call: tensors of one dtype, device and age.
 struct Batch {
   std::vector<at::Tensor> parameters, gradients, averages, squares, greatest_squares, steps;
   std::int64_t age = 0;
@@ -135,7 +135,7 @@ void run_batch(const Batch& batch, const AdamRule& rule, bool maximize) {
     call([](auto&&... arguments) { at::_fused_adam_(arguments...); });
 }
 
-// Other devices, and float64.
+// Updates parameters on other devices, and float64 parameters.
 void update_by_torch(std::vector<UpdateEntry>& entries, const AdamRule& rule,
                      const GroupStep& step) {
   std::vector<Batch> batches;
@@ -146,7 +146,7 @@ void update_by_torch(std::vector<UpdateEntry>& entries, const AdamRule& rule,
     if (!entry.is_for_kernel()) publish_master(entry);
 }
 
-// Entries are prepared; entry.age is the number of this update.
+// Updates prepared entries; entry.age is the number of this update.
 void update_entries(std::vector<UpdateEntry>& entries, const AdamRule& rule,
                     const GroupStep& step) {
   std::vector<ParameterSpan> spans = make_spans(entries);
@@ -166,7 +166,8 @@ void update_entries(std::vector<UpdateEntry>& entries, const AdamRule& rule,
   copy_back(entries);
 }
 
-// A step of a whole optimizer: `State` is ours, `TorchState` torch::optim's, `Options` the groups'.
+// Steps a whole optimizer. `State` is our class, `TorchState` is torch::optim's, and `Options` is
+// the type of the groups' options.
 template <class State, class TorchState, class Options>
 void step_adam(std::vector<torch::optim::OptimizerParamGroup>& groups, StateMap& states,
                GroupStep step, bool decoupled) {
@@ -209,7 +210,7 @@ void step_adam(std::vector<torch::optim::OptimizerParamGroup>& groups, StateMap&
 template <class Torch>
 constexpr bool is_adamw = std::is_same_v<Torch, torch::optim::AdamW>;
 
-// `Torch`'s state of a parameter, and ours.
+// torch::optim's state class of a parameter, and ours.
 template <class Torch>
 using TorchStateOf = std::conditional_t<is_adamw<Torch>, torch::optim::AdamWParamState,
                                         torch::optim::AdamParamState>;

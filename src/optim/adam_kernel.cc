@@ -1,4 +1,4 @@
-// Compiled once for each instruction set (Highway's foreach_target) and chosen at run time.
+// Compiled once per instruction set (Highway's foreach_target); the set is chosen at run time.
 #include "optim/adam_kernel.h"
 
 #include "optim/prefetch.h"
@@ -40,7 +40,7 @@ struct AdamLanes {
   bool decays;  // 0 * w is NaN where w is infinite
 };
 
-// How m and v lie in memory.
+// Loads and stores m and v in the format of their memory.
 struct AsFloats {
   using Stored = float;
   HWY_INLINE static Floats load(const float* from) { return hn::LoadU(FloatTag(), from); }
@@ -65,15 +65,15 @@ struct AsBFloat16 {
   const StochasticRounding& rounding;
 };
 
-// What a loop is compiled for.
+// Compile-time options of a loop.
 template <class State, bool is_amsgrad, bool is_transformed>
 struct Kind {
   using Format = State;
   static constexpr bool amsgrad = is_amsgrad;
-  static constexpr bool transformed = is_transformed;  // the gradient is not used as it is
+  static constexpr bool transformed = is_transformed;  // the gradient is scaled or clamped first
 };
 
-// Pointers to one vector of each.
+// Pointers to one vector of each array.
 template <class Stored>
 struct Place {
   float* parameter;
@@ -110,8 +110,8 @@ HWY_INLINE void update_lanes(const AdamLanes& c, const typename Kind::Format& fo
   hn::StoreU(w, tag, at.parameter);
 }
 
-// The last elements, fewer than a vector has: by way of whole vectors, so that an element's bits do
-// not depend on its place.
+// Updates the remaining elements, which do not fill a vector. It computes whole vectors, so that an
+// element's bits do not depend on its index.
 template <class Kind, class Span>
 void update_rest(const AdamLanes& c, const typename Kind::Format& format, Span span,
                  std::size_t begin) {
@@ -132,7 +132,7 @@ void update_rest(const AdamLanes& c, const typename Kind::Format& format, Span s
   if constexpr (Kind::amsgrad) greatest.store(span.greatest_square + begin);
 }
 
-// `span` is a copy, so that the stores cannot reach its pointers and they stay in registers.
+// `span` is a copy, so that stores cannot alias its pointers, which then stay in registers.
 template <class Kind, class Span>
 void update_span(const AdamLanes& c, const typename Kind::Format& format, Span span) {
   const std::size_t lanes = hn::Lanes(FloatTag());

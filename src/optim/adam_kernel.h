@@ -1,5 +1,5 @@
 // The arithmetic of one Adam or AdamW step on float32 memory, in one pass: each number is read once
-// and written once. adam_naive.h is the same as a plain loop.
+// and written once. adam_naive.h has the same arithmetic as a plain loop.
 #pragma once
 
 #include "optim/formats_kernel.h"
@@ -8,8 +8,8 @@
 
 namespace lockstep::optim {
 
-// One update of a parameter w with gradient g, in this order and with these roundings, which are
-// torch::optim's (fma: one rounding; every other operation has its own):
+// One update of a parameter w with gradient g. Order and rounding are those of torch::optim (fma
+// rounds once; every other operation rounds its own result):
 //
 //   g = clamp(g * factor, -limit, limit)
 //   g = fma(w, decay, g)                            unless decay is 0
@@ -19,8 +19,8 @@ namespace lockstep::optim {
 //   x = max(x, v)                                   amsgrad only, and then x stands for v below
 //   w = w - step_size * m / fma(sqrt(v), unbias, eps)
 //
-// (torch divides by the root that `unbias` is one over; the product is a division less in a loop
-// that must keep up with the memory.)
+// (torch divides by the square root of which `unbias` is the reciprocal. A product saves a division
+// in a loop that must keep up with the memory.)
 struct AdamConstants {
   float factor = 1;
   float limit = 0;
@@ -33,7 +33,7 @@ struct AdamConstants {
   float step_size = 0;  // lr / (1 - beta1^t)
 };
 
-// Side by side, `count` elements each; any alignment, no overlap.
+// Parallel arrays of `count` elements each; any alignment, no overlap.
 struct AdamSpan {
   float* parameter = nullptr;
   const float* gradient = nullptr;
@@ -43,11 +43,12 @@ struct AdamSpan {
   std::int64_t count = 0;
 };
 
-// With the widest vectors of this processor. Any thread.
+// Uses the widest vectors of this processor. Thread-safe.
 void update_adam(const AdamConstants& constants, const AdamSpan& span);
 
-// The same with m and v kept as bfloat16 (their bits), widened before, with stochastic rounding
-// after: element i of the span by the hash of place first + i, m by its stream 0 and v by stream 1.
+// Overload for m and v in bfloat16 (as bits), which are widened before the update and rounded
+// stochastically after it. Element i of the span uses the hash of index first + i: stream 0 for m
+// and stream 1 for v.
 struct SmallAdamSpan {
   float* parameter = nullptr;
   const float* gradient = nullptr;

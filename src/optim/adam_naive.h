@@ -1,5 +1,5 @@
-// The naive Adam step: the formulas of adam_kernel.h as a loop over elements. It is what the tests
-// hold the fast one against, in float bit for bit and in double as the truth.
+// The naive Adam step: the formulas of adam_kernel.h as a loop over elements. Tests compare the
+// fast kernel with it, bit for bit in float, and use the double version as the exact result.
 #pragma once
 
 #include "optim/adam_kernel.h"
@@ -18,7 +18,7 @@ struct NaiveAdamConstants {
   Real unbias = 1, eps = 0, step_size = 0;
 };
 
-// `greatest_square` is empty without amsgrad; the others have one length.
+// `greatest_square` is empty without amsgrad; the other spans have equal lengths.
 template <class Real>
 void naive_adam(const NaiveAdamConstants<Real>& c, std::span<Real> parameter,
                 std::span<const Real> gradient, std::span<Real> average, std::span<Real> square,

@@ -1,4 +1,4 @@
-// Compiled once for each instruction set (Highway's foreach_target) and chosen at run time.
+// Compiled once per instruction set (Highway's foreach_target); the set is chosen at run time.
 #include "optim/formats_kernel.h"
 
 #include "optim/targets.h"
@@ -25,8 +25,8 @@ using ByteTag = hn::Rebind<std::uint8_t, FloatTag>;
 
 // Every function below works on a whole block; the last one is padded with zeros.
 
-// The kinds of small floats: what their exponent 0 is in a float32, the largest code, and the least
-// number that is not 0, as a share of the scale.
+// Properties of each code format: the float32 bits of exponent 0, the largest code, and the
+// smallest positive value relative to the scale.
 template <Codes codes>
 struct Small {
   static constexpr bool has_sign = codes == Codes::with_sign;
@@ -61,11 +61,12 @@ float greatest_magnitude(const float* values) {
   return hn::GetLane(hn::MaxOfLanes(tag, greatest));
 }
 
-// The least power of two of which `greatest` is at most 1.875 times; 1 for what has no such.
+// Returns the smallest power of two p with greatest <= 1.875 * p, within the range of usable
+// scales.
 float scale_for(float greatest) {
   if (!(greatest > 0x1p-90F) || !(greatest < 0x1p+126F)) return greatest > 1 ? 0x1p+126F : 0x1p-90F;
   int exponent = 0;
-  float fraction = std::frexp(greatest, &exponent);  // from 0.5, below 1
+  float fraction = std::frexp(greatest, &exponent);  // in [0.5, 1)
   return std::ldexp(1.0F, fraction > 0.9375F ? exponent : exponent - 1);
 }
 
@@ -86,7 +87,7 @@ void write_block(const float* values, float scale, const StochasticRounding* rou
     Words code = hn::ShiftRight<20>(hn::Add(hn::BitCast(words, share), added));
     code = hn::Sub(code, hn::Set(words, Kind::bias));
     code = hn::Min(code, hn::Set(words, Kind::largest));
-    // Below the least number there are no bits to shift: that or nothing.
+    // Below the smallest value there are no bits to shift: round to the smallest value or to zero.
     Floats limit = hn::Mul(hn::ConvertTo(tag, hn::BitCast(ints, random)),
                            hn::Set(tag, Kind::least * 0x1p-16F));
     auto stays = Kind::has_sign ? hn::Gt(share, limit) : hn::Gt(value, hn::Zero(tag));

@@ -23,7 +23,7 @@ double clip_grad_norm(std::span<const at::Tensor> parameters, double max_norm, d
   check(max_norm >= 0, "clipping gradients: expected a largest norm of 0 or more, found {}",
         max_norm);
   double norm = gradient_norm(parameters, norm_type);
-  // A norm that is NaN makes the gradients so, as in torch.
+  // A NaN norm makes the gradients NaN, as in torch.
   multiply_gradients(parameters, clip_factor(norm, max_norm));
   return norm;
 }

@@ -14,7 +14,7 @@
 namespace lockstep::optim {
 namespace {
 
-// PyTorch keeps the scale in float32, where it overflows earlier.
+// PyTorch keeps the scale in float32, which overflows earlier than double.
 bool is_usable(double scale) { return std::isfinite(static_cast<float>(scale)) && scale > 0; }
 
 void check_options(const GradScalerOptions& options) {

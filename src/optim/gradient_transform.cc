@@ -25,7 +25,7 @@ bool ElementTransform::is_none() const { return factor == 1 && std::isinf(limit)
 
 void ElementTransform::scale(double by) {
   factor *= by;
-  if (std::isfinite(limit)) limit *= by;  // 0 * infinity is no limit
+  if (std::isfinite(limit)) limit *= by;  // 0 * infinity would be NaN
 }
 
 void ElementTransform::clamp(double to) { limit = std::min(limit, to); }
@@ -39,7 +39,8 @@ StepResult TransformsGradients::step_transformed(const GradientTransform& transf
   StepResult done;
   if (transform.clip_norm)
     done.norm = transformed_norm(parameters, of_elements, transform.norm_type);
-  // A norm that is finite has seen to it, unless what is infinite was cut off before.
+  // A finite norm proves that all elements are finite, unless clip_value has clamped an infinite
+  // one.
   bool is_seen =
       !transform.clip_value && transform.norm_type > 0 && done.norm && std::isfinite(*done.norm);
   if (transform.skip_if_not_finite) done.stepped = is_seen || all_finite(parameters);

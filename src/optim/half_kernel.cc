@@ -1,4 +1,4 @@
-// Compiled once for each instruction set (Highway's foreach_target) and chosen at run time.
+// Compiled once per instruction set (Highway's foreach_target); the set is chosen at run time.
 #include "optim/formats_kernel.h"
 
 #include "optim/targets.h"
@@ -19,7 +19,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 #include "optim/lanes.h"
 
-// Calls lanes(from, to) for every whole vector, and for the rest by way of whole vectors.
+// Calls convert_lanes(from, to) for every whole vector, and once more for the rest, padded to a
+// whole vector.
 template <class From, class To, class Lanes>
 void convert(const From* from, To* to, std::int64_t count, const Lanes& convert_lanes) {
   const std::size_t lanes = hn::Lanes(FloatTag());
@@ -34,7 +35,7 @@ void convert(const From* from, To* to, std::int64_t count, const Lanes& convert_
   std::memcpy(to + i, result, (elements - i) * sizeof(To));
 }
 
-// The same where `to` is read too.
+// Like convert(), but `to` is also read.
 template <class From, class To, class Lanes>
 void update(const From* from, To* to, std::int64_t count, const Lanes& update_lanes) {
   const std::size_t lanes = hn::Lanes(FloatTag());
@@ -50,8 +51,9 @@ void update(const From* from, To* to, std::int64_t count, const Lanes& update_la
   std::memcpy(to + i, result, (elements - i) * sizeof(To));
 }
 
-// IEEE halves by whole words, after M. Dukhan's FP16 library (fp16_ieee_to_fp32_value and
-// fp16_ieee_from_fp32_value): not every instruction set rounds them, and Highway then does not.
+// Converts IEEE halves in 32-bit words, as M. Dukhan's FP16 library does (fp16_ieee_to_fp32_value
+// and fp16_ieee_from_fp32_value): not every instruction set rounds halves, and Highway does not
+// either then.
 HWY_INLINE Floats widened_half(Halves half) {
   const FloatTag tag;
   const WordTag words;
@@ -116,7 +118,7 @@ void NarrowStochastically(const float* from, std::uint16_t* to, std::int64_t cou
   });
 }
 
-// Bits are compared as whole words: masks of 16-bit and of 32-bit lanes are two types.
+// Compares bits as 32-bit words, because masks of 16-bit and 32-bit lanes are different types.
 HWY_INLINE void follow(Halves bits, Halves rounded, Floats widened, float* master) {
   auto same = hn::Eq(hn::PromoteTo(WordTag(), bits), hn::PromoteTo(WordTag(), rounded));
   Floats own = hn::LoadU(FloatTag(), master);

@@ -1,10 +1,10 @@
-// What the kernels share of vectors of floats. To be included once for each instruction set, inside
-// HWY_NAMESPACE, after formats_kernel.h; no include guard for that reason.
+// Vector helpers that the kernels share. Include this file once per instruction set, inside
+// HWY_NAMESPACE and after formats_kernel.h; hence it has no include guard.
 
 using FloatTag = hn::ScalableTag<float>;
 using Floats = hn::Vec<FloatTag>;
 
-// clamp(g * factor, -limit, limit); what is not a number stays so.
+// Computes clamp(g * factor, -limit, limit); NaN stays NaN.
 struct TransformLanes {
   TransformLanes(float factor, float limit)
       : factor(hn::Set(FloatTag(), factor)),
@@ -20,8 +20,8 @@ struct TransformLanes {
   Floats factor, upper, lower;
 };
 
-// What one vector of floats takes, or as many 16-bit numbers, of which the first `count` are in
-// use; the others are 1 or small.
+// A buffer for one vector of floats, or for equally many 16-bit numbers. The first `count` elements
+// are used; the others hold 1 or a small number.
 template <class T>
 struct LaneBuffer {
   LaneBuffer(const T* from, std::size_t count) : count(count) {
@@ -34,16 +34,16 @@ struct LaneBuffer {
   HWY_ALIGN T values[HWY_MAX_BYTES / sizeof(float)];
 };
 
-// Random bits by place.
+// Random bits by index.
 
 using WordTag = hn::ScalableTag<std::uint32_t>;
 using Words = hn::Vec<WordTag>;
 
-// 32 random bits for elements i, i + 1, ... of a call. The hash is C. Wellons's (Prospecting for
-// Hash Functions: 16, 0x21f0aaad, 15, 0x735a2d97, 15).
+// Returns 32 random bits for elements i, i + 1, ... of a call. The hash is by C. Wellons
+// (Prospecting for Hash Functions: 16, 0x21f0aaad, 15, 0x735a2d97, 15).
 HWY_INLINE Words random_words(const StochasticRounding& rounding, std::size_t i) {
   const WordTag tag;
-  constexpr std::uint32_t apart = 0x9e3779b1U;  // what places are multiplied by
+  constexpr std::uint32_t apart = 0x9e3779b1U;  // multiplier of indices
   Words lanes = hn::Mul(hn::Iota(tag, 0), hn::Set(tag, apart));
   Words x = hn::Add(lanes, hn::Set(tag, (rounding.first + static_cast<std::uint32_t>(i)) * apart));
   x = hn::Xor(x, hn::Set(tag, rounding.key));
@@ -52,7 +52,7 @@ HWY_INLINE Words random_words(const StochasticRounding& rounding, std::size_t i)
   return hn::Xor(x, hn::ShiftRight<15>(x));
 }
 
-// The 16 of them, in the low half, that belong to a stream.
+// Returns the 16 bits that belong to a stream, in the low half of each word.
 HWY_INLINE Words stream_of(Words words, int stream) {
   return stream == 0 ? hn::ShiftRight<16>(words) : hn::And(words, hn::Set(WordTag(), 0xffffU));
 }
@@ -61,12 +61,12 @@ HWY_INLINE Words random_bits(const StochasticRounding& rounding, std::size_t i) 
   return stream_of(random_words(rounding, i), rounding.stream);
 }
 
-// From and to bfloat16.
+// Conversion from and to bfloat16.
 
 using HalfBits = hn::Rebind<std::uint16_t, FloatTag>;
 using Halves = hn::Vec<HalfBits>;
 
-// The low 16 bits of each word, of which the high ones are 0.
+// Returns the low 16 bits of each word; the high bits must be 0.
 HWY_INLINE Halves low_halves(Words words) {
   const hn::Rebind<std::int32_t, FloatTag> signed_tag;
   return hn::DemoteTo(HalfBits(), hn::BitCast(signed_tag, words));
@@ -76,8 +76,8 @@ HWY_INLINE Floats widened_bfloat16(Halves bits) {
   return hn::BitCast(FloatTag(), hn::ShiftLeft<16>(hn::PromoteTo(WordTag(), bits)));
 }
 
-// `added`, 16 bits, is what is added below the bits that stay, before they are cut off. An infinity
-// has no bits there and stays.
+// Adds the 16-bit number `added` to the bits below the kept ones, and then cuts these off. An
+// infinity has zeros there and stays infinite.
 HWY_INLINE Halves narrowed_bfloat16(Floats values, Words added) {
   Words rounded = hn::ShiftRight<16>(hn::Add(hn::BitCast(WordTag(), values), added));
   auto is_number = hn::RebindMask(WordTag(), hn::Eq(values, values));

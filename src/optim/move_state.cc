@@ -24,15 +24,15 @@ using torch::optim::OptimizerParamState;
       "optimizer is another one");
 }
 
-// The same number for every state of an optimizer.
+// Returns equally many fields for every state of an optimizer.
 std::vector<StateField> known_fields_of(OptimizerParamState& state) {
   std::vector<StateField> fields = fields_of(state);
   if (fields.empty()) throw_other_optimizer();
   return fields;
 }
 
-// A state as the first step would make it, and which of its fields are zeros then; null where there
-// is none before that step.
+// The state that the first step would create, and which of its fields are then zero. Null if there
+// is no state before that step.
 struct FirstState {
   std::unique_ptr<OptimizerParamState> state;
   std::vector<bool> zeros;
@@ -52,7 +52,7 @@ FirstState first_state(const OptimizerOptions& options) {
   return {};
 }
 
-// By number of the field.
+// Indexed by the number of the field.
 using WantedFields = std::vector<std::vector<WantedTensor>>;
 
 void want(WantedFields& wanted, std::size_t field, WantedTensor tensor) {

@@ -58,15 +58,15 @@ double sum_of_16_bits(const at::Tensor& gradient, std::int64_t begin, std::int64
   return sum;
 }
 
-// To read values where they come from costs less than to have them in memory first, which somebody
-// else then reads.
+// Reading values from their source is cheaper than first writing them to memory, which another
+// reader then loads again.
 std::shared_ptr<dispatch::ValueSource> cheap_source_of(const at::Tensor& gradient) {
   if (!is_scanned_here(gradient) || gradient.scalar_type() != at::kFloat) return nullptr;
   auto source = dispatch::source_of(gradient);
   return source && source->bytes_an_element() <= gradient.element_size() ? source : nullptr;
 }
 
-// Of float32 gradients that are not in memory; the sums are those of memory.
+// For float32 gradients that are not in memory. The sums equal those of gradients in memory.
 double sum_of_source(const dispatch::ValueSource& source, std::int64_t begin, std::int64_t count,
                      const ElementTransform& transform) {
   auto buffer = std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(count));
@@ -74,7 +74,7 @@ double sum_of_source(const dispatch::ValueSource& source, std::int64_t begin, st
   return sum_of_floats(buffer.get(), count, transform);
 }
 
-// Pieces are added in their order, so the bits do not depend on the number of threads.
+// Pieces are added in order, so the bits do not depend on the number of threads.
 double scanned_sum_of_squares(const at::Tensor& gradient, const ElementTransform& transform) {
   std::int64_t count = gradient.numel();
   std::vector<double> sums((count + norm_piece_elements - 1) / norm_piece_elements);
@@ -92,12 +92,12 @@ double scanned_sum_of_squares(const at::Tensor& gradient, const ElementTransform
   return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
-// The elements that are stored, as an ordinary tensor.
+// Returns the stored elements as a dense tensor.
 at::Tensor stored_values(const at::Tensor& gradient) {
   return gradient.is_sparse() ? gradient.coalesce().values() : dispatch::values_of(gradient);
 }
 
-// In float64 whatever the gradient's dtype; float32 is left before anything is computed.
+// Computes in float64 for every dtype of the gradient; values are converted before any arithmetic.
 double widened_part(const at::Tensor& gradient, const ElementTransform& transform,
                     double norm_type) {
   at::Tensor values = stored_values(gradient);
@@ -108,7 +108,7 @@ double widened_part(const at::Tensor& gradient, const ElementTransform& transfor
   return (norm_type == infinity ? values.max() : values.pow_(norm_type).sum()).item<double>();
 }
 
-// What is not a number stays, which it would not with std::max.
+// Returns the greater number. std::max would drop a NaN.
 double greater(double a, double b) { return a > b || std::isnan(a) ? a : b; }
 
 double norm_of(double part, double norm_type) {
@@ -120,13 +120,13 @@ void bring(const at::Tensor& gradient) {
   dispatch::bring(gradient, "norm of gradients", /*writes=*/false);
 }
 
-// Numbers of this rank, put together with those of the ranks that have the other parts: in the
-// order in which their divisions came first, which is the same on all ranks.
+// Combines numbers of this rank with those of the ranks that have the other parts. Combines in the
+// order in which shard groups first occurred, which is the same on all ranks.
 class CombinedNumber {
  public:
   explicit CombinedNumber(bool largest) : largest_(largest) {}
 
-  // `number` is of a gradient of `parameter`. A gradient that replaced a part's is one, too.
+  // Adds the `number` of the gradient of `parameter`. The gradient of a part may itself be a part.
   void add(const at::Tensor& parameter, double number) {
     auto division = division_of(parameter);
     if (!division) return put(whole_, number);
@@ -135,15 +135,16 @@ class CombinedNumber {
     put(found->number, number);
   }
 
-  // A part without a gradient here: the ranks of the others may have one, and combine (a stage of a
-  // pipeline that has no parameters, or frozen ones only).
+  // Takes part in the combination for a part without a gradient: the ranks with the other parts may
+  // have one (if this rank's pipeline stage has no parameters, or only frozen ones).
   void take_part(const at::Tensor& parameter) {
     if (dispatch::division_of(parameter)) add(parameter, 0);
   }
 
   [[nodiscard]] double of_all_ranks() const {
     double all = whole_;
-    // Ranks of a pipeline may have other numbers of divisions, and end with the same ranks.
+    // In a pipeline, ranks may have different numbers of shard groups. Therefore, groups with the
+    // same last ranks share one reduction over these.
     std::vector<Divided> last;
     for (const auto& [ranks, number] : divided_) {
       const double inside = largest_ ? ranks->largest_inside(number) : ranks->sum_inside(number);
@@ -162,7 +163,7 @@ class CombinedNumber {
     std::shared_ptr<dispatch::ShardGroup> ranks;
     double number = 0;
   };
-  // Null: it is whole on this rank.
+  // Returns null if the parameter is whole on this rank.
   std::shared_ptr<dispatch::ShardGroup> division_of(const at::Tensor& parameter) {
     auto ranks = dispatch::division_of(parameter);
     if (!ranks) ranks = dispatch::division_of(parameter.grad());
@@ -183,9 +184,9 @@ class CombinedNumber {
   void put(double& to, double number) const { to = largest_ ? greater(to, number) : to + number; }
 
   bool largest_;
-  double whole_ = 0;  // of gradients that are whole on this rank
+  double whole_ = 0;  // from gradients that are whole on this rank
   std::vector<Divided> divided_;
-  // Of global tensors, by the names of the groups that cut them.
+  // For global tensors, by the names of the groups that shard them.
   std::map<std::vector<std::string>, std::shared_ptr<dispatch::ShardGroup>> of_meshes_;
 };
 
@@ -220,7 +221,7 @@ double transformed_norm(std::span<const at::Tensor> parameters, const ElementTra
     if (norm_type > 0)
       parts.add(parameter, norm_part(global::local_values(parameter.grad()), transform, norm_type));
     else if (!dispatch::source_of(parameter.grad()))
-      bring(parameter.grad());  // refuses where there is no gradient yet
+      bring(parameter.grad());  // throws if there is no gradient yet
   }
   return norm_type == 0 ? tensors : norm_of(parts.of_all_ranks(), norm_type);
 }

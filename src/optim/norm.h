@@ -1,4 +1,4 @@
-// Norms of gradients that are transformed on the fly.
+// Norms of gradients with an element transform applied on the fly.
 #pragma once
 
 #include "optim/update_entry.h"
@@ -9,15 +9,15 @@
 
 namespace lockstep::optim {
 
-// gradient_norm() of the gradients as transformed.
+// Returns gradient_norm() of the transformed gradients.
 [[nodiscard]] double transformed_norm(std::span<const at::Tensor> parameters,
                                       const ElementTransform& transform, double norm_type);
 
-// Whether no element of the gradients is infinite or NaN, on any rank that has parts of them.
+// Returns true if no element of the gradients is inf or NaN, on any rank that has parts of them.
 [[nodiscard]] bool all_finite(std::span<const at::Tensor> parameters);
 
-// Of one gradient's elements, without other ranks': the sum of |g|^norm_type, or the largest |g|
-// when norm_type is infinity.
+// Returns this rank's part of a norm for one gradient: the sum of |g|^norm_type, or the largest |g|
+// if norm_type is infinity.
 [[nodiscard]] double norm_part(const at::Tensor& gradient, const ElementTransform& transform,
                                double norm_type);
 

@@ -12,7 +12,8 @@
 namespace lockstep::optim {
 namespace {
 
-// Long enough that handing a piece out costs nothing; shorter where threads would have none.
+// Pieces are long enough that dispatching one costs nothing, and shorter if some threads would get
+// none.
 constexpr std::int64_t most_piece_elements = 1 << 16;
 constexpr std::int64_t least_piece_elements = 1 << 13;
 static_assert(most_piece_elements % least_piece_elements == 0 &&

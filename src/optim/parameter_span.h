@@ -1,5 +1,5 @@
-// Spans: what our kernels walk through. A span is one or more parameters whose memory lies side by
-// side, together with their gradients and all that is kept of them.
+// Spans: the unit of work of our kernels. A span is one or more parameters that are adjacent in
+// memory, together with their gradients and their state.
 #pragma once
 
 #include "optim/update_entry.h"
@@ -17,7 +17,7 @@
 
 namespace lockstep::optim {
 
-// Memory of state in its format. Places count elements.
+// State memory in its storage format. Offsets count elements.
 struct StateBuffer {
   std::byte* data = nullptr;  // null: not in use
   float* scales = nullptr;
@@ -31,31 +31,32 @@ struct ParameterSpan {
   bool first = false;
   std::int64_t place = 0;
   c10::ScalarType dtype = c10::ScalarType::Float;           // of the parameter
-  c10::ScalarType gradient_dtype = c10::ScalarType::Float;  // the same, or float32
+  c10::ScalarType gradient_dtype = c10::ScalarType::Float;  // the parameter's dtype, or float32
   std::byte* parameter = nullptr;
   const std::byte* gradient = nullptr;
-  const dispatch::ValueSource* source = nullptr;  // of the gradient, in place of its memory
+  const dispatch::ValueSource* source = nullptr;  // computes the gradient, which then has no memory
   std::int64_t source_begin = 0;
   float* master = nullptr;  // null: the parameter is float32
   std::array<StateBuffer, 3> state;
 
-  // Whether all of it is float32, so that a kernel needs no buffers but perhaps for gradients.
+  // Returns true if everything is float32, so that a kernel needs buffers for computed gradients
+  // only.
   [[nodiscard]] bool is_plain() const;
-  // That an update reads and writes, for each element.
+  // Returns the bytes per element that an update reads and writes.
   [[nodiscard]] double bytes_an_element() const;
 };
 
-// The spans of entries that are for our kernels, in their order. `entries` own the memory.
+// Returns the spans of those entries that our kernels update, in order. `entries` own the memory.
 [[nodiscard]] std::vector<ParameterSpan> make_spans(const std::vector<UpdateEntry>& entries);
 
-// Calls update(number of the span, begin, end) for pieces of all spans, by LibTorch's threads;
-// pieces begin at multiples of block_elements.
+// Calls update(index of the span, begin, end) for pieces of all spans on LibTorch's threads; pieces
+// begin at multiples of block_elements.
 void for_each_piece(std::span<const ParameterSpan> spans,
                     const std::function<void(std::size_t, std::int64_t, std::int64_t)>& update);
 
-// For plain spans: calls update(begin, end, gradient) for tiles of [begin, end), `gradient` being
-// that of the tile's first element. Where gradients are computed as they are used, a tile fits the
-// first cache; elsewhere it is all.
+// For plain spans: calls update(begin, end, gradient) for tiles of [begin, end); `gradient` points
+// to the gradient of the tile's first element. If gradients are computed on the fly, a tile fits
+// the L1 cache; otherwise there is a single tile.
 template <typename Update>
 void for_each_tile(const ParameterSpan& span, std::int64_t begin, std::int64_t end,
                    Update&& update) {
@@ -69,29 +70,29 @@ void for_each_tile(const ParameterSpan& span, std::int64_t begin, std::int64_t e
   }
 }
 
-// Adds what an update of all spans reads and writes to step.bytes_moved.
+// Adds the bytes that an update of all spans reads and writes to step.bytes_moved.
 void count_bytes(std::span<const ParameterSpan> spans, const GroupStep& step);
 
-// The key of the random bits of rounding for one step of one group.
+// Returns the key of the random rounding bits for one step of one group.
 [[nodiscard]] std::uint32_t rounding_key(std::uint64_t seed, std::int64_t group, std::int64_t age);
 
-// A few elements of a span as float32, in buffers that stay in the first cache where the memory is
-// not float32 itself.
+// Some elements of a span as float32. If the memory is not float32, they are in buffers that stay
+// in the L1 cache.
 class Tile {
  public:
   static constexpr std::int64_t elements = 1024;  // whole blocks
 
-  // The elements [begin, begin + count) of `span`, count at most `elements`. What is kept in the
-  // format `direct` the kernel reads and writes itself: state() is null for it.
+  // Loads the elements [begin, begin + count) of `span`; count is at most `elements`. The kernel
+  // itself reads and writes state in the format `direct`, for which state() returns null.
   Tile(const ParameterSpan& span, std::int64_t begin, std::int64_t count, std::uint32_t key,
        StateFormat direct = StateFormat::float32);
 
   [[nodiscard]] float* parameter() const;
   [[nodiscard]] const float* gradient() const { return gradient_; }
-  // Null where the span keeps nothing at this place.
+  // Null if the span has no state at this index.
   [[nodiscard]] float* state(std::size_t which) const { return state_[which]; }
 
-  // Writes what a kernel changed to where it came from.
+  // Writes changed elements back to the span.
   void close();
 
  private:

@@ -1,4 +1,4 @@
-// What a pass over several large arrays tells the processor of the memory that it comes to.
+// Prefetch hints for a pass over several large arrays.
 #pragma once
 
 #include <hwy/cache_control.h>
@@ -8,13 +8,13 @@
 
 namespace lockstep::optim {
 
-// The processor's own prefetching begins anew at every page (1,024 floats), and a loop with a root
-// and a division fills its window before the next loads are in it. `lockstep bench optimizer` shows
-// what it is worth; from 64 to 192 is alike on Zen 3, and 512 is no gain.
+// The hardware prefetcher restarts at every page (1,024 floats), and a loop with a square root and
+// a division fills the reorder window before the next loads are issued. `lockstep bench optimizer`
+// shows the gain; on Zen 3, all distances from 64 to 192 perform alike, and 512 gains nothing.
 inline constexpr std::size_t elements_ahead = 96;
 
-// Asks for what a loop reads when it comes to `elements_ahead` elements behind `from`. That may be
-// behind the end of the array: then nothing happens.
+// Prefetches the data `elements_ahead` elements after `from`. An address past the end of the array
+// has no effect.
 template <class T>
 HWY_INLINE void prefetch_ahead(const T* from) {
   const auto address = reinterpret_cast<std::uintptr_t>(from) + elements_ahead * sizeof(T);

@@ -1,4 +1,4 @@
-// Compiled once for each instruction set (Highway's foreach_target) and chosen at run time.
+// Compiled once per instruction set (Highway's foreach_target); the set is chosen at run time.
 #include "optim/scan_kernel.h"
 
 #include "optim/formats_kernel.h"
@@ -24,7 +24,7 @@ using DoubleTag = hn::ScalableTag<double>;
 using Doubles = hn::Vec<DoubleTag>;
 
 HWY_INLINE void add_squares(Floats values, Doubles& low, Doubles& high) {
-#if HWY_TARGET == HWY_SCALAR  // one lane has no halves
+#if HWY_TARGET == HWY_SCALAR  // a single lane has no halves
   Doubles value = hn::PromoteTo(DoubleTag(), values);
   low = hn::MulAdd(value, value, low);
   static_cast<void>(high);

@@ -1,12 +1,12 @@
-// What must be known of all gradients before any of them is used: one pass that only reads.
+// A read-only pass over gradients, for results that are needed before any gradient is used.
 #pragma once
 
 #include <cstdint>
 
 namespace lockstep::optim {
 
-// The sum of clamp(g * factor, -limit, limit)^2, accumulated in float64: finite exactly when every
-// element is, since no sum of squares of float32 overflows there.
+// Returns the sum of clamp(g * factor, -limit, limit)^2, accumulated in float64. It is finite if
+// and only if every element is, because a sum of squares of float32 cannot overflow float64 here.
 double sum_of_squares(const float* values, std::int64_t count, float factor, float limit);
 
 }  // namespace lockstep::optim

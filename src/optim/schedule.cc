@@ -94,8 +94,8 @@ Schedule cosine_with_restarts(Restarts options) {
 
 namespace {
 
-// A one-cycle schedule as corners that are joined: the value `from` at the beginning of a phase
-// that ends, with `to`, at step number `end`.
+// One linear phase of a one-cycle schedule: from value `from` at its beginning to value `to` at
+// step `end`.
 struct Phase {
   double end, from, to;
 };
@@ -114,7 +114,7 @@ double value_at(const std::vector<Phase>& phases, bool straight, std::int64_t st
   std::size_t i = 0;
   for (; i + 1 < phases.size() && place > phases[i].end; ++i) begin = phases[i].end;
   const Phase& phase = phases[i];
-  if (phase.end == begin) return phase.to;  // a rise of no steps
+  if (phase.end == begin) return phase.to;  // a phase without steps
   double share = (place - begin) / (phase.end - begin);
   return straight ? phase.from + (phase.to - phase.from) * share
                   : half_cosine(phase.from, phase.to, share);

@@ -61,7 +61,8 @@ void update_by_tiles(const SgdConstants& constants, const ParameterSpan& span, s
   }
 }
 
-// Other devices, and float64: one by one, since each may or may not have its first buffer.
+// Updates parameters on other devices, and float64 parameters. One call per entry, because only
+// some entries have a momentum buffer yet.
 void update_by_torch(const UpdateEntry& entry, const SgdRule& rule, const GroupStep& step) {
   std::vector<at::Tensor> buffers;
   if (entry.state[0].values != nullptr) buffers.push_back(*entry.state[0].values);
@@ -71,7 +72,7 @@ void update_by_torch(const UpdateEntry& entry, const SgdRule& rule, const GroupS
   publish_master(entry);
 }
 
-// Entries are prepared; entry.state[0] is the momentum buffer, in use with momentum only.
+// Updates prepared entries. entry.state[0] is the momentum buffer, and is only used with momentum.
 void update_entries(std::vector<UpdateEntry>& entries, const SgdRule& rule, const GroupStep& step) {
   std::vector<ParameterSpan> spans = make_spans(entries);
   count_bytes(spans, step);
@@ -87,7 +88,7 @@ void update_entries(std::vector<UpdateEntry>& entries, const SgdRule& rule, cons
   copy_back(entries);
 }
 
-// A parameter has a state only where there is something to keep, as in torch::optim.
+// As in torch::optim, a parameter gets a state only if there is something to store.
 void update_group(std::vector<UpdateEntry> entries, StateMap& states, const SGDOptions& options,
                   const GroupStep& step) {
   bool buffered = options.momentum() != 0;

@@ -1,5 +1,5 @@
-// The arithmetic of one SGD step on float32 memory, in one pass. sgd_naive.h is the same as a plain
-// loop.
+// The arithmetic of one SGD step on float32 memory, in one pass. sgd_naive.h has the same
+// arithmetic as a plain loop.
 #pragma once
 
 #include <cstdint>
@@ -21,10 +21,10 @@ struct SgdConstants {
   float undamped = 1;  // 1 - dampening
   float lr = 0;
   bool nesterov = false;
-  bool first = false;  // the buffer holds nothing yet
+  bool first = false;  // the buffer has no values yet
 };
 
-// Side by side, `count` elements each; any alignment, no overlap.
+// Parallel arrays of `count` elements each; any alignment, no overlap.
 struct SgdSpan {
   float* parameter = nullptr;
   const float* gradient = nullptr;
@@ -32,7 +32,7 @@ struct SgdSpan {
   std::int64_t count = 0;
 };
 
-// With the widest vectors of this processor. Any thread.
+// Uses the widest vectors of this processor. Thread-safe.
 void update_sgd(const SgdConstants& constants, const SgdSpan& span);
 
 }  // namespace lockstep::optim

@@ -24,7 +24,7 @@ bool is_small(const at::Tensor& values) {
          (values.scalar_type() == at::kBFloat16 || values.scalar_type() == at::kByte);
 }
 
-// torch::optim's part of a state, in float32.
+// Returns torch::optim's fields of a state in float32.
 template <class TorchState>
 TorchState plain_state(const AdamStateOf<TorchState>& state) {
   TorchState plain(state);

@@ -1,4 +1,4 @@
-// The tensors that an element-wise optimizer of LibTorch's, or of ours, keeps of a parameter.
+// The per-parameter tensors of element-wise optimizers, LibTorch's and ours.
 #pragma once
 
 #include <lockstep/optim/state.h>
@@ -27,7 +27,8 @@ std::vector<StateField> adam_fields(State& state) {
 
 }  // namespace detail
 
-// Always as many for one kind of state, undefined ones too; none for a kind that is not known.
+// Returns the same number of fields for every state of one class, including undefined fields.
+// Returns no fields for an unknown class.
 inline std::vector<StateField> fields_of(torch::optim::OptimizerParamState& state) {
   using namespace torch::optim;
   if (auto* adamw = dynamic_cast<AdamWParamState*>(&state)) return detail::adam_fields(*adamw);

@@ -62,7 +62,7 @@ void advise_huge_pages(const at::Tensor& tensor) {
 
 namespace {
 
-constexpr std::int64_t aligned_elements = 64;  // a cache line at least, in every format
+constexpr std::int64_t aligned_elements = 64;  // at least a cache line, in every format
 
 at::Tensor zeros_in(StateMemory* memory, std::int64_t count, at::ScalarType dtype,
                     c10::Device device) {
@@ -79,7 +79,7 @@ bool lies_behind(const at::Tensor& second, const at::Tensor& first) {
          static_cast<const char*>(first.const_data_ptr()) + first.nbytes();
 }
 
-// In elements, from the begin of the storages.
+// Offsets in elements from the start of the storages.
 struct Offsets {
   std::vector<std::int64_t> values, scales;
   std::int64_t count = 0, scale_count = 0;
@@ -106,7 +106,7 @@ Offsets offsets_of(const std::vector<WantedTensor>& wanted) {
   return offsets;
 }
 
-// All of one dtype and device.
+// All tensors have the same dtype and device.
 void make_storage(const std::vector<WantedTensor>& wanted, StateMemory* memory) {
   Offsets offsets = offsets_of(wanted);
   c10::Device device = wanted.front().dense.device();
@@ -146,7 +146,7 @@ bool lies_elsewhere(const at::Tensor& values, const StateMemory* memory) {
   return memory != nullptr && values.is_cpu() && values.numel() > 0 && !memory->holds(values);
 }
 
-// Before an update.
+// Preparation before an update.
 
 namespace {
 
@@ -154,7 +154,7 @@ at::Tensor scales_in(const StateTensor& state) {
   return state.scales != nullptr ? *state.scales : at::Tensor();
 }
 
-// What is kept already, perhaps loaded or of an earlier format.
+// Converts existing state, which may be loaded or in an earlier format.
 void refit(StateTensor& state, const at::Tensor& dense, StateFormat format, at::ScalarType dtype) {
   at::Tensor& values = *state.values;
   bool fits = values.scalar_type() == dtype && values.strides() == dense.strides() &&
@@ -173,7 +173,7 @@ void refit(StateTensor& state, const at::Tensor& dense, StateFormat format, at::
   *state.scales = small.scales;
 }
 
-// A new one begins with the parameter's values.
+// A new master begins with the parameter's values.
 void prepare_masters(std::vector<UpdateEntry>& entries, StateMemory* memory) {
   std::vector<WantedTensor> wanted;
   for (UpdateEntry& entry : entries) {
@@ -230,13 +230,13 @@ void prepare_state(std::vector<UpdateEntry>& entries, StateFormat format, StateM
   }
 }
 
-// Around it.
+// Batches around the update.
 
 namespace {
 
 constexpr std::size_t batch_bytes = std::size_t{32} << 20;  // parameters, gradients and state
 
-// Calls use(tensor) for what an update of the entry reads and writes.
+// Calls use(tensor) for every tensor that an update of the entry reads or writes.
 template <class Use>
 void for_each_tensor(const UpdateEntry& entry, const Use& use) {
   use(entry.dense);
@@ -247,7 +247,7 @@ void for_each_tensor(const UpdateEntry& entry, const Use& use) {
       if (tensor != nullptr && tensor->defined()) use(*tensor);
 }
 
-// The number of the first entry after a batch that begins with `begin`.
+// Returns the index of the first entry after the batch that starts at `begin`.
 std::size_t end_of_batch(const std::vector<UpdateEntry>& entries, std::size_t begin) {
   std::size_t bytes = 0, end = begin;
   while (end < entries.size() && (end == begin || bytes < batch_bytes))

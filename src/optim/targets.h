@@ -1,5 +1,6 @@
-// For which instruction sets the kernels are compiled: enough to have the widest registers
-// everywhere. Vectors of unknown length (SVE) cannot be kept in structs.
+// The instruction sets for which the kernels are compiled: enough to use the widest registers on
+// every processor. Vectors of unknown length (SVE) are excluded, because they cannot be struct
+// members.
 #pragma once
 
 #define HWY_DISABLED_TARGETS \

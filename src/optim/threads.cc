@@ -7,8 +7,8 @@
 namespace lockstep::optim {
 
 // at::parallel_for is a template that runs serially in code compiled without OpenMP, and a second
-// OpenMP runtime beside LibTorch's is one too many. The loop over an iterator is compiled into
-// LibTorch: one over the numbers of the calls makes LibTorch's threads run them.
+// OpenMP runtime beside LibTorch's should be avoided. But the loop of at::TensorIterator is
+// compiled into LibTorch: an iterator over the call indices makes LibTorch's threads run the calls.
 void for_each_in_parallel(std::size_t count, const std::function<void(std::size_t)>& work) {
   if (count <= 1 || at::get_num_threads() == 1 || at::in_parallel_region()) {
     for (std::size_t i = 0; i < count; ++i) work(i);

@@ -1,4 +1,4 @@
-// LibTorch's own threads for our loops.
+// Runs our loops on LibTorch's threads.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +7,8 @@
 namespace lockstep::optim {
 
 // Calls work(0), ..., work(count - 1), each once, on at::get_num_threads() threads, and returns
-// when all are done; in order on this thread when there is one, or inside a parallel region. What a
-// call throws comes out here.
+// when all are done. With one thread, or inside a parallel region, calls them in order on this
+// thread. Rethrows an exception of work().
 void for_each_in_parallel(std::size_t count, const std::function<void(std::size_t)>& work);
 
 }  // namespace lockstep::optim

@@ -34,14 +34,14 @@ void check_parameter(const at::Tensor& parameter, std::size_t i, const GroupStep
         parameter.device().str());
 }
 
-// float32 and the parameter's own dtype are what the kernels read.
+// The kernels read float32 and the parameter's own dtype.
 at::ScalarType gradient_dtype(const UpdateEntry& entry) {
   at::ScalarType own = entry.dense.scalar_type();
   bool is_float = entry.parameter.grad().scalar_type() == at::kFloat;
   return entry.has_16_bits() && is_float ? at::kFloat : own;
 }
 
-// A gradient that is computed where it is used stays so, if a kernel can take it as it comes.
+// A gradient that is computed on the fly stays so, if a kernel can consume it directly.
 void take_gradient(UpdateEntry& entry, const GroupStep& step) {
   const at::Tensor gradient = global::local_values(entry.parameter.grad());
   at::ScalarType dtype = gradient_dtype(entry);
@@ -91,7 +91,7 @@ void copy_back(std::vector<UpdateEntry>& entries) {
   for (UpdateEntry& entry : entries) {
     bool is_copied = !entry.dense.is_same(entry.local);
     if (is_copied) entry.local.copy_(entry.dense);
-    // Kernels write past LibTorch: say that the values are others now, as its own operations do.
+    // Kernels bypass LibTorch, so bump the version as LibTorch's in-place operations do.
     bool is_known = is_copied && entry.local.is_same(entry.parameter);
     if (!is_known && !entry.parameter.is_inference())
       entry.parameter.unsafeGetTensorImpl()->bump_version();
@@ -100,7 +100,8 @@ void copy_back(std::vector<UpdateEntry>& entries) {
 
 at::Tensor updated_tensor(const UpdateEntry& entry) {
   if (!entry.has_16_bits()) return entry.dense;
-  // As follow_bfloat16() of formats_kernel.h: what was written from outside counts.
+  // As follow_bfloat16() of formats_kernel.h: values that were written from outside replace the
+  // master's.
   at::Tensor same = entry.master->to(entry.dense.scalar_type()).eq(entry.dense);
   entry.master->copy_(at::where(same, *entry.master, entry.dense.to(at::kFloat)));
   return *entry.master;

@@ -1,5 +1,5 @@
-// A parameter in one step(), the same for all optimizers: what is updated, by what gradient, and
-// what is remembered of it.
+// A parameter in one step(), the same for all optimizers: the tensor to update, its gradient, and
+// its state.
 #pragma once
 
 #include "base/check.h"
@@ -23,8 +23,8 @@
 
 namespace lockstep::optim {
 
-// The change of each element of a gradient before an update uses it:
-// g becomes clamp(g * factor, -limit, limit). Scaling and clamping in any order end in this form.
+// The change of each element of a gradient before an update uses it: g becomes clamp(g * factor,
+// -limit, limit). Any sequence of scaling and clamping reduces to this form.
 struct ElementTransform {
   double factor = 1;
   double limit = std::numeric_limits<double>::infinity();
@@ -34,7 +34,7 @@ struct ElementTransform {
   void clamp(double to);
 };
 
-// One tensor of a parameter's state, in place. `values` null: the entry is not in use.
+// One tensor of a parameter's state, in place. If `values` is null, the entry is unused.
 struct StateTensor {
   at::Tensor* values = nullptr;
   at::Tensor* scales =
@@ -44,58 +44,58 @@ struct StateTensor {
 
 struct UpdateEntry {
   at::Tensor parameter;  // the user's
-  at::Tensor local;      // what this rank has of a global parameter; any other itself
-  at::Tensor dense;      // the same without holes in its memory; else a copy to be copied back
-  at::Tensor gradient;   // laid out as `dense`
-  // Of the gradient's values; null: its memory.
+  at::Tensor local;      // this rank's part of a global parameter; otherwise the parameter itself
+  at::Tensor dense;      // `local` if its memory has no holes; otherwise a copy that is copied back
+  at::Tensor gradient;   // in the layout of `dense`
+  // Source of the gradient's values; null: they are in memory.
   std::shared_ptr<const dispatch::ValueSource> source;
   at::Tensor* master = nullptr;
   std::array<StateTensor, 3> state;
-  std::int64_t age = 0;    // the number of this update of it, from 1
-  bool first = false;      // nothing was kept of it before
-  std::int64_t place = 0;  // elements of the group before it
-  std::size_t number = 0;  // in the group
+  std::int64_t age = 0;    // number of this update of the parameter, from 1
+  bool first = false;      // the parameter had no state before
+  std::int64_t place = 0;  // number of elements in the group before this parameter
+  std::size_t number = 0;  // index in the group
 
   [[nodiscard]] bool has_16_bits() const;
-  // Whether our kernels update it; LibTorch's do otherwise.
+  // Returns true if our kernels update the parameter, false if LibTorch's do.
   [[nodiscard]] bool is_for_kernel() const;
 };
 
-// What all entries of a group share.
+// Values that all entries of a group share.
 struct GroupStep {
   UpdateOptions update;
   ElementTransform transform;
   std::int64_t group = 0;
   const char* optimizer = "";           // for messages
-  std::int64_t* bytes_moved = nullptr;  // counts up; null: nobody asks
+  std::int64_t* bytes_moved = nullptr;  // counts up; null: not counted
 };
 
-// The parameters of a group that have a gradient, with dense memory. InvalidArgument, before
-// anything is changed, for a gradient or dtype or state format that cannot be.
+// Returns entries, with dense memory, for the parameters of a group that have a gradient. Throws
+// InvalidArgument, before any change, for an unsupported gradient, dtype or state format.
 [[nodiscard]] std::vector<UpdateEntry> make_entries(const std::vector<at::Tensor>& parameters,
                                                     const GroupStep& step);
 
-// After the update: stand-ins go back into parameters with holes in their memory, and every
-// parameter's version counts up.
+// Finishes an update: copies dense copies back into parameters with holes in their memory, and
+// bumps the version of every parameter.
 void copy_back(std::vector<UpdateEntry>& entries);
 
-// The tensor itself where it already has the strides, dtype and device of `like`.
+// Returns the tensor itself if it already has the strides, dtype and device of `like`.
 [[nodiscard]] at::Tensor laid_out_as(const at::Tensor& tensor, const at::Tensor& like,
                                      at::ScalarType dtype);
 
-// As LibTorch's fused kernels want a entry.
+// Arguments for LibTorch's fused kernels.
 
-// What is updated: the parameter itself, or its master.
+// Returns the tensor to update: the parameter itself, or its master.
 [[nodiscard]] at::Tensor updated_tensor(const UpdateEntry& entry);
-// The transformed gradient in its dtype. Maximizing is left to the kernel.
+// Returns the transformed gradient in its dtype. The kernel handles `maximize`.
 [[nodiscard]] at::Tensor transformed_gradient(const UpdateEntry& entry,
                                               const ElementTransform& transform);
 // Rounds a master into its parameter.
 void publish_master(const UpdateEntry& entry);
 
-// What all optimizers do alike around their updates.
+// Steps around the update that all optimizers share.
 
-// Undefined without a closure.
+// Returns an undefined tensor without a closure.
 [[nodiscard]] inline at::Tensor loss_of(const torch::optim::Optimizer::LossClosure& closure) {
   if (!closure) return {};
   at::AutoGradMode with_gradients(true);
@@ -110,7 +110,8 @@ void publish_master(const UpdateEntry& entry);
   return parameters;
 }
 
-// InvalidArgument where a product would be lost in its own dtype, as PyTorch refuses it.
+// Throws InvalidArgument if the product could underflow in the gradient's own dtype; PyTorch
+// refuses the same.
 inline void check_can_scale(std::span<const at::Tensor> parameters, double factor) {
   for (std::size_t i = 0; factor < 1 && i < parameters.size(); ++i)
     check(!parameters[i].grad().defined() || parameters[i].grad().scalar_type() != at::kHalf,
@@ -120,7 +121,7 @@ inline void check_can_scale(std::span<const at::Tensor> parameters, double facto
           i);
 }
 
-// In place; nothing is written when the factor is 1.
+// Multiplies in place; writes nothing if the factor is 1.
 inline void multiply_gradients(std::span<const at::Tensor> parameters, double factor) {
   if (factor == 1) return;
   at::NoGradGuard no_grad;
@@ -130,7 +131,8 @@ inline void multiply_gradients(std::span<const at::Tensor> parameters, double fa
 
 using StateMap = ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>;
 
-// The state of `parameter`, made where there is none, and made ours where it is torch::optim's.
+// Returns the state of `parameter`. Creates it if it does not exist, and converts it if it is
+// torch::optim's.
 template <class State, class TorchState>
 State& own_state(StateMap& states, const at::Tensor& parameter) {
   std::unique_ptr<torch::optim::OptimizerParamState>& place =

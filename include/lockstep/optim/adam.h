@@ -1,7 +1,8 @@
 // Adam (Kingma and Ba, Adam: A Method for Stochastic Optimization, ICLR 2015) in one pass over
-// memory: a torch::optim::Adam of which only step() differs. adamw.h says how, and has the class.
+// memory. It is a torch::optim::Adam with another step(); adamw.h describes the difference and
+// defines the class.
 //
-// Weight decay is added to the gradient (g = g + weight_decay * w), unlike AdamW's.
+// Unlike in AdamW, weight decay is added to the gradient: g = g + weight_decay * w.
 #pragma once
 
 #include <lockstep/optim/adamw.h>

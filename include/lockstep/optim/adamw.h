@@ -3,11 +3,12 @@
 //
 //   lockstep::optim::AdamW adamw(ddp.parameters(), torch::optim::AdamWOptions(1e-3));
 //
-// A torch::optim::AdamW in every other respect: constructors, options, parameter groups, state,
-// zero_grad(), save() and load(), so archives go both ways. Only step() differs. On the CPU,
-// float32, bfloat16 and float16 parameters are updated by one kernel that reads and writes each
-// number once; what lies side by side in memory is one run of it, and runs are shared among
-// LibTorch's threads. Elsewhere, and for float64, LibTorch's fused kernels do it.
+// It is a torch::optim::AdamW with another step(). Constructors, options, parameter groups, state,
+// zero_grad(), save() and load() are those of LibTorch, and each optimizer can load the other's
+// archives. On the CPU, float32, bfloat16 and float16 parameters are updated by one kernel that
+// reads and writes each number once. Parameters that are adjacent in memory are updated in a single
+// run of the kernel, and LibTorch's threads share the runs. On other devices, and for float64,
+// step() uses LibTorch's fused kernels.
 //
 // The arithmetic, for step t = 1, 2, ... of a parameter w with gradient g:
 //
@@ -16,12 +17,12 @@
 //   w = w - lr * weight_decay * w
 //   w = w - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 //
-// With amsgrad the largest v so far takes the place of v in the last line. Every operation on w, m
-// and v rounds as in torch::optim; results differ in the last bits of a square root.
+// With amsgrad, the last line uses the largest v so far in place of v. Every operation on w, m and
+// v rounds as in torch::optim; results may differ in the last bits of the square root.
 //
-// A parameter in 16 bits has a float32 master in its state: that is what is updated, and the
-// parameter is its rounding. A master follows a parameter that was changed from outside: it is made
-// anew when it no longer rounds to the parameter.
+// The state of a 16-bit parameter has a float32 master. step() updates the master and rounds it to
+// the parameter. If the program changed the parameter, so that the master no longer rounds to it,
+// step() first makes a new master from the parameter.
 #pragma once
 
 #include <lockstep/optim/gradient_transform.h>
@@ -36,7 +37,8 @@
 
 namespace lockstep::optim {
 
-// AdamW, and Adam (adam.h), after torch::optim's optimizer and options of that name.
+// Base of AdamW and of Adam (adam.h). `Torch` and `Options` are torch::optim's classes of that
+// name.
 template <class Torch, class Options>
 class AdamOf : public Torch, public TransformsGradients {
  public:
@@ -45,11 +47,11 @@ class AdamOf : public Torch, public TransformsGradients {
   explicit AdamOf(std::vector<at::Tensor> parameters, Options defaults = {},
                   UpdateOptions update = {});
 
-  // One update of every parameter whose .grad is defined; the others keep their values and state.
-  // Calls `closure` first, with gradients enabled, and returns what it returns. Not thread-safe.
-  // InvalidArgument names a parameter by its place when its gradient is sparse or its dtype is
-  // complex, or when a small state format was asked for where only float32 can be kept, and then
-  // nothing was updated.
+  // Updates every parameter whose .grad is defined; the others keep their values and state. First
+  // calls `closure` with gradients enabled, and returns its result. Not thread-safe.
+  // If a gradient is sparse, a dtype is complex, or a small state format was requested where only
+  // float32 is supported, throws InvalidArgument, which names the parameter by its index, and
+  // updates nothing.
   at::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr) override;
 
   void load(torch::serialize::InputArchive& archive) override;

@@ -1,23 +1,24 @@
-// Norms of gradients, and clipping by them or by value, as torch::nn::utils does it:
+// Norms of gradients, and clipping by norm or by value, as in torch::nn::utils:
 //
 //   loss.backward();
 //   double norm = optim::clip_grad_norm(handle.parameters(), 1.0);
 //   if (std::isfinite(norm)) adamw.step();
 //
-// Gradients are written at once, where a factor is not 1. Works with every optimizer.
+// Clipping writes the gradients, unless the factor is 1. Works with every optimizer.
 //
-// Parameters may be divided over ranks. Slices that fully_shard() made know that they are parts
-// (lockstep/dispatch/part.h): the norm is then that of the whole gradients, the same on all ranks,
-// and the call is collective over these ranks. One call may take slices of several handles and
-// parameters that every rank has whole: each is counted once.
+// Parameters may be sharded. Slices made by fully_shard() know that they are parts of a parameter
+// (lockstep/dispatch/part.h): the norm is then the norm of the whole gradients, equal on all ranks,
+// and the call is collective over these ranks. One call may mix slices of several handles with
+// parameters that every rank has whole; each parameter is counted once.
 //
-// Gradients of global parameters (lockstep/global/tensor.h) are first brought to the placements of
-// these, and the norm is that of the whole ones: collective over their meshes.
+// Gradients of global parameters (lockstep/global/tensor.h) are first redistributed to the
+// placements of their parameters. The norm is the norm of the whole gradients, and the call is
+// collective over their meshes.
 //
-// Norms are computed in float64, whatever the gradients' dtype is; torch's are summed in that
-// dtype, and differ by its rounding. Parts of ranks are added in the group's order: with another
-// number of ranks the last bits of a float64 may differ, and the factor, which is float32 where
-// gradients are, hardly ever.
+// Norms are computed in float64 for every dtype of gradients. torch sums in the gradients' dtype,
+// so its norm differs by rounding. The parts of ranks are added in the order of the group: with
+// another number of ranks the last bits of the float64 may differ, but the factor, which is float32
+// for float32 gradients, is almost always the same.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,22 +29,23 @@
 
 namespace lockstep::optim {
 
-// Of the gradients of `parameters` that are defined: the root of order `norm_type` of the sum of
-// |g|^norm_type over all elements; the largest |g| when norm_type is infinity; the number of
-// tensors, as in torch, when it is 0. With 2 it is finite when every element of 32 bits or fewer
-// is. InvalidArgument for a negative norm_type.
+// Returns the norm of order `norm_type` of all defined gradients of `parameters`: the root of that
+// order of the sum of |g|^norm_type over all elements; the largest |g| if norm_type is infinity;
+// the number of tensors, as in torch, if it is 0. With order 2, the norm is finite if all elements
+// are finite and have at most 32 bits. Throws InvalidArgument for a negative norm_type.
 [[nodiscard]] double gradient_norm(std::span<const at::Tensor> parameters, double norm_type = 2);
 
-// min(1, max_norm / (norm + 1e-6)), torch's formula; NaN when the norm is.
+// Returns min(1, max_norm / (norm + 1e-6)), the formula of torch, or NaN if the norm is NaN.
 [[nodiscard]] double clip_factor(double norm, double max_norm);
 
-// Multiplies the gradients by clip_factor() where that is not 1, and returns the norm before:
-// torch::nn::utils::clip_grad_norm_. InvalidArgument for a negative max_norm or norm_type.
+// Multiplies the gradients by clip_factor(), unless the factor is 1, and returns the norm before
+// clipping, as torch::nn::utils::clip_grad_norm_ does. Throws InvalidArgument for a negative
+// max_norm or norm_type.
 double clip_grad_norm(std::span<const at::Tensor> parameters, double max_norm,
                       double norm_type = 2);
 
-// Every element to between -largest and largest: torch::nn::utils::clip_grad_value_. Local.
-// InvalidArgument for a negative one.
+// Clamps every element to [-largest, largest], as torch::nn::utils::clip_grad_value_ does. Local.
+// Throws InvalidArgument if `largest` is negative.
 void clip_grad_value(std::span<const at::Tensor> parameters, double largest);
 
 }  // namespace lockstep::optim

@@ -1,11 +1,11 @@
-// Weight decay for matrices alone, as GPT and most others since are trained with it: biases and the
-// gains of normalisation are left as they are.
+// Applies weight decay to matrices only, as is usual since GPT: biases and the gains of
+// normalisation layers get no decay.
 //
 //   auto groups = optim::decay_groups(handle.named_parameters(), AdamWOptions(1e-3), 0.1);
 //   optim::AdamW adamw(groups);
 //
-// What has two dimensions is asked of the whole parameters: a handle of fully_shard() gives slices,
-// which have one.
+// The number of dimensions is taken from the whole parameter, because the slices of fully_shard()
+// have a single dimension.
 #pragma once
 
 #include <torch/optim/optimizer.h>
@@ -18,9 +18,10 @@
 
 namespace lockstep::optim {
 
-// `parameters`: what a handle's named_parameters() returns, or anything else with `tensor` and,
-// where that is a part, the `slice` of the whole. Two groups with `options`: those of at least two
-// dimensions with this weight decay, and the others with none. Local.
+// Returns two groups with `options`: parameters of at least two dimensions with this weight decay,
+// and the other parameters without weight decay. `parameters` is the result of a handle's
+// named_parameters(), or any list of structs with a `tensor` and, if the tensor is a part, its
+// `slice` of the whole. Local.
 template <class Named, class Options>
 [[nodiscard]] std::vector<torch::optim::OptimizerParamGroup> decay_groups(
     const std::vector<Named>& parameters, const Options& options, double weight_decay) {

@@ -3,24 +3,25 @@
 //
 //   GradScaler scaler;
 //   scaler.scale(loss).backward();
-//   scaler.unscale(adamw);            // only where gradients are clipped, or looked at
+//   scaler.unscale(adamw);            // only if the loop clips or reads gradients
 //   clip_grad_norm(parameters, 1.0);
 //   scaler.step(adamw);               // skipped if any gradient is inf or NaN
 //   scaler.update();
 //
-// unscale() writes gradients. step() without it writes none of our optimizers': the update takes
-// them times 1 / scale, and they stay scaled. It can clip in the same pass, and the loop is then
+// unscale() writes the gradients. If unscale() was not called, step() of one of our optimizers
+// leaves gradients scaled: the update multiplies each gradient by 1 / scale as it reads it. step()
+// can also clip in the same pass; the loop is then
 //
 //   scaler.scale(loss).backward();
 //   scaler.step(adamw, {.clip_norm = 1.0});
 //   scaler.update();
 //
-// A loop that never calls scale(), and asks for no scale to multiply by itself, is an
-// InvalidArgument of unscale() and step(): they would divide gradients that nobody has multiplied.
-// (Not where parameters are divided over ranks: the loss may be another rank's.)
+// If the loop calls none of scale(), current_scale() and state(), unscale() and step() throw
+// InvalidArgument, because the gradients were never multiplied by the scale. This check is skipped
+// if parameters are sharded, because another rank may own the loss.
 //
-// Where parameters are divided over ranks (fully_shard()), all ranks take a step or none does:
-// unscale() and step() are then collective. Not thread-safe.
+// If parameters are sharded (fully_shard()), unscale() and step() are collective, so that all ranks
+// take the step or all skip it. Not thread-safe.
 #pragma once
 
 #include <lockstep/optim/gradient_transform.h>
@@ -42,28 +43,30 @@ namespace lockstep::optim {
 struct GradScalerOptions {
   double initial_scale = 65536;
   double growth_factor = 2;     // after growth_interval steps without an overflow
-  double backoff_factor = 0.5;  // after a step with one
+  double backoff_factor = 0.5;  // after a step with an overflow
   std::int64_t growth_interval = 2000;
-  bool enabled = true;  // false: scale() returns its argument and step() only steps
+  bool enabled = true;  // if false, scale() returns its argument and step() only steps
 };
 
 class GradScaler {
  public:
-  // InvalidArgument for a growth factor of at most 1, a backoff factor outside (0, 1), an initial
-  // scale that is not positive and finite, or an interval below 1.
+  // Throws InvalidArgument for a growth factor of at most 1, a backoff factor outside (0, 1), an
+  // initial scale that is not positive and finite, or an interval below 1.
   explicit GradScaler(GradScalerOptions options = {});
 
   [[nodiscard]] at::Tensor scale(const at::Tensor& loss) const;
 
-  // Multiplies the gradients by 1 / scale, and returns whether all are finite, on all ranks. Once a
-  // step at most for each optimizer, InvalidArgument otherwise, and for float16 gradients, whose
-  // small ones would be lost: let step() of one of our optimizers unscale these.
+  // Multiplies the gradients by 1 / scale, and returns true if the gradients of all ranks are
+  // finite. Throws InvalidArgument if called twice in a step for one optimizer, or if gradients are
+  // float16: small values would underflow, so let step() of one of our optimizers unscale them
+  // instead.
   bool unscale(torch::optim::Optimizer& optimizer);
-  // One step_transformed() (gradient_transform.h): unscaled unless unscale() did it, then
-  // transformed as asked for. No update when a gradient is not finite. Once an update() for each
-  // optimizer.
+  // Calls step_transformed() (gradient_transform.h): unscales the gradients unless unscale() did,
+  // applies `transform`, and updates the parameters if all gradients are finite. Call it once per
+  // optimizer between two update() calls.
   StepResult step(torch::optim::Optimizer& optimizer, GradientTransform transform = {});
-  // After all optimizers' steps: the next scale. InvalidArgument when no optimizer was unscaled.
+  // Computes the next scale; call it after the steps of all optimizers. Throws InvalidArgument if
+  // no optimizer was unscaled.
   void update();
 
   [[nodiscard]] bool enabled() const { return options_.enabled; }
@@ -81,7 +84,8 @@ class GradScaler {
     return {scale_, good_steps_};
   }
   void load_state(const State& state);
-  // The same in an archive: `scale` and `_growth_tracker`, torch.amp's names.
+  // Save and load the same state in an archive, under torch.amp's names: `scale` and
+  // `_growth_tracker`.
   void save(torch::serialize::OutputArchive& archive) const;
   void load(torch::serialize::InputArchive& archive);
 
@@ -97,7 +101,7 @@ class GradScaler {
 
   GradScalerOptions options_;
   double scale_;
-  mutable bool is_used_ = false;  // somebody has asked for the scale; any thread writes it
+  mutable bool is_used_ = false;  // the scale was requested; any thread sets it
   std::int64_t good_steps_ = 0;
   std::map<const torch::optim::Optimizer*, Seen> seen_;  // since the last update()
 };

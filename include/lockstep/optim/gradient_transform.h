@@ -3,9 +3,9 @@
 //   loss.backward();
 //   auto [stepped, norm] = adamw.step_transformed({.clip_norm = 1.0});
 //
-// gives the result of clip_grad_norm() (clipping.h) and then step(), but does not write gradients:
-// one pass reads them for their norm, and the update multiplies them by the factor. Nothing is
-// kept after the call.
+// gives the result of clip_grad_norm() (clipping.h) followed by step(), without writing gradients:
+// one pass reads them for the norm, and the update multiplies them by the factor. The call keeps no
+// state.
 #pragma once
 
 #include <lockstep/optim/clipping.h>
@@ -21,39 +21,41 @@
 
 namespace lockstep::optim {
 
-// What is done to gradients, in this order.
+// Transforms of gradients, applied in this order.
 struct GradientTransform {
-  double scale = 1;                  // they are multiplied by it; positive
-  std::optional<double> clip_value;  // each element is cut off at it and at its negative
-  std::optional<double> clip_norm;   // all are multiplied by clip_factor() of their norm
-  double norm_type = 2;              // of that norm
-  bool skip_if_not_finite = false;   // no update when an element is inf or NaN
+  double scale = 1;                  // multiplies every gradient; positive
+  std::optional<double> clip_value;  // clamps each element to [-clip_value, clip_value]
+  std::optional<double> clip_norm;   // multiplies all gradients by clip_factor() of their norm
+  double norm_type = 2;              // order of that norm
+  bool skip_if_not_finite = false;   // no update if an element is inf or NaN
 };
 
 struct StepResult {
   bool stepped = true;
-  std::optional<double> norm;  // scaled and cut off, before clip_norm; where that was asked for
+  // The norm after scaling and clip_value, but before clip_norm. Set if clip_norm is.
+  std::optional<double> norm;
   explicit operator bool() const { return stepped; }
 };
 
 struct ElementTransform;
 
-// A base of SGD, Adam and AdamW. Not thread-safe.
+// A base class of SGD, Adam and AdamW. Not thread-safe.
 class TransformsGradients {
  public:
   virtual ~TransformsGradients() = default;
 
-  // One step(). Where parameters are divided over ranks (fully_shard()), norms and what is finite
-  // are those of all ranks: with clip_norm or skip_if_not_finite every rank must call. A norm that
-  // is not finite is used as torch uses it, unless skip_if_not_finite.
+  // Performs one step() with transformed gradients. If parameters are sharded (fully_shard()), the
+  // norm and the check for inf and NaN cover all ranks: with clip_norm or skip_if_not_finite, every
+  // rank must call. A norm that is not finite is used as in torch, unless skip_if_not_finite is
+  // set.
   //
-  // InvalidArgument for a scale that is not positive, or a negative clip_value, clip_norm or
-  // norm_type, and as step(); then nothing was updated.
+  // Throws InvalidArgument for a scale that is not positive, a negative clip_value, clip_norm or
+  // norm_type, and in the cases of step(); nothing is updated then.
   StepResult step_transformed(const GradientTransform& transform);
 
-  // What the last update of this rank read and wrote in our kernels: parameters, gradients (those
-  // of all ranks where fully_shard()'s reduce_in_step leaves it to step() to sum them) and state.
-  // What was read for a norm before is not counted.
+  // Returns the bytes that our kernels read and wrote in this rank's last update: parameters, state
+  // and gradients. If fully_shard()'s reduce_in_step leaves the sum over ranks to step(), the
+  // gradients of all ranks count. The pass that computes the norm is not counted.
   [[nodiscard]] std::int64_t bytes_moved() const { return bytes_moved_; }
 
  protected:
@@ -64,8 +66,8 @@ class TransformsGradients {
   virtual void update(const ElementTransform& transform) = 0;
 };
 
-// The same for any optimizer: ours by step_transformed(), others by what clipping.h has and their
-// step(), which writes the gradients.
+// Overload for any optimizer. Our optimizers use their step_transformed(). For other optimizers, it
+// transforms the gradients in place with the functions of clipping.h and then calls step().
 StepResult step_transformed(torch::optim::Optimizer& optimizer, const GradientTransform& transform);
 
 }  // namespace lockstep::optim

@@ -1,13 +1,13 @@
-// Learning rates as pure functions of the step. A Schedule gets the rate that an optimizer's group
-// was built with and the number of updates made so far, and returns the rate of the next one; a
-// Scheduler applies it. Values are those of torch.optim.lr_scheduler's classes of the same
-// parameters, wsd() apart, which has none there.
+// Learning rates as pure functions of the step. A Schedule takes the initial learning rate of a
+// parameter group and the number of updates made so far, and returns the rate of the next update; a
+// Scheduler applies it. Except for wsd(), values equal those of the class of
+// torch.optim.lr_scheduler that is named at the right, with the same parameters.
 //
 //   auto rate = one_after_another({linear({.start = 0.1, .steps = 100}), cosine({.steps = 900})},
 //                                 {100});
 //   Scheduler scheduler(adamw, rate);
 //
-// Each maker throws InvalidArgument for parameters that make no schedule.
+// Each maker throws InvalidArgument if its parameters do not define a schedule.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace lockstep::optim {
 
 using Schedule = std::function<double(double base, std::int64_t step)>;
 
-// base * factor while step < steps, then base; with no steps for good.       ConstantLR
+//   base * factor while step < steps, then base; with steps = 0, base from the start.  ConstantLR
 struct Constant {
   double factor = 1;
   std::int64_t steps = 0;
@@ -60,16 +60,16 @@ struct Polynomial {
 };
 [[nodiscard]] Schedule polynomial(Polynomial options);
 
-// least + (base - least) * (1 + cos(pi * step / steps)) / 2: down in `steps` steps, and, past them,
-// up again.                                                                  CosineAnnealingLR
+// least + (base - least) * (1 + cos(pi * step / steps)) / 2: decreases for `steps` steps, then
+// increases again.                                                           CosineAnnealingLR
 struct Cosine {
   std::int64_t steps = 1;
   double least = 0;
 };
 [[nodiscard]] Schedule cosine(Cosine options);
 
-// The same from the top again after `first` steps, then after `factor` times as many, and so on
-// (Loshchilov and Hutter, SGDR, ICLR 2017).                CosineAnnealingWarmRestarts
+// Cosine annealing that restarts from the top after `first` steps, then after `factor` times as
+// many, and so on (Loshchilov and Hutter, SGDR, ICLR 2017).  CosineAnnealingWarmRestarts
 struct Restarts {
   std::int64_t first = 1;
   std::int64_t factor = 1;
@@ -88,7 +88,7 @@ struct OneCycle {
   bool three_phases = false;  // down as fast as up, then to the end
 };
 [[nodiscard]] Schedule one_cycle(OneCycle options);
-// The momentum that goes with it, against the rate: from `most` to `least` and back.
+// The momentum for one_cycle(), which moves against the rate: from `most` to `least` and back.
 [[nodiscard]] Schedule one_cycle_momentum(OneCycle options, double least = 0.85,
                                           double most = 0.95);
 

@@ -24,29 +24,29 @@ namespace lockstep::optim {
 
 class Scheduler {
  public:
-  // The groups' rates become those of step 0; what they are now is each group's base. `momentum`,
-  // when given, sets SGD's momentum or Adam's and AdamW's first beta; InvalidArgument for another
-  // optimizer.
+  // Sets the groups' rates to those of step 0; the current rates become the base of each group. If
+  // given, `momentum` sets SGD's momentum or the first beta of Adam and AdamW; throws
+  // InvalidArgument for another optimizer.
   Scheduler(torch::optim::Optimizer& optimizer, Schedule rate, Schedule momentum = {});
-  // One schedule for each group. InvalidArgument when there are more or fewer.
+  // Takes one schedule per group. Throws InvalidArgument if the numbers differ.
   Scheduler(torch::optim::Optimizer& optimizer, std::vector<Schedule> rates);
 
-  // After an update: the rates of the next one. Groups that were added since the last call begin
-  // with the rate they have as their base.
+  // Call after an update: sets the rates of the next update. A group that was added since the last
+  // call takes its current rate as base.
   void step() { set_step(step_ + 1); }
   void set_step(std::int64_t step);
 
   [[nodiscard]] std::int64_t step_number() const { return step_; }
-  // One a group.
+  // Returns the current rate of each group.
   [[nodiscard]] std::vector<double> rates() const;
 
-  // All that is not in the schedules themselves.
+  // Everything except the schedules themselves.
   struct State {
     std::int64_t step = 0;
-    std::vector<double> bases;  // one a group
+    std::vector<double> bases;  // one per group
   };
   [[nodiscard]] State state() const { return {step_, bases_}; }
-  // InvalidArgument when the number of groups differs; nothing is changed then.
+  // Throws InvalidArgument if the number of groups differs; nothing is changed then.
   void load_state(const State& state);
   void save(torch::serialize::OutputArchive& archive) const;
   void load(torch::serialize::InputArchive& archive);
@@ -56,7 +56,7 @@ class Scheduler {
   [[nodiscard]] const Schedule& rate_of(std::size_t group) const;
 
   torch::optim::Optimizer& optimizer_;
-  std::vector<Schedule> rates_;  // one for all groups, or one each
+  std::vector<Schedule> rates_;  // one for all groups, or one per group
   Schedule momentum_;
   std::vector<double> bases_;
   std::int64_t step_ = 0;

@@ -1,14 +1,14 @@
 // Stochastic gradient descent with momentum (Sutskever et al., On the importance of initialisation
-// and momentum in deep learning, ICML 2013) in one pass over memory: a torch::optim::SGD of which
-// only step() differs. adamw.h says how.
+// and momentum in deep learning, ICML 2013) in one pass over memory. It is a torch::optim::SGD with
+// another step(); adamw.h describes the difference.
 //
 //   g = g + weight_decay * w
 //   b = momentum * b + (1 - dampening) * g        the first time: b = g
 //   w = w - lr * b                                nesterov: w - lr * (g + momentum * b)
 //
-// In float32 results are those of torch::optim::SGD bit for bit where the processor has fused
-// multiply-add; in float64 LibTorch's fused kernel does the update, a few units in the last place
-// from it.
+// In float32, results equal those of torch::optim::SGD bit for bit if the processor has fused
+// multiply-add. In float64, LibTorch's fused kernel does the update; its results differ by a few
+// units in the last place.
 #pragma once
 
 #include <lockstep/optim/gradient_transform.h>
@@ -30,7 +30,7 @@ class SGD : public torch::optim::SGD, public TransformsGradients {
   explicit SGD(std::vector<at::Tensor> parameters, torch::optim::SGDOptions defaults,
                UpdateOptions update = {});
 
-  // As AdamW::step().
+  // Works as AdamW::step() does.
   at::Tensor step(LossClosure closure = nullptr) override;
 
   void load(torch::serialize::InputArchive& archive) override;

@@ -1,10 +1,10 @@
-// What our optimizers remember of a parameter: torch::optim's fields, and beside them what keeps
-// 16-bit parameters exact and states small.
+// The per-parameter state of our optimizers: the fields of torch::optim, plus fields that keep
+// 16-bit parameters exact and compress the state.
 //
-// An optimizer takes plain torch::optim states too (a program, an archive or a checkpoint may put
-// them there) and turns them into these in its next step(). Archives hold the plain form, float32
-// tensors under torch::optim's names, so torch::optim reads what we write; small formats lose
-// nothing by that, because what they can hold comes back as it was.
+// An optimizer also accepts plain torch::optim states, which a program, an archive or a checkpoint
+// may have put there, and converts them in its next step(). Archives hold the plain form (float32
+// tensors under torch::optim's names), so torch::optim can read them. A compressed state loses
+// nothing in an archive: its values are restored exactly.
 #pragma once
 
 #include <lockstep/optim/update_options.h>
@@ -23,15 +23,16 @@ namespace lockstep::optim {
 
 using NamedFields = std::map<std::string, at::Tensor>;
 
-// Defined where they are needed; one scale for each block of 256 elements in the order of memory.
+// Fields are defined only if they are needed. Scales have one element per block of 256 elements in
+// memory order.
 class ExtraState {
  public:
   virtual ~ExtraState() = default;
-  // Every defined field in the plain form, `step` included (int64, no dims). Shares memory with the
-  // state where that is plain already.
+  // Returns every defined field in the plain form, including `step` (int64, no dims). Fields that
+  // are plain already share memory with the state.
   [[nodiscard]] virtual NamedFields plain_fields() const = 0;
 
-  at::Tensor master_parameter;  // float32, of a parameter in 16 bits
+  at::Tensor master_parameter;  // float32; for 16-bit parameters
 };
 
 template <class TorchState>
@@ -40,7 +41,7 @@ class AdamStateOf final : public TorchState, public ExtraState {
   AdamStateOf() = default;
   explicit AdamStateOf(const TorchState& plain) : TorchState(plain) {}
 
-  at::Tensor exp_avg_scale;  // of codes: exp_avg and exp_avg_sq are then uint8
+  at::Tensor exp_avg_scale;  // scale of 8-bit codes; exp_avg and exp_avg_sq are uint8 then
   at::Tensor exp_avg_sq_scale;
 
   [[nodiscard]] NamedFields plain_fields() const override;
@@ -59,7 +60,7 @@ class SGDState final : public torch::optim::SGDParamState, public ExtraState {
   SGDState() = default;
   explicit SGDState(const torch::optim::SGDParamState& plain) : SGDParamState(plain) {}
 
-  std::int64_t step = 0;  // updates made; what the random bits of rounding depend on
+  std::int64_t step = 0;  // updates made; seeds the random bits of rounding
   at::Tensor momentum_buffer_scale;
 
   [[nodiscard]] NamedFields plain_fields() const override;

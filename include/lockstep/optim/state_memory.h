@@ -1,13 +1,13 @@
-// Where our optimizers allocate their state when it must not be in ordinary memory: in a file, for
-// example (Handle::state_memory()).
+// An allocator for optimizer state that must not be in ordinary memory, but in a file, for example
+// (Handle::state_memory()).
 //
 //   optim::AdamW adamw(sharded.parameters(), options, {.memory = sharded.state_memory()});
 //
-// A step then goes through the parameters in batches. Before each batch it says which memory the
-// next one uses, and after it which memory is no longer used, gradients and parameters included.
-// Results do not depend on it.
+// A step then processes the parameters in batches. Before each batch, it announces the memory that
+// the next batch uses; after each batch, it announces the memory that is no longer used. Both
+// include gradients and parameters. Results do not depend on the allocator.
 //
-// The state of LibTorch's own optimizers can be moved there:
+// The state of LibTorch's own optimizers can be moved to such memory:
 //
 //   torch::optim::AdamW adamw(sharded.parameters());
 //   optim::move_state(adamw, sharded.state_memory());
@@ -30,25 +30,25 @@ class StateMemory {
  public:
   virtual ~StateMemory() = default;
 
-  // Zeros in host memory, one dimension; theirs as long as the tensor lives. SystemError when there
-  // is no room.
+  // Returns a one-dimensional tensor of zeros in host memory, which is valid for the lifetime of
+  // the tensor. Throws SystemError if there is no room.
   [[nodiscard]] virtual at::Tensor zeros(std::int64_t count, at::ScalarType dtype) = 0;
-  // Whether `tensor` came from here.
+  // Returns true if zeros() allocated `tensor`.
   [[nodiscard]] virtual bool holds(const at::Tensor& tensor) const = 0;
 
-  // Advice; tensors from elsewhere are left alone.
+  // Hints about coming and past use. Tensors that zeros() did not allocate are ignored.
   virtual void will_use(const at::Tensor& tensor) noexcept = 0;
   virtual void has_used(const at::Tensor& tensor) noexcept = 0;
 };
 
-// Local. From now on the state of an Adam, AdamW, RMSprop, Adagrad or SGD of LibTorch's lies in
-// `memory`, as far as parameters are on the CPU and not global; nothing if that is null. What the
-// first step of Adam, AdamW and RMSprop would make is made there at once; SGD makes its momentum in
-// its first step, so call this after that. Call it after load(), too, which makes all state anew.
-// Steps read and write what they need, in no batches, and the system takes it out of memory as it
-// needs room.
+// Moves the state of a LibTorch Adam, AdamW, RMSprop, Adagrad or SGD to `memory`, for parameters
+// that are on the CPU and not global. Does nothing if `memory` is null. Local. For Adam, AdamW and
+// RMSprop, allocates at once the state that their first step would create. SGD creates its momentum
+// in its first step, so call this after that step. Also call it after load(), which creates all
+// state anew. Steps do not work in batches: they read and write the state as they need it, and the
+// kernel evicts pages when memory runs short.
 //
-// InvalidArgument for other optimizers, and for ours, which are told by UpdateOptions::memory.
+// Throws InvalidArgument for other optimizers, including ours, which take UpdateOptions::memory.
 void move_state(torch::optim::Optimizer& optimizer, const std::shared_ptr<StateMemory>& memory);
 
 }  // namespace lockstep::optim
