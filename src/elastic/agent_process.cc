@@ -26,7 +26,7 @@ int agent_process() {
       if (word == "Pid:" && lines >> word)
         if (const auto pid = parse_integer(word); pid && *pid > 0) return static_cast<int>(*pid);
   } catch (const SystemError&) {
-    // It is closed.
+    // The descriptor is closed.
   }
   return ::getppid();
 }

@@ -30,7 +30,7 @@ std::vector<bool> only(const Group& group) {
   return wanted;
 }
 
-// A rank may have several parts of a tensor, as of a fused weight under tensor parallelism.
+// A rank may have several parts of a tensor, such as of a fused weight under tensor parallelism.
 std::size_t part_with(const std::vector<checkpoint::PartDescription>& parts,
                       const std::string& name, const layout::Box& box) {
   const auto holds = [&](const checkpoint::PartDescription& part) {
@@ -49,7 +49,7 @@ CommitFile::CommitFile(std::string name, Group& group, const std::vector<FilePar
   together(group, [&] {
     plan_ = checkpoint::plan_writing(by_rank, {}, only(group), {.files = 1});
     checkpoint::SafetensorsHeader& header = plan_.shards.front();
-    // What is written again each step has no checksum: nothing but the kernel lies in between.
+    // A file that is rewritten in each step has no checksums: its data passes through memory only.
     header.metadata = checkpoint::without_checksums(std::move(header.metadata));
     header_ = checkpoint::format_header(header);
     for (const checkpoint::PlannedBox& box : plan_.boxes)
@@ -80,7 +80,7 @@ void CommitFile::write(int buffer, const std::vector<FilePart>& parts) {
   std::byte* data =
       files_[static_cast<std::size_t>(buffer)].data() + sizeof(std::uint64_t) + header_.size();
   at::Tensor values;
-  std::size_t values_of = parts.size();  // none yet
+  std::size_t values_of = parts.size();  // no part yet
   for (std::size_t i = 0; i < plan_.boxes.size(); ++i) {
     const checkpoint::PlannedBox& box = plan_.boxes[i];
     const checkpoint::TensorEntry& entry = plan_.entry(box);

@@ -1,5 +1,4 @@
-// CommitFile: one safetensors file of what a run commits, of which every rank writes its own boxes
-// in place.
+// CommitFile: one safetensors file of a run's commit. Every rank writes its own boxes in place.
 #pragma once
 
 #include "checkpoint/file_names.h"
@@ -20,32 +19,34 @@ namespace lockstep {
 
 class CommitFile {
  public:
-  // Collective: which rank writes what. CommonFailure for what cannot be saved.
+  // Plans which rank writes which boxes. Collective. Throws CommonFailure for parts that cannot be
+  // saved.
   CommitFile(std::string name, Group& group, const std::vector<checkpoint::FilePart>& parts);
 
-  // Whether the parts have the places, shapes and dtypes that the plan was made for.
+  // Returns true if the parts have the positions, shapes and dtypes for which the plan was made.
   [[nodiscard]] bool fits(const std::vector<checkpoint::FilePart>& parts) const;
-  // Ignored and own tensors are files only where there are some, as in a checkpoint's folder.
+  // As in a checkpoint folder, ignored tensors and own tensors have files only if there are any.
   [[nodiscard]] bool is_wanted() const {
     return !plan_.shards.front().entries.empty() || name_ == checkpoint::model_file ||
            name_ == checkpoint::optimizer_file;
   }
 
-  // Local: the file of a buffer, by one rank before the others open it. SystemError.
+  // Local. make() creates the file of a buffer; one rank calls it before the others open() the
+  // file. Throws SystemError.
   void make(int buffer, const std::filesystem::path& folder);
   void open(int buffer, const std::filesystem::path& folder);
-  // SharedFile::is_intact() of both buffers.
+  // Checks SharedFile::is_intact() of both buffers.
   [[nodiscard]] bool is_intact() const {
     return std::ranges::all_of(files_, &SharedFile::is_intact);
   }
-  // Local: copies this rank's elements there.
+  // Copies this rank's elements into the buffer. Local.
   void write(int buffer, const std::vector<checkpoint::FilePart>& parts);
 
  private:
   std::string name_;
   std::vector<checkpoint::PartDescription> parts_;
-  checkpoint::WritePlan plan_;        // with this rank's boxes
-  std::vector<std::size_t> part_of_;  // of each box
+  checkpoint::WritePlan plan_;        // contains this rank's boxes
+  std::vector<std::size_t> part_of_;  // index of each box's part
   std::string header_;
   std::array<SharedFile, commit_buffers> files_;
 };

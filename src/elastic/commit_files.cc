@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* control_file = "control";
 constexpr std::int64_t magic = 0x314d4d4f434b434c;  // "LCKCOMM1"
-constexpr std::size_t line = 64;                    // of a cache: no two ranks write into one
+constexpr std::size_t line = 64;  // a cache line: no two ranks write into the same one
 constexpr int most_ranks = 1 << 20;
 
 std::byte* mapped(const sys::FileDescriptor& file, const fs::path& path, std::size_t bytes) {
@@ -36,7 +36,8 @@ std::size_t control_bytes(int ranks) {
   return line * (1 + static_cast<std::size_t>(commit_buffers) * static_cast<std::size_t>(ranks));
 }
 
-// All generations, oldest first: their names have equal lengths where it matters.
+// Returns all generations, oldest first. Sorting by name works because the numbers have equal
+// lengths.
 std::vector<fs::path> generations(const fs::path& folder) {
   std::vector<fs::path> found;
   std::error_code none;
@@ -46,7 +47,7 @@ std::vector<fs::path> generations(const fs::path& folder) {
   return found;
 }
 
-// The newest whole buffer; nothing where none is.
+// Returns the newest whole buffer, or std::nullopt if there is no whole buffer.
 std::optional<FoundCommit> whole_buffer(const fs::path& generation) {
   try {
     const CommitControl control = CommitControl::open(generation);

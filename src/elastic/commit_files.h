@@ -1,15 +1,15 @@
-// The files of what a run commits on one host. Each of two buffers is a checkpoint's folder
-// (lockstep/checkpoint/training_state.h) that is written again and again in place, so
-// that checkpoint::load() reads it; `control` says which of them is whole.
+// The files of a run's commits on one host. There are two buffers. Each is a checkpoint folder
+// (lockstep/checkpoint/training_state.h) that is rewritten in place, so that checkpoint::load() can
+// read it; the file `control` says which buffers are whole.
 //
-//   FOLDER/000000000003.0/         of round 3; the second number rises where parts change in it
+//   FOLDER/000000000003.0/         of round 3; the second number rises if parts change during it
 //                         control  the marks below
 //                         a/  b/   the buffers: model.safetensors, ..., layout.json
 //
-// A buffer is whole when all ranks have marked it with the same number: each rank takes its mark
-// away, writes its parts, and marks it again. The newest whole buffer is the one with the highest
-// number. While one is written the other one is whole, because a rank begins only when all have
-// marked that.
+// A buffer is whole if all ranks have marked it with the same number: each rank removes its mark,
+// writes its parts, and sets the next mark. The newest whole buffer is the one with the highest
+// number. While one buffer is written, the other buffer is whole, because a rank starts to write
+// only after all ranks have marked the other buffer.
 #pragma once
 
 #include "sys/file_descriptor.h"
@@ -23,12 +23,12 @@
 
 namespace lockstep {
 
-// Shared memory: a file that several processes map and write. Its space is reserved when it is
-// made, so that a full disk is an error then and no SIGBUS later.
+// Shared memory: a file that several processes map and write. Its space is reserved at creation, so
+// that a full disk causes an error then, and no SIGBUS later.
 class SharedFile {
  public:
   SharedFile() = default;
-  // SystemError names the file: no room, no permission.
+  // Throws SystemError, which names the file, if there is no room or no permission.
   [[nodiscard]] static SharedFile make(const std::filesystem::path& path, std::size_t bytes);
   [[nodiscard]] static SharedFile open(const std::filesystem::path& path);
   SharedFile(SharedFile&& other) noexcept;
@@ -37,8 +37,8 @@ class SharedFile {
 
   [[nodiscard]] std::byte* data() const { return data_; }
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
-  // False if another program has removed, replaced or cut the file: what is written into it is lost
-  // then, or a SIGBUS. True for an object without a file.
+  // Returns false if another program has removed, replaced or truncated the file: writes to it are
+  // then lost or raise SIGBUS. Returns true for an object without a file.
   [[nodiscard]] bool is_intact() const;
 
  private:
@@ -53,12 +53,12 @@ class SharedFile {
 inline constexpr int commit_buffers = 2;
 [[nodiscard]] std::filesystem::path buffer_name(int buffer);  // "a", "b"
 
-// The marks of all ranks on both buffers.
+// The marks of all ranks for both buffers.
 class CommitControl {
  public:
   CommitControl() = default;
   [[nodiscard]] static CommitControl make(const std::filesystem::path& folder, int ranks);
-  // BadInput where it is no such file.
+  // Throws BadInput if the file is not a control file.
   [[nodiscard]] static CommitControl open(const std::filesystem::path& folder);
 
   [[nodiscard]] int ranks() const;
@@ -66,7 +66,7 @@ class CommitControl {
     at(buffer, rank).store(number, std::memory_order_release);
   }
   void unmark(int buffer, int rank) { mark(buffer, rank, 0); }
-  // The number that all ranks have marked it with; 0 where they have not.
+  // Returns the number with which all ranks have marked the buffer, or 0 if their marks differ.
   [[nodiscard]] std::int64_t whole(int buffer) const;
   [[nodiscard]] bool is_intact() const { return file_.is_intact(); }
 
@@ -77,7 +77,7 @@ class CommitControl {
   SharedFile file_;
 };
 
-// Which commit it is: of two, the later one is the greater.
+// Identifies a commit; a later commit compares greater.
 struct CommitNumber {
   std::int64_t round = -1, generation = 0, number = 0;
   auto operator<=>(const CommitNumber&) const = default;
@@ -89,13 +89,14 @@ struct FoundCommit {
   CommitNumber number = {};
 };
 
-// Local; changes nothing. What no file says is passed over: a round that ended before its first
-// commit has none.
+// Finds the newest commit. Local; changes nothing. Unreadable generations are skipped: a round that
+// ended before its first commit has no whole buffer.
 [[nodiscard]] std::optional<FoundCommit> newest_commit(const std::filesystem::path& folder);
 
-// Removes all generations but that of `kept`, and of that what is not the whole buffer.
+// Removes all generations except that of `kept`, and everything in that generation except the whole
+// buffer.
 void remove_but(const std::filesystem::path& folder, const std::optional<FoundCommit>& kept);
-// Removes all generations before that one.
+// Removes all generations before `generation`.
 void remove_before(const std::filesystem::path& folder, const std::filesystem::path& generation);
 
 [[nodiscard]] std::string generation_name(std::int64_t round, std::int64_t generation);

@@ -29,7 +29,7 @@ namespace fs = std::filesystem;
 using checkpoint::FilePart;
 
 constexpr std::size_t least_text_bytes = 64 << 10;
-constexpr std::size_t ignored_place = 2;  // in Parts::files
+constexpr std::size_t ignored_place = 2;  // index in Parts::files
 constexpr CallOptions commit_call{.tag = "commit"};
 
 std::vector<FilePart> own_parts(const checkpoint::NamedTensors& tensors) {
@@ -43,8 +43,8 @@ std::vector<FilePart> own_parts(const checkpoint::NamedTensors& tensors) {
   return parts;
 }
 
-// The newest commit of this host; nothing if another program has damaged it. Its values have no
-// checksums, so only files and headers are looked at.
+// Returns the newest commit of this host, or std::nullopt if another program has damaged it.
+// Commits have no checksums, so only files and headers are checked.
 std::optional<FoundCommit> newest_whole_commit(const fs::path& folder) {
   const std::optional<FoundCommit> found = newest_commit(folder);
   try {
@@ -65,7 +65,7 @@ struct Commits::Parts {
   std::vector<std::pair<const char*, std::vector<FilePart>>> files;
   checkpoint::LayoutJson json;
   std::string text;      // on the first rank of a host
-  bool has_own = false;  // what no other rank has
+  bool has_own = false;  // has values that no other rank has
 };
 
 Commits::Commits(Group group, const fs::path& folder, std::int64_t round)
@@ -85,7 +85,8 @@ fs::path Commits::newest() {
   return newest_for_root(group_, own, folder_);
 }
 
-// A host that is lost takes the states of its ranks with it: each host keeps those of all.
+// If a host is lost, so are the states of its ranks; therefore each host keeps the states of all
+// ranks.
 at::Tensor Commits::random_states() {
   if (!host_.has_others) return {};
   const at::Tensor own = checkpoint::own_random_state();
@@ -190,7 +191,7 @@ void Commits::plan(const Parts& parts) {
   text_bytes_ = static_cast<std::size_t>(bytes);
   together(local_, [&] {
     if (!local_.is_root()) return;
-    // Of an older generation the newest commit stays until this one has a whole one.
+    // The newest commit of an older generation stays until this generation has a whole one.
     remove_but(folder_, newest_commit(folder_));
     fs::create_directories(generation_);
     control_ = CommitControl::make(generation_, local_.size());
@@ -204,7 +205,7 @@ void Commits::make_buffer(int buffer) {
   const fs::path folder = generation_ / buffer_name(buffer);
   together(local_, [&] {
     if (!local_.is_root()) return;
-    // All ranks have come here from a commit that is whole, unless this is the first one.
+    // All ranks arrive here after a whole commit, unless this is the first commit.
     if (number_ > 0) remove_before(folder_, generation_);
     make_files(buffer, folder);
   });
@@ -233,7 +234,8 @@ void Commits::open_files(int buffer, const fs::path& in) {
 void Commits::write(int buffer, Parts& parts) {
   const auto at = static_cast<std::size_t>(buffer);
   control_.unmark(buffer, local_.rank());
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // before what follows, for all who look
+  // For all readers, the mark is removed before the writes below.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
   for (std::size_t i = 0; i < files_.size(); ++i)
     if (files_[i].is_wanted()) files_[i].write(buffer, parts.files[i].second);
   if (local_.is_root()) {

@@ -1,10 +1,10 @@
-// Commits: the state of a training in shared memory, where it outlives the processes that train.
+// Commits: the training state in shared memory, where it survives the training processes.
 //
-// A commit costs each rank one copy of the elements that it would write into a checkpoint, and one
-// small all_reduce, in which the ranks also agree whether the round ends here. On several hosts the
-// ranks of each write the whole state into its memory, so that any host that is left has it; a host
-// whose ranks have parts of it only (sharded over hosts) keeps nothing, and checkpoints on a disk
-// take its place.
+// In a commit, each rank copies the elements that it would write into a checkpoint, and takes part
+// in one small all_reduce, in which the ranks also agree whether the round ends here. With several
+// hosts, the ranks of each host write the whole state into the host's memory, so that one remaining
+// host is enough. If a host's ranks have only parts of the state (the model is sharded over hosts),
+// the host keeps nothing, and the run relies on checkpoints.
 #pragma once
 
 #include "checkpoint/layout_json.h"
@@ -30,7 +30,7 @@ namespace lockstep {
 // The file of the program's own tensors, beside those of a checkpoint.
 inline constexpr const char* program_file = "program.safetensors";
 
-// What is committed, on this rank, now. The tensors of `own` are equal on all ranks.
+// The state of this rank to be committed. The tensors of `own` are equal on all ranks.
 struct CommitContent {
   const Handle& handle;
   const torch::optim::Optimizer& optimizer;
@@ -41,23 +41,24 @@ struct CommitContent {
 
 class Commits {
  public:
-  // Collective. `folder`: of the run on this host; empty: nothing is kept in memory.
+  // Collective. `folder` is the run's folder on this host; if empty, nothing is kept in memory.
   Commits(Group group, const std::filesystem::path& folder, std::int64_t round);
 
-  // Collective, before the first commit of a round: the folder of the newest state that all ranks
-  // of a host had committed in an earlier round, in the form of a checkpoint's that rank 0 sees;
-  // empty where there is none.
+  // Returns the folder of the newest state that all ranks of a host committed in an earlier round.
+  // It has the form of a checkpoint folder, which rank 0 can read; empty if there is no such state.
+  // Collective: call it before the first commit of a round.
   [[nodiscard]] std::filesystem::path newest();
 
-  // Collective, between steps. Returns whether any rank said `leaves`. CommonFailure for a state
-  // that cannot be saved; where memory is short, a line says that nothing is kept any more.
+  // Commits the state between two steps. Collective. Returns true if any rank passed `leaves`.
+  // Throws CommonFailure for a state that cannot be saved. If memory is short, prints a line and
+  // keeps no further commits.
   bool commit(const CommitContent& content, bool leaves);
 
-  // At the end of the training, when no rank commits any more: nothing stays.
+  // Removes everything. Call it at the end of the training, after the last commit of every rank.
   void remove();
 
-  // Whether commits are kept on this host; not where it has parts of the state only, or its memory
-  // was short.
+  // Returns true if commits are kept on this host. False if the host has only parts of the state,
+  // or its memory was short.
   [[nodiscard]] bool are_kept() const { return !folder_.empty(); }
 
  private:
@@ -79,8 +80,8 @@ class Commits {
   Group local_;                   // the ranks of this host
   std::filesystem::path folder_;  // of this host; empty: nothing is kept
   const std::int64_t round_;
-  std::int64_t generations_ = 0;      // that this round has begun
-  std::filesystem::path generation_;  // the present one
+  std::int64_t generations_ = 0;      // begun in this round
+  std::filesystem::path generation_;  // the current one
   std::vector<CommitFile> files_;     // in the order of Parts::files; empty: not planned
   std::array<bool, commit_buffers> is_made_{};
   std::array<SharedFile, commit_buffers> text_;

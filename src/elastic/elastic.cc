@@ -31,7 +31,7 @@ namespace {
 
 constexpr const char* loader_text = "elastic.loader";
 
-// The newest checkpoint in `out`, as rank 0 sees it; empty where there is none.
+// Returns the newest checkpoint in `out` that rank 0 sees, or an empty path.
 fs::path newest_checkpoint(Group& group, const fs::path& out) {
   std::string found;
   together(group, [&] {
@@ -55,9 +55,9 @@ void check_tensors(const checkpoint::PartsReader& file, const std::string& prefi
               tensors.size(), file.entries().size());
 }
 
-// Collective: into the program's own tensors, what was committed or saved with the state in
-// `folder`. Any number of ranks may have saved them: a checkpoint has them as rank 0's own.
-// CommonFailure if the folder has others.
+// Reads the values of the program's own tensors that were committed or saved with the state in
+// `folder`. Collective. The folder may come from any number of ranks: a checkpoint stores these
+// tensors as rank 0's own. Throws CommonFailure if the folder has other tensors.
 void read_tensors(Group& group, const fs::path& folder, const checkpoint::NamedTensors& tensors) {
   if (tensors.empty()) return;
   const bool is_commit = checkpoint::step_of(folder) < 0;
@@ -84,7 +84,7 @@ struct ElasticState::State {
     return *handle;
   }
 
-  // Where the state is that the round begins with; empty: nowhere.
+  // Returns the folder of the state with which the round begins, or an empty path.
   fs::path newest() {
     Group& group = in_round().group();
     const fs::path memory = in_round().commits().newest();
@@ -97,7 +97,7 @@ struct ElasticState::State {
   }
 
   void take_up(const fs::path& folder) {
-    std::map<std::string, at::Tensor> of_rank;  // read_tensors() reads them on other ranks, too
+    std::map<std::string, at::Tensor> of_rank;  // on other ranks too, read_tensors() reads these
     values =
         checkpoint::load(folder, *handle, *optimizer,
                          {.scheduler = parts.scheduler, .scaler = parts.scaler, .own = &of_rank});
@@ -107,13 +107,14 @@ struct ElasticState::State {
   void save() {
     Group& group = in_round().group();
     const fs::path folder = options.out / checkpoint::checkpoint_name(values.step);
-    // What the run has saved before it was set back is there already.
+    // The checkpoint may exist already, from before the run was set back.
     if (newest_checkpoint(group, options.out) == folder) return;
     take_folder();
     checkpoint::save(options.out, *handle, *optimizer, values, saving());
   }
 
-  // From rank 0 of an earlier round, which may be cut off and not have ended.
+  // Takes the folder over from rank 0 of an earlier round, which may still run on a host that was
+  // cut off.
   void take_folder() {
     if (fence || !in_round().has_agent()) return;
     fence.emplace(options.out, in_round().of_run());
@@ -133,12 +134,12 @@ struct ElasticState::State {
   }
 
   const ElasticOptions options;
-  Round* round = nullptr;  // while the function runs
+  Round* round = nullptr;  // valid while the function runs
   Handle* handle = nullptr;
   torch::optim::Optimizer* optimizer = nullptr;
   ElasticParts parts;
   std::function<std::string()> loader;
-  std::optional<RoundFence> fence;  // of the round, once it has saved
+  std::optional<RoundFence> fence;  // fence of the round, after its first save
   checkpoint::TrainingState values;
   Goodput goodput;
 };

@@ -1,4 +1,4 @@
-// Goodput: which share of the time since a training began was spent on steps that are in its state.
+// Goodput: the share of the time since a training began that was spent on steps in its state.
 #pragma once
 
 #include "base/fingerprint.h"
@@ -12,15 +12,16 @@
 
 namespace lockstep {
 
-// The numbers travel with the state, in seconds: "elastic.elapsed" since the training began,
-// "elastic.useful", and when that was written: by the host's monotonic clock, which is the same in
-// all of its processes and which nobody sets ("elastic.at", of host "elastic.host"), and by the
-// clock of the day ("elastic.day"), which alone counts where rank 0 has come to another host.
+// These numbers are part of the state, in seconds: "elastic.elapsed" since the training began,
+// "elastic.useful", and the time at which they were written. That time is stored twice: by the
+// host's monotonic clock ("elastic.at", of host "elastic.host"), which all of its processes share
+// and no program can set, and by the wall clock ("elastic.day"), which is used only if rank 0 has
+// moved to another host.
 class Goodput {
  public:
   using Numbers = std::map<std::string, double>;
 
-  // After the state was taken up.
+  // Call after the state was restored.
   void begin_round(Numbers& numbers) {
     elapsed_ = numbers["elastic.elapsed"];
     useful_ = numbers["elastic.useful"];
@@ -32,7 +33,7 @@ class Goodput {
     last_ = Clock::now();
     write(numbers);
   }
-  // A step is about to be committed.
+  // Call before a step is committed.
   void count_step(Numbers& numbers) {
     const auto time = Clock::now();
     const double step = std::chrono::duration<double>(time - last_).count();
@@ -56,7 +57,7 @@ class Goodput {
     return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch())
         .count();
   }
-  // A number that a double holds.
+  // A fingerprint of the host that fits into a double.
   static double host() {
     constexpr std::uint64_t mask = (std::uint64_t{1} << 52) - 1;
     static const auto of_this = static_cast<double>(fingerprint(sys::host_identity()) & mask);

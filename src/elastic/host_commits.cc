@@ -28,9 +28,9 @@ namespace fs = std::filesystem;
 
 constexpr CallOptions hosts_call{.tag = "hosts of commits"};
 constexpr CallOptions transfer_call{.tag = "transfer of a commit"};
-constexpr const char* received = "000000000000.received";  // before all other generations
+constexpr const char* received = "000000000000.received";  // sorts before all other generations
 
-// The words of each rank, in rank order.
+// Returns the integers of each rank, in rank order.
 template <std::size_t count>
 std::vector<std::array<std::int64_t, count>> words_of_all(Group& group,
                                                           std::array<std::int64_t, count> own) {
@@ -63,7 +63,7 @@ std::vector<SentFile> files_in(const std::string& text) {
   return files;
 }
 
-// One file from `holder` to rank 0, a piece at a time.
+// Sends one file from `holder` to rank 0, piece by piece.
 void send_file(Group& group, int holder, const SharedFile& file, std::int64_t bytes) {
   if (group.rank() != holder && !group.is_root()) return;
   for (std::int64_t at = 0; at < bytes; at += checkpoint::staging_bytes) {
@@ -76,7 +76,7 @@ void send_file(Group& group, int holder, const SharedFile& file, std::int64_t by
   }
 }
 
-// CommonFailure where a file cannot be read, or rank 0 has no room.
+// Throws CommonFailure if a file cannot be read, or rank 0 has no room.
 fs::path transferred(Group& group, int holder, const fs::path& from, const fs::path& folder) {
   std::string text;
   together(group, [&] {
@@ -111,7 +111,7 @@ HostCommits host_commits(Group& group, const fs::path& of_run) {
   const std::array<std::int64_t, 2> own{static_cast<std::int64_t>(host), !of_run.empty()};
   const auto all = words_of_all(group, own);
   HostCommits found{.ranks = group, .folder = of_run / formatted("{:016x}", host)};
-  int first = group.size();  // the lowest rank of this host
+  int first = group.size();  // lowest rank of this host
   for (int rank = group.size() - 1; rank >= 0; --rank) {
     const auto& [its_host, has_folder] = all[static_cast<std::size_t>(rank)];
     if (its_host != own[0]) {

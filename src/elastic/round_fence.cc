@@ -20,7 +20,7 @@ constexpr std::uint64_t most_bytes = 4096;
 
 std::string text_of(const RoundOfRun& of) { return formatted("{} {}\n", of.run, of.round); }
 
-// What the file says; nothing where it is not there, or is something else.
+// Returns the content of the file, or std::nullopt if the file is missing or invalid.
 std::optional<RoundOfRun> round_in(const fs::path& file) {
   if (!fs::exists(file)) return std::nullopt;
   const std::string text = sys::read_plain_file(file, most_bytes);
@@ -47,7 +47,7 @@ void RoundFence::take() {
     throw PeerLost(formatted("{}: round {} of this run writes here; this is round {}",
                              file_.parent_path().string(), found->round, own_.round));
   const bool is_own = found && found->run == own_.run && found->round == own_.round;
-  // Only processes of this run read it, and a run does not outlive a crash of its machines.
+  // Only processes of this run read the file, and a run does not survive a crash of its hosts.
   if (!is_own) sys::AtomicFile::write_for_now(file_, text_of(own_));
   is_taken_ = true;
 }

@@ -1,6 +1,6 @@
-// RoundFence: which round of a run writes into a folder that several hosts see. Rank 0 of a round
-// puts "RUN ROUND" into OUT/.round; a process that finds another one there, such as rank 0 of an
-// earlier round on a host that was cut off and comes back, writes nothing any more.
+// RoundFence: decides which round of a run may write into a folder that several hosts share. Rank 0
+// of a round writes "RUN ROUND" to OUT/.round. A process that finds another round there stops
+// writing, for example rank 0 of an earlier round whose host was cut off and comes back.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 namespace lockstep {
 
 struct RoundOfRun {
-  std::string run;  // its name, which no other run has
+  std::string run;  // unique name of the run
   std::int64_t round = 0;
 };
 
@@ -19,12 +19,14 @@ class RoundFence {
   // `out` need not exist yet.
   RoundFence(const std::filesystem::path& out, RoundOfRun own);
 
-  // Whether an earlier round of this run has the folder, so that a lock in it is that one's.
+  // Returns true if an earlier round of this run owns the folder, so that a lock in it belongs to
+  // that round.
   [[nodiscard]] bool is_of_earlier_round() const;
-  // From now on the folder is this round's. PeerLost where it is a later one's; SystemError.
+  // Makes this round the owner of the folder. Throws PeerLost if a later round owns it, and
+  // SystemError.
   void take();
-  // Before each file gets its name: PeerLost where another round or run has taken the folder, or
-  // has made it anew. Nothing before take().
+  // Call before a file is renamed to its final name. Throws PeerLost if another round or run has
+  // taken the folder, or has created it anew. Does nothing before take().
   void check() const;
 
  private:

@@ -26,12 +26,12 @@ namespace lockstep {
 namespace {
 
 constexpr const char* done_mark = "done";
-constexpr const char* over_mark = "over";  // the number of the round whose body has returned
+constexpr const char* over_mark = "over";  // value: number of the round whose body has returned
 constexpr auto between_asks = std::chrono::milliseconds(50);
 
 std::string run_id() { return environment::text(rank_env::variable::run_id).value_or("run"); }
 
-// This rank's own folder on this host; the group may be on several.
+// Returns this rank's folder on this host; the group may span several hosts.
 std::filesystem::path folder_of_commits(const Rounds* rounds) {
   if (rounds == nullptr) return {};
   try {
@@ -43,16 +43,16 @@ std::filesystem::path folder_of_commits(const Rounds* rounds) {
   }
 }
 
-// The rest of the group learns from this rank that it does not go on: they may be waiting for it.
+// Tells the rest of the group that this rank leaves, because the others may be waiting for it.
 void leave(Group& group, const std::string& why) noexcept {
   try {
     group.abort(why);
   } catch (const std::exception&) {
-    // It is dead already, which is as good.
+    // The group is dead already.
   }
 }
 
-// A worker that is lost now must not make the others begin anew.
+// Ends the training on all ranks. After this, the loss of a worker must not start another round.
 void finish(Round& round) {
   constexpr CallOptions at_the_end{.tag = "end of training"};
   round.group().barrier(at_the_end).wait();
@@ -64,7 +64,8 @@ void finish(Round& round) {
   round.commits().remove();
 }
 
-// What every rank would meet again: options, files, a state of another model.
+// Returns true for errors that would occur again on every rank: options, files, a state of another
+// model.
 bool is_final(const std::exception& error) {
   return dynamic_cast<const BadInput*>(&error) != nullptr ||
          dynamic_cast<const InvalidArgument*>(&error) != nullptr ||
@@ -75,12 +76,12 @@ void say_final(const Rounds& rounds, const std::string& why) noexcept {
   try {
     rounds.say_final(why);
   } catch (const std::exception&) {
-    // The agent learns of the end all the same.
+    // The agent notices the end anyway.
   }
 }
 
-// A failure of all ranks is returned, not thrown: none of them waits for another one, and groups
-// end as after success, and not as of a rank that an exception tears out of them.
+// An error that all ranks have is returned, not thrown: no rank waits for another then, and groups
+// end as after success instead of by an exception on one rank.
 std::exception_ptr run_body(Round& round, const std::function<void(Round&)>& body) {
   try {
     body(round);
@@ -105,8 +106,8 @@ Group join(const rank_env::RankInfo& info, const InitOptions& options, const Rou
                  [&](std::shared_ptr<Store> store) { return rounds.filtered(std::move(store)); });
 }
 
-// Of a rank that the round's group is made without. It meets nobody there, so that nobody waits for
-// it; what it learns is in the store.
+// Waits for the end of the round as a surplus rank. This rank does not join a group, so that no
+// rank waits for it; it reads everything from the store.
 void wait_beside(const LoopOptions& options, const Rounds& rounds, const RoundWatch& watch) {
   const std::shared_ptr<void> meanwhile = options.while_waiting ? options.while_waiting() : nullptr;
   rank_env::watch_agent();
@@ -117,7 +118,7 @@ void wait_beside(const LoopOptions& options, const Rounds& rounds, const RoundWa
   }
 }
 
-// Until more nodes come; BadInput of one rank, which ends the run, where none can.
+// Waits until more nodes come. If no more can come, one rank throws BadInput, which ends the run.
 void wait_for_more(const Rounds& rounds, const RoundWatch& watch, const rank_env::RankInfo& place) {
   const std::string there = formatted("{} {}", place.size, place.size == 1 ? "rank" : "ranks");
   check_input(place.rank > 0 || !rounds.are_nodes_fixed(),
@@ -132,7 +133,7 @@ void wait_for_more(const Rounds& rounds, const RoundWatch& watch, const rank_env
   throw RoundEnded(watch.end());
 }
 
-// One round, and the failure of all of its ranks, if that has ended it.
+// Runs one round. Returns the error that all of its ranks had, if that ended the round.
 std::exception_ptr be_in_round(const LoopOptions& options, const Rounds& rounds,
                                const RoundPlace* place, const std::function<void(Round&)>& body,
                                RoundTimes& times, bool& has_part) {
@@ -158,7 +159,7 @@ std::exception_ptr be_in_round(const LoopOptions& options, const Rounds& rounds,
   return run_body(round, body);
 }
 
-// What made the round end, if it was not `body`.
+// Returns the reason why the round ended, unless `body` returned.
 std::optional<std::string> run_round(const LoopOptions& options, const Rounds& rounds,
                                      const RoundPlace* place,
                                      const std::function<void(Round&)>& body, RoundTimes& times,
@@ -223,7 +224,7 @@ void say_final_failure(const std::string& why) noexcept {
     if (const auto rounds = Rounds::of_environment(std::chrono::seconds(5)))
       say_final(*rounds, why);
   } catch (const std::exception&) {
-    // The agent learns of the end all the same.
+    // The agent notices the end anyway.
   }
 }
 
@@ -245,7 +246,7 @@ bool run_rounds(const LoopOptions& options, const std::function<void(Round&)>& b
     return true;
   }
   if (options.reserve) rounds->offer_reserve();
-  std::optional<RoundPlace> place;  // of the first round: in the environment
+  std::optional<RoundPlace> place;  // the first round's is in the environment
   RoundTimes times;
   times.placed();
   for (;;) {

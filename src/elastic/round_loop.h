@@ -1,4 +1,4 @@
-// The loop of an elastic program: one pass a round, each with a group of its own.
+// The loop of an elastic program: one pass per round, each with its own group.
 #pragma once
 
 #include "elastic/commits.h"
@@ -22,40 +22,42 @@
 
 namespace lockstep {
 
-// Thrown by Round::commit() on all ranks where the round has ended in order.
+// Thrown by Round::commit() on all ranks if the round has ended in order.
 class RoundEnded : public Error {
   using Error::Error;
 };
 
-// What the body of the loop has while its round lasts.
+// The round that the body of the loop sees.
 class Round {
  public:
-  // Collective. `rounds` and `watch` are null where no agent makes rounds: then this is the only
-  // one, and nothing is kept in memory.
+  // Collective. `rounds` and `watch` are null if no agent makes rounds: then there is a single
+  // round, and nothing is kept in memory.
   Round(Group group, const Rounds* rounds, RoundWatch* watch, RoundTimes times = {});
 
   [[nodiscard]] Group& group() { return group_; }
   [[nodiscard]] Commits& commits() { return commits_; }
   [[nodiscard]] std::int64_t number() const { return rounds_ == nullptr ? 0 : rounds_->number(); }
   [[nodiscard]] bool has_agent() const { return rounds_ != nullptr; }
-  // As a folder's fence names it (round_fence.h).
+  // Identifies the round in a folder's fence (round_fence.h).
   [[nodiscard]] RoundOfRun of_run() const;
 
-  // Local: the groups that the handle's strategy computes with end with the round, too.
+  // Registers the groups of the handle's strategy, which end with the round. Local.
   void ends(const Handle& handle);
-  // Local: the body has its state, and begins with steps.
+  // Call when the body has restored its state and begins with steps. Local.
   void note_restored() { times_.restored(); }
-  // Collective: Commits::commit(). RoundEnded where the ranks are to meet again in another round.
+  // Calls Commits::commit(). Collective. Throws RoundEnded if the ranks are to meet in another
+  // round.
   void commit(const CommitContent& content);
 
-  // Collective: what rank 0 of this or an earlier round has noted under that name; empty: nothing.
+  // Returns the value that rank 0 of this or an earlier round set with mark(); empty if no rank
+  // did. Collective.
   [[nodiscard]] std::string marked(const std::string& name);
-  // Before the body returns, on all ranks: the training has not come to its end, and another start
-  // of the program will go on with it.
+  // Call on all ranks before the body returns, if the training is incomplete and a later start of
+  // the program will continue it.
   void leave_unfinished() { is_unfinished_ = true; }
   [[nodiscard]] bool is_unfinished() const { return is_unfinished_; }
 
-  // By rank 0.
+  // Called by rank 0.
   void mark(const std::string& name, const std::string& value);
 
  private:
@@ -70,30 +72,30 @@ class Round {
 
 struct LoopOptions {
   InitOptions init = {};
-  Duration rejoin_timeout = std::chrono::minutes(10);  // for the next round to begin
-  // Whether processes of this program may be started in reserve (rank_env/reserve.h). Until
-  // run_rounds() such a one has no rank.
+  Duration rejoin_timeout = std::chrono::minutes(10);  // limit for the wait until the next round
+  // If true, processes of this program may be started as hot spares (rank_env/reserve.h). A spare
+  // has no rank until run_rounds().
   bool reserve = false;
-  // How many of so many ranks a round is made of, the first ones; 0: they are too few for one. The
-  // others wait until it ends: they are not in its group. Without an agent that makes rounds all of
-  // them must be wanted. Empty: all.
+  // Returns how many of `there` ranks form the round's group, the first ones; 0 if they are too few
+  // for a group. Surplus ranks are not in the group and wait until the round ends. Without an agent
+  // that makes rounds, all ranks must be wanted. Empty: all ranks.
   std::function<int(int there)> ranks_wanted = {};
-  // What lives while a rank waits beside a round of others; empty: nothing.
+  // Makes an object that lives while a surplus rank waits; empty: none.
   std::function<std::shared_ptr<void>()> while_waiting = {};
-  // What a process in reserve does before it waits, besides what LibTorch does at its first use.
+  // Extra preparation of a spare before it waits, in addition to the first use of LibTorch.
   std::function<void()> prepare = {};
 };
 
-// Calls `body` with the group of the first round, and again in each later one that this process has
-// a place in. Ends when `body` returns (true), or when this process has no place any more (false),
-// or had none in the group of the last round (false).
+// Calls `body` with the group of the first round, and again for each later round in which this
+// process has a place. Returns true when `body` returns. Returns false if this process has no place
+// in a later round, or had none in the group of the last round.
 //
-// PeerLost, Timeout and Aborted end a round, and so does RoundEnded; without an agent that makes
-// rounds they are thrown. Every other exception of `body` is thrown in any case.
+// PeerLost, Timeout, Aborted and RoundEnded end a round; without an agent that makes rounds they
+// are thrown. All other exceptions of `body` are thrown.
 [[nodiscard]] bool run_rounds(const LoopOptions& options, const std::function<void(Round&)>& body);
 
-// Before a process below an agent that makes rounds ends by an error that each restart would meet
-// again, such as a wrong command line: no round follows. Elsewhere it does nothing.
+// Prevents a further round. Call it before a process ends with an error that each restart would
+// meet again, such as an invalid command line. Does nothing if no agent makes rounds.
 void say_final_failure(const std::string& why) noexcept;
 
 }  // namespace lockstep

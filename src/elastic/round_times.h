@@ -1,5 +1,5 @@
-// Where the time goes between the loss of a rank and the first step of the next round, as one
-// process sees it.
+// Measures where the time goes between the loss of a rank and the first step of the next round, as
+// seen by one process.
 #pragma once
 
 #include "base/format.h"
@@ -14,17 +14,18 @@ class RoundTimes {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // In their order. A process that was started for a round begins with `placed`.
+  // Calls in chronological order. A process that was started for a round begins with placed().
   void lost() { lost_ = Clock::now(); }  // the body of the last round has ended
-  void left() { left_ = Clock::now(); }  // its group, model and optimizer are gone
-  void placed() {                        // the next round is known
+  // The last round's group, model and optimizer are destroyed.
+  void left() { left_ = Clock::now(); }
+  void placed() {  // the next round is known
     placed_ = Clock::now();
     if (lost_ == Clock::time_point()) lost_ = left_ = placed_;
   }
-  void joined() { joined_ = restored_ = Clock::now(); }  // its group is made
-  void restored() { restored_ = Clock::now(); }          // model and optimizer have their state
+  void joined() { joined_ = restored_ = Clock::now(); }  // the group is made
+  void restored() { restored_ = Clock::now(); }          // model and optimizer are restored
 
-  // When the first step of the round is committed: "leave=3ms wait=41ms join=12ms restore=25ms
+  // The text for the first commit of the round: "leave=3ms wait=41ms join=12ms restore=25ms
   // step=9ms".
   [[nodiscard]] std::string text() const {
     return formatted("leave={}ms wait={}ms join={}ms restore={}ms step={}ms", between(lost_, left_),

@@ -70,12 +70,12 @@ void RoundWatch::look_until_stopped() {
     }
     has_ended_.store(true, std::memory_order_release);
     if (is_orderly(*end)) return;
-    if (!group) continue;  // not made yet: look again
+    if (!group) continue;  // not made yet: try again
     const std::string reason = formatted("the round has ended: {}", *end);
     try {
       group->abort(reason);
     } catch (const Error&) {
-      // It is dead already.
+      // The group is dead already.
     }
     if (abort) abort(reason);
     return;

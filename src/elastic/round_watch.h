@@ -1,6 +1,6 @@
-// RoundWatch: a thread that learns from the store that the round has ended. Where a worker was lost
-// it ends the group, so that nobody waits for the deadline of a collective; where the end is an
-// orderly one, the loop is told at its next commit.
+// RoundWatch: a thread that reads from the store that the round has ended. If a worker was lost, it
+// aborts the group, so that no rank waits for the deadline of a collective. If the round ends in
+// order, the loop sees it at its next commit.
 #pragma once
 
 #include "base/mutex.h"
@@ -20,19 +20,19 @@ namespace lockstep {
 
 class RoundWatch {
  public:
-  // `ended` as Rounds::ended(), in a copy that the thread uses. Errors of the store are passed
-  // over: training needs none.
+  // `ended` is Rounds::ended() on a copy that only the thread uses. Errors of the store are
+  // ignored, because training does not need it.
   explicit RoundWatch(std::function<std::optional<std::string>()> ended);
   ~RoundWatch();
   RoundWatch(const RoundWatch&) = delete;
   RoundWatch& operator=(const RoundWatch&) = delete;
 
-  // The group that is to be ended.
+  // Sets the group to abort.
   void watch(const Group& group);
-  // What ends the groups that ranks of it train with, given the reason: a rank whose peers there
-  // are alive may wait for them while they wait for the one that was lost. Of the watch's thread.
+  // Sets a function that aborts the strategy's own groups with a reason: their ranks may wait for
+  // live peers, while these wait for the lost rank. The watch's thread calls it.
   void watch(std::function<void(std::string_view)> abort);
-  // The sentence of the round's end; empty while it goes on.
+  // Returns the reason why the round ended; empty while it continues.
   [[nodiscard]] std::string end() const;
   [[nodiscard]] bool has_ended() const { return has_ended_.load(std::memory_order_acquire); }
 

@@ -23,7 +23,7 @@ namespace {
 
 namespace key = rank_env::round_key;
 
-// How long a worker that waits for the next round sleeps between two looks.
+// Sleep between two polls of a worker that waits for the next round.
 constexpr auto between_looks = std::chrono::milliseconds(2);
 
 int number_of(std::int64_t round) { return static_cast<int>(round); }
@@ -126,7 +126,7 @@ std::shared_ptr<Store> Rounds::filtered(std::shared_ptr<Store> store) const {
   return std::make_shared<rendezvous::MeetingStore>(std::move(store), std::move(check));
 }
 
-// As detect_rank() reads it from the environment of a worker that is started for this round.
+// Returns what detect_rank() would read from the environment of a worker started for this round.
 rank_env::RankInfo rank_info(const RoundPlace& place, std::int64_t round) {
   namespace variable = rank_env::variable;
   const std::string run = environment::text(variable::run_id).value_or("run");

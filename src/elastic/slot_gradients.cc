@@ -32,8 +32,8 @@ using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
 constexpr CallOptions slots_call{.tag = "slots"};
 
-// The sum of a node of the tree, all slots of which are in `sums`, in order from number `next` on;
-// it is left in the first of them.
+// Returns the sum of a tree node whose slots are all in `sums`, in order from index `next`. The
+// result is stored in the first of these.
 at::Tensor sum_of(Range node, const std::vector<std::pair<Range, at::Tensor>>& sums,
                   std::size_t& next) {
   if (sums[next].first.begin == node.begin && sums[next].first.end == node.end)
@@ -49,7 +49,7 @@ double sum_of(Range node, std::span<const double> values) {
   return sum_of({node.begin, middle}, values) + sum_of({middle, node.end}, values);
 }
 
-// Parts of tensor parallelism are whole here: each rank of `group` has the same ones.
+// SlotGradients treats tensor-parallel parts as whole: each rank of `group` has the same parts.
 void check_not_sharded(const std::vector<at::Tensor>& parameters) {
   for (const at::Tensor& parameter : parameters) {
     const bool is_part = dispatch::part_of(parameter) != nullptr && dispatch::has_memory(parameter);
@@ -70,7 +70,7 @@ void check_parameters(const std::vector<at::Tensor>& parameters) {
           parameters.front().toString(), parameter.toString());
 }
 
-// What of each parameter every rank keeps. Collective.
+// Returns the ranges of each parameter that each rank owns. Collective.
 std::vector<std::vector<Range>> ranges_of_all(Group& group, const std::vector<NamedPart>& parts) {
   std::vector<std::int64_t> own;
   for (const NamedPart& part : parts)
@@ -86,7 +86,7 @@ std::vector<std::vector<Range>> ranges_of_all(Group& group, const std::vector<Na
   return ranges;
 }
 
-// The module's, in the order of the parts.
+// Returns the module's parameters in the order of the parts.
 std::vector<at::Tensor> parameters_of(const torch::nn::Module& module,
                                       const std::vector<NamedPart>& parts) {
   std::vector<at::Tensor> parameters;
@@ -100,7 +100,7 @@ std::vector<at::Tensor> parameters_of(const torch::nn::Module& module,
   return parameters;
 }
 
-// Its elements in the order in which ranges of them are counted.
+// Returns the elements of a gradient in the order in which ranges count them.
 at::Tensor in_order(const at::Tensor& gradient, const std::vector<int>& dim_order) {
   if (dim_order.empty() || gradient.dim() == 1) return gradient.reshape({-1});
   return gradient.permute(std::vector<std::int64_t>(dim_order.begin(), dim_order.end()))
@@ -127,7 +127,7 @@ struct SlotGradients::State {
 
   [[nodiscard]] bool is_divided() const { return !parts.empty(); }
 
-  // What a forgotten call would leave in the gradients of a slot.
+  // Throws if a forgotten no_sync() or zero_grad() has spoilt the gradients of a slot.
   void check_of_slot() const {
     const auto reduced = last_sum.lock();
     for (const at::Tensor& parameter : parameters) {
@@ -180,7 +180,7 @@ struct SlotGradients::State {
     return nodes_within(slots, slots_of_rank(slots, rank, group.size()));
   }
 
-  // All ranks' sums of this rank's chunk.
+  // Returns the sums of all ranks for this rank's chunk.
   [[nodiscard]] std::vector<std::pair<Range, at::Tensor>> exchanged() {
     std::vector<std::int64_t> outgoing, incoming;
     std::vector<at::Tensor> pieces;
@@ -205,7 +205,7 @@ struct SlotGradients::State {
     return all;
   }
 
-  // The sums of this rank's chunk, or with one rank of all.
+  // Returns the final sums of this rank's chunk (of everything, with one rank).
   [[nodiscard]] at::Tensor reduced_chunk(double divisor) {
     const auto all = group.size() == 1 ? std::move(sums) : exchanged();
     std::size_t first = 0;
@@ -223,7 +223,7 @@ struct SlotGradients::State {
     return whole;
   }
 
-  // `sum`, which begins at `begin` of the flat tensor, becomes the gradients of `tensors`.
+  // Distributes `sum`, which covers `range` of the flat tensor, to the gradients of `tensors`.
   void give(const at::Tensor& sum, Range range, std::int64_t counts,
             const std::vector<at::Tensor>& tensors) {
     last_sum = WeakStorage(sum.storage().getWeakStorageImpl());
@@ -242,12 +242,12 @@ struct SlotGradients::State {
   Group group;
   const std::int64_t slots;
   const std::vector<at::Tensor> parameters;
-  const std::vector<NamedPart> parts;  // empty: every rank has all of each
+  const std::vector<NamedPart> parts;  // empty: every rank owns each parameter whole
   const Range own;
   SlotLayout layout;
-  std::int64_t next;                                             // slot that is taken next
+  std::int64_t next;                                             // next slot to take
   WeakStorage last_sum{c10::intrusive_ptr<c10::StorageImpl>()};  // of the last reduce()
-  std::vector<std::pair<Range, at::Tensor>> sums;                // of the largest nodes so far
+  std::vector<std::pair<Range, at::Tensor>> sums;                // largest tree nodes so far
 };
 
 SlotGradients::SlotGradients(Group group, std::int64_t slots, std::vector<at::Tensor> parameters) {
@@ -318,7 +318,7 @@ std::vector<double> SlotGradients::gather(std::span<const double> own) {
         own.size());
   std::vector<double> all(static_cast<std::size_t>(state.slots));
   std::ranges::copy(own, all.begin() + state.own.begin);
-  // Zeros of the other ranks change no value.
+  // The zeros of the other ranks do not change any value.
   state.group.all_reduce(at::from_blob(all.data(), {state.slots}, at::kDouble), Op::sum, slots_call)
       .wait();
   return all;

@@ -1,6 +1,6 @@
-// SlotLayout: where the gradients of a slot lie in one flat tensor, of which each rank adds up a
-// chunk. Behind gradients there is one element a parameter that counts the slots which gave one.
-// Pure.
+// SlotLayout: the layout of a slot's gradients in one flat tensor. Each rank sums one chunk of it.
+// After the gradients there is one element per parameter: the number of slots that had a gradient
+// for it. Pure.
 #pragma once
 
 #include <lockstep/layout/tensor_slice.h>
@@ -13,25 +13,26 @@ namespace lockstep {
 
 struct SlotPiece {
   std::size_t parameter = 0;
-  layout::Range elements;  // of the parameter, in the order of its memory
+  layout::Range elements;  // of the parameter, in memory order
   std::int64_t at = 0;     // in the flat tensor
 };
 
 class SlotLayout {
  public:
-  // Every rank needs all sums: chunks are equally long. `elements`: of each parameter.
+  // Layout if every rank needs all sums: chunks have equal lengths. `elements` has the size of each
+  // parameter.
   [[nodiscard]] static SlotLayout whole(const std::vector<std::int64_t>& elements, int ranks);
-  // Rank r needs elements parts[r][i] of parameter i: its chunk has these.
+  // Layout if rank r needs only elements parts[r][i] of parameter i: its chunk has these.
   [[nodiscard]] static SlotLayout divided(const std::vector<std::vector<layout::Range>>& parts);
 
   [[nodiscard]] std::int64_t length() const { return length_; }
   [[nodiscard]] const std::vector<SlotPiece>& pieces() const { return pieces_; }
-  // Where the counts of all parameters begin: once, or once in each chunk.
+  // Offsets at which the counts of all parameters begin: one, or one per chunk.
   [[nodiscard]] const std::vector<std::int64_t>& counts() const { return counts_; }
   [[nodiscard]] layout::Range chunk(int rank) const {
     return chunks_[static_cast<std::size_t>(rank)];
   }
-  // What of it is gradients.
+  // Returns the part of the rank's chunk that holds gradients.
   [[nodiscard]] layout::Range gradients(int rank) const;
 
  private:

@@ -1,10 +1,10 @@
-// What LibTorch does at its first use.
+// Warms up LibTorch.
 #pragma once
 
 namespace lockstep {
 
-// Local: a small model of the usual layers goes forward, backward and through an update, so that
-// threads, kernels and dispatch tables are there. Draws no random numbers.
+// Runs forward, backward and an update of a small model of common layers, so that threads, kernels
+// and dispatch tables exist. Local. Draws no random numbers.
 void warm_up();
 
 }  // namespace lockstep

@@ -1,13 +1,13 @@
-// elastic(): training that survives its processes. The state of the training is committed in memory
-// each step; when a rank is lost, or nodes join or leave, the ranks that are there meet in a new
-// group and go on where the last commit was, without being started again.
+// elastic(): training that survives the loss of processes. The training state is committed in
+// memory at each step. When a rank is lost, or nodes join or leave, the remaining ranks form a new
+// group and continue from the last commit; their processes are not restarted.
 //
 //   lockstep::ElasticState state({.out = "out", .save_every = 1000});
 //   lockstep::elastic(state, [&](lockstep::ElasticState& state) {        // once a round
 //     Net model;
 //     lockstep::DistributedDataParallel ddp(model, state.group());
 //     torch::optim::AdamW adamw(ddp.parameters(), 1e-3);
-//     state.attach(ddp, adamw);                      // takes up what was committed last
+//     state.attach(ddp, adamw);                      // restores the last commit
 //     while (state.step() < 1000) {
 //       ddp.zero_grad();
 //       loss(model, batch(state.step())).backward();
@@ -16,23 +16,23 @@
 //     }
 //   });
 //
-// A round is a period with a fixed set of ranks. The function is called anew in each: it makes the
-// model, the handle and the optimizer on the group of the round, and attach() gives them the newest
-// state that all ranks had committed, wherever its parts are, also on another number of ranks and
-// under another strategy. A step that was not committed by all is made again; nothing
-// else is lost. RANK, WORLD_SIZE and the others are in the environment as they were in the round
-// that the process was started for: state.group() is what counts.
+// A round is a period with a fixed set of ranks. The function is called once per round: it makes
+// the model, the handle and the optimizer on the group of the round, and attach() gives them the
+// newest state that all ranks committed. The number of ranks and the strategy may differ from those
+// of the commit. A step that not all ranks committed is repeated; nothing else is lost. RANK,
+// WORLD_SIZE and the like in the environment keep their values from the round for which the process
+// was started: use state.group() instead.
 //
 // `lockstep run --max-restarts N` makes rounds. Under another launcher, or none, there is one
-// round, nothing is kept in memory, and the errors of a lost rank are thrown; attach() still goes
-// on from the newest checkpoint in `out`. docs/elastic.md says what is lost when.
+// round: nothing is kept in memory, and the loss of a rank throws its usual error; attach() still
+// restores the newest checkpoint in `out`. docs/elastic.md says what is lost when.
 //
-// Memory: each host has two copies of the state (parameters, the optimizer's state, own tensors)
-// in files in /dev/shm (or where LOCKSTEP_COMMITS says), whatever the number of ranks and rounds.
-// They go with the end of the training or of the agent. On several hosts each has the whole state,
-// and any that is left is enough; of buffers in which ranks differ it has those of its lowest rank.
-// Where no host has the whole (a model sharded over hosts, ignored tensors) nothing is kept there,
-// and the group goes back to its newest checkpoint.
+// Memory: each host has two copies of the state (parameters, optimizer state, the program's own
+// tensors) in files in /dev/shm, or in the folder of LOCKSTEP_COMMITS, for any number of ranks and
+// rounds. The files are removed when the training or the agent ends. With several hosts, each host
+// has the whole state, and one remaining host is enough; if buffers differ between ranks, a host
+// keeps those of its lowest rank. If no host has the whole state (a model sharded over hosts,
+// ignored tensors), nothing is kept in memory, and the group goes back to its newest checkpoint.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -63,58 +63,61 @@ namespace lockstep {
 
 struct ElasticOptions {
   InitOptions init = {};  // of each round's group
-  // Checkpoints (checkpoint::save()): where, every how many steps (0: never), and how many stay.
+  // Checkpoints (checkpoint::save()): folder, interval in steps (0: never), and number that is
+  // kept.
   std::filesystem::path out = {};
   std::int64_t save_every = 0;
   std::int64_t keep = 2;
-  // How long a rank that has left a round waits for the next one.
+  // How long a rank that left a round waits for the next round.
   Duration rejoin_timeout = std::chrono::minutes(10);
-  // How many ranks compute one copy of the model together, such as those of tensor parallelism:
-  // group() has the largest multiple of it that is there, and a mesh on it, such as {{"dp", -1},
-  // {"tp", 2}}, has another number of copies in each round. The ranks beyond wait in elastic()
-  // until the round ends, and so do all, after a line, where fewer are there (BadInput where no
-  // more nodes can come).
+  // Number of ranks that compute one copy of the model together, for example by tensor parallelism.
+  // group() has the largest available multiple of it. A mesh on the group, such as {{"dp", -1},
+  // {"tp", 2}}, may have another number of copies in each round. Surplus ranks wait in elastic()
+  // until the round ends. If there are too few ranks for one copy, all wait after a message, or
+  // BadInput is thrown if no more nodes can come.
   int ranks_of_a_model = 1;
-  // Whether the agent may start processes of this program before there is a rank for them
-  // (`lockstep run --reserve`): they wait in elastic(), with LibTorch loaded and used once, and
-  // take the place of a rank that is lost at once. Until then they have no RANK in their
-  // environment; so nothing that the program does before elastic() may depend on it.
+  // If true, the agent may start processes of this program before there is a rank for them
+  // (`lockstep run --reserve`). They load LibTorch, run it once and wait in elastic(); when a rank
+  // is lost, one of them replaces it at once. They have no RANK in their environment until then, so
+  // code before elastic() must not depend on it.
   bool reserve = false;
 };
 
-// What is committed beside handle, optimizer and random generator.
+// State that is committed in addition to the handle, the optimizer and the random generators.
 struct ElasticParts {
   optim::Scheduler* scheduler = nullptr;
   optim::GradScaler* scaler = nullptr;
-  // Tensors of the program's own, by name, equal on all ranks (rank 0's are kept): attach() writes
-  // into them. The same names, shapes and dtypes in each round.
+  // The program's own tensors by name, equal on all ranks (rank 0's are kept). attach() writes into
+  // them. Names, shapes and dtypes must be the same in each round.
   std::map<std::string, at::Tensor> tensors = {};
 };
 
-// One thread uses it. Calls that are collective are made by all ranks of group(), in the same
-// order.
+// The state of an elastic training, used by one thread. All ranks of group() make its collective
+// calls, in the same order.
 class ElasticState {
  public:
-  // InvalidArgument for negative numbers, for save_every without `out`, and for ranks_of_a_model
-  // below 1.
+  // Throws InvalidArgument for negative numbers, for save_every without `out`, and for
+  // ranks_of_a_model below 1.
   explicit ElasticState(ElasticOptions options = {});
   ~ElasticState();
   ElasticState(const ElasticState&) = delete;
   ElasticState& operator=(const ElasticState&) = delete;
 
-  // The group of this round. These are InvalidArgument outside of elastic()'s function.
+  // The group of this round. group() and round() throw InvalidArgument outside of elastic()'s
+  // function.
   [[nodiscard]] Group& group();
-  // From 0; higher by at least one in each later call of the function.
+  // Number of this round: starts at 0 and grows by at least one with each later call of the
+  // function.
   [[nodiscard]] std::int64_t round() const;
 
-  // Collective, once a round, before the first commit: gives all of them the newest state, be it
-  // committed in memory or in a checkpoint of `out`. CommonFailure where that has other tensors:
-  // another model has committed it. Random generators go on where they were when there are as many
-  // ranks as then.
-  // What is passed stays with the caller until the function ends.
+  // Restores the newest state, either committed in memory or from a checkpoint in `out`.
+  // Collective: call it once per round, before the first commit. Throws CommonFailure if that state
+  // has other tensors, because another model committed it. Random generators are restored if the
+  // number of ranks is the same as at the commit.
+  // The caller owns the arguments and keeps them alive until the function ends.
   void attach(Handle& handle, torch::optim::Optimizer& optimizer, ElasticParts parts = {});
 
-  // A loader, once a round: it goes on behind the batches that were committed.
+  // Attaches a data loader, once per round: it continues after the batches that were committed.
   template <typename Loader>
   void attach_loader(Loader& loader) {
     if (const std::string place = loader_place(); !place.empty())
@@ -122,20 +125,20 @@ class ElasticState {
     set_loader([&loader] { return loader.state().to_text(); });
   }
 
-  // Updates made and committed.
+  // Number of updates that were made and committed.
   [[nodiscard]] std::int64_t step() const;
-  // The program's own numbers and texts, equal on all ranks; what is written there is committed
-  // with the next step, and stands there again after a restart.
+  // The program's own numbers and texts, equal on all ranks. They are committed with the next step
+  // and restored after a restart.
   [[nodiscard]] std::map<std::string, double>& numbers();
   [[nodiscard]] std::map<std::string, std::string>& texts();
 
-  // Collective, after each update: counts a step, and keeps the state as it is now. Saves a
-  // checkpoint where one is due. Where nodes join or leave, or a rank was lost, it throws what ends
-  // the round: let it pass, elastic() catches it.
+  // Counts a step and commits the current state. Collective: call it after each update. Saves a
+  // checkpoint if one is due. If nodes join or leave, or a rank was lost, throws the exception that
+  // ends the round: let it pass, elastic() catches it.
   void commit();
 
-  // Of the time since the training began, the share that was spent on steps which are in the state:
-  // not on restarts, nor on steps that were made again. 1 at the beginning.
+  // Returns the share of the time since the training began that was spent on steps which are in the
+  // state, without restarts and repeated steps. 1 at the beginning.
   [[nodiscard]] double goodput() const;
 
  private:
@@ -148,11 +151,12 @@ class ElasticState {
   const std::unique_ptr<State> state_;
 };
 
-// Calls `train` once a round, on every rank of its group, until it has returned on all. Returns
-// true then, and false where this process is not wanted any more, because fewer ranks go on or it
-// was beyond those of the last group: then end well, and write no results. What `train` throws is
-// thrown, but for the errors of the group's end under an agent that makes rounds: PeerLost, Timeout
-// and Aborted. BadInput and Timeout as init(); Timeout when no round follows.
+// Calls `train` once per round, on every rank of its group, until it has returned on all ranks, and
+// then returns true. Returns false if this process is no longer needed, because fewer ranks
+// continue or it was a surplus rank of the last group: exit normally then, without writing results.
+// Exceptions of `train` pass through, except PeerLost, Timeout and Aborted of the group under an
+// agent that makes rounds: these start the next round. Throws BadInput and Timeout in the cases of
+// init(), and Timeout if no round follows.
 bool elastic(ElasticState& state, const std::function<void(ElasticState&)>& train);
 
 }  // namespace lockstep

@@ -1,12 +1,13 @@
 // SlotGradients: gradients of a global batch whose bits do not depend on the number of ranks.
 //
-// The batch is cut into a fixed number of slots (micro-batches), each of which one rank computes by
-// itself: rank r of n has contiguous ones, the first ranks one more where n does not divide them.
-// Their gradients are added in one fixed order, a balanced binary tree over slot numbers (split at
-// the largest power of two below their count), whichever ranks have them. So a training is the same
-// at any number of ranks, and may change it between two steps, where each slot's own gradient does
-// not depend on the process that computes it: the same rows, the same number of threads, the same
-// random numbers, on hosts of the same kind. docs/elastic.md has the conditions.
+// The batch is split into a fixed number of slots (micro-batches), and a single rank computes each
+// slot. Each rank has contiguous slots; if the number of ranks does not divide the number of slots,
+// the first ranks have one more. The slots' gradients are always added in the same order: a
+// balanced binary tree over slot numbers, split at the largest power of two below their count. The
+// training is therefore bitwise the same for any number of ranks, which may change between two
+// steps, if a slot's gradient does not depend on the process that computes it: the same rows,
+// number of threads and random numbers, on hosts of the same kind. docs/elastic.md has the
+// conditions.
 //
 //   lockstep::SlotGradients gradients(group, 8, handle.parameters());
 //   ...
@@ -22,10 +23,11 @@
 //   gradients.reduce(8);                             // the mean of all slots
 //   optimizer.step();
 //
-// It works on every engine: what crosses ranks is moved and never added by the engine. A rank sends
-// one copy of the gradients for each part of the tree that it has alone (one where the ranks divide
-// the slots evenly and are a power of two, at most two a level of the tree), and receives one.
-// Memory: as many copies, and one more for each level of the tree while slots are computed.
+// Works on every backend, because backends only move gradients and never add them. For each subtree
+// whose slots are all its own, a rank sends one copy of the gradients; it receives one copy. There
+// is one such subtree if the ranks divide the slots evenly and are a power of two, and at most two
+// per level of the tree otherwise. Memory: as many copies, plus one per level of the tree while
+// slots are computed.
 #pragma once
 
 #include <lockstep/comm/group.h>
@@ -45,16 +47,17 @@ class ParallelModel;
 
 class SlotGradients {
  public:
-  // Local. `parameters`: whole ones (not shards), equal on all ranks, in the same order, of one
-  // floating-point dtype and device. InvalidArgument otherwise, and for fewer slots than one.
-  // Ranks beyond the number of slots have none.
+  // Local. `parameters` are whole (not shards), equal on all ranks, in the same order, and have one
+  // floating-point dtype and one device; otherwise throws InvalidArgument, as for fewer slots than
+  // one. Ranks beyond the number of slots have no slots.
   SlotGradients(Group group, std::int64_t slots, std::vector<at::Tensor> parameters);
-  // Collective. For a model on a mesh of dp, fsdp and tp, with fsdp among them. take() takes whole
-  // gradients from the module's parameters, where a backward() inside of no_sync() leaves them.
-  // reduce() gives the model's parameters() the sums of the shards that this rank keeps. The model
-  // outlives this. InvalidArgument for a model on other axes or with experts.
-  // forward() and backward() of such a model are collective: a rank that has fewer slots than
-  // most() passes through the model as often as the others, and resets what it does not take.
+  // For a model on a mesh of dp, fsdp and tp, with fsdp among them. Collective. take() takes whole
+  // gradients from the module's parameters, where a backward() inside no_sync() leaves them.
+  // reduce() writes to the model's parameters() the sums of the shards that this rank owns. The
+  // model must outlive this object. Throws InvalidArgument for a model on other axes or with
+  // experts.
+  // forward() and backward() of such a model are collective: a rank with fewer slots than most()
+  // must call them as often as the other ranks, and drop() the surplus gradients.
   SlotGradients(std::int64_t slots, const ParallelModel& model);
   ~SlotGradients();
   SlotGradients(const SlotGradients&) = delete;
@@ -63,26 +66,28 @@ class SlotGradients {
   // This rank's slots: begin(), ..., end() - 1.
   [[nodiscard]] std::int64_t begin() const;
   [[nodiscard]] std::int64_t end() const;
-  // The largest number of slots that a rank has.
+  // Returns the largest number of slots that any rank has.
   [[nodiscard]] std::int64_t most() const;
 
-  // Local, after the backward() of a slot, for all of this rank's in ascending order: takes the
-  // gradients, which are undefined afterwards. A parameter without one counts as zeros. A slot
-  // without rows is taken without a backward(). InvalidArgument for another slot than the next, for
-  // gradients that a handle has averaged (a backward() outside no_sync()), and where the gradients
-  // of the last reduce() are still there: zero_grad() drops them.
+  // Takes the gradients of a slot, which are undefined afterwards. Local: call it after the slot's
+  // backward(), for all slots of this rank in ascending order. A parameter without a gradient
+  // counts as zeros. A slot without rows is taken without a backward(). Throws InvalidArgument if
+  // `slot` is not the next slot, if a handle has averaged the gradients (a backward() outside
+  // no_sync()), or if the gradients of the last reduce() still exist: drop them with zero_grad().
   void take(std::int64_t slot);
 
-  // Collective, after all slots: each parameter gets the sum over all slots divided by `divisor`,
-  // or none where no slot gave one. The gradients are valid until the next reduce().
+  // Gives each parameter the sum over all slots divided by `divisor`, or an undefined gradient if
+  // no slot had one. Collective: call it after all slots. The gradients are valid until the next
+  // reduce().
   void reduce(double divisor);
 
-  // Collective: the values of all slots, in order, on every rank; `own` are this rank's.
+  // Returns the values of all slots, in order, on every rank. Collective. `own` are the values of
+  // this rank's slots.
   [[nodiscard]] std::vector<double> gather(std::span<const double> own);
 
-  // Forgets slots that were taken: after an exception in a step.
+  // Forgets the slots that were taken. Call it after an exception in a step.
   void reset();
-  // Local: forgets the gradients of a backward() that counts for nothing.
+  // Discards the gradients of a backward() that does not count. Local.
   void drop();
 
  private:
@@ -90,7 +95,7 @@ class SlotGradients {
   std::unique_ptr<State> state_;
 };
 
-// Pure: the sum of values in the order of the tree. 0 for none.
+// Returns the sum of `values` in the order of the tree, or 0 if there are no values. Pure.
 [[nodiscard]] double tree_sum(std::span<const double> values);
 
 }  // namespace lockstep
