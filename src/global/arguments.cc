@@ -16,7 +16,7 @@
 namespace lockstep::global {
 namespace {
 
-// Begins what a word of a key stands for.
+// First word of each entry in a key: the kind of the entry.
 enum Mark : std::uint64_t { global_mark = 1, number_mark, plain_mark, none_mark, list_mark, other };
 
 std::uint64_t word_of(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
@@ -61,7 +61,7 @@ void Arguments::add(at::Tensor tensor, int argument, int element, bool written) 
     key.add(global_mark);
     return key.add(word_of(global->spec.get()));
   }
-  // LibTorch's formulas of gradients make such tensors of numbers.
+  // LibTorch's gradient formulas turn numbers into such tensors.
   bool is_number = kept.dim() == 0;
   if (is_number && !written) {
     key.add(number_mark);
@@ -76,7 +76,7 @@ void Arguments::add(at::Tensor tensor, int argument, int element, bool written) 
 }
 
 void Arguments::add_value(const c10::IValue& value, int argument, bool written, bool ignored) {
-  if (value.isNone() || value.isTensor()) return key.add(none_mark);  // or an undefined one
+  if (value.isNone() || value.isTensor()) return key.add(none_mark);  // None or an undefined tensor
   if (value.isList()) {
     auto elements = value.toListRef();
     key.add(list_mark << 32 | elements.size());
@@ -104,7 +104,7 @@ void Arguments::add_value(const c10::IValue& value, int argument, bool written, 
   key.can_be_remembered = false;
 }
 
-// Once it is known that the context is the right one.
+// Checks the plain tensors. Call once the context is final.
 void Arguments::take_plain() const {
   const bool is_allowed = context_.options.load().replicate_plain;
   for (const TensorArgument& one : tensors) {
@@ -120,7 +120,8 @@ void Arguments::give_back(std::span<c10::IValue> values) {
 }
 
 void Arguments::refuse_plain(const TensorArgument& plain) const {
-  check_is_possible(operation_, *this, context_);  // no other tensor would do
+  // Throws another error if global tensors cannot take part at all.
+  check_is_possible(operation_, *this, context_);
   throw InvalidArgument(formatted(
       "{}: expected global tensors on mesh {}, found a plain {} tensor of sizes {} as argument {}; "
       "distribute() makes it global, and set_global_options(mesh, {{.replicate_plain = true}}) "
@@ -140,7 +141,7 @@ std::string describe_placements(const Arguments& arguments) {
 
 namespace {
 
-// A list as `old`, with tensors[0], tensors[1], ... in the places `elements`.
+// Returns a list like `old`, with tensors[0], tensors[1], ... at the positions `elements`.
 c10::IValue with_tensors(const c10::IValue& old, std::span<const at::Tensor> tensors,
                          const Arguments& arguments, std::size_t first) {
   auto is_of_this_list = [&](std::size_t i, std::size_t element) {

@@ -1,4 +1,4 @@
-// The tensors among the arguments of one call, and the key by which its decision is remembered.
+// The tensor arguments of one call, and the key under which its decision is cached.
 #pragma once
 
 #include "dispatch/call.h"
@@ -15,7 +15,7 @@
 
 namespace lockstep::global {
 
-// What a decision depends on: the operation, the specs of tensors, and other arguments.
+// Everything that a decision depends on: the operation, the specs of tensors, and other arguments.
 struct Key {
   c10::SmallVector<std::uint64_t, 40> words;
   std::uint64_t hash = 0;
@@ -38,17 +38,17 @@ struct TensorArgument {
 };
 
 struct Arguments {
-  // Moves the tensors that are in no list out of `values`. Throws InvalidArgument for tensors of
+  // Moves tensors that are not in a list out of `values`. Throws InvalidArgument for tensors of
   // several meshes, and for plain tensors that are not allowed.
   Arguments(const Operation& operation, std::span<c10::IValue> values, MeshContext& context);
 
-  // Puts them back.
+  // Moves the tensors back into `values`.
   void give_back(std::span<c10::IValue> values);
 
   c10::SmallVector<TensorArgument, 6> tensors;
   bool has_list = false;
   // At least one tensor belongs to another context on the same ranks. The caller must bring the
-  // tensors together; there is no key.
+  // tensors into one context first; the key is not set.
   bool is_mixed = false;
   Key key;
 
@@ -60,17 +60,17 @@ struct Arguments {
 
   const Operation& operation_;
   MeshContext& context_;
-  bool has_plain_ = false;  // of one dim or more, or written
+  bool has_plain_ = false;  // plain, with at least one dim or written
 };
 
-// "[Shard(0)], [Replicate]", for messages.
+// Describes placements for messages: "[Shard(0)], [Replicate]".
 [[nodiscard]] std::string describe_placements(const Arguments& arguments);
 
-// Puts tensors[i] in the place of arguments.tensors[i]. `values` are all arguments of the call.
+// Replaces arguments.tensors[i] by tensors[i]. `values` are all arguments of the call.
 void put_tensors(const Arguments& arguments, std::span<const at::Tensor> tensors,
                  std::span<c10::IValue> values);
 
-// All tensors in `values`, those of lists included, in order.
+// Returns all tensors in `values` in order, including those in lists.
 [[nodiscard]] std::vector<at::Tensor> tensors_in(std::span<const c10::IValue> values);
 
 }  // namespace lockstep::global

@@ -35,7 +35,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-// What a function remembers for its gradient.
+// State that a function saves for its gradient.
 struct Origin : torch::CustomClassHolder {
   Origin(Mesh mesh, SpecPtr spec) : mesh(std::move(mesh)), spec(std::move(spec)) {}
   Mesh mesh;
@@ -51,21 +51,22 @@ const Origin& origin_of(AutogradContext* context) {
   return static_cast<const Origin&>(*context->saved_data.at("origin").toCapsule());
 }
 
-// A gradient is no sum of parts where the tensor is one: every rank's part has all of it.
+// Returns the placements of a tensor's gradient. The gradient of a Partial tensor is not Partial:
+// every rank has the whole gradient.
 PlacementList of_gradient(PlacementList placements) {
   for (Placement& one : placements)
     if (one.is_partial()) one = Replicate();
   return placements;
 }
 
-// Strides are row-major whatever those of `local` are: ranks whose shards have one element in a dim
-// could read others from theirs.
+// Returns a spec with row-major strides. The strides of `local` are not used, because they may
+// differ between ranks: a shard with one element in a dim has arbitrary strides there.
 SpecPtr with(const Spec& spec, const PlacementList& placements, const at::Tensor& local) {
   return spec.context->spec(placements, spec.sizes, row_major_strides(spec.sizes),
                             local.scalar_type(), local.device());
 }
 
-// The same memory, whose writes count for both.
+// Returns an alias: a write to either tensor bumps the version of both.
 at::Tensor alias_of(const at::Tensor& tensor) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   at::Tensor alias = tensor.alias();
@@ -79,7 +80,7 @@ bool same_memory(const at::Tensor& a, const at::Tensor& b) {
   return a.has_storage() && b.has_storage() && a.is_alias_of(b);
 }
 
-// In other placements, in memory of its own.
+// Returns the tensor with other placements, in its own memory.
 at::Tensor moved(const at::Tensor& tensor, const PlacementList& placements) {
   GlobalTensor& global = *global_of(tensor);
   check_is_fresh(global, "redistribute");
@@ -140,7 +141,7 @@ struct ToLocal : Function<ToLocal> {
   }
 };
 
-// The first rank's values.
+// Returns the first rank's values.
 at::Tensor values_of_first(const at::Tensor& tensor, const Spec& spec) {
   MeshContext& mesh_context = *spec.context;
   at::Tensor whole = tensor.contiguous();
@@ -198,8 +199,8 @@ at::Tensor redistributed(const at::Tensor& tensor, const PlacementList& placemen
 
 namespace {
 
-// Of max, min, median, sort and topk along a dim: the chosen elements get the gradient. LibTorch's
-// own begins with zeros(sizes), which is the only difference.
+// Gradient of max, min, median, sort and topk along a dim: the chosen elements get the gradient. It
+// differs from LibTorch's formula in one point only: that begins with zeros(sizes), a plain tensor.
 at::Tensor gradient_of_selection(const at::Tensor& gradient, std::int64_t dim,
                                  const at::Tensor& indices, c10::SymIntArrayRef sizes,
                                  bool keepdim) {
@@ -209,7 +210,7 @@ at::Tensor gradient_of_selection(const at::Tensor& gradient, std::int64_t dim,
   return gradient.new_zeros_symint(sizes).scatter(dim, places, values);
 }
 
-// The same for cummax and cummin.
+// Likewise for cummax and cummin.
 at::Tensor gradient_of_extremes(const at::Tensor& gradient, const at::Tensor& input,
                                 const at::Tensor& indices, std::int64_t dim) {
   if (input.numel() == 0) return input;
@@ -221,7 +222,8 @@ at::Tensor gradient_of_trace(const at::Tensor& gradient, c10::SymIntArrayRef siz
   return at::diagonal_backward_symint(gradient.expand_symint({length}), sizes, 0, 0, 1);
 }
 
-// LibTorch's own writes to plain tensors where a factor is 0. A rank has whole rows of factors.
+// Gradient of cumprod. LibTorch's formula writes to plain tensors if a factor is 0. A rank has
+// whole rows of factors.
 at::Tensor gradient_of_products(const at::Tensor& gradient, const at::Tensor& input,
                                 std::int64_t dim, const at::Tensor& output) {
   if (global_of(gradient) == nullptr)
@@ -245,7 +247,7 @@ at::Tensor one_hot(const at::Tensor& classes, std::int64_t count) {
   return classes.new_zeros(sizes).scatter(-1, classes.unsqueeze(-1), 1);
 }
 
-// LibTorch's own reads the memory of its argument from 2.15 on.
+// From LibTorch 2.15 on, its formula reads the memory of its argument.
 template <typename Compute>
 at::Tensor of_whole(const at::Tensor& values, const Compute& compute) {
   if (global_of(values) == nullptr) return compute(values);
@@ -299,13 +301,13 @@ void replace_for(torch::Library& library) {
 }  // namespace
 
 void replace_formulas() {
-  // For the keys of autograd, by which the operation comes first.
+  // Registered for the dispatch keys of autograd, which come first.
   using torch::Library;
   static auto* libraries = [] {
     auto* made = new std::vector<Library>;
     for (c10::DispatchKey key : {c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradCUDA})
       replace_for(made->emplace_back(Library::IMPL, "aten", key, __FILE__, __LINE__));
-    // Made of others, this operation does not come to the interceptors by itself.
+    // This operation is composite, so it does not reach the interceptors by itself.
     made->emplace_back(Library::IMPL, "aten", dispatch::our_key, __FILE__, __LINE__)
         .impl("cumprod_backward",
               torch::CppFunction::makeFromBoxedFunction<&dispatch::intercept>());

@@ -1,5 +1,5 @@
-// The differentiable ways into global tensors, out of them and between placements; and gradient
-// formulas of LibTorch that work on global tensors only after a change.
+// Differentiable functions that make global tensors, change their placements and make local tensors
+// from them; and gradient formulas of LibTorch that need a change for global tensors.
 #pragma once
 
 #include "global/spec.h"
@@ -10,15 +10,16 @@
 
 namespace lockstep::global {
 
-// The caller has checked the arguments.
+// Callers have checked the arguments of these functions.
 [[nodiscard]] at::Tensor distributed(const at::Tensor& tensor, const Mesh& mesh,
                                      const PlacementList& placements);
 [[nodiscard]] at::Tensor redistributed(const at::Tensor& tensor, const PlacementList& placements);
 [[nodiscard]] at::Tensor from_local(const at::Tensor& local, const Mesh& mesh, const SpecPtr& spec);
 [[nodiscard]] at::Tensor to_local(const at::Tensor& tensor);
 
-// Replaces formulas that make plain tensors of their own, for all tensors of the process, by the
-// same formulas with tensors like the gradient: global if it is global. Idempotent; thread-safe.
+// Replaces LibTorch's gradient formulas that create plain tensors, for all tensors of the process.
+// The new formulas create tensors like the gradient, which are global if the gradient is global.
+// Idempotent; thread-safe.
 void replace_formulas();
 
 }  // namespace lockstep::global

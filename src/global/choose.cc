@@ -16,7 +16,7 @@ namespace {
 
 constexpr int no_label = -2;
 
-// One choice, and the label that it cuts.
+// One choice, and the label that it shards.
 struct Candidate {
   RuleChoice choice;
   int label = no_label;
@@ -89,8 +89,8 @@ class Chooser {
     return false;
   }
 
-  // A choice speaks of a dim as a whole: what an axis before this one has left of it must be cut by
-  // the same choice.
+  // A choice shards a dim as a whole, so the shards of earlier axes on the same dim must be of the
+  // same kind.
   [[nodiscard]] bool agrees_with_earlier_axes(const RuleChoice& choice) const {
     auto agree = [](const std::vector<PlacementList>& earlier, const Placements& now) {
       for (std::size_t i = 0; i < now.size(); ++i)
@@ -119,8 +119,9 @@ class Chooser {
            call_.dim(operand) == 3 && placement.is_shard_of(hints_.sequence_dim);
   }
 
-  // Rows for a product of matrices: gathered here, where autograd sees it, so that forward and
-  // backward use what was gathered as often as they like.
+  // Returns true if the operation flattens a sequence into rows for a matrix product. The sequence
+  // is gathered here, where autograd records it, so that forward and backward can reuse the
+  // gathered tensor.
   [[nodiscard]] bool flattens_sequence() const {
     return call_.size() == 1 && rule_.results.size() == 1 && rule_.results[0].sizes.size() == 2 &&
            is_sequence(0, now(0)) && rule_.moves;
@@ -132,14 +133,14 @@ class Chooser {
     return std::ranges::all_of(lengths, [&](std::int64_t each) { return each % ranks == 0; });
   }
 
-  // How a dim is cut, whichever it is.
+  // How a dim is sharded, regardless of its number.
   struct Cut {
     int parts = 1;
     bool zigzag = false;
     bool operator==(const Cut&) const = default;
   };
 
-  // A plain cut, and those of it that some operand has.
+  // Returns the plain cut, and every other cut of the label that some operand has.
   [[nodiscard]] std::vector<Cut> cuts_of(int label) const {
     std::vector<Cut> all = {Cut()};
     for (std::size_t i = 0; i < call_.size(); ++i) {
@@ -167,7 +168,7 @@ class Chooser {
     if (!known.cut || lengths.empty()) return false;
     bool is_nested = ranks_cutting_[static_cast<std::size_t>(label)] > 1;
     std::int64_t ranks = ranks_cutting_[static_cast<std::size_t>(label)] * place_[axis_].size;
-    if (cut.zigzag) ranks *= 2;  // as many pieces
+    if (cut.zigzag) ranks *= 2;  // twice as many parts
     std::int64_t first = lengths.front();
     bool is_plain = cut == Cut();
     if (first % cut.parts != 0 || (!is_plain && lengths.size() > 1)) return false;
@@ -176,7 +177,7 @@ class Chooser {
     if (is_even && first > 0) return true;
     std::int64_t block = first / cut.parts;
     if (!known.empty && (is_nested || up(block, ranks) * (ranks - 1) >= block)) return false;
-    // All lengths are cut in the same proportion.
+    // All lengths must be split in the same proportion.
     return std::ranges::all_of(lengths,
                                [&](std::int64_t each) {
                                  return !is_nested &&
@@ -222,8 +223,8 @@ class Chooser {
     }
   }
 
-  // Addends are reduced at some time: it pays to wait where results are no larger. A product may be
-  // much larger, such as the gradient of a weight from that of few rows.
+  // Addends must be reduced at some time: deferring pays if the results are no larger. A product
+  // may be much larger, such as the gradient of a weight computed from few rows.
   [[nodiscard]] double cost_of_deferring(const std::vector<int>& set, Placement partial) const {
     double now_bytes = 0, later_bytes = 0;
     double element = 0;
@@ -240,19 +241,19 @@ class Chooser {
     return cost_of(partial, Replicate(), place_[axis_].size, more);
   }
 
-  // Of one operand along this axis; negative when it cannot be.
+  // Returns the cost of converting one operand along this axis; negative if it is impossible.
   [[nodiscard]] double cost_of_operand(std::size_t i, const RuleChoice& choice) const {
     const RuleOperand& operand = call_.operands()[i];
     Placement wanted = choice.operands[i];
     if (operand.is_number) return wanted.is_partial() ? -1 : 0;
-    // What is written to a plain tensor must be all of it.
+    // A write to a plain tensor must write the whole tensor.
     if (operand.is_plain && operand.written && !wanted.is_replicate()) return -1;
     double bytes = static_cast<double>(layout::numel_of(operand.sizes)) *
                    static_cast<double>(c10::elementSize(operand.dtype));
     for (std::size_t other = 0; other < place_.size(); ++other)
       if (other != axis_ && operand.placements[other].is_shard()) bytes /= place_[other].size;
     double cost = cost_of(now(i), wanted, place_[axis_].size, bytes);
-    // It will be gathered once, where it is used, and until then each rank works on its part.
+    // The shard is gathered once, where it is used; until then, each rank works on its own part.
     if (now(i).is_partial() && is_sequence(i, wanted)) cost /= 2;
     if (!operand.written || cost < 0) return cost;
     int result = result_of_operand_[i];
@@ -262,7 +263,7 @@ class Chooser {
     return back < 0 ? back : cost + back;
   }
 
-  // Of bringing the gradient of a table to the table's placements.
+  // Returns the cost of converting the gradient of a table to the table's placements.
   [[nodiscard]] double cost_of_result(const RuleChoice& choice) const {
     if (!rule_.is_gradient_of_table) return 0;
     const auto& sizes = rule_.results[0].sizes;
@@ -271,7 +272,7 @@ class Chooser {
     const double bytes = static_cast<double>(layout::numel_of(sizes)) *
                          static_cast<double>(c10::elementSize(call_.operands()[0].dtype));
     const Placement now = choice.results[0], wanted = table->placements[axis_];
-    // Rows that go to other ranks need not be computed.
+    // Rows that other ranks own need not be computed.
     return now == wanted ? 0 : 1 + std::max(0.0, cost_of(now, wanted, place_[axis_].size, bytes));
   }
 
@@ -308,8 +309,8 @@ class Chooser {
   std::span<const AxisPlace> place_;
   const PlacementHints& hints_;
   std::size_t axis_ = 0;
-  Chosen chosen_;                            // of the axes before this one
-  std::vector<std::int64_t> ranks_cutting_;  // by label, of the axes before this one
+  Chosen chosen_;                            // of the earlier axes
+  std::vector<std::int64_t> ranks_cutting_;  // by label, for the earlier axes
   std::vector<Candidate> candidates_;
 };
 

@@ -1,4 +1,4 @@
-// choose(): the cheapest of the placements that a rule allows for one call.
+// choose(): selects the cheapest placements that a rule allows for one call.
 #pragma once
 
 #include "global/mesh_context.h"
@@ -16,9 +16,9 @@ struct Chosen {
   std::vector<PlacementList> results;
 };
 
-// The choice is the same on all ranks. `result_of_operand` has, for each written operand, the
-// number of the result that is the same tensor, and -1 for other operands. Throws InvalidArgument
-// if no choice can be reached.
+// Returns the same choice on all ranks. For each written operand, `result_of_operand` has the index
+// of the result that is the same tensor, and -1 for other operands. Throws InvalidArgument if no
+// choice is reachable.
 [[nodiscard]] Chosen choose(const Rule& rule, const RuleCall& call,
                             std::span<const int> result_of_operand,
                             std::span<const AxisPlace> place, const PlacementHints& hints);

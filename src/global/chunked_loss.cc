@@ -33,7 +33,7 @@ class ChunkedRun {
     const auto wide = what.input.options().dtype(dtype_);
     count_ = counted_.sum().to(dtype_);
     what.reduce_rows(count_, Op::sum);
-    // Float16 has no numbers as small as a probability over the count.
+    // Float16 cannot represent a probability divided by the count.
     divides_later_ = what.input.scalar_type() == at::kHalf;
     if (divides_later_) result_.divisor = std::max(count_.item<double>(), 1.0);
     loss_ = at::zeros({}, wide.dtype(at::kDouble));
@@ -72,7 +72,7 @@ class ChunkedRun {
     at::Tensor loss = sums[0].log().sub_(sums[1]);
     loss_.add_(loss.masked_fill_(counted.logical_not(), 0).sum(at::kDouble));
     if (!what_.wants_input && !what_.wants_weight) return;
-    // The gradient of a row is (softmax - 1 at the target) / count.
+    // Gradient of a row: (softmax - 1 at the target) / count.
     at::Tensor scale = counted.to(dtype_);
     if (!divides_later_) scale.div_(count_).masked_fill_(counted.logical_not(), 0);
     logits.mul_((scale / sums[0]).unsqueeze(1));
@@ -81,7 +81,7 @@ class ChunkedRun {
     add_gradients(logits, input, begin, rows);
   }
 
-  // In memory that all pieces use.
+  // Uses one buffer for all pieces.
   at::Tensor logits_of(const at::Tensor& input) {
     const std::int64_t rows = input.size(0);
     if (!narrow_.defined() || narrow_.size(0) < rows) {
@@ -104,7 +104,7 @@ class ChunkedRun {
     }
     if (!what_.wants_weight) return;
     if (divides_later_) {
-      // A sum over many rows may be more than float16 has.
+      // A sum over many rows may overflow float16.
       result_.weight.addmm_(logits.t(), input.to(dtype_));
     } else if (wide_.defined()) {
       result_.weight.add_(at::mm(gradient.t(), input));

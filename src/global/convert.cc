@@ -24,7 +24,7 @@ using Counts = std::vector<std::int64_t>;
 
 constexpr std::string_view tag = "global tensor";
 
-// Blocks, and counts for how long.
+// Blocks until `work` completes, and adds the time to seconds_waited.
 void wait(MeshContext& context, Work work) {
   const auto begin = std::chrono::steady_clock::now();
   work.wait();
@@ -45,7 +45,7 @@ at::Tensor joined_flat(const std::vector<at::Tensor>& pieces) {
   return at::cat(all);
 }
 
-// One tensor on its way along the axes of its mesh.
+// Converts one tensor along the axes of its mesh.
 class Conversion {
  public:
   Conversion(at::Tensor local, const Spec& spec)
@@ -75,7 +75,7 @@ class Conversion {
     return context_.place()[static_cast<std::size_t>(axis)].coordinate;
   }
 
-  // Whether an axis before this one takes or leaves the dim that this one cuts.
+  // Returns true if an outer axis starts or stops sharding the dim that this axis shards.
   [[nodiscard]] bool is_inner_to_a_change(int axis, std::span<const Placement> to) const {
     int dim = now(axis).dim();
     for (int outer = 0; outer < axis; ++outer) {
@@ -85,7 +85,7 @@ class Conversion {
     return false;
   }
 
-  // What of a dim `axis` cuts: the outer axes have cut it.
+  // Returns the length that `axis` splits of a dim: the length that the outer axes leave.
   [[nodiscard]] std::int64_t length(int dim, int axis) const {
     std::int64_t length = sizes_[static_cast<std::size_t>(dim)];
     for (int outer = 0; outer < axis; ++outer)
@@ -94,8 +94,8 @@ class Conversion {
     return length;
   }
 
-  // The elements that each rank of the axis has of a tensor that differs from `like` in the shard's
-  // dim only.
+  // Returns the number of elements on each rank of the axis, for a tensor that differs from `like`
+  // in the shard's dim only.
   [[nodiscard]] Counts counts(int axis, Placement shard, const at::Tensor& like) const {
     std::int64_t whole = length(shard.dim(), axis), others = 1;
     for (int dim = 0; dim < like.dim(); ++dim)
@@ -106,7 +106,8 @@ class Conversion {
     return all;
   }
 
-  // The pieces, one after the other in `buffer`, that differ from `like` in the shard's dim only.
+  // Returns views of the consecutive pieces in `buffer`. Each has the shape of `like` except in the
+  // shard dim.
   [[nodiscard]] std::vector<at::Tensor> pieces(int axis, Placement shard, const at::Tensor& buffer,
                                                const at::Tensor& like, const Counts& counts) const {
     std::int64_t whole = length(shard.dim(), axis), offset = 0;
@@ -181,7 +182,7 @@ class Conversion {
     local_ = join(pieces(axis, from, buffer, mine, received), from, length(from.dim(), axis));
   }
 
-  // Of the ranks of the axis; all of them answer the same.
+  // Returns true if any rank of the axis has elements; equal on all of these ranks.
   [[nodiscard]] bool anybody_has_elements(int axis, Placement shard) const {
     return sum_of(counts(axis, shard, local_)) > 0;
   }
@@ -243,7 +244,7 @@ class Conversion {
 }  // namespace
 
 at::Tensor converted(const at::Tensor& local, const Spec& spec, std::span<const Placement> to) {
-  const dispatch::MemoryUse use(local, tag);  // groups read past the dispatcher
+  const dispatch::MemoryUse use(local, tag);  // groups bypass the dispatcher
   return Conversion(local, spec).run(to);
 }
 
@@ -259,11 +260,11 @@ void all_reduce(MeshContext& context, int axis, const at::Tensor& tensor, Op op)
 double cost_of(Placement from, Placement to, int ranks, double bytes) {
   if (ranks == 1 || from == to) return 0;
   double part = (ranks - 1.0) / ranks * bytes;
-  // What is reduced onto shards is mostly gathered later.
+  // A tensor that is reduced to shards is usually gathered later.
   if (from.is_partial()) return to.is_partial() ? -1 : 2 * part;
   if (to.is_partial()) {
     if (from.is_shard()) return -1;
-    return 2 * bytes;  // memory filled and read again
+    return 2 * bytes;  // memory is filled and read again
   }
   if (from.is_replicate()) return 0;
   return to.is_replicate() ? part : part / ranks;

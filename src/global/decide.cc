@@ -36,7 +36,7 @@ std::vector<RuleOperand> operands_of(const Arguments& arguments, const MeshConte
   return operands;
 }
 
-// For each operand the result that is the same tensor; -1: none.
+// Returns, for each operand, the index of the result that is the same tensor, or -1.
 std::vector<int> results_of_operands(const Operation& operation, const RuleCall& call) {
   std::vector<int> all(call.size(), -1);
   int number = 0;
@@ -50,7 +50,7 @@ std::vector<int> results_of_operands(const Operation& operation, const RuleCall&
   return all;
 }
 
-// A written tensor is the result, and would have to change its sizes.
+// Throws if a written tensor, which becomes the result, would have to change its sizes.
 void check_written(const RuleCall& call, std::span<const int> result_of_operand,
                    const std::vector<Rule::Result>& results) {
   for (std::size_t i = 0; i < call.size(); ++i) {
@@ -87,8 +87,8 @@ bool keeps_sums(at::ScalarType from, at::ScalarType to) {
   return real_from == real_to || c10::elementSize(real_to) > c10::elementSize(real_from);
 }
 
-// Removes the sets of operands in which the operation is not linear, because the results have
-// another dtype. `first` and `count` say which of the whole results are the call's.
+// Removes sets of operands in which the operation is not linear because the results have another
+// dtype. `first` and `count` select the call's results among the whole results.
 void keep_linear_sets(Rule& rule, const RuleCall& call, const WholeResults& whole,
                       std::size_t first, std::size_t count) {
   std::vector<at::ScalarType> results;
@@ -113,7 +113,8 @@ void log_once(const Operation& operation) {
                  operation.name, how_to_register(operation.name));
 }
 
-// All arguments and results replicated; the sizes of results are what the operation gives.
+// Returns a rule that replicates all arguments and results; the operation determines the sizes of
+// results.
 Rule replicate_all(const RuleCall& call) {
   Rule rule;
   for (std::size_t i = 0; i < call.size(); ++i)
@@ -174,7 +175,8 @@ Outcome choose_for_all(const Operation& operation, const Rule& rule, const RuleC
   return outcome;
 }
 
-// A list operation: each element of its lists apart, with the tensors that are in no list.
+// Chooses for a list operation: for each element of its lists separately, with the tensors that are
+// not in a list.
 Outcome choose_for_elements(const Operation& operation, const RuleCall& call,
                             const WholeResults& whole, const MeshContext& context) {
   Outcome outcome;
@@ -293,8 +295,8 @@ at::Tensor meta_of(const at::Tensor& tensor) {
 
 WholeResults whole_results(const c10::OperatorHandle& handle, const Operation& operation,
                            const Arguments& arguments, torch::jit::Stack values) {
-  // Operations that only Python has kernels of meta tensors for fail in other ways. A view is made
-  // by one kernel for all devices.
+  // If the meta kernel exists in Python only, the operation fails with an unrelated error. A view
+  // has one kernel for all devices.
   bool says_what_is_wrong =
       handle.hasKernelForDispatchKey(c10::DispatchKey::Meta) || operation.is_view;
   try {
@@ -337,7 +339,8 @@ std::vector<Dims> strides_of_results(const c10::OperatorHandle& handle, const De
       continue;
     }
     const at::Tensor& meta = (*whole)[i];
-    // LibTorch's meta kernels give other sizes than its kernels if there are no elements.
+    // For tensors without elements, LibTorch's meta kernels return other sizes than its real
+    // kernels.
     if (meta.numel() == 0 && meta.sizes() != at::IntArrayRef(sizes)) {
       all.push_back(row_major_strides(sizes));
       continue;
@@ -352,7 +355,8 @@ std::vector<Dims> strides_of_results(const c10::OperatorHandle& handle, const De
 
 namespace {
 
-// A training step has some hundreds; where shapes vary without end, all are forgotten.
+// Maximum number of decisions. A training step needs some hundreds; if shapes keep varying, all
+// decisions are dropped at this number.
 constexpr std::size_t most = 16384;
 
 std::uint64_t next_generation() {
@@ -360,7 +364,8 @@ std::uint64_t next_generation() {
   return last.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
-// What this thread has found lately, by a part of the hash: without a lock.
+// A recent decision of this thread, in a table that is indexed by part of the hash and needs no
+// lock.
 struct Found {
   std::uint64_t generation = 0;
   Key key;

@@ -1,4 +1,4 @@
-// Decision: how one operation runs on arguments of one kind; and Decisions, which remembers them.
+// Decision: how one operation runs on arguments of one kind; and Decisions, a cache of decisions.
 #pragma once
 
 #include "global/arguments.h"
@@ -26,39 +26,41 @@ namespace lockstep::global {
 
 struct Decision final : c10::intrusive_ptr_target {
   struct Operand {
-    PlacementList placements;  // in which the operation gets it
-    bool converts = false;     // it has others
-    PlacementList left;        // a written one: in which the operation leaves it
+    PlacementList placements;  // with which the operation gets the operand
+    bool converts = false;     // the operand has other placements
+    PlacementList left;        // for a written operand: with which the operation leaves it
     bool converts_back = false;
   };
   struct Result {
     PlacementList placements;
-    Dims sizes;    // of the whole
-    Dims strides;  // empty: as LibTorch says
+    Dims sizes;    // of the whole tensor
+    Dims strides;  // empty: those that LibTorch computes
   };
-  // By tensor argument, in the order of the schema; results without those that are arguments.
+  // Operands are tensor arguments in the order of the schema; results exclude those that are
+  // arguments.
   c10::SmallVector<Operand, 4> operands;
   std::vector<Result> results;
   std::vector<std::pair<int, c10::IValue>> replaced;
   std::function<void(torch::jit::Stack&)> kernel;
-  bool is_plain = true;         // nothing converts and nothing is replaced
-  bool is_copy = false;         // a view that had to be made of other memory
-  bool may_fail_alone = false;  // ranks run it on different values
-  // Of the results, once the operation has run: final before the decision is added to Decisions.
+  bool is_plain = true;         // no conversion and no replaced argument
+  bool is_copy = false;         // a view that had to be copied
+  bool may_fail_alone = false;  // ranks run it on different values, so one may fail alone
+  // Specs of the results, known once the operation has run. They do not change after the decision
+  // is added to Decisions.
   std::vector<SpecPtr> specs;
   bool has_run = false;
-  std::vector<SpecPtr> keeps;  // what the key points at
+  std::vector<SpecPtr> keeps;  // objects whose addresses are in the key
 };
 using DecisionPtr = c10::intrusive_ptr<Decision>;
 
 class Decisions {
  public:
   Decisions();
-  // Null: not remembered.
+  // Returns null if the decision is not cached.
   [[nodiscard]] DecisionPtr find(const Key& key);
   void add(const Key& key, DecisionPtr decision);
   void clear();
-  // The number of decisions added so far, forgotten ones included.
+  // Returns the number of decisions added so far, including dropped ones.
   [[nodiscard]] std::int64_t added() const { return added_.load(std::memory_order_relaxed); }
 
  private:
@@ -66,7 +68,7 @@ class Decisions {
     std::size_t operator()(const Key& key) const { return key.hash; }
   };
   std::atomic<std::int64_t> added_{0};
-  std::atomic<std::uint64_t> generation_;  // another one after each clear(), and in each context
+  std::atomic<std::uint64_t> generation_;  // differs after each clear(), and in each context
   std::mutex mutex_;
   std::unordered_map<Key, DecisionPtr, Hash> all_;
 };
@@ -75,26 +77,27 @@ class Decisions {
 void check_is_possible(const Operation& operation, const Arguments& arguments,
                        const MeshContext& context);
 
-// Throws InvalidArgument if the operation's gradient will be needed and has no rule. Call it for
-// each call of the operation: the answer depends on more than the decision does.
+// Throws InvalidArgument if the operation's gradient will be needed but has no rule. Call it for
+// each call of the operation, because the result does not depend on the decision alone.
 void check_gradient(const Operation& operation, const Arguments& arguments,
                     const MeshContext& context);
 
-// The results that LibTorch would give for whole tensors, as meta tensors; std::nullopt if LibTorch
-// cannot say. Throws InvalidArgument for arguments that are wrong for whole tensors: they may be
-// right for a rank's parts.
+// The results that LibTorch would compute for whole tensors, as meta tensors; std::nullopt if
+// LibTorch cannot compute them. Throws InvalidArgument for arguments that are invalid for whole
+// tensors, even if they are valid for a rank's parts.
 using WholeResults = std::optional<std::vector<at::Tensor>>;
 [[nodiscard]] WholeResults whole_results(const c10::OperatorHandle& handle,
                                          const Operation& operation, const Arguments& arguments,
                                          torch::jit::Stack values);
 
-// Throws InvalidArgument if no choice of the operation's rule can be reached.
+// Throws InvalidArgument if no choice of the operation's rule is reachable.
 [[nodiscard]] DecisionPtr decide(const c10::OperatorHandle& handle, const Operation& operation,
                                  const Arguments& arguments, std::span<const c10::IValue> values,
                                  const WholeResults& whole, MeshContext& context);
 
-// Strides of the new results, as the operation would give them for whole tensors; row-major if
-// LibTorch cannot say. Throws InvalidArgument if LibTorch gives other sizes than the rule.
+// Returns the strides of new results as the operation would compute them for whole tensors;
+// row-major if LibTorch cannot compute them. Throws InvalidArgument if LibTorch computes other
+// sizes than the rule.
 [[nodiscard]] std::vector<Dims> strides_of_results(const c10::OperatorHandle& handle,
                                                    const Decision& decision,
                                                    const WholeResults& whole);

@@ -35,7 +35,8 @@ at::Tensor GlobalTensor::in_memory(at::Tensor memory) const {
   return tensor;
 }
 
-// What was written may be made with other values than it has in the end.
+// A tensor that is recomputed in backward shares the reduced values, but not if the memory was
+// written: the values at the end may differ.
 std::function<at::Tensor(at::Tensor memory)> GlobalTensor::maker() {
   std::weak_ptr<Reduced> known;
   if (has_partial(spec->placements) && !is_shared() && count_writes() == 0) known = reduced();
@@ -132,12 +133,12 @@ at::Tensor values_in(const at::Tensor& tensor, std::span<const Placement> placem
   if (std::ranges::equal(spec.placements, placements)) return global.local;
   if (!has_partial(spec.placements) || has_partial(placements))
     return converted(global.local, spec, placements);
-  // A write through a plain tensor may go unseen. What is kept beside memory that comes and goes
-  // would not go with it, but for backward(), which lets go of tensors as it has used them.
+  // A write through a plain tensor may go unnoticed. With lazy memory, the reduced values would
+  // outlive the memory; only backward() is safe, because it releases tensors after use.
   const bool is_lazy = dispatch::is_lazy(global.local);
   if (global.is_shared() || (is_lazy && !is_in_backward()))
     return converted(global.local, spec, placements);
-  std::optional<dispatch::MemoryUse> use;  // what runs again for it may reduce it already
+  std::optional<dispatch::MemoryUse> use;  // recomputation for it may already reduce the tensor
   if (is_lazy) use.emplace(global.local, "global tensor");
   const std::uint64_t writes = global.count_writes();
   const auto reduced = global.reduced();

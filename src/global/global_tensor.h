@@ -34,31 +34,32 @@ class GlobalTensor final : public dispatch::Carrier {
   const SpecPtr spec;
   const Mesh mesh;  // keeps the context of `spec` alive
 
-  // The result of reducing a Partial tensor, kept so that the second operation that needs it does
-  // not reduce again. A tensor that is computed again in backward (maker()) shares it.
+  // The result of reducing a Partial tensor, cached so that a second operation that needs it does
+  // not reduce again. A tensor that is recomputed in backward (maker()) shares it.
   struct Reduced {
-    std::mutex mutex;  // guards what follows
+    std::mutex mutex;  // guards the members below
     PlacementList placements;
     at::Tensor local;          // undefined: not reduced yet
-    std::uint64_t writes = 0;  // count_writes(), when it was reduced
+    std::uint64_t writes = 0;  // count_writes() at the time of the reduction
   };
   [[nodiscard]] std::shared_ptr<Reduced> reduced();
 
-  // The tensor that owns the memory: the base if this is a view, else this.
+  // Returns the tensor that owns the memory: the base if this is a view, otherwise this tensor.
   [[nodiscard]] GlobalTensor& owner() { return base_ ? *base_ : *this; }
   void set_base(GlobalTensor& base);
 
-  // Marks this as a view of `base` that had to be redistributed, so that it is a copy: neither sees
-  // writes to the other. Views of it are such copies too.
+  // Marks this as a view of `base` that had to be redistributed, and therefore is a copy: neither
+  // tensor sees writes to the other. Views of it are copies too.
   void set_copy_of(GlobalTensor& base);
   [[nodiscard]] bool is_copy() const { return is_copy_; }
   // Returns true if the original of this copy has been written since.
   [[nodiscard]] bool is_stale() { return is_copy_ && owner().differs_from_source(); }
 
-  // Call when a plain tensor shares the memory: the version of `local` then counts its writes too.
+  // Call when a plain tensor shares the memory: the version of `local` then also counts the plain
+  // tensor's writes.
   void share_with_plain();
   [[nodiscard]] bool is_shared() { return owner().is_shared_.load(std::memory_order_relaxed); }
-  // Changes with every write to the memory that LibTorch knows of.
+  // Returns a number that changes with every write to the memory that LibTorch knows of.
   [[nodiscard]] std::uint64_t count_writes();
   // Call before a write to the memory.
   void begin_write();
@@ -68,18 +69,18 @@ class GlobalTensor final : public dispatch::Carrier {
   void forget_reduced();
 
   std::mutex mutex_;
-  std::shared_ptr<Reduced> reduced_;  // guarded by it; null: none
+  std::shared_ptr<Reduced> reduced_;  // guarded by mutex_; may be null
 
   c10::intrusive_ptr<GlobalTensor> base_;
   bool is_copy_ = false;
-  // Of the owner of the memory.
+  // Only used in the tensor that owns the memory.
   std::atomic<std::uint64_t> writes_{0};
   std::atomic<bool> is_shared_{false};
-  c10::intrusive_ptr<GlobalTensor> source_;  // that it is a copy of
-  std::uint64_t writes_of_source_ = 0;       // when it was copied
+  c10::intrusive_ptr<GlobalTensor> source_;  // original of this copy
+  std::uint64_t writes_of_source_ = 0;  // count_writes() of the original at the time of the copy
 };
 
-// Null for a plain or undefined tensor.
+// Returns null for a plain or undefined tensor.
 [[nodiscard]] GlobalTensor* global_of(const at::Tensor& tensor);
 // Throws InvalidArgument for a plain tensor, with a message that begins with `what`.
 [[nodiscard]] GlobalTensor& expect_global(const at::Tensor& tensor, const char* what);
@@ -87,12 +88,11 @@ class GlobalTensor final : public dispatch::Carrier {
 // Throws InvalidArgument if `tensor` is a copy of a base that has been written since.
 void check_is_fresh(GlobalTensor& tensor, std::string_view operation);
 
-// Makes a global tensor. `local` has the dtype of `spec` and the sizes that `spec` says for this
-// rank.
+// Makes a global tensor. `local` must have the dtype of `spec` and this rank's sizes for it.
 [[nodiscard]] at::Tensor wrap(at::Tensor local, const SpecPtr& spec, const Mesh& mesh);
 
-// The values of the global `tensor` in other placements. Read only: the memory may be the tensor's
-// own. Collective if the placements differ.
+// Returns the values of the global `tensor` with other placements. Do not write to the result: it
+// may share the tensor's memory. Collective if the placements differ.
 [[nodiscard]] at::Tensor values_in(const at::Tensor& tensor, std::span<const Placement> placements);
 
 }  // namespace lockstep::global

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int heads_dim = 1, tokens_dim = 2;
 
-// With the heads cut along the axis.
+// Returns the tensor with heads sharded along the axis instead of tokens.
 at::Tensor with_heads(const at::Tensor& tensor, int axis, const char* what) {
   const GlobalTensor* found = global_of(tensor);
   if (found == nullptr) return tensor;

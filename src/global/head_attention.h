@@ -1,12 +1,12 @@
-// Attention by heads (DeepSpeed Ulysses: Jacobs et al., arXiv:2309.14509): queries, keys and values
-// that are cut along the sequence are cut along their heads for the attention alone, by an
-// all_to_all each; its result goes back by another one. Backward has as many.
+// Attention by heads (DeepSpeed Ulysses: Jacobs et al., arXiv:2309.14509). Queries, keys and values
+// that are sharded along the sequence are sharded along heads during attention: one all_to_all
+// converts each of them, and another one converts the result back. Backward has equally many.
 #pragma once
 
 namespace lockstep::global {
 
-// From now on aten::scaled_dot_product_attention asks whether the mesh of its arguments wants this
-// (PlacementHints::heads_axis). For the life of the process.
+// Intercepts aten::scaled_dot_product_attention for the life of the process: each call checks
+// whether the mesh of its arguments wants attention by heads (PlacementHints::heads_axis).
 void take_attention();
 
 }  // namespace lockstep::global

@@ -28,7 +28,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-// How the three tensors lie on a mesh: axes that cut classes, and axes that cut rows.
+// The layout of the three tensors on a mesh: axes that shard classes, and axes that shard rows.
 struct Layout {
   explicit Layout(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& target) {
     for (const at::Tensor* tensor : {&weight, &input, &target})
@@ -57,7 +57,7 @@ struct Layout {
     return found == nullptr ? Placement() : found->spec->placements[axis];
   }
 
-  // This rank's part; collective where a tensor lies otherwise.
+  // Returns this rank's part. Collective if the tensor has other placements.
   [[nodiscard]] at::Tensor local(const at::Tensor& tensor, const PlacementList& wanted) const {
     if (context == nullptr) return tensor.detach();
     const global::GlobalTensor* found = global::global_of(tensor);
@@ -78,7 +78,7 @@ struct Layout {
     return global::converted(tensor.detach(), *spec, wanted);
   }
 
-  // `values` as part of a tensor of `sizes`.
+  // Makes a global tensor of `sizes`, of which `values` is this rank's part.
   [[nodiscard]] at::Tensor made_global(at::Tensor values, at::IntArrayRef sizes,
                                        const PlacementList& placements) const {
     if (context == nullptr) return values;
@@ -107,11 +107,11 @@ std::int64_t first_class(const Layout& layout, std::int64_t classes) {
   return numbers.numel() == 0 ? classes : numbers[0].item<std::int64_t>();
 }
 
-// Gradients wait for backward(), which takes them once.
+// Gradients, stored until backward() takes them once.
 struct Waiting : torch::CustomClassHolder {
   at::Tensor input, weight;
   double divisor = 1;
-  at::ScalarType dtype = at::kFloat;  // that backward() gives
+  at::ScalarType dtype = at::kFloat;  // dtype of the gradients that backward() returns
   bool is_taken = false;
 };
 
@@ -155,7 +155,8 @@ struct LinearCrossEntropy : Function<LinearCrossEntropy> {
     return layout.made_global(found.loss, {}, layout.of_loss);
   }
 
-  // Other ranks may not fail with this one, and then wait for it in the next collective.
+  // If this rank fails, other ranks may not fail, and would wait for it in the next collective:
+  // abort the groups.
   static global::ChunkedLoss::Result run(const global::ChunkedLoss& loss, const Layout& layout) {
     try {
       return loss.run();
@@ -182,7 +183,7 @@ struct LinearCrossEntropy : Function<LinearCrossEntropy> {
     check(!std::exchange(waiting.is_taken, true),
           "linear_cross_entropy: expected one backward(), found a second one of the same loss");
     const double scale = global::plain(gradients[0]).item<double>() / waiting.divisor;
-    // In float32 at least: a loss scale may be more than float16 has.
+    // At least float32, because a loss scale may exceed the range of float16.
     const auto scaled = [&](at::Tensor values) {
       if (!values.defined()) return values;
       if (scale != 1)

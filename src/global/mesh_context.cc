@@ -13,7 +13,8 @@
 namespace lockstep::global {
 namespace {
 
-// More than a training step has; beyond it shapes vary, and all are forgotten.
+// Maximum number of specs: more than a training step needs. If shapes keep varying, all are dropped
+// at this number.
 constexpr std::size_t most_specs = 16384;
 
 std::size_t hash_of(const Spec& spec) {

@@ -25,19 +25,19 @@ namespace lockstep::global {
 
 class Decisions;
 
-// Hints for the choice between placements that cost the same in one operation, but not in the
-// operations after it. They hold for one model, whose handle has a mesh of its own.
+// Hints for the choice between placements that cost the same in one operation, but not in later
+// operations. They apply to one model, whose handle has its own mesh.
 struct PlacementHints {
-  // Sequence parallelism: activations of three dims are cut along this dim on `sequence_axis` if
-  // that costs no more than to have them whole. -1: off.
+  // Sequence parallelism: on `sequence_axis`, activations of three dims are sharded along this dim
+  // if that costs no more than replication. -1: off.
   int sequence_dim = -1;
   int sequence_axis = 0;
 
-  // Attention on tensors that are cut along the sequence on this axis: an all_to_all before and
-  // after it cuts heads instead (head_attention.h). -1: keys go round (ring_attention.h).
+  // Attention on tensors that are sharded along the sequence on this axis: all_to_alls before and
+  // after it shard heads instead (head_attention.h). -1: ring attention (ring_attention.h).
   int heads_axis = -1;
 
-  // A table of embeddings, recognized by its sizes, and the placements that its gradient will have.
+  // An embedding table, recognized by its sizes, with the placements of its gradient.
   struct Table {
     std::vector<std::int64_t> sizes;
     Placements placements;
@@ -68,12 +68,12 @@ class MeshContext {
 
   [[nodiscard]] Decisions& decisions() { return *decisions_; }
 
-  // Call after an error that other ranks may not have. Aborts the mesh's group and the groups of
-  // its axes, so that no rank waits for this one. Does nothing if the error is that of a group.
+  // Aborts the mesh's group and the groups of its axes, so that no rank waits for this one. Call it
+  // after an error that other ranks may not have. Does nothing if the error is that of a group.
   void end_groups(std::string_view operation, const std::exception& error);
 
   // Marks this as the context of a handle's mesh, which has its own groups over the ranks of
-  // `mesh`. An operation may have tensors of both meshes; it then runs in the handle's context.
+  // `mesh`. If an operation has tensors of both meshes, it runs in the handle's context.
   void belong_to(const MeshContext& mesh) {
     ranks_ = mesh.ranks_;
     is_of_handle_ = true;
@@ -83,23 +83,24 @@ class MeshContext {
 
   // Thread-safe.
   std::atomic<GlobalOptions> options{GlobalOptions()};
-  // Set before the first operation, the same on all ranks.
+  // Set before the first operation; equal on all ranks.
   PlacementHints hints;
   PlainCheck plain_check;
   GeneratorCheck generator_check;
   std::mutex traffic_mutex;
   Traffic traffic;
-  double seconds_waited = 0;  // for collectives
-  std::int64_t scores = 0;    // that ring attention has computed on this rank
+  double seconds_waited = 0;  // in collectives
+  std::int64_t scores = 0;    // attention scores that ring attention has computed on this rank
 
  private:
   Group all_;
-  std::vector<Group> groups_;  // by axis
+  std::vector<Group> groups_;  // one per axis
   std::vector<AxisPlace> place_;
   std::string name_;
-  std::shared_ptr<const int> ranks_ = std::make_shared<const int>(0);  // one for all that have them
+  // Shared by all contexts on the same ranks.
+  std::shared_ptr<const int> ranks_ = std::make_shared<const int>(0);
   bool is_of_handle_ = false;
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   std::unordered_multimap<std::size_t, SpecPtr> specs_;
   std::unique_ptr<Decisions> decisions_;
 };

@@ -19,13 +19,13 @@ namespace {
 using c10::DispatchKey;
 using c10::OperatorHandle;
 
-// Operations that LibTorch makes of others on the way to a kernel, and that come here whole.
+// Composite operations that are intercepted as a whole.
 bool is_made_of_others(std::string_view name) {
   static const std::unordered_set<std::string_view> names = {"unbind", "stack", "rsub"};
   return names.contains(name);
 }
 
-// Operations whose floating-point numbers say what to do, not with which values.
+// Operations whose floating-point arguments are options, not values.
 bool has_telling_numbers(std::string_view name) {
   static const std::unordered_set<std::string_view> names = {
       "norm",
@@ -41,7 +41,7 @@ bool has_telling_numbers(std::string_view name) {
   return names.contains(name);
 }
 
-// Operations whose result depends on where elements lie in memory, or that change it.
+// Operations whose result depends on the memory layout of elements, or that change it.
 bool needs_memory(std::string_view name) {
   static const std::unordered_set<std::string_view> names = {
       "as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter", "resize", "resize_",
@@ -79,16 +79,17 @@ std::string_view short_name(std::string_view name) {
 struct Registry {
   std::mutex mutex;
   RuleTable own = make_table();
-  RuleTable registered;  // by whole names
+  RuleTable registered;  // by full name
   std::unordered_map<const void*, std::unique_ptr<Operation>> operations;
-  std::vector<std::unique_ptr<Operation>> replaced;  // that other threads may still use
+  // Kept, because other threads may still use them.
+  std::vector<std::unique_ptr<Operation>> replaced;
 };
 
 Registry& registry() {
   static auto* made = new Registry;
   return *made;
 }
-// Counts the calls of register_rule().
+// Number of register_rule() calls.
 std::atomic<std::uint64_t> version{1};
 
 RuleFunction rule_for(const OperatorHandle& handle, Registry& registry) {
@@ -108,7 +109,7 @@ std::string_view without_underscore(std::string_view name) {
 }
 
 // LibTorch names the gradient of aten::elu aten::elu_backward. Returns that name if the operation
-// exists and neither has a rule nor is made of others; else "".
+// exists, has no rule and is not composite; otherwise "".
 std::string gradient_without_rule(std::string_view name, Registry& registry) {
   std::string gradient = formatted("{}_backward", without_underscore(name));
   auto found = c10::Dispatcher::singleton().findSchema({gradient, ""});
@@ -181,7 +182,7 @@ std::unique_ptr<Operation> make_operation(const OperatorHandle& handle, Registry
     return made;
   }
   if (handle.hasTag(at::Tag::inplace_view)) {
-    // transpose_() is transpose.int() in place.
+    // For example, transpose_() is transpose.int() in place.
     made->way = Operation::Way::in_place_view;
     const std::string name(without_underscore(made->name));
     made->view = c10::Dispatcher::singleton().findSchema({name, handle.schema().overload_name()});

@@ -30,7 +30,7 @@ at::Tensor dense(const at::Tensor& tensor) {
   return tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
 }
 
-// [rows, heads, tokens, features] that lie as the kernel lays out its result.
+// Returns zeros [rows, heads, tokens, features] with the memory layout of the kernel's result.
 at::Tensor zeros_like_result(const at::Tensor& like, at::ScalarType dtype) {
   return at::zeros({like.size(0), like.size(2), like.size(1), like.size(3)},
                    like.options().dtype(dtype))
@@ -39,8 +39,7 @@ at::Tensor zeros_like_result(const at::Tensor& like, at::ScalarType dtype) {
 
 }  // namespace
 
-// What goes round: tensors [rows, heads, tokens, features] of one rank after another, in one
-// message each.
+// Passes tensors [rows, heads, tokens, features] around the ring, one message per tensor.
 class RingAttention::Ring {
  public:
   explicit Ring(const RingAttention& of)
@@ -51,11 +50,11 @@ class RingAttention::Ring {
   }
 
   struct Passing {
-    at::Tensor sent, received;  // kept until both are done
+    at::Tensor sent, received;  // kept alive until send and receive complete
     std::vector<Work> works;
   };
 
-  // To the next rank, and from the one before: what that has of `source`.
+  // Sends `flat` to the next rank, and receives the previous rank's tensor of `source`.
   [[nodiscard]] Passing pass(const at::Tensor& flat, int source, std::int64_t a_token,
                              const CallOptions& call) {
     Passing passing{flat, at::empty({tokens_of(source) * a_token}, flat.options()), {}};
@@ -90,13 +89,13 @@ class RingAttention::Ring {
 
 namespace {
 
-// Keys and values of one rank in one tensor, keys first, and views of both.
+// Keys and values of one rank in one tensor, keys first, with a view of each.
 struct KeysAndValues {
   KeysAndValues(const at::Tensor& key, const at::Tensor& value)
       : flat(at::cat({key.contiguous().view({-1}), value.contiguous().view({-1})})),
         key(part(0, key, key.size(2))),
         value(part(key.numel(), value, value.size(2))) {}
-  // As `like`, of another rank that has so many tokens.
+  // Makes views of `all`, with the shapes of `like` except that there are `tokens` tokens.
   KeysAndValues(at::Tensor all, const KeysAndValues& like, std::int64_t tokens)
       : flat(std::move(all)),
         key(part(0, like.key, tokens)),
@@ -108,7 +107,7 @@ struct KeysAndValues {
     return flat.narrow(0, offset, count).view({like.size(0), like.size(1), tokens, like.size(3)});
   }
 
-  // Elements that one token has.
+  // Returns the number of elements per token.
   [[nodiscard]] static std::int64_t a_token(const at::Tensor& key, const at::Tensor& value) {
     return key.size(0) * key.size(1) * key.size(3) + value.size(0) * value.size(1) * value.size(3);
   }
@@ -131,7 +130,7 @@ RingAttention::RingAttention(MeshContext& context, int axis, Placement cut, bool
   steps_ = ring_steps(place.size, place.coordinate, cut, is_causal, queries, keys);
 }
 
-// query, key, value, dropout_p, is_causal, attn_mask, scale -> output, logsumexp
+// Schema: query, key, value, dropout_p, is_causal, attn_mask, scale -> output, logsumexp
 void RingAttention::forward(Stack& stack) const {
   const auto items = torch::jit::last(stack, arguments_);
   Stack given(items.begin(), items.end());
@@ -172,8 +171,8 @@ void RingAttention::forward(Stack& stack) const {
   stack.emplace_back(std::move(sums));
 }
 
-// grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, attn_mask, scale -> the
-// gradients of query, key and value
+// Schema: grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, attn_mask, scale ->
+// the gradients of query, key and value
 void RingAttention::backward(Stack& stack) const {
   const auto items = torch::jit::last(stack, arguments_);
   Stack given(items.begin(), items.end());
@@ -185,7 +184,7 @@ void RingAttention::backward(Stack& stack) const {
   Ring ring(*this);
   KeysAndValues now(key, value);
   const std::int64_t a_token = KeysAndValues::a_token(key, value);
-  // Of the keys and values at hand: what the ranks before have added, and this one.
+  // Gradients of the current keys and values: the sum over the previous ranks and this one.
   KeysAndValues gradients = now;
   for (std::size_t s = 0; s < steps_.size(); ++s) {
     const RingStep& step = steps_[s];
@@ -212,7 +211,7 @@ void RingAttention::backward(Stack& stack) const {
     if (!is_last)
       now = KeysAndValues(ring.wait(std::move(next)), now, ring.tokens_of(steps_[s + 1].source));
   }
-  // Home: this rank's own keys are with the rank before, which was the last one to use them.
+  // Send the gradients home: the previous rank was the last one to use this rank's keys.
   if (steps_.size() > 1) {
     const int own = steps_.front().source;
     at::Tensor all = ring.wait(ring.pass(gradients.flat, own, a_token, call_of_gradients));

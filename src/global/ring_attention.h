@@ -1,10 +1,11 @@
 // Ring attention (Liu, Zaharia and Abbeel, arXiv:2310.01889): scaled dot-product attention of
-// queries, keys and values that are cut along the sequence.
+// queries, keys and values that are sharded along the sequence.
 //
-// Keys and values go round the ring while what has come is computed by LibTorch's own kernel; no
-// rank ever has more than two ranks' keys. Results of the steps are combined by their logarithms of
-// the sums of exponentials, in float for 16 bits. In backward keys and values go round again, and
-// their gradients with them, one place behind and once more at the end, home.
+// Keys and values travel around the ring, while LibTorch's own kernel computes with those that have
+// arrived; no rank ever holds the keys of more than two ranks. The results of the steps are
+// combined by their logsumexp, in float for 16-bit dtypes. In backward, keys and values travel
+// around again. Their gradients follow one step behind, with one more step at the end that returns
+// them to their owner.
 #pragma once
 
 #include "global/mesh_context.h"
@@ -22,12 +23,12 @@ class RingAttention {
  public:
   using Kernel = std::function<void(torch::jit::Stack& stack)>;
 
-  // Along an axis whose ranks have `cut` of the tokens, which are dim 2. `run` is LibTorch's
-  // kernel for the operation with `arguments` arguments. The context outlives this.
+  // For an axis whose placement `cut` shards the tokens, which are dim 2. `run` calls LibTorch's
+  // kernel for the operation with `arguments` arguments. The context must outlive this object.
   RingAttention(MeshContext& context, int axis, Placement cut, bool is_causal, std::int64_t queries,
                 std::int64_t keys, Kernel run, std::size_t arguments);
 
-  // Of _scaled_dot_product_flash_attention_for_cpu, and of its backward. Collective.
+  // Run _scaled_dot_product_flash_attention_for_cpu and its backward on the stack. Collective.
   void forward(torch::jit::Stack& stack) const;
   void backward(torch::jit::Stack& stack) const;
 

@@ -5,7 +5,7 @@
 namespace lockstep::global {
 namespace {
 
-// What a rank has of a sequence: its pieces with their places among all pieces.
+// A part of the sequence that a rank has, with its index among all parts.
 struct Piece {
   int place = 0;
   std::int64_t length = 0;
@@ -27,8 +27,8 @@ std::vector<RingStep> ring_steps(int ranks, int rank, Placement cut, bool is_cau
   for (int s = 0; s < ranks; ++s) {
     RingStep step{.source = (rank - s + ranks) % ranks, .is_causal = is_causal && s == 0};
     const std::vector<Piece> theirs = pieces_of(keys, cut, ranks, step.source);
-    // Pieces are in the order of the sequence, so what is seen is a rectangle: the last queries
-    // and the first keys.
+    // Parts are in sequence order, so the visible region is a rectangle: the last queries and the
+    // first keys.
     auto sees = [&](const Piece& query, const Piece& key) {
       return !is_causal || s == 0 || key.place < query.place;
     };

@@ -53,7 +53,7 @@ DimNames dim_names(std::string_view text, std::string_view line) {
   return result;
 }
 
-// The labels of a call, by name; leading dims by their distance from the end.
+// The labels of a call by name; leading dims by their distance from the last leading dim.
 class Labels {
  public:
   Labels(Rule& rule, std::string_view operation) : rule_(rule), operation_(operation) {}
@@ -83,7 +83,7 @@ class Labels {
     auto found = known_.find(name);
     return found == known_.end() ? 1 : found->second.length;
   }
-  // The dims that all leading ones broadcast to.
+  // Adds to `result` the dims to which all leading dims broadcast.
   void add_leading(Rule::Result& result, std::int64_t most) const {
     for (std::int64_t i = most; i-- > 0;) {
       auto found = leading_.find(i);
@@ -128,7 +128,7 @@ Rule rule_of(const RuleLine& line, const RuleCall& call) {
   Labels labels(rule, call.operation());
   check(call.size() <= line.operands.size(), "{}: its rule is for at most {} tensors, found {}",
         call.operation(), line.operands.size(), call.size());
-  std::int64_t most = 0;  // leading dims
+  std::int64_t most = 0;  // largest number of leading dims
   for (std::size_t i = 0; i < call.size(); ++i) {
     const auto& sizes = call.sizes(i);
     const DimNames& names = line.operands[i];

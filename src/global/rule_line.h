@@ -1,4 +1,4 @@
-// Rules that are one line (lockstep/global/rule.h).
+// Rules in the form of one line (lockstep/global/rule.h).
 #pragma once
 
 #include <lockstep/global/rule.h>
@@ -13,7 +13,8 @@ namespace lockstep::global {
 struct DimNames {
   struct Name {
     std::string text;
-    bool is_spread = false;  // "?": it may have one element where others of its name have more
+    // "?": may have one element, which is broadcast to the length of its name.
+    bool is_spread = false;
   };
   bool any = false;      // "_"
   bool leading = false;  // "..."
@@ -25,17 +26,18 @@ struct RuleLine {
   std::vector<DimNames> results;
 };
 
-// InvalidArgument when it cannot be read.
+// Throws InvalidArgument if the line cannot be parsed.
 [[nodiscard]] RuleLine parse_rule(std::string_view line);
 
-// What it says of a call. InvalidArgument when the call has other tensors or dims than the line.
+// Applies the line to a call. Throws InvalidArgument if the tensors or dims of the call do not
+// match the line.
 [[nodiscard]] Rule rule_of(const RuleLine& line, const RuleCall& call);
 
-// A function for a table of rules: the line, and the sets of operands in which it is linear.
+// Makes a rule function from a line and the sets of operands in which the operation is linear.
 [[nodiscard]] RuleFunction by_line(std::string_view line,
                                    std::vector<std::vector<int>> linear = {});
 
-// By the name of an operation without "aten::".
+// Indexed by the name of the operation without "aten::".
 using RuleTable = std::unordered_map<std::string, RuleFunction>;
 
 void add_pointwise_rules(RuleTable& table);
@@ -48,7 +50,7 @@ void add_indexing_rules(RuleTable& table);
 void add_softmax_rules(RuleTable& table);
 void add_nll_loss_rules(RuleTable& table);
 void add_loss_rules(RuleTable& table);
-// After those of indexing, to which it adds cuts of a table's rows.
+// Call after add_indexing_rules(), to which it adds sharding of a table's rows.
 void add_vocabulary_rules(RuleTable& table);
 void add_normalization_rules(RuleTable& table);
 void add_batch_norm_rules(RuleTable& table);
@@ -57,11 +59,12 @@ void add_attention_rules(RuleTable& table);
 void add_convolution_rules(RuleTable& table);
 void add_factory_rules(RuleTable& table);
 
-// For every operation that treats elements apart: operands are broadcast, results have their sizes.
+// Returns the rule of element-wise operations: operands are broadcast, and results have the
+// broadcast sizes.
 [[nodiscard]] RuleFunction pointwise();
 
-// Of a list operation, `_foreach_mul_` and the like: for one element of its lists. Empty for
-// others.
+// Returns the rule for one element of the lists of a list operation, such as `_foreach_mul_`. Empty
+// for other operations.
 [[nodiscard]] RuleFunction rule_of_element(std::string_view name);
 
 }  // namespace lockstep::global

@@ -20,7 +20,7 @@ namespace {
 using torch::jit::Stack;
 using Locals = c10::SmallVector<at::Tensor, 6>;
 
-// Puts action(tensor) in the place of each tensor among the arguments.
+// Replaces each tensor among the arguments by action(tensor).
 template <typename Action>
 void replace_tensors(std::span<c10::IValue> values, const Action& action) {
   for (c10::IValue& value : values) {
@@ -42,8 +42,9 @@ bool is_elsewhere(const at::Tensor& tensor, const MeshContext& context) {
          found->spec->context->has_ranks_of(context);
 }
 
-// The handles of a mesh have spaces of their own. A tensor of a handle decides where an operation
-// runs: the last one, since weights follow inputs. A tensor that is written stays where it is.
+// Returns the tensor in whose context the operation runs. Each handle has its own context on the
+// ranks of its mesh. A written tensor stays in its context; otherwise the last tensor of a handle
+// decides, because weights follow inputs.
 const GlobalTensor& chosen(const Operation& operation, std::span<c10::IValue> values,
                            const GlobalTensor& one) {
   const GlobalTensor* last = &one;
@@ -57,7 +58,7 @@ const GlobalTensor& chosen(const Operation& operation, std::span<c10::IValue> va
   return *last;
 }
 
-// Brings tensors of other spaces on the same ranks to that of the returned tensor.
+// Moves tensors of other contexts on the same ranks to the context of the returned tensor.
 const GlobalTensor& bring_together(const Operation& operation, std::span<c10::IValue> values,
                                    const GlobalTensor& one) {
   const GlobalTensor& to = chosen(operation, values, one);
@@ -74,15 +75,16 @@ const GlobalTensor& bring_together(const Operation& operation, std::span<c10::IV
   return to;
 }
 
-// Autograd notes a view after its kernel has returned. With this on, it keeps a function that makes
-// the view again from its base; otherwise the gradient of a write through the view would need
-// as_strided(). The next operation ends it: views that have the function also keep more memory.
+// Autograd records a view after its kernel has returned. If view replay is enabled, it stores a
+// function that makes the view again from its base; otherwise the gradient of a write through the
+// view would need as_strided(). The next operation disables it again, because views with such a
+// function keep more memory alive.
 void replay_next_view(bool on) {
   c10::AutogradState& state = c10::AutogradState::get_tls_state();
   if (state.get_view_replay_enabled() != on) state.set_view_replay_enabled(on);
 }
 
-// One call on its way.
+// One call in progress.
 class Run {
  public:
   Run(dispatch::Call& call, const Operation& operation, Arguments& arguments,
@@ -151,7 +153,7 @@ class Run {
         write_back(decision, i);
   }
 
-  // No tensor is converted: the way of most calls.
+  // Runs the operation without converting a tensor, as in most calls.
   void run_as_it_lies(const Decision& decision) {
     std::span<c10::IValue> values = arguments();
     for (const TensorArgument& argument : arguments_.tensors) {
@@ -167,7 +169,8 @@ class Run {
     run_kernel(decision);
   }
 
-  // Other ranks may not fail with this one, and then wait for it in the next collective.
+  // If this rank fails, other ranks may not fail, and would wait for it in the next collective:
+  // abort the groups.
   void run_kernel(const Decision& decision) {
     if (!decision.may_fail_alone) return run_kernel_alike(decision);
     try {
@@ -204,7 +207,7 @@ class Run {
     if (argument.written) begin_write(*argument.global);
     if (argument.global->is_copy()) check_is_fresh(*argument.global, operation_.name);
     if (!wanted.converts) {
-      // An operation without a rule may give what it writes other sizes.
+      // An operation without a rule may resize a tensor that it writes.
       bool may_resize = argument.written && operation_.way == Operation::Way::unknown;
       return may_resize ? argument.global->local.alias() : argument.global->local;
     }
@@ -240,7 +243,7 @@ class Run {
     at::Tensor(global.local).copy_(values);
   }
 
-  // Of the results that are tensors, in order.
+  // Sets the specs of the tensor results, in order.
   void find_specs(Decision& decision, const std::vector<Dims>& strides) {
     std::vector<at::Tensor> locals = tensors_in(results());
     check(locals.size() == decision.results.size(),
@@ -303,7 +306,7 @@ class Run {
     }
     if (!operation_.is_view) return wrap(local, spec, mesh_);
     replay_next_view(at::GradMode::is_enabled());
-    // A view of a tensor that was made outside of inference mode is one too.
+    // A view of a tensor that was made outside of inference mode is not an inference tensor either.
     std::optional<c10::InferenceMode> off;
     if (c10::InferenceMode::is_enabled() && !arguments_.tensors[0].tensor.is_inference())
       off.emplace(false);
@@ -318,12 +321,12 @@ class Run {
   dispatch::Call& call_;
   const Operation& operation_;
   Arguments& arguments_;
-  const Mesh& mesh_;  // of a tensor that the arguments hold
+  const Mesh& mesh_;  // mesh of a tensor among the arguments
   MeshContext& context_;
   Locals locals_;
 };
 
-// squeeze_() and the like: other sizes for the same tensor, and the memory that it has.
+// Implements squeeze_() and the like: gives the tensor other sizes over the same memory.
 void become_view(dispatch::Call& call, const Operation& operation) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   Stack& stack = call.stack();

@@ -7,7 +7,8 @@ namespace lockstep::global {
 
 class GlobalTensor;
 
-// `one` is behind one of the tensors. Collective if a tensor must be converted.
+// Runs the operation. `one` is the data of one of its tensors. Collective if a tensor must be
+// converted.
 void run_operation(dispatch::Call& call, const GlobalTensor& one);
 
 }  // namespace lockstep::global

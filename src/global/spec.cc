@@ -60,7 +60,7 @@ at::Tensor join(const std::vector<at::Tensor>& pieces, Placement shard, std::int
   if (are_in_order) return pieces.size() == 1 ? pieces[0] : at::cat(pieces, shard.dim());
   const int ranks = static_cast<int>(pieces.size());
   const std::int64_t block = length / shard.parts();
-  std::vector<std::pair<std::int64_t, at::Tensor>> blocks;  // with their places
+  std::vector<std::pair<std::int64_t, at::Tensor>> blocks;  // with their offsets
   for (int rank = 0; rank < ranks; ++rank) {
     std::int64_t offset = 0;
     for (int part = 0; part < shard.parts(); ++part)
@@ -90,7 +90,8 @@ Dims local_sizes(at::IntArrayRef sizes, std::span<const Placement> placements,
 
 namespace {
 
-// The lengths that the ranks of an axis have of a dim, given those that the axes before it left.
+// Returns the lengths of a dim on the ranks of an axis, given the lengths that the earlier axes
+// left.
 c10::SmallVector<std::int64_t, 4> cut_lengths(std::span<const std::int64_t> lengths,
                                               Placement shard, int ranks) {
   c10::SmallVector<std::int64_t, 4> all;

@@ -1,8 +1,9 @@
-// Spec: what all ranks know of a global tensor; and the arithmetic of shards: which part of a dim a
-// rank has, cutting tensors into such parts and joining them again. Local.
+// Spec: the properties of a global tensor that are equal on all ranks. Also the arithmetic of
+// shards: which part of a dim a rank has, how to split tensors into parts, and how to join them.
+// Local.
 //
-// Specs are interned by the context of their mesh: equal specs are one object, so that a decision
-// is looked up by comparing pointers.
+// The context of a mesh interns its specs: equal specs are the same object, so that looking up a
+// decision compares pointers only.
 #pragma once
 
 #include <lockstep/global/placement.h>
@@ -24,13 +25,13 @@ using PlacementList = c10::SmallVector<Placement, 3>;
 using Dims = c10::SmallVector<std::int64_t, 5>;
 
 struct Spec final : c10::intrusive_ptr_target {
-  MeshContext* context = nullptr;  // lives as long as a tensor of its mesh
+  MeshContext* context = nullptr;  // valid as long as a tensor of its mesh exists
   PlacementList placements;
-  Dims sizes;  // of the whole
+  Dims sizes;  // of the whole tensor
   Dims strides;
   c10::ScalarType dtype = at::kFloat;
   c10::Device device = at::kCPU;
-  c10::DispatchKeySet keys;  // of a tensor with it
+  c10::DispatchKeySet keys;  // of tensors with this spec
 
   [[nodiscard]] bool same_as(const Spec& other) const {
     return placements == other.placements && sizes == other.sizes && strides == other.strides &&
@@ -40,9 +41,10 @@ struct Spec final : c10::intrusive_ptr_target {
 };
 using SpecPtr = c10::intrusive_ptr<Spec>;
 
-// Of a row-major tensor.
+// Returns the strides of a row-major tensor.
 [[nodiscard]] Dims row_major_strides(at::IntArrayRef sizes);
-// Of a dense tensor of `sizes` whose dims lie in memory in the order of `strides`.
+// Returns the strides of a dense tensor of `sizes` whose dims are in memory in the order of
+// `strides`.
 [[nodiscard]] Dims strides_in_order_of(at::IntArrayRef sizes, at::IntArrayRef strides);
 
 // One axis of a mesh, as one rank sees it.
@@ -51,26 +53,27 @@ struct AxisPlace {
   int coordinate = 0;
 };
 
-// The elements that a rank has of each of the shard's parts, which are `block` elements long: one
+// The elements that a rank has of each of the shard's parts, which have `block` elements: one
 // range, or two in zigzag order.
 using Ranges = c10::SmallVector<layout::Range, 2>;
 [[nodiscard]] Ranges ranges_of(std::int64_t block, Placement shard, int ranks, int rank);
 
-// How many elements of a dim of `length` elements the rank has.
+// Returns how many elements of a dim of `length` elements the rank has.
 [[nodiscard]] std::int64_t length_of(std::int64_t length, Placement shard, int ranks, int rank);
 
-// The part of `tensor` that rank `rank` has: a view if it is one block, else a copy.
+// Returns the part of `tensor` for rank `rank`: a view if it is contiguous in the dim, otherwise a
+// copy.
 [[nodiscard]] at::Tensor cut(const at::Tensor& tensor, Placement shard, int ranks, int rank);
 
-// Joins the pieces of all ranks, in rank order, to the whole. `length` is that of the whole dim.
+// Joins the pieces of all ranks, in rank order. `length` is the length of the whole dim.
 [[nodiscard]] at::Tensor join(const std::vector<at::Tensor>& pieces, Placement shard,
                               std::int64_t length);
 
-// The sizes of the local tensor on the rank at `place`.
+// Returns the sizes of the local tensor on the rank at `place`.
 [[nodiscard]] Dims local_sizes(at::IntArrayRef sizes, std::span<const Placement> placements,
                                std::span<const AxisPlace> place);
 
-// Returns true if the parts of every shard divide the length that the axes before it leave to each
+// Returns true if, for every shard, its parts divide the length that the earlier axes leave to each
 // rank.
 [[nodiscard]] bool parts_divide(std::span<const Placement> placements, at::IntArrayRef sizes,
                                 std::span<const AxisPlace> place);

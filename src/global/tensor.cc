@@ -62,7 +62,7 @@ at::Tensor from_local(const at::Tensor& local, const Mesh& mesh, const Placement
         "from_local: expected sizes {} of this rank's part of {}, found {}",
         c10::str(at::IntArrayRef(expected)), c10::str(at::IntArrayRef(*sizes)),
         c10::str(local.sizes()));
-  // Strides that ranks could read from their parts may differ between them.
+  // Uses row-major strides, because the strides of local parts may differ between ranks.
   SpecPtr spec = context.spec(checked, *sizes, global::row_major_strides(*sizes),
                               local.scalar_type(), local.device());
   return global::from_local(local, mesh, spec);

@@ -1,19 +1,19 @@
-// Placement: what a global tensor (lockstep/global/tensor.h) is along one axis of its mesh. The
-// words are those of PyTorch's DTensor and of OneFlow's global tensors (SBP). Pure values.
+// Placement: how a global tensor (lockstep/global/tensor.h) is placed along one axis of its mesh.
+// The terms are those of PyTorch's DTensor and of OneFlow's global tensors (SBP). Pure values.
 //
-//   Replicate()      every rank has all of it
-//   Shard(0)         rank r has the r-th part of dim 0
-//   Shard(0).zigzag()   of 2n parts of dim 0 rank r has part r and part 2n - 1 - r
-//   Partial()        the tensor is the sum of what the ranks have
+//   Replicate()      every rank has the whole tensor
+//   Shard(0)         rank r has part r of dim 0
+//   Shard(0).zigzag()   of 2n parts of dim 0, rank r has parts r and 2n - 1 - r
+//   Partial()        the tensor is the sum of the ranks' tensors
 //
-// A shard is the cut of torch.chunk: every rank has ceil(length / ranks) of the dim until they run
-// out, so that later ranks may have less, or nothing (lockstep/layout/tensor_slice.h). Where
-// several axes cut one dim, the first axis cuts the whole, and the next one what the first has
-// left.
+// Shard splits a dim as torch.chunk does: each rank has ceil(length / ranks) elements of the dim
+// until no more are left, so that later ranks may have fewer, or none
+// (lockstep/layout/tensor_slice.h). If several axes shard one dim, the first axis splits the whole
+// dim, and each later axis splits the part that the axes before it left.
 //
-// In zigzag order the dim is cut into twice as many parts as there are ranks, of which each rank
-// has one from the front and one from the back. Where work grows along a dim, as that of causal
-// attention along the sequence, all ranks then have the same.
+// In zigzag order, the dim is split into twice as many parts as there are ranks, and each rank has
+// one part from the front and one from the back. This balances the ranks if the work grows along
+// the dim, as in causal attention along the sequence.
 #pragma once
 
 #include <lockstep/comm/op.h>
@@ -40,11 +40,11 @@ class Placement {
   [[nodiscard]] constexpr bool is_shard_of(std::int64_t dim) const {
     return is_shard() && dim_ == dim;
   }
-  // Of a shard; 0 and 1 else.
+  // Values of a Shard; otherwise 0 and 1.
   [[nodiscard]] constexpr int dim() const { return dim_; }
   [[nodiscard]] constexpr int parts() const { return parts_; }
   [[nodiscard]] constexpr bool is_zigzag() const { return zigzag_; }
-  // Of a partial; Op::sum else.
+  // Reduction of a Partial; otherwise Op::sum.
   [[nodiscard]] constexpr Op op() const { return op_; }
 
   constexpr bool operator==(const Placement&) const = default;
@@ -65,17 +65,17 @@ class Placement {
   std::int32_t parts_ = 1;
 };
 
-// Every rank of the axis has all of the tensor.
+// Every rank of the axis has the whole tensor.
 struct Replicate : Placement {
   constexpr Replicate() = default;
 };
 
-// Each rank of the axis has its part of `dim`; a negative one counts from the end where a tensor is
-// at hand. `parts`: the dim is so many blocks of equal length one after the other, such as the
-// queries, keys and values of one fused weight (3), and each rank has its part of every block.
+// Each rank of the axis has its part of `dim`; a negative dim counts from the end, and is resolved
+// once the tensor is known. `parts`: number of equal, consecutive blocks in the dim, such as 3 for
+// a fused weight of queries, keys and values. Each rank has its part of every block.
 struct Shard : Placement {
   explicit constexpr Shard(int dim, int parts = 1) : Placement(Kind::shard, dim, parts, Op::sum) {}
-  // The same dim and parts, each part in zigzag order, or not.
+  // Returns the same shard with zigzag order on or off.
   [[nodiscard]] constexpr Shard zigzag(bool is_so = true) const {
     return Shard(dim(), parts(), is_so);
   }
@@ -85,12 +85,13 @@ struct Shard : Placement {
       : Placement(Kind::shard, dim, parts, Op::sum, zigzag) {}
 };
 
-// The tensor is what `op` makes of the ranks' tensors, each of which has the sizes of the whole.
+// The tensor is the reduction by `op` of the ranks' tensors, each of which has the sizes of the
+// whole tensor.
 struct Partial : Placement {
   explicit constexpr Partial(Op op = Op::sum) : Placement(Kind::partial, 0, 1, op) {}
 };
 
-// One for each axis of a mesh, in the order of its axes.
+// One placement per mesh axis, in the order of the axes.
 using Placements = std::vector<Placement>;
 
 // "Replicate", "Shard(1)", "Shard(0, parts=3)", "Shard(1, zigzag)", "Partial(sum)".

@@ -1,26 +1,27 @@
-// Rules: how an operation runs on global tensors (lockstep/global/tensor.h). A rule says which
-// placements of the tensors among the arguments give which placements of the results along one axis
-// of the mesh. Of those that can be reached, the one is taken whose redistributions move the fewest
-// bytes; it is remembered for arguments of the same kind.
+// Rules: how an operation runs on global tensors (lockstep/global/tensor.h). For one axis of the
+// mesh, a rule lists combinations of argument placements and the result placements that they give.
+// The combination whose redistributions move the fewest bytes is chosen, and cached for arguments
+// of the same kind.
 //
-// Most rules are a line that names dims, in the manner of einsum:
+// Most rules are one line that names dims, as in einsum:
 //
 //   lockstep::register_rule("my::scale", "r c, c -> r c");
 //
-//   r c, c     the dims of each tensor argument, in the order of the schema; "" has none. Names
-//              that are the same are cut together: r gives [Shard(0)] and [Replicate], c gives
+//   r c, c     the dims of each tensor argument, in the order of the schema; "" has none. Equal
+//              names are sharded together: r gives [Shard(0)] and [Replicate], c gives
 //              [Shard(1)] and [Shard(0)].
-//   -> r c     the dims of each result. A name that is missing there was summed over: cutting it
+//   -> r c     the dims of each result. A name that is missing here was summed over: sharding it
 //              gives a Partial(sum).
-//   R          an upper-case name is never cut: the operation mixes its elements (a softmax).
-//   c?         the same name, where the dim may also have one element, which is spread over the
-//              others' as broadcasting does.
+//   R          an upper-case name is never sharded: the operation mixes its elements (softmax).
+//   c?         the same name, but the dim may also have one element, which is broadcast to the
+//              length of the others.
 //   1          a dim of one element.
-//   ...        any number of leading dims, aligned at their ends as broadcasting does.
-//   _          a tensor argument that is replicated, whatever its dims.
+//   ...        any number of leading dims, aligned at their ends as in broadcasting.
+//   _          a tensor argument that is always replicated, with any dims.
 //
-// Dims of one name have one length: other calls are InvalidArgument, as is a tensor that is written
-// and has not the sizes of the result. Replicated arguments always give replicated results.
+// Dims of the same name must have the same length, and a tensor that is written must have the sizes
+// of the result; otherwise the call throws InvalidArgument. Replicated arguments always give
+// replicated results.
 #pragma once
 
 #include <lockstep/global/placement.h>
@@ -44,20 +45,20 @@ namespace global {
 class MeshContext;
 }
 
-// A tensor among the arguments.
+// A tensor argument of a call.
 struct RuleOperand {
-  int argument = 0;                 // in the schema
-  int element = -1;                 // of a list; -1: the argument itself
-  bool written = false;             // by the operation
-  bool is_number = false;           // a plain tensor without dims: always replicated
-  bool is_plain = false;            // not a global tensor, which counts as replicated
-  std::vector<std::int64_t> sizes;  // of the whole
+  int argument = 0;        // index in the schema
+  int element = -1;        // index in a list argument; -1: the argument itself
+  bool written = false;    // written by the operation
+  bool is_number = false;  // plain tensor without dims, such as a number: always replicated
+  bool is_plain = false;   // not a global tensor: counts as replicated
+  std::vector<std::int64_t> sizes;  // of the whole tensor
   std::vector<std::int64_t> strides;
   at::ScalarType dtype = at::kFloat;
-  Placements placements;  // now
+  Placements placements;  // before the call
 };
 
-// What a rule is asked: one call of the operation. Undefined tensors are not operands.
+// The input of a rule: one call of the operation. Undefined tensors are not operands.
 class RuleCall {
  public:
   RuleCall(std::string_view operation, std::vector<RuleOperand> operands,
@@ -76,13 +77,13 @@ class RuleCall {
   [[nodiscard]] std::int64_t dim(std::size_t operand) const {
     return static_cast<std::int64_t>(sizes(operand).size());
   }
-  // By place in the schema. Tensors are global ones.
+  // The argument at index i in the schema. Tensors in it are global tensors.
   [[nodiscard]] const c10::IValue& argument(std::size_t i) const { return arguments_[i]; }
   [[nodiscard]] std::size_t arguments() const { return arguments_.size(); }
   [[nodiscard]] std::span<const c10::IValue> all_arguments() const { return arguments_; }
-  // How many tensors it returns, without those of a list.
+  // Returns the number of tensors that the operation returns, not counting those in a list.
   [[nodiscard]] std::size_t results() const { return results_; }
-  // The operand that is an argument; -1 when it is undefined or no tensor.
+  // Returns the operand of an argument, or -1 if it is undefined or not a tensor.
   [[nodiscard]] int operand_of(int argument, int element = -1) const;
 
  private:
@@ -92,67 +93,70 @@ class RuleCall {
   std::size_t results_;
 };
 
-// Along one axis: placements of all operands, and those of all results.
+// One combination along one axis: placements of all operands and all results.
 struct RuleChoice {
   Placements operands;
   Placements results;
-  // Taken only where the number of ranks of the mesh divides these.
+  // Allowed only if the number of ranks of the mesh divides each of these lengths.
   std::vector<std::int64_t> lengths = {};
-  // Taken along one axis at most.
+  // Allowed along at most one axis.
   bool once = false;
 };
 
-// What was chosen for one call, for a rule that adapts the local call to it.
+// The placements chosen for one call, for a rule that adapts the local call to them.
 struct RulePlan {
-  std::vector<Placements> operands;  // of each, one an axis
+  std::vector<Placements> operands;  // per operand: one placement per axis
   std::vector<Placements> results;
   std::vector<std::vector<std::int64_t>> local_operands;  // sizes on this rank
   std::vector<std::vector<std::int64_t>> local_results;
-  // For kernels; these may be kept for as long as the mesh lives. The operation itself on what lies
-  // on the stack; this rank's part of a whole tensor; an all_reduce in place along an axis.
+  // For kernels, which may keep these functions for the lifetime of the mesh. operation() runs the
+  // operation itself on the arguments on the stack. part_of() returns this rank's part of a whole
+  // tensor. all_reduce() works in place along an axis.
   std::function<void(torch::jit::Stack& stack)> operation = {};
   std::function<at::Tensor(const at::Tensor& whole, const Placements& placements)> part_of = {};
   std::function<void(int axis, const at::Tensor& tensor, Op op)> all_reduce = {};
-  global::MeshContext* context =
-      nullptr;  // for rules inside of Lockstep; lives as long as the kernel
-  // To be filled: arguments that differ locally, such as the sizes of a view.
+  global::MeshContext* context = nullptr;  // for rules inside Lockstep; outlives the kernel
+  // Output: arguments that differ locally, such as the sizes of a view.
   std::vector<std::pair<int, c10::IValue>> replaced = {};
-  // To be filled: runs instead of the operation. The local arguments are the last items of the
-  // stack; it leaves the local results there instead.
+  // Output: a function that runs instead of the operation. It replaces the local arguments, which
+  // are the last items on the stack, with the local results.
   std::function<void(torch::jit::Stack& stack)> kernel = {};
 };
 
 struct Rule {
-  static constexpr int whole = -1;  // the label of a dim that is never cut
+  static constexpr int whole = -1;  // the label of a dim that is never sharded
 
   struct Label {
-    bool cut = true;                     // may be cut
-    bool empty = true;                   // may be cut so that ranks have nothing of it
-    std::optional<Op> reduce = Op::sum;  // what cutting it gives where a result lacks it
-    // Operands that are addends of a result that lacks it: Partial where it is cut.
+    bool cut = true;    // may be sharded
+    bool empty = true;  // may be sharded so that some ranks have no elements
+    // Partial placement of a result without the label, if the label is sharded.
+    std::optional<Op> reduce = Op::sum;
+    // Operands that are added to a result without the label. They must be Partial if the label is
+    // sharded.
     std::vector<int> with_partial = {};
-    // Where a label's dims have several lengths, as in a view: all of them.
+    // If dims of the label have several lengths, as in a view: all of the lengths.
     std::vector<std::int64_t> lengths = {};
   };
   struct Result {
-    std::vector<std::int64_t> sizes = {};  // of the whole
-    std::vector<int> dims = {};            // a label each
-    // Of the whole, where LibTorch cannot say without running the operation; row-major if empty.
+    std::vector<std::int64_t> sizes = {};  // of the whole tensor
+    std::vector<int> dims = {};            // one label per dim
+    // Strides of the whole tensor, if LibTorch cannot compute them without running the operation;
+    // row-major if empty.
     std::vector<std::int64_t> strides = {};
   };
 
   std::vector<Label> labels = {};
-  std::vector<std::vector<int>> operands = {};  // for each, a label for each dim
-  // Tensors; those of a list one after the other. Empty if their sizes depend on values: they are
-  // replicated, and no dim has a label.
+  std::vector<std::vector<int>> operands = {};  // per operand: one label per dim
+  // One per result tensor; the tensors of a list follow one another. Empty if result sizes depend
+  // on values: the results are then replicated, and no dim has a label.
   std::vector<Result> results = {};
-  // Sets of operands in which the operation is linear: Partial sums and averages of these, with all
-  // others replicated, give Partial results. A set does not count if a result has another dtype
-  // than its operands, except a wider floating-point one.
+  // Sets of operands in which the operation is linear: if the operands of a set are Partial (sum or
+  // average) and all others are replicated, the results are Partial. A set is ignored if a result
+  // has another dtype than its operands, unless it is a wider floating-point dtype.
   std::vector<std::vector<int>> linear = {};
-  bool moves = false;            // only moves elements: then it is so for Partial of every kind
-  std::vector<int> unread = {};  // operands of which only dtype and device count
-  // The result is the gradient of a table of embeddings with the result's sizes.
+  bool moves = false;            // only moves elements, hence linear for Partial of every kind
+  std::vector<int> unread = {};  // operands whose values are not read, only dtype and device
+  // The result is the gradient of an embedding table that has the sizes of the result.
   bool is_gradient_of_table = false;
   std::vector<RuleChoice> more = {};
   std::function<void(RulePlan& plan)> finish = {};
@@ -167,9 +171,9 @@ struct Rule {
 
 using RuleFunction = std::function<Rule(const RuleCall& call)>;
 
-// For every overload of `operation` ("aten::cumsum"), instead of the rule there was. Any thread,
-// but not while another runs operations on global tensors. InvalidArgument when the line cannot be
-// read.
+// Sets the rule of every overload of `operation` ("aten::cumsum"), replacing an earlier rule. May
+// be called by any thread, but not while another thread runs operations on global tensors. Throws
+// InvalidArgument if the line cannot be parsed.
 void register_rule(std::string_view operation, std::string_view line);
 void register_rule(std::string_view operation, RuleFunction rule);
 

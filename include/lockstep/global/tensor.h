@@ -1,7 +1,7 @@
-// Global tensors: one tensor over all ranks of a mesh. It reports its whole sizes, takes part in
-// operations, autograd, torch::nn modules and optimizers as any tensor does, and each rank has only
-// what its placements say (lockstep/global/placement.h). After OneFlow's global tensors (Yuan et
-// al., arXiv:2110.15032) and PyTorch's DTensor.
+// Global tensors: one tensor over all ranks of a mesh. It reports the sizes of the whole tensor and
+// works in operations, autograd, torch::nn modules and optimizers like any tensor, while each rank
+// stores only the part that its placements define (lockstep/global/placement.h). Modelled on
+// OneFlow's global tensors (Yuan et al., arXiv:2110.15032) and PyTorch's DTensor.
 //
 //   lockstep::Mesh mesh(world, {{"dp", 2}, {"tp", 2}});
 //   at::Tensor w = lockstep::distribute(weight, mesh, {lockstep::Replicate(), lockstep::Shard(0)});
@@ -9,28 +9,29 @@
 //   at::Tensor y = torch::linear(x, w);                // [Shard(0), Shard(1)], no communication
 //   std::cout << lockstep::describe(y) << lockstep::full_tensor(y);
 //
-// An operation runs on the ranks' local tensors by a rule (lockstep/global/rule.h), which may first
-// redistribute arguments: then it is collective. So all ranks of a mesh run the same operations on
-// its tensors in the same order, as they call the operations of a group. Values never depend on
-// placements, but for the rounding of sums in another order.
+// An operation runs on the ranks' local tensors according to a rule (lockstep/global/rule.h). The
+// rule may first redistribute arguments, and the operation is collective then. Therefore, all ranks
+// of a mesh must run the same operations on its tensors in the same order, as with the collectives
+// of a group. Results do not depend on placements, up to rounding when sums are reordered.
 //
-// Strict at first: an operation without a rule, tensors of two meshes in one operation, and a plain
-// tensor beside a global one are InvalidArgument, but a plain one without dims, which is a number
-// like a double. set_global_options() loosens two of these. Sizes and indices that are wrong for
-// the whole tensors are errors as on one process, and an out= tensor must have the result's sizes.
+// By default, these throw InvalidArgument: an operation without a rule, tensors of different meshes
+// in one operation, and mixing global with plain tensors (0-dim tensors are allowed).
+// set_global_options() can allow the first and the last. Sizes and indices that are wrong for the
+// whole tensors throw as on a single process, and an out= tensor must have the sizes of the result.
 //
-// A view whose tensor must be redistributed to make it (a select() of a cut dim) has memory of its
-// own. Neither may then be written and the other read: such a write or read is InvalidArgument.
+// If a view needs a redistribution of its base (a select() of a sharded dim), the view has its own
+// memory. After one of the two is written, reading the other is not allowed: the write or the read
+// throws InvalidArgument.
 //
-// An operation that fails on this rank, and perhaps not on others (an index out of bounds in its
-// rows), aborts the mesh's group and the groups of its axes: other ranks get Aborted with its
-// message at their next collective.
+// If an operation fails on this rank but possibly not on others (an index out of bounds in its
+// rows), it aborts the mesh's group and the groups of its axes: the other ranks throw Aborted, with
+// this rank's message, at their next collective.
 //
-// A global tensor has no memory of its own: data_ptr(), storage() and what reads through them
-// throw. as_strided(), resize_() and set_() are InvalidArgument, with replicate_unknown too. The
-// optimizers of lockstep::optim and its clipping know global parameters. A tensor is bound to its
-// mesh, so the mesh's groups live as long as it does. Any thread; one at a time where a tensor is
-// written.
+// A global tensor has no storage: data_ptr(), storage() and functions that read through them throw.
+// as_strided(), resize_() and set_() throw InvalidArgument, even with replicate_unknown. The
+// optimizers and the clipping of lockstep::optim support global parameters. A tensor keeps the
+// groups of its mesh alive. Any thread may use a global tensor, but while one thread writes it, no
+// other thread may use it.
 #pragma once
 
 #include <lockstep/global/placement.h>
@@ -48,76 +49,79 @@ namespace lockstep {
 
 [[nodiscard]] bool is_global(const at::Tensor& tensor);
 
-// Collective over the mesh, and blocks: a global tensor with the values that `tensor` has on the
-// mesh's first rank. All ranks pass one of the same sizes and dtype. The local part is memory of
-// its own. Its gradient comes to every rank's `tensor` whole. InvalidArgument for placements that
-// are not one for each axis, name no dim, cut a dim into parts that do not divide it, or are
-// Partial.
+// Returns a global tensor with the values of `tensor` on the mesh's first rank. Collective over the
+// mesh; blocks. All ranks pass a tensor of the same sizes and dtype. The local part has its own
+// memory. In backward(), every rank's `tensor` gets the whole gradient. Throws InvalidArgument for
+// placements that are not one per axis, name a dim that does not exist, split a dim into parts that
+// do not divide it, or are Partial.
 [[nodiscard]] at::Tensor distribute(const at::Tensor& tensor, const Mesh& mesh,
                                     const Placements& placements);
 
-// The same for a parameter or buffer, which stays the tensor that it is in its module: only its
-// contents change.
+// In-place version for a parameter or buffer, which stays the same tensor object in its module;
+// only its contents change.
 void distribute_(const at::Tensor& parameter, const Mesh& mesh, const Placements& placements);
 
-// A global tensor of what each rank has already: local, no copy, the memory is shared. `sizes` are
-// the whole's; left out they are as if all ranks had this rank's length in a cut dim.
-// InvalidArgument when `local` is not this rank's part of them. What cannot be seen from one rank,
-// such as replicated values that differ, is the caller's to get right. Its gradient comes as this
-// rank's part with the same placements, and whole where they are Partial.
+// Makes a global tensor from the part that each rank already has. Local; no copy, the memory is
+// shared. `sizes` are the sizes of the whole tensor; by default they assume that every rank has
+// this rank's length in a sharded dim. Throws InvalidArgument if `local` is not this rank's part
+// for these sizes. The caller must ensure conditions that a single rank cannot check, such as equal
+// values of replicated parts. `local` gets this rank's part of the gradient with the same
+// placements, and the whole gradient along Partial axes.
 [[nodiscard]] at::Tensor from_local(const at::Tensor& local, const Mesh& mesh,
                                     const Placements& placements,
                                     std::optional<std::vector<std::int64_t>> sizes = {});
 
-// What this rank has of a global tensor: local, the memory is shared. Its gradient is taken as this
-// rank's part with the same placements, and as the same on all ranks where they are Partial.
+// Returns this rank's part of a global tensor. Local; the memory is shared. Its gradient is taken
+// as this rank's part with the same placements, and as equal on all ranks along Partial axes.
 [[nodiscard]] at::Tensor local_tensor(const at::Tensor& tensor);
 
-// The same tensor with other placements.
+// Returns the same tensor with other placements.
 //
 //   from \ to      Replicate        Shard(e)                     Partial(sum)
 //   Replicate      -                its part, no communication   first rank: all, others: zeros
 //   Shard(d)       all_gather       all_to_all (d = e: -)        its part among zeros
 //   Partial        all_reduce       reduce_scatter               sum: -; else by Replicate
 //
-// On a mesh of several axes each axis takes its step of the table; where axes cut the same dim, an
-// inner cut is undone before the outer one changes, and made again after it.
+// On a mesh of several axes, each axis takes one step of the table. If several axes shard the same
+// dim, the inner shard is undone before the outer one changes, and is made again afterwards.
 //
-// Collective over the mesh where the table says so, and blocks. The result has memory of its own,
-// but where the placements are those it has: then it is a view. Its gradient comes back in the
-// placements that the tensor has, Replicate where they are Partial. InvalidArgument as distribute()
-// says, but Partial is allowed.
+// Collective over the mesh if the table names a collective, and then blocks. The result has its own
+// memory, unless the placements do not change: then it is a view. The gradient comes back with the
+// placements of `tensor`, with Replicate in place of Partial. Throws InvalidArgument in the cases
+// of distribute(), except that Partial is allowed.
 [[nodiscard]] at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements);
 
-// All of it, as a plain tensor on every rank. Collective where something is not Replicate.
+// Returns the whole tensor as a plain tensor on every rank. Collective if a placement is not
+// Replicate.
 [[nodiscard]] at::Tensor full_tensor(const at::Tensor& tensor);
 
-// InvalidArgument for a plain tensor.
+// Throw InvalidArgument for a plain tensor.
 [[nodiscard]] Placements placements(const at::Tensor& tensor);
 [[nodiscard]] Mesh mesh_of(const at::Tensor& tensor);
 
-// Local: "float [6, 4] on mesh dp=2, tp=2: [Shard(0), Replicate], local [3, 4]". Of a plain tensor:
-// "float [6, 4], not global".
+// Describes a tensor: "float [6, 4] on mesh dp=2, tp=2: [Shard(0), Replicate], local [3, 4]", or
+// for a plain tensor "float [6, 4], not global". Local.
 [[nodiscard]] std::string describe(const at::Tensor& tensor);
 
-// What operations on a mesh's tensors do with what a rule cannot tell. The same on all ranks.
+// Options for operations on a mesh's tensors that the default rejects. Must be equal on all ranks.
 struct GlobalOptions {
   // An operation without a rule runs on replicated arguments, and its results are replicated; the
   // log names each such operation once.
   bool replicate_unknown = false;
-  // A plain tensor beside global ones counts as replicated: its values must be the same on all
-  // ranks. The first few are compared, and then ever fewer (each whose number is a power of two):
-  // Mismatch on all ranks. The gradient of one that requires it is a global tensor. For models that
-  // make tables (torch::arange, masks) in forward().
+  // A plain tensor beside global ones counts as replicated: its values must be equal on all ranks.
+  // They are compared in the first few calls and then ever more rarely (in calls whose number is a
+  // power of two); if they differ, all ranks throw Mismatch. If the tensor requires grad, its
+  // gradient is a global tensor. For models that create tables (torch::arange, masks) in forward().
   bool replicate_plain = false;
 };
 
-// Local; holds while a tensor of the mesh or a copy of the mesh with one lives.
+// Sets the options of a mesh. Local. They hold as long as a tensor of the mesh exists, or a copy of
+// the mesh that has such a tensor.
 void set_global_options(const Mesh& mesh, GlobalOptions options);
 
-// What redistributions on a mesh have done: calls of collectives, and the bytes of this rank's
-// part of them: what it must receive from other ranks, by the textbook (for n ranks and a tensor of
-// b bytes an all_reduce is 2 b (n - 1) / n, an all_gather and a reduce_scatter half of that).
+// Communication by redistributions on a mesh: the number of collective calls, and the bytes that
+// this rank must receive from other ranks by the textbook formulas. For n ranks and a tensor of b
+// bytes, all_reduce counts 2 b (n - 1) / n; all_gather and reduce_scatter count half of that.
 struct Traffic {
   std::int64_t all_reduces = 0;
   std::int64_t all_gathers = 0;
@@ -132,7 +136,7 @@ struct Traffic {
   }
 };
 
-// Local: since the mesh's first global tensor, or the last reset_traffic().
+// Returns the traffic since the mesh's first global tensor or the last reset_traffic(). Local.
 [[nodiscard]] Traffic traffic(const Mesh& mesh);
 void reset_traffic(const Mesh& mesh);
 

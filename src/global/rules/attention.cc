@@ -1,5 +1,5 @@
-// Scaled dot-product attention: rows and heads may be cut, features not; on the CPU tokens of
-// queries, keys and values may be cut in the same way.
+// Rules of scaled dot-product attention: rows and heads may be sharded, features may not. On the
+// CPU, the tokens of queries, keys and values may be sharded in the same way.
 #include "global/ring_attention.h"
 #include "global/rule_line.h"
 #include "global/rules/dims.h"
@@ -11,8 +11,8 @@ namespace lockstep::global {
 namespace {
 
 struct Attention {
-  // `first` is the operand that is the query; keys and values follow it. Argument `mask` is
-  // [tokens, tokens], or has rows and heads before these, or one element in place of them.
+  // `first` is the operand of the query; keys and values follow it. Argument `mask` is [tokens,
+  // tokens], optionally with leading dims for rows and heads, which may have one element.
   Attention(const RuleCall& call, std::size_t first, int mask) {
     const std::vector<std::int64_t>& query = call.sizes(first);
     std::int64_t groups = call.sizes(first + 1)[1];
@@ -35,20 +35,21 @@ struct Attention {
   Rule rule;
 };
 
-// As the kernel lays out its result: [rows, tokens, heads, features], seen as [rows, heads, ...].
+// Returns the strides of the kernel's result: [rows, tokens, heads, features], viewed as [rows,
+// heads, ...].
 std::vector<std::int64_t> strides_of(const std::vector<std::int64_t>& sizes) {
   return {sizes[1] * sizes[2] * sizes[3], sizes[3], sizes[1] * sizes[3], 1};
 }
 
-// The kernel reads features one after the other. LibTorch chooses it by the strides of the whole,
-// and a rank's part may lie otherwise.
+// Makes features contiguous, as the kernel requires. LibTorch chooses the kernel by the strides of
+// the whole tensor, but a rank's part may have other strides.
 void lay_features_side_by_side(Rule& rule, std::size_t arguments) {
   rule.finish = [arguments](RulePlan& plan) {
     plan.kernel = [arguments, run = plan.operation](torch::jit::Stack& stack) {
       for (std::size_t i = stack.size() - arguments; i < stack.size(); ++i) {
         if (!stack[i].isTensor() || !stack[i].toTensor().defined()) continue;
         const at::Tensor tensor = stack[i].toTensor();
-        // One number a token: what forward saved.
+        // Three dims: one number per token, which forward saved.
         bool is_dense = tensor.dim() == 4 ? tensor.stride(3) == 1 : tensor.dim() != 3;
         if (!is_dense) stack[i] = tensor.contiguous();
       }
@@ -57,8 +58,8 @@ void lay_features_side_by_side(Rule& rule, std::size_t arguments) {
   };
 }
 
-// One more choice: tokens cut as those of the queries are. `first` is the operand that is the
-// query, `causal` the argument that says whether there is a causal mask.
+// Adds the choice that shards tokens in the same way as those of the queries. `first` is the
+// operand of the query, and `causal` is the argument for a causal mask.
 void add_cut_tokens(const RuleCall& call, Rule& rule, std::size_t first, std::size_t causal,
                     bool is_masked, void (RingAttention::*run)(torch::jit::Stack&) const) {
   const std::int64_t queries = call.sizes(first)[2], keys = call.sizes(first + 1)[2];
@@ -83,7 +84,7 @@ void add_cut_tokens(const RuleCall& call, Rule& rule, std::size_t first, std::si
   };
 }
 
-// query, key, value, dropout_p, is_causal, attn_mask?, scale -> output, logsumexp
+// Schema: query, key, value, dropout_p, is_causal, attn_mask?, scale -> output, logsumexp
 Rule flash(const RuleCall& call) {
   Rule rule = Attention(call, 0, 5).rule;
   std::vector<std::int64_t> sizes = call.sizes(0);
@@ -95,7 +96,7 @@ Rule flash(const RuleCall& call) {
   return rule;
 }
 
-// grad_out, query, key, value, out, logsumexp, ... -> three gradients
+// Schema: grad_out, query, key, value, out, logsumexp, ... -> three gradients
 Rule flash_backward(const RuleCall& call) {
   Rule rule = Attention(call, 1, 8).rule;
   for (std::size_t i : {1, 2, 3})
@@ -105,9 +106,9 @@ Rule flash_backward(const RuleCall& call) {
   return rule;
 }
 
-// The kernels of CUDA: what they return beside outputs and logsumexp is the same on all ranks,
-// however rows and heads are cut. With dropout nothing is cut: a rank would draw other numbers for
-// its heads than one process does.
+// Returns the rule of a CUDA kernel. Results other than outputs and logsumexp are equal on all
+// ranks, for any sharding of rows and heads. With dropout, nothing is sharded: a rank would draw
+// other numbers for its heads than a single process.
 Rule device_attention(const RuleCall& call, std::size_t first, int mask) {
   Rule rule = Attention(call, first, mask).rule;
   for (Rule::Label& label : rule.labels) label.cut = false;
@@ -120,8 +121,8 @@ Placement place_of(int label, const std::vector<int>& dims) {
   return Shard(static_cast<int>(found - dims.begin()));
 }
 
-// Adds the choices to cut rows or heads, without dropout, and otherwise compares generators where
-// the kernel draws, which is in forward.
+// Without dropout, adds the choices that shard rows or heads. With dropout, compares generators
+// before the kernel draws, which is in forward.
 Rule device_choices(const RuleCall& call, Rule rule, std::size_t first, double dropout) {
   lay_features_side_by_side(rule, call.arguments());
   const bool draws = first == 0 && dropout > 0;
@@ -139,8 +140,8 @@ Rule device_choices(const RuleCall& call, Rule rule, std::size_t first, double d
   return rule;
 }
 
-// A result with the memory order of an operand and `features` in its last dim: [rows, tokens,
-// heads, features], seen as [rows, heads, ...], or row-major.
+// Returns a result with the memory order of an operand and `features` in its last dim: [rows,
+// tokens, heads, features], viewed as [rows, heads, ...], or row-major.
 Rule::Result laid_out_as(const RuleCall& call, const Rule& rule, std::size_t operand,
                          std::int64_t features) {
   std::vector<std::int64_t> sizes = call.sizes(operand);
@@ -155,25 +156,25 @@ Rule::Result laid_out_as(const RuleCall& call, const Rule& rule, std::size_t ope
   return laid_out_as(call, rule, operand, call.sizes(operand).back());
 }
 
-// Of forward: the features are those of the values.
+// The output of forward, which has the features of the values.
 Rule::Result output_of(const RuleCall& call, const Rule& rule) {
   return laid_out_as(call, rule, 0, call.sizes(2).back());
 }
 
-// One number for each query; `tokens` of them.
+// A result with one number for each of `tokens` queries.
 Rule::Result number_a_token(const RuleCall& call, const Rule& rule, std::int64_t tokens) {
   const std::vector<std::int64_t>& query = call.sizes(0);
   return {{query[0], query[1], tokens}, {rule.operands[0][0], rule.operands[0][1], Rule::whole}};
 }
 
-// The same on all ranks.
+// A result that is equal on all ranks.
 Rule::Result whole_of(std::vector<std::int64_t> sizes) {
   return {sizes, std::vector<int>(sizes.size(), Rule::whole)};
 }
 
-// query, key, value, attn_bias?, compute_log_sumexp, dropout_p, ... -> output, logsumexp [rows,
-// heads, tokens, 1], two offsets (undefined), seed and offset of the generator, a mask that nobody
-// asked for
+// Schema: query, key, value, attn_bias?, compute_log_sumexp, dropout_p, ... -> output, logsumexp
+// [rows, heads, tokens, 1], two offsets (undefined), seed and offset of the generator, an unused
+// mask
 Rule cudnn(const RuleCall& call) {
   Rule rule = device_attention(call, 0, 3);
   Rule::Result logsumexp = number_a_token(call, rule, call.sizes(0)[2]);
@@ -184,19 +185,19 @@ Rule cudnn(const RuleCall& call) {
   return device_choices(call, std::move(rule), 0, call.argument(5).toDouble());
 }
 
-// grad_out, query, key, value, out, logsumexp, seed, offset, attn_bias, two offsets, max_q, max_k,
-// dropout_p, ... -> three gradients
+// Schema: grad_out, query, key, value, out, logsumexp, seed, offset, attn_bias, two offsets, max_q,
+// max_k, dropout_p, ... -> three gradients
 Rule cudnn_backward(const RuleCall& call) {
   Rule rule = device_attention(call, 1, 8);
   for (std::size_t i : {1, 2, 3}) rule.results.push_back(laid_out_as(call, rule, i));
   return device_choices(call, std::move(rule), 1, call.argument(13).toDouble());
 }
 
-// query, key, value, dropout_p, is_causal, ... -> output, logsumexp, two offsets (undefined: no
-// nested tensors), the generator's state, one unused number, a mask that nobody asked for
+// Schema: query, key, value, dropout_p, is_causal, ... -> output, logsumexp, two offsets
+// (undefined: no nested tensors), the generator's state, one unused number, an unused mask
 Rule cuda_flash(const RuleCall& call) {
   Rule rule = device_attention(call, 0, -1);
-  if (!call.argument(3).isDouble()) return rule;  // the overload of quantized tensors: replicated
+  if (!call.argument(3).isDouble()) return rule;  // overload for quantized tensors: replicated
   rule.results = {output_of(call, rule), number_a_token(call, rule, call.sizes(0)[2]),
                   whole_of({0}),         whole_of({0}),
                   whole_of({2}),         whole_of({}),
@@ -204,16 +205,16 @@ Rule cuda_flash(const RuleCall& call) {
   return device_choices(call, std::move(rule), 0, call.argument(3).toDouble());
 }
 
-// grad_out, query, key, value, out, logsumexp, two offsets, max_q, max_k, dropout_p, ... -> three
-// gradients
+// Schema: grad_out, query, key, value, out, logsumexp, two offsets, max_q, max_k, dropout_p, ... ->
+// three gradients
 Rule cuda_flash_backward(const RuleCall& call) {
   Rule rule = device_attention(call, 1, -1);
   for (std::size_t i : {1, 2, 3}) rule.results.push_back(laid_out_as(call, rule, i));
   return device_choices(call, std::move(rule), 1, call.argument(10).toDouble());
 }
 
-// query, key, value, attn_bias?, compute_log_sumexp, dropout_p, is_causal -> output, logsumexp,
-// seed and offset of the generator. The kernel rounds the tokens of logsumexp up to 32.
+// Schema: query, key, value, attn_bias?, compute_log_sumexp, dropout_p, is_causal -> output,
+// logsumexp, seed and offset of the generator. The kernel rounds the tokens of logsumexp up to 32.
 Rule cuda_efficient(const RuleCall& call) {
   constexpr std::int64_t alignment = 32;
   Rule rule = device_attention(call, 0, 3);
@@ -224,9 +225,9 @@ Rule cuda_efficient(const RuleCall& call) {
   return device_choices(call, std::move(rule), 0, call.argument(5).toDouble());
 }
 
-// grad_out, query, key, value, attn_bias, out, logsumexp, seed, offset, dropout_p,
-// grad_input_mask, ... -> three gradients, and that of the mask where it is asked for; nothing is
-// cut then, because a mask that all heads share gets the sum of theirs
+// Schema: grad_out, query, key, value, attn_bias, out, logsumexp, seed, offset, dropout_p,
+// grad_input_mask, ... -> three gradients, and the mask's gradient if it is wanted. Nothing is
+// sharded then, because a mask that all heads share gets the sum of their gradients.
 Rule cuda_efficient_backward(const RuleCall& call) {
   Rule rule = device_attention(call, 1, 4);
   for (std::size_t i : {1, 2, 3}) rule.results.push_back(laid_out_as(call, rule, i));

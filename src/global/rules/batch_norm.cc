@@ -1,5 +1,5 @@
-// Normalisation of channels over a batch. In training the statistics are of the whole batch: where
-// rows are cut, ranks add up theirs.
+// Normalisation of channels over a batch. In training, statistics cover the whole batch: if rows
+// are sharded, ranks sum their statistics.
 #include "global/rule_line.h"
 #include "global/rules/dims.h"
 
@@ -16,7 +16,7 @@ namespace {
 
 using torch::jit::Stack;
 
-// Labels of every operand that has the channels: input and gradient in dim 1, others in dim 0.
+// Labels the channels of every operand: dim 1 of input and gradient, and dim 0 of the others.
 Rule by_channels(const RuleCall& call, std::size_t inputs, bool cut) {
   check(call.dim(0) > 1, "{}: expected an input with channels in dim 1, found {} dims",
         call.operation(), call.dim(0));
@@ -32,16 +32,16 @@ Rule by_channels(const RuleCall& call, std::size_t inputs, bool cut) {
   return rule;
 }
 
-// The first `inputs` operands by rows, others whole.
+// Adds a choice that shards the first `inputs` operands by rows and replicates the others.
 void add_rows(Rule& rule, const RuleCall& call, std::size_t inputs, Placements results) {
   RuleChoice choice{Placements(call.size()), std::move(results)};
   for (std::size_t i = 0; i < inputs; ++i) choice.operands[i] = Shard(0);
   rule.more.push_back(std::move(choice));
 }
 
-// Sums over all elements of a channel, on all ranks.
+// Sums over all elements of a channel, over all ranks.
 struct ChannelSums {
-  std::vector<int> axes;  // that cut rows
+  std::vector<int> axes;  // axes that shard rows
   std::function<void(int, const at::Tensor&, Op)> all_reduce;
   double count = 0;  // elements of a channel
 
@@ -57,7 +57,7 @@ struct ChannelSums {
   }
 };
 
-// [c] as [1, c, 1, ...].
+// Views [c] as [1, c, 1, ...].
 at::Tensor spread(const at::Tensor& channels, const at::Tensor& like) {
   std::vector<std::int64_t> sizes(static_cast<std::size_t>(like.dim()), 1);
   sizes[1] = channels.numel();
@@ -77,7 +77,7 @@ ChannelSums sums_of(const RulePlan& plan, const std::vector<std::int64_t>& sizes
   return sums;
 }
 
-// running += momentum * (now - running), as LibTorch rounds it.
+// Updates running += momentum * (now - running), with LibTorch's rounding.
 void update_running(const c10::IValue& running, const at::Tensor& now, double momentum) {
   at::Tensor tensor = tensor_or_none(running);
   if (tensor.defined()) tensor.mul_(1 - momentum).add_(now.to(tensor.scalar_type()), momentum);
@@ -126,7 +126,7 @@ void differentiate_over_ranks(Stack& stack, std::size_t arguments, const Channel
   for (at::Tensor& result : results) stack.emplace_back(std::move(result));
 }
 
-// LibTorch refuses a shard without elements.
+// Handles a shard without elements, which LibTorch refuses.
 void run_without_elements(Stack& stack, std::size_t arguments, bool is_backward) {
   auto values = torch::jit::last(stack, arguments);
   at::Tensor input = values[is_backward ? 1 : 0].toTensor();
@@ -145,12 +145,12 @@ void evaluate_empty_shards(Rule& rule, const RuleCall& call, bool is_backward) {
   };
 }
 
-// input, weight?, bias?, running_mean?, running_var?, training, momentum, eps
-//   -> out, save_mean, save_invstd
+// Schema: input, weight?, bias?, running_mean?, running_var?, training, momentum, eps -> out,
+// save_mean, save_invstd
 Rule batch_norm(const RuleCall& call) {
   bool training = call.argument(5).toBool();
   Rule rule = by_channels(call, 1, training);
-  // Nothing is kept of an evaluation.
+  // Evaluation saves no statistics.
   std::vector<std::int64_t> kept = {training ? call.sizes(0)[1] : 0};
   int channels = training ? rule.operands[0][1] : Rule::whole;
   rule.results = {{call.sizes(0), rule.operands[0]}, {kept, {channels}}, {kept, {channels}}};
@@ -170,8 +170,8 @@ Rule batch_norm(const RuleCall& call) {
   return rule;
 }
 
-// grad, input, weight?, running_mean?, running_var?, save_mean?, save_invstd?, train, eps, mask
-//   -> three gradients
+// Schema: grad, input, weight?, running_mean?, running_var?, save_mean?, save_invstd?, train, eps,
+// mask -> three gradients
 Rule batch_norm_backward(const RuleCall& call) {
   Rule rule = by_channels(call, 2, true);
   bool training = call.argument(7).toBool();

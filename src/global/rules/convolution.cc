@@ -1,4 +1,4 @@
-// Convolutions are cut by rows of the batch and by channels; pooling by both.
+// Convolutions are sharded by rows of the batch or by channels; pooling by both.
 #include "base/format.h"
 #include "global/rule_line.h"
 #include "global/rules/dims.h"
@@ -12,7 +12,7 @@ std::int64_t at_or_last(const Sizes& values, std::size_t i) {
   return values.empty() ? 0 : values[std::min(i, values.size() - 1)];
 }
 
-// input, weight, bias?, stride, padding, dilation, transposed, output_padding, groups
+// Schema: input, weight, bias?, stride, padding, dilation, transposed, output_padding, groups
 struct Convolution {
   Convolution(const RuleCall& call, std::size_t input, std::size_t weight, std::size_t stride)
       : call(call),
@@ -75,7 +75,7 @@ Rule convolution(const RuleCall& call) {
   return rule;
 }
 
-// grad, input, weight, bias_sizes?, stride, ..., groups, mask -> three gradients
+// Schema: grad, input, weight, bias_sizes?, stride, ..., groups, mask -> three gradients
 Rule convolution_backward(const RuleCall& call) {
   Convolution made(call, 1, 2, 4);
   Rule rule;
@@ -89,7 +89,7 @@ Rule convolution_backward(const RuleCall& call) {
   int outgoing = rule.add({.empty = false});
   rule.operands[0][1] = rule.operands[2][0] = outgoing;
   rule.results[1].dims[0] = rule.results[2].dims[0] = outgoing;
-  // The bias has nothing of the incoming channels.
+  // The bias does not depend on incoming channels.
   rule.more.push_back(
       {{Replicate(), Shard(1), Shard(1)}, {Shard(1), Shard(1), Replicate()}, {call.sizes(1)[1]}});
   rule.finish = [](RulePlan& plan) {
@@ -107,7 +107,7 @@ std::int64_t pooled(std::int64_t in, std::int64_t kernel, std::int64_t stride, s
   return out;
 }
 
-// Labels of all dims but the last two.
+// Returns labels for all dims except the last two.
 std::vector<int> planes(Rule& rule, const Sizes& sizes) {
   auto dims = static_cast<std::int64_t>(sizes.size());
   std::vector<int> labels = labels_but(rule, sizes, {dims - 2, dims - 1});
@@ -115,7 +115,7 @@ std::vector<int> planes(Rule& rule, const Sizes& sizes) {
   return labels;
 }
 
-// self, kernel_size, stride, padding, [dilation,] ceil_mode
+// Schema: self, kernel_size, stride, padding, [dilation,] ceil_mode
 Rule pooling(const RuleCall& call, bool has_dilation) {
   Rule rule;
   std::vector<int> labels = planes(rule, call.sizes(0));
@@ -135,7 +135,7 @@ Rule pooling(const RuleCall& call, bool has_dilation) {
   return rule;
 }
 
-// grad, self, ..., [indices]: all but the last two dims are alike.
+// Schema: grad, self, ..., [indices]. All operands share the labels of all but the last two dims.
 Rule pooling_backward(const RuleCall& call) {
   Rule rule;
   std::vector<int> labels = planes(rule, call.sizes(1));
@@ -144,7 +144,7 @@ Rule pooling_backward(const RuleCall& call) {
   return rule;
 }
 
-// self, output_size
+// Schema: self, output_size
 Rule adaptive_pooling(const RuleCall& call) {
   Rule rule;
   std::vector<int> labels = planes(rule, call.sizes(0));

@@ -9,7 +9,7 @@ namespace {
 
 using Sizes = std::vector<std::int64_t>;
 
-// Two dims of a matrix, from the front, and the length of its diagonal.
+// Two dims of a matrix, counted from the front, and the length of its diagonal.
 struct Diagonal {
   Diagonal(const RuleCall& call, const Sizes& sizes, std::size_t offset)
       : first(from_front(call.argument(offset + 1).toInt(), std::ssize(sizes))),
@@ -21,7 +21,7 @@ struct Diagonal {
         sizes.at(static_cast<std::size_t>(second)) - std::max<std::int64_t>(by, 0);
     length = std::max<std::int64_t>(std::min(rows, columns), 0);
   }
-  // The other dims, in order.
+  // Returns the other dims, in order.
   [[nodiscard]] std::vector<int> others(std::int64_t dims) const {
     std::vector<int> order = in_order(dims);
     std::erase_if(order, [&](int dim) { return dim == first || dim == second; });
@@ -31,7 +31,7 @@ struct Diagonal {
   std::int64_t first, second, length = 0;
 };
 
-// self, offset, dim1, dim2: the diagonal is a new last dim.
+// Schema: self, offset, dim1, dim2. The diagonal is a new last dim.
 Rule diagonal(const RuleCall& call) {
   const Diagonal made(call, call.sizes(0), 1);
   Rule rule;
@@ -52,11 +52,11 @@ Rule onto_diagonal(const RuleCall& call, const Sizes& sizes, const Diagonal& mad
   int next = 0;
   for (int dim : made.others(std::ssize(sizes))) from[static_cast<std::size_t>(dim)] = next++;
   Rule result = moved(call, labels, from, sizes, std::move(rule));
-  result.moves = false;  // zeros are not what other reductions begin with
+  result.moves = false;  // zeros are not neutral for other reductions
   return result;
 }
 
-// grad, input_sizes, offset, dim1, dim2
+// Schema: grad, input_sizes, offset, dim1, dim2
 Rule diagonal_backward(const RuleCall& call) {
   const Sizes sizes = call.argument(1).toIntVector();
   Rule made = onto_diagonal(call, sizes, Diagonal(call, sizes, 2));
@@ -66,7 +66,7 @@ Rule diagonal_backward(const RuleCall& call) {
   return made;
 }
 
-// self, offset, dim1, dim2
+// Schema: self, offset, dim1, dim2
 Rule diag_embed(const RuleCall& call) {
   check(call.dim(0) > 0, "{}: expected a tensor with at least one dim", call.operation());
   const std::int64_t side = call.sizes(0).back() + std::abs(call.argument(1).toInt());
@@ -78,7 +78,7 @@ Rule diag_embed(const RuleCall& call) {
   return onto_diagonal(call, sizes, made);
 }
 
-// self, dim, size, step: windows of the dim, whose elements are a new last dim.
+// Schema: self, dim, size, step. The elements of each window of the dim are a new last dim.
 Rule unfold(const RuleCall& call) {
   const std::int64_t dim = from_front(call.argument(1).toInt(), call.dim(0));
   const std::int64_t size = call.argument(2).toInt(), step = call.argument(3).toInt();
@@ -96,7 +96,7 @@ Rule unfold(const RuleCall& call) {
   return moved(call, labels, from, sizes, std::move(rule));
 }
 
-// grad, input_sizes, dim, size, step
+// Schema: grad, input_sizes, dim, size, step
 Rule unfold_backward(const RuleCall& call) {
   const Sizes sizes = call.argument(1).toIntVector();
   const std::int64_t dim = from_front(call.argument(2).toInt(), std::ssize(sizes));
@@ -110,7 +110,8 @@ Rule unfold_backward(const RuleCall& call) {
   return made;
 }
 
-// self, pad, value: numbers of elements before and after each dim, from the last dim on.
+// Schema: self, pad, value. `pad` has the number of elements before and after each dim, from the
+// last dim on.
 Rule constant_pad(const RuleCall& call) {
   const Sizes pad = call.argument(1).toIntVector();
   Sizes sizes = call.sizes(0), padded;
@@ -128,7 +129,7 @@ Rule constant_pad(const RuleCall& call) {
   Rule rule;
   std::vector<int> labels = labels_but(rule, call.sizes(0), padded);
   rule = moved(call, labels, in_order(call.dim(0)), sizes, std::move(rule));
-  rule.linear.clear();  // each rank would add its value
+  rule.linear.clear();  // each rank would add its own value
   rule.moves = false;
   return rule;
 }

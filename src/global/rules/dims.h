@@ -1,4 +1,4 @@
-// Reading the dims of operations' arguments.
+// Helpers that read dims from operations' arguments.
 #pragma once
 
 #include "base/check.h"
@@ -13,8 +13,8 @@
 
 namespace lockstep::global {
 
-// Counted from the front, of `dims` dims. A tensor without dims has a dim 0 for this. Throws
-// InvalidArgument if there is no such dim.
+// Returns `dim` counted from the front of `dims` dims. A tensor without dims counts as having dim
+// 0. Throws InvalidArgument if the dim does not exist.
 [[nodiscard]] inline std::int64_t from_front(std::int64_t dim, std::int64_t dims) {
   const std::int64_t count = std::max<std::int64_t>(dims, 1);
   check(dim >= -count && dim < count, "expected a dim from {} to {} of a global tensor, found {}",
@@ -22,7 +22,8 @@ namespace lockstep::global {
   return dim < 0 ? dim + count : dim;
 }
 
-// Of an argument that is a dim, a list of dims, or nothing: then all. An empty list means all too.
+// Returns the dims in an argument that is a dim, a list of dims, or None. None and an empty list
+// mean all dims.
 [[nodiscard]] inline std::vector<std::int64_t> dims_in(const c10::IValue& value,
                                                        std::int64_t dims) {
   std::vector<std::int64_t> all;
@@ -40,7 +41,7 @@ namespace lockstep::global {
   return std::ranges::find(dims, static_cast<std::int64_t>(dim)) != dims.end();
 }
 
-// A label for each dim of an operand, but those of `whole`.
+// Returns a label for each dim of an operand, except those in `whole`.
 [[nodiscard]] inline std::vector<int> labels_but(Rule& rule, const std::vector<std::int64_t>& sizes,
                                                  const std::vector<std::int64_t>& whole = {}) {
   std::vector<int> labels;
@@ -49,7 +50,8 @@ namespace lockstep::global {
   return labels;
 }
 
-// One operand and results of its sizes, of which `whole` dims are not cut.
+// Returns a rule with one operand and results of the same sizes, in which the dims `whole` are not
+// sharded.
 [[nodiscard]] inline Rule same_sizes(const RuleCall& call, const std::vector<std::int64_t>& whole) {
   Rule rule;
   std::vector<int> labels = labels_but(rule, call.sizes(0), whole);
@@ -62,8 +64,8 @@ namespace lockstep::global {
   return rule;
 }
 
-// A result whose dims are those of the operand in another order, or some of them. `from[i]`: the
-// operand's dim that is result dim i, or -1 for a new one of `sizes[i]`.
+// Returns a rule whose result has some or all dims of the operand, possibly in another order.
+// `from[i]` is the operand's dim that becomes result dim i, or -1 for a new dim of `sizes[i]`.
 [[nodiscard]] inline Rule moved(const RuleCall& call, const std::vector<int>& labels,
                                 const std::vector<int>& from,
                                 const std::vector<std::int64_t>& sizes, Rule rule) {
@@ -79,16 +81,16 @@ namespace lockstep::global {
   return rule;
 }
 
-// 0, 1, ... of so many dims.
+// Returns 0, 1, ..., dims - 1.
 [[nodiscard]] inline std::vector<int> in_order(std::int64_t dims) {
   std::vector<int> order;
   for (int dim : std::views::iota(0, static_cast<int>(dims))) order.push_back(dim);
   return order;
 }
 
-// Kernels of normalisations read what they are given, and what another one saved (the mean of each
-// row), as if it was dense, which a rank's part of a dense tensor need not be.
-// `first` and `last` are operands, and the tensor arguments `offset` places behind these.
+// Makes arguments contiguous. Normalisation kernels assume dense inputs and dense saved tensors
+// (the mean of each row), but a rank's part of a dense tensor may not be dense.
+// `first` to `last` are operands; the tensor arguments are `offset` positions after them.
 inline void make_dense(RulePlan& plan, std::size_t first, std::size_t last, std::size_t offset,
                        std::size_t arguments) {
   plan.kernel = [=, run = plan.kernel ? plan.kernel : plan.operation](torch::jit::Stack& stack) {
@@ -100,7 +102,7 @@ inline void make_dense(RulePlan& plan, std::size_t first, std::size_t last, std:
   };
 }
 
-// The placement of an operand along each axis where it has one of these.
+// Returns the Partial placements that an operand has on some axis.
 [[nodiscard]] inline Placements partials_of(const RuleOperand& operand) {
   Placements all;
   for (Placement one : operand.placements)
@@ -108,8 +110,8 @@ inline void make_dense(RulePlan& plan, std::size_t first, std::size_t last, std:
   return all;
 }
 
-// For operations that draw random numbers: compares the generators of the ranks, then does what
-// `finish` puts in the place of the operation. In random.cc.
+// For random operations: compares the generators of the ranks, and then does what `finish` sets in
+// place of the operation. Defined in random.cc.
 [[nodiscard]] std::function<void(RulePlan& plan)> compared(
     const RuleCall& call, std::function<void(RulePlan& plan)> finish = {});
 

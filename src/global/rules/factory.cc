@@ -1,4 +1,4 @@
-// New tensors of a global one's kind.
+// Operations that create a tensor like a global tensor.
 #include "global/rule_line.h"
 #include "global/rules/dims.h"
 #include "global/spec.h"
@@ -6,7 +6,7 @@
 namespace lockstep::global {
 namespace {
 
-// self says sizes, dtype and device only: a Partial one gives a replicated result.
+// Only sizes, dtype and device of self are used: a Partial self gives a replicated result.
 Rule like(const RuleCall& call) {
   Rule rule = same_sizes(call, {});
   for (Placement partial : partials_of(call.operands()[0]))
@@ -14,7 +14,8 @@ Rule like(const RuleCall& call) {
   return rule;
 }
 
-// self, size, [strides, ...]: replicated, but where the sizes are its own.
+// Schema: self, size, [strides, ...]. The result is replicated, unless `size` equals the sizes of
+// self.
 Rule of_sizes(const RuleCall& call, bool has_strides) {
   std::vector<std::int64_t> sizes = call.argument(1).toIntVector();
   if (sizes == call.sizes(0)) {

@@ -24,7 +24,7 @@ Rule all_whole(const RuleCall& call) {
   return rule;
 }
 
-// The indices of all rows: a rank that has not the row could not tell a wrong one from another's.
+// Checks the indices of all rows: a rank cannot tell an invalid index from a row of another rank.
 void check_indices(const at::Tensor& indices, std::int64_t rows) {
   if (indices.numel() == 0) return;
   auto [least, most] = at::aminmax(indices);
@@ -34,7 +34,7 @@ void check_indices(const at::Tensor& indices, std::int64_t rows) {
         first < 0 ? first : last);
 }
 
-// Rows of a table whose rows are cut: each rank looks up those that it has, the others are zeros.
+// Looks up rows in this rank's part of a table; indices of rows on other ranks give zeros.
 at::Tensor rows_of_part(const at::Tensor& weight, const at::Tensor& indices, std::int64_t first) {
   at::Tensor here = indices - first;
   at::Tensor elsewhere = (here < 0).logical_or_(here >= weight.size(0));
@@ -47,7 +47,7 @@ at::Tensor rows_of_part(const at::Tensor& weight, const at::Tensor& indices, std
   return at::embedding(weight, here).masked_fill_(elsewhere.unsqueeze(-1), 0);
 }
 
-// Where the rows begin that this rank has.
+// Returns the index of this rank's first row.
 std::int64_t first_row(const RulePlan& plan, std::int64_t rows) {
   Placements placements = plan.operands[0];
   for (Placement& one : placements)
@@ -56,14 +56,14 @@ std::int64_t first_row(const RulePlan& plan, std::int64_t rows) {
   return numbers.numel() == 0 ? rows : numbers[0].item<std::int64_t>();
 }
 
-// Otherwise only the ranks that have indices would fail.
+// Throws on all ranks; otherwise only the ranks that have indices would fail.
 void check_dim_has_elements(const RuleCall& call, std::int64_t length, std::size_t index) {
   check(length > 0 || layout::numel_of(call.sizes(index)) == 0,
         "{}: expected no indices of a dim without elements, found sizes [{}]", call.operation(),
         listed(call.sizes(index), ", "));
 }
 
-// weight [v, d], indices, padding_idx, scale_grad_by_freq, sparse
+// Schema: weight [v, d], indices, padding_idx, scale_grad_by_freq, sparse
 Rule embedding(const RuleCall& call) {
   check(call.dim(0) == 2, "{}: expected a table of two dims, found {}", call.operation(),
         call.dim(0));
@@ -92,8 +92,8 @@ Rule embedding(const RuleCall& call) {
   return rule;
 }
 
-// grad [..., d], indices, num_weights, padding_idx, scale_grad_by_freq. Counting how often a row is
-// used needs all indices.
+// Schema: grad [..., d], indices, num_weights, padding_idx, scale_grad_by_freq. Counting the uses
+// of a row needs all indices.
 Rule embedding_backward(const RuleCall& call) {
   Rule rule = all_whole(call);
   bool counts = call.argument(4).toBool();
@@ -106,7 +106,7 @@ Rule embedding_backward(const RuleCall& call) {
   return rule;
 }
 
-// self, dim, index
+// Schema: self, dim, index
 Rule index_select(const RuleCall& call) {
   std::int64_t dim = from_front(call.argument(1).toInt(), call.dim(0));
   Rule rule = all_whole(call);
@@ -126,7 +126,8 @@ Rule index_select(const RuleCall& call) {
   return rule;
 }
 
-// self, dim, index, ...: dims in which all are of one length are cut together, but `dim`.
+// Schema: self, dim, index, ... Dims other than `dim` that have the same length in all operands are
+// sharded together.
 Rule aligned(const RuleCall& call, std::size_t sizes_from) {
   std::int64_t dim = from_front(call.argument(1).toInt(), call.dim(0));
   if (call.dim(0) > 0)
@@ -147,7 +148,7 @@ Rule aligned(const RuleCall& call, std::size_t sizes_from) {
   return rule;
 }
 
-// self, indices: dims that have no index keep their cuts.
+// Schema: self, indices. Dims without an index keep their shards.
 Rule index(const RuleCall& call) {
   Rule rule = all_whole(call);
   auto indices = call.argument(1).toListRef();
@@ -187,7 +188,7 @@ Rule index(const RuleCall& call) {
   return rule;
 }
 
-// self, index: elements of all of self.
+// Schema: self, index. The indices refer to all elements of self.
 Rule take(const RuleCall& call) {
   Rule rule = all_whole(call);
   rule.operands[1] = labels_but(rule, call.sizes(1));
@@ -196,10 +197,10 @@ Rule take(const RuleCall& call) {
   return rule;
 }
 
-// Results whose sizes depend on values: they are replicated.
+// The sizes of the results depend on values: results are replicated.
 Rule chosen_by_values(const RuleCall& call) { return all_whole(call); }
 
-// grad, mask, sizes
+// Schema: grad, mask, sizes
 Rule masked_scatter_backward(const RuleCall& call) {
   Rule rule = all_whole(call);
   std::vector<std::int64_t> sizes = call.argument(2).toIntVector();
@@ -208,7 +209,7 @@ Rule masked_scatter_backward(const RuleCall& call) {
   return rule;
 }
 
-// The same sizes come back, and nothing is cut.
+// The result has the sizes of self, and nothing is sharded.
 Rule whole_self(const RuleCall& call) {
   Rule rule = all_whole(call);
   rule.results = {{call.sizes(0), rule.operands[0]}};

@@ -1,4 +1,4 @@
-// Joining tensors and cutting them in pieces.
+// Joining and splitting of tensors.
 #include "global/rule_line.h"
 #include "global/rules/dims.h"
 
@@ -7,12 +7,12 @@ namespace {
 
 using torch::jit::Stack;
 
-// What cat() passes by: an empty tensor of one dim among others.
+// Returns true for an operand that cat() ignores: an empty tensor of one dim.
 bool is_skipped(const RuleCall& call, std::size_t operand, std::int64_t dims) {
   return dims != 1 && call.dim(operand) == 1 && call.sizes(operand)[0] == 0;
 }
 
-// tensors, dim
+// Schema: tensors, dim
 Rule cat(const RuleCall& call) {
   std::size_t model = 0;
   for (std::size_t i = 0; i < call.size(); ++i)
@@ -36,7 +36,7 @@ Rule cat(const RuleCall& call) {
   rule.results = {result};
   rule.linear = {all};
   rule.moves = true;
-  // Each rank's pieces of equal blocks, one after the other, are its part of the blocks.
+  // If all operands have equal sizes, a rank's concatenated pieces are its part of every block.
   if (is_even && call.size() > 1) {
     Placement each = Shard(static_cast<int>(dim));
     rule.more.push_back({Placements(call.size(), each),
@@ -45,7 +45,7 @@ Rule cat(const RuleCall& call) {
   return rule;
 }
 
-// The pieces of a dim, of these lengths.
+// Returns a rule for splitting a dim into pieces of these lengths.
 Rule pieces_of_dim(const RuleCall& call, std::int64_t dim,
                    const std::vector<std::int64_t>& lengths) {
   auto place = static_cast<std::size_t>(dim);
@@ -79,7 +79,7 @@ Rule pieces_of_dim(const RuleCall& call, std::int64_t dim,
   return rule;
 }
 
-// self, split_size, dim
+// Schema: self, split_size, dim
 Rule split(const RuleCall& call) {
   std::int64_t dim = from_front(call.argument(2).toInt(), call.dim(0));
   std::int64_t left = call.sizes(0)[static_cast<std::size_t>(dim)];

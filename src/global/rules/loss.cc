@@ -1,4 +1,4 @@
-// Losses that compare two tensors element by element, and reduce what they find.
+// Losses that compare two tensors element by element and then reduce.
 #include "base/check.h"
 #include "base/format.h"
 #include "global/rule_line.h"
@@ -15,7 +15,7 @@ namespace {
 
 using torch::jit::Stack;
 
-// A mean over all ranks' elements: a sum, divided by the whole's number of them.
+// Replaces a mean by a sum that is divided by the number of elements on all ranks.
 void divide_by_all(Rule& rule, const RuleCall& call, std::size_t self, std::size_t reduction,
                    bool is_backward) {
   double count = 1;
@@ -27,7 +27,7 @@ void divide_by_all(Rule& rule, const RuleCall& call, std::size_t self, std::size
       stack[stack.size() - arguments + reduction] = kind;
       run(stack);
       at::Tensor result = stack.back().toTensor();
-      // 16 bits do not hold the sum of what they hold the mean of.
+      // The sum may overflow 16 bits even if the mean does not.
       at::ScalarType dtype = result.scalar_type();
       stack.back() = is_backward ? result.div_(count)
                                  : at::sum(result, at::toOpMathType(dtype)).div_(count).to(dtype);
@@ -35,7 +35,8 @@ void divide_by_all(Rule& rule, const RuleCall& call, std::size_t self, std::size
   };
 }
 
-// The labels of an operand that is broadcast to those compared, such as weights of classes.
+// Returns the labels of an operand that is broadcast to the compared tensors, such as weights of
+// classes.
 std::vector<int> labels_of_broadcast(const std::vector<std::int64_t>& sizes,
                                      const std::vector<std::int64_t>& to,
                                      const std::vector<int>& labels) {
@@ -46,7 +47,7 @@ std::vector<int> labels_of_broadcast(const std::vector<std::int64_t>& sizes,
   return result;
 }
 
-// `self` is the operand that is compared with the next one; others are cut with it.
+// Compares operand `self` with the next one; other operands are sharded with them.
 Rule loss(const RuleCall& call, std::size_t self, std::size_t reduction, bool is_backward) {
   check(
       call.sizes(self) == call.sizes(self + 1),

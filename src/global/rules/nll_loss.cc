@@ -1,5 +1,5 @@
-// The negative log-likelihood of classes. Rows may be cut, and so may classes: a rank then looks up
-// the targets that are among its classes.
+// The negative log-likelihood of classes. Rows may be sharded, and so may classes: a rank then
+// looks up the targets that are among its own classes.
 #include "base/check.h"
 #include "global/rule_line.h"
 #include "global/rules/dims.h"
@@ -18,8 +18,8 @@ using torch::jit::Stack;
 
 constexpr std::int64_t ignored_here = -100;
 
-// Operands by argument: self [n, c, ...] or [c], target [n, ...], weight [c]; then the numbers that
-// say how to reduce, and which target to ignore.
+// Operands by argument: self [n, c, ...] or [c], target [n, ...], weight [c]. Numbers for the
+// reduction and the ignored target follow.
 struct NllCall {
   NllCall(const RuleCall& call, int self_argument)
       : self(static_cast<std::size_t>(call.operand_of(self_argument))),
@@ -37,7 +37,7 @@ struct NllCall {
     rule.operands[self][0] = rule.operands[target][0] = rows;
   }
 
-  // Along an axis that cuts classes.
+  // Adds the choice that shards classes along an axis.
   void add_cut_classes(const RuleCall& call, Placements results) {
     Placement cut = Shard(static_cast<int>(class_dim));
     RuleChoice choice{Placements(call.size()), std::move(results)};
@@ -51,7 +51,7 @@ struct NllCall {
   int rows = Rule::whole;
 };
 
-// What a kernel knows of one decision.
+// Data of one decision that a kernel needs.
 struct NllPlan {
   NllPlan(const NllCall& call, const RulePlan& plan)
       : first(call.first),
@@ -81,7 +81,8 @@ struct NllPlan {
     return stack[stack.size() - arguments + i];
   }
 
-  // Targets become places among this rank's classes, or are ignored; weights those of its classes.
+  // Converts targets to indices among this rank's classes, or to the ignored index, and selects the
+  // weights of these classes.
   void look_here(Stack& stack) const {
     if (class_axes.empty()) return;
     at::Tensor target = argument(stack, first + 1).toTensor();
@@ -106,7 +107,7 @@ struct NllPlan {
     at::ScalarType dtype = self.scalar_type(), wide = at::toOpMathType(dtype);
     std::vector<std::int64_t> of_rows = argument(stack, 1).toTensor().sizes().vec();
     look_here(stack);
-    // 16 bits do not hold the sum of what they hold the mean of.
+    // The sum may overflow 16 bits even if the mean does not.
     argument(stack, 0) = self.to(wide);
     c10::IValue& weights = argument(stack, 2);
     if (weights.isTensor() && weights.toTensor().defined())
@@ -149,7 +150,7 @@ struct NllPlan {
   std::function<void(int, const at::Tensor&, Op)> all_reduce;
 };
 
-// self, target, weight?, reduction, ignore_index -> loss, total_weight
+// Schema: self, target, weight?, reduction, ignore_index -> loss, total_weight
 Rule nll_loss(const RuleCall& call) {
   NllCall made(call, 0);
   Rule::Result loss, weight;
@@ -169,8 +170,8 @@ Rule nll_loss(const RuleCall& call) {
   return rule;
 }
 
-// grad_output, self, target, weight?, reduction, ignore_index, total_weight: a mean is divided by
-// the weight of all rows, which it is given.
+// Schema: grad_output, self, target, weight?, reduction, ignore_index, total_weight. A mean is
+// divided by total_weight, the weight of all rows.
 Rule nll_loss_backward(const RuleCall& call) {
   NllCall made(call, 1);
   if (call.dim(0) > 0) made.rule.operands[0][0] = made.rows;

@@ -5,7 +5,7 @@
 namespace lockstep::global {
 namespace {
 
-// Labels for the leading dims of [.., normalized...].
+// Returns labels for the leading dims of [.., normalized...].
 std::vector<int> leading(Rule& rule, const std::vector<std::int64_t>& sizes,
                          std::size_t normalized) {
   std::vector<int> labels(sizes.size(), Rule::whole);
@@ -13,7 +13,7 @@ std::vector<int> leading(Rule& rule, const std::vector<std::int64_t>& sizes,
   return labels;
 }
 
-// input, normalized_shape, weight?, bias?, eps -> out, mean, rstd
+// Schema: input, normalized_shape, weight?, bias?, eps -> out, mean, rstd
 Rule layer_norm(const RuleCall& call) {
   Rule rule;
   const std::vector<std::int64_t> shape = call.argument(1).toIntVector();
@@ -32,7 +32,7 @@ Rule layer_norm(const RuleCall& call) {
   return rule;
 }
 
-// grad, input, normalized_shape, mean, rstd, weight?, bias?, mask -> three gradients
+// Schema: grad, input, normalized_shape, mean, rstd, weight?, bias?, mask -> three gradients
 Rule layer_norm_backward(const RuleCall& call) {
   Rule rule;
   std::vector<std::int64_t> shape = call.argument(2).toIntVector();
@@ -40,7 +40,8 @@ Rule layer_norm_backward(const RuleCall& call) {
   for (std::size_t i = 0; i < call.size(); ++i)
     rule.operands.push_back(i < 4 ? labels : std::vector<int>(call.sizes(i).size(), Rule::whole));
   std::vector<int> whole(shape.size(), Rule::whole);
-  // Linear in the gradient, but a Partial one would come out thrice, each to be reduced.
+  // The operation is linear in the gradient, but a Partial gradient would give three Partial
+  // results, each of which must be reduced.
   rule.results = {{call.sizes(1), labels}, {shape, whole}, {shape, whole}};
   rule.finish = [arguments = call.arguments()](RulePlan& plan) {
     make_dense(plan, 0, 1, 0, arguments);
@@ -49,7 +50,7 @@ Rule layer_norm_backward(const RuleCall& call) {
   return rule;
 }
 
-// input, weight?, bias?, n, c, h * w, groups, eps -> out, mean [n, groups], rstd
+// Schema: input, weight?, bias?, n, c, h * w, groups, eps -> out, mean [n, groups], rstd
 struct Groups {
   Groups(const RuleCall& call, std::size_t input, std::size_t numbers)
       : rows_of(call.argument(numbers).toInt()),
@@ -65,7 +66,7 @@ struct Groups {
     channels = rule.add(label);
   }
 
-  // Labels of a tensor [n, channels or groups, ...], or [channels].
+  // Returns labels of a tensor [n, channels or groups, ...], or [channels].
   [[nodiscard]] std::vector<int> labels(std::size_t dims) const {
     std::vector<int> all(dims, Rule::whole);
     if (dims > 1) all[0] = rows;
@@ -76,7 +77,8 @@ struct Groups {
     for (std::size_t i = 0; i < call.size(); ++i)
       rule.operands.push_back(labels(call.sizes(i).size()));
   }
-  // The numbers that a rank calls the operation with: of operand `input` and a weight or mean.
+  // Replaces the numbers n, c and so on by those of this rank, taken from operand `input` and a
+  // weight or mean.
   void replace_numbers(std::size_t input) {
     rule.finish = [=, *this](RulePlan& plan) {
       const auto& local = plan.local_operands[input];
@@ -108,7 +110,7 @@ Rule group_norm(const RuleCall& call) {
   return made.rule;
 }
 
-// grad, input, mean, rstd, weight?, n, c, h * w, groups, mask -> three gradients
+// Schema: grad, input, mean, rstd, weight?, n, c, h * w, groups, mask -> three gradients
 Rule group_norm_backward(const RuleCall& call) {
   Groups made(call, 1, 5);
   made.add_operands(call);
@@ -123,14 +125,14 @@ Rule group_norm_backward(const RuleCall& call) {
   return made.rule;
 }
 
-// input, normalized_shape, weight?, eps -> out, rstd
+// Schema: input, normalized_shape, weight?, eps -> out, rstd
 Rule rms_norm(const RuleCall& call) {
   Rule rule = layer_norm(call);
   rule.results.pop_back();
   return rule;
 }
 
-// grad, input, normalized_shape, rstd, weight?, mask -> two gradients
+// Schema: grad, input, normalized_shape, rstd, weight?, mask -> two gradients
 Rule rms_norm_backward(const RuleCall& call) {
   Rule rule;
   std::vector<std::int64_t> shape = call.argument(2).toIntVector();

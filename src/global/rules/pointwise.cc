@@ -66,14 +66,14 @@ RuleFunction pointwise_with(Sets linear, bool moves = false) {
   };
 }
 
-// Rounding is not linear.
+// Division with rounding is not linear.
 Rule divide(const RuleCall& call) {
   Rule rule = broadcast(call);
   if (call.arguments() < 3 || !call.argument(2).isString()) rule.linear = {{0}};
   return rule;
 }
 
-// self is written, and keeps its dtype.
+// The operation writes self, which keeps its dtype.
 Rule copy(const RuleCall& call) {
   Rule rule = broadcast(call);
   if (call.size() < 2) return rule;
@@ -82,7 +82,7 @@ Rule copy(const RuleCall& call) {
   return rule;
 }
 
-// self -> output, and a buffer for the gradient, which some kernels leave empty.
+// Schema: self -> output, and a buffer for the gradient, which some kernels leave empty.
 Rule log_sigmoid(const RuleCall& call) {
   Rule rule = broadcast(call);
   rule.finish = [](RulePlan& plan) {
@@ -95,8 +95,8 @@ Rule log_sigmoid(const RuleCall& call) {
   return rule;
 }
 
-// self, dim: the first half of the dim times a sigmoid of the second one. The gradient, of
-// (grad, self, dim), has the sizes of self.
+// Schema: self, dim. The result is the first half of the dim times the sigmoid of the second half.
+// The gradient, of (grad, self, dim), has the sizes of self.
 Rule glu(const RuleCall& call, bool is_backward) {
   const std::size_t self = is_backward ? 1 : 0;
   const std::int64_t dim = from_front(call.argument(self + 1).toInt(), call.dim(self));
@@ -109,9 +109,9 @@ Rule glu(const RuleCall& call, bool is_backward) {
   return rule;
 }
 
-// In which operands an operation is linear, by its name without a last '_'. The backward of an
-// activation is in none: a layer uses its gradient three times, for bias, weight and input,
-// so addends are best reduced before.
+// The sets of operands in which each operation is linear, by its name without a trailing '_'. The
+// backward of an activation has no set: a layer uses its gradient three times, for bias, weight and
+// input, so reducing addends first is cheaper.
 const std::map<std::string, Sets, std::less<>>& linear_sets() {
   static const auto* sets = new std::map<std::string, Sets, std::less<>>{
       {"neg", {{0}}},        {"add", {{0, 1}}},           {"sub", {{0, 1}}},
@@ -123,7 +123,7 @@ const std::map<std::string, Sets, std::less<>>& linear_sets() {
   return *sets;
 }
 
-// Whose list operation has a rule by another name than its own.
+// Names of pointwise operations whose list operation has a rule under another name.
 bool is_pointwise_name(std::string_view name) {
   static const std::vector<std::string_view> names = {
       "add",       "sub",       "mul",     "div",     "addcmul", "addcdiv",    "lerp",  "neg",
@@ -158,7 +158,7 @@ void add_pointwise_rules(RuleTable& table) {
   table["_to_copy"] = pointwise_with({{0}});
   table["clone"] = table["zero_"] = table["_conj_physical"] = pointwise_with({{0}}, true);
   table["copy_"] = copy;
-  // LibTorch does not say of these that they treat elements apart.
+  // LibTorch does not tag these operations as pointwise.
   for (const char* name :
        {"fill_", "masked_fill", "masked_fill_", "leaky_relu", "leaky_relu_", "hardswish",
         "hardswish_", "hardswish_backward", "hardtanh_backward", "hardsigmoid_backward",

@@ -1,6 +1,6 @@
-// Random operations draw the numbers of the whole tensor on every rank, in the order in which one
-// process does, and keep this rank's: generators in the same state give the same values, and these
-// are compared.
+// Random operations draw the numbers of the whole tensor on every rank, in the same order as a
+// single process, and keep this rank's part. Generators in the same state give equal values;
+// therefore their states are compared.
 #include "global/mesh_context.h"
 #include "global/rule_line.h"
 #include "global/rules/dims.h"
@@ -27,7 +27,7 @@ struct Whole {
   std::vector<std::int64_t> sizes, strides;
 };
 
-// What a call draws from.
+// Returns the generator that a call draws from.
 at::Generator generator_of(const Stack& stack, std::size_t arguments) {
   c10::Device device = at::kCPU;
   for (std::size_t i = stack.size() - arguments; i < stack.size(); ++i) {
@@ -47,7 +47,7 @@ Finish compared(const RuleCall& call, Finish finish) {
     if (finish) finish(plan);
     plan.kernel = [draw = plan.kernel ? plan.kernel : plan.operation, context = plan.context,
                    arguments, operation](Stack& stack) {
-      // That of one axis is the one in which operations meet.
+      // On a mesh of one axis, operations use the group of that axis.
       Group& group = context->axes() == 1 ? context->group(0) : context->all();
       context->generator_check.look(generator_of(stack, arguments), operation, group);
       draw(stack);
@@ -57,7 +57,7 @@ Finish compared(const RuleCall& call, Finish finish) {
 
 namespace {
 
-// self is overwritten.
+// The operation overwrites self.
 Rule fill(const RuleCall& call) {
   Rule rule = same_sizes(call, {});
   rule.finish = compared(
@@ -77,7 +77,7 @@ Rule fill(const RuleCall& call) {
   return rule;
 }
 
-// self says sizes and dtype only; a Partial one gives a replicated result.
+// Only sizes and dtype of self are used; a Partial self gives a replicated result.
 Rule draw_like(const RuleCall& call) {
   Rule rule = same_sizes(call, {});
   for (Placement partial : partials_of(call.operands()[0]))
@@ -96,8 +96,8 @@ Rule draw_like(const RuleCall& call) {
   return rule;
 }
 
-// input, p, train -> output, mask. The mask is drawn for the whole, and the rest is what the kernel
-// computes of an element.
+// Schema: input, p, train -> output, mask. The mask is drawn for the whole tensor; the rest is
+// computed per element, as in LibTorch's kernel.
 Rule dropout(const RuleCall& call) {
   Rule rule = same_sizes(call, {});
   const bool draws = !call.argument(2).isBool() || call.argument(2).toBool();
@@ -120,7 +120,7 @@ Rule dropout(const RuleCall& call) {
   return rule;
 }
 
-// Each element's value says with which probability it is drawn: all of it is needed.
+// The value of each element is a probability, so every rank needs all values.
 Rule draw_from(const RuleCall& call) {
   Rule rule;
   for (std::size_t i = 0; i < call.size(); ++i)
@@ -130,7 +130,7 @@ Rule draw_from(const RuleCall& call) {
   return rule;
 }
 
-// self, num_samples, ...
+// Schema: self, num_samples, ...
 Rule multinomial(const RuleCall& call) {
   Rule rule = draw_from(call);
   rule.results[0].sizes.back() = call.argument(1).toInt();

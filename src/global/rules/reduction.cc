@@ -17,7 +17,8 @@ namespace {
 
 using torch::jit::Stack;
 
-// The result of reducing `dims`; cutting one of these is a Partial(op), or not done.
+// Returns a rule for reducing `dims`. Sharding one of these gives Partial(op), or is not allowed
+// without `op`.
 Rule reduced(const RuleCall& call, const std::vector<std::int64_t>& dims, bool keep,
              std::optional<Op> op) {
   Rule rule;
@@ -40,7 +41,8 @@ bool flag(const RuleCall& call, std::size_t argument) {
          call.argument(argument).toBool();
 }
 
-// Whether it is (self, dims, keepdim, ...); else (self) or (self, dtype), of all dims.
+// Returns true for (self, dims, keepdim, ...), false for (self) or (self, dtype), which reduce all
+// dims.
 bool has_dims_argument(const RuleCall& call) { return call.arguments() > 2; }
 
 // Returns true if the last argument is a dtype of fewer bytes than the elements have.
@@ -51,7 +53,8 @@ bool is_narrowed(const RuleCall& call) {
              c10::elementSize(call.operands()[0].dtype);
 }
 
-// A narrower dtype would round the sum of each rank before they are added up: dims are not cut.
+// Returns a rule for reducing the dims in the arguments. With a narrower result dtype, these dims
+// are not sharded, because each rank's sum would be rounded before the sums are added.
 Rule of_dims(const RuleCall& call, std::optional<Op> op, bool is_empty_allowed = true) {
   bool has_dims = has_dims_argument(call);
   if (op && is_narrowed(call)) op.reset();
@@ -71,13 +74,13 @@ Rule sum(const RuleCall& call) {
   return rule;
 }
 
-// self, dims?
+// Schema: self, dims?
 Rule count_nonzero(const RuleCall& call) {
   const c10::IValue dims = call.arguments() > 1 ? call.argument(1) : c10::IValue();
   return reduced(call, dims_in(dims, call.dim(0)), false, Op::sum);
 }
 
-// self, dim?, keepdim -> min, max. A cut dim gives a Partial of each.
+// Schema: self, dim?, keepdim -> min, max. Sharding the dim gives two Partial results.
 Rule aminmax(const RuleCall& call) {
   const auto dims = dims_in(call.argument(1), call.dim(0));
   Rule rule = reduced(call, dims, flag(call, 2), std::nullopt);
@@ -93,7 +96,8 @@ bool has_partial(const RulePlan& plan) {
   return std::ranges::any_of(plan.results[0], [](Placement one) { return one.is_partial(); });
 }
 
-// Shards of unequal lengths count by their elements: a sum, divided by the whole's number.
+// Weights shards of different lengths by their number of elements: computes a sum and divides it by
+// the number of elements in the whole tensor.
 Rule mean(const RuleCall& call) {
   Rule rule = of_dims(call, Op::sum);
   rule.linear = {{0}};
@@ -111,7 +115,7 @@ Rule mean(const RuleCall& call) {
       const at::Tensor self = values[0].toTensor();
       const c10::IValue& dtype = values.back();
       auto type = dtype.isInt() ? static_cast<at::ScalarType>(dtype.toInt()) : self.scalar_type();
-      // 16 bits do not hold the sum of what they hold the mean of.
+      // The sum may overflow 16 bits even if the mean does not.
       at::Tensor result = at::sum(self, dims, keep, at::toOpMathType(type)).div_(count).to(type);
       torch::jit::drop(stack, arguments);
       stack.emplace_back(std::move(result));
@@ -120,21 +124,22 @@ Rule mean(const RuleCall& call) {
   return rule;
 }
 
-// Norms of shards are combined by a collective.
+// Combines the norms of shards by a collective.
 struct Norm {
   double order = 2;
   std::vector<std::int64_t> dims;
   bool keep = false;
   at::ScalarType dtype = at::kFloat;
-  std::vector<int> axes;  // that cut one of the dims
+  std::vector<int> axes;  // axes that shard one of the dims
   std::function<void(int, const at::Tensor&, Op)> all_reduce;
 
-  // Powers of norms are summed in float64: what holds a norm may not hold its square.
+  // Powers of norms are summed in float64, because the square of a norm may overflow the norm's
+  // dtype.
   [[nodiscard]] at::Tensor of(const at::Tensor& local) const {
     bool is_extreme = std::isinf(order);
     bool is_power = !is_extreme && order != 0 && order != 1;
     at::Tensor result;
-    if (local.numel() == 0) {  // the power of a norm of nothing, which LibTorch refuses below 0
+    if (local.numel() == 0) {  // LibTorch refuses negative orders for an empty tensor
       result = at::sum(local, dims, keep, at::kDouble);
       if (is_extreme && order < 0) result.fill_(std::numeric_limits<double>::infinity());
     } else {
@@ -182,14 +187,15 @@ Rule norm(const RuleCall& call) {
   return rule;
 }
 
-// self, ..., dim as argument `place`: its elements are mixed, and sizes stay.
+// Returns the rule of an operation whose argument `place` is a dim: elements of the dim are mixed,
+// and sizes do not change.
 RuleFunction along(std::size_t place) {
   return [place](const RuleCall& call) {
     return same_sizes(call, dims_in(call.argument(place), call.dim(0)));
   };
 }
 
-// self, k, dim: `k` elements of the dim remain.
+// Schema: self, k, dim. The dim has `k` elements afterwards.
 Rule topk(const RuleCall& call) {
   std::int64_t dim = from_front(call.argument(2).toInt(), call.dim(0));
   Rule rule = same_sizes(call, {dim});
@@ -199,13 +205,13 @@ Rule topk(const RuleCall& call) {
   return rule;
 }
 
-// self, dims?, ..., keepdim as the last argument: whole dims.
+// Schema: self, dims?, ..., keepdim (last argument). The reduced dims are not sharded.
 Rule of_whole_dims(const RuleCall& call) {
   return reduced(call, dims_in(call.argument(1), call.dim(0)), flag(call, call.arguments() - 1),
                  std::nullopt);
 }
 
-// self, other -> a bool: ranks compare what they have, and tell each other.
+// Schema: self, other -> bool. Ranks compare their parts and combine the results.
 Rule equal(const RuleCall& call) {
   Rule rule;
   bool is_alike = call.size() == 2 && call.sizes(0) == call.sizes(1);
@@ -262,7 +268,8 @@ void add_reduction_rules(RuleTable& table) {
   table["count_nonzero"] = count_nonzero;
   table["aminmax"] = aminmax;
   table["median"] = table["nanmedian"] = table["mode"] = [](const RuleCall& call) {
-    const bool is_of_all = call.arguments() == 1;  // that of no elements is NaN
+    // Over all dims, the median of no elements is NaN.
+    const bool is_of_all = call.arguments() == 1;
     return of_dims(call, std::nullopt, is_of_all);
   };
   table["kthvalue"] = [](const RuleCall& call) {
@@ -275,7 +282,7 @@ void add_reduction_rules(RuleTable& table) {
   };
   for (const char* name : {"cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "flip"})
     table[name] = along(1);
-  table["cumprod_backward"] = along(2);  // the operands have the sizes of the result
+  table["cumprod_backward"] = along(2);  // operands have the sizes of the result
   table["sort"] = [](const RuleCall& call) {
     std::size_t place = call.argument(1).isInt() ? 1 : 2;
     return same_sizes(call, dims_in(call.argument(place), call.dim(0)));
@@ -285,7 +292,7 @@ void add_reduction_rules(RuleTable& table) {
     return same_sizes(call, {call.dim(0) - 2, call.dim(0) - 1});
   };
   table["equal"] = equal;
-  // What only looks needs all of it.
+  // An operation that reads a value needs the whole tensor.
   table["_local_scalar_dense"] = [](const RuleCall& call) {
     Rule rule;
     for (std::size_t i = 0; i < call.size(); ++i)

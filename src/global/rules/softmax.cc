@@ -1,4 +1,5 @@
-// Softmax along a dim: where it is cut, ranks exchange the largest element and the sum of each row.
+// Softmax along a dim. If the dim is sharded, ranks exchange the largest element and the sum of
+// each row.
 #include "global/rule_line.h"
 #include "global/rules/dims.h"
 
@@ -14,7 +15,7 @@ namespace {
 
 using torch::jit::Stack;
 
-// Axes of the mesh that cut a dim of operand 0.
+// Returns the mesh axes that shard a dim of operand 0.
 std::vector<int> axes_that_cut(const RulePlan& plan, std::int64_t dim) {
   std::vector<int> axes;
   for (std::size_t axis = 0; axis < plan.operands[0].size(); ++axis)
@@ -22,7 +23,7 @@ std::vector<int> axes_that_cut(const RulePlan& plan, std::int64_t dim) {
   return axes;
 }
 
-// A softmax of rows that several ranks share.
+// A softmax of rows that are split over several ranks.
 struct SharedRows {
   std::int64_t dim;
   std::vector<int> axes;
@@ -63,7 +64,7 @@ struct SharedRows {
   }
 };
 
-// self, dim, half_to_float; or grad, output, dim, dtype
+// Schema: self, dim, half_to_float; or grad, output, dim, dtype
 Rule softmax(const RuleCall& call, bool is_log) {
   bool is_backward = call.size() == 2;
   std::vector<std::int64_t> dims = dims_in(call.argument(call.size()), call.dim(0));
@@ -88,7 +89,7 @@ Rule softmax(const RuleCall& call, bool is_log) {
   return rule;
 }
 
-// Without exchange of rows.
+// Rule without exchange between ranks: the dim is not sharded.
 Rule safe_softmax(const RuleCall& call) {
   return same_sizes(call, dims_in(call.argument(1), call.dim(0)));
 }

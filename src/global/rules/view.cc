@@ -56,7 +56,8 @@ Rule unsqueeze(const RuleCall& call) {
   return moved(call, labels, order, sizes, std::move(rule));
 }
 
-// The local result has the sizes that this rank has of the whole's. A view where memory allows it.
+// Gives the local result this rank's part of the whole sizes. The result is a view if the memory
+// layout allows it.
 void reshape_locally(Rule& rule, std::size_t arguments) {
   rule.finish = [arguments](RulePlan& plan) {
     plan.kernel = [arguments, sizes = plan.local_results[0]](Stack& stack) {
@@ -67,7 +68,7 @@ void reshape_locally(Rule& rule, std::size_t arguments) {
   };
 }
 
-// Dims of one element go, or those of `dims` that have one.
+// Removes dims of one element: all of them, or those in `dims`.
 Rule squeeze(const RuleCall& call) {
   Sizes dims =
       call.arguments() == 1 ? dims_in({}, call.dim(0)) : dims_in(call.argument(1), call.dim(0));
@@ -86,7 +87,7 @@ Rule squeeze(const RuleCall& call) {
   return made;
 }
 
-// self, size, implicit
+// Schema: self, size, implicit
 Rule expand(const RuleCall& call) {
   Sizes sizes = call.argument(1).toIntVector();
   std::size_t first = sizes.size() - call.sizes(0).size();
@@ -117,14 +118,15 @@ Rule select(const RuleCall& call) {
   return moved(call, labels, order, sizes, std::move(rule));
 }
 
-// Begin and end of a slice of `length` elements, as Python counts them.
+// Returns the begin or end of a slice of `length` elements; a negative value counts from the end,
+// as in Python.
 std::int64_t place_in(const c10::IValue& value, std::int64_t otherwise, std::int64_t length) {
   std::int64_t place = value.isInt() ? value.toInt() : otherwise;
   if (place < 0) place += length;
   return std::clamp<std::int64_t>(place, 0, length);
 }
 
-// self, dim, start, end, step
+// Schema: self, dim, start, end, step
 Rule slice(const RuleCall& call) {
   std::int64_t dim = from_front(call.argument(1).toInt(), call.dim(0));
   Sizes sizes = call.sizes(0);
@@ -140,7 +142,7 @@ Rule slice(const RuleCall& call) {
   return moved(call, labels, in_order(call.dim(0)), sizes, std::move(rule));
 }
 
-// grad, input_sizes, dim, ...: the gradient of a slice or of one element of a dim.
+// Schema: grad, input_sizes, dim, ... The gradient of a slice, or of one element of a dim.
 Rule slice_backward(const RuleCall& call) {
   Sizes sizes = call.argument(1).toIntVector();
   auto dims = static_cast<std::int64_t>(sizes.size());
@@ -155,14 +157,14 @@ Rule slice_backward(const RuleCall& call) {
     from.insert(from.begin() + dim, -1);
   }
   Rule made = moved(call, labels, from, sizes, std::move(rule));
-  made.moves = false;  // zeros are not what other reductions begin with
+  made.moves = false;  // zeros are not neutral for other reductions
   made.finish = [](RulePlan& plan) {
     plan.replaced.emplace_back(1, c10::IValue(plan.local_results[0]));
   };
   return made;
 }
 
-// The sizes that a view asks for, with its -1 filled in.
+// Returns the requested sizes of a view, with -1 resolved.
 Sizes wanted_sizes(const RuleCall& call) {
   Sizes sizes = call.argument(1).toIntVector();
   std::int64_t known = 1;
@@ -173,7 +175,7 @@ Sizes wanted_sizes(const RuleCall& call) {
   return sizes;
 }
 
-// Dims of the operand and of the result that have the same elements: [a, b) and [c, d).
+// Dims of the operand and of the result that contain the same elements: [a, b) and [c, d).
 struct ViewGroup {
   std::size_t a, b, c, d;
 };
@@ -198,10 +200,12 @@ std::size_t first_of_many(const Sizes& sizes, std::size_t begin, std::size_t end
   return begin;
 }
 
-// A dim that is blocks of equal length, and the same blocks as a dim of their own.
+// Adds choices for views between one dim of several equal blocks and two dims, the first of which
+// counts the blocks.
 void add_blocks(const RuleCall& call, Rule& rule, const Sizes& to, const ViewGroup& group) {
   const Sizes& from = call.sizes(0);
-  // A block of several dims is cut between the elements of its first one: all ranks have as many.
+  // If a block has several dims, it is split along its first one, which all ranks must be able to
+  // share evenly.
   const bool is_one_dim = std::max(group.b - group.a, group.d - group.c) == 2;
   auto add = [&](Placement whole, Placement block, std::int64_t length, bool splits) {
     RuleChoice choice{{splits ? whole : block}, {splits ? block : whole}};
@@ -252,7 +256,7 @@ Rule view(const RuleCall& call) {
   return rule;
 }
 
-// Result dims that are repeated have no shards.
+// Repeated dims of the result are not sharded.
 Rule repeat(const RuleCall& call) {
   Sizes sizes = call.argument(1).toIntVector();
   check(sizes.size() >= call.sizes(0).size(),

@@ -1,4 +1,4 @@
-// The gradient of an embedding table whose rows are cut over ranks, as tensor parallelism cuts a
+// The gradient of an embedding table whose rows are sharded, as tensor parallelism shards a
 // vocabulary.
 #include "global/rule_line.h"
 #include "global/rules/dims.h"
@@ -19,14 +19,14 @@ bool cuts_rows(const Placements& placements) {
   return std::ranges::any_of(placements, [](Placement one) { return one.is_shard_of(0); });
 }
 
-// Replaces the results of `arguments` arguments.
+// Replaces the `arguments` arguments on the stack by the result.
 void give(Stack& stack, std::size_t arguments, at::Tensor result) {
   torch::jit::drop(stack, arguments);
   stack.emplace_back(std::move(result));
 }
 
-// grad [..., d], indices, num_weights, padding_idx, scale_grad_by_freq: the rows that this rank has
-// of a table whose rows are cut.
+// Schema: grad [..., d], indices, num_weights, padding_idx, scale_grad_by_freq. Computes this
+// rank's rows of a table whose rows are sharded.
 Rule cut_embedding_backward(Rule rule, const RuleCall& call) {
   const std::int64_t table = call.argument(2).toInt();
   if (call.argument(4).toBool()) return rule;
