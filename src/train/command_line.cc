@@ -1,4 +1,4 @@
-// From the words of a command line to a Configuration, and back.
+// Converts a command line to a Configuration, and back.
 #include "base/command_options.h"
 #include "base/format.h"
 #include "base/text.h"
@@ -33,7 +33,7 @@ struct Words {
   std::string task;
   std::string config;
   CommandOptions::Request request = CommandOptions::Request::go_on;
-  std::map<std::string, std::string> values;  // of the options that were given
+  std::map<std::string, std::string> values;  // of the options that are given
 };
 
 std::vector<std::string> names_of(const Known& known) {
@@ -50,7 +50,7 @@ std::unique_ptr<Configuration>& chosen(Known& known, const std::string& name) {
   throw BadInput(unknown_name("task", name, views));
 }
 
-// "12", or for several tasks "gpt 12, mnist 64" where their values differ.
+// Returns the default value: "12", or "gpt 12, mnist 64" if it differs between several tasks.
 std::string standard_of(const Settings::Entry& entry, const Shown& shown) {
   if (entry.is_flag()) return {};
   std::vector<std::string> texts, named;
@@ -66,8 +66,9 @@ std::string standard_of(const Settings::Entry& entry, const Shown& shown) {
   return join(named);
 }
 
-// "gpt: attention heads" where several tasks are shown and not all of them have the option; what
-// means something else to each is said of each.
+// Returns the help text of an option. If several tasks are shown and only some have the option:
+// "gpt: attention heads". If the option has another meaning for each task, the text lists the
+// meanings.
 std::string help_of(const Settings::Entry& entry, const Shown& shown) {
   std::vector<std::string> having, own;
   bool are_equal = true;
@@ -83,9 +84,9 @@ std::string help_of(const Settings::Entry& entry, const Shown& shown) {
   return formatted("{}: {}", join(having), entry.help);
 }
 
-// The options of one task, or without one those of all. Everything is read as text: Settings parse
-// it as they parse a file's values. Options of other tasks are known but not listed, so that they
-// can be refused by name.
+// Declares the options of one task, or of all tasks if `task` is null. Values are read as text, and
+// Settings parse them as they parse those of a file. Options of other tasks are declared but not
+// listed, so that error messages can name them.
 CommandOptions declared(std::string_view command, const Known& known, const Configuration* task,
                         Words& words) {
   Shown shown;
@@ -148,7 +149,8 @@ Words read_words(std::string_view command, Known& known, std::span<const std::st
   return words;
 }
 
-// A run that goes on does so with its own options, unless a file is named.
+// Returns the config file of the run to resume: a resumed run keeps its own options, unless a file
+// is named.
 std::string config_of_resumed_run(const Words& words) {
   const auto is_given = [&](const char* name) {
     const auto found = words.values.find(name);
@@ -161,8 +163,8 @@ std::string config_of_resumed_run(const Words& words) {
   return std::filesystem::exists(path) ? path.string() : std::string();
 }
 
-// A config.toml without an axis fsdp says none also where no --shard was given: then it does not
-// stand in the way of such an axis.
+// If the mesh has no axis fsdp, config.toml says "none" even if --shard was not given. Reads such a
+// "none" as automatic, so that a new axis fsdp is possible.
 void take_none_as_implied(Options& options) {
   if (options.shard != ShardKind::none) return;
   options.shard = ShardKind::automatic;
@@ -211,7 +213,7 @@ bool is_option(std::string_view word, std::string_view name) {
   return word == name || word.starts_with(formatted("{}=", name));
 }
 
-// The words for a shell, without the options that say how the run starts.
+// Returns the words as a shell command, without the options that say how the run starts.
 std::string command_without_resume(std::span<const std::string> words) {
   std::string command;
   for (std::size_t i = 0; i < words.size(); ++i) {
@@ -221,7 +223,7 @@ std::string command_without_resume(std::span<const std::string> words) {
       continue;
     }
     if (is_option(words[i], "--resume-from")) {
-      if (words[i] == "--resume-from") ++i;  // its value
+      if (words[i] == "--resume-from") ++i;  // skip its value
       continue;
     }
     command += (command.empty() ? "" : " ") + shell_word(words[i]);

@@ -24,7 +24,7 @@
 namespace lockstep::train {
 namespace {
 
-// Of command lines, config.toml and the metadata of model files.
+// Names used by command lines, config.toml and the metadata of model files.
 constexpr std::array<std::string_view, 9> reserved{
     "config",           "help",     "version",     "task", "format", "step",
     "data_fingerprint", "val_loss", "eval_batches"};
@@ -90,7 +90,8 @@ void check_context(const Options& options, const Task& task, const MeshLayout& l
               mesh_text(options.mesh), ranks, heads);
 }
 
-// A plan may name a pattern that the model has not: then parallelize() says it.
+// Checks the numbers of heads. A plan may have a pattern that matches nothing in the model:
+// parallelize() reports that.
 void check_heads(const Options& options, const Task& task, const MeshLayout& layout) {
   const int ranks = layout.size(tensor_axis);
   for (const auto& [pattern, style] : task.parallel_plan().tensor)
@@ -152,7 +153,7 @@ void check_start_options(const Options& options) {
 
 }  // namespace
 
-// The table is bound to the defaults first, so that it can tell which options are given.
+// The settings are bound to the defaults first, so that they can tell which options are given.
 Configuration::Configuration(Task& task, const Options& given)
     : task_(task), settings_(task.name()) {
   settings_.begin_group("Model and data");
@@ -206,7 +207,7 @@ void check_run(Configuration& configuration, int ranks) {
   const Task& task = configuration.task();
   configuration.settings().check_needs();
   check_strategy(options, ranks);
-  // Servers are on no axis.
+  // Servers are not on a mesh axis.
   configuration.layout = layout_of(options, ranks - server_count(options));
   const MeshLayout& layout = configuration.layout;
   if (!options.elastic) check_batch(options, learners_in(layout));

@@ -1,7 +1,8 @@
-// Configuration: one run, as a task and all settings by their names. It comes from a command line:
-// the task's defaults, then the TOML file named by --config, then the words. With --resume and no
-// --config the file is OUT/config.toml, so that a run goes on with its own options. It goes back
-// to config.toml, checkpoints, and the command with which the run goes on.
+// Configuration: one run, as a task and all settings by their names. A command line makes it from
+// the task's defaults, then the TOML file named by --config, then the options. With --resume but
+// without --config, the file is OUT/config.toml, so that a run continues with its own options.
+// Configurations are written to config.toml, to checkpoints, and into the command that resumes the
+// run.
 #pragma once
 
 #include <lockstep/checkpoint/safetensors.h>
@@ -19,7 +20,7 @@
 
 namespace lockstep::train {
 
-// Setting a value writes into `options` or into the task.
+// Setting a value writes it to `options` or to the task.
 class Configuration {
  public:
   Configuration(Task& task, const Options& given);
@@ -31,20 +32,22 @@ class Configuration {
   [[nodiscard]] Settings& settings() { return settings_; }
   [[nodiscard]] const Settings& settings() const { return settings_; }
 
-  // What checkpoints keep: the texts of all but Scope::start by name, paths in full, and `task`.
+  // Returns the entries for checkpoints: the text of every setting except Scope::start by name,
+  // with full paths, and `task`.
   [[nodiscard]] checkpoint::Metadata kept() const;
-  // BadInput for an option that config.toml and checkpoints cannot keep, because it is not UTF-8,
-  // or is in a folder whose name is not.
+  // Throws BadInput if config.toml and checkpoints cannot store an option, because it or the name
+  // of its folder is not UTF-8.
   void check_texts() const;
-  // After Task::load(): InvalidArgument if Task::description() is not UTF-8.
+  // Throws InvalidArgument if Task::description() is not UTF-8. Call after Task::load().
   void check_description() const;
-  // The paths that the task is told, for messages; "the task's data" where it is told none.
+  // Returns the paths of the task's data for messages, or "the task's data" if the task has no
+  // path.
   [[nodiscard]] std::string data_text() const;
-  // " (data is set in out/config.toml line 2)" where a path of the task's is from a file.
+  // Returns " (data is set in out/config.toml line 2)" if a path of the task comes from a file.
   [[nodiscard]] std::string place_of_data() const;
 
   Options options;
-  MeshLayout layout{{{"dp", 1}}, 1};  // layout_of() the options, since check_run()
+  MeshLayout layout{{{"dp", 1}}, 1};  // layout_of() of the options; set by check_run()
 
  private:
   Task& task_;
@@ -52,11 +55,11 @@ class Configuration {
   std::vector<std::string> own_paths_;  // names of the task's settings that are paths
 };
 
-// Sets the layout. Throws BadInput in one line for options that do not fit together, the task, or
+// Sets the layout. Throws BadInput with one line for options that do not fit together, the task, or
 // this number of ranks.
 void check_run(Configuration& configuration, int ranks);
 
-// One setting of a file, with the place to name when it is wrong ("run.toml line 3").
+// One setting in a file, with its place for error messages ("run.toml line 3").
 struct ConfigEntry {
   std::string name;
   std::string text;
@@ -64,35 +67,36 @@ struct ConfigEntry {
   bool is_text = false;  // written in quotes
 };
 
-// The entries in the order of the file. Throws BadInput when the file is missing, is no TOML, or
-// holds tables or lists.
+// Returns the entries in the order of the file. Throws BadInput if the file is missing, is not
+// valid TOML, or has tables or lists.
 [[nodiscard]] std::vector<ConfigEntry> read_config(const std::filesystem::path& path);
 
-// Applies all entries but `task`, which must agree when it is there, and notes their places. Throws
-// BadInput with the entry's place; an unknown name comes with the nearest one.
+// Applies all entries and records their places. The entry `task` is not applied, but must match if
+// present. Throws BadInput with the entry's place; for an unknown name, suggests the nearest one.
 void apply_config(Configuration& configuration, const std::vector<ConfigEntry>& entries);
 
-// Every setting that is kept, so that `--config` with the result repeats the run. Replaces the file
-// atomically.
+// Writes every setting that a file can have, so that `--config` with this file repeats the run.
+// Replaces the file atomically.
 void write_config(const std::filesystem::path& path, const Configuration& configuration);
 
 struct CommandLine {
-  std::unique_ptr<Configuration> run;  // of one of the tasks given; null: print `help` and end
+  std::unique_ptr<Configuration> run;  // of the selected task; null: print `help` and exit
   std::string help;
 };
 
-// `words` are the arguments after the program's name, `command` is what the user typed before
-// them: "lockstep train". Of several tasks the first word names one, or `task` in the file. Throws
-// UsageError in one line: an unknown option with the nearest known one, a value that is out of its
-// bounds, a file that cannot be read. Reads --config's file, changes nothing else.
+// Parses a command line. `words` are the arguments after the program's name; `command` is the text
+// that the user typed before them: "lockstep train". With several tasks, the first word names one,
+// or `task` in the file does. Throws UsageError with one line for an unknown option (suggests the
+// nearest one), a value out of bounds, or an unreadable file. Reads the file of --config and has no
+// other effect.
 [[nodiscard]] CommandLine parse_command_line(std::string_view command, std::span<Task* const> tasks,
                                              std::span<const std::string> words);
 
-// One word as a shell reads it: in quotes where it needs them.
+// Quotes one word for a shell if necessary.
 [[nodiscard]] std::string shell_word(std::string_view word);
 
-// The whole command; `how` is "--resume", or "--resume-from step-00000100". A run that no command
-// line began is named by its task and folder.
+// Returns the whole command; `how` is "--resume", or "--resume-from step-00000100". If no command
+// line began the run, the command has the task and the folder.
 [[nodiscard]] std::string resume_command(const Configuration& configuration, std::string_view how);
 
 }  // namespace lockstep::train

@@ -27,18 +27,20 @@ void copy_into(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>&
   for (std::size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
 }
 
-// Whether all slots have equally many rows; then the mean over slots is that over rows, without a
-// factor, which would be rounded.
+// Returns true if all slots have equally many rows. The mean over slots then equals the mean over
+// rows, without a factor that would be rounded.
 bool are_equal(const std::vector<Batch>& parts, std::int64_t slots) {
   return std::ssize(parts) == slots && std::ranges::all_of(parts, [&](const Batch& part) {
            return part.data.size(0) == parts.front().data.size(0);
          });
 }
 
-// The handle of a copy that no strategy trains: SlotGradients adds up what the copies compute.
+// The handle of a model copy that no strategy trains: SlotGradients sums the gradients of the
+// copies.
 class CopyState : public parallel::WholeModuleState {
  public:
-  // `model` is composed of one copy's ranks, and outlives this; `all`: the ranks of all copies.
+  // `model` is composed of the ranks of one copy, and must outlive this object; `all` are the ranks
+  // of all copies.
   CopyState(Group all, const ParallelModel& model)
       : WholeModuleState(
             std::move(all), model.named_parameters(), [&model] { return model.parts_to_load(); },
@@ -55,7 +57,8 @@ class CopyState : public parallel::WholeModuleState {
   const ParallelModel& model_;
 };
 
-// The ranks of one place in the copies of the model, the learners, divide the slots.
+// The slots are divided among the learners: the ranks that have the same place in each copy of the
+// model.
 class ElasticStrategy : public TrainedModel {
  public:
   ElasticStrategy(const Configuration& configuration, Group world)
@@ -68,7 +71,7 @@ class ElasticStrategy : public TrainedModel {
 
  private:
   Handle& make_handle(const std::shared_ptr<torch::nn::Module>& module) override;
-  // No handle averages gradients.
+  // The handles do not average gradients.
   [[nodiscard]] double backward_slot(const Batch& rows, double share, std::int64_t step,
                                      std::int64_t slot, optim::GradScaler& scaler);
   void pass_for_others(const Batch& rows, optim::GradScaler& scaler);
@@ -76,15 +79,15 @@ class ElasticStrategy : public TrainedModel {
   void begin_buffers();
   void end_buffers();
 
-  // Of copies: of what this rank's model is, or of the parts of it that this rank has, over all.
+  // Handle over all ranks: of this rank's whole model, or of the parts that this rank owns.
   std::optional<Handle> copy_;
   std::optional<SlotGradients> slots_;
-  std::vector<at::Tensor> buffers_;  // what this rank has of the module's
-  std::vector<at::Tensor> before_;   // their values when the step began
-  std::vector<at::Tensor> after_;    // and behind slot 0, on the rank that has it
+  std::vector<at::Tensor> buffers_;  // this rank's part of the module's buffers
+  std::vector<at::Tensor> before_;   // values at the beginning of the step
+  std::vector<at::Tensor> after_;    // values after slot 0, on the rank that computes it
 };
 
-// What goes over the groups of axes is not counted.
+// Traffic in the groups of axes is not counted.
 std::vector<std::pair<std::string, std::string>> ElasticStrategy::results() {
   if (!options_.mesh.empty()) return {};
   return TrainedModel::results();
@@ -105,8 +108,9 @@ Handle& ElasticStrategy::make_handle(const std::shared_ptr<torch::nn::Module>& m
   return *handle;
 }
 
-// Each slot begins with the buffers of the step's begin, and those that slot 0 leaves count for the
-// next step: otherwise statistics of batches would depend on which rank has seen how many slots.
+// Each slot starts with the buffers from the beginning of the step, and the next step starts with
+// the buffers after slot 0. Otherwise, batch statistics would depend on the number of slots per
+// rank.
 void ElasticStrategy::begin_buffers() {
   before_ = copies_of(buffers_);
   after_.clear();
@@ -129,7 +133,7 @@ double ElasticStrategy::backward_slot(const Batch& rows, double share, std::int6
   return loss;
 }
 
-// Ranks that divide the model pass through it equally often: this time without a slot.
+// Ranks that shard the model must call it equally often. This call makes up for a missing slot.
 void ElasticStrategy::pass_for_others(const Batch& rows, optim::GradScaler& scaler) {
   copy_into(buffers_, before_);
   static_cast<void>(backward_part(rows, 1, scaler));

@@ -21,7 +21,7 @@
 namespace lockstep::train {
 namespace {
 
-// The paths of the run's own data are those of the config.toml beside the model.
+// Sets the paths of the run's own data from the config.toml next to the model.
 void find_own_data(const SavedModel& saved, bool is_needed) {
   Settings own(saved.task->name());
   saved.task->declare(own);

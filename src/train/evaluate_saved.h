@@ -1,4 +1,4 @@
-// How good a saved model is, on the data it was validated with or on other data.
+// Evaluates a saved model on its validation data or on other data.
 #pragma once
 
 #include <lockstep/comm/group.h>
@@ -12,22 +12,23 @@
 namespace lockstep::train {
 
 struct EvaluateOptions {
-  std::string run;           // what read_model() reads
-  std::string data;          // all of it; empty: the validation part of the run's own data
-  std::int64_t batches = 0;  // measure so many, spread evenly over the data; 0: everything
+  std::string run;  // path for read_model()
+  // File to evaluate as a whole; empty: the validation part of the run's own data.
+  std::string data;
+  std::int64_t batches = 0;  // number of batches, spread evenly over the data; 0: all
 };
 
 struct SavedEvaluation {
-  double val_loss = 0;             // nats a token of a gpt, else the loss of the task
+  double val_loss = 0;             // nats per token for text tasks, otherwise the loss of the task
   std::optional<double> accuracy;  // mnist
   std::string line;                // "val_loss=1.8743 bits_per_character=2.7041 ... step=2000 ..."
 };
 
-// Collective: every rank reads the model whole, and measures its share of the data. Equal on every
-// rank, and up to the rounding of sums on every number of ranks. `tell` is told on rank 0 how far
-// it is, above 0 and below 1.
+// Evaluates a saved model. Collective: every rank reads the whole model and measures its share of
+// the data. The result is equal on every rank, and equal for any number of ranks up to rounding of
+// sums. On rank 0, calls `tell` with the progress, between 0 and 1 (exclusive).
 //
-// Throws CommonFailure on all ranks for what any of them found wrong with model or data.
+// If any rank finds an error in the model or the data, all ranks throw CommonFailure.
 [[nodiscard]] SavedEvaluation evaluate_saved(const EvaluateOptions& options, Group world,
                                              const std::function<void(double)>& tell = {});
 

@@ -26,7 +26,7 @@ Evaluation means_of(const Totals& totals) {
   return {.loss = totals.loss / totals.targets, .accuracy = totals.correct / totals.targets};
 }
 
-// evaluate() with Evaluator::Options::stops.
+// Like evaluate(), with Evaluator::Options::stops.
 Evaluation evaluate_until(const std::function<bool()>& stops, Group& group, std::int64_t samples,
                           std::int64_t rows, const Measure& measure, bool in_step) {
   at::NoGradGuard no_gradients;
@@ -58,12 +58,13 @@ Evaluation evaluate_until(const std::function<bool()>& stops, Group& group, std:
   return means_of({.loss = of_all[0], .targets = of_all[1], .correct = of_all[2]});
 }
 
-// Means over samples 0 ... samples - 1, cut into `parts`, of which each is measured by one rank
-// (`in_step`: which has a part of the model).
+// Returns the means over samples 0 ... samples - 1, split into `parts`. One rank measures each
+// part; with `in_step`, a rank may have only a part of the model.
 Evaluation evaluate_parts(Group& group, std::int64_t samples, std::int64_t parts, bool in_step,
                           const Measure& measure, const std::function<bool()>& stops) {
   at::NoGradGuard no_gradients;
-  std::vector<Totals> totals(static_cast<std::size_t>(parts + 1));  // the last one: who has stopped
+  // The last one counts ranks that stopped.
+  std::vector<Totals> totals(static_cast<std::size_t>(parts + 1));
   const auto measured = [&](std::int64_t part) {
     std::vector<std::size_t> numbers;
     for (std::int64_t i = samples * part / parts; i < samples * (part + 1) / parts; ++i)
@@ -72,7 +73,7 @@ Evaluation evaluate_parts(Group& group, std::int64_t samples, std::int64_t parts
   };
   const layout::Range own = slots_of_rank(parts, group.rank(), group.size());
   const std::int64_t most = (parts + group.size() - 1) / group.size();
-  // With `in_step` every rank goes equally often through the model that they divide.
+  // With `in_step`, every rank calls the sharded model equally often.
   const std::int64_t passes = in_step ? most : own.length();
   bool is_stopped = false;
   for (std::int64_t pass = 0; pass < passes; ++pass) {
@@ -84,7 +85,7 @@ Evaluation evaluate_parts(Group& group, std::int64_t samples, std::int64_t parts
       static_cast<void>(measured(0));
   }
   totals.back().loss = is_stopped ? 1 : 0;
-  // Zeros of the other ranks change no value.
+  // The zeros of the other ranks do not change any value.
   static_assert(sizeof(Totals) == 3 * sizeof(double));
   group.all_reduce(at::from_blob(totals.data(), {3 * parts + 3}, at::kDouble), Op::sum).wait();
   if (totals.back().loss > 0) throw Interrupted();
@@ -128,7 +129,7 @@ Evaluator::Evaluator(Task& task, std::shared_ptr<torch::nn::Module> module, Grou
                                    : samples_) {}
 
 Evaluation Evaluator::over(std::int64_t count) {
-  const std::int64_t most = (count + world_.size() - 1) / world_.size();  // of a rank
+  const std::int64_t most = (count + world_.size() - 1) / world_.size();  // per rank
   auto mine = static_cast<double>(most);
   double done = 0;
   auto measure = [&](std::span<const std::size_t> numbers) {
@@ -144,7 +145,7 @@ Evaluation Evaluator::over(std::int64_t count) {
   std::vector<bool> were_training;
   for (const auto& module : modules) were_training.push_back(module->is_training());
   module_->eval();
-  // A module comes before those in it, which train() changes too.
+  // A module precedes its submodules in this list, and train() also changes these.
   ScopeExit modes_as_before([&] {
     for (std::size_t i = 0; i < modules.size(); ++i) modules[i]->train(were_training[i]);
   });

@@ -43,7 +43,7 @@ void generate_text(const GenerateTokens& generate, std::int64_t block,
   data::Utf8Stream characters;
   if (options.with_prompt) take(characters.take(options.prompt));
   for (std::int64_t made = 0; made < options.tokens; ++made) {
-    // The model sees no more than its block.
+    // The model sees at most `block` tokens.
     const std::int64_t seen = std::min(ids.size(1), block);
     ids = generate(ids.narrow(1, ids.size(1) - seen, seen), 1, how);
     take(characters.take(tokenizer.decode(ids[0].narrow(0, seen, 1))));

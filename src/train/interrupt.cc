@@ -5,7 +5,7 @@
 namespace lockstep::train {
 namespace {
 
-// A handler gets no argument of ours, so what it sets must be reachable from everywhere.
+// A signal handler has no context argument, so this must be global.
 std::atomic<int> received{0};
 static_assert(std::atomic<int>::is_always_lock_free);
 
@@ -16,7 +16,7 @@ void remember(int signal) {
   received.compare_exchange_strong(none, signal);
 }
 
-// A terminal that closes may send SIGHUP twice, and each line to a closed pipe sends SIGPIPE.
+// A terminal that closes may send SIGHUP twice, and each write to a closed pipe sends SIGPIPE.
 bool may_come_again(int signal) { return signal == SIGHUP || signal == SIGPIPE; }
 
 }  // namespace
@@ -29,8 +29,8 @@ Interrupt::Interrupt() {
     action.sa_flags = SA_RESTART;
     if (!may_come_again(watched[i])) action.sa_flags |= static_cast<int>(SA_RESETHAND);
     sigaction(watched[i], &action, &before_[i]);
-    // What was ignored stays so: a shell ignores SIGINT for what it puts into the background, and
-    // nohup ignores SIGHUP.
+    // Ignored signals stay ignored: a shell ignores SIGINT for background jobs, and nohup ignores
+    // SIGHUP.
     if (before_[i].sa_handler == SIG_IGN) sigaction(watched[i], &before_[i], nullptr);
   }
 }

@@ -1,5 +1,5 @@
-// Signals that ask a run to end, as a wish that the training loop reads between two steps, and
-// evaluations and samples between two of their parts.
+// Signals that ask a run to end. The training loop checks for them between two steps; evaluations
+// and samples check between two of their parts.
 #pragma once
 
 #include <lockstep/base/error.h>
@@ -11,11 +11,11 @@
 
 namespace lockstep::train {
 
-// While an object lives, the first of SIGINT, SIGTERM, SIGHUP (the terminal is gone) and SIGPIPE
-// (whatever read standard output is gone) is remembered. A second SIGINT or SIGTERM ends the
-// process as usual; more of the other two come by themselves and change nothing. A signal that was
-// ignored before stays ignored. At most one object a process at a time. The destructor brings back
-// the handlers that were there.
+// Records the first of SIGINT, SIGTERM, SIGHUP (the terminal is gone) and SIGPIPE (the reader of
+// standard output is gone) during its lifetime. A second SIGINT or SIGTERM ends the process as
+// usual; a repeated SIGHUP or SIGPIPE, which needs no user action, is ignored. A signal that was
+// ignored before stays ignored. At most one object may exist per process. The destructor restores
+// the previous handlers.
 class Interrupt {
  public:
   Interrupt();
@@ -23,14 +23,14 @@ class Interrupt {
   Interrupt(const Interrupt&) = delete;
   Interrupt& operator=(const Interrupt&) = delete;
 
-  // The signal that came, or 0.
+  // Returns the recorded signal, or 0.
   [[nodiscard]] int signal() const;
 
  private:
   std::array<struct sigaction, 4> before_{};
 };
 
-// Thrown on all ranks together by an evaluation or a sample that a signal has interrupted.
+// Thrown on all ranks together if a signal has interrupted an evaluation or a sample.
 class Interrupted : public Error {
  public:
   Interrupted() : Error("interrupted by a signal") {}

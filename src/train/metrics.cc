@@ -54,8 +54,9 @@ std::string rows_until(const std::filesystem::path& path, std::int64_t step) {
   return kept;
 }
 
-// Where the last row until that step ends, if it is not far from the end: all before it are rows
-// until that step, too. A long run that is often killed must not read all of its rows each time.
+// Returns the end of the last row up to that step if it is near the end of the file; all earlier
+// rows are up to that step too. A long run that is restarted often must not read all of its rows
+// each time.
 std::optional<off_t> end_of_rows(const std::filesystem::path& path, std::int64_t step) {
   constexpr std::int64_t most_of_the_end = 64 << 10;
   if (!std::filesystem::is_regular_file(path)) return std::nullopt;  // a pipe would block
@@ -109,7 +110,7 @@ std::string metrics_line(const MetricsRow& row) {
   json["update_seconds"] = row.update_seconds;
   json["seconds"] = row.seconds;
   if (row.sample) json["sample"] = *row.sample;
-  // A task's sample need not be UTF-8.
+  // A sample may not be valid UTF-8.
   return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
@@ -130,7 +131,7 @@ void MetricsFile::append(const MetricsRow& row) {
   if (written == static_cast<ssize_t>(line.size())) return;
   const int error = written < 0 ? errno : ENOSPC;
   if (written > 0 && before >= 0) {
-    [[maybe_unused]] const int cut = ::ftruncate(file.get(), before);  // no part of a row
+    [[maybe_unused]] const int cut = ::ftruncate(file.get(), before);  // removes a partial row
   }
   throw SystemError("cannot append to " + path_.string(), error);
 }
@@ -149,7 +150,7 @@ void Pace::add_step(std::int64_t samples, const StepTiming& seconds) {
   ++steps_;
 }
 
-// Each number of the rank that has the most of it.
+// Takes the maximum over ranks of each number.
 void Pace::read(Group& world, std::int64_t model_bytes) {
   row_.samples_per_second = static_cast<double>(samples_) / std::max(1e-9, seconds_since(read_at_));
   const auto steps = static_cast<double>(std::max<std::int64_t>(1, steps_));
@@ -177,7 +178,8 @@ MetricsRow Pace::row() const {
   return row;
 }
 
-// Where every step is reported, reading this anew each time would cost more than a small step.
+// The value is cached: in a run that reports every step, reading it each time would cost more than
+// a small step.
 std::int64_t Pace::resident_bytes() {
   if (resident_bytes_ == 0 || seconds_since(resident_read_at_) > 1) {
     resident_bytes_ = sys::proportional_bytes();
@@ -216,7 +218,7 @@ void Trace::begin_step() {
 
 bool Trace::is_complete() const { return is_recording_ && step_ == left_out_of_traces + steps_; }
 
-// The profiler says nothing of a file that it cannot write, so none is there before.
+// The profiler ignores write errors, so the old file is removed first.
 void Trace::write() {
   if (!is_recording_) return;
   is_recording_ = false;

@@ -27,7 +27,7 @@ namespace {
 
 constexpr std::string_view of_hook = "hook.";
 
-// The axes of the ranks that have rows of their own: those of ParallelModel::data().
+// The axes whose ranks have different rows: those of ParallelModel::data().
 const std::vector<std::string> learner_axes = {"dp", "ep", "fsdp"};
 
 constexpr double bytes_of_a_number = 4;
@@ -37,7 +37,7 @@ double numbers_of_state(const Options& options) {
   return options.momentum > 0 ? 1 : 0;
 }
 
-// "1.24M", "40.0B": numbers of parameters as they are usually said.
+// Formats a number of parameters: "1.24M", "40.0B".
 std::string count_text(double count) {
   if (count >= 1e12) return formatted("{:.1f}T", count / 1e12);
   return count >= 1e9 ? formatted("{:.1f}B", count / 1e9) : formatted("{:.1f}M", count / 1e6);
@@ -63,15 +63,15 @@ void TrainedModel::attach(std::shared_ptr<torch::nn::Module> module, RunLength) 
   optimizer_ = make_optimizer(options_, handle().named_parameters(), handle().state_memory());
 }
 
-// What is offloaded is in files, and the optimizer's state with it.
+// Offloaded parameters are in files, together with the optimizer's state.
 std::int64_t TrainedModel::bytes_held() const {
   const std::int64_t kept = handle_->memory().kept();
   if (optimizer_ == nullptr || handle_->state_memory()) return kept;
   return kept + checkpoint::optimizer_state_bytes(*optimizer_, *handle_);
 }
 
-// As many ranks as the launcher has told of: in a later round of an elastic run as many as there
-// were when this process was started.
+// Uses the number of local ranks from the launcher. In a later round of an elastic run, it is the
+// number at the start of this process.
 void TrainedModel::check_memory() const {
   const auto local_ranks = std::min<std::int64_t>(
       facts_.processes, environment::integer("LOCAL_WORLD_SIZE", 1).value_or(1));
@@ -94,7 +94,7 @@ ParallelOptions TrainedModel::parallel_options() const {
                       .pipeline = {.schedule = options_.pipeline},
                       .micro_batches = options_.accumulate};
   how.shard.level = level_of(options_).value_or(ShardLevel::full);
-  how.shard.units.clear();  // the plan's
+  how.shard.units.clear();  // they come from the plan
   if (how.shard.compute_dtype && !how.shard.reduce_dtype) how.shard.reduce_dtype = at::kFloat;
   return how;
 }
@@ -148,8 +148,8 @@ Batch TrainedModel::cut(Batch batch) const {
   return {parts[0], parts[1], std::move(batch.more)};
 }
 
-// Gradients are averaged over ranks, so where ranks have other numbers of rows each counts by its
-// own.
+// Gradients are averaged over ranks. If ranks have different numbers of rows, each rank is weighted
+// by its number of rows.
 double TrainedModel::backward(const StepRows& rows, optim::GradScaler& scaler) {
   if (has_stages()) return backward_stages(rows.batch, scaler);
   if (rows.of_all.empty()) return backward_parts(rows.batch, 1, scaler);
@@ -157,16 +157,16 @@ double TrainedModel::backward(const StepRows& rows, optim::GradScaler& scaler) {
   const double of_rank = static_cast<double>(own) * static_cast<double>(rows.of_all.size()) /
                          static_cast<double>(std::reduce(rows.of_all.begin(), rows.of_all.end()));
   if (std::ranges::count(rows.of_all, 0) == 0) return backward_parts(rows.batch, of_rank, scaler);
-  // Ranks without rows make the calls that the others make.
+  // Ranks without rows shadow the collectives of the other ranks.
   std::vector<Joinable*> joinables{&handle().joinable()};
   if (sync_) joinables.push_back(&sync_->joinable());
   Join others(std::move(joinables));
   const double loss = own > 0 ? backward_parts(rows.batch, of_rank, scaler) : 0;
-  others.finish(nullptr);  // the update comes when all have come here
+  others.finish(nullptr);  // the update starts after all ranks have arrived here
   return loss;
 }
 
-// All micro-batches but the last are inside no_sync().
+// All micro-batches except the last one run in no_sync().
 double TrainedModel::backward_parts(const Batch& batch, double of_rank, optim::GradScaler& scaler) {
   const auto rows = static_cast<double>(batch.data.size(0));
   const std::vector<Batch> all = micro_batches(batch, options_.accumulate);
@@ -199,7 +199,7 @@ double TrainedModel::backward_part(const Batch& part, double share, optim::GradS
       return task_.loss(cut(cast_batch(part, options_.sharding.compute_dtype)));
     }();
     if (options_.sharding.compute_dtype)
-      loss = loss.to(at::kFloat);  // float16 has no room for its scale
+      loss = loss.to(at::kFloat);  // float16 would overflow with the scale
     {
       RECORD_USER_SCOPE("backward");
       scaler.scale(share == 1 ? loss : loss * share).backward();
@@ -215,11 +215,11 @@ void TrainedModel::update(double lr, const optim::GradientTransform& transform,
   count_bytes([&] { scaler.step(*optimizer_, transform); });
   scaler.update();
   if (options_.sharding.reduce_in_step)
-    handle().zero_grad();  // or an evaluation computes averages for all
+    handle().zero_grad();  // otherwise an evaluation would average gradients for all ranks
 }
 
-// evaluate() weighs rows alike, and totals weigh what Task::weight_of() counts of them. The last
-// stage computes losses in the order of the micro-batches.
+// evaluate() weights rows equally, while totals use Task::weight_of(). The last stage computes
+// losses in the order of the micro-batches.
 Totals TrainedModel::measure(const Batch& batch) {
   if (!has_stages()) return task_.measure(cut(batch));
   const std::int64_t all = batch.data.size(0);
@@ -235,7 +235,8 @@ Totals TrainedModel::measure(const Batch& batch) {
           .targets = task_.weight_of(batch)};
 }
 
-// Of the token behind one row: these alone go from the last stage to the other ranks.
+// Returns the logits of the next token for one row: the last stage sends only these to the other
+// ranks.
 at::Tensor TrainedModel::next_logits(const at::Tensor& seen) {
   at::Tensor logits;
   const PipelineLoss keep = [&](const Tensors& outputs, const Tensors& /*targets*/) {
@@ -303,7 +304,7 @@ void TrainedModel::load(const std::filesystem::path& folder) {
   });
 }
 
-// Groups of several axes are not counted, nor those of fully_shard().
+// Traffic in groups of several axes is not counted, nor is that of fully_shard().
 std::vector<std::pair<std::string, std::string>> TrainedModel::results() {
   if (world_.size() == 1 || facts_.in_step) return {};
   return {{"sent_bytes", formatted("{}", sent_bytes_)}};
@@ -337,13 +338,14 @@ Batch cast_batch(Batch batch, std::optional<c10::ScalarType> dtype) {
   return batch;
 }
 
-// As ShardLevel counts; a whole model that is computed with in 16 bits lies beside float32 shards.
+// Computes the bytes like ShardLevel. If the computation uses 16 bits, a whole 16-bit model exists
+// besides the float32 shards.
 double bytes_of_a_rank(const Options& options, double parameters, const MeshLayout& axes) {
   const double state = bytes_of_a_number * numbers_of_state(options);
   const bool is_narrow = options.sharding.compute_dtype.has_value();
   const double number = is_narrow ? 2 : bytes_of_a_number;
-  double whole = 0;                                     // what a rank has undivided
-  double divided = bytes_of_a_number + number + state;  // parameters, gradients, state
+  double whole = 0;                                     // replicated on each rank
+  double divided = bytes_of_a_number + number + state;  // sharded: parameters, gradients, state
   const std::optional<ShardLevel> level = level_of(options);
   if (!level) {
     whole = divided;

@@ -1,5 +1,5 @@
-// TrainedModel: the model of a run, which parallelize() trains on the run's mesh; and what is done
-// to a batch before the model sees it. Base of the ways to train that strategies.h lists.
+// TrainedModel: the model of a run, which parallelize() trains on the run's mesh, and the
+// preparation of batches. Base class of the strategies in strategies.h.
 #pragma once
 
 #include "sys/topology.h"
@@ -33,97 +33,104 @@
 
 namespace lockstep::train {
 
-// In TrainingState::progress of a checkpoint: RunFacts::kind of the run that saved it.
+// Entry of TrainingState::progress in a checkpoint: RunFacts::kind of the run that saved it.
 inline constexpr const char* kind_entry = "own_kind";
 
 struct RunFacts {
-  // The ranks that have rows of their own, of which this is one, or computes with one.
+  // The ranks that have their own rows. This rank is one of them, or computes together with one.
   Group learners;
-  int processes = 1;  // that take part: TrainingState::ranks
-  // Whether no rank can be a step ahead of another one in any case.
+  int processes = 1;  // number of processes in the run: TrainingState::ranks
+  // True if no rank can be a step ahead of another rank.
   bool waits_each_step = true;
-  // Whether each rank is given the rows of all ranks, and backward() returns the loss of all rows.
+  // True if each rank gets the rows of all ranks, and backward() returns the loss of all rows.
   bool takes_all_rows = false;
-  // A run of the same kind, on as many ranks, takes up what a checkpoint keeps of each rank;
-  // another one begins with the model alone. Empty: ranks keep nothing.
+  // A run of the same kind, on the same number of ranks, restores the per-rank state of a
+  // checkpoint; another run restores the model only. Empty: there is no per-rank state.
   std::string kind = {};
-  // Since attach():
-  // Ranks that draw the same random numbers have the same stream, all others another one.
+  // Fields below are set by attach().
+  // Ranks that draw the same random numbers have the same stream; all others have different
+  // streams.
   int random_stream = 0;
-  // Whether ranks pass through the model equally often, because they compute or keep it together.
+  // True if ranks call the model equally often, because they compute it together or shard it.
   bool in_step = false;
 };
 
-// A step's rows on this rank.
+// The rows of one step on this rank.
 struct StepRows {
   const Batch& batch;
-  const std::vector<std::int64_t>& of_all;  // numbers of all ranks where they differ, else empty
+  // Number of rows per rank if they differ; otherwise empty.
+  const std::vector<std::int64_t>& of_all;
   std::int64_t step = 0;
 };
 
-// Collective functions are called by all ranks of the run in the same order.
+// All ranks of the run call the collective functions in the same order.
 class TrainedModel {
  public:
-  // Collective: makes the mesh of the configuration's axes. The configuration outlives the model.
+  // Makes the mesh of the configuration's axes. Collective. The configuration must outlive the
+  // model.
   TrainedModel(const Configuration& configuration, Group world);
   TrainedModel(const TrainedModel&) = delete;
   TrainedModel& operator=(const TrainedModel&) = delete;
   virtual ~TrainedModel() = default;
 
   [[nodiscard]] const RunFacts& facts() const { return facts_; }
-  // Since attach(). The optimizer is null where other processes update.
+  // Valid after attach(). The optimizer is null if other processes update.
   [[nodiscard]] Handle& handle() { return *handle_; }
   [[nodiscard]] torch::optim::Optimizer* optimizer() { return optimizer_.get(); }
-  // Of parameters, gradients and optimizer state on this rank.
+  // Returns the bytes of parameters, gradients and optimizer state on this rank.
   [[nodiscard]] std::int64_t bytes_held() const;
 
-  // Local, before the model is made: BadInput if it cannot fit into this machine's memory.
+  // Throws BadInput if the model cannot fit into this host's memory. Local; call before the model
+  // is made.
   void check_memory() const;
-  // Collective, once, before all others: the handle on the task's model, and its optimizer.
+  // Makes the handle of the task's model, and its optimizer. Collective; call once, before the
+  // functions below.
   virtual void attach(std::shared_ptr<torch::nn::Module> module, RunLength length);
-  // Forward and backward of all micro-batches. Returns the mean loss of this rank's rows.
+  // Runs forward and backward of all micro-batches. Returns the mean loss of this rank's rows.
   [[nodiscard]] virtual double backward(const StepRows& rows, optim::GradScaler& scaler);
-  // The update that the gradients make.
+  // Updates the parameters with the gradients.
   virtual void update(double lr, const optim::GradientTransform& transform,
                       optim::GradScaler& scaler);
-  // Collective, when all ranks have made equally many steps. With `shows_model` the module has the
-  // one model of all ranks then, to be measured and saved, until backward().
+  // Synchronizes the ranks after equally many steps. Collective. With `shows_model`, the module
+  // then has the combined model of all ranks, for evaluation and saving, until the next backward().
   virtual void meet(bool /*shows_model*/) {}
 
-  // Task::measure() and Task::sample() of the model as ranks have it.
+  // Call Task::measure() and Task::sample() for a model that may be sharded.
   [[nodiscard]] Totals measure(const Batch& batch);
   [[nodiscard]] std::string sample(std::int64_t length);
 
-  // Collective, when the module has the one model: checkpoint::save() and load() of all processes
-  // that take part, with what each rank keeps of its own. With a saver the writing goes on beside
-  // the training.
+  // Save and load checkpoints of all processes in the run (checkpoint::save() and load()),
+  // including per-rank state. Collective; call while the module has the combined model. With a
+  // saver, writing continues during training.
   virtual void save(const std::filesystem::path& out, const checkpoint::TrainingState& state,
                     checkpoint::SaveOptions options, checkpoint::AsyncSaver* saver);
   virtual void load(const std::filesystem::path& folder);
 
-  // More of the run's last line.
+  // Returns additional entries for the run's last line.
   [[nodiscard]] virtual std::vector<std::pair<std::string, std::string>> results();
 
  protected:
-  // Collective, of attach(): what trains the module. Here compose() on the whole mesh.
+  // Makes the handle that trains the module; called by attach(). Collective. The default calls
+  // compose() on the whole mesh.
   [[nodiscard]] virtual Handle& make_handle(const std::shared_ptr<torch::nn::Module>& module);
-  // Forward and backward of a micro-batch, whose loss counts `share`. Returns the loss times it.
+  // Runs forward and backward of a micro-batch with its loss weighted by `share`. Returns the
+  // weighted loss.
   [[nodiscard]] virtual double backward_part(const Batch& part, double share,
                                              optim::GradScaler& scaler);
-  // What a checkpoint keeps of this rank alone.
+  // Returns the state in a checkpoint that belongs to this rank only.
   [[nodiscard]] virtual std::map<std::string, at::Tensor> own();
-  // The optimizer whose state a checkpoint has.
+  // Returns the optimizer whose state is in checkpoints.
   [[nodiscard]] virtual torch::optim::Optimizer& saved_optimizer() { return *optimizer_; }
-  // Local, when the model of a checkpoint of this step has been loaded; and then, where the run is
-  // of the same kind, what own() gave it.
+  // begin_at() is called after the model of a checkpoint of this step was loaded; take_own()
+  // follows with the values of own() if the run is of the same kind. Local.
   virtual void begin_at(std::int64_t /*step*/) {}
   virtual void take_own(const std::map<std::string, at::Tensor>& own);
 
-  // Collective: model_, by parallelize().
+  // Sets model_ by parallelize(). Collective.
   void compose(const std::shared_ptr<torch::nn::Module>& module, const Mesh& mesh);
-  // Adds the bytes that `calls` give to collectives of all ranks to sent_bytes.
+  // Adds the bytes that `calls` send in collectives of all ranks to sent_bytes.
   void count_bytes(const std::function<void()>& calls);
-  // Of calls of groups that the strategy has made.
+  // Adds bytes sent in groups that the strategy has made.
   void add_sent_bytes(std::int64_t bytes) { sent_bytes_ += bytes; }
 
   const Options& options_;
@@ -144,40 +151,42 @@ class TrainedModel {
   [[nodiscard]] double backward_stages(const Batch& whole, const optim::GradScaler& scaler);
   [[nodiscard]] double backward_parts(const Batch& batch, double of_rank,
                                       optim::GradScaler& scaler);
-  // This rank's part of each sequence.
+  // Returns this rank's part of each sequence.
   [[nodiscard]] Batch cut(Batch batch) const;
 
-  PipelineLoss loss_;                        // of stages
-  std::shared_ptr<CommunicationHook> hook_;  // null: none
-  std::optional<SyncBatchNorm> sync_;        // of --sync-batch-norm
-  std::int64_t sent_bytes_ = 0;              // by this rank, since the program began
+  PipelineLoss loss_;                        // used with stages
+  std::shared_ptr<CommunicationHook> hook_;  // may be null
+  std::optional<SyncBatchNorm> sync_;        // for --sync-batch-norm
+  std::int64_t sent_bytes_ = 0;              // by this rank, since the program started
 };
 
-// The batch in at most `parts` parts of equally many rows, the last of fewer where they do not
-// divide.
+// Splits the batch into at most `parts` parts of equally many rows; the last part may have fewer.
 [[nodiscard]] std::vector<Batch> micro_batches(const Batch& batch, std::int64_t parts);
 
-// Floating-point numbers of `data` and `more` in this dtype; none: as they are.
+// Casts floating-point tensors of `data` and `more` to this dtype; without a dtype, returns the
+// batch unchanged.
 [[nodiscard]] Batch cast_batch(Batch batch, std::optional<c10::ScalarType> dtype);
 
-// The seed of a rank's random numbers (dropout). Streams from 0 belong to steps (stream_seed()).
+// Returns the seed of a rank's random numbers (dropout). Streams from 0 belong to steps
+// (stream_seed()).
 [[nodiscard]] inline std::uint64_t seed_of_rank(std::int64_t seed, int rank) {
   return stream_seed(seed, -1 - static_cast<std::int64_t>(rank));
 }
 
-// Parameters, gradients and optimizer state of a model of so many parameters, in bytes of one rank
-// on these axes: at least, because what is gathered, activations and buffers come on top.
+// Returns the bytes of parameters, gradients and optimizer state per rank, for a model with this
+// many parameters on these axes. It is a lower bound: gathered parameters, activations and buffers
+// are not counted.
 [[nodiscard]] double bytes_of_a_rank(const Options& options, double parameters,
                                      const MeshLayout& axes);
 
 struct ModelSize {
   double parameters = 0;
-  double activations = 0;  // numbers that a rank's forward pass keeps for backward(), at least
+  double activations = 0;  // lower bound of values that a rank's forward pass keeps for backward()
 };
 
-// Throws BadInput when `local_ranks` on this machine cannot have that in `memory`, before any of it
-// is made: an allocation that the system grants at first ends in a process that the kernel kills
-// without a word. Not with options.offload.
+// Throws BadInput before anything is allocated if `local_ranks` ranks on this host need more than
+// `memory`. Otherwise, the system grants the allocation at first, and the kernel later kills the
+// process without a message. Not checked with options.offload.
 void check_memory(const Options& options, const ModelSize& model, const MeshLayout& axes,
                   int local_ranks, const sys::MemorySize& memory);
 

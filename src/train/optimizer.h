@@ -1,4 +1,4 @@
-// The optimizer and the learning rates that the options ask for.
+// The optimizer and the learning rates that the options select.
 #pragma once
 
 #include <lockstep/optim/schedule.h>
@@ -13,32 +13,33 @@
 
 namespace lockstep::train {
 
-// Weight decay acts on parameters of two dims and more; biases and normalisations are left alone
-// (nanoGPT's rule).
+// Makes the optimizer. Weight decay applies to parameters of two dims or more, but not to biases
+// and normalisations (nanoGPT's rule).
 [[nodiscard]] std::unique_ptr<torch::optim::Optimizer> make_optimizer(
     const Options& options, const std::vector<NamedPart>& parameters,
     std::shared_ptr<optim::StateMemory> memory = nullptr);
 
-// For ranks that save and load beside others, and update nothing.
+// Makes an optimizer without parameters, for ranks that take part in saving and loading but update
+// nothing.
 [[nodiscard]] std::unique_ptr<torch::optim::Optimizer> optimizer_of_nothing();
 
 void set_learning_rate(torch::optim::Optimizer& optimizer, double lr);
 
-// How long a run is.
+// The length of a run.
 struct RunLength {
   std::int64_t steps = 1;
   std::int64_t steps_per_epoch = 1;
 };
 
-// The rate of update number `step` (from 0), by the makers of lockstep/optim/schedule.h; called
-// with Options::lr.
+// Returns the schedule of the options, made by the functions of lockstep/optim/schedule.h. Call it
+// with Options::lr and the number of the update, from 0.
 //
-//   warm-up    lr * (step + 1) / (warmup + 1) while step < warmup, for all but one-cycle
+//   warm-up    lr * (step + 1) / (warmup + 1) while step < warmup, except for one-cycle
 //   constant   lr
 //   step       lr * gamma ^ floor(step / step_size)
 //   cosine     from lr down to min_lr in the steps after the warm-up
-//   wsd        lr, then a straight line down to min_lr in the last `decay` steps
-//   one-cycle  its own way up, which the steps of the warm-up replace if there are any, and down
+//   wsd        lr, then linearly down to min_lr in the last `decay` steps
+//   one-cycle  its own rise, which takes `warmup` steps if that is positive, and its fall
 [[nodiscard]] optim::Schedule schedule_of(const Options& options, RunLength length);
 
 }  // namespace lockstep::train

@@ -21,7 +21,7 @@ using Dtype = std::optional<c10::ScalarType>;
 WrittenValue shard_in_words(Options& options) {
   const auto names = names_of(ShardKind{});
   WrittenValue value = in_words<ShardKind>({names.begin(), names.end()}, options.shard);
-  std::erase(value.words, word_of(ShardKind::automatic));  // no text of it
+  std::erase(value.words, word_of(ShardKind::automatic));  // has no text
   value.text = [&options] { return std::string(word_of(shard_of(options))); };
   value.file_text = [&options] {
     const ShardKind meant = shard_of(options);
@@ -45,7 +45,7 @@ WrittenValue mesh_as_text(std::vector<MeshAxis>& mesh) {
 WrittenValue dtype_in_words(Dtype& dtype) {
   WrittenValue value = in_words<Dtype>(
       {{"fp32", std::nullopt}, {"bf16", at::kBFloat16}, {"fp16", at::kHalf}}, dtype);
-  // A program may name the dtype that stands for none.
+  // A program may set float32 itself instead of std::nullopt.
   value.text = [&dtype, text = value.text] { return dtype == at::kFloat ? "fp32" : text(); };
   return value;
 }
@@ -73,7 +73,7 @@ void declare_places(Settings& settings, Options& o) {
        .help = "continue from the newest checkpoint in --out; auto: start if there is none",
        .scope = Scope::start},
       o.resume);
-  // On the command line this is `--resume auto`.
+  // The command line writes this as `--resume auto`.
   settings.add({.name = "resume-auto", .scope = Scope::start}, o.resume_auto);
   settings.add({.name = "overwrite",
                 .help = "start, and remove the files of earlier runs in --out",
@@ -358,7 +358,7 @@ MeshLayout layout_of(const Options& options, int ranks) {
   check_input(!options.sharding.reduce_in_step || layout.size(shards_axis) == ranks,
               "--reduce-in-step needs all ranks on the axis fsdp, found --mesh {}", mesh);
   if (is_divided || !layout.find(shards_axis)) return layout;
-  // parallelize() divides the model wherever it finds the axis, on one rank, too.
+  // parallelize() shards the model if it finds the axis, even with one rank.
   std::vector<MeshAxis> others = layout.axes();
   std::erase_if(others, [](const MeshAxis& axis) { return axis.name == shards_axis; });
   if (others.empty()) others = {{std::string(copies_axis), 1}};

@@ -1,5 +1,5 @@
-// The one table of the trainer's options, the words that their values are written in, and facts
-// that follow from several of them.
+// The table of the trainer's options, the words for their values, and properties that follow from
+// several options.
 #pragma once
 
 #include <lockstep/layout/mesh_layout.h>
@@ -59,22 +59,24 @@ inline constexpr std::string_view tensor_axis = "tp";
 inline constexpr std::string_view context_axis = "cp";
 inline constexpr std::string_view experts_axis = "ep";
 
-// Adds the options, bound to `options`; those about samples for tasks that make some.
+// Adds the options, bound to `options`. Options about samples are added only for tasks that make
+// samples.
 void declare_options(Settings& settings, Options& options, const Task& task);
 
-// "pp=2,dp=2"; empty without axes.
+// Formats a mesh: "pp=2,dp=2"; empty without axes.
 [[nodiscard]] std::string mesh_text(const std::vector<MeshAxis>& mesh);
-// " (mesh is set in out/config.toml line 2)"; empty for options of the command line.
+// Returns " (mesh is set in out/config.toml line 2)", or an empty text for options of the command
+// line.
 [[nodiscard]] std::string place_of(const Options& options, const std::string& name);
 
-// Options::shard, or what automatic stands for.
+// Returns Options::shard with `automatic` resolved.
 [[nodiscard]] ShardKind shard_of(const Options& options);
-// The same as a level; absent: none.
+// Returns shard_of() as a level; std::nullopt if the model is not sharded.
 [[nodiscard]] std::optional<ShardLevel> level_of(const Options& options);
 
-// The axes of --mesh with their sizes; without --mesh all ranks are on one axis, fsdp if --shard
-// divides the model and dp otherwise. BadInput for axes that are unknown, do not make `ranks`, or
-// do not fit --shard.
+// Returns the axes of --mesh with their sizes. Without --mesh, all ranks are on one axis: fsdp if
+// --shard shards the model, otherwise dp. Throws BadInput for axes that are unknown, do not
+// multiply to `ranks`, or do not fit --shard.
 [[nodiscard]] MeshLayout layout_of(const Options& options, int ranks);
 
 // Returns true if several ranks compute one model together.
@@ -83,7 +85,7 @@ void declare_options(Settings& settings, Options& options, const Task& task);
              layout.size(experts_axis) >
          1;
 }
-// How many ranks, or sets of ranks, have rows of their own.
+// Returns the number of ranks, or sets of ranks, that have their own rows.
 [[nodiscard]] inline int learners_in(const MeshLayout& layout) {
   return layout.size(copies_axis) * layout.size(experts_axis) * layout.size(shards_axis);
 }

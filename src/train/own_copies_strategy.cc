@@ -26,27 +26,28 @@ namespace {
 
 using Tensors = std::map<std::string, at::Tensor>;
 
-// Averages, or outer updates.
+// The combination of copies: by averages, or by outer updates.
 class Copies {
  public:
   virtual ~Copies() = default;
   [[nodiscard]] virtual Handle& handle() = 0;
-  // After the optimizer's step; `is_last`: of the whole run.
+  // Call after the optimizer's step; `is_last` means the last step of the run.
   virtual void step(bool is_last) = 0;
-  // Collective: the parameters become those of the one model.
+  // Sets the parameters to those of the combined model. Collective.
   virtual void show() = 0;
-  // By name, beside parameters and optimizers; and back. `steps` of the run have been made.
+  // Save and restore state by name, in addition to parameters and optimizers. `steps` is the number
+  // of steps that the run has made.
   [[nodiscard]] virtual std::map<std::string, at::Tensor> state() = 0;
   virtual void load_state(const std::map<std::string, at::Tensor>& state) = 0;
   virtual void begin_at(std::int64_t steps) = 0;
-  // What this rank has given to collectives so far.
+  // Returns the bytes that this rank has sent in collectives so far.
   [[nodiscard]] virtual std::int64_t bytes_given() { return handle().group().traffic().bytes; }
 };
 
 constexpr std::string_view of_copy = "copy.";            // parameters and buffers
-constexpr std::string_view of_optimizer = "optimizer.";  // as checkpoint::optimizer_state() has it
+constexpr std::string_view of_optimizer = "optimizer.";  // as in checkpoint::optimizer_state()
 constexpr std::string_view of_strategy = "strategy.";
-constexpr std::string_view of_outer = "outer.";  // DiLoCo's, which the model has
+constexpr std::string_view of_outer = "outer.";  // DiLoCo's outer state, which the model has
 constexpr std::int64_t bytes_at_once = std::int64_t{25} << 20;
 
 Tensors with_prefix(const Tensors& all, std::string_view prefix) {
@@ -67,7 +68,7 @@ std::int64_t steps_in(const Tensors& state) {
   return steps->second.item<std::int64_t>();
 }
 
-// Averages of models from the first step on: backward() sends nothing.
+// Averages models from the first step on: backward() sends nothing.
 class Averaged final : public Copies {
  public:
   Averaged(torch::nn::Module& module, const Group& world, const Options& options)
@@ -83,7 +84,7 @@ class Averaged final : public Copies {
   LocalSgd local_;
 };
 
-// Averages of gradients first.
+// Averages gradients in the first steps, and models afterwards.
 class AveragedLater final : public Copies {
  public:
   AveragedLater(torch::nn::Module& module, const Group& world, const Options& options)
@@ -141,7 +142,7 @@ class OuterUpdates final : public Copies {
       whole.emplace(std::string(of_outer) + name, tensor);
     diloco_.load_state(whole);
   }
-  void begin_at(std::int64_t) override {}  // its steps count from the run that it began in
+  void begin_at(std::int64_t) override {}  // its steps count from the run in which it began
   Handle& handle() override { return diloco_; }
   [[nodiscard]] std::int64_t bytes_given() override { return diloco_.bytes_sent(); }
 
@@ -156,7 +157,7 @@ class OuterUpdates final : public Copies {
   DiLoCo diloco_;
 };
 
-// RunFacts::kind.
+// Returns RunFacts::kind.
 std::string kind_of(const Options& options) {
   const DiLoCoOptions& diloco = options.diloco;
   if (diloco.inner_steps == 0)
@@ -176,7 +177,7 @@ class OwnCopiesStrategy : public TrainedModel {
   }
 
   void attach(std::shared_ptr<torch::nn::Module> module, RunLength length) override;
-  // What each rank trains is in the module again.
+  // Restores this rank's copy in the module before the step.
   double backward(const StepRows& rows, optim::GradScaler& scaler) override;
   void update(double lr, const optim::GradientTransform& transform,
               optim::GradScaler& scaler) override;
@@ -185,21 +186,21 @@ class OwnCopiesStrategy : public TrainedModel {
 
  private:
   Handle& make_handle(const std::shared_ptr<torch::nn::Module>& module) override;
-  // Copies that differ are each rank's own to update.
+  // Each rank stores its own copy if the copies differ.
   Tensors own() override;
-  // Of nothing: each rank's own state is in own().
+  // Has no parameters: each rank's state is in own().
   torch::optim::Optimizer& saved_optimizer() override { return *nothing_; }
   void begin_at(std::int64_t step) override;
   void take_own(const Tensors& own) override;
   [[nodiscard]] Tensors buffers() const;
-  // Parameters and buffers of the module, by name.
+  // Returns the module's parameters and buffers by name.
   [[nodiscard]] Tensors trained();
 
   std::unique_ptr<Copies> copies_;
   std::unique_ptr<torch::optim::Optimizer> nothing_;
   std::int64_t step_ = 0;
-  std::int64_t steps_ = 0;  // of the run
-  Tensors set_aside_;       // what this rank trains, while the one model is shown
+  std::int64_t steps_ = 0;  // steps of the run
+  Tensors set_aside_;       // this rank's copy while the combined model is in the module
 };
 
 void OwnCopiesStrategy::attach(std::shared_ptr<torch::nn::Module> module, RunLength length) {

@@ -29,7 +29,7 @@ namespace lockstep::train {
 namespace {
 
 constexpr int failure = 1;
-constexpr int by_signal = 128;  // plus its number, as a shell says it
+constexpr int by_signal = 128;  // plus the signal's number, as in a shell
 
 // Errors that every restart would meet again end the run in any case (src/elastic/rounds.h).
 constexpr int elastic_restarts = 1'000'000;
@@ -86,14 +86,15 @@ int be_a_rank(const RankProgram& program) {
     return program.body(*world);
   } catch (const CommonFailure& error) {
     rank_env::record_own_failure(error.what());
-    if (!is_elastic) say_final_failure(error.what());  // a restart would meet it again
+    if (!is_elastic) say_final_failure(error.what());  // a restart would fail again
     return speaks_for_all ? sys::complain(program.command, error.what(), code) : code;
   } catch (const std::exception& error) {
     return sys::complain(program.command, speaker + sys::failure_text(error), failure);
   }
 }
 
-// An elastic run begins with as many of its ranks as make whole copies of the model.
+// Checks the options. An elastic run starts with the largest number of ranks that makes whole
+// copies of the model.
 void check_start(Configuration& run, int ranks) {
   const Options& options = run.options;
   if (options.elastic) {
@@ -105,7 +106,7 @@ void check_start(Configuration& run, int ranks) {
   check_run(run, ranks);
 }
 
-// Words that are wrong are so after each restart.
+// An invalid command line stays invalid after a restart.
 CommandLine line_of(const std::string& name, const std::vector<Task*>& tasks,
                     const std::vector<std::string>& words) {
   try {
@@ -148,7 +149,7 @@ int run_program(const std::string& name, const std::string& shell_name,
         .flight_folder = options.out,
         .grace = options.grace,
         .check = [&](int ranks) { check_start(run, ranks); },
-        // One that holds another run is refused before anything is started.
+        // A folder of another run is refused before any process starts.
         .check_files = [&] { RunFolder(run).check_start(); },
         .body = [&](Group world) { return exit_code(train(run, std::move(world))); }};
     if (options.elastic)

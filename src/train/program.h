@@ -1,5 +1,5 @@
-// Programs whose processes are ranks. One that a launcher started is a rank; one that nobody
-// launched is one rank too, or with --ranks N becomes the launcher of N copies of itself.
+// Programs whose processes are ranks. A process that a launcher started is a rank. Without a
+// launcher, the process is the only rank, or with --ranks N, it launches N copies of itself.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -16,29 +16,29 @@
 namespace lockstep::train {
 
 struct RankProgram {
-  std::string command;                               // for what is said: "lockstep train"
+  std::string command;                               // name in messages: "lockstep train"
   launch::StartCopies start = launch::start_copies;  // for --ranks N
-  std::vector<std::string> words;                    // of the command line, for the copies
-  std::int64_t ranks = 0;          // --ranks; 0: as the launcher says, else usual_ranks
-  std::int64_t usual_ranks = 1;    // where neither --ranks nor a launcher says how many
-  std::string flight_folder = {};  // for flight records where the user names none; may be empty
-  Duration grace = std::chrono::seconds(30);  // of the copies: launch::Copies::grace
-  // Throws BadInput for options that so many ranks cannot have.
+  std::vector<std::string> words;                    // command line for the copies
+  std::int64_t ranks = 0;          // --ranks; 0: as the launcher says, otherwise usual_ranks
+  std::int64_t usual_ranks = 1;    // used if neither --ranks nor a launcher gives a number
+  std::string flight_folder = {};  // default folder for flight records; may be empty
+  Duration grace = std::chrono::seconds(30);  // for the copies: launch::Copies::grace
+  // Throws BadInput for options that do not fit this number of ranks.
   std::function<void(int ranks)> check = [](int) {};
-  // The same for files, once: in the process that starts the copies, or on rank 0.
+  // Checks files once: in the process that starts the copies, or on rank 0.
   std::function<void()> check_files = [] {};
-  std::function<int(Group world)> body;  // what a rank does, and its exit code
-  // In place of `body`, for ranks that may be lost: makes its groups itself, and tells of each.
+  std::function<int(Group world)> body;  // runs on each rank; returns the exit code
+  // Used instead of `body` for elastic runs: makes its groups itself, and calls `begins` with each.
   std::function<int(const std::function<void(const Group&)>& begins)> elastic_body = {};
 };
 
-// The exit code: 1 after a line on standard error for what went wrong, 2 because of the options.
-// What all ranks found wrong together (CommonFailure) is said by rank 0 alone. Throws
-// UsageError where check() fails before anything is started.
+// Runs the program. Returns the exit code: 1 after an error, with a line on standard error, or 2 if
+// the options are invalid. If all ranks throw CommonFailure, only rank 0 prints it. Throws
+// UsageError if check() fails before any process starts.
 [[nodiscard]] int run_ranks(const RankProgram& program);
 
-// run_program() (lockstep/train/program.h) for a program of several tasks. `name` is what is said
-// before complaints and help: "lockstep train"; `shell_name` is how a shell finds the program, for
+// Implements run_program() (lockstep/train/program.h) for a program with several tasks. `name` is
+// printed before error messages and help: "lockstep train". `shell_name` is the program's name in
 // the command that resumes a run.
 [[nodiscard]] int run_program(const std::string& name, const std::string& shell_name,
                               const std::vector<Task*>& tasks,

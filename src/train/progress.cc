@@ -16,8 +16,8 @@
 namespace lockstep::train {
 namespace {
 
-// What is left of a longer line before it goes, and the cursor back to its beginning: a carriage
-// return ends each piece, so that a reader that works by lines passes it on at once.
+// Clears the rest of a longer previous line, and moves the cursor to the beginning. A carriage
+// return ends each piece, so that a line-based reader passes it on at once.
 constexpr std::string_view end_in_place = "\033[K\r";
 constexpr std::chrono::milliseconds in_place_interval{100};
 
@@ -28,7 +28,7 @@ constexpr int most_columns = 10'000;
 constexpr const char* bright = "\033[36m";
 constexpr const char* ordinary = "\033[0m";
 const std::string between = "  ";
-constexpr int rank_of_bar = 4;  // among the figures
+constexpr int rank_of_bar = 4;  // its rank among the figures
 constexpr int no_bar = -1;
 constexpr std::size_t least_bar = 10;
 constexpr std::size_t most_bar = 32;
@@ -39,7 +39,7 @@ struct Figure {
   bool is_shown = false;
 };
 
-// "391", "25.1k", "1.25M": a rate in few columns.
+// Formats a rate in few columns: "391", "25.1k", "1.25M".
 std::string short_number(double value) {
   if (value < 10'000) return formatted("{:.0f}", value);
   if (value < 1e6) return formatted("{:.1f}k", value / 1e3);
@@ -70,8 +70,8 @@ std::string left_text(const MetricsRow& row) {
   return row.seconds_left ? duration_text(*row.seconds_left) + " left" : std::string();
 }
 
-// Shows figures by their rank until one does not fit, and the last column stays free. Returns the
-// columns of the bar; 0 for none.
+// Marks figures as shown, in the order of their rank, until one does not fit; the last column stays
+// free. Returns the columns of the bar, or 0 without a bar.
 std::size_t fit(std::span<Figure> figures, int columns, int bars_rank) {
   auto room = static_cast<std::size_t>(std::max(0, columns - 1));
   std::size_t used = 0, bar = 0;
@@ -90,7 +90,7 @@ std::size_t fit(std::span<Figure> figures, int columns, int bars_rank) {
   return bar > 0 ? std::min(most_bar, bar + room - used) : 0;
 }
 
-// "[====>     ]", of so many columns.
+// Returns "[====>     ]" with this many columns.
 std::string bar_text(double share, std::size_t columns, bool colours) {
   std::size_t inside = columns - 2;
   auto done = static_cast<std::size_t>(std::clamp(share, 0.0, 1.0) * static_cast<double>(inside));
@@ -100,7 +100,7 @@ std::string bar_text(double share, std::size_t columns, bool colours) {
   return formatted("[{}{}]", filled, std::string(inside - done, ' '));
 }
 
-// The figures that fit, and before them the bar if there is a `share`.
+// Returns the figures that fit, preceded by the bar if `share` is given.
 std::string line_of(std::span<Figure> figures, LineLook look, std::optional<double> share = {}) {
   std::string line;
   const std::size_t columns = fit(figures, look.columns, share ? rank_of_bar : no_bar);
@@ -150,7 +150,7 @@ std::string progress_text(const MetricsRow& row) {
 
 std::string progress_line(const MetricsRow& row, LineLook look) {
   double share = row.steps > 0 ? static_cast<double>(row.step) / static_cast<double>(row.steps) : 0;
-  // In the order in which they stand on the line; the numbers say which must fit first.
+  // In the order of the line; the number is the rank in which figures are fitted.
   std::array<Figure, 7> figures{{{formatted("{:3}%", static_cast<int>(share * 100)), 0},
                                  {formatted("{}/{}", row.step, row.steps), 5},
                                  {"loss " + loss_text(row.loss), 1},
@@ -177,7 +177,7 @@ std::string evaluation_line(const MetricsRow& row, LineLook look) {
 std::optional<std::string> terminal_of(std::FILE* stream) {
   if (variable("TERM") == "dumb") return std::nullopt;
   if (auto named = variable(terminal_variable); !named.empty()) return std::string(named);
-  // Open MPI gives each rank a terminal of its own, and passes on what it reads there.
+  // Open MPI gives each rank its own terminal, and forwards the output.
   if (!variable("OMPI_COMM_WORLD_RANK").empty()) return std::nullopt;
   if (::isatty(::fileno(stream)) != 1 || variable("TERM").empty()) return std::nullopt;
   std::array<char, 256> path{};
@@ -191,7 +191,7 @@ int terminal_columns(std::FILE* stream) {
   if (chosen && *chosen > 0 && *chosen < most_columns) return static_cast<int>(*chosen);
   int columns = columns_of(::fileno(stream));
   if (auto named = terminal_of(stream); columns == 0 && named && named->starts_with('/')) {
-    // This process has no terminal of its own, and must not take this one.
+    // O_NOCTTY: this process has no controlling terminal, and must not acquire this one.
     sys::FileDescriptor terminal(
         ::open(named->c_str(), O_RDONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC));
     if (terminal) columns = columns_of(terminal.get());
@@ -225,7 +225,7 @@ void Progress::show_text(std::string_view text) {
   bool is_first_plain = !in_place_ && next_ == Clock::time_point::min();
   if (now < next_) return;
   next_ = now + interval_;
-  if (is_first_plain) return;  // a short run needs no line
+  if (is_first_plain) return;  // a short run prints no such line
   if (!in_place_) return say(text);
   auto room = static_cast<std::size_t>(std::max(0, terminal_columns(stream_) - 1));
   print_to(stream_, "{}{}", text.substr(0, room), end_in_place);

@@ -28,7 +28,8 @@
 namespace lockstep::train {
 namespace {
 
-constexpr const char* folder_mark = "folder";  // of the run, once a round has opened it
+// Note for later rounds: the folder that a round has opened.
+constexpr const char* folder_mark = "folder";
 
 std::int64_t rows_in(const Batch& batch) { return batch.data.defined() ? batch.data.size(0) : 0; }
 
@@ -53,7 +54,7 @@ Run::Run(const Configuration& configuration, Group world, TrainedModel& model, c
   if (state) restore(*state);
   together(world_, [&] {
     if (!world_.is_root()) return;
-    // A later round finds what this one has written, however soon it ends.
+    // Mark the folder before training starts, so that a restarted round finds it.
     folder_.open({.resumed_at = step_,
                   .repeats_row = left_out_,
                   .is_continued = is_continued_,
@@ -100,7 +101,7 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
 void Run::load_data(const std::optional<checkpoint::TrainingState>& state) {
   if (state) restore_task(*state);
   try {
-    // In an elastic run each rank reads all rows of a batch, also those that others compute.
+    // In an elastic run, each rank reads all rows of a batch, including those that others compute.
     const bool is_there = has_round() && std::exchange(*in_.has_data, true);
     if (!is_there) task_.load(options_, options_.elastic ? Group() : model_.facts().learners);
   } catch (const BadInput& error) {
@@ -127,7 +128,7 @@ void Run::compare_data() {
                       rank);
 }
 
-// What does not fit into the ranks' parts is found by each of them alike, and one speaks for all.
+// All ranks find the same error if a model cannot be sharded, so one rank reports it.
 void Run::attach() {
   try {
     model_.attach(module_, {steps_, steps_per_epoch_});
@@ -141,7 +142,8 @@ void Run::attach() {
   if (has_round()) in_.round->ends(model_.handle());
 }
 
-// A rank that has thrown alone does not wait for long: the others are somewhere else.
+// After an error on this rank alone, the wait is short, because the other ranks may be in other
+// collectives.
 void Run::throw_of_all(const std::exception_ptr& error) {
   constexpr std::chrono::seconds longest_wait{10};
   const Duration before = world_.timeout();
@@ -152,7 +154,7 @@ void Run::throw_of_all(const std::exception_ptr& error) {
   } catch (const CommonFailure&) {
     throw;
   } catch (const Error&) {
-    // This rank's own says more.
+    // The original error of this rank says more.
   }
   std::rethrow_exception(error);
 }
@@ -189,14 +191,15 @@ void Run::make_step() {
   ++step_;
   const std::chrono::duration<double> update = Pace::Clock::now() - update_began;
   const double waited = model_.handle().seconds_waited() - waited_before;
-  // Rows that count for this rank's loss: one rank speaks for all where all have the same one.
+  // If all ranks have the same loss, only the root's rows count.
   const bool is_loss_of_all = model_.facts().takes_all_rows;
   const std::int64_t own_rows = is_loss_of_all && !world_.is_root() ? 0 : rows_in(batch);
   std::int64_t rows = rows_in(batch) * (is_loss_of_all ? 1 : model_.facts().learners.size());
-  loss_ = loss;  // this rank's, until they meet
+  loss_ = loss;  // this rank's loss until the ranks meet
   if (model_.facts().waits_each_step || is_meeting()) rows = agree(loss, own_rows);
   if (is_meeting()) model_.meet(needs_model());
-  // Waits of the handle are one part of a step, wherever they are in the others.
+  // Waits of the handle are a separate part of a step, so subtract them from the parts in which
+  // they occurred.
   const double in_forward = waited_until_update - (timing.exposed - before.exposed);
   const double in_update = waited - waited_until_update;
   pace_.add_step(rows, {.forward = std::max(0.0, timing.forward - before.forward - in_forward),
@@ -211,8 +214,9 @@ bool Run::needs_model() const {
 
 bool Run::is_meeting() const { return needs_model() || step_ % options_.log_every == 0; }
 
-// Those of all ranks, where they differ. Without --uneven that is an error: ranks with fewer would
-// make fewer micro-batches, and others wait for them.
+// Returns the numbers of rows of all ranks if they differ, otherwise an empty list. Without
+// --uneven, different numbers are an error: ranks with fewer rows would make fewer micro-batches,
+// and the others would wait for them.
 std::vector<std::int64_t> Run::check_rows(const Batch& batch) {
   if (world_.size() == 1) return {};
   const std::int64_t own = batch.data.defined() && batch.data.dim() > 0 ? batch.data.size(0)
@@ -231,7 +235,7 @@ std::vector<std::int64_t> Run::check_rows(const Batch& batch) {
                       rank);
 }
 
-// The rows of all ranks.
+// Averages the loss over the ranks. Returns the number of rows of all ranks.
 std::int64_t Run::agree(double loss, std::int64_t rows) {
   auto weight = static_cast<double>(rows);
   at::Tensor sums =

@@ -31,28 +31,27 @@
 
 namespace lockstep::train {
 
-// In the numbers that an elastic run commits.
+// Entry in the numbers that an elastic run commits.
 inline constexpr const char* lost_steps = "elastic.lost_steps";
 
-// In TrainingState::progress of a checkpoint whose step has no evaluation because of a signal: the
-// step's loss.
+// Entry of TrainingState::progress: the step's loss, in a checkpoint whose evaluation was skipped
+// because of a signal.
 inline constexpr const char* left_out_loss = "left_out_loss";
 
-// A round of an elastic run, as Run sees it.
+// The round of an elastic run, as seen by Run.
 struct RunRound {
-  Round* round = nullptr;    // null: there are no rounds
-  bool* has_data = nullptr;  // whether this process has read the task's data in an earlier round
-  std::int64_t* begun = nullptr;  // steps that this process has begun, in whichever round
+  Round* round = nullptr;         // null: no rounds
+  bool* has_data = nullptr;       // this process has read the task's data in an earlier round
+  std::int64_t* begun = nullptr;  // steps that this process has begun, in all rounds
 };
 
-// Every method is called by all ranks in the same order. What the ranks must agree on (whether to
-// stop) is reduced in step().
+// All ranks call every method in the same order. step() reduces the values on which ranks must
+// agree (such as stopping).
 class Run {
  public:
   // Reads data and, on a resume, the newest checkpoint; makes model, handle and optimizer; opens
-  // the folder last.
-  // The options were checked. `world`: the ranks that compute gradients. The configuration and the
-  // model outlive the run.
+  // the folder last. The options must have been checked. `world` are the ranks that compute
+  // gradients. The configuration and the model must outlive the run.
   Run(const Configuration& configuration, Group world, TrainedModel& model,
       const RunRound& in = {});
 
@@ -60,70 +59,72 @@ class Run {
     return step_ >= steps_ || signal_ != 0 || stopping_.should_stop();
   }
 
-  // One update: the learning rate, this rank's rows forward and backward, clipping, the optimizer.
-  // Then the ranks tell each other their losses and whether a signal came.
+  // Makes one update: learning rate, forward and backward of this rank's rows, clipping, optimizer.
+  // Then reduces the losses and whether a signal came.
   void step();
   [[nodiscard]] bool evaluation_is_due() const {
     return is_due(options_.eval_every) || step_ >= steps_;
   }
-  // During training of the chosen batches; of all validation data once the run is at its end. A
-  // model that is better than those before goes into best.safetensors. If a signal has come or
-  // comes meanwhile, the evaluation is left out, and the run that goes on makes it.
+  // Evaluates the chosen batches during training, or all validation data at the end of the run.
+  // Saves a new best model to best.safetensors. If a signal has come or comes during the
+  // evaluation, the evaluation is skipped, and the resumed run makes it.
   void evaluate();
   [[nodiscard]] bool sample_is_due() const {
     return options_.sample_every > 0 && step_ % options_.sample_every == 0;
   }
-  // What the model makes up now, for the next report(); nothing if a signal comes.
+  // Generates a sample for the next report(); no sample if a signal comes.
   void sample();
-  // A row of metrics.jsonl when one is due, and the progress line. A row whose evaluation was left
-  // out is written by the run that goes on.
+  // Writes a row of metrics.jsonl if one is due, and the progress line. If the evaluation of a row
+  // was skipped, the resumed run writes the row.
   void report();
-  // Before the first step: the evaluation that a signal kept the checkpoint's step from, and its
-  // row.
+  // Makes the evaluation that a signal has skipped at the checkpoint's step, and writes its row.
+  // Call before the first step.
   void make_up();
   [[nodiscard]] bool save_is_due() const { return is_due(options_.save_every); }
-  // With --async-save the checkpoint is there when the next one is due, or at the end.
+  // Saves a checkpoint. With --async-save, it is complete when the next one is due, or at the end.
   void save();
-  // Of an elastic run, when all else of the step is done: the state outlives this process.
-  // RoundEnded where the ranks are to meet anew.
+  // Commits the state of an elastic run, so that it survives this process. Call at the end of the
+  // step. Throws RoundEnded if the ranks are to meet in a new round.
   void commit();
 
-  // The last evaluation and checkpoint unless they are there, the model's file, and the last line.
+  // Makes the last evaluation and checkpoint if they are missing, writes the model's file, and
+  // prints the last line.
   Report finish();
 
  private:
-  // run.cc
+  // Defined in run.cc:
   void make_step();
   void begin(const std::optional<checkpoint::TrainingState>& state);
   void attach();
-  // Local: the data, which must be what the checkpoint was made from.
+  // Loads the data, which must be the same as for the checkpoint. Local.
   void load_data(const std::optional<checkpoint::TrainingState>& state);
-  // Collective: all ranks must have read the same.
+  // Throws if ranks have read different data. Collective.
   void compare_data();
   [[noreturn]] void throw_of_all(const std::exception_ptr& error);
   [[nodiscard]] std::vector<std::int64_t> check_rows(const Batch& batch);
-  // Whether all ranks wait for each other at this step: something of it belongs to all.
+  // Returns true if all ranks wait for each other at this step, because some work of the step is
+  // collective.
   [[nodiscard]] bool is_meeting() const;
-  // Whether what is done at this step needs the one model of all ranks.
+  // Returns true if this step needs the combined model of all ranks.
   [[nodiscard]] bool needs_model() const;
   std::int64_t agree(double loss, std::int64_t rows);
-  // Collective: whether some rank has received a signal, which is then in signal_.
+  // Returns true if some rank has received a signal, which is then in signal_. Collective.
   bool signal_came();
   [[nodiscard]] bool is_due(std::int64_t every) const;
   [[nodiscard]] std::int64_t epoch() const { return step_ / steps_per_epoch_; }
 
-  // run_save.cc
+  // Defined in run_save.cc:
   [[nodiscard]] checkpoint::TrainingState state() const;
   void save_now();
   [[nodiscard]] bool is_saved_already();
   void finish_saving();
   [[nodiscard]] std::function<void()> fence();
-  // Collective. False, once it was said, where `action` has thrown a CommonFailure and the run goes
-  // on all the same.
+  // Returns false if `action` has thrown a CommonFailure, which was printed, and the run goes on
+  // nevertheless. Collective.
   [[nodiscard]] bool may_fail(const std::function<void()>& action);
 
-  // run_resume.cc
-  // Collective: what the run goes on from; nothing if it begins.
+  // Defined in run_resume.cc:
+  // Returns the state from which the run continues, or std::nullopt if the run begins. Collective.
   [[nodiscard]] std::optional<checkpoint::TrainingState> shared_state();
   [[nodiscard]] std::optional<checkpoint::TrainingState> committed_state(
       const std::filesystem::path& checkpoint);
@@ -140,20 +141,21 @@ class Run {
   void say_resumed(const checkpoint::TrainingState& state);
   [[nodiscard]] std::string command_to_go_on() const;
 
-  // run_evaluation.cc
+  // Defined in run_evaluation.cc:
   [[nodiscard]] Evaluator::Options how_to_evaluate();
   void evaluate_now();
-  // Task::sample(), which a signal interrupts.
+  // Calls Task::sample(), which a signal interrupts.
   [[nodiscard]] std::string interruptible_sample(std::int64_t length);
-  // What stopping early and the best model are compared with.
+  // Restores the values with which EarlyStopping and Best compare.
   void restore_best(const checkpoint::TrainingState& state);
-  // What a file of the model as it is says; `evaluation` is of it, if there is one.
+  // Returns the metadata for a file of the current model. `evaluation` is the evaluation of this
+  // model, if there is one.
   [[nodiscard]] checkpoint::Metadata description(const std::optional<Evaluation>& evaluation,
                                                  bool is_partial) const;
   void export_model(const std::string& name, const std::optional<Evaluation>& evaluation,
                     bool is_partial);
 
-  // run_report.cc
+  // Defined in run_report.cc:
   [[nodiscard]] MetricsRow row() const;
   void finish_well();
   void say_end(const Report& report);
@@ -167,7 +169,7 @@ class Run {
   const bool is_continued_;  // an earlier round of this run has opened the folder
   RunFolder folder_;
   Progress progress_;
-  // Signals have their usual effect until there is something to save.
+  // Signals keep their usual effect until there is a state to save.
   std::optional<Interrupt> interrupt_;
   Pace pace_;
   Trace trace_;
@@ -178,30 +180,30 @@ class Run {
   optim::Schedule schedule_;
   EarlyStopping stopping_;
   std::optional<Evaluator> evaluator_;
-  std::optional<checkpoint::AsyncSaver> saver_;  // of --async-save
+  std::optional<checkpoint::AsyncSaver> saver_;  // for --async-save
   Best best_;
 
   std::int64_t steps_per_epoch_ = 1;
   std::int64_t steps_ = 0;             // of the whole run
   std::int64_t step_ = 0;              // updates made
-  std::filesystem::path begins_from_;  // the state of restore()
+  std::filesystem::path begins_from_;  // folder of the state for restore()
   Goodput goodput_;
-  std::map<std::string, double> numbers_;  // of goodput_
+  std::map<std::string, double> numbers_;  // for goodput_
   std::int64_t saved_step_ = -1;
   std::int64_t evaluated_step_ = -1;
   std::optional<Evaluation> evaluation_;
   bool evaluation_is_partial_ = false;
-  bool left_out_ = false;  // the evaluation of this step, because of a signal
-  std::string sample_;     // that was made at sampled_step_
+  bool left_out_ = false;  // a signal skipped the evaluation of this step
+  std::string sample_;     // made at sampled_step_
   std::int64_t sampled_step_ = -1;
-  double loss_ = 0;  // of the last step's global batch
+  double loss_ = 0;  // over the last step's global batch
   double lr_ = 0;
-  int signal_ = 0;             // that some rank received
-  double seconds_before_ = 0;  // of the runs that this one goes on from
+  int signal_ = 0;             // received by some rank
+  double seconds_before_ = 0;  // time of the runs that this run continues
 };
 
-// The calls of <lockstep/train/trainer.h> for a configuration that is there already. An elastic
-// run's options get the numbers of slots and threads.
+// The functions of <lockstep/train/trainer.h> for an existing configuration. In an elastic run,
+// sets the numbers of slots and threads in the options.
 [[nodiscard]] Report train(Configuration& configuration, Group world);
 [[nodiscard]] std::optional<Report> train_elastically(
     Configuration& configuration, const std::function<void(const Group&)>& begins);

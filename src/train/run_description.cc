@@ -11,9 +11,10 @@
 namespace lockstep::train {
 namespace {
 
-// Before the names of a description, where other entries are beside them.
+// Prefix of names of a description, in maps that also have other entries.
 constexpr std::string_view description_prefix = "task.";
-// Of these a change says nothing: where the run is, and what the launcher decides.
+// Changes of these entries are not reported: the run's folder, and a number that the launcher
+// decides.
 constexpr std::array<std::string_view, 2> places{"out", "ranks"};
 
 bool is_of_model(const Settings::Entry& entry) {

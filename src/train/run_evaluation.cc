@@ -1,4 +1,4 @@
-// How a run sees how far it is: evaluations, the best model, samples.
+// Evaluation during a run: validation loss, the best model, samples.
 #include "base/format.h"
 #include "base/scope_exit.h"
 #include "train/run.h"
@@ -74,7 +74,7 @@ void Run::make_up() {
 void Run::restore_best(const checkpoint::TrainingState& state) {
   std::optional<std::int64_t> batches;
   if (evaluator_->is_partial()) batches = options_.eval_batches;
-  // Later steps are made again.
+  // Steps after the checkpoint are repeated.
   best_ = read_best(world_, folder_.best_file(), basis_of(data_fingerprint_, batches), state.step);
   auto measured = state.config.find("eval-batches");
   bool is_comparable = state.progress.at("data_fingerprint") == data_fingerprint_ &&
@@ -101,7 +101,7 @@ void Run::export_model(const std::string& name, const std::optional<Evaluation>&
       {.metadata = description(evaluation, is_partial), .aliases = true, .before_naming = fence()});
 }
 
-// On all ranks: they may have the model in parts.
+// Called on all ranks, because the model may be sharded.
 std::string Run::interruptible_sample(std::int64_t length) {
   task_.set_interrupt_check([this] {
     if (signal_came()) throw Interrupted();
@@ -117,7 +117,7 @@ void Run::sample() {
     sample_ = interruptible_sample(options_.sample > 0 ? options_.sample : usual_sample);
     sampled_step_ = step_;
   } catch (const Interrupted&) {
-    // The row has no sample.
+    // The row has no sample then.
   }
   pace_.leave_out(began);
 }

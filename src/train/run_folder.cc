@@ -36,7 +36,7 @@ constexpr const char* model_name = "model.safetensors";
 constexpr const char* best_name = "best.safetensors";
 constexpr const char* job_name = ".job";
 constexpr std::string_view abandoned_prefix = "abandoned-";
-// SystemError if that cannot be known.
+// Throws SystemError if the state of the path is unknown.
 bool is_there(const fs::path& path) {
   std::error_code error;
   const bool found = fs::exists(path, error);
@@ -50,7 +50,8 @@ bool is_file_of_run(std::string_view name) {
                             name) > 0;
 }
 
-// "abandoned-NAME" and "abandoned-NAME-2", of the names above and of checkpoints.
+// Returns true for "abandoned-NAME" and "abandoned-NAME-2", where NAME is a file name above or a
+// checkpoint.
 bool is_abandoned(std::string_view name) {
   if (!name.starts_with(abandoned_prefix)) return false;
   name.remove_prefix(abandoned_prefix.size());
@@ -70,13 +71,13 @@ bool is_flight_record(std::string_view name) {
   return parse_integer(name).has_value();
 }
 
-// Everything but checkpoints and the lock.
+// Returns true for every file of a run except checkpoints and the lock.
 bool is_left_by_run(const std::string& name) {
   return is_file_of_run(name) || is_abandoned(name) || is_flight_record(name) ||
          name == checkpoint::latest_file || name == ".round" || name == job_name;
 }
 
-// "step-00000100" of "step-100", "100" and the whole name; empty when it is none of them.
+// Returns "step-00000100" for "step-100", "100" or the full name; empty for another text.
 std::string checkpoint_named(std::string_view text) {
   constexpr std::string_view prefix = "step-";
   if (text.starts_with(prefix)) text.remove_prefix(prefix.size());
@@ -84,17 +85,17 @@ std::string checkpoint_named(std::string_view text) {
   return step && *step >= 0 ? checkpoint::checkpoint_name(*step) : std::string();
 }
 
-// What a model's file says of its step; -1 where it says nothing.
+// Returns the step in the metadata of a model file, or -1 without such an entry.
 std::int64_t step_of_model(const fs::path& file) {
   try {
     checkpoint::Metadata metadata = checkpoint::read_safetensors(file, {.tensors = false}).metadata;
     return parse_integer(metadata["step"]).value_or(-1);
-  } catch (const Error&) {  // a file that nothing can be read from is no model
+  } catch (const Error&) {  // an unreadable file is not a model
     return -1;
   }
 }
 
-// A name beside `path` under which no run looks for anything.
+// Returns an unused name next to `path` that no run reads.
 fs::path abandoned_name(const fs::path& path) {
   std::string name = formatted("{}{}", abandoned_prefix, path.filename().string());
   fs::path aside = path.parent_path() / name;
@@ -104,28 +105,28 @@ fs::path abandoned_name(const fs::path& path) {
 
 bool is_positive(const char* variable) { return environment::integer(variable, 0).value_or(0) > 0; }
 
-// The run of `lockstep run` or torchrun; empty: neither. torchrun calls every run "none" unless it
-// is told otherwise: then its agent, which starts all rounds of a run, tells runs apart.
+// Returns the run id of `lockstep run` or torchrun; empty without them. By default, torchrun's run
+// id is "none": then the agent, which starts all rounds of a run, identifies the run.
 std::string launch_of_this_process() {
   const std::string run = environment::text(rank_env::variable::run_id).value_or("");
   if (run != "none") return run;
   return formatted("none of process {} on host {}", ::getppid(), sys::host_name());
 }
 
-// By the environment. BadInput for counts that are no numbers.
+// Reads the jobs from the environment. Throws BadInput for counts that are not numbers.
 std::vector<RunFolder::Job> jobs_of_this_process() {
   std::vector<RunFolder::Job> jobs;
   if (const std::string run = launch_of_this_process(); !run.empty())
     jobs.push_back({"launch " + run, is_positive(rank_env::variable::restart_count) ||
                                          is_positive(rank_env::variable::round)});
-  // A requeued job keeps its number.
+  // A requeued job keeps its id.
   if (const std::string job = environment::text("SLURM_JOB_ID").value_or(""); !job.empty())
     jobs.push_back({"slurm " + job, is_positive("SLURM_RESTART_COUNT")});
   return jobs;
 }
 
-// Removes the file if no launcher names a job. Durable only if the machine keeps running: a job
-// does not outlive its machines.
+// Writes the file, or removes it if no launcher names a job. The file is only durable while the
+// host keeps running, because a job does not survive its hosts.
 void write_jobs(const fs::path& file, const std::vector<RunFolder::Job>& jobs) {
   std::string text;
   for (const RunFolder::Job& job : jobs) text += job.line + "\n";
@@ -196,8 +197,8 @@ std::optional<fs::path> RunFolder::chosen_start() const {
   return std::nullopt;
 }
 
-// If the folder has a lock, a run may be at work that has saved nothing yet: find_checkpoint() says
-// so.
+// If the folder has a lock, another run may be active that has not saved yet; find_checkpoint()
+// reports that.
 void RunFolder::check_start() const {
   if (options_.resume && is_there(path_ / lock_name)) return;
   (void)chosen_start();
@@ -249,9 +250,9 @@ void RunFolder::verify(Group& world, const fs::path& folder) const {
       rank);
 }
 
-// Empty where there is none.
+// Empty if there is no such checkpoint.
 std::string RunFolder::newest_whole_before(Group& world, const fs::path& folder) const {
-  std::string names;  // one a line, newest first
+  std::string names;  // one per line, newest first
   together(world, [&] {
     if (!world.is_root()) return;
     for (const fs::path& other : checkpoint::list_checkpoints(path_)) {
@@ -275,7 +276,7 @@ void RunFolder::open(const Opening& opening) {
   const bool is_new = !lock_;
   sys::make_directories(path_);
   lock();
-  if (is_new && !opening.is_continued) check_is_new();  // another run may have begun meanwhile
+  if (is_new && !opening.is_continued) check_is_new();  // another run may have started meanwhile
   if (fence_) fence_->take();
   if (!opening.is_continued && !is_restart()) make_room(opening);
   if (opening.is_taken) opening.is_taken();
@@ -288,7 +289,7 @@ void RunFolder::open(const Opening& opening) {
   write_jobs(path_ / job_name, jobs_);
   metrics_.emplace(path_ / metrics_name,
                    opening.repeats_row ? opening.resumed_at - 1 : opening.resumed_at);
-  // A later round has the same one.
+  // A later round would write the same file.
   if (!opening.is_continued || !is_there(path_ / config_name))
     write_config(path_ / config_name, configuration_);
 }
@@ -299,10 +300,10 @@ void RunFolder::make_room(const Opening& opening) {
   set_aside_unfinished();
 }
 
-// Only what has a name that a run gives: whatever else is in the folder stays.
+// Removes only files whose names belong to runs; other files in the folder stay.
 void RunFolder::remove_runs() {
   std::vector<fs::path> left = checkpoint::list_checkpoints(path_);
-  std::ranges::reverse(left);  // until the last one is gone, the oldest can be resumed
+  std::ranges::reverse(left);  // oldest last, so that a run can be resumed until the end
   for (const fs::directory_entry& entry : fs::directory_iterator(path_)) {
     const std::string name = entry.path().filename().string();
     const bool is_own_fence = fence_ && name == ".round";
@@ -317,8 +318,8 @@ void RunFolder::remove_runs() {
   notices_.push_back(formatted("--overwrite: removed from {}: {}", path_.string(), join(names)));
 }
 
-// The newest first, and the rows of metrics after all: a run that is killed in between leaves what
-// a plain --resume goes on from.
+// Moves the newest first, and rows of metrics last: if the run is killed in between, a plain
+// --resume continues from the rest.
 void RunFolder::set_aside_newer(std::int64_t step) {
   const std::string why = "the run goes on from an older checkpoint";
   std::vector<fs::path> folders = checkpoint::list_checkpoints(path_);
@@ -330,7 +331,7 @@ void RunFolder::set_aside_newer(std::int64_t step) {
     if (is_there(file) && step_of_model(file) > step) set_aside(file, why);
 }
 
-// What a run left that was killed before its first checkpoint.
+// Moves the files of a run that was killed before its first checkpoint.
 void RunFolder::set_aside_unfinished() {
   std::error_code is_unknown;
   if (fs::file_size(path_ / metrics_name, is_unknown) > 0 && !is_unknown)

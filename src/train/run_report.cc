@@ -1,4 +1,4 @@
-// What a run says of itself: rows of metrics, the progress line, the last line.
+// The output of a run: rows of metrics, the progress line, the last line.
 #include "base/format.h"
 #include "base/log.h"
 #include "sys/process.h"

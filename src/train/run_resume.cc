@@ -1,4 +1,4 @@
-// How a run goes on from a checkpoint or an earlier round: whether it fits, and what is said.
+// Resuming a run from a checkpoint or an earlier round: checks and messages.
 #include "base/check.h"
 #include "base/counted.h"
 #include "base/format.h"
@@ -29,7 +29,7 @@ const std::string& text_in(const checkpoint::Metadata& progress, const std::stri
 
 constexpr double infinite = std::numeric_limits<double>::infinity();
 
-// From `least` to 10^15, or any number where no `least` is given.
+// Returns a number from `least` to 10^15, or any number if `least` is not given.
 double number_in(const checkpoint::Metadata& progress, const std::string& name,
                  double least = -infinite) {
   const std::string& text = text_in(progress, name);
@@ -62,8 +62,8 @@ std::optional<checkpoint::TrainingState> Run::shared_state() {
   return checkpoint::read_training_state(world_, folder);
 }
 
-// What the last round has committed in memory, unless a checkpoint is newer: that of a round on
-// several hosts.
+// Returns the state that the last round has committed in memory, or std::nullopt if a checkpoint is
+// newer, which may happen with several hosts.
 std::optional<checkpoint::TrainingState> Run::committed_state(
     const std::filesystem::path& checkpoint) {
   if (!has_round()) return std::nullopt;
@@ -98,7 +98,7 @@ void Run::restore(const checkpoint::TrainingState& state) {
   step_ = state.step;
   if (begins_from_ == checkpoint_folder(step_)) saved_step_ = step_;
   model_.load(begins_from_);
-  // States that were saved on another mesh are of ranks that computed other parts.
+  // If the mesh differs, the saved per-rank states belong to ranks that computed other parts.
   const checkpoint::Metadata own = configuration_.kept();
   if (state.ranks != model_.facts().processes ||
       entry_of(state.config, "mesh") != entry_of(own, "mesh"))
@@ -106,7 +106,7 @@ void Run::restore(const checkpoint::TrainingState& state) {
   restore_best(state);
 }
 
-// Those that were begun and are not in the state which the round goes on with.
+// Counts steps that were begun but are not in the state from which the round continues.
 void Run::count_lost_steps() {
   if (!has_round() || !in_.round->has_agent()) return;
   std::int64_t begun = *in_.begun;
@@ -130,7 +130,7 @@ void Run::restore_progress(const checkpoint::TrainingState& state) {
   stopping_.waited = static_cast<std::int64_t>(number_in(state.progress, "waited", 0));
   left_out_ = state.progress.contains(left_out_loss);
   if (left_out_) loss_ = number_in(state.progress, left_out_loss);
-  // A run that goes on in float16 after another precision begins with a new scale.
+  // If a run changes to float16 from another precision, it begins with a new scale.
   if (!scaler_.enabled() || !state.progress.contains("loss_scale")) return;
   scaler_.load_state(
       {.scale = number_in(state.progress, "loss_scale"),

@@ -1,4 +1,4 @@
-// How a run saves, and what becomes of it where the disk refuses.
+// Saving a run, and handling write errors.
 #include "base/format.h"
 #include "train/run.h"
 #include "train/run_description.h"
@@ -25,13 +25,13 @@ bool Run::may_fail(const std::function<void()>& action) {
 
 void Run::save() {
   auto began = Pace::Clock::now();
-  // What was being written may have failed; this one may succeed all the same.
+  // The previous checkpoint may have failed to be written; this one may still succeed.
   if (saver_) (void)may_fail([&] { saver_->wait(); });
   (void)may_fail([&] { save_now(); });
   pace_.leave_out(began);
 }
 
-// What the run has saved before it was set back is the same once more.
+// A repeated step would save an equal checkpoint.
 bool Run::is_saved_already() {
   std::string there;
   together(world_, [&] {
@@ -41,7 +41,7 @@ bool Run::is_saved_already() {
 }
 
 void Run::commit() {
-  if (!has_round() || signal_ != 0) return;  // a run that was asked to stop saves a checkpoint
+  if (!has_round() || signal_ != 0) return;  // a run that is stopping saves a checkpoint instead
   goodput_.count_step(numbers_);
   in_.round->commit({.handle = model_.handle(),
                      .optimizer = *model_.optimizer(),
@@ -62,13 +62,13 @@ void Run::save_now() {
   saved_step_ = step_;
 }
 
-// Rank 0 of a later round may write into the folder meanwhile.
+// Rank 0 of a later round may already write into the folder.
 std::function<void()> Run::fence() {
   if (!has_round()) return {};
   return [this] { folder_.check(); };
 }
 
-// The last checkpoint is on the disk, or the run fails.
+// Returns once the last checkpoint is on the disk; throws if it cannot be saved.
 void Run::finish_saving() {
   const bool was_tried = saved_step_ == step_;
   if (!was_tried && saver_) (void)may_fail([&] { saver_->wait(); });

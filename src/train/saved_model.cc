@@ -40,7 +40,7 @@ std::shared_ptr<Task> described_task(const checkpoint::Metadata& metadata) {
   }
 }
 
-// The setting of a task, where it has it.
+// Sets a path of a task if the task has this setting.
 void set_path(Task& task, const std::string& name, const std::string& path) {
   Settings own(task.name());
   task.declare(own);
@@ -87,7 +87,7 @@ fs::path model_file(const fs::path& run) {
               file_name);
   if (!newest) return own;
   if (!has_own) return *newest / file_name;
-  // A run that goes on has the model of its first end and newer checkpoints.
+  // A resumed run has the model of its first end, and newer checkpoints.
   checkpoint::Metadata metadata = checkpoint::read_safetensors(own, {.tensors = false}).metadata;
   std::string digits = newest->filename().string().substr(std::string_view("step-").size());
   bool is_newest =
@@ -142,7 +142,7 @@ SavedLanguageModel language_model_of(const SavedModel& saved) {
 
 namespace {
 
-// The model of a task, which must be such a one.
+// Returns the model of a task, which must be of type OfTask.
 template <class OfTask>
 auto model_of(const SavedModel& saved, const char* kind) {
   auto task = std::dynamic_pointer_cast<OfTask>(saved.task);

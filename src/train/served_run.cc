@@ -31,12 +31,12 @@
 namespace lockstep::train {
 namespace {
 
-// The request of a worker: "save FOLDER", "load FOLDER".
+// Requests of a worker: "save FOLDER", "load FOLDER".
 constexpr std::string_view save_request = "save ";
 constexpr std::string_view load_request = "load ";
 
-// `trained`: what an optimizer updates on this rank; `all`: these and the others that this rank
-// saves.
+// `trained` are the parts that an optimizer updates on this rank; `all` also has the other parts
+// that this rank saves.
 std::shared_ptr<parallel::WholeModuleState> parts_state(Group group, std::vector<NamedPart> trained,
                                                         std::vector<NamedPart> all) {
   return std::make_shared<parallel::WholeModuleState>(
@@ -44,7 +44,8 @@ std::shared_ptr<parallel::WholeModuleState> parts_state(Group group, std::vector
       HandleState::Holds::parts);
 }
 
-// Numbers that servers are told when workers are ready; collective over all, from rank 0.
+// Sends the run's length to the servers when the workers are ready. Collective over all ranks, from
+// rank 0.
 RunLength share_steps(Group& all, const RunLength& own) {
   at::Tensor numbers = at::tensor({own.steps, own.steps_per_epoch}, at::kLong);
   all.broadcast(numbers, 0, {.tag = "steps"}).wait();
@@ -52,13 +53,14 @@ RunLength share_steps(Group& all, const RunLength& own) {
   return {values[0], values[1]};
 }
 
-// Collective over all: throws CommonFailure with what rank 0 says, unless that is empty.
+// If `failure` on rank 0 is not empty, throws CommonFailure with it on all ranks. Collective over
+// all ranks.
 void share_failure(Group& all, const std::string& failure) {
   const std::string common = broadcast_text(all, failure);
   if (!common.empty()) throw CommonFailure(common, 0);
 }
 
-// Of the module's tensors those that the servers have not.
+// Returns those tensors of the module that the servers do not have.
 std::vector<NamedPart> other_parts(const std::vector<NamedPart>& all,
                                    const std::vector<NamedPart>& trained) {
   std::vector<NamedPart> parts;
@@ -68,7 +70,7 @@ std::vector<NamedPart> other_parts(const std::vector<NamedPart>& all,
   return parts;
 }
 
-// What an optimizer updates of a module that this rank has all of.
+// Returns the parameters that an optimizer updates in a module that is whole on this rank.
 std::vector<NamedPart> trained_parts(const torch::nn::Module& module) {
   std::vector<NamedPart> parts;
   for (const auto& [name, tensor, aliases] : unique_parameters(module))
@@ -77,23 +79,23 @@ std::vector<NamedPart> trained_parts(const torch::nn::Module& module) {
   return parts;
 }
 
-// A worker's part.
+// The strategy of a worker.
 class WorkerStrategy : public TrainedModel {
  public:
-  // `all`: workers and servers; `workers`: the first of these.
+  // `all` are the workers and servers; `workers` are the first of these.
   WorkerStrategy(const Configuration& configuration, Group all, Group workers)
       : TrainedModel(configuration, std::move(workers)), all_(std::move(all)) {
     facts_.processes = all_.size();
     facts_.waits_each_step = consistency_of(options_) == ps::Consistency::synchronous;
   }
 
-  // Whether attach() has told the servers to begin.
+  // Returns true if attach() has told the servers to begin.
   [[nodiscard]] bool is_attached() const { return is_attached_; }
-  // The end: the servers go on without this worker. On rank 0 what they need of it until all have
-  // left, else null.
+  // Ends this worker's part; the servers continue without it. On rank 0, returns the store server,
+  // which the servers need until all ranks have left; otherwise null.
   [[nodiscard]] std::unique_ptr<StoreServer> leave();
 
-  // Collective over all: tells the servers that they may begin.
+  // Tells the servers that they may begin. Collective over all ranks.
   void attach(std::shared_ptr<torch::nn::Module> module, RunLength length) override;
   void update(double lr, const optim::GradientTransform& transform,
               optim::GradScaler& scaler) override;
@@ -104,16 +106,16 @@ class WorkerStrategy : public TrainedModel {
   std::vector<std::pair<std::string, std::string>> results() override;
 
  private:
-  // `both` on worker 0, which tells the servers to do the same, and on the other workers.
+  // Runs `both` on all workers. Worker 0 also sends `request`, so that the servers run it too.
   void with_servers(const std::string& request, const std::function<void()>& both);
 
   Group all_;
   bool is_attached_ = false;
-  std::unique_ptr<StoreServer> store_server_;  // of rank 0; in it all meet
+  std::unique_ptr<StoreServer> store_server_;  // on rank 0; used by all ranks
   std::shared_ptr<parallel::WholeModuleState> state_;
-  Handle whole_;                                      // on the whole model, over the workers
-  Handle rest_;                                       // what no server has, over all
-  std::unique_ptr<torch::optim::Optimizer> nothing_;  // the optimizer of nothing
+  Handle whole_;  // the whole model, over the workers
+  Handle rest_;   // the parts that no server has, over all ranks
+  std::unique_ptr<torch::optim::Optimizer> nothing_;  // the optimizer without parameters
   std::optional<ps::Worker> worker_;
 };
 
@@ -140,14 +142,14 @@ void WorkerStrategy::attach(std::shared_ptr<torch::nn::Module> module, RunLength
 }
 
 void WorkerStrategy::update(double, const optim::GradientTransform& transform, optim::GradScaler&) {
-  // Where a gradient makes an update of its own, it is clipped here; of a mean by the server.
+  // If each gradient makes its own update, clip it here; if a mean does, the server clips that.
   if (transform.clip_norm && !facts_.waits_each_step) whole_.clip_grad_norm(*transform.clip_norm);
   parallel::WaitTime::Scope waiting(state_->waits());
   worker_->step();
 }
 
 void WorkerStrategy::meet(bool) {
-  // All have pushed; nobody pushes more before all have pulled.
+  // All workers have pushed, and none pushes again until all have pulled.
   if (!facts_.waits_each_step) worker_->pull();
   at::NoGradGuard no_grad;
   for (const NamedPart& part : state_->state_parts())
@@ -161,7 +163,7 @@ void WorkerStrategy::meet(bool) {
 
 void WorkerStrategy::with_servers(const std::string& request, const std::function<void()>& both) {
   if (!world_.is_root()) return both();
-  std::exception_ptr failure;  // the servers have it, too, and answer all the same
+  std::exception_ptr failure;  // the servers have it too, and still answer
   worker_->request(request, [&] {
     try {
       both();
@@ -193,12 +195,12 @@ std::vector<std::pair<std::string, std::string>> WorkerStrategy::results() {
           {"pulled_bytes", formatted("{}", traffic.pulled)}};
 }
 
-// What one server's rank does.
+// The strategy of a server rank.
 class ServedRun {
  public:
   ServedRun(const Options& options, Group all) : options_(options), all_(std::move(all)) {}
 
-  // Until the last worker has left.
+  // Serves until the last worker has left.
   void serve() {
     if (options_.threads > 0) at::set_num_threads(options_.threads);
     share_failure(all_, "");  // until the workers have read their data
@@ -236,7 +238,7 @@ class ServedRun {
 
   [[nodiscard]] std::int64_t workers() const { return all_.size() - server_count(options_); }
 
-  // A common failure reaches the workers, too, and they decide what becomes of the run.
+  // Answers a request. The workers get a common failure too, and decide whether the run continues.
   void answer(std::string_view text, const std::vector<NamedPart>& parts,
               torch::optim::Optimizer* optimizer) {
     try {
@@ -271,14 +273,15 @@ class ServedRun {
 
   const Options& options_;
   Group all_;
-  // Workers end the run when a signal comes, and need their servers for it.
+  // When a signal comes, the workers end the run, and need the servers for that.
   std::optional<Interrupt> interrupt_;
   RunLength length_;
   optim::Schedule schedule_;
-  std::int64_t first_step_ = 0;  // of this run: updates count from it
+  std::int64_t first_step_ = 0;  // of this run; updates count from it
 };
 
-// Collective, when the servers have ended: the failure or the report of rank 0.
+// Returns the report of rank 0, or throws its failure. Collective; call after the servers have
+// ended.
 Report share_report(Group& all, const std::string& failure, Report report) {
   all.barrier().wait();
   share_failure(all, failure);
@@ -324,7 +327,7 @@ Report run_on_servers(const Configuration& configuration, Group world,
   const bool is_attached = worker->is_attached();
   std::unique_ptr<StoreServer> store;
   if (is_attached) store = worker->leave();
-  // In order: a group that an exception leaves behind counts as failed.
+  // Destroyed in this order, because a group that is left by an exception counts as failed.
   worker.reset();
   workers.reset();
   if (!is_attached) share_failure(world, failure);  // throws

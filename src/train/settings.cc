@@ -34,7 +34,7 @@ Number parsed(const Setting& bounds, std::string_view text) {
   throw BadInput(formatted("expected {}, found '{}'", expected, text));
 }
 
-// The text of an int is read as that of a larger number, whose bounds it must keep.
+// Reads the text of an int as a larger number and then checks the bounds of int.
 template <class Number, class Parsed = Number>
 WrittenValue number_in(const Setting& bounds, Number& variable) {
   return {
@@ -47,7 +47,7 @@ WrittenValue number_in(const Setting& bounds, Number& variable) {
       .is_given = [bounds, &variable] { return is_within(bounds, static_cast<double>(variable)); }};
 }
 
-// "--shard full", "--elastic", "no --mesh".
+// Returns "--shard full", "--elastic", "no --mesh".
 std::string given_text(const Settings::Entry& entry) {
   const std::string text = Settings::text_of(entry);
   if (entry.is_flag()) return formatted("{}--{}", text == "true" ? "" : "no ", entry.name);
@@ -78,7 +78,7 @@ bool has_word(std::string_view text, std::string_view wanted) {
   return std::ranges::find(words, word) != words.end();
 }
 
-// The values of a setting besides its default: " optimizer, gradients or full", " N".
+// Returns the values of a setting other than its default: " optimizer, gradients or full", " N".
 std::string any_other_value(const Settings::Entry& entry) {
   if (entry.is_flag()) return {};
   std::vector<std::string> others;

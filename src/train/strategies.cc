@@ -16,7 +16,7 @@ class TaskReplicas : public DataParallelBase {
   TaskReplicas(Task& task, std::shared_ptr<torch::nn::Module> module, int devices)
       : TaskReplicas(task, std::move(module), devices, std::make_shared<std::vector<Replica>>(1)) {}
 
-  // The loss of the whole batch, which counts `share`.
+  // Runs forward and backward of the whole batch, with its loss weighted by `share`.
   at::Tensor backward(const Batch& batch, double share) {
     std::vector<at::Tensor> inputs{batch.data, batch.target};
     inputs.insert(inputs.end(), batch.more.begin(), batch.more.end());
@@ -43,10 +43,11 @@ class TaskReplicas : public DataParallelBase {
         others_(others) {}
 
   Task* task_ = nullptr;
-  std::shared_ptr<std::vector<Replica>> others_;  // by device; of the first, the task itself
+  // One per device; the first device uses the task itself.
+  std::shared_ptr<std::vector<Replica>> others_;
 };
 
-// --strategy dp: the threads of one rank.
+// --strategy dp: the devices are threads of one rank.
 class DeviceStrategy : public TrainedModel {
  public:
   using TrainedModel::TrainedModel;

@@ -103,7 +103,7 @@ bool follows_the_ranks(const MeshAxis& axis) {
   return axis.name == copies_axis || axis.name == shards_axis;
 }
 
-// The product of the axes that keep their sizes; 0 if the size of one is not known.
+// Returns the product of the axes that keep their sizes, or 0 if a size is unknown.
 int fixed_ranks(const std::vector<MeshAxis>& axes) {
   int product = 1;
   for (const MeshAxis& axis : axes)
@@ -158,7 +158,7 @@ void check_diloco(const DiLoCoOptions& diloco) {
   check_input(diloco.mixing < 1, "--diloco-mixing {}: expected less than 1", diloco.mixing);
 }
 
-// A program may set what no word of --hook stands for.
+// Checks values that a program can set but --hook cannot express.
 void check_hook(const HookOptions& hook) {
   const c10::ScalarType dtype = hook.dtype.value_or(at::kHalf);
   check_input(dtype == at::kHalf || dtype == at::kBFloat16,

@@ -34,8 +34,8 @@ Report to_the_end(Run& run) {
   return run.finish();
 }
 
-// A failure of all ranks is no rank's alone: the groups of the run, and of its model, end here
-// as after success, and not as of ranks that are torn out by an exception.
+// Trains with one model. A failure that all ranks have is returned after the groups of the run and
+// its model have ended normally, so that they do not count as left by an exception.
 Report train_by(const Configuration& configuration, Group world, TrainedModel& model,
                 const RunRound& in = {}) {
   std::optional<Run> run(std::in_place, configuration, std::move(world), model, in);
@@ -85,13 +85,13 @@ std::optional<Report> train_elastically(Configuration& configuration,
       configuration.task().load(options, Group());
       has_data = true;
     } catch (const std::exception&) {
-      // The round meets it again, and says it.
+      // The error is rethrown and reported in the round.
     }
   };
   const int of_a_model = ranks_of_a_model(given);
   const LoopOptions loop{.reserve = true,
                          .ranks_wanted = [&](int there) { return there / of_a_model * of_a_model; },
-                         // It was asked to end with the others, which save first.
+                         // It must end together with the others, which save first.
                          .while_waiting = [] { return std::make_shared<Interrupt>(); },
                          .prepare = prepare};
   const bool is_done = run_rounds(loop, [&](Round& round) {

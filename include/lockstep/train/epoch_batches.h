@@ -1,4 +1,4 @@
-// EpochBatches: Task::batch() for any dataset that is passed through in epochs, each in another
+// EpochBatches: implements Task::batch() for any dataset that is read in epochs, each in another
 // order.
 //
 //   void load(const Options& options, const Group& group) override {
@@ -20,17 +20,17 @@
 namespace lockstep::train {
 
 namespace detail {
-// BadInput when it is not known how many there are, or when there are fewer than ranks.
+// Throws BadInput if the number of samples is unknown or less than the number of ranks.
 void check_samples(std::optional<std::size_t> samples, int ranks);
 }  // namespace detail
 
-// A loader (data/loader.h) that is asked by step number, so that a resumed run needs no other
-// memory of where it was. A dataset is what a loader takes: size() and get() or get_batch().
+// A loader (data/loader.h) that is indexed by step number, so that a resumed run needs no loader
+// state. A dataset is any type that a loader accepts: it has size() and get() or get_batch().
 template <data::MapDataset Dataset>
 class EpochBatches {
  public:
-  // `options.batch` rows a step over all ranks; the last step of an epoch may have fewer. Throws
-  // BadInput when some rank would have no sample of its own.
+  // A step has `options.batch` rows over all ranks; the last step of an epoch may have fewer.
+  // Throws BadInput if some rank would have no sample.
   EpochBatches(Dataset dataset, const Options& options, const Group& group)
       : loader_(data::loader(checked(std::move(dataset), group),
                              {.batch_size = options.batch,
@@ -39,11 +39,12 @@ class EpochBatches {
                               .workers = 0,
                               .uneven = options.uneven})) {}
 
-  // The same on every rank.
+  // Equal on every rank.
   [[nodiscard]] std::int64_t steps_per_epoch() const { return loader_.end(); }
 
-  // This rank's rows of step number `step`. The global batch is the same for any number of ranks.
-  // With --uneven a rank may have no rows in the last step of an epoch: a Batch without tensors.
+  // Returns this rank's rows of step `step`. The global batch is the same for any number of ranks.
+  // With --uneven, a rank may have no rows in the last step of an epoch; it gets a Batch without
+  // tensors then.
   [[nodiscard]] Batch batch(std::int64_t step) {
     std::int64_t place = step % steps_per_epoch();
     if (place >= loader_.batches()) return {};

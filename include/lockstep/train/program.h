@@ -5,9 +5,9 @@
 //     return lockstep::train::run_program(task, count, words);
 //   }
 //
-// It has the command line of `lockstep train` (docs/training.md) with the task's own options in
-// place of gpt's: --config, --out, --resume, --ranks N, --shard, --precision, --help and all the
-// others. It runs alone, with --ranks, or under any launcher.
+// The program has the command line of `lockstep train` (docs/training.md), with the task's own
+// options in place of those of gpt: --config, --out, --resume, --ranks N, --shard, --precision,
+// --help and all the others. It runs alone, with --ranks, or under any launcher.
 #pragma once
 
 #include <lockstep/launch/copies.h>
@@ -17,10 +17,11 @@
 
 namespace lockstep::train {
 
-// Takes main()'s arguments; call it first there, and once. Returns the exit code: 0, the run is
-// done; 128 + N, signal N ended it and a checkpoint is there; 1, a line on standard error says what
-// failed; 2, the same, because of the options. Throws nothing. `start` serves --ranks N; the
-// default argument makes the program link it, and not liblockstep.so.
+// Runs the program with main()'s arguments. Call it once, first in main(). Returns the exit code.
+// 0: the run is complete. 128 + N: signal N ended the run, and a checkpoint was saved. 1: the run
+// failed, and a line on standard error says why. 2: likewise, but because of the options. Throws
+// nothing. `start` serves --ranks N; its default argument makes the program, and not
+// liblockstep.so, link the library that starts copies.
 [[nodiscard]] int run_program(Task& task, int count, char** words,
                               launch::StartCopies start = launch::start_copies);
 

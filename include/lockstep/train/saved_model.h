@@ -1,7 +1,7 @@
-// A model that `lockstep train` has written, made again from its file alone: the metadata of
-// model.safetensors says what it is (docs/training.md lists the entries).
+// Loads a model that `lockstep train` has written, from its file alone: the metadata of
+// model.safetensors describes the model (docs/training.md lists the entries).
 //
-// Nothing here is collective; any thread of any rank may call.
+// These functions are not collective; any thread of any rank may call them.
 #pragma once
 
 #include <lockstep/checkpoint/safetensors.h>
@@ -27,48 +27,52 @@ namespace lockstep::train {
 
 struct SavedModel {
   std::filesystem::path file;
-  std::shared_ptr<Task> task;                // with the settings of the model
+  std::shared_ptr<Task> task;                // has the settings of the model
   std::int64_t step = 0;                     // updates that were made
-  std::optional<data::Tokenizer> tokenizer;  // of a task of texts
+  std::optional<data::Tokenizer> tokenizer;  // for text tasks
   checkpoint::NamedTensors tensors;
   checkpoint::Metadata metadata;
 };
 
-// The file of tensors that `run` means: itself where it is a file; model.safetensors of a
-// checkpoint folder; of a run folder, model.safetensors, or that of the newest checkpoint where
-// this one has made more steps or the run has not ended yet. BadInput when there is none.
+// Returns the tensor file for `run`. If `run` is a file, the file itself. For a checkpoint folder,
+// its model.safetensors. For a run folder, its model.safetensors, or that of the newest checkpoint
+// if the checkpoint has made more steps or the run has not ended yet. Throws BadInput if there is
+// no such file.
 [[nodiscard]] std::filesystem::path model_file(const std::filesystem::path& run);
 
-// Reads the file that `run` means and checks it: entries that are missing or contradict the tensors
-// are BadInput in one line that names the file, before memory for the model is asked for. The
-// tables of a byte-pair encoding are read from the folder `bpe`, or where none is given from the
-// one that the run's config.toml names; BadInput for other tables than the model was trained with.
-// Where neither is there, the tokens of such a model are numbers.
+// Reads and checks the tensor file for `run`. If entries are missing or contradict the tensors,
+// throws BadInput with one line that names the file, before memory for the model is allocated. The
+// tables of a byte-pair encoding are read from the folder `bpe`, or, if it is empty, from the
+// folder that the run's config.toml names. Throws BadInput if they differ from the tables that the
+// model was trained with. If there is no such folder, the tokens of the model are numbers.
 [[nodiscard]] SavedModel read_model(const std::filesystem::path& run,
                                     const std::filesystem::path& bpe = {});
 
-// The settings of the run that the file belongs to which are paths (`data`), as config.toml has
-// them: the one beside the file, or beside the checkpoint folder it lies in. Empty where there is
-// none.
+// Returns those settings of the file's run that are paths (`data`), with their values in
+// config.toml. The config.toml is the one next to the file, or next to its checkpoint folder. Empty
+// without such a file.
 [[nodiscard]] std::map<std::string, std::string> paths_of_run(const SavedModel& saved);
 
-// Puts the tensors into a module of that model. BadInput names the file and a tensor that is
-// missing, unknown, of another shape, or holds inf or NaN; the module is then as it was.
+// Loads the tensors into a module of that model. Throws BadInput, naming the file and the tensor,
+// if a tensor is missing, unknown, of another shape, or holds inf or NaN; the module is unchanged
+// then.
 void load_into(torch::nn::Module& module, const SavedModel& saved);
 
-// A model that predicts the next token, of any task of texts.
+// A model of any text task, which predicts the next token.
 struct SavedLanguageModel {
   std::shared_ptr<torch::nn::Module> module;
-  GenerateTokens generate;  // by the module
-  std::int64_t block = 0;   // tokens that it sees
+  GenerateTokens generate;  // runs `module`
+  std::int64_t block = 0;   // tokens that the model sees
   TensorPlan plan;          // for tensor parallelism
 };
-// In evaluation mode. BadInput for another task, and as load_into().
+// Returns the model in evaluation mode. Throws BadInput for another task, and in the cases of
+// load_into().
 [[nodiscard]] SavedLanguageModel language_model_of(const SavedModel& saved);
 
-// A gpt, in evaluation mode. BadInput for another task, and as load_into().
+// Returns a gpt in evaluation mode. Throws BadInput for another task, and in the cases of
+// load_into().
 [[nodiscard]] models::Gpt gpt_of(const SavedModel& saved);
-// The same of a llama.
+// Likewise for a llama.
 [[nodiscard]] models::Llama llama_of(const SavedModel& saved);
 
 }  // namespace lockstep::train

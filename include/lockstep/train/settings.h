@@ -6,8 +6,8 @@
 //     settings.add({.name = "width", .help = "features between layers", .least = 1}, width_);
 //   }
 //
-// Variables are texts, numbers, flags and enums (NamedEnum below); WrittenValue binds others. The
-// value of a variable when it is added is its default. Not thread-safe.
+// Variables may be texts, numbers, flags and enums (NamedEnum below); WrittenValue binds variables
+// of other types. The value of a variable when it is added is its default. Not thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -25,12 +25,12 @@
 
 namespace lockstep::train {
 
-// Which files keep a setting, and whether a resumed run may have another value.
+// The files that record a setting, and permission for a resumed run to change it.
 enum class Scope {
-  start,  // of one start of the program: in no file
-  run,    // in config.toml and checkpoints; may change
-  model,  // in model files too, whose model is made with it; may change
-  shape   // the same, and may not change: the parameters' shapes or meaning follow from it
+  start,  // recorded in no file: applies to one start of the program
+  run,    // recorded in config.toml and checkpoints; may change
+  model,  // recorded in model files too, because it is needed to make the model; may change
+  shape   // like model, but may not change: it determines the parameters' shapes or meaning
 };
 
 struct Setting {
@@ -39,27 +39,28 @@ struct Setting {
   std::string value_name = {};  // for --help: "AXES"; empty: WORD, PATH or N by its kind
   double least = 0;             // bounds of a number, both included
   double most = 1e15;
-  // A text that names a file or folder. Files keep it with the folder in front.
+  // The text names a file or folder. Config files record it with the folder in front.
   bool is_path = false;
-  // A value other than the default needs all of these (Settings::check_needs()).
-  // "elastic" or "diloco": another value than their default; "shard full", "strategy ddp|dp": one
-  // of these words in the value; "mesh pp=N", "hook powersgd:RANK": likewise, up to '=' or ':';
-  // "no mesh": the default.
+  // A value other than the default requires all of these (Settings::check_needs()). "elastic" or
+  // "diloco": that setting has a value other than its default. "shard full", "strategy ddp|dp": the
+  // setting's value is one of these words. "mesh pp=N", "hook powersgd:RANK": likewise, compared up
+  // to '=' or ':'. "no mesh": the setting has its default.
   std::vector<std::string> needs = {};
   Scope scope = Scope::run;
-  std::function<void()> changed = {};      // called after a value was set
-  std::vector<std::string> synonyms = {};  // names in other programs: an error suggests this one
-  std::string group = {};                  // the heading in --help; empty: that of begin_group()
+  std::function<void()> changed = {};  // called after a value is set
+  // Names of this setting in other programs; an error suggests this setting for them.
+  std::vector<std::string> synonyms = {};
+  std::string group = {};  // the heading in --help; empty: the current begin_group()
 };
 
-// A word of command lines and files, and the value that it stands for.
+// A word in command lines and files, with the value that it stands for.
 template <class Value>
 struct Named {
   std::string_view word;
   Value value;
 };
 
-// Names of an enum are what names_of() returns for a value of it, found beside the enum:
+// The words of an enum's values come from a function names_of(), which is defined next to the enum:
 //
 //   enum class Shape { round, square };
 //   constexpr std::array<Named<Shape>, 2> names_of(Shape) {
@@ -68,19 +69,22 @@ struct Named {
 template <class Enum>
 concept NamedEnum = std::is_enum_v<Enum> && requires(Enum value) { names_of(value); };
 
-// A variable as texts.
+// A variable that is read and written as text.
 struct WrittenValue {
-  std::vector<std::string> words = {};  // all texts of it; empty: there are others, too
+  std::vector<std::string> words = {};  // all possible texts; empty: not a fixed list
   std::function<std::string()> text;
-  std::function<void(std::string_view text)> set;  // BadInput says what was expected and found
-  bool is_number = false;                          // in files without quotes
-  // Whether set() accepts the present value, which else means: not given. Null: it does.
+  // Throws BadInput that says what was expected and found.
+  std::function<void(std::string_view text)> set;
+  bool is_number = false;  // written without quotes in files
+  // Returns true if set() accepts the current value; false means that the setting is not given.
+  // Null: always true.
   std::function<bool()> is_given = {};
-  // What config.toml keeps instead of text(), which follows from other settings. Null: text().
+  // Returns the text for config.toml if it differs from text(), because the value follows from
+  // other settings. Null: use text().
   std::function<std::string()> file_text = {};
 };
 
-// The variable has one of these values, each of which is written as a word.
+// Binds a variable to a fixed list of values, each written as a word.
 template <class Value>
 [[nodiscard]] WrittenValue in_words(std::vector<Named<Value>> names, Value& variable);
 
@@ -91,21 +95,21 @@ class Settings {
  public:
   struct Entry : Setting {
     WrittenValue variable;
-    std::string standard = {};  // the default, as text_of() has it
+    std::string standard = {};  // the default, in the form of text_of()
 
-    // A text without choices or one of several words; written in quotes in files.
+    // True for a free text or a choice of words; written in quotes in files.
     [[nodiscard]] bool is_text() const { return !variable.is_number && !is_flag(); }
-    // true or false: no value is needed on a command line.
+    // True for a boolean, which needs no value on a command line.
     [[nodiscard]] bool is_flag() const;
     // For --help: "WORD"; empty for a flag.
     [[nodiscard]] std::string_view value_in_help() const;
   };
 
-  // `owner` is for messages: "heads is an option of gpt, not of mnist".
+  // `owner` is used in messages: "heads is an option of gpt, not of mnist".
   explicit Settings(std::string owner = {}) : owner_(std::move(owner)) {}
 
-  // The variable outlives the table. InvalidArgument for a name of other characters, or one that
-  // is there already.
+  // Adds a setting. The variable must outlive the table. Throws InvalidArgument for a name with
+  // invalid characters, or one that exists already.
   void add(Setting setting, std::string& variable);
   void add(Setting setting, std::int64_t& variable);
   void add(Setting setting, int& variable);
@@ -119,27 +123,28 @@ class Settings {
     add(std::move(setting), in_words<Enum>({names.begin(), names.end()}, variable));
   }
   void add(Setting setting, WrittenValue variable);
-  // The heading in --help for what is added from now on.
+  // Sets the heading in --help for settings that are added from now on.
   void begin_group(std::string heading) { group_ = std::move(heading); }
-  // An option that the owner does not have, but `other` has: entry() says so.
+  // Adds an option that only `other` has, not the owner, so that entry() can say so.
   void add_elsewhere(const std::string& name, const std::string& other);
 
-  // In the order in which they were added: that of --help and config.toml.
+  // All settings in the order in which they were added, which is the order in --help and
+  // config.toml.
   [[nodiscard]] const std::vector<Entry>& entries() const { return entries_; }
-  // Null if there is none of this name.
+  // Returns null if there is no setting of this name.
   [[nodiscard]] const Entry* find(std::string_view name) const;
-  // BadInput for an unknown name, which suggests the nearest one.
+  // Throws BadInput for an unknown name and suggests the nearest one.
   [[nodiscard]] const Entry& entry(std::string_view name) const;
-  // BadInput that begins with the name and says what was expected and found; the variable is then
-  // as it was.
+  // Sets the variable from text. On failure, throws BadInput that begins with the name and says
+  // what was expected and found; the variable is unchanged then.
   void set(std::string_view name, std::string_view text);
-  // The value as set() reads it.
+  // Returns the value in the form that set() reads.
   [[nodiscard]] std::string text(std::string_view name) const { return text_of(entry(name)); }
   [[nodiscard]] static std::string text_of(const Entry& entry);
-  // A number outside its bounds means: not given.
+  // Returns false if the value is a number outside its bounds, which means that it is not given.
   [[nodiscard]] static bool is_given(const Entry& entry);
-  // BadInput in one line for a setting whose value is not its default, and which lacks what it
-  // needs: "--prefetch 3 needs --shard full, found --shard none".
+  // Throws BadInput with one line if a setting has a value other than its default but lacks a
+  // setting that it needs: "--prefetch 3 needs --shard full, found --shard none".
   void check_needs() const;
 
  private:
@@ -150,9 +155,9 @@ class Settings {
 };
 
 namespace detail {
-// The place of the word; BadInput suggests the nearest one.
+// Returns the index of the word. Throws BadInput that suggests the nearest word if it is missing.
 [[nodiscard]] std::size_t place_of_word(std::span<const std::string> words, std::string_view text);
-// InvalidArgument: a value that none of these words stands for.
+// Throws InvalidArgument for a value that no word stands for.
 [[noreturn]] void throw_without_word(std::span<const std::string> words);
 }  // namespace detail
 

@@ -1,8 +1,8 @@
-// Task: what a run learns. A task owns the data and the model, and says what a batch costs. It
-// knows nothing of steps, optimizers, strategies or files, and the trainer (trainer.h) nothing of
-// models: the same loop trains all tasks.
+// Task: the data, the model and the loss of a run. A task does not depend on steps, optimizers,
+// strategies or files, and the trainer (trainer.h) does not depend on models: the same loop trains
+// all tasks.
 //
-// The trainer calls, on every rank:
+// The trainer calls these functions on every rank:
 //
 //   once     name(), defaults(), declare()     before the command line is read
 //            check()                           after it
@@ -14,15 +14,16 @@
 //   now and  validation(), measure()           evaluation, with the module in evaluation mode
 //   then     sample()
 //
-// restore(), load() and make_model() are local: they must not communicate, and what they throw on
-// one rank ends the run on all, in that rank's words. batch() and validation() may. loss(),
-// measure() and sample() use the model, which ranks may have divided: every rank calls them equally
-// often, and a parameter that one rank uses all ranks use. One thread calls.
+// restore(), load() and make_model() are local: they must not communicate. If one of them throws on
+// one rank, the run ends on all ranks with that rank's message. batch() and validation() may
+// communicate. loss(), measure() and sample() use the model, which may be sharded: every rank calls
+// them equally often, and a parameter that one rank uses must be used by all ranks. All calls come
+// from one thread.
 //
-// With --strategy dp the threads of several devices call what make_replica() gives, at the same
-// time, and device 0 loss(): what they share they must not write.
+// With --strategy dp, threads of several devices run the replicas of make_replica() concurrently,
+// while device 0 runs loss(). They must not write shared data.
 //
-// A task object is for one run.
+// A task object serves a single run.
 #pragma once
 
 #include <lockstep/checkpoint/safetensors.h>
@@ -53,9 +54,9 @@ class Module;
 
 namespace lockstep::train {
 
-// Rows: the first dim of every tensor. The trainer cuts a batch into micro-batches along it.
-// Under --precision floating-point numbers of `data` and `more` come to loss() and measure() in the
-// dtype of the computation; `target` stays as it is.
+// Rows are the first dim of every tensor. The trainer splits a batch into micro-batches along rows.
+// Under --precision, loss() and measure() get the floating-point tensors of `data` and `more` in
+// the dtype of the computation; `target` keeps its dtype.
 struct Batch {
   Batch() = default;
   Batch(at::Tensor data, at::Tensor target, std::vector<at::Tensor> more = {})
@@ -64,10 +65,10 @@ struct Batch {
       : Batch(std::move(example.data), std::move(example.target)) {}
 
   at::Tensor data, target;
-  std::vector<at::Tensor> more;  // of models that take more than one input
+  std::vector<at::Tensor> more;  // for models with more than one input
 };
 
-// A model like that of Task::make_model(), and Task::loss() through it.
+// A model like that of Task::make_model(), and Task::loss() evaluated with it.
 struct Replica {
   std::shared_ptr<torch::nn::Module> module;
   std::function<at::Tensor(const Batch& batch)> loss;
@@ -77,101 +78,106 @@ class Task {
  public:
   virtual ~Task() = default;
 
-  // One word: in messages, config.toml and checkpoints, which only a task of this name takes up.
+  // Returns one word for messages, config.toml and checkpoints. A checkpoint can be resumed only by
+  // the task of the same name.
   [[nodiscard]] virtual std::string name() const = 0;
-  // The trainer's options with which this task is known to train well.
+  // Returns trainer options with which this task is known to train well.
   [[nodiscard]] virtual Options defaults() const { return {}; }
   // Adds the task's own settings, bound to its members. Called more than once.
   virtual void declare(Settings& /*settings*/) {}
-  // What no single setting can be blamed for. BadInput in one line.
+  // Checks conditions that involve several settings. Throws BadInput with a message of one line.
   virtual void check() const {}
 
-  // Which model it is, beside the settings of Scope::model and Scope::shape: texts that are kept in
-  // checkpoints and model files (the characters of a vocabulary), by names that no setting of the
-  // model has.
+  // Describes the model beyond the settings of Scope::model and Scope::shape: texts that
+  // checkpoints and model files record (such as the characters of a vocabulary), under names that
+  // no setting of the model has.
   [[nodiscard]] virtual checkpoint::Metadata description() const { return {}; }
-  // Takes up what description() gave an earlier run, from a file: BadInput for what is missing or
-  // makes no sense. Before load() and make_model().
+  // Restores the description() of an earlier run, which was read from a file. Called before load()
+  // and make_model(). Throws BadInput for missing or invalid entries.
   virtual void restore(const checkpoint::Metadata& /*description*/) {}
 
-  // Reads and checks the data. BadInput. The group is for sizes, ranks and loaders.
+  // Reads and checks the data. Throws BadInput. `group` provides sizes, ranks and loaders.
   virtual void load(const Options& options, const Group& group) = 0;
-  // In place of load(), where a saved model is measured and nothing is trained: the validation data
-  // is all of the file `data`, or with an empty one that of load(). BadInput.
+  // Called in place of load() to evaluate a saved model without training. The validation data is
+  // the whole file `data`, or, if `data` is empty, the validation data of load(). Throws BadInput.
   virtual void load_validation(const Options& options, const Group& group, const std::string& data);
-  // After load(): which data it is. A run goes on only with data of the same text, which must be
-  // equal on all ranks. By default size and checksum of some validation samples: a task whose
-  // training data can change alone says more.
+  // Identifies the data; called after load(). A run can be resumed only with data of the same
+  // fingerprint, which must be equal on all ranks. The default is the size and checksum of some
+  // validation samples: override it if the training data can change without these.
   [[nodiscard]] virtual std::string data_fingerprint();
 
-  // How many parameters the model of make_model() will have, after load(); 0: too few to matter.
+  // Returns the number of parameters of make_model()'s model; called after load(). 0: too few to
+  // matter.
   [[nodiscard]] virtual double parameters() const { return 0; }
-  // How many numbers a forward pass over this rank's micro-batch keeps for backward(), at least.
+  // Returns a lower bound of the number of values that a forward pass over this rank's micro-batch
+  // keeps for backward().
   [[nodiscard]] virtual double activations() const { return 0; }
-  // After load() or load_validation(): the model in float32, with initial weights from LibTorch's
-  // default generator. The task keeps it, for loss() and measure(); the trainer gives it weights.
+  // Makes the model in float32, with initial weights from LibTorch's default generator. Called
+  // after load() or load_validation(). The task keeps the model for loss() and measure(); the
+  // trainer updates its weights.
   [[nodiscard]] virtual std::shared_ptr<torch::nn::Module> make_model() = 0;
-  // After make_model(): another one, whatever its values are, for the devices of --strategy dp but
-  // the first. By default there is none, and dp is refused.
+  // Makes another model of any values, for the devices of --strategy dp other than the first.
+  // Called after make_model(). The default returns none, and dp is then refused.
   [[nodiscard]] virtual Replica make_replica() const { return {}; }
-  // What parallelize() must know about the model (lockstep/parallel/parallel_plan.h): the modules
-  // that are units of --shard, and what --mesh tp, cp and pp need; an axis without its field is
-  // refused. After check(); the pieces and their loss after make_model(), with a loss that is
-  // loss() of what the last piece gives. By default the model is one unit, which is right for small
-  // ones only.
+  // Returns the information about the model that parallelize() needs
+  // (lockstep/parallel/parallel_plan.h): the modules that are units of --shard, and the fields that
+  // --mesh tp, cp and pp need; an axis whose field is missing is refused. Called after check().
+  // Pieces and their loss are needed after make_model(); the loss must equal loss() for the output
+  // of the last piece. The default makes the model a single unit, which suits small models only.
   [[nodiscard]] virtual ParallelPlan parallel_plan() const { return {}; }
-  // By how much a batch's mean loss counts in measure(); by default its rows.
+  // Returns the weight of a batch's mean loss in measure(); by default its number of rows.
   [[nodiscard]] virtual double weight_of(const Batch& batch) const;
-  // Before make_model() of a saved model: BadInput where the settings contradict its tensors, so
-  // that no file makes a model larger than itself.
+  // Throws BadInput if the settings contradict the tensors of a saved model, so that no file can
+  // make a model larger than itself. Called before make_model().
   virtual void check_tensors(const checkpoint::NamedTensors& /*tensors*/) const {}
 
-  // Steps in one pass over the training data.
+  // Returns the number of steps in one pass over the training data.
   [[nodiscard]] virtual std::int64_t steps_per_epoch() const = 0;
-  // This rank's rows of the global batch of step number `step`, as many as every other rank's: a
-  // function of the seed and the step alone, so that a resumed run sees what it would have seen.
-  // With --uneven ranks may have other numbers of rows, and none: a Batch without tensors.
-  // EpochBatches (epoch_batches.h) gives them of any dataset.
+  // Returns this rank's rows of the global batch of step `step`; all ranks have equally many. The
+  // result must depend on the seed and the step only, so that a resumed run sees the same batches.
+  // With --uneven, ranks may have different numbers of rows; a rank without rows gets a Batch
+  // without tensors. EpochBatches (epoch_batches.h) implements this for any dataset.
   [[nodiscard]] virtual Batch batch(std::int64_t step) = 0;
-  // Mean loss over these rows, one element.
+  // Returns the mean loss over these rows as a tensor of one element.
   [[nodiscard]] virtual at::Tensor loss(const Batch& batch) = 0;
 
   [[nodiscard]] virtual std::int64_t validation_samples() const = 0;
-  // The validation samples with these numbers, from 0.
+  // Returns the validation samples with these indices, which start at 0.
   [[nodiscard]] virtual Batch validation(std::span<const std::size_t> samples) = 0;
-  // How many samples are one batch of an evaluation (--eval-batches).
+  // Returns the number of samples in one batch of an evaluation (--eval-batches).
   [[nodiscard]] virtual std::int64_t evaluation_rows() const { return 256; }
-  // After load() or load_validation(): how many of them are measured at once. Fewer if a batch
-  // would take much memory.
+  // Returns the number of samples to measure at once; called after load() or load_validation().
+  // Return fewer if a batch would need much memory.
   [[nodiscard]] virtual std::int64_t rows_at_once() const { return evaluation_rows(); }
-  // Sums over these samples. By default loss() counts for each row.
+  // Returns sums over these samples. By default, loss() counts once per row.
   [[nodiscard]] virtual Totals measure(const Batch& batch);
-  // Whether measure() counts what was predicted right.
+  // Returns true if measure() counts correct predictions.
   [[nodiscard]] virtual bool has_accuracy() const { return false; }
 
-  // Tokens of one training sample; 0 where that means nothing.
+  // Returns the tokens of one training sample, or 0 if the task has no tokens.
   [[nodiscard]] virtual std::int64_t tokens_per_sample() const { return 0; }
-  // More of the run's last line, as names and values: {"bigram", "2.452"}.
+  // Returns additional names and values for the run's last line: {"bigram", "2.452"}.
   [[nodiscard]] virtual std::vector<std::pair<std::string, std::string>> results() const {
     return {};
   }
-  // Whether sample() makes something; then there are --sample and --sample-every.
+  // Returns true if sample() generates something; enables --sample and --sample-every.
   [[nodiscard]] virtual bool makes_samples() const { return false; }
-  // What the model makes up now, in UTF-8; `length` is in the task's units (tokens of a gpt).
+  // Generates a sample from the current model, in UTF-8; `length` is in the task's units (tokens
+  // for gpt).
   [[nodiscard]] virtual std::string sample(std::int64_t /*length*/) { return {}; }
-  // The same where ranks have stages of the model (--mesh pp): by `generate`, which gives tokens
-  // behind others, and which all ranks call together.
+  // Variant for --mesh pp, where ranks own stages of the model. It uses `generate`, which returns
+  // the tokens that follow given tokens and which all ranks call together.
   [[nodiscard]] virtual std::string sample_by(std::int64_t /*length*/,
                                               const GenerateTokens& /*generate*/) {
     return {};
   }
 
-  // The trainer's: what check_interrupt() calls; empty: nothing.
+  // For the trainer: sets the function that check_interrupt() calls; empty: none.
   void set_interrupt_check(std::function<void()> check) { interrupt_check_ = std::move(check); }
 
  protected:
-  // For a sample() that takes long, between its parts, equally often on all ranks. Throws if a
-  // signal asks the run to end; let the exception through.
+  // Call it between the parts of a long sample(), equally often on all ranks. Throws if a signal
+  // asks the run to end; let the exception pass.
   void check_interrupt() const {
     if (interrupt_check_) interrupt_check_();
   }
@@ -180,12 +186,12 @@ class Task {
   std::function<void()> interrupt_check_;
 };
 
-// For data_fingerprint(): "1115394 elements, crc32 1a2b3c4d" of the tensors' bytes one behind
-// another.
+// A text for data_fingerprint(): "1115394 elements, crc32 1a2b3c4d" of the tensors' concatenated
+// bytes.
 [[nodiscard]] std::string fingerprint_of_tensors(std::initializer_list<at::Tensor> tensors);
 
-// For batch(): the seed of stream number `stream` of a run with this seed. Streams from 0 belong to
-// steps; neighbouring numbers give unrelated streams.
+// The seed of random stream `stream` in a run with this seed, for batch(). Streams from 0 belong to
+// steps; neighbouring streams are unrelated.
 [[nodiscard]] std::uint64_t stream_seed(std::int64_t seed, std::int64_t stream);
 
 }  // namespace lockstep::train

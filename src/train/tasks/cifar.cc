@@ -11,13 +11,13 @@ namespace lockstep::train {
 namespace {
 
 constexpr std::int64_t classes = 10;
-constexpr std::int64_t stages = 8;  // the last one has so many times as many channels as the first
+constexpr std::int64_t stages = 8;  // ratio of channels in the last stage to those in the first one
 constexpr double usual_width = 64;
 constexpr double usual_parameters = 11.17e6;
-constexpr double usual_activations = 1.2e6;  // numbers that backward() needs of one image
+constexpr double usual_activations = 1.2e6;  // values per image that backward() needs
 
-// He et al. (2015), section 4.2: the image between margins of zeros, cut out somewhere, perhaps
-// mirrored. `draws` [rows, 3]: from above, from the left, whether.
+// Augments images as in He et al. (2015), section 4.2: pads with zeros, crops at a random place,
+// and may mirror. `draws` [rows, 3] has the row, the column, and whether to mirror.
 at::Tensor augmented(const at::Tensor& images, const at::Tensor& draws, std::int64_t margin) {
   const std::int64_t rows = images.size(0), side = images.size(2);
   const at::Tensor padded = at::constant_pad_nd(images, {margin, margin, margin, margin});
@@ -27,7 +27,7 @@ at::Tensor augmented(const at::Tensor& images, const at::Tensor& draws, std::int
   const at::Tensor x =
       draws.select(1, 1).unsqueeze(1) + at::where(mirrored, side - 1 - along, along);
   const at::Tensor row = at::arange(rows, at::kLong).view({rows, 1, 1});
-  // Channels come last where indices stand on both sides of them.
+  // Advanced indices on both sides of a dim would move it, so channels come last here.
   return padded.permute({0, 2, 3, 1})
       .index({row, y.unsqueeze(2), x.unsqueeze(1)})
       .permute({0, 3, 1, 2})

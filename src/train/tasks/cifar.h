@@ -1,4 +1,4 @@
-// Telling small photographs of ten kinds apart: CIFAR-10 with ResNet-18.
+// Classification of small photographs of ten kinds: CIFAR-10 with ResNet-18.
 #pragma once
 
 #include "train/tasks/images.h"
@@ -20,8 +20,8 @@ class CifarTask : public ImagesTask {
   }
   void check_tensors(const checkpoint::NamedTensors& tensors) const override;
 
-  // With --augment each image is moved by up to 4 pixels in both directions and mirrored or not, as
-  // a generator of the step's own says: the same for any number of ranks.
+  // With --augment, each image is shifted by up to 4 pixels in both directions and may be mirrored.
+  // The random numbers come from a generator per step, so they are equal for any number of ranks.
   [[nodiscard]] Batch batch(std::int64_t step) override;
 
  private:

@@ -37,7 +37,7 @@ std::shared_ptr<torch::nn::Module> ImagesTask::make_model() {
   return network_.module;
 }
 
-// The task outlives its replicas.
+// The task must outlive its replicas.
 Replica ImagesTask::make_replica() const {
   const Network network = make_network();
   return {network.module, [this, network](const Batch& batch) {

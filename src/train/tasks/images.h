@@ -1,4 +1,4 @@
-// Telling images of several kinds apart: what is the same for all data sets and networks.
+// Image classification: the part that all data sets and networks share.
 #pragma once
 
 #include <lockstep/data/images.h>
@@ -34,15 +34,16 @@ class ImagesTask : public Task {
   [[nodiscard]] bool has_accuracy() const override { return true; }
 
  protected:
-  // A module, and what it says of images: a number for each kind, the largest for the likeliest.
+  // A module, and a function from images to scores: one per kind, the largest for the most likely
+  // kind.
   struct Network {
     std::shared_ptr<torch::nn::Module> module;
     std::function<at::Tensor(const at::Tensor& images)> scores;
   };
-  // One of the two parts of a folder.
+  // Reads the training or validation part of a folder.
   [[nodiscard]] virtual data::Images read(const std::string& folder, bool is_training) const = 0;
   [[nodiscard]] virtual Network make_network() const = 0;
-  // Of scores in float32; `reduction` is one of at::Reduction.
+  // Returns the loss of float32 scores; `reduction` is a value of at::Reduction.
   [[nodiscard]] virtual at::Tensor loss_of(const at::Tensor& scores, const at::Tensor& target,
                                            std::int64_t reduction) const = 0;
 

@@ -1,4 +1,4 @@
-// The tasks of `lockstep train`. A program of one's own has its own (train/program.h).
+// The tasks of `lockstep train`. Other programs define their own tasks (train/program.h).
 #pragma once
 
 #include <lockstep/train/task.h>
@@ -9,10 +9,10 @@
 
 namespace lockstep::train {
 
-// In the order in which help lists them.
+// Returns all tasks in the order of --help.
 [[nodiscard]] std::vector<std::unique_ptr<Task>> known_tasks();
 
-// The one of this name; BadInput for another, with the nearest.
+// Returns the task of this name. Throws BadInput for an unknown name and suggests the nearest one.
 [[nodiscard]] std::unique_ptr<Task> make_task(std::string_view name);
 
 }  // namespace lockstep::train

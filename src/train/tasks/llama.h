@@ -1,4 +1,4 @@
-// Predicting the next character, byte or token of a text with a Llama.
+// Prediction of the next character, byte or token of a text by a Llama.
 #pragma once
 
 #include "train/tasks/text_task.h"

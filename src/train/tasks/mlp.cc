@@ -108,7 +108,7 @@ double MlpTask::parameters() const {
 }
 
 double MlpTask::activations() const {
-  // Each hidden layer's output, and while the last of them has one, its gradient.
+  // The output of each hidden layer, and the gradient of the last layer, if it has one.
   bool has_hidden = layers_ > 1;
   return rows_ * static_cast<double>(width_) * (has_hidden ? static_cast<double>(layers_) : 0);
 }

@@ -1,4 +1,4 @@
-// A quick task without a data file: following a random network of one hidden layer through
+// A quick task without a data file: learns to imitate a random network with one hidden layer from
 // noise-free examples.
 #pragma once
 
@@ -31,7 +31,7 @@ class MlpTask : public Task {
   [[nodiscard]] std::string name() const override { return "mlp"; }
   [[nodiscard]] Options defaults() const override;
   void declare(Settings& settings) override;
-  // The seed that the data is made from.
+  // Returns the seed of the generated data.
   [[nodiscard]] checkpoint::Metadata description() const override;
   void restore(const checkpoint::Metadata& description) override;
 

@@ -29,7 +29,7 @@ data::Images MnistTask::read(const std::string& folder, bool is_training) const 
                      {.part = is_training ? data::MnistPart::train : data::MnistPart::test});
 }
 
-// Its scores are logarithms of probabilities.
+// The scores are log probabilities.
 ImagesTask::Network MnistTask::make_network() const {
   models::ConvNet model;
   return {model.ptr(),

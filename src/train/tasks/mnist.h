@@ -1,4 +1,4 @@
-// Telling handwritten digits apart with the network of PyTorch's C++ MNIST example.
+// Classification of handwritten digits with the network of PyTorch's C++ MNIST example.
 #pragma once
 
 #include "train/tasks/images.h"

@@ -1,4 +1,4 @@
-// Predicting the next character, byte or token of a text with a GPT that has mixtures of experts.
+// Prediction of the next character, byte or token of a text by a GPT with mixtures of experts.
 #pragma once
 
 #include "train/tasks/text_task.h"

@@ -25,7 +25,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr double training_part = 0.9;  // the rest is the validation part
-// Counting the pairs of more tokens takes more memory than it tells.
+// With more tokens, counting pairs needs more memory than the result is worth.
 constexpr std::int64_t most_of_bigram = 4096;
 
 // Entries of a description.
@@ -36,7 +36,7 @@ std::string print_of(const data::Bpe& bpe) {
   return formatted("{} tokens, {:016x}", bpe.size(), bpe.fingerprint());
 }
 
-// By the hubs' names, or by those of GPT-2's own release.
+// Reads the tables under the names of model hubs, or under those of GPT-2's own release.
 data::Bpe read_bpe(const fs::path& folder) {
   for (const auto& [vocabulary, merges] :
        {std::pair("vocab.json", "merges.txt"), std::pair("encoder.json", "vocab.bpe")})
@@ -175,7 +175,8 @@ void TextTask::restore(const checkpoint::Metadata& description) {
               "characters: expected each once and in ascending order");
 }
 
-// Where only the number of tokens is known yet, and there are tables, with them.
+// If only the number of tokens is known yet, but tables are available, makes the tokenizer from the
+// tables.
 data::Tokenizer TextTask::tokenizer() const {
   if (known_->vocabulary() != nullptr || known_->bpe() != nullptr || bpe_.empty()) return *known_;
   const data::Bpe bpe = read_bpe(bpe_);
@@ -205,7 +206,7 @@ void TextTask::load_validation(const Options& options, const Group&, const std::
     tokens_ = own_tokens();
   } else {
     tokens_ = {at::empty({0}, at::kByte), tokens_of(data)};
-    // The bigram model learns from the run's own text, where that is still there.
+    // The bigram model learns from the run's own text, if the text still exists.
     if (!data_.empty() && std::filesystem::exists(data_)) tokens_.train = own_tokens().train;
   }
   check_input(tokens_.validation.size(0) >= 2, "{}: expected two tokens or more, found {}",
@@ -263,7 +264,7 @@ void TextTask::check_vocabulary(std::int64_t rows) const {
 double TextTask::activations() const {
   auto tokens = static_cast<double>(options_.batch) * static_cast<double>(block_) /
                 static_cast<double>(ranks_ * options_.accumulate);
-  // Inputs of the linear layers and norms of a block, and queries, keys and values: 16 widths.
+  // Inputs of the linear layers and norms of a block, plus queries, keys and values: 16 widths.
   constexpr double widths = 1 + 1 + 3 + 1 + 1 + 1 + 4 + 4;
   auto layers = static_cast<double>(layers_);
   return tokens *
@@ -280,7 +281,7 @@ Batch TextTask::batch(std::int64_t step) {
   return training_->draw(options_.batch / ranks_, generator, rank_, ranks_);
 }
 
-// The logits of a large vocabulary are most of what an evaluation needs.
+// With a large vocabulary, the logits need most of the memory of an evaluation.
 std::int64_t TextTask::rows_at_once() const {
   constexpr std::int64_t most_logits = 1 << 23;  // 32 MiB
   const std::int64_t logits_of_row = block_ * known_->size();
