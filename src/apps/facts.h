@@ -1,13 +1,12 @@
-// Facts for people and for programs: sections of named values, in an order that is kept.
+// Facts for people and for programs: sections of named values in a fixed order.
 #pragma once
 
 #include <nlohmann/json.hpp>
 
 namespace lockstep::apps {
 
-// Values are text, numbers, true and false, lists of text, or null for what could not be found out.
-// Names that end in
-// "_bytes" are numbers of bytes.
+// Values are text, numbers, booleans, lists of text, or null if they could not be determined. Names
+// that end in "_bytes" are numbers of bytes.
 using Facts = nlohmann::ordered_json;
 
 [[nodiscard]] Facts build_facts();

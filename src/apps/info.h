@@ -1,4 +1,4 @@
-// lockstep info: what this build has and what this machine offers.
+// lockstep info: the features of this build and of this host.
 #pragma once
 
 #include <string>
@@ -6,7 +6,7 @@
 
 namespace lockstep::apps {
 
-// `words` follow "info" on the command line. Returns the exit code of the process.
+// `words` are the arguments after "info". Returns the exit code of the process.
 [[nodiscard]] int info_command(const std::vector<std::string>& words);
 
 }  // namespace lockstep::apps

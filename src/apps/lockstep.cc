@@ -1,5 +1,5 @@
-// lockstep: `run`, `store` and `info` inside, every other command a program lockstep-NAME beside
-// this one.
+// lockstep: implements `run`, `store` and `info` itself; every other command is a program
+// lockstep-NAME in the same folder.
 #include "apps/info.h"
 #include "apps/program.h"
 #include "apps/run.h"
@@ -36,7 +36,7 @@ constexpr const char* usage_after_siblings =
     "  help        this text; `lockstep help COMMAND` is `lockstep COMMAND --help`\n"
     "  version     print the version; also --version, -V\n";
 
-// Siblings are programs in the folder of this one.
+// Siblings are programs in this program's folder.
 constexpr std::string_view sibling_prefix = "lockstep-";
 constexpr int no_such_sibling = -1;
 
@@ -57,8 +57,8 @@ std::vector<std::string> sibling_names() {
   return names;
 }
 
-// Becomes lockstep-NAME with these arguments; returns only when there is none (nothing happened)
-// or, with an exit code after a line on stderr, when it cannot be executed.
+// Executes lockstep-NAME with these arguments in place of this process. Returns if there is no such
+// program, or, after an error message, with an exit code if it cannot be executed.
 int become_sibling(const std::string& name, const std::vector<std::string>& arguments) {
   const std::string file = (own_folder() / (std::string(sibling_prefix) + name)).string();
   if (name.find('/') != std::string::npos || ::access(file.c_str(), F_OK) != 0)
@@ -71,7 +71,7 @@ int become_sibling(const std::string& name, const std::vector<std::string>& argu
   return 126;
 }
 
-// What is said about the siblings that come with Lockstep; another is listed by its name alone.
+// Describes the siblings that belong to Lockstep; others are listed by name only.
 std::string_view about(std::string_view sibling) {
   if (sibling == "train") return "train a model: gpt, llama, moe, mnist, cifar, mlp";
   if (sibling == "generate") return "write text with a trained gpt, llama or moe";
@@ -118,7 +118,7 @@ int dispatch(const std::string& command, std::vector<std::string> rest) {
   if (command == "run") return run_command(rest);
   if (command == "store") return store_command(rest);
   if (command == "info") return info_command(rest);
-  launch::spin_briefly();  // LibTorch's threads ask when it is loaded
+  launch::spin_briefly();  // LibTorch's threads read the setting when it is loaded
   const int code = become_sibling(command, rest);
   return code == no_such_sibling ? unknown_command(command) : code;
 }

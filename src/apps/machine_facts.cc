@@ -18,7 +18,7 @@ namespace lockstep::apps {
 
 namespace {
 
-// The value of the first line "NAME : VALUE" of a file of /proc.
+// Returns the value of the first line "NAME : VALUE" in a file of /proc.
 std::optional<std::string> field_of(const std::filesystem::path& file, const std::string& name) {
   std::ifstream lines(file);
   for (std::string line; std::getline(lines, line);) {
@@ -34,7 +34,7 @@ std::optional<std::string> field_of(const std::filesystem::path& file, const std
 
 Facts or_null(const std::optional<std::string>& text) { return text ? Facts(*text) : Facts(); }
 
-// The word in brackets: "always [madvise] never".
+// Returns the word in brackets: "always [madvise] never".
 Facts chosen(const std::string& file) {
   std::string line;
   std::getline(std::ifstream(file) >> std::ws, line);
@@ -53,7 +53,7 @@ Facts space(const char* folder, bool free) {
   return static_cast<std::int64_t>((free ? found.f_bavail : found.f_blocks) * found.f_frsize);
 }
 
-// From the driver's own files: asking CUDA would load it.
+// Reads the driver's own files, because a CUDA call would load CUDA.
 std::vector<std::string> cuda_devices() {
   std::vector<std::string> models;
   std::error_code none;

@@ -1,4 +1,4 @@
-// What our programs answer alike. How they fail: sys/program.h.
+// Answers that all our programs share. sys/program.h has their error handling.
 #pragma once
 
 #include "base/command_options.h"
@@ -9,15 +9,16 @@
 
 namespace lockstep::apps {
 
-// Prints what was asked for, and gives the exit code; nothing when the command has to go on.
+// Prints the requested text and returns the exit code, or std::nullopt if the command must
+// continue.
 [[nodiscard]] std::optional<int> answer(CommandOptions::Request request,
                                         const CommandOptions& options);
 
-// Writes to standard output at once. Throws SystemError where that is full or closed: a result that
-// nobody gets is no success.
+// Writes to standard output without buffering. Throws SystemError if the output is full or closed,
+// because a lost result is a failure.
 void write_out(std::string_view text);
 
-// "lockstep 0.1.0". Returns 0.
+// Prints "lockstep 0.1.0" and returns 0.
 int print_version();
 
 }  // namespace lockstep::apps

@@ -8,7 +8,7 @@ namespace lockstep::apps {
 
 namespace {
 
-// In Highway's masks a lower bit is a wider set.
+// In Highway's masks, a lower bit is a wider instruction set.
 std::vector<std::string> names_of(std::uint64_t targets) {
   std::vector<std::string> names;
   for (; targets != 0; targets &= targets - 1) {

@@ -1,4 +1,4 @@
-// Names of vector instruction sets, as Highway calls them, the widest first.
+// Names of vector instruction sets, as in Highway, the widest first.
 #pragma once
 
 #include <string>
@@ -6,9 +6,9 @@
 
 namespace lockstep::apps {
 
-// Those that kernels of this build have code for.
+// Returns the instruction sets for which this build has kernels.
 [[nodiscard]] std::vector<std::string> compiled_simd();
-// Those that this machine's processor has.
+// Returns the instruction sets of this host's processor.
 [[nodiscard]] std::vector<std::string> machine_simd();
 
 }  // namespace lockstep::apps

@@ -58,7 +58,8 @@ StoreServerOptions to_options(const StoreWords& words) {
   return options;
 }
 
-// 0 after a request to end; 1 when it has ended by itself, which has been said.
+// Serves until a signal. Returns 0 after a request to end, or 1 if the server ended by itself,
+// which it has reported.
 int serve_until_told(const StoreServer& server, launch::SignalQueue& signals) {
   while (server.serves()) {
     pollfd entry{signals.descriptor(), POLLIN, 0};
@@ -92,7 +93,7 @@ int store_command(const std::vector<std::string>& words) {
       throw UsageError(error.what());
     }
     server_options.secret = read_secret_file(parsed.secret_file);
-    launch::SignalQueue signals;  // before the server's thread, which inherits the mask
+    launch::SignalQueue signals;  // created before the server's thread, which inherits the mask
     const launch::SignalActions actions;
     const StoreServer server(std::move(server_options));
     write_out(formatted("store at {}\n", server.address()));

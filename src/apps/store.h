@@ -1,4 +1,5 @@
-// `lockstep store`: a store for agents of several nodes that outlives any of them.
+// `lockstep store`: a store for the agents of several nodes, which survives the loss of any of
+// them.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
-// lockstep-bench: `lockstep bench collectives`, `step`, `memory` and `optimizer`: what this machine
-// does with Lockstep.
+// lockstep-bench: `lockstep bench collectives`, `step`, `memory` and `optimizer` measure Lockstep
+// on this host.
 #include "apps/bench/collectives/collectives.h"
 #include "apps/bench/memory/memory.h"
 #include "apps/bench/optimizer/optimizer.h"
@@ -52,7 +52,7 @@ void add_bytes(CommandOptions& options, const char* name, const char* help, std:
   });
 }
 
-// "4096x12": width and layers.
+// Adds the option for a size "4096x12": width and layers.
 template <typename Take>
 void add_size(CommandOptions& options, const char* help, Take take) {
   options.add({"size", "WxL", help}, [take](const std::string& text) {
@@ -149,7 +149,8 @@ void declare(CommandOptions& options, OptimizerOptions& chosen) {
   add_output(options, chosen.json);
 }
 
-// Runs `body` on every rank: of the launcher that started this process, else of copies of it.
+// Runs `body` on every rank: on the ranks of the launcher that started this process, or else on
+// copies of this process.
 template <typename Chosen, typename Body>
 int on_ranks(const std::string& name, const Words& words, const Chosen& chosen, Body body) {
   Words own = words;
@@ -199,7 +200,7 @@ struct Command {
   std::function<int(const Command&, const Words&)> run;
 };
 
-// Reads `words` and does the command unless they only ask for help.
+// Makes a command that parses `words` and then runs, unless they only ask for help.
 template <typename Chosen>
 Command command(std::string_view name, const char* about) {
   return {name, about, [](const Command& own, const Words& words) {

@@ -1,4 +1,5 @@
-// How many bytes tensors keep: each memory once, whole, also where several share it.
+// The bytes that tensors keep allocated. Each storage counts once and in full, even if tensors
+// share it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,10 +11,10 @@
 
 namespace lockstep::apps {
 
-// Bytes of the distinct storages behind `tensors`; undefined ones have none.
+// Returns the bytes of the distinct storages of `tensors`. Undefined tensors have none.
 [[nodiscard]] std::int64_t held_bytes(std::span<const at::Tensor> tensors);
 
-// What an Adam or AdamW, torch's or ours, remembers: averages, squares and masters.
+// Returns the state of an Adam or AdamW optimizer, torch's or ours: averages, squares and masters.
 [[nodiscard]] std::vector<at::Tensor> adam_state(const torch::optim::Optimizer& optimizer);
 
 }  // namespace lockstep::apps

@@ -1,4 +1,4 @@
-// How a handful of measurements spread.
+// Statistics of a few measurements.
 #pragma once
 
 #include <span>
@@ -10,11 +10,11 @@ struct Spread {
   double min = 0, p25 = 0, p50 = 0, p75 = 0, max = 0;
 };
 
-// The value below which that share (0 to 1) of sorted, at least one, values lies; linear
-// interpolation between neighbours.
+// Returns the quantile for `share` (0 to 1) of a sorted, non-empty list, with linear interpolation
+// between neighbours.
 [[nodiscard]] double quantile(std::span<const double> sorted, double share);
 
-// Quantiles with linear interpolation between neighbours; all 0 for no values.
+// Computes quantiles with linear interpolation between neighbours; all 0 for an empty list.
 [[nodiscard]] Spread spread_of(std::vector<double> values);
 
 }  // namespace lockstep::apps

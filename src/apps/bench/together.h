@@ -1,4 +1,4 @@
-// What the ranks of a benchmark find out together, beside what is timed.
+// Values that the ranks of a benchmark exchange outside of the timed part.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -11,15 +11,15 @@
 
 namespace lockstep::apps {
 
-// Collective. Element by element the largest value of all ranks, the same on every rank.
+// Returns the element-wise maximum over ranks, on every rank. Collective.
 [[nodiscard]] std::vector<double> largest_of_ranks(Group world, std::span<const double> values);
 
-// Collective. Rank r's values are at [r].
+// Returns the values of all ranks; those of rank r are at [r]. Collective.
 [[nodiscard]] std::vector<std::vector<std::int64_t>> gathered(Group world,
                                                               std::span<const std::int64_t> values);
 
-// Collective. Seconds from the first rank's begin of `work` to the last rank's end, by the clock
-// that the ranks of one host share.
+// Returns the seconds from the first rank's start of `work` to the last rank's end, by the clock
+// that the ranks of one host share. Collective.
 template <typename Work>
 [[nodiscard]] double seconds_together(Group world, Work&& work) {
   world.barrier().wait();

@@ -1,6 +1,6 @@
-// lockstep-checkpoint: `lockstep checkpoint ls | show | verify | diff | reshard | convert`: what
-// checkpoints hold, whether they are whole, in what two of them differ, and one in other files or
-// in other programs' forms.
+// lockstep-checkpoint: `lockstep checkpoint ls | show | verify | diff | reshard | convert`: shows
+// the content of checkpoints, verifies and compares them, and rewrites a checkpoint with another
+// number of files or in the format of another program.
 #include "apps/checkpoint/content.h"
 #include "apps/checkpoint/convert.h"
 #include "apps/checkpoint/difference.h"
@@ -65,8 +65,9 @@ std::string shown_bytes(std::uint64_t bytes) {
   return format_bytes(static_cast<std::int64_t>(bytes));
 }
 
-// Goes on after what cannot be read; whether all could. A run that goes on removes its older
-// checkpoints: one that has gone was none of those that are there.
+// Calls `act` for each path, and continues after an unreadable one; returns true if all could be
+// read. A path that has vanished meanwhile is no failure, because a running training removes its
+// older checkpoints.
 bool for_each(const std::vector<fs::path>& paths, const std::function<void(const fs::path&)>& act) {
   bool all = true;
   for (const fs::path& path : paths) {
@@ -209,7 +210,7 @@ int reshard(const fs::path& from, const fs::path& to, int files) {
   return 0;
 }
 
-// What belongs to one command alone.
+// Options that belong to a single command.
 struct Chosen {
   int shards = 0;
   ConvertOptions convert = {};

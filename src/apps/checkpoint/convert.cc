@@ -44,8 +44,8 @@ Dict as_dict(const TensorSources& tensors) {
   return values;
 }
 
-// {"state": {"fc.weight": {"step": ..., "exp_avg": ...}}}, by names: how Python numbers the
-// parameters is not known here.
+// Returns {"state": {"fc.weight": {"step": ..., "exp_avg": ...}}}, indexed by name, because
+// Python's numbers of the parameters are unknown here.
 Dict optimizer_dict(const TensorSources& state) {
   constexpr std::string_view prefix = "optimizer.";
   Dict parameters = dict();
@@ -76,12 +76,12 @@ c10::IValue value_of(const Source& source) {
 
 checkpoint::Metadata metadata_of(const Source& source) {
   checkpoint::Metadata metadata = source.metadata;
-  metadata.emplace("format", "pt");  // without it transformers reads no file
+  metadata.emplace("format", "pt");  // transformers requires this entry
   return metadata;
 }
 
-// A gpt or llama of `lockstep train`, whose metadata says so. A gpt has the names of GPT-2 already,
-// but not the layout of its weights; both lack config.json.
+// Returns the model if the metadata says that it is a gpt or llama of `lockstep train`. A gpt has
+// the names of GPT-2 already, but its weights have another layout. Both have no config.json.
 std::optional<hub::LanguageModel> own_language_model(const fs::path& from, const Source& source) {
   const auto task = source.metadata.find("task");
   if (source.config || task == source.metadata.end()) return std::nullopt;

@@ -14,9 +14,10 @@ struct ConvertOptions {
   std::int64_t shard_bytes = 5'000'000'000;
 };
 
-// TO by its name: FILE.safetensors, FILE.pt (.pth, .bin), RUN/step-N, else a folder of safetensors
-// as model hubs have it. Returns a line that says what was written, and what of FROM was left out.
-// BadInput, InvalidArgument and SystemError; what was at TO is then as before.
+// Converts FROM to TO. The name of TO selects the format: FILE.safetensors, FILE.pt (.pth, .bin),
+// RUN/step-N, otherwise a folder of safetensors in the layout of model hubs. Returns a line that
+// says what was written, and which parts of FROM were left out. Throws BadInput, InvalidArgument
+// and SystemError; TO is unchanged then.
 [[nodiscard]] std::string convert(const std::filesystem::path& from,
                                   const std::filesystem::path& to, ConvertOptions options);
 

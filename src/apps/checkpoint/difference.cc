@@ -22,18 +22,18 @@ namespace fs = std::filesystem;
 using checkpoint::PartsReader;
 using checkpoint::TensorEntry;
 
-// Elements that are compared at once: a few megabytes, as doubles too.
+// Bytes that are compared at a time, so that a few megabytes suffice, even as doubles.
 constexpr std::uint64_t compared_bytes = std::uint64_t{1} << 20;
 
-// Of elements that were compared so far.
+// Differences of the elements compared so far.
 struct Found {
   std::int64_t different = 0;
   bool other_bits = false;
-  double most = 0;  // of numbers with a point
+  double most = 0;  // for floating-point dtypes
   std::uint64_t most_of_integers = 0;
 };
 
-// Values of a signed type are moved to where their order is that of unsigned ones.
+// Maps signed values to unsigned values in the same order.
 std::uint64_t as_unsigned(const at::Tensor& values, std::int64_t i) {
   if (values.scalar_type() == at::kUInt64) return values.const_data_ptr<std::uint64_t>()[i];
   return static_cast<std::uint64_t>(values.const_data_ptr<std::int64_t>()[i]) ^
@@ -61,7 +61,7 @@ void add_numbers(const at::Tensor& one, const at::Tensor& other, Found& found) {
   if (count == 0) return;
   found.different += count;
   const double most = (a - b).abs().masked_select(differs).max().item<double>();
-  if (!(most <= found.most)) found.most = most;  // NaN too
+  if (!(most <= found.most)) found.most = most;  // also keeps NaN
 }
 
 at::Tensor some_of(PartsReader& file, const TensorEntry& entry, std::uint64_t offset,
@@ -73,7 +73,7 @@ at::Tensor some_of(PartsReader& file, const TensorEntry& entry, std::uint64_t of
   return values;
 }
 
-// Empty for the same bits.
+// Returns an empty text if all bits are equal.
 std::string difference_of(PartsReader& one, const TensorEntry& a, PartsReader& other,
                           const TensorEntry& b) {
   const std::uint64_t bytes = a.end - a.begin;

@@ -1,4 +1,4 @@
-// In what two checkpoints, or two files of tensors, differ.
+// Comparison of two checkpoints, or of two files of tensors.
 #pragma once
 
 #include <filesystem>
@@ -8,11 +8,12 @@
 namespace lockstep::apps {
 
 struct Difference {
-  std::vector<std::string> lines;  // one for each tensor that is not the same, or is in one only
-  std::size_t tensors = 0;         // that either has
+  std::vector<std::string> lines;  // one per tensor that differs, or that only one side has
+  std::size_t tensors = 0;         // number of tensors on either side
 };
 
-// Reads some megabytes at a time. BadInput and SystemError name the file that cannot be read.
+// Compares two checkpoints or files, reading some megabytes at a time. BadInput and SystemError
+// name the file that cannot be read.
 [[nodiscard]] Difference difference_of(const std::filesystem::path& one,
                                        const std::filesystem::path& other);
 

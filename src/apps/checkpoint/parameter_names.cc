@@ -16,7 +16,7 @@ constexpr std::string_view remedy =
 
 std::string sizes_of(const TensorSizes& sizes) { return formatted("[{}]", listed(sizes, ", ")); }
 
-// Parameters and tensors of the same sizes, by their places in the lists.
+// Parameters and tensors of equal sizes, by their indices in the lists.
 struct SameSizes {
   std::vector<std::size_t> parameters, tensors;
 };
@@ -55,14 +55,14 @@ std::map<std::string, std::string> names_by_sizes(const std::vector<NumberedPara
   for (std::size_t i = 0; i < tensors.size(); ++i)
     if (const auto same = by_sizes.find(tensors[i].sizes); same != by_sizes.end())
       same->second.tensors.push_back(i);
-  std::map<std::size_t, std::size_t> tensor_of;  // by place of the parameter
+  std::map<std::size_t, std::size_t> tensor_of;  // by index of the parameter
   for (const auto& [sizes, same] : by_sizes) {
     check_alone(sizes, same, parameters);
     for (std::size_t i = 0; i < same.parameters.size(); ++i)
       tensor_of[same.parameters[i]] = same.tensors[i];
   }
   std::map<std::string, std::string> names;
-  std::map<std::size_t, std::size_t> last;  // by group, the tensor of the last parameter
+  std::map<std::size_t, std::size_t> last;  // per group: tensor of the last parameter
   for (const auto& [parameter, tensor] : tensor_of) {
     const NumberedParameter& of = parameters[parameter];
     const auto [before, is_first] = last.try_emplace(of.group, tensor);

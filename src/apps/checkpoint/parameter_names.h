@@ -16,7 +16,8 @@ using TensorSizes = std::vector<std::int64_t>;
 struct NumberedParameter {
   std::string number;
   std::size_t group = 0;
-  std::optional<TensorSizes> sizes;  // of its state; nothing if it has none: it was never updated
+  // Sizes of its state; std::nullopt if it was never updated and has no state.
+  std::optional<TensorSizes> sizes;
 };
 
 struct NamedSizes {
@@ -24,17 +25,18 @@ struct NamedSizes {
   TensorSizes sizes;
 };
 
-// The name of each parameter that has a state, by its number, if each group lists its parameters in
-// the order of `tensors`, the model's state_dict(). Throws BadInput if that leaves a doubt, or if
-// the sizes of the states contradict it.
+// Returns the name of each parameter that has a state, by its number, assuming that each group
+// lists its parameters in the order of `tensors`, the model's state_dict(). Throws BadInput if the
+// result is ambiguous or contradicts the sizes of the states.
 //
-// One group with as many parameters as there are tensors has exactly these. Otherwise sizes decide:
-// the parameters of one size must be as many as the tensors of this size, and be in one group.
+// If there is one group with as many parameters as tensors, they match one to one. Otherwise, sizes
+// decide: the parameters of equal sizes must be as many as the tensors of these sizes, and must be
+// in one group.
 [[nodiscard]] std::map<std::string, std::string> names_by_order(
     const std::vector<NumberedParameter>& parameters, const std::vector<NamedSizes>& tensors);
 
-// `names[i]` is the name of `parameters[i]`. Throws BadInput for another number of names, a name
-// that comes twice, and a state whose name or sizes no tensor has.
+// Returns names where `names[i]` is the name of `parameters[i]`. Throws BadInput for a wrong number
+// of names, a duplicate name, or a state whose name or sizes match no tensor.
 [[nodiscard]] std::map<std::string, std::string> names_as_given(
     const std::vector<NumberedParameter>& parameters, const std::vector<std::string>& names,
     const std::vector<NamedSizes>& tensors);

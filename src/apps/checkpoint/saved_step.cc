@@ -26,7 +26,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Modules below modules, as the points of the names say.
+// Builds nested modules from names with dots.
 struct Named : torch::nn::Module {
   void add(const std::string& name, const at::Tensor& tensor) {
     const std::size_t point = name.find('.');
@@ -63,7 +63,8 @@ bool has_field(const checkpoint::TensorSources& state, std::string_view field) {
       state, [&](const auto& item) { return item.first.ends_with(formatted(".{}", field)); });
 }
 
-// The kind is that of the fields; hyperparameters are not saved.
+// Makes an optimizer whose class follows from the fields of the state; hyperparameters are not
+// saved.
 std::unique_ptr<torch::optim::Optimizer> optimizer_for(const checkpoint::TensorSources& state,
                                                        std::vector<at::Tensor> parameters) {
   using namespace torch::optim;

@@ -99,7 +99,7 @@ Source of_safetensors(const fs::path& path) {
           .left_out = {}};
 }
 
-// The places of model and optimizer in a nest of dicts.
+// Finds model and optimizer in nested dicts.
 void divide(const StateDicts& all, const SourceOptions& options, Source& source) {
   const std::string model = all.model_place(options.model_key);
   source.model = all.tensors_below(model);
@@ -153,7 +153,8 @@ bool is_torch_file(const fs::path& path) {
 
 bool is_distributed(const fs::path& path) { return fs::exists(path / ".metadata"); }
 
-// Weights and no checkpoint of ours; a run that saved its model only is one too.
+// Returns true for a folder that has weights but no checkpoint of ours. A run that saved only its
+// model is such a folder.
 bool is_weight_folder(const fs::path& path) {
   if (!fs::is_directory(path) || is_checkpoint(path)) return false;
   if (has_only_pickled_weights(path)) return true;

@@ -1,5 +1,5 @@
-// What `lockstep checkpoint convert` and `show` can read: this project's checkpoints, and the files
-// of others.
+// The input formats of `lockstep checkpoint convert` and `show`: this project's checkpoints, and
+// files of other programs.
 #pragma once
 
 #include "checkpoint/tensor_source.h"
@@ -16,38 +16,39 @@
 
 namespace lockstep::apps {
 
-// Tensors are read when they are asked for, one at a time.
+// Tensors are loaded lazily, one at a time.
 struct Source {
   std::string kind;                     // "a file of torch.save()"
-  checkpoint::TensorSources model;      // by the names of the model's state_dict()
-  checkpoint::TensorSources optimizer;  // "optimizer.fc.weight.exp_avg", as a checkpoint has them
+  checkpoint::TensorSources model;      // under the names of the model's state_dict()
+  checkpoint::TensorSources optimizer;  // names as in a checkpoint: "optimizer.fc.weight.exp_avg"
   checkpoint::Metadata metadata;        // of the model's file
   std::optional<checkpoint::TrainingState> training;
-  std::optional<std::string> config;  // config.json of a folder of the model hubs
-  bool has_more = false;              // than model and optimizer
-  // All of it as one value, where it is that of PyTorch; null: there is none.
+  std::optional<std::string> config;  // config.json of a model hub folder
+  bool has_more = false;              // has more than model and optimizer
+  // Returns the whole content as one value, if it is a PyTorch value; otherwise null.
   std::function<c10::IValue()> value;
-  std::string assumed;   // for messages: of how names were found
-  std::string left_out;  // for messages: of a checkpoint, never in another form
+  std::string assumed;   // for messages: how names were found
+  std::string left_out;  // for messages: parts of a checkpoint that other formats cannot have
 };
 
 struct SourceOptions {
-  std::string model_key;      // where the model's state_dict is: "model"; empty: found out
-  std::string optimizer_key;  // the same of the optimizer's
-  // A file with the names of the optimizer's parameters, one on each line, in the order of its
-  // groups; empty: the names in FROM, or the order of the model's tensors.
+  std::string model_key;      // place of the model's state_dict: "model"; empty: detect it
+  std::string optimizer_key;  // likewise for the optimizer
+  // A file with the names of the optimizer's parameters, one per line, in the order of its groups.
+  // Empty: use the names in FROM, or the order of the model's tensors.
   std::string parameters;
-  // For a checkpoint of ours: with the optimizer's state, and tied tensors once.
+  // Convert to a checkpoint of ours: include the optimizer's state, and store tied tensors once.
   bool for_checkpoint = false;
 };
 
-// BadInput and SystemError name the file: the folder of a run or of a checkpoint, a safetensors
-// file, a folder with such files and an index, a file of torch.save(), a folder of PyTorch's
-// distributed checkpoint.
+// Opens a path: the folder of a run or a checkpoint, a safetensors file, a folder with such files
+// and an index, a file of torch.save(), or a folder of PyTorch's distributed checkpoint. BadInput
+// and SystemError name the file.
 [[nodiscard]] Source source_at(const std::filesystem::path& path,
                                const SourceOptions& options = {});
 
-// Whether it is one of other programs, and not a checkpoint of ours or a safetensors file.
+// Returns true for a format of another program, false for a checkpoint of ours or a safetensors
+// file.
 [[nodiscard]] bool is_of_others(const std::filesystem::path& path);
 
 }  // namespace lockstep::apps

@@ -36,7 +36,7 @@ bool is_number(const std::string& text) {
          std::ranges::all_of(text, [](char letter) { return letter >= '0' && letter <= '9'; });
 }
 
-// The components of `path` behind `place`; nothing if it does not lie below `place`.
+// Returns the components of `path` after `place`, or std::nullopt if it is not below `place`.
 std::optional<std::span<const std::string>> below(const std::vector<std::string>& path,
                                                   const std::string& place) {
   std::string front;
@@ -47,7 +47,7 @@ std::optional<std::span<const std::string>> below(const std::vector<std::string>
   return std::nullopt;
 }
 
-// The statistics of a BatchNorm or InstanceNorm, which no optimizer has.
+// Returns true for a statistic of BatchNorm or InstanceNorm, which is not in an optimizer.
 bool is_statistic(const std::string& name, const std::set<std::string>& names) {
   constexpr std::string_view count = "num_batches_tracked";
   for (const std::string_view end :
@@ -65,7 +65,7 @@ bool is_extra_state(const std::vector<std::string>& path) {
   });
 }
 
-// One name on each line; empty lines at the end are passed over.
+// Returns the lines of a file of names; empty lines at the end are ignored.
 std::vector<std::string> lines_of(const std::filesystem::path& file) {
   constexpr std::uint64_t most_bytes = 64 << 20;
   std::string text = sys::read_plain_file(file, most_bytes);
@@ -80,7 +80,7 @@ std::vector<std::string> lines_of(const std::filesystem::path& file) {
   return lines;
 }
 
-// `step` as a checkpoint has it.
+// Converts `step` to the form in a checkpoint.
 checkpoint::TensorSource step_source(const checkpoint::TensorSource& from) {
   return {at::kLong, {}, [values = from.values] {
             return at::scalar_tensor(static_cast<std::int64_t>(values().item<double>()), at::kLong);
@@ -120,7 +120,7 @@ void StateDicts::add(std::vector<std::string> path, const c10::IValue& value) {
     }
     return;
   }
-  // The list of a group's parameters stays one value.
+  // A group's list of parameters is stored as one value.
   if (value.isList() && std::ranges::any_of(value.toListRef(), [](const c10::IValue& item) {
         return item.isGenericDict() || item.isTensor();
       })) {
@@ -175,7 +175,7 @@ std::string StateDicts::find_place(const std::string& key, const std::vector<std
 std::string StateDicts::model_place(const std::string& key) const {
   std::string place =
       find_place(key, {"model", "state_dict", "model_state_dict", "module", "app.model"}, "model");
-  // A state_dict by itself: names with points in one dict, and nothing but tensors.
+  // A bare state_dict: one dict with dotted names, which has only tensors.
   if (place.empty()) {
     check_input(
         std::ranges::any_of(leaves_, [](const Leaf& leaf) { return leaf.tensor.has_value(); }),
@@ -221,7 +221,7 @@ bool StateDicts::has_extra_state() const {
 }
 
 StateDicts::Numbered StateDicts::numbered(const std::string& optimizer) const {
-  std::map<std::pair<std::int64_t, std::string>, const Leaf*> members;  // of groups
+  std::map<std::pair<std::int64_t, std::string>, const Leaf*> members;  // per group
   for (const Leaf& leaf : leaves_)
     if (const auto rest = below(leaf.path, optimizer);
         rest && rest->size() == 3 && (*rest)[0] == "param_groups")
@@ -246,7 +246,8 @@ StateDicts::Numbered StateDicts::numbered(const std::string& optimizer) const {
   return found;
 }
 
-// A state that has a parameter's sizes in one field has them in all, but for single numbers.
+// Sets the sizes of parameters from their states. If one field of a state has the parameter's
+// sizes, all fields have, except scalars.
 void StateDicts::add_sizes(const std::string& optimizer,
                            std::vector<NumberedParameter>& parameters) const {
   std::map<std::string, NumberedParameter*> by_number;
@@ -287,7 +288,7 @@ std::map<std::string, std::string> StateDicts::names_of(const std::string& optim
                                                         const std::string& parameters,
                                                         std::string& assumed) const {
   auto [numbers, names] = numbered(optimizer);
-  if (numbers.empty() && parameters.empty()) return {};  // a state by names alone
+  if (numbers.empty() && parameters.empty()) return {};  // the state has names only
   add_sizes(optimizer, numbers);
   if (!parameters.empty()) names = lines_of(parameters);
   if (names.empty() && std::ranges::none_of(numbers, is_number, &NumberedParameter::number))

@@ -1,5 +1,5 @@
-// Which of a program's own nest of dicts is the model, which the optimizer: files of torch.save()
-// and distributed checkpoints leave that to the program that wrote them.
+// Finds the model and the optimizer in a program's nested dicts. The program that writes a file of
+// torch.save() or a distributed checkpoint chooses its own structure.
 #pragma once
 
 #include "apps/checkpoint/parameter_names.h"
@@ -26,30 +26,32 @@ class StateDicts {
   StateDicts(std::filesystem::path path,
              const std::shared_ptr<const checkpoint::DistributedFolder>& folder);
 
-  // "model", or empty where all of it is the model's. `key`: what the user says; empty: one of the
-  // usual names. BadInput names what there is.
+  // Returns the place of the model: "model", or empty if the whole content is the model. `key` is
+  // the user's choice; if empty, the usual names are tried. BadInput lists the available keys.
   [[nodiscard]] std::string model_place(const std::string& key) const;
   [[nodiscard]] checkpoint::TensorSources tensors_below(const std::string& place) const;
 
-  // Names of tensors that are tied to an earlier one; a distributed checkpoint does not say which.
+  // Returns names of tensors that are tied to an earlier tensor; a distributed checkpoint does not
+  // record ties.
   [[nodiscard]] std::set<std::string> tied_below(const std::string& place) const;
   [[nodiscard]] bool has_extra_state() const;
 
-  // "optimizer.fc.weight.exp_avg", of a model that lies at `model`. Parameters that have numbers
-  // get the names in the file `parameters`, if one is given, else those in the state_dict
-  // (param_names), else those of names_by_order(); the latter is said in `assumed`.
+  // Returns the optimizer's state for the model at `model`, with names such as
+  // "optimizer.fc.weight.exp_avg". Numbered parameters get the names in the file `parameters` if
+  // one is given, otherwise those in the state_dict (param_names), otherwise those of
+  // names_by_order(); the last case is reported in `assumed`.
   [[nodiscard]] checkpoint::TensorSources optimizer_state(const std::string& key,
                                                           const std::string& model,
                                                           const std::string& parameters,
                                                           std::string& assumed) const;
 
  private:
-  // One value of the nest that is not a dict or a list.
+  // One value in the nested dicts that is not a dict or a list.
   struct Leaf {
     std::vector<std::string> path;
     std::optional<checkpoint::TensorSource> tensor;
     std::function<c10::IValue()> value;
-    std::string memory;  // equal for tied tensors; empty in a distributed checkpoint
+    std::string memory;  // equal for tied tensors; empty for a distributed checkpoint
   };
 
   void add(std::vector<std::string> path, const c10::IValue& value);
@@ -58,7 +60,7 @@ class StateDicts {
                                        const std::vector<std::string>& usual,
                                        const char* what) const;
   [[nodiscard]] std::string tops() const;
-  // The optimizer's parameters in the order of its groups, and the names that the groups have.
+  // The optimizer's parameters in the order of its groups, and the names in the groups.
   struct Numbered {
     std::vector<NumberedParameter> parameters;
     std::vector<std::string> names;
@@ -73,7 +75,7 @@ class StateDicts {
   [[nodiscard]] checkpoint::TensorSource field_of(const Leaf& leaf, const std::string& field) const;
 
   const std::filesystem::path path_;
-  std::vector<Leaf> leaves_;  // in the file's order
+  std::vector<Leaf> leaves_;  // in the order of the file
 };
 
 }  // namespace lockstep::apps

@@ -1,5 +1,5 @@
-// lockstep-generate: text that a gpt of `lockstep train` makes up, printed while it is made; or the
-// tokens of a model in a folder of the model hubs.
+// lockstep-generate: generates text with a language model of `lockstep train`, and prints it as it
+// is generated; or generates tokens with a model in a model hub folder.
 #include "apps/program.h"
 #include "base/check.h"
 #include "base/counted.h"
@@ -55,7 +55,7 @@ struct Given {
   bool greedy = false;
 };
 
-// The ranks that compute a model together; this process alone where --mesh is not given.
+// The ranks that compute a model together, or this process alone without --mesh.
 class Ranks {
  public:
   explicit Ranks(const std::string& mesh) {
@@ -72,14 +72,14 @@ class Ranks {
     is_parallel_ = true;
   }
 
-  // The handle is the caller's for as long as the model is used. Of a model with mixtures each rank
-  // has all experts, and part of all else.
+  // Shards the model. The caller must keep the handle while it uses the model. For a model with
+  // mixtures of experts, each rank has all experts and a part of everything else.
   [[nodiscard]] ParallelModel divide(std::shared_ptr<torch::nn::Module> model,
                                      const TensorPlan& plan) const {
     if (!is_parallel_) return {};
     return parallelize(std::move(model), Mesh(group_, {{"tp", group_.size()}}), {.tensor = plan});
   }
-  // On rank 0.
+  // Writes on rank 0 only.
   void write(std::string_view text) const {
     if (group_.rank() == 0) apps::write_out(text);
   }
@@ -92,7 +92,7 @@ class Ranks {
 TensorPlan plan_of(const models::Gpt& model) { return gpt_tensor_plan(model->options()); }
 TensorPlan plan_of(const models::Llama& model) { return llama_tensor_plan(model->options()); }
 
-// Very small ones would make infinite numbers of finite ones.
+// A very small temperature would turn finite logits into inf.
 double temperature_of(const std::string& text) {
   constexpr double least = 0.01, most = 100;
   std::optional<double> value = parse_number(text);
@@ -162,8 +162,8 @@ void take_run(Given& given, const std::vector<std::string>& words) {
   }
 }
 
-// As transformers: a Llama goes on beyond the positions that it was trained with, and a GPT-2,
-// which has a table of them, is refused.
+// As in transformers, a Llama may continue past its trained positions, while a GPT-2, which has a
+// position table, throws.
 void check_positions(const models::Gpt& model, std::int64_t prompt, std::int64_t more) {
   const std::int64_t block = model->options().block;
   check_input(more == 0 || prompt + more - 1 <= block,
@@ -174,7 +174,7 @@ void check_positions(const models::Gpt& model, std::int64_t prompt, std::int64_t
 }
 void check_positions(const models::Llama&, std::int64_t, std::int64_t) {}
 
-// Of a vocabulary of this size.
+// Parses ids and checks them against the size of the vocabulary.
 at::Tensor ids_in(const std::string& text, std::int64_t vocabulary) {
   std::vector<std::int64_t> ids;
   for (std::size_t begin = 0; begin <= text.size();) {

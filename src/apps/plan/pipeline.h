@@ -1,4 +1,5 @@
-// lockstep plan pipeline: draws a schedule as text and as SVG, with its bubble and its memory.
+// lockstep plan pipeline: draws a schedule as text and as SVG, and computes its bubble and its
+// memory.
 #pragma once
 
 #include <string>
@@ -6,7 +7,7 @@
 
 namespace lockstep::apps {
 
-// `words` follow "plan pipeline" on the command line. Returns the exit code of the process.
+// `words` are the arguments after "plan pipeline". Returns the exit code of the process.
 [[nodiscard]] int plan_pipeline(const std::vector<std::string>& words);
 
 }  // namespace lockstep::apps

@@ -1,4 +1,4 @@
-// lockstep-plan: `lockstep plan pipeline`: what a schedule of a pipeline will do, before it runs.
+// lockstep-plan: `lockstep plan pipeline` shows what a pipeline schedule will do before it runs.
 #include "apps/plan/pipeline.h"
 #include "apps/program.h"
 #include "base/text.h"

@@ -22,7 +22,7 @@ using Json = nlohmann::json;
 constexpr int known_version = 1;
 constexpr std::uint64_t most_bytes = 64 << 20;
 constexpr std::int64_t most_ranks = 1 << 20;
-constexpr double most_seconds = 9e9;  // the year 2255: nanoseconds of a difference fit an int64
+constexpr double most_seconds = 9e9;  // the year 2255: differences in nanoseconds fit int64
 
 std::string content_of(const std::string& path) {
   try {
@@ -60,7 +60,8 @@ std::string text_if_any(const Json& json, const char* key) {
   return json.contains(key) ? text_of(json, key) : std::string();
 }
 
-// The JSON library would wrap what is too large, and cut 1.5 to 1.
+// Returns an integer in a range. The JSON library itself would wrap integers that are too large,
+// and truncate 1.5 to 1.
 std::int64_t whole_number(const Json& value, const char* key, std::int64_t least,
                           std::int64_t most) {
   const bool fits = value.is_number_integer() &&
@@ -148,7 +149,7 @@ FlightFile read_flight_file(const std::string& path) {
     file.path = path;
     return file;
   } catch (const std::exception& error) {
-    std::string_view what = error.what();  // of the JSON library: "[its own name] text"
+    std::string_view what = error.what();  // the JSON library writes "[its own name] text"
     if (what.starts_with('[')) what.remove_prefix(std::min(what.size(), what.find("] ") + 2));
     throw BadInput(
         formatted("{}: a flight record that makes no sense: {}", path, visible(what, 300)));

@@ -1,4 +1,4 @@
-// A flight record as a rank has written it (src/comm/diagnose/flight_file.h has the format).
+// A flight record that a rank has written (src/comm/diagnose/flight_file.h has the format).
 #pragma once
 
 #include "comm/call/group_names.h"
@@ -10,12 +10,12 @@
 namespace lockstep::apps {
 
 struct FlightCall {
-  std::uint64_t number = 0;  // of all calls of its rank
+  std::uint64_t number = 0;  // among all calls of its rank
   std::size_t group = 0;     // index into FlightFile::groups
   std::string call;          // "all_reduce"
   std::uint64_t sequence = 0;
   std::string op, dtype, tag, counts, where;
-  int root = -1;  // or the peer of a message
+  int root = -1;  // root, or the peer of a message
   std::int64_t elements = -1;
   double posted = 0;
   double ended = 0;      // 0: not yet
@@ -23,7 +23,7 @@ struct FlightCall {
 
   [[nodiscard]] bool is_message() const { return call == "send" || call == "recv"; }
   [[nodiscard]] bool is_done() const { return progress == "done"; }
-  // Its rank was kept by it.
+  // Returns true if the rank was blocked in this call.
   [[nodiscard]] bool is_waited_in() const {
     return progress == "waiting" || progress == "failed" || progress == "posting";
   }
@@ -31,11 +31,11 @@ struct FlightCall {
 
 struct FlightGroup {
   std::string name;
-  std::vector<int> members;  // ranks of the world
+  std::vector<int> members;  // ranks in the world
   std::string failure;
 };
 
-// One rank's part in a group: what a story of the group needs of its record.
+// One rank's part in a group: the data of its record that GroupHistory needs.
 struct FlightPart {
   std::size_t file = 0;            // index into the files
   std::size_t group = 0;           // index into FlightFile::groups
@@ -52,14 +52,16 @@ struct FlightFile {
   std::vector<FlightCall> calls;
 };
 
-// BadInput, in one line with the path: it cannot be read, is no plain file, is cut short, is larger
-// than any record, or is something else. Texts are as visible() shows them. Time and memory are
-// linear in the file's size, which is bounded.
+// Reads a flight record. Throws BadInput with one line that has the path if the file cannot be
+// read, is not a regular file, is truncated, is larger than any record, or has another format.
+// Texts have the form of visible(). Time and memory are linear in the file's size, which is
+// bounded.
 [[nodiscard]] FlightFile read_flight_file(const std::string& path);
 
-// What two ranks must agree on.
+// Compares the properties of a call on which two ranks must agree.
 [[nodiscard]] bool same_call(const FlightCall& a, const FlightCall& b);
-// all_reduce #417 (average, 3145728 x Float, bucket 2) at trainer.cc:88, made on this group
+// Returns "all_reduce #417 (average, 3145728 x Float, bucket 2) at trainer.cc:88, made on this
+// group".
 [[nodiscard]] std::string describe(const FlightCall& call, const GroupNames& group);
 
 }  // namespace lockstep::apps

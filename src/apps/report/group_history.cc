@@ -20,7 +20,8 @@ std::string duration_text(double seconds) {
 
 std::string_view waits(std::size_t ranks) { return ranks == 1 ? "waits" : "wait"; }
 
-// The last call of the line that is known to be complete: those before it are, too.
+// Returns the last call in the line that is known to be complete; the calls before it are complete
+// too.
 std::uint64_t completed(const std::map<std::uint64_t, const FlightCall*>& line) {
   std::uint64_t last = 0;
   for (const auto& [sequence, call] : line)

@@ -1,5 +1,5 @@
-// What the records of several ranks say about one group: where they first differ, which ranks wait
-// in which call, which never came.
+// Combines the records of several ranks for one group: where they first differ, which ranks wait in
+// which call, and which ranks never made it.
 #pragma once
 
 #include "apps/report/flight_file.h"
@@ -15,25 +15,25 @@ namespace lockstep::apps {
 
 class GroupHistory {
  public:
-  // `now`: when the last of the records was written, in seconds since 1970. `parts` are those of
-  // the ranks that have a record of the group, each of another file.
+  // `now` is the time at which the last record was written, in seconds since 1970. `parts` belong
+  // to the ranks that have a record of the group, each in its own file.
   GroupHistory(const std::vector<FlightFile>& files, const std::vector<FlightPart>& parts,
                std::string name, double now);
 
-  // Empty where the group has nothing to tell: nothing open, nothing different, no failure.
+  // Returns nothing if there is nothing to report: no open call, no difference, no failure.
   [[nodiscard]] std::vector<std::string> tell() const;
 
  private:
-  // The calls of one rank that are numbered together, by their number.
+  // Calls of one rank that are numbered together, by their number.
   using Line = std::map<std::uint64_t, const FlightCall*>;
   struct Part {
     const FlightFile* file = nullptr;
     const FlightGroup* group = nullptr;
-    int number = 0;  // in the group
+    int number = 0;  // rank in the group
     Line collectives;
-    std::map<int, Line> sends, receives;  // by the peer's number
+    std::map<int, Line> sends, receives;  // by the peer's rank
   };
-  // A call that ranks wait in, and those that have not made it.
+  // A call in which some ranks wait, and the ranks that have not made it.
   struct Open {
     std::uint64_t sequence = 0;
     std::vector<int> waiting, missing;  // ranks of the world
@@ -48,7 +48,7 @@ class GroupHistory {
   [[nodiscard]] std::optional<std::string> last_common() const;
   void tell_messages(std::vector<std::string>& lines) const;
   void tell_failures(std::vector<std::string>& lines) const;
-  // "its last call was ..., 12.3s before", wherever that call was made.
+  // Returns "its last call was ..., 12.3s before", for the rank's last call in any group.
   [[nodiscard]] std::string last_of(int rank) const;
   [[nodiscard]] std::string ago(double time) const;
   [[nodiscard]] const std::string& name() const { return names_.name(); }

@@ -57,8 +57,8 @@ void introduce(const std::vector<FlightFile>& files, double now, std::vector<std
 
 using NamedParts = std::pair<std::string, std::vector<FlightPart>>;
 
-// The groups in the order in which they were made, with each rank's part. A rank that has two of
-// one name takes part by the first.
+// Returns the groups in order of creation, with each rank's part. If a rank has two groups of one
+// name, its first one counts.
 std::vector<NamedParts> groups_of(const std::vector<FlightFile>& files) {
   std::vector<NamedParts> groups;
   std::unordered_map<std::string, std::size_t> place_of;

@@ -1,4 +1,4 @@
-// Sentences about why the ranks that wrote some flight records did not get on.
+// Explains why the ranks of some flight records made no progress.
 #pragma once
 
 #include "apps/report/flight_file.h"
@@ -8,8 +8,8 @@
 
 namespace lockstep::apps {
 
-// At least one file, each of another rank of one run (BadInput otherwise). Lines without their
-// ends.
+// Takes at least one file; each must be of another rank of the same run, otherwise throws BadInput.
+// Returns lines without line ends.
 [[nodiscard]] std::vector<std::string> explain_hang(const std::vector<FlightFile>& files);
 
 }  // namespace lockstep::apps

@@ -17,7 +17,8 @@ using namespace lockstep;
 
 constexpr const char* command = "lockstep train";
 
-// How a shell finds this program: by the dispatcher's name where PATH leads to it.
+// Returns the name under which a shell finds this program: the dispatcher's name if PATH leads to
+// it.
 std::string program_name() {
   namespace fs = std::filesystem;
   const fs::path dispatcher = fs::read_symlink("/proc/self/exe").parent_path() / "lockstep";

@@ -108,7 +108,7 @@ void MeasuredCalls::check_result() {
     return std::span(tensor.mutable_data_ptr<float>(), static_cast<std::size_t>(tensor.numel()));
   };
   refill();
-  group_.barrier().wait();  // before a rank fills what all share
+  group_.barrier().wait();  // before a rank fills shared memory
   if (input_.defined()) fill_input(values(input_), group_.rank());
   call();
   if (has_output(checked)) {
@@ -120,7 +120,7 @@ void MeasuredCalls::check_result() {
                     output_value(checked, *wrong), *wrong,
                     values(output_)[static_cast<std::size_t>(*wrong)]));
   }
-  group_.barrier().wait();  // before a rank refills what all share
+  group_.barrier().wait();  // before a rank refills shared memory
 }
 
 }  // namespace lockstep::apps

@@ -1,4 +1,4 @@
-// The tensors of one measured operation on one rank, and the calls on them.
+// The tensors of one measured operation on one rank, and its calls.
 #pragma once
 
 #include "apps/bench/collectives/kinds.h"
@@ -13,18 +13,19 @@
 
 namespace lockstep::apps {
 
-// fp32 everywhere. What is reduced or replaced in place is one tensor of `bytes`; else the larger
-// of input and output has `bytes`, and the other one part of it (all_to_all: as much). All ranks of
-// the group make the same calls on it, in the same order.
+// All tensors are fp32. An operation that works in place has one tensor of `bytes`. Otherwise, the
+// larger of input and output has `bytes`, and the other one is a rank's part of that (for
+// all_to_all, they are equally large). All ranks of the group make the same calls on this object,
+// in the same order.
 class MeasuredCalls {
  public:
   MeasuredCalls(Group group, Collective op, std::int64_t bytes, Memory memory);
 
-  // Makes the call once, on values.h's, and compares what it leaves. Throws Error on the rank that
-  // found another value, with its position.
+  // Makes one call with the values of values.h and checks its result. If a value is wrong, throws
+  // Error with its position on the rank that found it.
   void check_result();
-  // Nanoseconds of each of `calls` calls on this rank, from the post to the end of the wait, after
-  // `uncounted` more.
+  // Makes `uncounted` calls and then `calls` timed calls. Returns the nanoseconds of each timed
+  // call on this rank, from the post to the end of the wait.
   [[nodiscard]] std::vector<std::int64_t> run(int uncounted, int calls);
 
   [[nodiscard]] Collective op() const { return op_; }
@@ -35,14 +36,14 @@ class MeasuredCalls {
   [[nodiscard]] at::Tensor make(std::int64_t count);
   void call();
   [[nodiscard]] std::int64_t measured_call();
-  // Values with which a reduction neither overflows at once nor meets denormal numbers.
+  // Restores values with which a reduction neither overflows soon nor meets denormal numbers.
   void refill();
 
   Group group_;
   Collective op_;
   std::int64_t bytes_;
   Memory memory_;
-  at::Tensor input_, output_;  // the same tensor where the operation is in place
+  at::Tensor input_, output_;  // the same tensor if the operation works in place
 };
 
 }  // namespace lockstep::apps

@@ -21,12 +21,12 @@
 namespace lockstep::apps {
 namespace {
 
-constexpr int fewest_calls = 2, most_calls = 5000;  // of a turn
+constexpr int fewest_calls = 2, most_calls = 5000;  // per turn
 constexpr std::int64_t beyond_caches = 1 << 27;     // bytes moved
 
 using Engines = std::vector<Group>;
 
-// One engine on one kind of tensors, with what was measured so far.
+// One backend on one kind of memory, with its measurements so far.
 struct Participant {
   Group group;
   MeasuredCalls calls;
@@ -34,7 +34,7 @@ struct Participant {
   std::vector<double> seconds = {};
 };
 
-// Seconds of each call, of the rank that took longest for it.
+// Returns the seconds of each call on the rank that took longest for it.
 std::vector<double> slowest(const Group& world, MeasuredCalls& calls, int uncounted, int count) {
   std::vector<double> seconds;
   for (std::int64_t nanoseconds : calls.run(uncounted, count))
@@ -42,8 +42,8 @@ std::vector<double> slowest(const Group& world, MeasuredCalls& calls, int uncoun
   return largest_of_ranks(world, seconds);
 }
 
-// How many calls fill a turn. The first ones touch the memory and are slower; the shorter a call,
-// the more of them tell its length.
+// Returns the number of calls that fill a turn. The first calls are slower, because they touch the
+// memory; if a call is short, more calls are needed to estimate its length.
 int calls_of_a_turn(const Group& world, MeasuredCalls& calls, double turn_seconds) {
   auto length = [&](int count) { return summary_of(slowest(world, calls, 1, count)).mean; };
   double call = length(2);
@@ -59,7 +59,7 @@ void take_turn(const Group& world, Participant& participant) {
   participant.seconds.insert(participant.seconds.end(), seconds.begin(), seconds.end());
 }
 
-// Where ranks of different machines cannot see each other's memory there is but one kind.
+// If ranks of different hosts cannot share memory, there is only one kind.
 bool has(const Group& engine, Memory memory) {
   return memory == Memory::ordinary || engine.backend() == "shm";
 }
@@ -85,7 +85,7 @@ bool has_bound(const Engines& engines, Collective op, std::int64_t bytes) {
 double fastest_pass(const Group& world, MemoryBound& bound) {
   double least = std::numeric_limits<double>::max();
   for (PassKind kind : pass_kinds()) {
-    bound.pass(kind);  // uncounted, as the first calls of a turn
+    bound.pass(kind);  // warm-up, like the first calls of a turn
     for (int pass = 0; pass < passes_of_a_kind; ++pass)
       least = std::min(least, seconds_together(world, [&] { bound.pass(kind); }));
   }
@@ -128,7 +128,8 @@ Engines engines_of(const CollectivesOptions& options, const Group& world) {
   return engines;
 }
 
-// An input and an output on each kind of memory of each engine, on every rank of this machine.
+// Checks that memory suffices for an input and an output on each kind of memory of each backend, on
+// every rank of this host.
 void check_that_it_fits(const CollectivesOptions& options, const Engines& engines) {
   std::int64_t largest = sizes_of(options, Collective::all_reduce, 1).back();
   std::int64_t tensors = 2 * engines.front().size() * static_cast<std::int64_t>(engines.size() + 2);

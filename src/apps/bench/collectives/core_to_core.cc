@@ -17,7 +17,8 @@ namespace {
 
 constexpr int batches = 15, exchanges = 4000;
 
-// The number-th core that this process may use; a thread elsewhere would measure the scheduler.
+// Pins this thread to the number-th core that this process may use, so that the benchmark does not
+// measure the scheduler.
 void stay_on_core(int number) {
   cpu_set_t allowed, one;
   if (::sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return;
@@ -30,7 +31,7 @@ void stay_on_core(int number) {
   }
 }
 
-// Each thread waits for the other's number and answers with its own.
+// Each thread waits for the other thread's number and replies with its own.
 struct Exchange {
   alignas(128) std::atomic<int> request{0};
   alignas(128) std::atomic<int> reply{0};

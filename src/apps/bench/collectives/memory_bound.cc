@@ -1,5 +1,5 @@
-// The kernels are compiled once for each instruction set (Highway's foreach_target) and chosen at
-// run time.
+// The kernels are compiled once per instruction set (Highway's foreach_target); the set is chosen
+// at run time.
 #include "apps/bench/collectives/memory_bound.h"
 
 #include <lockstep/base/error.h>
@@ -75,8 +75,8 @@ HWY_EXPORT(AverageIntoBoth);
 constexpr std::array<PassKind, 4> kinds{
     {{false, false}, {false, true}, {true, false}, {true, true}}};
 
-// Elements between the halves beyond their length: where both had the same place in a page, a load
-// would look as if it needed the store before it.
+// Gap between the two halves in elements. If both had the same page offset, a load would seem to
+// depend on the store before it (4K aliasing).
 constexpr std::int64_t apart = (64 * 33) / sizeof(float);
 constexpr std::int64_t line = 64 / sizeof(float);
 

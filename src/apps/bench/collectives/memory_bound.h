@@ -1,5 +1,5 @@
-// How fast the ranks of a machine move bytes when they read as much as they write, which is what an
-// all_reduce in place must do: the lower bound of its time.
+// The rate at which the ranks of a host move bytes when they read as much as they write. An
+// in-place all_reduce must do that, so it gives a lower bound of its time.
 #pragma once
 
 #include <cstdint>
@@ -7,33 +7,34 @@
 
 namespace lockstep::apps {
 
-// How a pass goes over its memory. Which is fastest differs among processors and sizes.
+// The kind of instructions in a pass. The fastest kind differs among processors and sizes.
 struct PassKind {
   bool streams = false;     // non-temporal stores
-  bool prefetches = false;  // asks for memory before it reads it
+  bool prefetches = false;  // prefetches memory before reading it
 };
 [[nodiscard]] std::span<const PassKind> pass_kinds();
-// That are timed in one turn, after one that is not.
+// Timed passes per turn, after one warm-up pass.
 inline constexpr int passes_of_a_kind = 3;
 
-// One rank's share of the bound of an all_reduce: p tensors of n bytes lie in the machine's memory,
+// One rank's share of the bound of an all_reduce: p tensors of n bytes lie in the host's memory,
 // each byte is read once and written once, and p ranks share the work, so each moves 2n bytes. A
-// pass averages the two halves of n bytes into both of them, two vectors at a time, as the
-// library's own loop does. Pages are large where the system has such, and each rank has its own.
+// pass writes the average of the two halves of n bytes to both halves, two vectors at a time, as
+// the library's own loop does. Memory uses huge pages if the system has them, and each rank has its
+// own.
 class MemoryBound {
  public:
-  // SystemError where `bytes` cannot be mapped.
+  // Throws SystemError if `bytes` cannot be mapped.
   explicit MemoryBound(std::int64_t bytes);
   ~MemoryBound();
   MemoryBound(const MemoryBound&) = delete;
   MemoryBound& operator=(const MemoryBound&) = delete;
 
-  // In the calling thread; values stay as they are.
+  // Runs a pass in the calling thread; the values do not change.
   void pass(PassKind kind);
 
  private:
   std::int64_t count_;   // elements of a half
-  std::int64_t other_;   // where the other half begins
+  std::int64_t other_;   // offset of the other half
   std::int64_t mapped_;  // bytes
   float* memory_ = nullptr;
 };

@@ -14,7 +14,7 @@
 namespace lockstep::apps {
 namespace {
 
-// "1.23 us" in three digits.
+// Formats a time with three digits: "1.23 us".
 std::string as_time(double seconds) {
   constexpr std::array<std::pair<double, std::string_view>, 4> units{
       {{1, "s"}, {1e-3, "ms"}, {1e-6, "us"}, {1e-9, "ns"}}};

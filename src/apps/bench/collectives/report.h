@@ -1,4 +1,4 @@
-// How `lockstep bench collectives` prints: a table for people, or one JSON object a line.
+// Output of `lockstep bench collectives`: a table for people, or one JSON object per line.
 #pragma once
 
 #include "apps/bench/collectives/kinds.h"
@@ -10,7 +10,7 @@
 
 namespace lockstep::apps {
 
-// One operation of one size on one engine and kind of tensors.
+// One operation of one size on one backend and kind of memory.
 struct CollectivesLine {
   Collective op = Collective::all_reduce;
   std::int64_t bytes = 0;
@@ -18,17 +18,17 @@ struct CollectivesLine {
   Memory memory = Memory::ordinary;
   std::string engine;
   Summary seconds;
-  // The least seconds in which the ranks read and wrote as many bytes as the operation must
-  // (memory_bound.h); where the tensors are larger than the caches.
+  // The shortest time in which the ranks read and wrote as many bytes as the operation must
+  // (memory_bound.h). Only set if the tensors are larger than the caches.
   std::optional<double> bound;
 
-  // Bytes of the tensor a second, at the median; 0 for a barrier.
+  // Returns bytes of the tensor per second, at the median time; 0 for a barrier.
   [[nodiscard]] double algorithm_bandwidth() const;
-  // That times bus_share().
+  // Returns the algorithm bandwidth times bus_share().
   [[nodiscard]] double bus_bandwidth() const;
 };
 
-// `core_to_core`: seconds; 0 where there is one core.
+// `core_to_core` is in seconds; 0 with a single core.
 void print_heading(int ranks, double core_to_core);
 void print_line(const CollectivesLine& line, bool json);
 

@@ -1,4 +1,4 @@
-// Seconds a call, in a few figures.
+// Summary statistics of the seconds per call.
 #pragma once
 
 #include <optional>
@@ -8,14 +8,14 @@ namespace lockstep::apps {
 
 struct Summary {
   double min = 0, p50 = 0, max = 0, mean = 0;
-  std::optional<double> p99;  // nothing below fewest_for_p99 calls
+  std::optional<double> p99;  // not set below fewest_for_p99 calls
   int calls = 0;
 };
 
-// With fewer values the 99th percentile is the largest of them, or next to it.
+// With fewer values, the 99th percentile would be the largest value or the one next to it.
 inline constexpr int fewest_for_p99 = 200;
 
-// All 0 for no calls.
+// Returns all zeros for no calls.
 [[nodiscard]] Summary summary_of(std::vector<double> seconds);
 
 }  // namespace lockstep::apps

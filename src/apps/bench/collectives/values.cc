@@ -3,11 +3,11 @@
 namespace lockstep::apps {
 namespace {
 
-// A prime: parts and segments begin at other multiples, so what is shifted shows.
+// A prime, so that parts and segments begin at different values and a shifted result is detected.
 constexpr std::int64_t period = 4093;
 constexpr std::int64_t rank_step = 4096;
 
-// Of all ranks' inputs at one position.
+// Returns the sum of all ranks' inputs at one position.
 float sum_of_inputs(int ranks, std::int64_t position) {
   std::int64_t numbers = static_cast<std::int64_t>(ranks) * (ranks - 1) / 2;
   return static_cast<float>(ranks * (position % period) + rank_step * numbers);

@@ -1,6 +1,6 @@
-// What a rank holds before a checked call, and what it must hold afterwards. Values differ by rank
-// and by position, so that a part of another rank, or one in another place, is seen; and they are
-// whole numbers small enough that fp32 sums over 64 ranks are exact in any order.
+// The values of a rank before a checked call and the expected values after it. Values differ by
+// rank and by position, so that a part from another rank or at another position is detected. They
+// are integers small enough that fp32 sums over 64 ranks are exact in any order.
 #pragma once
 
 #include <lockstep/comm/op.h>
@@ -11,30 +11,29 @@
 
 namespace lockstep::apps {
 
-// One checked call on one rank, rooted operations with root 0.
+// One checked call on one rank; rooted operations use root 0.
 struct CheckedCall {
   Collective op = Collective::all_reduce;
   int rank = 0;
   int ranks = 1;
-  std::int64_t whole = 0;  // elements of the larger of input and output; `ranks` divides it
+  std::int64_t whole = 0;  // elements of the larger of input and output; divisible by `ranks`
 
   [[nodiscard]] std::int64_t part() const { return whole / ranks; }
 };
 
-// Element `position` of the input of `rank`.
+// Returns element `position` of the input of `rank`.
 [[nodiscard]] float input_value(int rank, std::int64_t position);
 
-// Element `position` of what the call leaves in its output. Meaningless where has_output() is
-// false.
+// Returns the expected element `position` of the output. Undefined if has_output() is false.
 [[nodiscard]] float output_value(const CheckedCall& call, std::int64_t position);
 
-// False for a barrier, and for other ranks than the root of a reduce or gather.
+// Returns false for a barrier, and for ranks other than the root of a reduce or gather.
 [[nodiscard]] bool has_output(const CheckedCall& call);
 
 // Writes the input of this rank.
 void fill_input(std::span<float> input, int rank);
 
-// The first position at which `output` has another value than the call leaves there.
+// Returns the first position at which `output` differs from the expected value.
 [[nodiscard]] std::optional<std::int64_t> first_wrong(const CheckedCall& call,
                                                       std::span<const float> output);
 

@@ -24,22 +24,22 @@ namespace {
 
 constexpr ModelSize small_size{.width = 64, .depth = 2, .rows = 4};
 
-// One mode and dtype on one rank: bytes.
+// Bytes of one mode and dtype on one rank.
 struct Measured {
-  std::int64_t kept = 0;         // parameters, gradients and optimizer state, by counters
-  std::int64_t units = 0;        // in flight and pooled, after a step
-  std::int64_t peak_units = 0;   // in flight, the most after the first step
-  std::int64_t growth = 0;       // of the PSS since before the model was made
-  std::int64_t idle_growth = 0;  // the same after zero_grad()
+  std::int64_t kept = 0;        // parameters, gradients and optimizer state, counted by the library
+  std::int64_t units = 0;       // gathered and pooled after a step
+  std::int64_t peak_units = 0;  // maximum gathered at a time, after the first step
+  std::int64_t growth = 0;      // growth of the PSS since before the model was made
+  std::int64_t idle_growth = 0;  // likewise after zero_grad()
 };
 
-// Of all ranks.
+// Results of all ranks.
 struct Row {
   std::string mode, dtype;
   std::int64_t parameters = 0;
   double expected = 0;
   std::vector<Measured> ranks = {};
-  std::vector<double> seconds = {};  // of rank 0's steps
+  std::vector<double> seconds = {};  // steps of rank 0
 
   [[nodiscard]] std::int64_t most(std::int64_t Measured::*value) const {
     return (*std::ranges::max_element(ranks, {}, value)).*value;
@@ -67,7 +67,7 @@ double seconds_of_step(Training& training) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// All ranks have come this far, so nobody's pages are half touched.
+// Reads the PSS between two barriers, so that no rank is touching shared pages meanwhile.
 std::int64_t pss_together(Group world) {
   world.barrier().wait();
   std::int64_t pss = resident_now().pss;
@@ -79,7 +79,7 @@ Measured measured_here(Row& row, const MemoryOptions& options, const Group& worl
   auto make = [&](const ModelSize& size) {
     return Training(make_model(options, row.dtype, size), row.mode, /*fused=*/true, world);
   };
-  (void)make(small_size).step();  // code pages and the libraries' own tables are there then
+  (void)make(small_size).step();  // loads code pages and the libraries' own tables
   sys::return_freed_memory();
   std::int64_t before = pss_together(world);
   Training training = make(options.size);

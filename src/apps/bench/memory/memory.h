@@ -1,5 +1,5 @@
-// `lockstep bench memory`: what a rank holds in each of our modes, by counters and as Linux counts
-// it, beside what the formula says.
+// `lockstep bench memory`: the memory of a rank in each of our modes, by the library's counters and
+// by Linux, next to the expected value.
 #pragma once
 
 #include "apps/bench/models.h"
@@ -13,17 +13,18 @@
 namespace lockstep::apps {
 
 struct MemoryOptions {
-  std::vector<std::string> modes = {};  // of training.h; empty: all
+  std::vector<std::string> modes = {};  // modes of training.h; empty: all
   std::vector<std::string> dtypes{"float32", "bfloat16"};
-  ModelSize size{.width = 512, .depth = 8, .rows = 4};  // of mlp
-  bool deferred = false;                                // made by deferred()
-  int steps = 3;                                        // before anything is read
-  bool json = false;                                    // one object a row
-  std::int64_t ranks = 0;                               // 0: as the launcher says, else 2
+  ModelSize size{.width = 512, .depth = 8, .rows = 4};  // of the mlp
+  bool deferred = false;                                // make the model by deferred()
+  int steps = 3;                                        // steps before the first reading
+  bool json = false;                                    // one JSON object per row
+  std::int64_t ranks = 0;                               // 0: as the launcher says, otherwise 2
 };
 
-// Collective over `world`, of which rank 0 prints, one row a mode and dtype. Pages of a mode that
-// was measured before may still be there: for the proportional set size name one mode a call.
+// Measures, and prints one row per mode and dtype on rank 0. Collective over `world`. Pages of a
+// mode that was measured earlier may still be mapped: for an exact proportional set size, measure
+// one mode per process.
 void measure_memory(const MemoryOptions& options, const Group& world);
 
 }  // namespace lockstep::apps

@@ -10,7 +10,7 @@
 namespace lockstep::apps {
 namespace {
 
-// "Pss_Anon:            4096 kB", at the beginning of a line.
+// Parses a line such as "Pss_Anon:            4096 kB".
 std::int64_t bytes_of(std::string_view text, std::string_view name) {
   std::string key = "\n" + std::string(name) + ":";
   std::size_t at = text.find(key);

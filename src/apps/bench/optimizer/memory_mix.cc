@@ -1,4 +1,4 @@
-// Compiled once for each instruction set (Highway's foreach_target) and chosen at run time.
+// Compiled once per instruction set (Highway's foreach_target); the set is chosen at run time.
 #include "apps/bench/optimizer/memory_mix.h"
 
 #include "optim/prefetch.h"

@@ -15,13 +15,13 @@
 namespace lockstep::apps {
 namespace {
 
-// One row of the table; the memory pass shares the arrays of float32.
+// One row of the table. The memory pass uses the arrays of float32.
 struct Contender {
   std::string name;
-  double bytes = 0;  // that it moves, a parameter
+  double bytes = 0;  // bytes per parameter that a step moves
   std::function<double()> step;
   std::vector<double> seconds = {};   // of all steps
-  std::vector<double> by_round = {};  // means
+  std::vector<double> by_round = {};  // mean per round
 };
 
 std::vector<Contender> contenders_of(const OptimizerOptions& options) {
@@ -35,7 +35,8 @@ std::vector<Contender> contenders_of(const OptimizerOptions& options) {
   return contenders;
 }
 
-// The first step of a turn is not counted: it writes back what the turn before left in the caches.
+// Runs a turn. Its first step is not counted, because it evicts dirty cache lines of the previous
+// turn.
 void take_turn(Contender& contender, int steps) {
   (void)contender.step();
   std::vector<double> seconds(static_cast<std::size_t>(steps));
@@ -44,7 +45,8 @@ void take_turn(Contender& contender, int steps) {
   contender.by_round.push_back(std::accumulate(seconds.begin(), seconds.end(), 0.0) / steps);
 }
 
-// The time in which the memory pass moves the contender's bytes, over the contender's own.
+// Returns the ratio of two times: the time that the memory pass needs to move the contender's
+// bytes, and the contender's own time.
 std::optional<Spread> share_of_bound(const Contender& contender,
                                      const std::vector<Contender>& contenders) {
   for (const Contender& memory : contenders) {

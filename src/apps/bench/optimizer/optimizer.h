@@ -1,4 +1,4 @@
-// `lockstep bench optimizer`: a step of our AdamW beside what the memory allows.
+// `lockstep bench optimizer`: compares a step of our AdamW with the memory bound.
 #pragma once
 
 #include "apps/bench/optimizer/work.h"
@@ -11,13 +11,13 @@ namespace lockstep::apps {
 struct OptimizerOptions {
   OptimizerSizes sizes;
   int threads = 1;
-  int rounds = 10;  // turns of each state
-  int steps = 3;    // in a turn
+  int rounds = 10;  // turns per state
+  int steps = 3;    // steps per turn
   std::vector<std::string> states{"float32", "bfloat16", "blocks"};
-  bool json = false;  // one object a row
+  bool json = false;  // one JSON object per row
 };
 
-// In this process: each state and the memory pass take turns. Prints the table.
+// Measures in this process; each state and the memory pass take turns. Prints the table.
 void measure_optimizers(const OptimizerOptions& options);
 
 }  // namespace lockstep::apps

@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::array<std::string_view, 3> states{"float32", "bfloat16", "blocks"};
 constexpr std::int64_t piece_elements = 1 << 16;
-constexpr int turns_to_choose = 8;  // of the two passes
+constexpr int turns_to_choose = 8;  // turns per kind of pass
 
 optim::StateFormat format_of(const std::string& state) {
   if (state == "bfloat16") return optim::StateFormat::bfloat16;
@@ -85,7 +85,7 @@ void OptimizerWork::pass(Mix mix) const {
                               [&](std::size_t i) { run_memory_mix(spans_[i], mix, 1, 0); });
 }
 
-// A bound is what the best pass reaches.
+// The bound is the time of the faster pass.
 void OptimizerWork::choose_mix() {
   double plain = std::numeric_limits<double>::max(), ahead = plain;
   for (int turn = 0; turn < turns_to_choose; ++turn) {

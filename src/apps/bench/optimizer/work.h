@@ -1,4 +1,4 @@
-// AdamW over so many parameters, and a pass over the same memory that computes next to nothing.
+// AdamW over many parameters, and a pass over the same memory with almost no arithmetic.
 #pragma once
 
 #include "apps/bench/optimizer/memory_mix.h"
@@ -15,14 +15,14 @@
 
 namespace lockstep::apps {
 
-// How AdamW keeps its averages: float32, bfloat16, blocks.
+// Returns the storage formats of AdamW's averages: float32, bfloat16, blocks.
 [[nodiscard]] std::span<const std::string_view> state_names();
-// That one step moves, a parameter.
+// Returns the bytes per parameter that one step moves.
 [[nodiscard]] double bytes_moved(std::string_view state);
 
 struct OptimizerSizes {
   int tensors = 16;
-  std::int64_t elements = 1 << 20;  // of a tensor
+  std::int64_t elements = 1 << 20;  // elements per tensor
 
   [[nodiscard]] std::int64_t parameters() const { return tensors * elements; }
 };
@@ -31,13 +31,13 @@ class OptimizerWork {
  public:
   static constexpr int uncounted_steps = 2;
 
-  // Makes parameters, gradients and the uncounted steps.
+  // Makes the parameters and gradients, and runs the uncounted steps.
   OptimizerWork(const OptimizerSizes& sizes, const std::string& state);
 
-  // Seconds of one step.
+  // Returns the seconds of one step.
   double update();
-  // Seconds of one pass that moves as many bytes over the same arrays, of two kinds the one that
-  // was faster at first. BadInput unless the state is float32.
+  // Returns the seconds of one pass that moves as many bytes over the same arrays. Uses the kind of
+  // pass that was faster at construction. Throws BadInput unless the state is float32.
   double memory();
 
  private:

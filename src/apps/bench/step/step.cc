@@ -25,7 +25,7 @@ struct MeasuredMode {
   std::unique_ptr<StepWork> work;
   std::vector<double> seconds = {};
   std::int64_t bytes = 0;
-  // Of this rank, a step each.
+  // One value per step of this rank.
   std::vector<double> forward = {}, backward = {}, update = {};
 };
 
@@ -58,7 +58,8 @@ std::vector<MeasuredMode> modes_of(const StepOptions& options, bool fused, const
 
 void run_rounds(std::vector<MeasuredMode>& modes, const StepOptions& options, const Group& world) {
   for (MeasuredMode& mode : modes) {
-    take_turn(world, mode, 1);  // the first one after the others were made is not like the rest
+    // Warm-up: the first step after the construction of the other modes is not representative.
+    take_turn(world, mode, 1);
     for (auto* kept : {&mode.seconds, &mode.forward, &mode.backward, &mode.update}) kept->clear();
   }
   for (std::size_t round = 0; round < static_cast<std::size_t>(options.rounds); ++round)
@@ -70,8 +71,9 @@ void run_rounds(std::vector<MeasuredMode>& modes, const StepOptions& options, co
   }
 }
 
-// What trains on the batches of one rank and what trains on all have the same losses until their
-// first update, and tensor has those of rank 0.
+// Checks that modes have equal losses. Modes that train on one rank's batch and modes that train on
+// all batches agree only in the first step, before their updates differ. Mode tensor has the losses
+// of rank 0.
 void check_losses(const std::vector<MeasuredMode>& modes, bool is_root) {
   for (const MeasuredMode& mode : modes)
     for (const MeasuredMode& other : modes) {

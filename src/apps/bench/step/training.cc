@@ -71,7 +71,8 @@ double expected_bytes(std::string_view mode, int element_bytes, int ranks,
                               .own_bytes = element_bytes,
                               .computed_bytes = element_bytes,
                               .reduced_bytes = element_bytes};
-  double state = element_bytes == 4 ? 8 : 12;  // two averages, and a master of what is shorter
+  // Two averages, and a float32 master for shorter dtypes.
+  double state = element_bytes == 4 ? 8 : 12;
   auto options = shard_options_of(mode, {});
   if (!options) return static_cast<double>(parameters) * (2 * element_bytes + state);
   return static_cast<double>(sharded::memory_of(size, ranks, *options).kept) +

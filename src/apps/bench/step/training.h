@@ -1,4 +1,4 @@
-// A model of models.h in training, in one of our modes.
+// Training of a model of models.h in one of our modes.
 #pragma once
 
 #include "apps/bench/models.h"
@@ -20,49 +20,51 @@
 
 namespace lockstep::apps {
 
-// How a step can be made: none (ranks that know nothing of each other), ddp, the divided modes,
-// tensor (they compute one batch together, that of rank 0).
+// Returns the modes of a step: none (ranks are independent), ddp, the sharded modes, and tensor
+// (ranks compute one batch together, that of rank 0).
 [[nodiscard]] std::span<const std::string_view> step_modes();
-// What a rank's memory is measured in: all but tensor.
+// Returns the modes whose memory can be measured: all except tensor.
 [[nodiscard]] std::span<const std::string_view> memory_modes();
-// Of none and tensor: rank 0 knows no batch but its own.
+// Returns true for none and tensor: rank 0 uses only its own batch.
 [[nodiscard]] bool trains_on_one_batch(std::string_view mode);
 
-// How one of our modes divides a model; nothing for none, ddp and tensor. BadInput for another
-// word.
+// Returns how a mode shards a model; std::nullopt for none, ddp and tensor. Throws BadInput for an
+// unknown mode.
 [[nodiscard]] std::optional<ShardOptions> shard_options_of(std::string_view mode,
                                                            const std::vector<std::string>& units);
 
-// Bytes of parameters, gradients and Adam's state that a rank keeps of a model with so many
-// parameters, as the library's own formula has it (parallel/sharded/checks.h); 4 bytes an
-// element: fp32, 2: bf16 with fp32 masters. Units in flight come on top, and node-shared parameters
-// count by the rank's part.
+// Returns the bytes of parameters, gradients and Adam's state that a rank keeps of a model with
+// `parameters` parameters, by the library's own formula (parallel/sharded/checks.h).
+// `element_bytes` is 4 for fp32, or 2 for bf16 with fp32 masters. Gathered units are not included,
+// and of node-shared parameters only the rank's part is.
 [[nodiscard]] double expected_bytes(std::string_view mode, int element_bytes, int ranks,
                                     std::int64_t parameters);
 
-// Processor seconds of the thread that makes the step, of one step: what other programs do on the
-// machine counts little there. Reducing gradients is in backward, and so is looking for peers.
+// CPU seconds of one step, in the thread that makes the step: other programs on the host hardly
+// affect them. Backward includes reducing gradients and polling for peers.
 struct StepParts {
   double forward = 0, backward = 0, update = 0;
 };
 
 class Training {
  public:
-  // Collective unless `mode` is none. `fused`: lockstep::optim::AdamW, else torch::optim::AdamW.
+  // Collective, unless `mode` is none. If `fused`, uses lockstep::optim::AdamW, otherwise
+  // torch::optim::AdamW.
   Training(BenchModel model, std::string_view mode, bool fused, const Group& world);
 
-  // Returns the loss. Gradients are there until the next step().
+  // Makes a step and returns the loss. The gradients are valid until the next step().
   double step();
-  // Of the last step.
+  // Returns the times of the last step.
   [[nodiscard]] const StepParts& parts() const { return parts_; }
   void zero_grad();
 
-  // Parameters, gradients and optimizer state of this rank, by counters: those of the handle, and
-  // those of the memory behind tensors elsewhere. Between step() and the next one.
+  // Returns the bytes of parameters, gradients and optimizer state on this rank, by the handle's
+  // counters and, for other tensors, by their storages. Call between two steps.
   [[nodiscard]] std::int64_t held_bytes() const;
-  // Of those, units that are gathered or pooled; 0 where nothing is sharded.
+  // Returns the bytes of gathered or pooled units, which are included in held_bytes(); 0 if nothing
+  // is sharded.
   [[nodiscard]] std::int64_t unit_bytes() const;
-  // The most units in flight since reset_peak(), in bytes.
+  // Returns the maximum bytes of gathered units since reset_peak().
   [[nodiscard]] std::int64_t peak_unit_bytes() const;
   void reset_peak();
   [[nodiscard]] bool is_fused() const;

@@ -12,22 +12,22 @@ struct StepWorkOptions {
   std::string model = "mlp";
   ModelSize size = {};
   std::string mode = "ddp";
-  bool fused = false;  // AdamW in one pass over memory
+  bool fused = false;  // one-pass AdamW
 };
 
 class StepWork {
  public:
   static constexpr int uncounted_steps = 2;
 
-  // Collective unless the mode is none: makes the model, with the same weights on every rank, and
-  // the uncounted steps.
+  // Makes the model, with equal weights on every rank, and runs the uncounted steps. Collective,
+  // unless the mode is none.
   StepWork(const StepWorkOptions& options, const Group& world);
 
-  // Seconds of one step on this rank.
+  // Makes one step and returns its seconds on this rank.
   double step();
 
   [[nodiscard]] const Training& training() const { return training_; }
-  // Of this rank's first steps, uncounted ones too.
+  // Losses of this rank's first steps, including uncounted ones.
   [[nodiscard]] const std::vector<double>& losses() const { return losses_; }
 
  private:
