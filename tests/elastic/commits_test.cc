@@ -1,4 +1,4 @@
-// The committed state: whole or not there, at any number of ranks, and gone at the end.
+// The committed state is whole or absent, with any number of ranks, and is removed at the end.
 #include <lockstep/base/error.h>
 #include <lockstep/data/loader.h>
 #include <lockstep/elastic/elastic.h>
@@ -48,7 +48,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// An old kernel or a container refuses to reserve space.
+// An old kernel or a container may refuse to reserve space.
 TEST(CommitControl, SpaceThatCannotBeReservedIsFilled) {
   if (!test::can_deny_calls()) GTEST_SKIP() << test::no_filters;
   for (const auto& call :
@@ -101,7 +101,7 @@ TEST(CommitControl, AnOlderRoundCountsUntilANewerOneHasAWholeCommit) {
   EXPECT_FALSE(fs::exists(folder / generation_name(9, 0)));
 }
 
-// Counts the bytes below a folder.
+// Returns the number of bytes below a folder.
 std::uintmax_t bytes_below(const fs::path& folder) {
   std::uintmax_t bytes = 0;
   std::error_code gone;
@@ -110,11 +110,11 @@ std::uintmax_t bytes_below(const fs::path& folder) {
   return bytes;
 }
 
-// Set by the parent before a test.
+// Set by the parent process before a test.
 struct Training {
   std::int64_t steps = 30;
   bool is_sharded = false;
-  bool ends = true;  // else it goes on until it is ended
+  bool ends = true;  // otherwise it runs until the test ends it
 };
 
 models::Mlp made_model() {
@@ -133,7 +133,7 @@ struct Values {
   double own = 0;
 };
 
-// All ranks learn from the same rows, so that neither 1, 2 nor 4 ranks change a bit of the mean.
+// All ranks train on the same rows, so that the mean is bitwise equal for 1, 2 and 4 ranks.
 void train_steps(ElasticState& state, const Training& how, Values& values) {
   models::Mlp model = made_model();
   Handle handle = test::copies_or_shards(*model, state.group(), how.is_sharded);
@@ -187,7 +187,7 @@ TEST_P(Committed, ATrainingThatIsKilledAndResizedEndsAsAnUndisturbedOne) {
   SmallAgent agent([&] {
     Values values;
     train(how, values);
-    if (values.own == 0) return 0;  // begun when the others were at their end
+    if (values.own == 0) return 0;  // started when the others had finished
     EXPECT_EQ(values.own, static_cast<double>(how.steps));
     EXPECT_EQ(values.parameters, undisturbed.parameters);
     return 0;
@@ -210,7 +210,7 @@ INSTANTIATE_TEST_SUITE_P(Strategies, Committed, testing::Bool(), [](const auto& 
   return std::string(info.param ? "fully_shard" : "ddp");
 });
 
-// Each commit is of one step: all of its tensors say the same.
+// Each commit belongs to one step: all of its tensors have values of that step.
 TEST(Commits, AKilledRankNeverLeavesHalfAStep) {
   constexpr int kills = 12;
   SmallAgent agent([] {
@@ -275,7 +275,7 @@ TEST(Commits, TakeTwoCopiesOfTheStateAtMost) {
   EXPECT_EQ(agent.wait(), (std::vector<int>{0, 0}));
 }
 
-// Sample i is i.
+// A dataset in which sample i has value i.
 struct Counted {
   [[nodiscard]] std::size_t size() const { return 21; }
   [[nodiscard]] torch::data::Example<> get(std::size_t index) const {
@@ -283,7 +283,7 @@ struct Counted {
   }
 };
 
-// What a training has seen, in its order, through `epochs` epochs of a loader.
+// Returns a number that identifies the samples and their order over `epochs` epochs of a loader.
 double seen_by(ElasticState& state, std::int64_t epochs) {
   models::Mlp model = made_model();
   DistributedDataParallel ddp(model, state.group());

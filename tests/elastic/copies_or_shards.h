@@ -1,4 +1,4 @@
-// The two ways in which the ranks of an elastic test train one Mlp.
+// Trains one Mlp in an elastic test by copies or by shards.
 #pragma once
 
 #include <lockstep/comm/group.h>

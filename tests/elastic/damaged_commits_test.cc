@@ -1,4 +1,5 @@
-// What another program does to the committed state: a cleaner of /dev/shm, an administrator.
+// Damage to the committed state by another program, such as a cleaner of /dev/shm, or by an
+// administrator.
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/elastic/elastic.h>
 #include <lockstep/models/mlp.h>
@@ -31,7 +32,7 @@ namespace fs = std::filesystem;
 
 enum class Damage { removed, emptied, overwritten };
 
-// What another program does to a file of each buffer.
+// Damages a file of each buffer as another program might.
 void damage(const fs::path& commits, Damage how) {
   for (const auto& entry : fs::recursive_directory_iterator(commits)) {
     if (entry.path().filename() != "optimizer.safetensors") continue;
@@ -43,7 +44,7 @@ void damage(const fs::path& commits, Damage how) {
   }
 }
 
-// Two ranks commit until the test ends their round; in the next one `begins` sees the state.
+// Two ranks commit until the test ends their round; `begins` sees the state of the next round.
 SmallAgent committing_agent(const ElasticOptions& options,
                             const std::function<void(ElasticState&)>& begins) {
   return SmallAgent([=] {
@@ -83,7 +84,7 @@ TEST(DamagedCommits, ADamagedStateGivesWayToTheNewestCheckpoint) {
   }
 }
 
-// A cleaner of /dev/shm costs nothing as long as the ranks live.
+// While the ranks live, a cleaner of /dev/shm does no harm.
 TEST(DamagedCommits, FilesThatAreRemovedOrCutMeanwhileAreMadeAnew) {
   for (const Damage how : {Damage::removed, Damage::emptied}) {
     SmallAgent agent =

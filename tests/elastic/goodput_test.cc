@@ -19,7 +19,7 @@ TEST(Goodput, IsTheShareOfStepsThatAreInTheState) {
   first.count_step(state);
   const Goodput::Numbers kept = state;
   std::this_thread::sleep_for(20ms);
-  first.count_step(state);  // and this process is lost
+  first.count_step(state);  // and then this process is lost
   Goodput second;
   Goodput::Numbers taken_up = kept;
   second.begin_round(taken_up);
@@ -33,7 +33,7 @@ TEST(Goodput, IsTheShareOfStepsThatAreInTheState) {
   EXPECT_LE(second.share(), useful / (useful + lost) + 1e-9);
 }
 
-// A clock of the day that was set says nothing on the same host, and never makes time negative.
+// On the same host, a change of the wall clock has no effect; time is never negative.
 TEST(Goodput, DoesNotLookAtTheClockOfTheDayWhereThereIsAnother) {
   Goodput::Numbers state;
   Goodput().begin_round(state);

@@ -1,5 +1,5 @@
-// A training on several hosts loses one of them, with all of its ranks and its memory. Hosts are
-// what LOCKSTEP_HOST says, each with a folder of commits of its own.
+// A training on several hosts loses one of them, with all of its ranks and its memory.
+// LOCKSTEP_HOST defines the hosts, each of which has its own folder of commits.
 #include <lockstep/elastic/elastic.h>
 #include <lockstep/models/mlp.h>
 #include <lockstep/optim/adamw.h>
@@ -37,22 +37,22 @@ constexpr std::int64_t steps = 120;
 
 struct HostsTraining {
   bool is_sharded = false;
-  bool has_parts = false;            // copies of the model, each of two ranks
-  bool keeps_random_numbers = true;  // as many ranks in all rounds
-  fs::path out = {};                 // checkpoints, every 5 steps
+  bool has_parts = false;            // model copies of two ranks each
+  bool keeps_random_numbers = true;  // equally many ranks in all rounds
+  fs::path out = {};                 // folder of checkpoints, one every 5 steps
 };
 
 struct HostsResult {
   std::vector<float> parameters;
-  std::vector<double> drawn;             // the sum of random numbers
-  std::vector<std::int64_t> begun = {};  // the step that each round began with
+  std::vector<double> drawn;             // sums of random numbers
+  std::vector<std::int64_t> begun = {};  // first step of each round
   bool has_trained = false;              // in the last round
 };
 
 void train_round(ElasticState& state, const HostsTraining& how, HostsResult& result) {
   torch::manual_seed(1);
   models::Mlp model(models::MlpOptions{.sizes = {6, 40, 3}});
-  // Parts are on ranks that are neighbours, and so on one host.
+  // The parts of a copy are on neighbouring ranks, hence on one host.
   Handle handle = how.has_parts ? parallelize(model, Mesh(state.group(), {{"dp", -1}, {"tp", 2}}))
                                 : test::copies_or_shards(*model, state.group(), how.is_sharded);
   optim::AdamW adamw(handle.parameters(), torch::optim::AdamWOptions(0.01));
@@ -88,7 +88,7 @@ HostsResult trained(const HostsTraining& how) {
   return result;
 }
 
-// Ranks 0 and 1 of round 0 are on host a, 2 and 3 on b; what is started later is on c.
+// In round 0, ranks 0 and 1 are on host a, 2 and 3 on b; processes of later rounds are on c.
 std::string own_host() {
   if (std::string(std::getenv("LOCKSTEP_ROUND")) != "0") return "c";
   return std::atoi(std::getenv("RANK")) < 2 ? "a" : "b";
@@ -101,11 +101,11 @@ class Hosts {
         undisturbed_(trained({.keeps_random_numbers = how_.keeps_random_numbers})),
         agent_([this] { return work(); }, {.backend = "gloo"}) {}
 
-  // Host a is lost; the next round has that many ranks.
+  // Kills all ranks of host a; the next round has `ranks` ranks.
   void lose_a_host(int ranks) {
     agent_.begin_round(4);
     if (how_.out.empty())
-      wait_for("b", memory("b"));  // the second buffer: the first commit is whole everywhere
+      wait_for("b", memory("b"));  // the second buffer: the first commit is whole on all hosts
     else
       wait_for("LATEST", how_.out);
     agent_.kill(0);
@@ -119,7 +119,7 @@ class Hosts {
   [[nodiscard]] fs::path memory(const std::string& host) const {
     return agent_.folder() / ("commits-" + host);
   }
-  // Until a file of that name is below the folder: a commit of both hosts, or a checkpoint.
+  // Waits until a file of that name is below the folder: a commit of both hosts, or a checkpoint.
   static void wait_for(const std::string& name, const fs::path& folder) {
     const auto end = std::chrono::steady_clock::now() + 30s;
     const auto is_there = [&] {
@@ -146,7 +146,8 @@ class Hosts {
     return 0;
   }
 
-  // Sums inside of a layer are of parts, where each rank has one.
+  // Compares with an undisturbed run. If ranks have parts of a layer, its sums are rounded
+  // differently.
   void expect_undisturbed(const std::vector<float>& parameters) const {
     if (!how_.has_parts) {
       EXPECT_EQ(parameters, undisturbed_.parameters);
@@ -166,16 +167,17 @@ TEST(LostHost, TheOthersGoOnFromTheirOwnMemory) {
   Hosts({.keeps_random_numbers = false}).lose_a_host(2);
 }
 
-// Each host had a copy of the model in parts.
+// Each host had a copy of the model, in parts.
 TEST(LostHost, ACopyInPartsGoesOnFromItsHostsMemory) {
   Hosts({.has_parts = true, .keeps_random_numbers = false}).lose_a_host(2);
 }
 
-// Rank 0 is on a host that has nothing: what the others have is sent there. As many ranks as before
-// find their random numbers again, though the states of two were those of the lost host.
+// Rank 0 is on a host without a commit, so the commit is sent to it. The number of ranks is the
+// same as before, so random generators are restored, although two of the states belonged to the
+// lost host.
 TEST(LostHost, AnotherHostInItsPlaceTakesTheirState) { Hosts({}).lose_a_host(4); }
 
-// No host has the whole: what a checkpoint has counts.
+// No host has the whole state, so the run uses a checkpoint.
 TEST(LostHost, OfPartsOnSeveralHostsTheNewestCheckpointCounts) {
   const test::TemporaryFolder folder;
   Hosts({.is_sharded = true, .keeps_random_numbers = false, .out = folder / "out"}).lose_a_host(2);

@@ -1,4 +1,4 @@
-// Who may write into a folder that several hosts see.
+// RoundFence lets a single round write into a folder that several hosts share.
 #include "elastic/round_fence.h"
 
 #include "support/messages.h"

@@ -1,4 +1,4 @@
-// Rounds: what is read of the agent's keys, and groups made anew in the same process.
+// Rounds: parsing of the agent's keys, and new groups in the same process.
 #include <lockstep/base/error.h>
 #include <lockstep/store/memory_store.h>
 
@@ -95,9 +95,9 @@ Held held() {
           .mappings = std::count(std::istreambuf_iterator<char>(maps), {}, '\n')};
 }
 
-constexpr std::int64_t own_mappings = 4;  // of malloc
+constexpr std::int64_t own_mappings = 4;  // created by malloc
 
-// What ended a moment ago may still be on its way out.
+// Threads and descriptors that were just closed may disappear with a delay.
 Held held_in_the_end(const Held& most) {
   const auto end = std::chrono::steady_clock::now() + 10s;
   Held now = held();
@@ -110,9 +110,9 @@ Held held_in_the_end(const Held& most) {
   return now;
 }
 
-// All reduces until the round ends.
+// Calls all_reduce until the round ends.
 void work(Round& round) {
-  at::Tensor tensor = at::ones({40'000});  // in the arena, where there is one
+  at::Tensor tensor = at::ones({40'000});  // in the arena, if there is one
   for (;;) {
     tensor.fill_(1);
     round.group().all_reduce(tensor).wait();
@@ -133,7 +133,7 @@ TEST_P(InPlace, RoundsGiveBackAllThatTheyTook) {
           if (round.number() == settled) first = held();
           if (round.number() == rounds) {
             const Held last = held_in_the_end(first);
-            // c10d may still be closing one group of Gloo; of 90 rounds nothing else may stay.
+            // c10d may still be closing one Gloo group; nothing else may remain of 90 rounds.
             const bool is_gloo = GetParam() == "gloo";
             EXPECT_LE(last.descriptors, first.descriptors + (is_gloo ? 4 : 0));
             EXPECT_LE(last.threads, first.threads + (is_gloo ? 3 : 0));

@@ -1,4 +1,4 @@
-// SlotGradients: the same bits at any number of ranks, on every engine.
+// SlotGradients: results are bitwise equal for any number of ranks, on every backend.
 #include <lockstep/base/error.h>
 #include <lockstep/elastic/slot_gradients.h>
 #include <lockstep/models/gpt.h>
@@ -30,21 +30,21 @@ using test::message_of;
 
 namespace {
 
-constexpr std::int64_t rows = 3;  // of a slot
+constexpr std::int64_t rows = 3;  // per slot
 
 models::Mlp model_of_slots() {
   torch::manual_seed(1);
   return models::Mlp(models::MlpOptions{.sizes = {5, 7, 3}});
 }
 
-// The same rows for a step and slot on whichever rank.
+// Returns the loss of the same rows for a step and slot on every rank.
 at::Tensor loss_of_slot(models::Mlp& model, std::int64_t step, std::int64_t slot) {
   torch::manual_seed(static_cast<std::uint64_t>(100 * step + slot));
   const at::Tensor input = at::randn({rows, 5}), target = at::randn({rows, 3});
   return at::mse_loss(model->forward(input), target);
 }
 
-// All parameters after some steps, one after the other, and the losses.
+// Returns all parameters after some steps, concatenated, and the losses.
 std::vector<double> trained_in_slots(Group group, std::int64_t slots) {
   models::Mlp model = model_of_slots();
   DistributedDataParallel ddp(model, group);
@@ -86,7 +86,8 @@ TEST_P(SlotGradientsOf, ATrainingHasTheBitsOfOneProcess) {
   });
 }
 
-// Every rank keeps a part of each parameter, and all pass through the model equally often.
+// Like trained_in_slots(), but every rank owns a part of each parameter, and all ranks call the
+// model equally often.
 std::vector<double> trained_in_parts(const Group& group, std::int64_t slots) {
   models::Mlp model = model_of_slots();
   auto handle = parallelize(model, Mesh(group, {{"fsdp", -1}}));
@@ -130,7 +131,7 @@ TEST_P(SlotGradientsOf, AParameterWithoutAGradientHasNoneAndOthersCountAsZeros) 
     for (std::int64_t slot = gradients.begin(); slot < gradients.end(); ++slot) {
       at::Tensor loss = (used * static_cast<double>(slot + 1)).sum();
       if (slot == 4) loss = loss + once.sum();
-      if (slot != 5) loss.backward();  // the last one has no rows
+      if (slot != 5) loss.backward();  // the last slot has no rows
       gradients.take(slot);
     }
     gradients.reduce(2);
@@ -143,7 +144,7 @@ TEST_P(SlotGradientsOf, AParameterWithoutAGradientHasNoneAndOthersCountAsZeros) 
 INSTANTIATE_TEST_SUITE_P(Engines, SlotGradientsOf, test::every_engine({1, 2, 3, 4, 5}),
                          test::engine_test_name);
 
-// Without one of these calls the numbers would depend on how many ranks there are.
+// Without one of these calls, the result would depend on the number of ranks.
 TEST_P(SlotGradientsOf, AForgottenCallIsAMistake) {
   if (engine() == test::Engine::local) GTEST_SKIP() << "ranks that share one generator";
   run([](Group group) {
@@ -178,7 +179,7 @@ TEST_P(SlotGradientsOf, ParametersOfAShardedModuleAreRefused) {
   });
 }
 
-// Stages, parts of sequences and experts would have other rows or other parameters.
+// Stages, parts of sequences and experts would have different rows or different parameters.
 TEST(SlotGradients, RefusesModelsOnOtherAxes) {
   test::run_group(test::Engine::local, 2, [](Group group) {
     const auto refused = [&](const ParallelModel& model) {

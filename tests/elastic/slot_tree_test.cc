@@ -1,4 +1,4 @@
-// The tree of slots: the same at any number of ranks, and every slot once.
+// The tree of slots is the same for any number of ranks, and has every slot once.
 #include <lockstep/elastic/slot_gradients.h>
 
 #include "elastic/slot_tree.h"
@@ -14,7 +14,7 @@ using layout::Range;
 
 namespace {
 
-// "((0 1) (2 3))": how a node is added up.
+// Returns how a node is summed: "((0 1) (2 3))".
 std::string shape_of(Range node) {
   if (node.end - node.begin == 1) return std::to_string(node.begin);
   const std::int64_t middle = split_of(node);

@@ -1,5 +1,5 @@
-// A small agent for tests: it forks the workers of an elastic run, ends their rounds and begins new
-// ones, by the keys of src/elastic/rounds.h, over a store in a folder.
+// A small agent for tests. It forks the workers of an elastic run, ends their rounds and begins new
+// ones, with the keys of src/elastic/rounds.h in a store in a folder.
 #pragma once
 
 #include <lockstep/store/file_store.h>
@@ -20,7 +20,7 @@ namespace lockstep::test {
 
 class SmallAgent {
  public:
-  // What a worker does; its exit code. Failed EXPECTs make it 1.
+  // Runs in a worker and returns its exit code. Failed EXPECTs make it 1.
   using Body = std::function<int()>;
 
   struct Options {
@@ -30,18 +30,18 @@ class SmallAgent {
 
   SmallAgent(Body body, Options options);
   explicit SmallAgent(Body body) : SmallAgent(std::move(body), Options{}) {}
-  // Kills what still runs.
+  // Kills the remaining workers.
   ~SmallAgent();
   SmallAgent(const SmallAgent&) = delete;
   SmallAgent& operator=(const SmallAgent&) = delete;
 
-  // Begins the first round, or the next one: survivors keep their ranks where they can. Ends the
-  // present one with that sentence first, and waits for the workers that live.
+  // Begins the first or the next round. First ends the current round with the reason `why`, and
+  // waits for the live workers. Survivors keep their ranks if possible.
   void begin_round(int ranks, const std::string& why = "a worker was lost");
-  // Blocks until the worker has ended, and forgets it.
+  // Kills a worker, blocks until it has ended, and forgets it.
   void kill(int rank, int signal = 9);
-  // Blocks until all workers have ended, and returns their exit codes by rank; -SIGNAL where one
-  // ended them.
+  // Blocks until all workers have ended, and returns their exit codes by rank, or -SIGNAL for a
+  // worker that a signal ended.
   std::vector<int> wait();
 
   [[nodiscard]] std::int64_t round() const { return round_; }
@@ -49,9 +49,9 @@ class SmallAgent {
     return workers_.at(static_cast<std::size_t>(rank)).pid;
   }
   [[nodiscard]] FileStore& store() { return *store_; }
-  // For what workers write.
+  // A folder for the workers' output.
   [[nodiscard]] const std::filesystem::path& folder() const { return folder_.path(); }
-  // Where they commit.
+  // The folder of commits.
   [[nodiscard]] std::filesystem::path commits() const { return folder_.path() / "commits"; }
 
  private:
@@ -70,7 +70,7 @@ class SmallAgent {
   std::unique_ptr<FileStore> store_;
   std::int64_t round_ = -1;
   int started_ = 0;
-  std::vector<Worker> workers_;  // by rank; without a process: to be started
+  std::vector<Worker> workers_;  // by rank; an entry without a process is to be started
 };
 
 }  // namespace lockstep::test

@@ -1,4 +1,5 @@
-// Arguments that are wrong for whole tensors, tensors without elements, and errors of some ranks.
+// Arguments that are invalid for whole tensors, tensors without elements, and errors on some ranks
+// only.
 #include "support/messages.h"
 #include "tests_of_global.h"
 
@@ -164,7 +165,8 @@ TEST(GlobalBounds, TensorsWithoutElementsGiveThePlainResult) {
       }
 }
 
-// One rank has the index that no rank's dim has; the others learn of it at the next operation.
+// One rank has an index that is out of bounds on every rank; the other ranks see the error at their
+// next operation.
 TEST(GlobalBounds, AnErrorOfOneRankReachesAllRanks) {
   using Call = at::Tensor (*)(T x, T indices);
   const std::vector<std::pair<std::string, Call>> all = {

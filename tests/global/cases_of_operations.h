@@ -1,5 +1,5 @@
-// Operations as cases: run with every list of placements of the arguments, and compared with one
-// process, gradients too.
+// Operations as test cases: each runs with every list of placements of its arguments, and results
+// and gradients are compared with a single process.
 #pragma once
 
 #include "tests_of_global.h"
@@ -16,14 +16,14 @@ namespace lockstep::test {
 using Tensors = std::vector<at::Tensor>;
 using Program = std::function<Tensors(const Tensors&)>;
 
-// One operation, or some, with arguments of these sizes.
+// One operation, or several, with arguments of these sizes.
 struct Case {
   std::string name;
   std::vector<std::vector<std::int64_t>> sizes;
   Program run;
 };
 
-// An operation on one tensor.
+// Makes a case of an operation on one tensor.
 [[nodiscard]] inline Case case_of(std::string name, std::vector<std::int64_t> sizes,
                                   std::function<at::Tensor(const at::Tensor&)> run) {
   return {std::move(name), {std::move(sizes)}, [run = std::move(run)](const Tensors& x) {
@@ -31,7 +31,7 @@ struct Case {
           }};
 }
 
-// An operation on a matrix [5, 4].
+// Makes a case of an operation on a matrix [5, 4].
 [[nodiscard]] inline Case case_of(std::string name,
                                   std::function<at::Tensor(const at::Tensor&)> run) {
   return case_of(std::move(name), {5, 4}, std::move(run));
@@ -74,7 +74,8 @@ inline void expect_same(const Tensors& globals, const Tensors& plains, const std
   }
 }
 
-// The case with every list of placements of its first argument, and others beside it.
+// Runs the case with every list of placements of its first argument, and some of the other
+// arguments.
 inline void try_case(const Case& one, const Group& world) {
   Tensors plains;
   fill_randomly(plains, one, 7);

@@ -1,4 +1,4 @@
-// Placements that are chosen for several axes at once: nested cuts, and blocks of a dim.
+// Placements that are chosen for several axes at once: nested shards, and blocks of a dim.
 #include "tests_of_global.h"
 
 #include <torch/torch.h>
@@ -43,7 +43,7 @@ TEST(ChosenPlacements, JoiningAndSplittingNestedCuts) {
     });
 }
 
-// 8 columns in two blocks leave the third rank nothing, which some operations refuse.
+// With two blocks, 8 columns leave the third rank without elements, which some operations refuse.
 TEST(ChosenPlacements, BlocksThatLeaveARankNothing) {
   for (int columns : {6, 8, 12})
     expect_as_plain({3}, [=](const Put& put) {

@@ -1,5 +1,5 @@
-// The rules of CUDA's attention kernels, with kernels for the CPU in their place that return what
-// those do: the numbers are LibTorch's own for the CPU.
+// Rules of CUDA's attention kernels. CPU kernels with the same results replace them; the numbers
+// come from LibTorch's own CPU kernels.
 #include <lockstep/global/tensor.h>
 
 #include "support/torch/ranks.h"
@@ -151,13 +151,14 @@ Tensor numbers(at::IntArrayRef sizes, int seed) {
   return (count * 0.37 + seed).sin().reshape(sizes);
 }
 
-// Forward and backward of queries, keys and values that are placed so, against one process.
+// Compares forward and backward of queries, keys and values in these placements with a single
+// process.
 void expect_as_on_one(const Mesh& mesh, const Kernel& kernel, const Placements& placed,
                       const Mask& mask = {}) {
   constexpr std::int64_t heads = 4;
   std::vector<Tensor> alone, there;
   for (int i = 0; i < 3; ++i) {
-    // As a model makes them: [rows, tokens, heads, features], transposed.
+    // In the layout of a model: [rows, tokens, heads, features], transposed.
     const Tensor values = numbers({2, 5, heads, 8}, i).transpose(1, 2);
     alone.push_back(values.clone(at::MemoryFormat::Preserve).requires_grad_());
     there.push_back(distribute(values, mesh, placed).requires_grad_());
@@ -192,8 +193,8 @@ TEST(DeviceAttention, IsThatOfOneProcess) {
     });
 }
 
-// A rank would draw other numbers for its heads than one process does, so nothing is cut, also
-// after a call without dropout.
+// A rank would draw other numbers for its heads than a single process, so nothing is sharded, even
+// if an earlier call had no dropout.
 TEST(DeviceAttention, WithDropoutNothingIsCut) {
   test::run_group(test::Engine::local, 2, [&](Group world) {
     const Mesh mesh(std::move(world), {{"tp", 2}});

@@ -8,7 +8,8 @@ namespace {
 
 using FunctionOfSum = std::function<at::Tensor(const at::Tensor&)>;
 
-// Two ranks with an addend each give what one process gives with their sum, to the last bit.
+// Expects that two ranks with one addend each give bitwise the result of a single process with the
+// sum.
 void expect_of_sum(const std::vector<at::Tensor>& addends, const FunctionOfSum& function,
                    const std::string& what) {
   const at::Tensor expected = function(addends[0] + addends[1]);
@@ -21,7 +22,7 @@ void expect_of_sum(const std::vector<at::Tensor>& addends, const FunctionOfSum& 
   });
 }
 
-// Addends that cancel.
+// Returns addends that cancel.
 std::vector<at::Tensor> large_addends(at::ScalarType dtype) {
   const at::Tensor small = at::tensor({0.5, 1.25, -3.0, 7.5}, at::kDouble);
   return {(small + 4096).to(dtype), (small * 2 - 4096).to(dtype)};
@@ -35,7 +36,7 @@ TEST(DtypesOfPartials, ACastRoundsTheSum) {
   expect_of_sum(
       large_addends(at::kFloat), [](const at::Tensor& x) { return x.to(at::kBFloat16); },
       "float to bfloat16");
-  // The same number of bytes, and fewer digits or a smaller range.
+  // Dtypes of the same size, with fewer digits or a smaller range.
   const auto sixteen = [](double a, double b, at::ScalarType dtype) {
     return std::vector<at::Tensor>{at::tensor({a}).to(dtype), at::tensor({b}).to(dtype)};
   };
@@ -90,7 +91,7 @@ TEST(DtypesOfPartials, ReductionsWithADtypeRoundTheSum) {
   for (const auto& [name, function] : all) expect_of_sum(large_addends(at::kFloat), function, name);
 }
 
-// 257 has more digits than bfloat16.
+// 257 does not fit the precision of bfloat16.
 TEST(DtypesOfPartials, ReductionsOfCutDimsRoundTheSum) {
   at::Tensor x = at::ones({514}).view({2, 257});
   x.select(0, 1).narrow(0, 0, 256).fill_(-1);

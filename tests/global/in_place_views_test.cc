@@ -1,5 +1,5 @@
-// Operations that change a tensor's sizes in place, writes through views, and operations that are
-// refused because a global tensor has no memory of its own, with and without replicate_unknown.
+// Operations that change a tensor's sizes in place, writes through views, and operations that need
+// the memory of a tensor and are therefore refused, with and without replicate_unknown.
 #include "support/messages.h"
 #include "tests_of_global.h"
 
@@ -15,7 +15,8 @@ using test::numbers;
 using T = const at::Tensor&;
 using ViewProgram = std::function<at::Tensor(T)>;
 
-// Values and gradients of a program on a tensor [4, 1, 3] in every placement, as on one process.
+// Expects the values and gradients of a single process for a program on a tensor [4, 1, 3] in every
+// placement.
 void expect_view_as_plain(const std::string& name, const ViewProgram& program) {
   const at::Tensor whole = numbers({4, 1, 3}).to(at::kDouble).sin();
   at::Tensor plain = whole.clone().requires_grad_();
@@ -181,7 +182,7 @@ TEST(InPlaceViews, AWriteThroughAViewHasAGradient) {
           at::Tensor found;
           try {
             found = program(x);
-          } catch (const InvalidArgument& error) {  // the view's dim is cut
+          } catch (const InvalidArgument& error) {  // the view's dim is sharded
             expect_words(error.what(), {"view", "clone()"});
             continue;
           }

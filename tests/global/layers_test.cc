@@ -1,4 +1,4 @@
-// Models that are not the library's: a block as in Llama, torch::nn::Transformer.
+// Models outside of the library: a Llama block, torch::nn::Transformer.
 #include <lockstep/models/conv_net.h>
 
 #include "support/torch/drawn_numbers.h"
@@ -15,7 +15,7 @@ namespace {
 
 using test::mesh_of_ranks;
 
-// RMSNorm, rotary positions, grouped queries, SwiGLU.
+// A block with RMSNorm, rotary positions, grouped queries and SwiGLU.
 struct LlamaBlockImpl : torch::nn::Module {
   LlamaBlockImpl(int width, int heads, int groups, int hidden)
       : heads(heads), groups(groups), head_width(width / heads) {
@@ -71,8 +71,8 @@ TORCH_MODULE(LlamaBlock);
 
 using Layouts = std::vector<std::pair<std::string, Placement>>;
 
-// How a model is compared: on which mesh, and where its tensors lie. Tensors that no name of
-// `layouts` ends are drawn by `seed`, or replicated where it is 0.
+// How a model is compared: the mesh, and the placements of its tensors. A tensor whose name matches
+// no suffix in `layouts` gets random placements by `seed`, or is replicated if `seed` is 0.
 struct Trial {
   std::vector<int> shape;
   Placements of_data;
@@ -80,7 +80,8 @@ struct Trial {
   std::uint64_t seed = 0;
 };
 
-// Three of them a model: the batch, then parameters and buffers anywhere, and on several axes.
+// Returns three trials per model: a sharded batch, then random placements of parameters and
+// buffers, and then several axes.
 std::vector<Trial> random_trials(int ranks) {
   std::vector<Trial> trials = {{{ranks}, {Shard(0)}}, {{ranks}, {Shard(0)}, {}, 11}};
   if (ranks == 4) trials.push_back({{2, 2}, {Shard(0), Replicate()}, {}, 12});
@@ -106,12 +107,12 @@ void expect_same_values(const at::Tensor& found, const at::Tensor& expected,
       << what << ": " << describe(found);
 }
 
-// Adam's first step is the sign of a gradient, so that it suits models without biases whose
-// gradients are zero but for rounding.
+// Adam's first step is the sign of a gradient. It suits only models without biases, whose gradients
+// are zero up to rounding.
 using Optimizers = std::function<void(std::vector<at::Tensor>)>;
 
-// Loss, gradients, parameters after a step of `update`, and buffers, on plain tensors and on a
-// mesh.
+// Compares loss, gradients, buffers, and parameters after a step of `update`, between plain tensors
+// and a mesh.
 template <class Module>
 void compare_a_step(const Group& world, const std::function<Module()>& make,
                     const std::function<at::Tensor(Module&, const at::Tensor&)>& run,
@@ -122,7 +123,7 @@ void compare_a_step(const Group& world, const std::function<Module()>& make,
   test::DrawnNumbers drawn(trial.seed);
   std::string what = "seed " + std::to_string(trial.seed);
   auto place = [&](const std::string& name, at::Tensor& tensor) {
-    if (tensor.dim() == 0) return;  // a count of batches
+    if (tensor.dim() == 0) return;  // number of batches
     distribute_(tensor, mesh, placements_for(name, tensor, trial, drawn));
     what += ", " + name + describe(placements(tensor));
   };
@@ -153,7 +154,7 @@ void compare_a_step(const Group& world, const std::function<Module()>& make,
                      "evaluation, " + what);
 }
 
-// One step of any optimizer.
+// Makes one step of any optimizer.
 template <class Optimizer, class Options>
 Optimizers one_step_of(Options options) {
   return [=](std::vector<at::Tensor> parameters) {
@@ -289,7 +290,7 @@ TEST_P(Layers, AConvolutionalNet) {
   });
 }
 
-// With dropout: ranks are processes, which have generators of their own.
+// For dropout, ranks are processes, because each process has its own generators.
 TEST(LayersOfProcesses, ATransformerWithDropoutDrawsWhatOneProcessDoes) {
   using torch::nn::Transformer;
   std::function<Transformer()> make = [] {

@@ -1,4 +1,4 @@
-// The fused prediction and loss beside the naive one, and losses on classes that are cut.
+// Compares the fused layer and loss with the naive version; also losses on sharded classes.
 #include <lockstep/base/error.h>
 #include <lockstep/global/linear_cross_entropy.h>
 
@@ -75,8 +75,8 @@ double relative_error(const at::Tensor& found, const at::Tensor& truth) {
   return ((found.to(at::kFloat) - truth).norm() / truth.norm()).item<double>();
 }
 
-// A probability over the number of targets is less than float16 has, and GradScaler's first scale
-// is more.
+// In float16, a probability divided by the number of targets underflows, and GradScaler's initial
+// scale overflows.
 TEST(LinearCrossEntropy, Float16KeepsTheGradientsOfManyClasses) {
   constexpr std::int64_t many = 4096;
   constexpr float scale = 65536;
@@ -132,7 +132,7 @@ TEST(LinearCrossEntropy, WhatDoesNotFitIsOneLine) {
             "linear_cross_entropy: expected one backward(), found a second one of the same loss");
 }
 
-// Rows of logits, instead of all of them three times.
+// The operation keeps some rows of logits instead of three copies of all logits.
 TEST(LinearCrossEntropy, HoldsTheLogitsOfSomeRowsOnly) {
   constexpr std::int64_t rows = 512, classes = 4096, width = 16, at_once = 32;
   LossCase of(at::kFloat, rows, classes, width);
@@ -184,7 +184,7 @@ TEST_P(CutClasses, BothLossesAreThoseOfOneProcess) {
   });
 }
 
-// Float16 gradients of rows and classes that are cut, with a loss scale.
+// Float16 gradients of sharded rows and classes, with a loss scale.
 TEST_P(CutClasses, Float16IsThatOfOneProcess) {
   run([&](Group world) {
     const Mesh mesh = mesh_of_ranks(world, {world.size()});
@@ -212,7 +212,7 @@ TEST_P(CutClasses, Float16IsThatOfOneProcess) {
   });
 }
 
-// The ranks that have other rows would wait for it in the next collective.
+// Otherwise, ranks with other rows would wait for this rank in the next collective.
 TEST_P(CutClasses, ATargetThatOneRankHasAloneEndsTheOthersToo) {
   if (size() == 1) return;
   run([&](Group world) {

@@ -15,7 +15,7 @@ namespace {
 
 using test::mesh_of_ranks;
 
-// How a model's parameters lie: what a name ends with, and its placements; others are replicated.
+// Placements of a model's parameters, by suffix of the name; other parameters are replicated.
 using Layout = std::vector<std::pair<std::string, Placements>>;
 
 Placements placements_of(const std::string& name, const Layout& layout, std::size_t axes) {
@@ -64,7 +64,7 @@ void distribute_parameters(Model& model, const Mesh& mesh, const Layout& layout)
 
 class Models : public test::EngineTest {
  protected:
-  // Trains a model in double precision on plain tensors, and with parameters and data laid out.
+  // Trains a model in double precision on plain tensors, and again with placed parameters and data.
   template <class Model, class Optimizer, class Options>
   void compare(const std::function<Model()>& make, const Loss<Model>& loss, const at::Tensor& data,
                const at::Tensor& target, Options options, const std::vector<int>& shape,

@@ -1,5 +1,5 @@
-// Activations, cumulative and choosing operations, diagonals, windows and padding give on global
-// tensors what they give on one process.
+// Activations, cumulative operations, selections, diagonals, windows and padding give the same
+// results on global tensors as on a single process.
 #include "cases_of_operations.h"
 #include "support/torch/engine_test.h"
 

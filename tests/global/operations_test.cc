@@ -189,7 +189,7 @@ std::vector<Case> layer_cases() {
   };
 }
 
-// Each in all three ways of reducing.
+// Returns each loss with all three reductions.
 std::vector<Case> loss_cases() {
   auto one = [](std::string name, auto function) {
     return Case{std::move(name), {{5, 4}, {5, 4}}, [=](const Tensors& x) {
@@ -222,7 +222,7 @@ std::vector<Case> loss_cases() {
   };
 }
 
-// The pieces of a Llama block.
+// Returns the operations of a Llama block.
 std::vector<Case> llama_cases() {
   auto turned = [](const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
     auto parts = x.chunk(2, -1);

@@ -1,4 +1,5 @@
-// An operation on a global tensor and a tensor in another layout is refused, in place as well.
+// An operation on a global tensor and a tensor of another layout (sparse, for example) throws, even
+// in place.
 #include "support/messages.h"
 #include "tests_of_global.h"
 

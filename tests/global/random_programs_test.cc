@@ -1,5 +1,5 @@
-// Random programs of covered operations on tensors in random placements give what they give on
-// plain tensors, gradients too.
+// Random programs of supported operations on tensors with random placements give the same results
+// and gradients as on plain tensors.
 #include "support/fuzz.h"
 #include "support/torch/drawn_numbers.h"
 #include "support/torch/ranks.h"
@@ -19,7 +19,7 @@ using test::mesh_of_ranks;
 using test::placed;
 using test::shapes_of_meshes;
 
-// Tensors of a program are [rows, columns]; each step makes one more.
+// Tensors of a program are [rows, columns]; each step creates one more.
 struct RandomProgram {
   std::int64_t rows, columns;
   std::uint64_t seed;
@@ -27,13 +27,13 @@ struct RandomProgram {
 };
 
 using T = const at::Tensor&;
-// Of two tensors [rows, columns] and one [columns, columns], another of the first sizes.
+// Returns a tensor [rows, columns], given two such tensors and one tensor [columns, columns].
 using ProgramStep = at::Tensor (*)(T a, T b, T square);
 
 at::Tensor first_index(T a) { return at::zeros_like(a.select(1, 0)).to(at::kLong); }
-// Increases along a row, so that the order of elements does not depend on rounding.
+// Returns values that increase along a row, so that rounding cannot change their order.
 at::Tensor increasing(T a) { return a.sigmoid() + at::ones_like(a).cumsum(1) * 1.5; }
-// [rows, 1, 1, columns]
+// Returns a tensor [rows, 1, 1, columns].
 at::Tensor as_images(T a) { return a.contiguous().view({a.size(0), 1, 1, a.size(1)}); }
 at::Tensor as_heads(T a) { return a.contiguous().view({1, 1, a.size(0), a.size(1)}); }
 
@@ -213,7 +213,7 @@ std::vector<ProgramStep> all_steps() {
   return all;
 }
 
-// Placements that one rank would draw as every other, blocks of a dim and nested cuts among them.
+// Draws placements, equal on every rank, including blocks of a dim and nested shards.
 Placements draw_placements(DrawnNumbers& drawn, std::size_t axes) {
   Placements all;
   for (std::size_t axis = 0; axis < axes; ++axis) {
@@ -230,14 +230,14 @@ Placements draw_placements(DrawnNumbers& drawn, std::size_t axes) {
   return all;
 }
 
-// A global tensor goes on in other placements, where these fit.
+// Redistributes some global tensors to random placements, if these fit.
 at::Tensor moved_somewhere(T x, DrawnNumbers& drawn) {
   bool moves = drawn.below(3) == 0;
   if (!is_global(x) || !moves) return x;
   Placements to = draw_placements(drawn, placements(x).size());
   try {
     return redistribute(x, to);
-  } catch (const InvalidArgument&) {  // parts that do not divide
+  } catch (const InvalidArgument&) {  // the parts do not divide the dim
     return x;
   }
 }
@@ -302,7 +302,7 @@ void try_program(const RandomProgram& program, const Group& world, const std::ve
   try {
     expected = run_program(program, copies);
   } catch (const std::exception&) {
-    return;  // an operation that needs elements
+    return;  // the operation needs elements
   }
   ProgramOutcome found;
   try {

@@ -20,7 +20,7 @@ using test::shapes_of_meshes;
 
 class Redistribution : public test::EngineTest {};
 
-// [2, 0] and the like have ranks without anything.
+// With [2, 0] and the like, some ranks have no elements.
 const std::vector<std::vector<std::int64_t>> sizes_to_try = {{4, 6}, {5, 3}, {1, 7}, {0, 4}, {3}};
 
 TEST_P(Redistribution, EveryPairOfPlacementsKeepsTheWhole) {
@@ -33,7 +33,7 @@ TEST_P(Redistribution, EveryPairOfPlacementsKeepsTheWhole) {
         for (std::size_t i = 0; i < all.size(); ++i) {
           at::Tensor from = redistribute(distribute(whole, mesh, Placements(shape.size())), all[i]);
           ASSERT_EQ(placements(from), all[i]);
-          // Every pair on one axis; on several a part of them, which differs from case to case.
+          // Tries every pair on one axis; on several axes, a subset that differs between cases.
           std::size_t step = shape.size() == 1 ? 1 : 7 + i % 3;
           for (std::size_t j = i % step; j < all.size(); j += step) {
             at::Tensor to = redistribute(from, all[j]);

@@ -1,5 +1,5 @@
-// Operations that have no rule on global tensors: one line each, which names the operation and says
-// what to do, before anything was computed.
+// Operations without a rule for global tensors throw before computing, with one line that names the
+// operation and a workaround.
 #include "tests_of_global.h"
 
 #include "support/messages.h"
@@ -18,8 +18,8 @@ using test::numbers;
 
 struct Refused {
   std::string operation;
-  std::function<void(const at::Tensor& x)> call;  // of a table of 8 rows and 6 columns
-  std::vector<std::string> words;                 // the way round
+  std::function<void(const at::Tensor& x)> call;  // takes a table of 8 rows and 6 columns
+  std::vector<std::string> words;                 // the workaround
 };
 
 std::vector<Refused> refused_operations() {

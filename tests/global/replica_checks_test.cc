@@ -1,4 +1,4 @@
-// Ranks whose generators are in other states draw other numbers, which is an error on all of them.
+// If generators of ranks have different states, random operations throw on all ranks.
 #include <lockstep/base/error.h>
 #include <lockstep/global/tensor.h>
 
@@ -21,7 +21,7 @@
 namespace lockstep {
 namespace {
 
-// Ranks are processes, which have generators of their own.
+// Ranks are processes, which have their own generators.
 void run_as_processes(int ranks, const test::GroupBody& body) {
   test::run_group(test::Engine::shm, ranks, body);
 }
@@ -63,7 +63,7 @@ TEST(Generators, TheyAreComparedAgainWhenTheyAreSeeded) {
   });
 }
 
-// The other rank is told by its next call.
+// The other rank throws at its next call.
 TEST(Generators, ARankThatSeedsAloneIsAnErrorToo) {
   run_as_processes(2, [](Group world) {
     const Mesh mesh(world, {{"tp", 2}});
@@ -89,7 +89,7 @@ TEST(Generators, FewOfManyDrawsAreCompared) {
   });
 }
 
-// As dropout() is on a GPU: the operation draws by itself.
+// Like dropout() on a GPU, the operation draws by itself.
 TEST(Generators, NativeDropoutDrawsWhatOneProcessDraws) {
   run_as_processes(2, [](const Group& world) {
     const Mesh mesh(world, {{"tp", 2}});

@@ -1,4 +1,4 @@
-// Attention of tensors that are cut along the sequence, beside one process.
+// Attention of tensors that are sharded along the sequence, compared with a single process.
 #include "global/ring_attention.h"
 
 #include "global/mesh_context.h"
@@ -37,7 +37,7 @@ at::Tensor waves(at::IntArrayRef sizes, double seed, at::ScalarType dtype) {
       .to(dtype);
 }
 
-// As models make them: heads out of a dim of [rows, tokens, heads * features].
+// Makes inputs like a model: heads are split from a dim of [rows, tokens, heads * features].
 std::array<at::Tensor, 3> inputs_of(const AttentionCase& one, at::ScalarType dtype) {
   return {waves({one.rows, one.queries, one.heads, one.features}, 0.3, dtype),
           waves({one.rows, one.keys, one.groups, one.features}, 1.1, dtype),
@@ -61,7 +61,7 @@ double ring_difference(const at::Tensor& found, const at::Tensor& expected) {
       .item<double>();
 }
 
-// Returns the largest difference from float64 on one process.
+// Returns the largest difference from a single process in float64.
 double attention_difference(const Mesh& mesh, const AttentionCase& one, Placement cut,
                             at::ScalarType dtype) {
   const std::array<at::Tensor, 3> wide = inputs_of(one, dtype);
@@ -89,10 +89,10 @@ TEST_P(RingOfRanks, IsThatOfOneProcess) {
     const Mesh mesh(world, {{"cp", -1}});
     const std::vector<AttentionCase> cases = {
         {},                                             // causal
-        {.queries = 13, .keys = 13},                    // does not divide
-        {.queries = 3, .keys = 3},                      // some ranks have nothing
+        {.queries = 13, .keys = 13},                    // ranks do not divide the length
+        {.queries = 3, .keys = 3},                      // some ranks have no tokens
         {.heads = 6, .groups = 2},                      // grouped queries
-        {.queries = 11, .keys = 7, .is_causal = false}  // of another sequence
+        {.queries = 11, .keys = 7, .is_causal = false}  // cross attention
     };
     for (const AttentionCase& one : cases)
       for (Placement cut : ring_cuts) {
@@ -103,7 +103,8 @@ TEST_P(RingOfRanks, IsThatOfOneProcess) {
   });
 }
 
-// LibTorch's formula of several operations, whose random numbers are those of one process.
+// LibTorch's formula consists of several operations, whose random numbers equal those of a single
+// process.
 TEST_P(RingOfRanks, WithDropoutItHasTheNumbersOfOneProcess) {
   if (engine() != test::Engine::shm && size() > 1) GTEST_SKIP() << "threads share a generator";
   run([](Group world) {
@@ -125,7 +126,8 @@ TEST_P(RingOfRanks, WithDropoutItHasTheNumbersOfOneProcess) {
   });
 }
 
-// Keys and values travel n - 1 times in forward; in backward again, and their gradients n times.
+// In forward, keys and values travel n - 1 times. In backward, they travel again, and their
+// gradients travel n times.
 TEST_P(RingOfRanks, WhatTravelsIsWhatTheFormulasSay) {
   run([](Group world) {
     const Mesh mesh(world, {{"cp", -1}});

@@ -11,7 +11,7 @@
 namespace lockstep::global {
 namespace {
 
-// The places in the sequence of what a rank has.
+// Returns the positions in the sequence that a rank has.
 std::vector<std::int64_t> places_of(std::int64_t length, Placement cut, int ranks, int rank) {
   std::vector<std::int64_t> places;
   for (const layout::Range& range : ranges_of(length, cut, ranks, rank))
@@ -21,8 +21,8 @@ std::vector<std::int64_t> places_of(std::int64_t length, Placement cut, int rank
 
 const std::vector<Placement> sequence_cuts = {Shard(2), Shard(2).zigzag()};
 
-// Each pair of a query and a key that the mask allows is computed once, no other is, and each query
-// by the rank that has it.
+// Each pair of a query and a key that the mask allows is computed exactly once, by the rank that
+// has the query; no other pair is computed.
 TEST(RingSteps, EveryVisiblePairComesOnce) {
   for (int ranks = 1; ranks <= 6; ++ranks)
     for (std::int64_t length : {1, 2, 5, 12, 13, 24, 31})
@@ -50,7 +50,7 @@ TEST(RingSteps, EveryVisiblePairComesOnce) {
         }
 }
 
-// Under a causal mask; a plain cut leaves almost all to the last rank.
+// With a causal mask, a plain shard would leave almost all work to the last rank.
 TEST(RingSteps, InZigzagOrderAllRanksHaveAsMuchToDo) {
   constexpr std::int64_t length = 960;
   for (int ranks = 2; ranks <= 5; ++ranks) {

@@ -14,9 +14,9 @@ namespace {
 using test::expect_words;
 using test::message_of;
 
-// Rows times numbers of the columns, as an extension would have it.
+// Multiplies rows by one number per column, as an operation of an extension.
 at::Tensor scale_columns(const at::Tensor& x, const at::Tensor& factors) { return x * factors; }
-// Without a rule.
+// Has no rule.
 at::Tensor reverse(const at::Tensor& x) { return x.flip(0); }
 
 TORCH_LIBRARY(lockstep_test_global, library) {
@@ -49,7 +49,7 @@ TEST(Rules, AreRegisteredByALine) {
       EXPECT_TRUE(full_tensor(y).equal(x * f));
       EXPECT_EQ(placements(y)[0], one);
     }
-    EXPECT_EQ(traffic(mesh).all_gathers, 2);  // of full_tensor()
+    EXPECT_EQ(traffic(mesh).all_gathers, 2);  // from full_tensor()
   });
 }
 
@@ -70,7 +70,7 @@ TEST(Rules, AnOperationWithoutOneIsALineThatShowsHowToAddOne) {
   });
 }
 
-// LibTorch's formula would need another operation in backward, which has no rule.
+// In backward, LibTorch's formula would need another operation, which has no rule.
 TEST(Rules, AnOperationWhoseGradientHasNoneIsRefusedBeforeItRuns) {
   register_rule("aten::reflection_pad1d", [](const RuleCall& call) {
     std::vector<std::int64_t> sizes = call.sizes(0), pad = call.argument(1).toIntVector();
@@ -137,7 +137,7 @@ TEST(Rules, ChooseTheFewestBytes) {
     auto make = [&](std::vector<std::int64_t> sizes, Placement one) {
       return distribute(at::ones(sizes), mesh, {one});
     };
-    // Columns, then rows: one all_reduce, where its values are needed.
+    // Sharded by columns, then by rows: one all_reduce, when the values are needed.
     at::Tensor x = make({4, 8}, Replicate());
     reset_traffic(mesh);
     at::Tensor h = at::relu(at::linear(x, make({6, 8}, Shard(0)), make({6}, Shard(0))));
@@ -150,7 +150,7 @@ TEST(Rules, ChooseTheFewestBytes) {
     EXPECT_EQ(traffic(mesh).all_reduces, 1);
     (void)at::relu(y);  // y is not reduced again
     EXPECT_EQ(traffic(mesh).calls(), 1);
-    // The small operand moves.
+    // The smaller operand is redistributed.
     at::Tensor large = make({64, 4}, Shard(0)), small = make({4, 4}, Shard(0));
     reset_traffic(mesh);
     EXPECT_EQ(placements(large.mm(small))[0], Shard(0));

@@ -1,4 +1,4 @@
-// Rules in the cases where a part is not like the whole: 16 bits, empty shards, other dtypes.
+// Rules in cases where a part behaves unlike the whole: 16 bits, empty shards, other dtypes.
 #include "tests_of_global.h"
 
 #include <torch/torch.h>
@@ -76,7 +76,8 @@ TEST(GlobalRules, APartialIsReducedBeforeItIsRounded) {
 }
 
 TEST(GlobalRules, MasksOfAttentionAreCutByTheirRows) {
-  // Rows, heads, tokens: all of one length, so that dims could be taken for each other.
+  // Rows, heads and tokens all have the same length, so that confusing two dims would go unnoticed
+  // by size checks.
   std::vector<std::vector<std::int64_t>> masks = {
       {4, 4}, {4, 4, 4, 4}, {1, 4, 4, 4}, {4, 1, 4, 4}, {1, 1, 4, 4}};
   for (const auto& sizes : masks)

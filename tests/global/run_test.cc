@@ -1,5 +1,5 @@
-// Operations on global tensors refuse what they refuse on plain ones, see what was written, and do
-// not leave other ranks waiting.
+// Operations on global tensors refuse the same calls as on plain tensors, see earlier writes, and
+// do not leave other ranks waiting.
 #include "global/decide.h"
 #include "global/mesh_context.h"
 #include "support/messages.h"
@@ -66,7 +66,7 @@ TEST(GlobalOperations, AViewThatWasRedistributedIsNotReadAfterItsBaseWasWritten)
                  {"written since", "make it again"});
     EXPECT_THROW((void)(of_copy + 1), InvalidArgument);
     EXPECT_TRUE(full_tensor(x.select(1, 2)).equal(at::zeros({2})));
-    // A view in the same memory sees it.
+    // A view in the same memory sees the write.
     at::Tensor shared = x.t();
     x.add_(2);
     EXPECT_TRUE(full_tensor(shared).equal(at::full({4, 2}, 2.0F)));
@@ -90,12 +90,12 @@ TEST(GlobalOperations, WritesThroughPlainTensorsAreSeen) {
     at::Tensor copied = cut.select(0, 1);
     local_tensor(cut).mul_(3);
     EXPECT_THROW((void)full_tensor(copied), InvalidArgument);
-    // A view of a Partial reduces again after its base was written.
+    // A view of a Partial tensor reduces again after a write to its base.
     at::Tensor sums = partial * 1, view = sums.view({3, 1});
     EXPECT_TRUE(full_tensor(at::relu(view)).equal(at::full({3, 1}, 200.0F)));
     sums.mul_(0.5);
     EXPECT_TRUE(full_tensor(at::relu(view)).equal(at::full({3, 1}, 100.0F)));
-    // What is written through the global tensor counts for autograd of the plain one.
+    // A write through the global tensor bumps the version of the plain tensor.
     std::uint32_t version = static_cast<std::uint32_t>(mine._version());
     partial.mul_(2);
     EXPECT_GT(mine._version(), version);
@@ -120,7 +120,7 @@ TEST(GlobalOperations, ARankThatFailsAloneEndsTheOthers) {
   expect_words(messages[1], {"index out of range"});
 }
 
-// The second step makes no decision, though the numbers of its formulas are others.
+// The second step makes no new decision, although the numbers in its formulas differ.
 TEST(GlobalOperations, NumbersThatChangeFromStepToStepMakeNoDecisions) {
   run_as_threads(2, [](Group world) {
     Mesh mesh = test::mesh_of_ranks(world, {2});
@@ -139,7 +139,7 @@ TEST(GlobalOperations, NumbersThatChangeFromStepToStepMakeNoDecisions) {
       at::_foreach_addcdiv_(all, all, all, std::vector<at::Scalar>{0.01 * step, 0.02 * step});
       if (step == 0) after_first = decisions.added();
     }
-    // The first step makes the state, and the second adds to what it finds.
+    // The first step creates the state, and the second step updates it.
     EXPECT_LE(decisions.added(), after_first + 4);
   });
 }

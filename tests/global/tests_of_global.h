@@ -1,4 +1,4 @@
-// What the tests of global tensors share: meshes, placements, and comparing with plain results.
+// Helpers of the tests of global tensors: meshes, placements, and comparisons with plain results.
 #pragma once
 
 #include <lockstep/base/error.h>
@@ -17,10 +17,10 @@
 
 namespace lockstep::test {
 
-// Older versions of LibTorch have no formula for it.
+// Older versions of LibTorch have no gradient formula for aminmax.
 constexpr bool aminmax_has_gradient = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13;
 
-// Sizes of axes, of one to three axes, whose product is `ranks`.
+// Returns the sizes of one to three axes whose product is `ranks`.
 [[nodiscard]] inline std::vector<std::vector<int>> shapes_of_meshes(int ranks) {
   std::vector<std::vector<int>> shapes = {{ranks}};
   for (int a = 2; a < ranks; ++a)
@@ -38,7 +38,7 @@ constexpr bool aminmax_has_gradient = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_M
   return {world, axes};
 }
 
-// Every list of placements of a tensor of `dims` dims on `axes` axes.
+// Returns every list of placements of a tensor of `dims` dims on `axes` axes.
 [[nodiscard]] inline std::vector<Placements> all_placements(int dims, int axes) {
   Placements each = {Replicate(), Partial()};
   for (int dim = 0; dim < dims; ++dim) each.push_back(Shard(dim));
@@ -56,20 +56,20 @@ constexpr bool aminmax_has_gradient = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_M
   return all;
 }
 
-// `whole` on the mesh in these placements, Partial ones among them.
+// Returns `whole` on the mesh with these placements, which may be Partial.
 [[nodiscard]] inline at::Tensor placed(const at::Tensor& whole, const Mesh& mesh,
                                        const Placements& placements) {
   at::NoGradGuard no_grad;
   return redistribute(distribute(whole, mesh, Placements(placements.size())), placements);
 }
 
-// All values of a tensor, global or plain, without its graph.
+// Returns all values of a tensor, global or plain, detached from its graph.
 [[nodiscard]] inline at::Tensor values_of(const at::Tensor& tensor) {
   return is_global(tensor) ? full_tensor(tensor.detach()) : tensor.detach();
 }
 
-// A module of doubles with the same parameters on every call. Ranks that are threads share the
-// default generator, so one module is made at a time.
+// Makes a module of doubles with the same parameters on every call. Ranks that are threads share
+// the default generator, so only one module is made at a time.
 template <class Make>
 [[nodiscard]] auto module_of_seed(std::uint64_t seed, const Make& make) {
   static std::mutex one_at_a_time;
@@ -80,16 +80,16 @@ template <class Make>
   return module;
 }
 
-// 1, 2, 3, ...
+// Returns a tensor of 1, 2, 3, ...
 [[nodiscard]] inline at::Tensor numbers(at::IntArrayRef sizes) {
   return at::arange(c10::multiply_integers(sizes), at::kFloat).view(sizes) + 1;
 }
 
-// Places a tensor of a program: on a mesh, or on one process, where it is a copy.
+// Places a tensor of a program on a mesh; on a single process, copies it.
 using Put = std::function<at::Tensor(const at::Tensor& whole, const Placements& placements)>;
 
 // Runs a program on plain tensors and on a mesh of threads, and expects the same values, or that
-// both refuse.
+// both throw.
 inline void expect_as_plain(const std::vector<int>& shape,
                             const std::function<at::Tensor(const Put& put)>& program,
                             double tolerance = 1e-5) {
@@ -117,8 +117,8 @@ inline void expect_as_plain(const std::vector<int>& shape,
       try {
         (void)run();
         ADD_FAILURE() << "refused on one process: " << refused;
-      } catch (const InvalidArgument&) {   // what Lockstep refuses
-      } catch (const c10::Error& error) {  // what LibTorch does, before there is a tensor's rule
+      } catch (const InvalidArgument&) {   // refused by Lockstep
+      } catch (const c10::Error& error) {  // refused by LibTorch before a rule is applied
         EXPECT_EQ(first_line(error.what()), first_line(refused));
       }
       return;

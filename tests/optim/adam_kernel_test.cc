@@ -1,4 +1,4 @@
-// The vector kernel is the naive loop bit for bit, for every length and option.
+// The vector kernel equals the naive loop bit for bit, for every length and option.
 #include "optim/adam_kernel.h"
 
 #include "optim/adam_naive.h"
@@ -18,7 +18,7 @@ struct Memory {
     std::mt19937 random(7);
     std::normal_distribution<float> normal;
     for (auto* values : {&parameter, &gradient, &average, &square, &greatest}) {
-      values->resize(count + 1);  // what lies behind must stay
+      values->resize(count + 1);  // the element after the end must not change
       for (float& value : *values) value = normal(random);
     }
     for (float& value : square) value = value * value;
@@ -93,7 +93,7 @@ TEST(AdamKernel, KeepsWhatIsNoNumber) {
     EXPECT_EQ(std::isnan(memory.parameter[i]), i == 3 || i == 39) << i;
 }
 
-// The same as widening, the naive loop, and rounding by the same random bits.
+// The result equals widening, the naive loop, and rounding with the same random bits.
 TEST(AdamKernel, KeepsBFloat16AsItsPartsWould) {
   for (std::size_t count : {1, 7, 8, 29, 1000}) {
     Memory fast(count), slow(count);

@@ -1,5 +1,4 @@
-// torch::optim::AdamW is the oracle: the same numbers up to rounding, the same state, the same
-// archives.
+// torch::optim::AdamW is the oracle: equal numbers up to rounding, equal state, equal archives.
 #include <lockstep/base/error.h>
 #include <lockstep/optim/adamw.h>
 
@@ -44,7 +43,8 @@ TEST(AdamW, TakesGroupsAndSkipsUndefinedGradients) {
     mine[1].mutable_grad().reset();
     theirs[1].mutable_grad().reset();
     if (step < 7)
-      mine[4].mutable_grad().reset(), theirs[4].mutable_grad().reset();  // younger than its group
+      // Fewer updates than its group.
+      mine[4].mutable_grad().reset(), theirs[4].mutable_grad().reset();
     ours.step();
     oracle.step();
   }

@@ -1,6 +1,6 @@
-// 1,000 fixed gradients through our optimizers, torch::optim's, and the naive loops in double: ours
-// stay within 8 units in the last place of torch's, and are no further from the truth than torch's
-// by more than a tenth.
+// Applies 1,000 fixed gradients with our optimizers, with torch::optim's, and with the naive loops
+// in double. Ours stay within 8 units in the last place of torch's, and their error relative to
+// double is at most a tenth larger than torch's.
 #include "optim/adam_naive.h"
 #include "optim/sgd_naive.h"
 #include "optim/support.h"
@@ -24,7 +24,7 @@ using test::ulps_between;
 
 constexpr int all_steps = 1000;
 
-// What one optimizer's numbers are after all steps, side by side for all parameters.
+// The numbers of one optimizer after all steps, concatenated over all parameters.
 struct Numbers {
   at::Tensor parameter;
   std::vector<at::Tensor> kept;
@@ -44,7 +44,7 @@ std::vector<at::Tensor> gradients_of_step(int step, const std::vector<at::Tensor
   return gradients;
 }
 
-// Runs both and measures how far the parameters went on their way.
+// Runs both optimizers and measures the distances that the parameters travel.
 template <class Ours, class Theirs>
 struct Race {
   Race(std::vector<at::Tensor> mine, std::vector<at::Tensor> other, Ours& ours, Theirs& theirs) {
@@ -71,7 +71,7 @@ double root_mean_square(const at::Tensor& distance) {
 void expect_close(const Numbers& ours, const Numbers& theirs, const Numbers& truth,
                   const at::Tensor& path, const std::string& what) {
   EXPECT_LE(ulps_between(ours.parameter, theirs.parameter, path), most_ulps) << what;
-  // A kept value near 0 is what is left of larger ones, whose roundings it has.
+  // A state value near 0 is the difference of larger values and has their rounding errors.
   for (std::size_t i = 0; i < ours.kept.size(); ++i) {
     at::Tensor usual = theirs.kept[i].abs().mean().expand_as(theirs.kept[i]);
     EXPECT_LE(ulps_between(ours.kept[i], theirs.kept[i], usual), most_ulps)

@@ -1,4 +1,5 @@
-// torch::save and torch::load between ours and torch::optim's, both ways, for every optimizer.
+// torch::save and torch::load between our optimizers and torch::optim's, in both directions, for
+// every optimizer.
 #include "optim/support.h"
 #include "support/messages.h"
 
@@ -48,7 +49,7 @@ TEST(Archives, GoBothWays) {
   exchange<SGD, torch::optim::SGD>(torch::optim::SGDOptions(1e-2));
 }
 
-// A whole state for a part of the parameter, or a part of it for the whole.
+// Tries the state of a whole parameter for a part, and of a part for the whole.
 TEST(Archives, OfOtherSizesAreRefused) {
   const auto refuses = [](const std::vector<std::int64_t>& saved,
                           const std::vector<std::int64_t>& sizes, at::ScalarType dtype,
@@ -76,7 +77,7 @@ TEST(Archives, OfOtherSizesAreRefused) {
   }
 }
 
-// Many parameters share one storage of state: an archive must hold that once.
+// Many parameters share one storage of state: an archive must contain it only once.
 TEST(Archives, AreNotLargerThanTheState) {
   std::vector<std::vector<std::int64_t>> shapes(20, {1000});
   auto mine = test::parameters_of(shapes), other = copies_of(mine);

@@ -1,4 +1,5 @@
-// torch::nn::utils is the oracle of the norm and of what is clipped, eager and in the step itself.
+// torch::nn::utils is the oracle for the norm and for the clipped gradients, both for eager
+// clipping and for clipping in the step.
 #include <lockstep/optim/clipping.h>
 
 #include "dispatch/key.h"
@@ -40,7 +41,7 @@ std::vector<at::Tensor> with_the_same_gradients(const std::vector<at::Tensor>& p
   return copies;
 }
 
-// torch's own sums of many float32 numbers are off by more than what is tested here.
+// The error of torch's own float32 sums exceeds the tolerance of these tests.
 std::vector<at::Tensor> in_double(const std::vector<at::Tensor>& parameters) {
   std::vector<at::Tensor> wide;
   for (const at::Tensor& parameter : parameters) {
@@ -50,7 +51,7 @@ std::vector<at::Tensor> in_double(const std::vector<at::Tensor>& parameters) {
   return wide;
 }
 
-// torch's infinity norm does not take empty tensors.
+// torch's infinity norm rejects empty tensors.
 std::vector<at::Tensor> not_empty(std::vector<at::Tensor> parameters) {
   std::erase_if(parameters, [](const at::Tensor& parameter) { return parameter.numel() == 0; });
   return parameters;
@@ -91,7 +92,7 @@ at::Tensor with_gradient(const at::Tensor& gradient) {
   return parameter;
 }
 
-// Sixteen bits hold neither such squares nor such sums.
+// 16-bit dtypes cannot represent such squares or sums.
 TEST(Clipping, NormsAreTakenInDoubleForEveryOrderDtypeAndLayout) {
   for (at::ScalarType dtype : {at::kHalf, at::kBFloat16, at::kFloat, at::kDouble}) {
     for (double size : {6e-8, 1e-3, 1.0, 6e4}) {
@@ -134,7 +135,7 @@ TEST(Clipping, TakesSparseGradients) {
   EXPECT_TRUE(all_finite({{parameter}}));
 }
 
-// A negative factor would turn every gradient round.
+// A negative factor would reverse every gradient.
 TEST(Clipping, RefusesWhatIsNoLargestNorm) {
   for (double max_norm : {-1.0, std::nan("")}) {
     auto parameters = with_gradients(), before = with_the_same_gradients(parameters);
@@ -151,8 +152,8 @@ TEST(Clipping, DoesNotOverflow) {
   EXPECT_TRUE(std::isfinite(clip_grad_norm(parameters, 1)));
 }
 
-// Each rank has its part of two tensors of one whole, one of another, and one that is no part. The
-// norm is that of all of it, on every rank, and nothing says so but the tensors.
+// Each rank has its parts of two whole tensors, and one tensor that is not a part. The norm covers
+// all of them on every rank; the only information about parts is in the tensors.
 TEST(Clipping, CombinesThePartsOfRanks) {
   for (int ranks : {1, 2, 3}) {
     for (double norm_type : {0.0, 1.0, 2.0, no_limit}) {
@@ -201,7 +202,7 @@ void expect_transformed(const Options& options, const GradientTransform& transfo
     plain.step();
     for (std::size_t i = 0; i < mine.size(); ++i) {
       EXPECT_TRUE(at::allclose(mine[i], theirs[i], 1e-5, 1e-6)) << i;
-      EXPECT_TRUE(at::equal(mine[i].grad(), kept[i].grad()));  // nothing was written to them
+      EXPECT_TRUE(at::equal(mine[i].grad(), kept[i].grad()));  // gradients are not written
       theirs[i].mutable_grad() = mine[i].grad().clone();
     }
   }
@@ -223,7 +224,7 @@ TEST(GradientTransform, ScalesCutsOffAndClipsInThisOrder) {
   });
 }
 
-// A step of another optimizer has the same numbers.
+// A step of a torch optimizer gives the same numbers.
 TEST(GradientTransform, ServesOptimizersOfTorch) {
   auto mine = with_gradients(), theirs = with_the_same_gradients(mine);
   SGD ours(mine, torch::optim::SGDOptions(1.0));
@@ -241,7 +242,7 @@ TEST(GradientTransform, ServesOptimizersOfTorch) {
   EXPECT_TRUE(at::equal(mine[0], before[0]));
 }
 
-// What is infinite does not get finite by being cut off.
+// Clamping must not hide an infinite gradient.
 TEST(GradientTransform, ASkippedStepLeavesNothingBehind) {
   for (bool cut : {false, true}) {
     auto parameters = with_gradients(), plain = with_the_same_gradients(parameters);
@@ -279,7 +280,7 @@ TEST(GradientTransform, IsAppliedByLibTorchsKernelsToo) {
   EXPECT_TRUE(at::allclose(parameter, torch::tensor({0.5, -1.0, 1.0, 0.25}, at::kDouble)));
 }
 
-// 0 * infinity is NaN: what a parameter is has no part in its moments where nothing decays.
+// 0 * infinity is NaN: without weight decay, the parameter's value must not enter its moments.
 TEST(GradientTransform, AnInfiniteParameterKeepsItsMomentsFinite) {
   for (float bad : {test::infinite, std::nanf("")}) {
     at::Tensor parameter = torch::full({9}, bad).requires_grad_();

@@ -1,5 +1,5 @@
-// at::Tensor's conversions are the oracle of the 16-bit formats; the formulas of the header are
-// that of the blocks.
+// at::Tensor's conversions are the oracle of the 16-bit formats; the formulas of the header are the
+// oracle of the blocks.
 #include "optim/formats_kernel.h"
 
 #include "optim/support.h"
@@ -16,7 +16,7 @@ namespace {
 using test::bits_of;
 using test::infinite;
 
-// All magnitudes, and what is special.
+// Returns values of all magnitudes, and special values.
 at::Tensor some_floats(std::int64_t count) {
   torch::manual_seed(1);
   at::Tensor values = torch::randn({count}) * torch::exp(torch::randn({count}) * 6);
@@ -171,7 +171,7 @@ TEST(Blocks, AreUnbiasedByStochasticRounding) {
   for (Codes kind : {Codes::with_sign, Codes::without_sign}) {
     constexpr std::int64_t count = 256 * 400;
     at::Tensor values = torch::full({count}, 0.0123F);  // between two codes
-    values.view({-1, 256}).select(1, 0).fill_(1);       // each block's scale
+    values.view({-1, 256}).select(1, 0).fill_(1);       // determines each block's scale
     Blocks blocks(count);
     StochasticRounding rounding{.key = 11};
     write_blocks(kind, values.const_data_ptr<float>(), blocks.codes.data(), blocks.scales.data(),

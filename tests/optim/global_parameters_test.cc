@@ -1,4 +1,4 @@
-// Our optimizers and clipping on global parameters do what they do on plain ones.
+// Our optimizers and clipping give the same results on global parameters as on plain ones.
 #include <lockstep/comm/local.h>
 #include <lockstep/global/tensor.h>
 #include <lockstep/optim/adam.h>
@@ -30,7 +30,7 @@ Tensors plain_parameters(at::ScalarType dtype) {
   return {waves({7, 6}, 0).to(dtype), waves({6}, 1).to(dtype), waves({3, 5}, 2).to(dtype)};
 }
 
-// Three on two axes; one that is not laid out row by row is among them.
+// Returns three parameters on a mesh of two axes; one of them is not row-major.
 Tensors global_parameters(const Mesh& mesh, at::ScalarType dtype) {
   Tensors plain = plain_parameters(dtype);
   return {distribute(plain[0], mesh, {Shard(0), Replicate()}),
@@ -38,7 +38,7 @@ Tensors global_parameters(const Mesh& mesh, at::ScalarType dtype) {
           distribute(plain[2].t(), mesh, {Shard(0), Shard(1)}).t().detach()};
 }
 
-// Partial gradients, and some of other placements than the parameter's.
+// Sets gradients that are Partial or have other placements than their parameters.
 void set_gradients(Tensors& parameters, const Mesh* mesh, int step) {
   std::vector<Placements> placed = {
       {Partial(), Replicate()}, {Shard(0), Partial()}, {Shard(1), Shard(0)}};

@@ -39,7 +39,7 @@ TEST(GradScaler, FoldsTheScaleIntoOurSteps) {
   EXPECT_EQ(model.parameter.grad()[0].item<float>(), 512);  // not written
 }
 
-// Gradients would be divided by what nothing was multiplied by.
+// Without scaling, the gradients would be divided by a scale with which they were never multiplied.
 TEST(GradScaler, ALoopThatNeverScalesIsAMistake) {
   for (const bool unscales : {false, true}) {
     Model model;
@@ -54,7 +54,7 @@ TEST(GradScaler, ALoopThatNeverScalesIsAMistake) {
     };
     EXPECT_THROW(step(), InvalidArgument);
     EXPECT_EQ(model.parameter.detach().count_nonzero().item<std::int64_t>(), 0);
-    (void)scaler.current_scale();  // a loop that multiplies by itself
+    (void)scaler.current_scale();  // a loop that multiplies the loss itself
     EXPECT_NO_THROW(step());
   }
 }
@@ -81,7 +81,7 @@ void expect_skipped(float bad) {
   EXPECT_EQ(model.parameter.abs().max().item<float>(), 0);
   model.backward(scaler, 0.5);
   EXPECT_TRUE(scaler.step(sgd));
-  EXPECT_EQ(model.parameter[0].item<float>(), -0.5F);  // and nothing is left of the first scale
+  EXPECT_EQ(model.parameter[0].item<float>(), -0.5F);  // and the first scale has no effect any more
 }
 
 TEST(GradScaler, SkipsWhatIsNotFinite) {
@@ -91,7 +91,7 @@ TEST(GradScaler, SkipsWhatIsNotFinite) {
   }
 }
 
-// By whichever function, and in one call.
+// Clips by every function, and in one call.
 TEST(GradScaler, UnscalesBeforeClipping) {
   double norm = 0.5 * std::sqrt(1000.0);
   for (int way : {0, 1, 2, 3}) {
@@ -132,7 +132,7 @@ TEST(GradScaler, AStepThatIsLeftOutLeavesNothingBehind) {
   expect_left_out_once<torch::optim::SGD>();
 }
 
-// A small one would be 0 in float16; PyTorch refuses it too.
+// A small gradient would underflow to 0 in float16; PyTorch refuses it too.
 TEST(GradScaler, RefusesToWriteUnscaledHalves) {
   at::Tensor parameter = torch::zeros({10}, at::kHalf).requires_grad_();
   SGD ours({parameter}, SGDOptions(1.0));
@@ -159,7 +159,8 @@ TEST(GradScaler, TrainsHalvesThatWouldVanish) {
   at::Tensor parameter = torch::zeros({10}, at::kHalf).requires_grad_();
   SGD sgd({parameter}, SGDOptions(1e6));
   GradScaler scaler;
-  scaler.scale(parameter.to(at::kFloat).sum() * 1e-9).backward();  // halves end at 6e-8
+  // The smallest positive half is 6e-8.
+  scaler.scale(parameter.to(at::kFloat).sum() * 1e-9).backward();
   EXPECT_TRUE(scaler.step(sgd));
   EXPECT_NEAR(parameter[0].item<float>(), -1e-3, 1e-5);
 }
@@ -207,7 +208,7 @@ TEST(GradScaler, GoesThroughArchives) {
   EXPECT_THROW(again.load_state({.scale = -1}), BadInput);
 }
 
-// Which of 60 steps overflow.
+// Returns true for the steps of 60 that overflow.
 bool overflows(int step) { return step % 7 == 3 || (step > 40 && step < 46); }
 
 TEST(GradScaler, HasPyTorchsScales) {

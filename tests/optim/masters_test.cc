@@ -1,4 +1,4 @@
-// Parameters in 16 bits: what is updated is their float32 master.
+// Training of 16-bit parameters: updates go to their float32 masters.
 #include "optim/support.h"
 
 #include <lockstep/optim/adam.h>
@@ -19,14 +19,14 @@ using torch::optim::SGDOptions;
 
 const std::vector<std::vector<std::int64_t>> shapes{{40, 30}, {7}, {1}};
 
-// `small` trains in 16 bits, `wide` in float32 on the same gradients from the same values.
+// `small` trains in 16 bits; `wide` trains in float32 on the same gradients from the same values.
 struct Pair {
   explicit Pair(at::ScalarType dtype) : small(parameters_of(shapes, 0, dtype)) {
     for (const at::Tensor& parameter : small)
       wide.push_back(parameter.detach().to(at::kFloat).requires_grad_());
   }
   void set_gradients() {
-    test::set_gradients(small, wide);  // those of `wide` are the same numbers
+    test::set_gradients(small, wide);  // `wide` gets the same numbers
   }
   std::vector<at::Tensor> small, wide;
 };
@@ -60,7 +60,7 @@ TEST(Masters, TrainAsFloatParametersDo) {
 
 TEST(Masters, HoldWhatIsTooSmallForTheParameter) {
   at::Tensor parameter = torch::ones({100}, at::kBFloat16).requires_grad_();
-  SGD sgd({parameter}, SGDOptions(1e-4));  // a bfloat16 next to 1 is 4e-3 away
+  SGD sgd({parameter}, SGDOptions(1e-4));  // the next bfloat16 after 1 is 4e-3 away
   for (int step = 0; step < 100; ++step) {
     parameter.mutable_grad() = torch::ones({100}, at::kBFloat16);
     sgd.step();

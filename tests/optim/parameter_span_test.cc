@@ -1,4 +1,4 @@
-// What lies side by side is one span, whatever it is kept in; nothing else is.
+// Parameters that are adjacent in memory are one span, in every format; others are not.
 #include "optim/parameter_span.h"
 
 #include "optim/state_tensors.h"
@@ -57,7 +57,7 @@ TEST(Spans, MergeBlocksAtTheirEnds) {
 
 TEST(Spans, KeepApartWhatDiffers) {
   test::FlatParameters flat({{4}, {4}, {4}, {4}, {4}});
-  flat.parameters[1].mutable_grad() = torch::zeros({4});  // elsewhere
+  flat.parameters[1].mutable_grad() = torch::zeros({4});  // in other memory
   std::vector<OwnState> own;
   auto entries = entries_of(flat.parameters, own, StateFormat::float32);
   entries[4].age = 3;

@@ -1,4 +1,4 @@
-// Python's torch.optim.lr_scheduler is the oracle, value for value.
+// Python's torch.optim.lr_scheduler is the oracle for every value.
 #include <lockstep/optim/schedule.h>
 
 #include "support/python.h"
@@ -20,7 +20,7 @@ namespace {
 constexpr double base = 0.3;
 constexpr int shown_steps = 60;
 
-// One line a schedule: its name and the rates of steps 0, 1, ...
+// Prints one line per schedule: its name and the rates of steps 0, 1, ...
 constexpr const char* script = R"(
 import warnings
 import torch
@@ -95,7 +95,8 @@ std::map<std::string, Schedule> schedules() {
   };
 }
 
-// PyTorch computes most rates from the one before; what its roundings add up to is far below this.
+// PyTorch computes most rates from the previous rate; the accumulated rounding is far below this
+// tolerance.
 TEST(Schedules, HavePyTorchsValues) {
   if (!test::python()) GTEST_SKIP() << test::no_python;
   auto result = test::run_python(script);

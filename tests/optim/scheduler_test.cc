@@ -93,7 +93,7 @@ TEST(Scheduler, GoesThroughArchives) {
   in.load_from(bytes);
 
   AdamW again(two_groups());
-  for (auto& group : again.param_groups()) group.options().set_lr(77);  // as a loaded one has it
+  for (auto& group : again.param_groups()) group.options().set_lr(77);  // as after loading
   Scheduler resumed(again, cosine({.steps = 10}));
   resumed.load(in);
   EXPECT_EQ(resumed.step_number(), 4);

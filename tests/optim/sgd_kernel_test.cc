@@ -1,4 +1,4 @@
-// The vector kernel is the naive loop bit for bit, for every length and option.
+// The vector kernel equals the naive loop bit for bit, for every length and option.
 #include "optim/sgd_kernel.h"
 
 #include "optim/sgd_naive.h"
@@ -15,7 +15,7 @@ namespace {
 std::vector<float> random_values(std::size_t count, int seed) {
   std::mt19937 random(static_cast<unsigned>(seed));
   std::normal_distribution<float> normal;
-  std::vector<float> values(count + 1);  // what lies behind must stay
+  std::vector<float> values(count + 1);  // the element after the end must not change
   for (float& value : values) value = normal(random);
   return values;
 }

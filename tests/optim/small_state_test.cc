@@ -1,5 +1,5 @@
-// States in fewer bits: they train as well, they are small, and their stochastic rounding is the
-// same everywhere.
+// Compressed states: they train as well, they are small, and their stochastic rounding does not
+// depend on threads.
 #include "optim/support.h"
 
 #include <lockstep/base/error.h>
@@ -19,7 +19,7 @@ using test::set_gradients;
 using test::state_of;
 using torch::optim::AdamWOptions;
 
-// A small network learns a function; returns the mean loss of the last steps.
+// Trains a small network on a function and returns the mean loss of the last steps.
 template <class Make>
 double trained_loss(const Make& make) {
   torch::manual_seed(1);
@@ -32,7 +32,8 @@ double trained_loss(const Make& make) {
   constexpr int steps = 1000, last = 200;
   for (int step = 0; step < steps; ++step) {
     at::Tensor x = torch::randn({64, 8});
-    at::Tensor y = torch::sin(x.matmul(truth)) + 0.1 * torch::randn({64, 1});  // 0.01 stays
+    // The noise leaves a loss of 0.01.
+    at::Tensor y = torch::sin(x.matmul(truth)) + 0.1 * torch::randn({64, 1});
     optimizer->zero_grad();
     at::Tensor loss = torch::mse_loss(model->forward(x), y);
     loss.backward();
@@ -56,8 +57,8 @@ TEST(SmallState, TrainsAsWellAsFloat) {
   EXPECT_NEAR(adamw_loss(StateFormat::blockwise), wide, 0.25 * wide);
 }
 
-// A gradient's mean square moves by a thousandth a step, less than half of what 8 bits can tell:
-// rounding to nearest would keep the first value for ever.
+// In each step, a gradient's mean square changes by a thousandth, which is less than half of the
+// resolution of 8 bits: rounding to nearest would never change the first value.
 TEST(SmallState, FollowsSlowChanges) {
   for (StateFormat format : {StateFormat::bfloat16, StateFormat::blockwise}) {
     auto parameters = parameters_of({{64, 64}});
@@ -73,8 +74,8 @@ TEST(SmallState, FollowsSlowChanges) {
   }
 }
 
-// Where the momentum is near the end of its way, a step moves it by less than half of what its bits
-// can tell: rounding to nearest would leave it a quarter short of it.
+// When the momentum is close to its limit, a step changes it by less than half of its resolution:
+// rounding to nearest would stop a quarter away from the limit.
 TEST(SmallState, FollowsSlowChangesOfMomentum) {
   for (StateFormat format : {StateFormat::bfloat16, StateFormat::blockwise}) {
     auto parameters = parameters_of({{64, 64}});
@@ -110,7 +111,7 @@ TEST(SmallState, IsSmall) {
   EXPECT_EQ(bytes(StateFormat::blockwise), 25'600U * 2 + 100 * 8);
 }
 
-// The same numbers from parameters in one memory and in many, with one thread and with three.
+// Results are equal for parameters in one storage and in many, with one thread and with three.
 TEST(SmallState, StochasticRoundingDoesNotDependOnThreadsOrRuns) {
   const std::vector<std::vector<std::int64_t>> shapes{{300, 300}, {256}, {77}, {512, 256}};
   for (StateFormat format : {StateFormat::bfloat16, StateFormat::blockwise}) {

@@ -1,4 +1,4 @@
-// Optimizers whose state lies in memory of the caller's.
+// Optimizers whose state is in memory of the caller.
 #include <lockstep/optim/state_memory.h>
 
 #include <lockstep/optim/adam.h>
@@ -24,7 +24,7 @@ namespace {
 
 using torch::optim::Optimizer;
 
-// Ordinary memory that remembers what it was asked.
+// Ordinary memory that records the calls.
 class Remembering final : public StateMemory {
  public:
   at::Tensor zeros(std::int64_t count, at::ScalarType dtype) override {
@@ -102,7 +102,7 @@ const torch::optim::AdamWParamState& state_of(Optimizer& optimizer, const at::Te
       *optimizer.state().at(parameter.unsafeGetTensorImpl()));
 }
 
-// What a program or a checkpoint put there comes along with the next step.
+// State that a program or a checkpoint has put elsewhere is moved in the next step.
 TEST(StateMemory, TakesStateThatWasElsewhere) {
   auto plain = some_parameters(3), ours = some_parameters(3);
   AdamW expected(plain, torch::optim::AdamWOptions(0.01));
@@ -142,12 +142,13 @@ TEST(StateMemory, HasTheMastersOfParametersInSixteenBits) {
       if (i == 1) state.master_parameter = state.master_parameter.clone();  // as if loaded
     }
     for (std::size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(plain[i].equal(ours[i])) << i;
-    // Four new masters, one that was moved, and in each step master and moments of each parameter.
+    // Uses: four new masters, one master that is moved, and in each step the master and moments of
+    // each parameter.
     EXPECT_EQ(memory->used, 4 + 1 + 3 * 4 * 3);
   }
 }
 
-// 12 parameters of 16 MiB each, with gradient and state: several batches, and the next one is
+// 12 parameters of 16 MiB each, with gradient and state, make several batches; the next batch is
 // announced before the current one has ended.
 TEST(StateMemory, IsToldWhatComesNext) {
   std::vector<at::Tensor> parameters;
@@ -156,10 +157,10 @@ TEST(StateMemory, IsToldWhatComesNext) {
   AdamW adamw(parameters, torch::optim::AdamWOptions(0.01), {.memory = memory});
   step(adamw, parameters, 1);
   EXPECT_EQ(memory->used, 24);
-  EXPECT_EQ(memory->expected, 20);  // all but the first two parameters'
+  EXPECT_EQ(memory->expected, 20);  // those of all except the first two parameters
 }
 
-// Optimizers of LibTorch, and the tensors that each keeps of a parameter.
+// LibTorch's optimizers, with the state tensors per parameter of each.
 struct Theirs {
   std::function<std::unique_ptr<Optimizer>(std::vector<at::Tensor>)> make;
   bool made_at_once;
@@ -210,7 +211,7 @@ TEST(MoveState, TorchsOptimizersTakeTheSameStepsInOtherMemory) {
     std::size_t given = memory->given.size();
     EXPECT_GT(given, 0U);
     move_state(*found, memory);
-    EXPECT_EQ(memory->given.size(), given);  // all of it is there
+    EXPECT_EQ(memory->given.size(), given);  // state is allocated in one step
     EXPECT_TRUE(at::equal(memory->given[0].ne(0).any(), at::ones({}, at::kBool)));
   }
 }

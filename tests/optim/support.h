@@ -1,4 +1,4 @@
-// What the optimizers' tests share: parameters, gradients, and distances between results.
+// Helpers of the optimizers' tests: parameters, gradients, and distances between results.
 #pragma once
 
 #include <torch/torch.h>
@@ -17,14 +17,15 @@ inline constexpr double most_ulps = 8;  // from torch::optim
 inline constexpr double no_limit = std::numeric_limits<double>::infinity();
 inline constexpr float infinite = std::numeric_limits<float>::infinity();
 
-// Units in the last place of a float of that magnitude.
+// Returns the unit in the last place of a float of that magnitude.
 inline double ulp_of(double magnitude) {
   return std::exp2(std::floor(std::log2(std::max(magnitude, 1e-30))) - 23);
 }
 
-// The largest distance of two float tensors, in units in the last place of the largest magnitude
-// that an element had: of `scale` where that is given (its path may have been longer than its end),
-// and at least of 1e-6, below which there are only differences of rounding errors.
+// Returns the largest distance of two float tensors in units in the last place. The unit is that of
+// the largest magnitude of each element, or of `scale` if that is given (values on the way may have
+// been larger than at the end). Magnitudes below 1e-6 count as 1e-6, because smaller values are
+// only rounding errors.
 inline double ulps_between(const at::Tensor& a, const at::Tensor& b, const at::Tensor& scale = {}) {
   at::Tensor x = a.detach().to(at::kDouble).contiguous().flatten();
   at::Tensor y = b.detach().to(at::kDouble).contiguous().flatten();
@@ -59,7 +60,7 @@ inline std::vector<at::Tensor> copies_of(const std::vector<at::Tensor>& paramete
   return copies;
 }
 
-// Random ones, the same for both.
+// Sets random gradients, equal for both.
 inline void set_gradients(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
   for (std::size_t i = 0; i < a.size(); ++i) {
     a[i].mutable_grad() = torch::randn(a[i].sizes(), a[i].options().requires_grad(false));
@@ -67,7 +68,7 @@ inline void set_gradients(const std::vector<at::Tensor>& a, const std::vector<at
   }
 }
 
-// Parameters that lie side by side in one memory, as a flat unit has them, with gradients alike.
+// Parameters that are adjacent in one storage, as in a flat unit, with gradients likewise.
 struct FlatParameters {
   explicit FlatParameters(const std::vector<std::vector<std::int64_t>>& shapes) {
     std::int64_t count = 0;

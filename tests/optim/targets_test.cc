@@ -1,5 +1,5 @@
-// The kernels of every instruction set that this machine has: the same bits for formats and
-// rounding, and the same numbers for updates up to the roundings that fused multiply-add saves.
+// Kernels for every instruction set of this host: conversions and rounding are equal bit for bit,
+// and updates are equal up to the rounding that fused multiply-add saves.
 #include "optim/targets.h"
 #include "optim/adam_kernel.h"
 #include "optim/scan_kernel.h"
@@ -20,11 +20,11 @@ using test::bits_of;
 
 constexpr std::int64_t count = 1003;
 
-// While it lives, kernels are those of one instruction set.
+// Selects the kernels of one instruction set during its lifetime.
 class Chosen {
  public:
   explicit Chosen(std::int64_t target) { choose(target); }
-  ~Chosen() { choose(0); }  // 0: whatever the machine has
+  ~Chosen() { choose(0); }  // 0: the default of the host
 
  private:
   static void choose(std::int64_t target) {
@@ -40,7 +40,7 @@ std::vector<std::int64_t> targets() {
   return found;
 }
 
-// What a function leaves in its tensors, on each instruction set.
+// Returns the tensors of `function` for each instruction set.
 template <class Function>
 std::vector<std::vector<at::Tensor>> on_each(const Function& function) {
   std::vector<std::vector<at::Tensor>> results;
