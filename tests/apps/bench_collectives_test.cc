@@ -1,4 +1,4 @@
-// lockstep bench collectives: what it measures adds up.
+// lockstep bench collectives: the measurements are consistent.
 #include "apps/bench_output.h"
 
 #include <map>
@@ -18,7 +18,7 @@ const std::string brief = " --rounds 2 --turn 0.001 ";
 const std::string every_op =
     " --op all_reduce,all_gather,reduce_scatter,broadcast,all_to_all,reduce,gather,scatter,barrier";
 
-// The ranks themselves compare the result of each operation with the one that is known.
+// The ranks themselves compare the result of each operation with the expected one.
 TEST_F(BenchCollectives, EveryOperationIsARowForEachSizeAndKindOfMemory) {
   auto rows = rows_of("collectives --ranks 3 --from 1 --to 4KiB --factor 4096" + every_op + brief);
   std::set<std::pair<std::string, std::string>> seen;
@@ -35,7 +35,7 @@ TEST_F(BenchCollectives, EveryOperationIsARowForEachSizeAndKindOfMemory) {
                      row.at("bytes").get<double>() / row.at("p50_s").get<double>());
     seen.emplace(row.at("op"), row.at("memory"));
   }
-  // Only an all_gather can lie in node-shared memory; a barrier has neither tensors nor sizes.
+  // Only an all_gather can use node-shared memory; a barrier has neither tensors nor sizes.
   EXPECT_EQ(seen.size(), 8 * 2 + 1 + 1);
   EXPECT_EQ(rows.size(), 2 * (8 * 2 + 1) + 1);
 }
@@ -68,7 +68,7 @@ TEST_F(BenchCollectives, RanksAreThoseOfALauncher) {
   EXPECT_EQ(rows_of("collectives --ranks 1 --from 4KiB --to 4KiB" + brief).front().at("ranks"), 1);
 }
 
-// A share above 1 would be a wrong bound; this run is too short and too disturbed to say more.
+// A share above 1 would mean a wrong bound; this run is too short and too disturbed to check more.
 TEST_F(BenchCollectives, ABoundStandsBesideLargeTensors) {
   for (const json& row :
        rows_of("collectives --from 32MiB --to 32MiB --memory arena --rounds 2 --turn 0.01")) {

@@ -1,4 +1,4 @@
-// What the benchmarks compute from what they measure.
+// The values that benchmarks compute from their measurements.
 #include "apps/bench/collectives/kinds.h"
 #include "apps/bench/collectives/summary.h"
 #include "apps/bench/collectives/values.h"
@@ -19,10 +19,9 @@ namespace lockstep::apps {
 namespace {
 
 using Values = std::vector<float>;
-using Ranks = std::vector<Values>;  // of each rank
+using Ranks = std::vector<Values>;  // one entry per rank
 
-// The operations as their definitions say them, element by element. Outputs that mean nothing are
-// empty.
+// Computes the operations element by element from their definitions. Undefined outputs are empty.
 Ranks outputs_of(Collective op, const Ranks& inputs) {
   auto ranks = inputs.size(), count = inputs.front().size();
   Values sum(count, 0), all;
@@ -85,7 +84,7 @@ INSTANTIATE_TEST_SUITE_P(, CheckedValues,
                          testing::Values(std::pair{1, 5}, std::pair{2, 3}, std::pair{3, 4099},
                                          std::pair{5, 8191}));
 
-// A part of another rank, and a part in another place, must not pass.
+// A part of another rank, and a part at another position, must be detected.
 TEST(InputValues, DifferByRankAndPlace) {
   CheckedCall gathered{.op = Collective::all_gather, .rank = 0, .ranks = 2, .whole = 8192};
   auto inputs = inputs_of(Collective::all_gather, 2, 8192);
@@ -100,7 +99,7 @@ TEST(InputValues, DifferByRankAndPlace) {
   EXPECT_EQ(first_wrong(reduced, sums), 0);
 }
 
-// A sum of 64 ranks is exact in fp32.
+// A sum over 64 ranks is exact in fp32.
 TEST(InputValues, HaveExactSums) {
   CheckedCall call{.op = Collective::all_reduce, .rank = 0, .ranks = 64, .whole = 8192};
   for (std::int64_t i : {0, 4092, 4093, 8191}) {
@@ -111,7 +110,7 @@ TEST(InputValues, HaveExactSums) {
   }
 }
 
-// NVIDIA/nccl-tests, doc/PERFORMANCE.md.
+// As defined in NVIDIA/nccl-tests, doc/PERFORMANCE.md.
 TEST(Bandwidth, OfTheBusIsThatOfNcclTests) {
   EXPECT_DOUBLE_EQ(bus_share(Collective::all_reduce, 4), 2 * 3.0 / 4);
   EXPECT_DOUBLE_EQ(bus_share(Collective::reduce_scatter, 4), 3.0 / 4);

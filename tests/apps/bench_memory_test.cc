@@ -1,4 +1,4 @@
-// lockstep bench memory: counters agree with the formulas, and pages are measured.
+// lockstep bench memory: counters agree with the formulas, and resident memory is measured.
 #include "apps/bench_output.h"
 
 #include <set>
@@ -11,7 +11,7 @@ using nlohmann::json;
 
 class BenchMemory : public test::BenchTest {};
 
-// Widths that three ranks cannot divide evenly are padded; 256 x 4 pads by little.
+// Widths that three ranks cannot divide evenly are padded; 256 x 4 needs little padding.
 TEST_F(BenchMemory, CountersAreThoseOfTheFormulas) {
   for (int ranks = 1; ranks <= 3; ++ranks) {
     std::set<std::string> seen;
@@ -25,8 +25,8 @@ TEST_F(BenchMemory, CountersAreThoseOfTheFormulas) {
   }
 }
 
-// The processes are small here, so this says that what is measured is there and not far from what
-// is expected, not how close it is.
+// The processes are small here, so this test only checks that the measurement exists and is near
+// the expected value.
 TEST_F(BenchMemory, PagesAreMeasured) {
   for (const char* mode : {"ddp", "optimizer", "gradients", "full"})
     for (const char* deferred : {"", " --deferred"}) {

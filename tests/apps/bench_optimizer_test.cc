@@ -1,4 +1,4 @@
-// lockstep bench optimizer: every state is measured beside the memory pass.
+// lockstep bench optimizer: every state is measured and compared with the memory pass.
 #include "apps/bench_output.h"
 
 #include <set>

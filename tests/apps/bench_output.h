@@ -20,7 +20,7 @@ class BenchTest : public ::testing::Test {
       GTEST_SKIP() << "lockstep-bench was not built";
   }
 
-  // `before` stands before the program: a launcher, or variables.
+  // `before` precedes the program on the command line: a launcher, or variables.
   static ShellResult bench(const std::string& words, const std::string& before = "") {
     return shell(before + program("lockstep-bench") + " " + words);
   }

@@ -1,4 +1,4 @@
-// lockstep bench step: every mode trains alike, and a program can read what is printed.
+// lockstep bench step: all modes give the same losses, and the output can be parsed.
 #include "apps/bench_output.h"
 
 #include <cmath>
@@ -16,7 +16,8 @@ class BenchStep : public test::BenchTest {};
 constexpr std::int64_t width = 256, depth = 4;
 constexpr std::int64_t parameters = depth * (width + 1) * width;
 
-// The command itself compares the losses; every mode holds what its level says, or units on top.
+// The command itself compares the losses. Every mode has the bytes of its level, plus gathered
+// units.
 TEST_F(BenchStep, EveryModeIsARowThatTrainsAlike) {
   const std::map<std::string, double> bytes{{"none", 16},      {"ddp", 16}, {"optimizer", 12},
                                             {"gradients", 10}, {"full", 8}, {"full-node-shared", 8},
@@ -36,7 +37,7 @@ TEST_F(BenchStep, EveryModeIsARowThatTrainsAlike) {
     for (const char* part : {"cpu_forward_s", "cpu_backward_s", "cpu_update_s"})
       EXPECT_GT(row.at(part), 0) << part;
     EXPECT_GE(row.at("bytes").get<double>(), bytes.at(mode) * parameters);
-    // tensor adds its sums in another order.
+    // Mode tensor adds its sums in another order.
     EXPECT_NEAR(row.at("losses").at(0), rows.front().at("losses").at(0), 1e-6);
   }
   for (const auto& [mode, times] : seen) EXPECT_EQ(times, 2) << mode;
@@ -46,7 +47,7 @@ TEST_F(BenchStep, TheGptTrains) {
   auto rows = rows_of(
       "step --model gpt --size 96x2 --mode ddp,full --optimizer fused --rounds 1 --steps 1");
   ASSERT_EQ(rows.size(), 2);
-  // Of 65 characters that nothing is known of yet.
+  // The initial loss for 65 equally likely characters.
   EXPECT_NEAR(rows.front().at("losses").at(0), std::log(65), 0.1);
 }
 

@@ -1,4 +1,4 @@
-// lockstep checkpoint convert, between what lockstep-train writes and the files of PyTorch and of
+// lockstep checkpoint convert between the output of lockstep-train, files of PyTorch and files of
 // the model hubs.
 #include "apps/shell.h"
 #include "support/python.h"
@@ -48,7 +48,7 @@ class Converted : public testing::Test {
   test::TemporaryFolder folder_;
 };
 
-// There and back again: every file of tensors has the same ones.
+// After conversion in both directions, every file has the same tensors.
 TEST_F(Converted, RunsBecomeAnyFormAndComeBack) {
   train("mlp --out mine --steps 4 --save-every 4 --layers 2 --width 8");
   expect("convert mine all.pt", 0,
@@ -70,7 +70,7 @@ TEST_F(Converted, RunsBecomeAnyFormAndComeBack) {
   expect("show shards", 0, {"a folder of safetensors, "});
 }
 
-// The three lines of docs/checkpoints.md by which a Python optimizer takes states by name.
+// The three lines of docs/checkpoints.md with which a Python optimizer loads states by name.
 TEST_F(Converted, PythonGoesOnWithARun) {
   train("mlp --out mine --steps 3 --save-every 3 --layers 2 --width 8");
   expect("convert mine all.pt", 0, {});
@@ -118,7 +118,7 @@ TEST_F(Converted, ATrainedGptIsAGpt2OfTheHubs) {
   expect("convert hub copy --shard-bytes 2000", 0, {"copy: "});
   EXPECT_TRUE(std::filesystem::exists(folder_ / "copy/config.json"));
   expect("convert hub gpt2.pt", 0, {});
-  // A folder with weights in a pickle, as transformers saves with safe_serialization=False.
+  // A folder with pickled weights, as transformers saves with safe_serialization=False.
   std::filesystem::create_directory(folder_ / "bin");
   std::filesystem::copy(folder_ / "hub/config.json", folder_ / "bin/config.json");
   std::filesystem::copy(folder_ / "gpt2.pt", folder_ / "bin/pytorch_model.bin");
@@ -126,7 +126,7 @@ TEST_F(Converted, ATrainedGptIsAGpt2OfTheHubs) {
   expect("convert bin hub2", 0, {"hub2: "});
   EXPECT_TRUE(std::filesystem::exists(folder_ / "hub2/config.json"));
   expect("diff hub/model.safetensors hub2/model.safetensors", 0, {"the same"});
-  // Nothing goes on from it: not `lockstep train`, whose run it is not.
+  // `lockstep train` cannot resume from it, because it is not a run of that program.
   expect("convert hub run/step-00000000", 1, {"is no checkpoint that a run goes on from"});
   EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
   expect_python(R"(
@@ -156,7 +156,7 @@ assert config["num_key_value_heads"] == 1 and config["num_attention_heads"] == 2
   EXPECT_TRUE(std::filesystem::exists(folder_ / "copy/config.json"));
 }
 
-// get_extra_state() of a module may be any value.
+// get_extra_state() of a module may return any value.
 TEST_F(Converted, ExtraStateOfModulesIsLeftOut) {
   expect_python(R"(
 class Extra(torch.nn.Module):

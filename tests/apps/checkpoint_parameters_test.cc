@@ -1,5 +1,5 @@
-// lockstep checkpoint convert: the states of a Python optimizer that numbers its parameters go to
-// the parameters that Python's load_state_dict() gives them to, or are refused.
+// lockstep checkpoint convert: the states of a Python optimizer that numbers its parameters are
+// assigned to the same parameters as by Python's load_state_dict(), or are refused.
 #include "apps/shell.h"
 #include "support/python.h"
 #include "support/temporary_folder.h"
@@ -15,7 +15,7 @@ namespace {
 
 using test::program;
 
-// `convert` returns "" after comparing each state with the one of PyTorch's optimizer, or the
+// `convert` compares each state with that of PyTorch's optimizer and returns "", or returns the
 // message of a refusal.
 constexpr const char* common = R"(
 import os, pickle, shutil, subprocess, sys, warnings, torch
@@ -98,7 +98,7 @@ for model in chain(12), Swap(), chain(2, bias=True):
 )");
 }
 
-// Ranks divide the tensors that all of them have, so that .metadata lists these in another order.
+// Ranks split the writing of common tensors, so .metadata lists them in another order.
 TEST_F(NumberedParameters, OfADistributedCheckpointOfSeveralRanksAreInTheModelsOrder) {
   expect_python(R"(
 import torch.distributed as dist, torch.distributed.distributed_c10d as c10d
@@ -156,7 +156,7 @@ assert "0 is called '2.bias', which has sizes [3], but its state has sizes [3, 4
 )");
 }
 
-// Decay and no decay, as nanoGPT has them, and its head is tied to the embedding.
+// Groups with and without weight decay, as in nanoGPT, whose head is tied to the embedding.
 TEST_F(NumberedParameters, OfGroupsByDimsAndATiedHeadAreKnown) {
   expect_python(R"(
 class Small(nn.Module):
@@ -191,7 +191,7 @@ assert "has states of sizes [7, 4] for 1 of them; the model has 2" in convert("b
 )");
 }
 
-// The oracle is Python's load_state_dict(): convert finds the same states or refuses.
+// The oracle is Python's load_state_dict(): convert assigns the same states or refuses.
 TEST_F(NumberedParameters, OfRandomModelsAndGroupsAreRightOrRefused) {
   const std::string said = expect_python(R"(
 import random

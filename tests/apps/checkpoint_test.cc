@@ -1,4 +1,4 @@
-// lockstep-checkpoint as its users start it, on runs of lockstep-train.
+// lockstep-checkpoint as started by users, on runs of lockstep-train.
 #include "apps/shell.h"
 #include "support/temporary_folder.h"
 
@@ -74,7 +74,7 @@ TEST_F(SavedCheckpoints, AreVerifiedEachByItself) {
   expect("ls mine", 1, {"step-00000004  ", "step-00000006  ", "mine/step-00000002/layout.json"});
 }
 
-// What each rank has of its own is in the checkpoint; other forms have no place for it.
+// A checkpoint has the state of each rank; other formats cannot store it.
 TEST_F(SavedCheckpoints, HaveTensorsOfRanksOwnInThem) {
   const ShellResult trained =
       run("train mlp --out copies --steps 4 --layers 2 --width 8 --threads 1 --local-sgd 2 -n 2");
@@ -89,7 +89,7 @@ TEST_F(SavedCheckpoints, HaveTensorsOfRanksOwnInThem) {
   expect("verify copies", 1, {own + ": tensor ", "is damaged"});
 }
 
-// As PyTorch writes it: any of its bytes may be another one, and nobody can tell.
+// PyTorch writes no checksums, so damage to a byte cannot be detected.
 TEST_F(SavedCheckpoints, WithoutChecksumsAreNotCalledWhole) {
   const std::string header = R"({"w":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}   )";
   std::ofstream(folder_ / "plain.safetensors", std::ios::binary)
@@ -130,7 +130,7 @@ TEST_F(SavedCheckpoints, AreWrittenInOtherFiles) {
   expect("show mine --shards 2", 2, {"--shards is an option of reshard"});
 }
 
-// As doubles they would be equal.
+// Converted to double, they would be equal.
 TEST_F(SavedCheckpoints, LargeIntegersDifferByOne) {
   const auto write = [&](const char* name, const char* dtype, const std::string& bytes) {
     std::string header =
@@ -164,7 +164,7 @@ TEST_F(SavedCheckpoints, DifferInWhatIsSaid) {
   expect("diff mine mine/model.safetensors", 1, {"expected two checkpoints or two files"});
 }
 
-// All ranks fail together: one says why, and none looks as if it had been lost.
+// All ranks fail together: one reports the reason, and none looks as if it had been lost.
 TEST(FailedSaves, AreOneLineOfAllRanks) {
   if (!std::filesystem::exists(program("lockstep-train")))
     GTEST_SKIP() << "lockstep-train was not built";

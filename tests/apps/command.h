@@ -45,7 +45,7 @@ inline std::string content(const sys::FileDescriptor& file) {
   return text;
 }
 
-// Waits; a program that hangs is left to the watchdog.
+// Waits for the program to end; the watchdog handles a program that hangs.
 inline Finished finish(Started started) {
   const auto status = started.process.wait(Deadline::never());
   return {*status, content(started.output), content(started.error)};

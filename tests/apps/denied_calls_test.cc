@@ -1,5 +1,5 @@
-// `lockstep run` where an old kernel or a container refuses a system call: it does without, or says
-// in one line what was refused. Neither hangs, and no rank is left.
+// `lockstep run` if an old kernel or a container refuses a system call: it works without the call,
+// or reports in one line which call was refused. It neither hangs nor leaves a rank behind.
 #include "support/denied_calls.h"
 
 #include "support/messages.h"
@@ -37,7 +37,7 @@ struct Outcome {
   std::string output, error;
 };
 
-// Standard input goes to rank 0, which waits for its end.
+// Standard input goes to rank 0, which reads it to the end.
 constexpr const char* rank_program =
     "if [ $RANK = 0 ]; then words=$(cat); else words=none; fi; echo $RANK/$WORLD_SIZE $words";
 
@@ -81,7 +81,7 @@ Outcome run_without(const DeniedCall& call, const std::string& mark) {
   return outcome;
 }
 
-// Processes of the run: their command lines have the mark.
+// Counts the processes of the run, whose command lines contain the mark.
 int count_left(const std::string& mark) {
   int count = 0;
   for (const auto& entry : fs::directory_iterator("/proc")) {
@@ -89,7 +89,7 @@ int count_left(const std::string& mark) {
     if (!fs::is_directory(entry.path() / "task", none)) continue;
     try {
       count += test::contains(sys::read_file(entry.path() / "cmdline"), mark) ? 1 : 0;
-    } catch (const std::exception&) {  // it has ended
+    } catch (const std::exception&) {  // the process has ended
     }
   }
   return count;
@@ -108,7 +108,7 @@ void expect_one_line(const Outcome& outcome, const DeniedCall& call) {
   const auto says = [&](int error) {
     return test::contains(outcome.error, std::generic_category().message(error));
   };
-  // For a thread, glibc makes EAGAIN of ENOMEM.
+  // When creating a thread, glibc turns ENOMEM into EAGAIN.
   EXPECT_TRUE(says(call.error) || (call.error == ENOMEM && says(EAGAIN))) << outcome.error;
 }
 

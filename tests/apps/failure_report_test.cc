@@ -1,4 +1,4 @@
-// A failure that all ranks share, as a user of `lockstep run` sees it: once, with the ranks named,
+// A failure of all ranks as a user of `lockstep run` sees it: printed once, with the ranks named,
 // and with flight records that `lockstep report hang` explains.
 #include <gtest/gtest.h>
 
@@ -68,7 +68,7 @@ TEST_P(SharedFailure, IsShownOnceAndExplainedByItsRecords) {
                                "the last call that all of them completed: broadcast #"});
 }
 
-// The others wait for it in init(), which gives them 5 minutes.
+// The others wait for this rank in init(), whose timeout is 5 minutes.
 TEST_P(SharedFailure, OfARankThatEndsWellBeforeInitIsSeenAtOnce) {
   const auto begin = Clock::now();
   const Finished run = lockstep_command({"run", "-n", "3", "--failure-grace", "5", "sh", "-c",

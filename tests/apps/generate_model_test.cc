@@ -1,4 +1,4 @@
-// `lockstep generate --model` on a folder that tests/hub/reference.py makes, and its own tokens.
+// `lockstep generate --model` with a folder from tests/hub/reference.py, and with its token ids.
 #include "apps/shell.h"
 #include "support/python.h"
 #include "support/temporary_folder.h"
@@ -42,7 +42,7 @@ class GenerateFromModel : public testing::Test {
 TEST_F(GenerateFromModel, PrintsTheTokensOfPlainPython) {
   EXPECT_EQ(generate(model() + " --tokens 1,2,3 --greedy").output,
             ask({"generate", folder.path().string(), "1,2,3", "20"}));
-  // Beyond its max_position_embeddings, 32, the model sees all tokens.
+  // Even beyond its max_position_embeddings, 32, the model sees all tokens.
   EXPECT_EQ(generate(model() + " --tokens 5 --new-tokens 40 --temperature 0").output,
             ask({"generate_all", folder.path().string(), "5", "40"}));
 }

@@ -1,4 +1,4 @@
-// lockstep-generate and lockstep-eval as their users start them, on a run of lockstep-train.
+// lockstep-generate and lockstep-eval as started by users, on a run of lockstep-train.
 #include "apps/shell.h"
 #include "support/python.h"
 #include "support/temporary_folder.h"
@@ -19,7 +19,7 @@ using test::program;
 using test::shell;
 using test::ShellResult;
 
-// One run for all tests: a text of three-byte characters too, which it knows by heart in the end.
+// One run for all tests. Its text also has three-byte characters, and the model learns it by heart.
 class SavedRun : public testing::Test {
  protected:
   static void SetUpTestSuite() {
@@ -95,7 +95,7 @@ TEST_F(GenerateProgram, RanksOfTensorParallelismWriteTheSameText) {
       << alone.output;
 }
 
-// A model with mixtures: each rank has all experts, and half of all else.
+// In a model with mixtures, each rank has all experts and half of everything else.
 TEST_F(GenerateProgram, RanksOfTensorParallelismComputeMixturesToo) {
   const ShellResult trained = in_folder(
       "lockstep-train moe --data text.txt --out runs/moe --layers 2 --heads 2 --width 16 "
@@ -111,7 +111,7 @@ TEST_F(GenerateProgram, ReadsThePromptFromStandardInput) {
   EXPECT_EQ(piped.output, "abacus ∞ banana\n");
 }
 
-// What would take hours in all is there at once in its beginning.
+// A generation that would take hours prints its beginning at once.
 TEST_F(GenerateProgram, PrintsWhileItMakes) {
   ShellResult head = shell(program("lockstep-generate") + " " + (*folder_ / "runs/mine").string() +
                            " --prompt a --tokens 1000000000 | head -c 20");
@@ -176,7 +176,7 @@ TEST_F(EvalProgram, AMistakeIsOneLine) {
   }
 }
 
-// The first block of ```python in docs/training.md.
+// Returns the first ```python block in docs/training.md.
 std::string python_of_the_document() {
   std::string text = sys::read_file(LOCKSTEP_SOURCE_DIR "/docs/training.md");
   const std::string begin = "```python\n", end = "```\n";

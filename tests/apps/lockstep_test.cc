@@ -24,7 +24,7 @@ TEST(Lockstep, HelpListsItsCommands) {
   }
 }
 
-// What the list says of a command names all that the command can do.
+// The description in the list of commands names everything that the command can do.
 TEST(Lockstep, HelpNamesEveryVerbOfTheCheckpointCommand) {
   if (!std::filesystem::exists(std::string(LOCKSTEP_PROGRAM_DIR) + "/lockstep-checkpoint"))
     GTEST_SKIP() << "lockstep-checkpoint was not built";
@@ -69,7 +69,7 @@ TEST(Lockstep, ASiblingProgramIsACommand) {
   EXPECT_NE(ask("gret").error.find("did you mean 'greet'?"), std::string::npos);
 }
 
-// Before LibTorch is loaded, which asks once.
+// The setting must exist before LibTorch is loaded, which reads it once.
 TEST(Lockstep, ASiblingsThreadsSpinBrieflyUnlessTheUserSaysHowTheyWait) {
   const test::TemporaryFolder folder;
   std::filesystem::copy_file(lockstep_program(), folder / "lockstep");

@@ -22,14 +22,14 @@ using namespace std::chrono_literals;
 
 const std::string loop = LOCKSTEP_PROGRAM_DIR "/../tests/programs/all_reduce_loop";
 
-// From "[rank 1] pid 77"; 0 when it is not there.
+// Parses "[rank 1] pid 77"; returns 0 if the line is missing.
 pid_t pid_of_rank(const std::string& output, int rank) {
   const std::string line = "[rank " + std::to_string(rank) + "] pid ";
   const std::size_t at = output.find(line);
   return at == std::string::npos ? 0 : std::stoi(output.substr(at + line.size()));
 }
 
-// All of a run's processes, once every rank has gone through some steps.
+// Returns the pids of all ranks, once every rank has made some steps.
 std::vector<pid_t> await_ranks(const Started& run, int ranks) {
   std::vector<pid_t> pids;
   const Deadline limit = Deadline::after(40s);
@@ -93,7 +93,7 @@ TEST_F(LostRank, WhenTheAgentIsKilledAllRanksEndWithinASecond) {
   EXPECT_EQ(test::shared_files(), shared_before);
 }
 
-// What stands between the agent and the rank: a script, "$0" is the rank's program.
+// A wrapper script between the agent and the rank; "$0" is the rank's program.
 class WrappedRank : public testing::TestWithParam<const char*> {
   void SetUp() override {
     if (!std::filesystem::exists(loop)) GTEST_SKIP() << "all_reduce_loop was not built";
@@ -117,7 +117,7 @@ TEST_P(WrappedRank, EndsWithTheAgentToo) {
 INSTANTIATE_TEST_SUITE_P(Wrappers, WrappedRank,
                          testing::Values("\"$0\"; true", "setsid -w \"$0\"; true",
                                          "setsid sh -c 'exec \"$0\"' \"$0\" & wait",
-                                         // Only what the rank does by itself is left.
+                                         // Only the rank's own measures are left.
                                          "env -u TORCHELASTIC_RUN_ID setsid -w \"$0\"; true"));
 
 }  // namespace

@@ -1,4 +1,4 @@
-// `lockstep plan pipeline`: what it prints and writes.
+// `lockstep plan pipeline`: its output and its files.
 #include "apps/command.h"
 
 #include "support/temporary_folder.h"

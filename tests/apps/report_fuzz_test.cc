@@ -1,5 +1,5 @@
-// `lockstep report hang` on records that are damaged or made to deceive: it explains or refuses
-// them, in time, and prints nothing that a terminal would obey.
+// `lockstep report hang` on records that are damaged or malicious: it explains or refuses them in
+// bounded time, and prints no terminal control sequences.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -43,7 +43,7 @@ std::string some_record(int rank, Random& random) {
          calls + "]}";
 }
 
-// JSON still, but with something else in it.
+// Changes some content; the record stays valid JSON.
 std::string with_other_words(std::string record, Random& random) {
   static const std::vector<std::pair<std::string, std::string>> changes{
       {"\"size\": 3", "\"size\": 2147483647"},

@@ -1,4 +1,4 @@
-// `lockstep report hang` on records that tell one story each, and on files that are none.
+// `lockstep report hang` on records of one incident each, and on files that are not records.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -16,7 +16,7 @@
 namespace lockstep::apps {
 namespace {
 
-// One call of a record; posted at second `at` of the story.
+// Makes one call of a record, posted at second `at` of the incident.
 std::string call(int number, const std::string& words, int sequence, double at,
                  const std::string& progress, int group = 0) {
   std::string text =
@@ -159,7 +159,7 @@ TEST_F(HangReport, FilesThatAreNoRecordsAreOneLineEachAndTheOthersAreRead) {
       << finished.output;
 }
 
-// A record of rank 0 of 2 with one of its values replaced.
+// Makes a record of rank 0 of 2 with one of its values replaced.
 std::string record_with(const std::string& from, const std::string& to) {
   std::string text =
       R"({"lockstep_flight_record": 1, "rank": 0, "size": 2, "engine": "shm", "host": "here",)"
@@ -238,12 +238,12 @@ TEST_F(HangReport, ManyGroupsTakeLinearTime) {
   }
   const auto start = Clock::now();
   const Finished finished = report();
-  EXPECT_LT(Clock::now() - start, std::chrono::seconds(20));  // of squares it took 90
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(20));  // a quadratic algorithm took 90 s
   EXPECT_EQ(finished.status.code, 0) << finished.error;
   EXPECT_EQ(std::count(finished.output.begin(), finished.output.end(), '\n'), 3 * groups + 1);
 }
 
-// The memory of the program is limited, so that a tree of all these lists would be the end of it.
+// The memory of the program is limited: building a tree of all these lists would exceed it.
 TEST_F(HangReport, DeepAndLargeTextsTakeLittleMemory) {
   write("deep.json", "{\"lockstep_flight_record\": " + std::string(20'000'000, '['));
   write("wide.json", "{\"lockstep_flight_record\": [" + std::string(40'000'000, ',') + "]}");

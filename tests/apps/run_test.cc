@@ -1,4 +1,4 @@
-// The program `lockstep` itself, as a user starts it.
+// The program `lockstep` as started by users.
 #include "apps/command.h"
 
 #include <gtest/gtest.h>
@@ -120,7 +120,7 @@ TEST(LockstepRun, SeveralNodesAreOneRun) {
   }
 }
 
-// Until a program has printed that on standard error.
+// Waits until a program has printed these words on standard error.
 void await_error(const Started& run, const std::string& words) {
   const Deadline limit = Deadline::after(20s);
   while (content(run.error).find(words) == std::string::npos && !limit.passed())
@@ -256,7 +256,7 @@ TEST(LockstepRun, StartsInMilliseconds) {
     EXPECT_EQ(lockstep_command({"run", "-n", "2", "true"}).status.code, 0);
     best = std::min<Duration>(best, Clock::now() - begin);
   }
-  EXPECT_LT(best, 200ms);  // what loading LibTorch alone would take is more than that
+  EXPECT_LT(best, 200ms);  // loading LibTorch alone would take longer
 }
 
 }  // namespace

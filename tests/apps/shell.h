@@ -1,4 +1,4 @@
-// Runs a line of shell and returns what came of it.
+// Runs a shell command and returns its result.
 #pragma once
 
 #include <array>
@@ -27,7 +27,7 @@ inline ShellResult shell(const std::string& line) {
   return result;
 }
 
-// A program of this build.
+// Returns the path of a program of this build.
 inline std::string program(const std::string& name) {
   return std::string(LOCKSTEP_PROGRAM_DIR) + "/" + name;
 }

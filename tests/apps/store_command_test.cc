@@ -1,4 +1,4 @@
-// `lockstep store`, as a user starts it.
+// `lockstep store` as started by users.
 #include "apps/command.h"
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ std::string make_secret(const test::TemporaryFolder& folder) {
   return secret;
 }
 
-// Until a program has printed that.
+// Waits until a program has printed these words.
 void await_output(const Started& run, const std::string& words) {
   const Deadline limit = Deadline::after(20s);
   while (content(run.output).find(words) == std::string::npos && !limit.passed())

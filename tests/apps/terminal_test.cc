@@ -1,4 +1,4 @@
-// The progress line of `lockstep train` as a terminal gets it, from one process and through the
+// The progress line of `lockstep train` on a terminal, from a single process and through the
 // launcher.
 #include "apps/command.h"
 
@@ -21,7 +21,7 @@ namespace {
 
 constexpr int columns = 62;
 
-// Starts `lockstep WORDS` with standard output on a new terminal. Returns what it wrote.
+// Starts `lockstep WORDS` with standard output on a new terminal. Returns the output.
 std::string on_terminal(const std::vector<std::string>& words,
                         const std::vector<std::string>& variables) {
   const sys::FileDescriptor master = test::make_pseudo_terminal();
@@ -43,7 +43,7 @@ std::string on_terminal(const std::vector<std::string>& words,
   terminal.reset();
   std::string written;
   char buffer[4096];
-  // When the last process has closed the terminal, reading fails.
+  // Reading fails once the last process has closed the terminal.
   while (const ssize_t count = ::read(master.get(), buffer, sizeof(buffer))) {
     if (count < 0) break;
     written.append(buffer, static_cast<std::size_t>(count));
@@ -85,7 +85,7 @@ TEST_F(OnATerminal, EveryLineFitsAndHasABar) {
     std::ranges::replace(plain, '\r', '\n');
     std::istringstream lines(plain);
     for (std::string line; std::getline(lines, line);)
-      if (!line.starts_with("done: "))  // for scripts, whole
+      if (!line.starts_with("done: "))  // complete, for scripts
         EXPECT_LT(line.size(), static_cast<std::size_t>(columns)) << line;
   }
 }

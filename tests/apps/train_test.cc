@@ -1,4 +1,4 @@
-// lockstep-train as its users start it.
+// lockstep-train as started by users.
 #include "apps/shell.h"
 #include "support/python.h"
 #include "support/temporary_folder.h"
@@ -22,7 +22,7 @@ using test::program;
 using test::shell;
 using test::ShellResult;
 
-// The rest of the last line that has `words`, behind them; to the next blank.
+// Returns the text after the last occurrence of `words`, up to the next blank.
 std::string after(const std::string& words, const std::string& output) {
   const std::size_t place = output.rfind(words);
   if (place == std::string::npos) return {};
@@ -30,7 +30,7 @@ std::string after(const std::string& words, const std::string& output) {
   return rest.substr(0, rest.find_first_of(" \n"));
 }
 
-// The command that the output names to go on with.
+// Returns the command in the output that resumes the run.
 std::string resume_command_in(const std::string& output) {
   const std::string words = "resume with: ";
   const std::size_t place = output.rfind(words);
@@ -57,15 +57,15 @@ class TrainProgram : public testing::Test {
   [[nodiscard]] std::string long_mlp() const {
     return " mlp --out " + out() + " --steps 10000000 --ranks 2 --threads 1 --log-every 1";
   }
-  // One that prints often.
+  // Returns options of a run that prints often.
   [[nodiscard]] std::string long_alone() const {
     return " mlp --out " + out() + " --steps 10000000 --eval-every 20 --threads 1 --log-every 1";
   }
-  // Shell words that wait until a command succeeds.
+  // Returns shell words that wait until a command succeeds.
   [[nodiscard]] static std::string until(const std::string& command) {
     return "for i in $(seq 1200); do " + command + " && break; sleep 0.05; done; ";
   }
-  // Until the run has written metrics.
+  // Returns shell words that wait until the run has written metrics.
   [[nodiscard]] std::string until_running() const {
     return until("[ -s " + out() + "/metrics.jsonl ]");
   }
@@ -125,7 +125,7 @@ TEST_F(TrainProgram, ASignalEndsARunOnServersInOrder) {
 
 TEST_F(TrainProgram, TrainsUnderTorchrun) {
   if (!test::python()) GTEST_SKIP() << test::no_python;
-  // As --standalone, on machines too where no hosts file knows localhost.
+  // Like --standalone, but also works on hosts without a hosts entry for localhost.
   ShellResult run = shell("OMP_NUM_THREADS=1 " + test::python()->string() +
                           " -m torch.distributed.run --no-python --nnodes 1 --rdzv-backend c10d"
                           " --rdzv-endpoint 127.0.0.1:0 --local-addr 127.0.0.1"
@@ -161,7 +161,7 @@ TEST_F(TrainProgram, AnInterruptSavesAndTheRunGoesOn) {
                           "kill -TERM $!; wait $!");
   EXPECT_EQ(run.exit_code, 143) << run.output;
   EXPECT_TRUE(last_line(run.output).starts_with("stopped: signal=SIGTERM ")) << run.output;
-  // The command of the last line is one to paste.
+  // The command in the last line can be pasted.
   const std::string command = resume_command_in(run.output);
   ShellResult resumed = shell("(" + until("grep -q resumed " + out() + ".log") +
                               "kill -TERM $$) & exec " + command + " > " + out() + ".log");
@@ -179,7 +179,7 @@ TEST_F(TrainProgram, AnInterruptSavesAndTheRunGoesOn) {
   EXPECT_TRUE(last_line(resumed.output).starts_with("done: ")) << resumed.output;
 }
 
-// The shell becomes the program, since one in its background would ignore SIGINT.
+// The shell replaces itself by the program, because a background process would ignore SIGINT.
 TEST_F(TrainProgram, EverySignalSavesAndIsTheExitCode) {
   for (const auto& [name, code] :
        std::vector<std::pair<std::string, int>>{{"INT", 130}, {"TERM", 143}, {"HUP", 129}}) {
@@ -204,7 +204,7 @@ TEST_F(TrainProgram, AClosedOutputSavesAndSaysHowToGoOn) {
   }
 }
 
-// What two terminals may do.
+// Simulates two terminals.
 TEST_F(TrainProgram, ASecondRunInTheFolderIsRefusedInOneLine) {
   ShellResult run =
       shell("(" + until_running() + program("lockstep-train") + " mlp --resume --out " + out() +
@@ -222,7 +222,7 @@ TEST_F(TrainProgram, RunsThatBeginTogetherAreOneRun) {
                           " --steps 300 --threads 1 2>&1; echo code $?";
   ShellResult both = shell("(" + one + ") & (" + one + "); wait");
   EXPECT_NE(both.output.find("code 0"), std::string::npos) << both.output;
-  // 2 if the second begins when the first is done.
+  // 2 if the second run begins after the first one is done.
   const bool one_failed = both.output.find("code 1") != std::string::npos ||
                           both.output.find("code 2") != std::string::npos;
   EXPECT_TRUE(one_failed) << both.output;
@@ -259,7 +259,8 @@ TEST_F(TrainProgram, AKilledRankIsNamedByTheOther) {
       << run.output;
 }
 
-// Shell words that kill one of the ranks whose variable RANK is `rank`, below the process $agent.
+// Returns shell words that kill a rank: the process whose variable RANK is `rank`, below process
+// $agent.
 std::string kill_rank(int rank) {
   return "for p in $(cat /proc/$agent/task/$agent/children); do tr '\\0' '\\n' < /proc/$p/environ "
          "2>/dev/null | "
@@ -292,7 +293,7 @@ TEST_F(TrainProgram, ARestartedRoundGoesOnByItself) {
             shell(of_each_step + whole + "/metrics.jsonl").output);
 }
 
-// The example of README, twice.
+// Runs the example of README twice.
 TEST_F(TrainProgram, ARunThatWasKilledYoungIsBegunAgain) {
   for (int time = 0; time < 2; ++time) {
     const std::string until_begun =

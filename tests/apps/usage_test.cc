@@ -1,5 +1,5 @@
-// One policy for the command lines of all programs: what cannot be meant is one line on standard
-// error and exit code 2; help and version go to standard output.
+// All programs share one policy for command lines: an invalid one prints one line on standard error
+// and exits with code 2; help and version go to standard output.
 #include "apps/command.h"
 
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ bool is_built(const std::string& command) {
 
 struct Mistake {
   Words words;
-  std::string said;  // after the name of the program
+  std::string said;  // after the program's name
 };
 
 void expect_refused(const Words& words, const std::string& line) {
@@ -135,7 +135,7 @@ const Mistake mistakes[] = {
     {{"bench optimizer", "--states", "float8"},
      "--states: unknown value 'float8'; did you mean 'float32'?"}};
 
-// Apart by program, because loading LibTorch takes its time.
+// One test per program, because loading LibTorch takes time.
 class UsageOf : public testing::TestWithParam<const char*> {};
 
 TEST_P(UsageOf, WhatCannotBeMeantIsOneLineAndCode2) {
@@ -170,7 +170,7 @@ TEST(Usage, AWrongCommandIsOneLineAndCode2) {
   expect_refused({"--versoin"}, "lockstep: unknown option '--versoin'; did you mean '--version'?");
 }
 
-// A test each, because most of them load LibTorch three times.
+// One test each, because most of them load LibTorch three times.
 class HelpOf : public testing::TestWithParam<Words> {};
 
 TEST_P(HelpOf, IsThereAndSoIsTheVersion) {

@@ -1,4 +1,5 @@
-// What the tests ask of Python with torch runs in forks of one Python: as it would run by itself.
+// Tests run Python with torch in forks of one warm Python process; a fork behaves like a new
+// process.
 #include "support/warm_python.h"
 #include "apps/shell.h"
 #include "support/python.h"
@@ -21,7 +22,7 @@ class WarmPython : public testing::Test {
   static ShellResult run(const std::string& words) {
     return shell(warm_python()->string() + " " + words);
   }
-  // Shell words that wait for a condition, and end the shell when it does not come.
+  // Returns shell words that wait for a condition, and end the shell on a timeout.
   static std::string until(const std::string& condition) {
     return "i=0; until " + condition +
            "; do i=$((i+1)); [ $i -lt 2000 ] || exit 9; sleep 0.01; done; ";

@@ -41,7 +41,8 @@ TEST(CifarTask, Learns) {
   EXPECT_GT(metrics_of(options.out).back()["accuracy"].get<double>(), 0.5);
 }
 
-// The global batch is the same for any number of ranks, with what was drawn for its images.
+// The global batch is the same for any number of ranks, including the random numbers for its
+// images.
 TEST(CifarTask, RanksSeeTheSameImages) {
   TemporaryFolder folder;
   const RunSetup options = tiny_cifar(folder);
@@ -61,7 +62,7 @@ TEST(CifarTask, RanksSeeTheSameImages) {
   }
 }
 
-// What is moved comes from the image or is the margin; without --augment it stays.
+// A shifted pixel comes from the image or from the margin; without --augment, images do not change.
 TEST(CifarTask, ImagesAreMovedAndMirrored) {
   TemporaryFolder folder;
   RunSetup options = tiny_cifar(folder);

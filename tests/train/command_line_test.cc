@@ -15,7 +15,7 @@
 namespace lockstep::train {
 namespace {
 
-// Of `lockstep train`. The tasks live as long as what is asked of them.
+// A parsed command line of `lockstep train`, with the tasks that it refers to.
 struct Parsed {
   explicit Parsed(const std::vector<std::string>& words) : tasks(known_tasks()) {
     std::vector<Task*> known;
@@ -48,7 +48,8 @@ TEST(CommandLine, WordsOverrideTheFileAndTheFileTheDefaults) {
   EXPECT_EQ(found.line.run->options.lr, 0.25);
   EXPECT_EQ(found.line.run->options.batch, 12);
   EXPECT_TRUE(found.line.run->options.places.contains("heads"));
-  EXPECT_FALSE(found.line.run->options.places.contains("layers"));  // the words were later
+  // The command line comes after the file.
+  EXPECT_FALSE(found.line.run->options.places.contains("layers"));
 }
 
 TEST(CommandLine, TheTaskMayComeFromTheFile) {
@@ -111,7 +112,7 @@ TEST(CommandLine, MistakesAreOneLineThatHelps) {
   EXPECT_EQ(message_for({"gpt", "--layers"}), "--layers needs a value");
 }
 
-// Else the run would end at its first checkpoint, which keeps the options as JSON.
+// Otherwise, the run would fail at its first checkpoint, which stores the options as JSON.
 TEST(CommandLine, NamesThatFilesOfTheRunCannotKeepAreRefused) {
   EXPECT_EQ(
       message_for({"mlp", "--out", "r\xff"}).find("--out: expected UTF-8, because config.toml"),
@@ -148,7 +149,7 @@ TEST(CommandLine, HelpListsTheTasksOptionsWithTheirDefaults) {
   EXPECT_EQ(help.find("--heads"), std::string::npos) << help;
 }
 
-// A program with a task of its own needs no word for it.
+// A program with a single task needs no word for it.
 TEST(CommandLine, TheOnlyTaskIsNotNamed) {
   std::unique_ptr<Task> task = make_task("mlp");
   Task* const only[] = {task.get()};

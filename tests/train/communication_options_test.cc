@@ -1,4 +1,5 @@
-// What --hook, --local-sgd, --diloco, --sync-batch-norm and --uneven refuse, in one line each.
+// Invalid uses of --hook, --local-sgd, --diloco, --sync-batch-norm and --uneven are refused with
+// one line each.
 #include "train/strategies.h"
 
 #include "support/temporary_folder.h"
@@ -16,7 +17,7 @@ namespace {
 
 using test::TemporaryFolder;
 
-// What is refused: the line that says so.
+// Returns the message of a refused run.
 std::string refused(const Change& change, int ranks = 2) {
   RunSetup setup("mlp");
   setup.out = "out";
@@ -46,7 +47,7 @@ TEST(Communication, HooksThatAreNoneAreOneLine) {
               expected + ", found '" + std::string(text) + "'");
 }
 
-// As a program sets them, without the words.
+// A program can set values that no word of --hook stands for.
 TEST(Communication, HooksThatNoWordsStandForAreOneLine) {
   EXPECT_EQ(refused([](Options& o) { o.hook.dtype = at::kFloat; }),
             "--hook: expected Options::hook.dtype BFloat16 or Half, found Float");
@@ -117,7 +118,7 @@ TEST(Communication, WhatNeedsAnotherOptionSaysWhich) {
             "--outer-momentum 1: expected less than 1");
 }
 
-// Before anything is trained.
+// These are refused before training.
 TEST(Communication, WhatTheModelDoesNotHaveIsOneLine) {
   TemporaryFolder folder;
   RunSetup options = tiny_mlp(folder);

@@ -1,5 +1,4 @@
-// --hook, --local-sgd, --diloco, --sync-batch-norm and --uneven: what they train, and what a
-// checkpoint keeps of them.
+// --hook, --local-sgd, --diloco, --sync-batch-norm and --uneven: training and checkpoints.
 #include "train/option_table.h"
 
 #include "support/temporary_folder.h"
@@ -39,7 +38,7 @@ std::int64_t sent_bytes(const RunSetup& setup) {
 
 class EveryWay : public testing::TestWithParam<Way> {};
 
-// With dropout, momentum and batch normalisation: all that ranks have of their own.
+// Covers all per-rank state: dropout, momentum and batch normalisation.
 TEST_P(EveryWay, GoesOnToTheBit) {
   TemporaryFolder folder;
   for (RunSetup options : {tiny_mnist(folder), tiny_gpt(folder)}) {
@@ -90,7 +89,7 @@ TEST_P(EveryWay, GoesOnWithOtherRanksAndWithoutIt) {
   EXPECT_LT(distance(options.out, plain.out), 0.1);
 }
 
-// Evaluations, samples and checkpoints at other steps, written meanwhile or not.
+// Evaluates, samples and saves at other steps, synchronously and asynchronously.
 TEST_P(EveryWay, IsNotDisturbedByBeingLookedAt) {
   TemporaryFolder folder;
   RunSetup options = tiny_gpt(folder);
@@ -129,7 +128,7 @@ TEST(Hooks, TrainAlmostTheSameModelWithFewerBytes) {
   }
 }
 
-// Plain SGD: the average of steps is the step of the average.
+// With plain SGD, averaging the updated models equals updating with the averaged gradient.
 TEST(OwnCopies, AverageEveryStepIsDistributedDataParallel) {
   TemporaryFolder folder;
   RunSetup options = tiny_mlp(folder);
@@ -150,7 +149,7 @@ TEST(OwnCopies, AverageEveryStepIsDistributedDataParallel) {
   EXPECT_LT(distance(options.out, diloco.out), 1e-6);
 }
 
-// The outer parameters have all steps, also where the run does not end with an outer update.
+// The outer parameters include all steps, even if the run does not end with an outer update.
 TEST(OwnCopies, DiLoCoEndsWithAllThatWasLearned) {
   TemporaryFolder folder;
   RunSetup options = tiny_mlp(folder);
@@ -184,7 +183,7 @@ TEST(OwnCopies, SendSeldom) {
   EXPECT_GT(sent_bytes(seldom), 0);
 }
 
-// A signal comes at any step; rows of the metrics are where ranks see it.
+// A signal may come at any step; the rows of metrics are at steps where ranks meet.
 TEST(OwnCopies, StopAndGoOnBetweenAverages) {
   TemporaryFolder folder;
   RunSetup options = tiny_mnist(folder);
@@ -199,7 +198,7 @@ TEST(OwnCopies, StopAndGoOnBetweenAverages) {
   }
 }
 
-// One rank's data comes late once.
+// A task in which one rank's data comes late once.
 class LateData : public MlpTask {
  public:
   explicit LateData(bool is_late) : is_late_(is_late) {}
@@ -229,7 +228,7 @@ TEST(OwnCopies, HaveTheirDeadlineFromTheFirstStepOn) {
 
 class Uneven : public testing::TestWithParam<int> {};
 
-// 4096 rows: the last step of an epoch has one, and all ranks but one have none.
+// 4096 rows: the last step of an epoch has one row, so only one rank has any.
 TEST_P(Uneven, RanksTrainWhatOneProcessTrains) {
   TemporaryFolder folder;
   const int ranks = GetParam();
@@ -252,7 +251,7 @@ TEST_P(Uneven, RanksTrainWhatOneProcessTrains) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Uneven, testing::Values(3, 5, 7));
 
-// 40 images, 13 a rank: in the last step of an epoch two of three ranks have none.
+// 40 images, 13 per rank: in the last step of an epoch, two of three ranks have no images.
 TEST(Uneven, NormalisesByTheRowsOfAllRanks) {
   TemporaryFolder folder;
   RunSetup options = tiny_cifar(folder);

@@ -1,4 +1,4 @@
-// The ways in which ranks of --strategy ddp communicate, by the options that ask for them.
+// Options for each way in which ranks of --strategy ddp communicate.
 #pragma once
 
 #include "train/strategies.h"

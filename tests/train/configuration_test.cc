@@ -137,7 +137,7 @@ TEST(ConfigFile, WhatIsWrittenReadsBackAsTheSameOptions) {
   }
 }
 
-// What follows from the mesh is not kept as if it had been given.
+// A value that follows from the mesh is not stored as if the user had given it.
 TEST(ConfigFile, AShardThatFollowsFromTheMeshReadsBackAsAuto) {
   for (const auto& [shard, mesh, kept] :
        {std::tuple(ShardKind::automatic, "", "none"),

@@ -1,5 +1,6 @@
-// Elastic runs on meshes: copies and shards of a model that several ranks compute together come and
-// go, and the bits are those of an undisturbed run whose tp has the same size.
+// Elastic runs on meshes: copies and shards of a model that several ranks compute together are lost
+// and join, and the results are bitwise equal to those of an undisturbed run with the same size of
+// tp.
 #include <lockstep/base/error.h>
 
 #include "elastic/small_agent.h"
@@ -47,7 +48,7 @@ TEST(ElasticMesh, CopiesAndShardsTakeWhatTheOtherAxesLeave) {
         std::tuple("dp=2,fsdp=-1", 6, "dp=2 fsdp=3 "),
         std::tuple("dp=2,fsdp=-1", 5, "dp=1 fsdp=5 "),
         std::tuple("dp=-1,fsdp=2,tp=3", 6, "dp=1 fsdp=2 tp=3 "),
-        // Not so many: MeshLayout says it.
+        // Too few ranks: MeshLayout reports that.
         std::tuple("dp=2,tp=2", 3, "dp=2 tp=2 ")})
     EXPECT_EQ(axes_text(axes, ranks), expected) << axes << " " << ranks;
   Options options;
@@ -77,7 +78,7 @@ TEST(ElasticMesh, AxesThatCannotChangeAreOneLine) {
   EXPECT_TRUE(contains(refusal(on_mesh(options, "dp=2,tp=2"), 3), "the group has 3 ranks"));
   EXPECT_EQ(refusal(on_mesh(options, "fsdp=2"), 2), "no error");
   EXPECT_EQ(refusal(on_mesh(options, "dp=2,tp=2"), 4), "no error");
-  // Before a process has begun: tiny_gpt() has 2 heads.
+  // These are refused before a process starts: tiny_gpt() has 2 heads.
   EXPECT_TRUE(
       contains(refusal(on_mesh(options, "tp=3"), 3),
                "--mesh tp=3: expected a number of heads that 3 ranks of tp divide, found "));
@@ -87,7 +88,7 @@ TEST(ElasticMesh, AxesThatCannotChangeAreOneLine) {
     EXPECT_TRUE(contains(refusal(on_mesh(moe, mesh), 2), "--elastic: the task moe has experts"));
 }
 
-// Each slot counts the tokens of its own rows.
+// Each slot weights the tokens of its own rows.
 TEST(ElasticMesh, ExpertsOfWholeCopiesHaveTheBytesOfOneProcess) {
   const test::TemporaryFolder folder;
   RunSetup options = text_run(folder, "moe");
@@ -121,7 +122,8 @@ TEST(ElasticMesh, TheBytesDoNotDependOnHowManyCopiesOrShardsThereAre) {
   }
 }
 
-// Without tp it is the run of one process; with it the sums inside of a layer are of parts.
+// Without tp, the run equals one process bit for bit; with tp, sums within a layer are split over
+// ranks.
 TEST(ElasticMesh, HasTheBytesOfOneProcessWithoutTpAndIsNearThemWithIt) {
   const test::TemporaryFolder folder;
   RunSetup options = tiny_gpt(folder);
@@ -137,8 +139,8 @@ TEST(ElasticMesh, HasTheBytesOfOneProcessWithoutTpAndIsNearThemWithIt) {
   EXPECT_LT(distance(alone.out, parts.out), 1e-4);
 }
 
-// Ranks are killed at each place of the mesh. Then the run shrinks to one copy, has a rank too
-// many, too few for a copy, and grows again.
+// Kills a rank at each place of the mesh. Then the run shrinks to one copy, has one surplus rank,
+// has too few ranks for a copy, and grows again.
 void disturb(SmallAgent& agent, const RunSetup& run) {
   agent.begin_round(4);
   std::int64_t rows = 3;
@@ -186,7 +188,7 @@ INSTANTIATE_TEST_SUITE_P(Meshes, ElasticMeshRun,
                                          std::tuple("fsdp=2,tp=2", "full")),
                          [](const auto& info) { return as_name(std::get<0>(info.param)); });
 
-// A rank beyond the copies ends with the others.
+// A surplus rank ends together with the others.
 TEST(ElasticMeshRun, ARankTooManyEndsWellWithTheTraining) {
   const test::TemporaryFolder folder;
   const RunSetup options = tiny_gpt(folder);

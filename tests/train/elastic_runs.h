@@ -1,4 +1,4 @@
-// Elastic runs of the trainer below a small agent, and what is compared of them.
+// Elastic runs of the trainer under a small agent, and comparisons of their results.
 #pragma once
 
 #include <lockstep/train/trainer.h>
@@ -39,7 +39,7 @@ inline void expect_same_run(const RunSetup& one, const RunSetup& other) {
   expect_same_rows(one, other);
 }
 
-// A worker of the run; lines of progress go nowhere.
+// Runs a worker, and discards its progress lines.
 inline int train_worker(const RunSetup& options) {
   if (std::freopen("/dev/null", "w", stdout) == nullptr) return 2;
   auto task = options.make();
@@ -58,8 +58,8 @@ inline void wait_for_rows(const RunSetup& options, std::int64_t rows) {
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
 }
 
-// Of four ranks one is killed and replaced; when metrics.jsonl has `second` rows two are killed,
-// and two ranks train until it has `last`.
+// Kills and replaces one of four ranks. When metrics.jsonl has `second` rows, kills two ranks; the
+// remaining two train until it has `last` rows.
 inline void kill_and_shrink(test::SmallAgent& agent, const RunSetup& run, std::int64_t second,
                             std::int64_t last) {
   agent.begin_round(4);

@@ -1,4 +1,4 @@
-// Elastic runs: the same bytes at any number of ranks, and whatever is lost on the way.
+// Elastic runs: results are bitwise equal for any number of ranks and any losses on the way.
 #include <lockstep/base/error.h>
 #include <lockstep/comm/together.h>
 #include <lockstep/train/trainer.h>
@@ -57,7 +57,7 @@ INSTANTIATE_TEST_SUITE_P(Tasks, ElasticRuns,
                                          std::pair<std::string, Setup>("cifar", tiny_cifar)),
                          [](const auto& info) { return info.param.first; });
 
-// One rank that has all of the model, and several that have parts of it.
+// Compares one rank with the whole model, and several ranks with parts of it.
 TEST(ElasticShards, HaveTheBytesOfOneProcess) {
   const test::TemporaryFolder folder;
   RunSetup options = tiny_gpt(folder);

@@ -64,7 +64,7 @@ TEST(EvaluateSaved, MeasuresAllOfAnotherText) {
   models::Gpt model = gpt_of(saved);
   at::NoGradGuard no_gradients;
   at::Tensor tokens = saved.tokenizer->encode("banana cab abacus\nban").to(at::kLong);
-  double sum = 0;  // one target at a time, from the block it lies in
+  double sum = 0;  // one target at a time, within its block
   for (std::int64_t target = 1; target < tokens.size(0); ++target) {
     std::int64_t begin = (target - 1) / 8 * 8;
     at::Tensor seen = tokens.narrow(0, begin, target - begin).unsqueeze(0);
@@ -73,8 +73,8 @@ TEST(EvaluateSaved, MeasuresAllOfAnotherText) {
   double expected = sum / static_cast<double>(tokens.size(0) - 1);
   SavedEvaluation found = alone({.run = alone_file, .data = other});
   EXPECT_NEAR(found.val_loss, expected, 1e-5);
-  EXPECT_EQ(found.line.find("bigram"), std::string::npos) << found.line;  // of no text
-  // The bigram model of the run's own text, where there is a run.
+  EXPECT_EQ(found.line.find("bigram"), std::string::npos) << found.line;  // there is no own text
+  // The bigram model of the run's own text, if the run's folder is known.
   found = alone({.run = options.out, .data = other});
   double bigram = data::bigram_cross_entropy(data::load_text(options.data).train, tokens, 8);
   EXPECT_NE(found.line.find(formatted(" bigram={:#.4g} ", bigram)), std::string::npos)

@@ -20,7 +20,7 @@
 namespace lockstep::train {
 namespace {
 
-// Knows of each sample its number only.
+// A task in which the only content of a sample is its index.
 class Numbers : public Task {
  public:
   explicit Numbers(std::int64_t samples) : samples_(samples) {}
@@ -73,7 +73,7 @@ Measured chosen_on(int ranks, std::int64_t samples, std::int64_t batches) {
     std::multiset<std::size_t> once;
     for (auto sample = task.measured.begin(); sample != task.measured.end();
          sample = task.measured.upper_bound(*sample)) {
-      EXPECT_EQ(task.measured.count(*sample), 2u);  // the same at the second evaluation
+      EXPECT_EQ(task.measured.count(*sample), 2u);  // the second evaluation uses the same samples
       once.insert(*sample);
     }
     std::scoped_lock hold(lock);
@@ -88,7 +88,7 @@ TEST(Evaluator, ChoosesTheSameSamplesOnAnyNumberOfRanks) {
   Measured one = chosen_on(1, 997, 3);
   EXPECT_EQ(one.samples.size(), 30u);
   EXPECT_TRUE(one.is_partial);
-  EXPECT_NEAR(one.loss, 997 / 2.0, 997 / 30.0);  // spread over all of them
+  EXPECT_NEAR(one.loss, 997 / 2.0, 997 / 30.0);  // the samples are spread over all of them
   for (int ranks : {2, 3, 5}) {
     Measured several = chosen_on(ranks, 997, 3);
     EXPECT_EQ(several.samples, one.samples) << ranks;
@@ -115,7 +115,7 @@ TEST(Evaluator, TellsHowFarItIs) {
   EXPECT_EQ(told, (std::vector<double>{10.0 / 35, 20.0 / 35, 30.0 / 35}));
 }
 
-// A normalisation that a task keeps in evaluation mode while the rest trains.
+// For example, a task may keep a normalisation in evaluation mode while the rest trains.
 TEST(Evaluator, EachModuleGoesBackToItsOwnMode) {
   Numbers task(10);
   auto model = std::dynamic_pointer_cast<torch::nn::Module>(task.make_model());
@@ -133,8 +133,7 @@ TEST(Evaluator, EachModuleGoesBackToItsOwnMode) {
 
 class EvaluateOn : public testing::TestWithParam<int> {};
 
-// Sample i has i + 1 targets of loss i each: a mean of means over ranks or batches would be another
-// number.
+// Sample i has i + 1 targets of loss i each: a mean of means over ranks or batches would differ.
 Totals measure(std::span<const std::size_t> samples) {
   Totals totals;
   for (std::size_t i : samples)
@@ -194,9 +193,9 @@ INSTANTIATE_TEST_SUITE_P(Ranks, EvaluateOn, testing::Values(1, 2, 3, 5));
 TEST(EarlyStopping, StopsAfterPatienceEvaluationsWithoutABest) {
   EarlyStopping stopping{.patience = 2};
   EXPECT_TRUE(stopping.update(1.0));
-  EXPECT_FALSE(stopping.update(1.0));  // equal is not better
+  EXPECT_FALSE(stopping.update(1.0));  // an equal loss is not better
   EXPECT_FALSE(stopping.should_stop());
-  EXPECT_TRUE(stopping.update(0.5));  // a best begins the count again
+  EXPECT_TRUE(stopping.update(0.5));  // a new best restarts the count
   EXPECT_FALSE(stopping.update(0.75));
   EXPECT_FALSE(stopping.update(std::nan("")));
   EXPECT_TRUE(stopping.should_stop());

@@ -19,7 +19,8 @@ models::Gpt small_model(std::int64_t vocabulary) {
   models::Gpt model(models::GptOptions{
       .layers = 2, .heads = 2, .width = 16, .block = 8, .vocabulary = vocabulary, .dropout = 0.5});
   at::NoGradGuard no_gradients;
-  for (at::Tensor& parameter : model->parameters()) parameter.mul_(4);  // decided opinions
+  // Makes the probabilities less even.
+  for (at::Tensor& parameter : model->parameters()) parameter.mul_(4);
   return model;
 }
 
@@ -30,7 +31,7 @@ std::string generated(models::Gpt model, const data::Tokenizer& vocabulary,
   return text;
 }
 
-// nanoGPT's loop, written plainly.
+// A plain version of nanoGPT's loop.
 std::string plain_loop(models::Gpt model, const data::Tokenizer& vocabulary,
                        const GenerationOptions& options) {
   at::NoGradGuard no_gradients;

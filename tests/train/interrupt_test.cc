@@ -23,7 +23,7 @@ TEST(Interrupt, TheFirstSignalCounts) {
   EXPECT_EQ(interrupt.signal(), SIGTERM);
 }
 
-// A terminal that closes sends SIGHUP more than once, a closed pipe SIGPIPE with each line.
+// A terminal that closes sends SIGHUP more than once; a closed pipe sends SIGPIPE with each line.
 TEST(Interrupt, HangUpsAndClosedPipesMayRepeat) {
   for (int signal : {SIGHUP, SIGPIPE}) {
     Interrupt interrupt;

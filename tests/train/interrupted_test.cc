@@ -1,5 +1,5 @@
-// A signal that comes while a run evaluates or samples is seen between two batches or tokens, and
-// the run that goes on makes up for the evaluation.
+// A signal during an evaluation or a sample is handled between two batches or tokens, and the
+// resumed run repeats the evaluation.
 #include "support/temporary_folder.h"
 #include "train/mesh_runs.h"
 #include "train/runs.h"
@@ -56,7 +56,7 @@ struct Ranks {
 
 void PrintTo(const Ranks& ranks, std::ostream* out) { *out << ranks.name; }
 
-// The signal comes to one rank.
+// The point at which one rank gets a signal.
 using Place = std::function<void(SignallingGpt&)>;
 void train_until(const Ranks& ranks, const RunSetup& setup, const Place& place,
                  const std::function<void(const Report&, const SignallingGpt&)>& look) {
@@ -81,7 +81,7 @@ class InterruptedRun : public testing::TestWithParam<Ranks> {
     GetParam().change(setup);
     return setup;
   }
-  // The run that goes on ends as one that no signal has disturbed.
+  // The resumed run gives the same result as a run without a signal.
   void expect_the_same(const RunSetup& whole, RunSetup cut) const {
     cut.resume = true;
     train_whole(GetParam(), cut);

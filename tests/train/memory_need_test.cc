@@ -41,7 +41,8 @@ TEST(MemoryNeed, ATaskKnowsItsModelsSizeBeforeItIsMade) {
   });
 }
 
-// The inputs of both norms and of the four linear layers of a block, queries, keys and values.
+// A block keeps the inputs of both norms and of the four linear layers, plus queries, keys and
+// values.
 TEST(MemoryNeed, ActivationsOfABlockAreSixteenWidths) {
   test::TemporaryFolder folder;
   std::ofstream(folder / "text.txt") << "abab abab abab abab abab abab abab abab abab abab";
@@ -71,8 +72,9 @@ TEST(MemoryNeed, IsThatOfTheLevelOfSharding) {
   EXPECT_EQ(bytes("optimizer"), 8 + 8 / 4.0);
   EXPECT_EQ(bytes("gradients"), 4 + 12 / 4.0);
   EXPECT_EQ(bytes("full"), 16 / 4.0);
-  EXPECT_EQ(bytes("optimizer", true), 16 / 4.0);  // at least: they have it in common
-  // Masters in float32, parameters in use and their gradients in 16 bits.
+  // A lower bound, because the ranks share the parameters.
+  EXPECT_EQ(bytes("optimizer", true), 16 / 4.0);
+  // Masters in float32; parameters in use and their gradients in 16 bits.
   options.sharding.compute_dtype = at::kBFloat16;
   EXPECT_EQ(bytes("optimizer"), 4 + 12 / 4.0);
   EXPECT_EQ(bytes("gradients"), 2 + 14 / 4.0);
@@ -116,7 +118,7 @@ TEST(MemoryNeed, WhatDoesNotFitSaysWhatIsNeededAndWhatIsThere) {
   EXPECT_EQ(said({.parameters = 1e13}, 2, 2), fits);
 }
 
-// What a task says of its activations must never be more than a step takes.
+// A task's estimate of its activations must not exceed the memory of a step.
 TEST(MemoryNeed, ActivationsAreNoMoreThanAStepTakes) {
   test::TemporaryFolder folder;
   std::ofstream text(folder / "text.txt");

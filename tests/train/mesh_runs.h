@@ -1,4 +1,4 @@
-// Runs of `lockstep train` on meshes, and the same of one process.
+// Runs of `lockstep train` on meshes, and the same runs on one process.
 #pragma once
 
 #include "support/messages.h"
@@ -21,7 +21,7 @@ struct OnMesh {
   std::string pipeline = "1f1b";
 };
 
-// As the name of a test: letters, digits and '_'.
+// Converts a text to a valid test name: letters, digits and '_'.
 inline std::string as_name(std::string text) {
   for (char& letter : text)
     if (std::isalnum(static_cast<unsigned char>(letter)) == 0) letter = '_';
@@ -48,7 +48,8 @@ inline RunSetup text_run(const test::TemporaryFolder& folder, const std::string&
   options.save_every = 3;
   options.batch = 16;
   options.accumulate = 4;
-  // The losses that keep experts even are of micro-batches, which other ranks cut otherwise.
+  // The losses that balance experts are computed per micro-batch, which other meshes split
+  // differently.
   if (task == "moe") options.accumulate = 1;
   return options;
 }
@@ -73,13 +74,13 @@ inline void expect_near_rows(const RunSetup& one, const RunSetup& other) {
   EXPECT_LT(distance(one.out, other.out), 1e-4) << other.out;
 }
 
-// One line on all ranks, before anything was written.
+// Expects one line on all ranks, before any file is written.
 inline void expect_refused(const RunSetup& options, int ranks, const std::string& expected) {
   test::run_group(test::Engine::shm, ranks, [&](Group group) {
     const std::string found = test::message_of<CommonFailure>([&] { (void)train(options, group); });
     EXPECT_NE(found.find(expected), std::string::npos) << found;
     EXPECT_EQ(found.find('\n'), std::string::npos) << found;
-    group.barrier().wait();  // it lives
+    group.barrier().wait();  // the group is still usable
   });
   EXPECT_FALSE(std::filesystem::exists(std::filesystem::path(options.out) / "metrics.jsonl"));
 }

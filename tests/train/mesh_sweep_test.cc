@@ -1,5 +1,5 @@
-// Every set of axes that `lockstep train` may be given: it equals one process, also where the run
-// goes on on another mesh, or is one line before anything ran.
+// Every set of axes that `lockstep train` accepts gives the result of one process, even if the run
+// is resumed on another mesh; other sets are refused with one line before training.
 #include "support/temporary_folder.h"
 #include "train/mesh_runs.h"
 
@@ -18,7 +18,7 @@ namespace {
 
 using test::TemporaryFolder;
 
-// Every set of two or three axes of two ranks each.
+// Returns every set of two or three axes of two ranks each.
 std::vector<OnMesh> sets_of_axes(const std::string& task) {
   const std::vector<std::string> names = {"pp", "dp", "ep", "cp", "fsdp", "tp"};
   std::vector<OnMesh> sets;
@@ -40,7 +40,7 @@ std::vector<OnMesh> all_sets_of_axes() {
   return all;
 }
 
-// With a row for each micro-batch of each of 8 ranks.
+// Returns a run with one row for each micro-batch on each of 8 ranks.
 RunSetup sweep_run(const TemporaryFolder& folder, const std::string& task) {
   RunSetup options = text_run(folder, task);
   options.batch = 32;
@@ -49,7 +49,7 @@ RunSetup sweep_run(const TemporaryFolder& folder, const std::string& task) {
 
 class MeshSweep : public testing::TestWithParam<OnMesh> {};
 
-// With sequence parallel layers too where there is tp.
+// With tp, also tries sequence parallel layers.
 TEST_P(MeshSweep, RunsAsOneProcessOrIsOneLine) {
   const OnMesh& mesh = GetParam();
   TemporaryFolder folder;
@@ -72,7 +72,7 @@ TEST_P(MeshSweep, RunsAsOneProcessOrIsOneLine) {
   expect_near_rows(options, other);
 }
 
-// All of them take minutes: --gtest_also_run_disabled_tests --gtest_filter='*EverySet*'.
+// All sets take minutes: --gtest_also_run_disabled_tests --gtest_filter='*EverySet*'.
 INSTANTIATE_TEST_SUITE_P(DISABLED_EverySetOfAxes, MeshSweep, testing::ValuesIn(all_sets_of_axes()),
                          [](const auto& info) { return name_of(info.param); });
 INSTANTIATE_TEST_SUITE_P(Some, MeshSweep,
@@ -82,7 +82,8 @@ INSTANTIATE_TEST_SUITE_P(Some, MeshSweep,
                                          OnMesh{"dp=2,ep=2,tp=2", 8}),
                          [](const auto& info) { return name_of(info.param); });
 
-// Every two and three axes of 8 ranks or fewer, of two or four ranks each; `with`: one of them.
+// Returns every combination of two and three axes with 8 ranks or fewer, with two or four ranks per
+// axis; `with` must be one of the axes.
 std::vector<OnMesh> meshes_of(std::vector<std::string> names, const std::string& task,
                               const std::string& with = "") {
   std::vector<OnMesh> meshes;
@@ -113,7 +114,8 @@ struct Chain {
 
 void PrintTo(const Chain& chain, std::ostream* out) { *out << chain.name; }
 
-// Neighbours of a list differ little: each chain takes every so many of them.
+// Splits a list into chains. Neighbours in the list are similar, so each chain takes every count-th
+// element.
 std::vector<Chain> chains_of(const std::vector<OnMesh>& meshes, std::size_t count) {
   std::vector<Chain> chains(count);
   for (std::size_t i = 0; i < meshes.size(); ++i) {
@@ -133,7 +135,7 @@ std::vector<Chain> all_chains() {
 
 class MeshChain : public testing::TestWithParam<Chain> {};
 
-// Each mesh goes on from the checkpoint of the one before it, for two steps.
+// Each mesh resumes from the checkpoint of the previous mesh and makes two steps.
 TEST_P(MeshChain, ARunThatGoesFromMeshToMeshIsOneProcess) {
   TemporaryFolder folder;
   const std::vector<OnMesh>& meshes = GetParam().meshes;
@@ -142,7 +144,7 @@ TEST_P(MeshChain, ARunThatGoesFromMeshToMeshIsOneProcess) {
   options.eval_every = options.save_every = 2;
   options.eval_batches = 1;
   options.steps = 2 * std::ssize(meshes);
-  options.schedule = ScheduleKind::constant;  // others are of the number of steps
+  options.schedule = ScheduleKind::constant;  // other schedules depend on the number of steps
   RunSetup moving = options;
   moving.out += "-moving";
   run(1, options);
@@ -158,7 +160,7 @@ TEST_P(MeshChain, ARunThatGoesFromMeshToMeshIsOneProcess) {
 INSTANTIATE_TEST_SUITE_P(All, MeshChain, testing::ValuesIn(all_chains()),
                          [](const auto& info) { return info.param.name; });
 
-// A sample is that of the whole model, which no rank has.
+// A sample comes from the whole model, which no single rank has.
 TEST(MeshSamples, OfStagesAreThoseOfOneProcess) {
   for (const OnMesh& mesh : {OnMesh{"pp=2", 2}, OnMesh{"pp=2", 2, "llama", "zbv"},
                              OnMesh{"pp=2,cp=2", 4}, OnMesh{"pp=2,ep=2,tp=2", 8, "moe"}}) {

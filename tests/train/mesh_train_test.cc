@@ -1,5 +1,5 @@
-// `lockstep train` on meshes whose ranks compute one model together: the losses of one process, and
-// checkpoints that another mesh goes on from.
+// `lockstep train` on meshes whose ranks compute one model together: losses equal those of one
+// process, and checkpoints can be resumed on another mesh.
 #include <lockstep/comm/together.h>
 #include <lockstep/train/trainer.h>
 
@@ -71,7 +71,7 @@ TEST_P(MeshResume, ARunGoesOnOnAnotherMesh) {
   RunSetup second = cut_at(first, 3);
   second.resume = true;
   set_option(second, "mesh", GetParam().to.mesh);
-  second.shard = ShardKind::automatic;  // full where the mesh has an axis fsdp
+  second.shard = ShardKind::automatic;  // full if the mesh has an axis fsdp
   run(GetParam().to.ranks, second);
   EXPECT_LT(distance(options.out, second.out), 1e-4);
 }
@@ -155,7 +155,7 @@ TEST(MeshOptions, WhatExpertsCannotHaveIsOneLine) {
   }
 }
 
-// What the model itself says is found when there is one.
+// Errors that depend on the model are found once it exists.
 TEST(MeshOptions, AxesThatAModelCannotHaveAreOneLineOfAllRanks) {
   TemporaryFolder folder;
   RunSetup shallow = text_run(folder, "gpt");
@@ -180,7 +180,8 @@ class MisnamedTask : public GptTask {
   }
 };
 
-// It is found while the model is divided; each rank has the same words, of which one is said.
+// The error occurs while the model is sharded; all ranks have the same message, which is printed
+// once.
 TEST(MeshOptions, AModelThatRanksCannotDivideIsAFailureOfAll) {
   TemporaryFolder folder;
   RunSetup options = text_run(folder, "gpt");
@@ -193,7 +194,7 @@ TEST(MeshOptions, AModelThatRanksCannotDivideIsAFailureOfAll) {
     EXPECT_NE(found.find("parallelize: "), std::string::npos) << found;
     EXPECT_EQ(found.find("another error"), std::string::npos) << found;
     EXPECT_EQ(found.find("rank 0 on host"), std::string::npos) << found;
-    group.barrier().wait();  // it lives
+    group.barrier().wait();  // the group is still usable
   });
 }
 
@@ -230,7 +231,7 @@ TEST(MeshTrainingOfCopies, AHookIsThatOfTheSameRanksWithoutAMesh) {
   EXPECT_GT(distance(options.out, without.out), 0);
 }
 
-// Heads are cut for attention alone, and blocks are computed again in backward.
+// Heads are sharded only during attention, and blocks are recomputed in backward.
 TEST(MeshTrainingOfSequences, UlyssesAndCheckpointedActivationsAreOneProcessToo) {
   TemporaryFolder folder;
   const RunSetup options = text_run(folder, "gpt");
@@ -245,8 +246,8 @@ TEST(MeshTrainingOfSequences, UlyssesAndCheckpointedActivationsAreOneProcessToo)
   expect_near_rows(options, again);
 }
 
-// The losses that keep experts even are of the tokens of all ranks' rows, on copies and shards of
-// the whole model, too.
+// The losses that balance experts use the tokens of all ranks' rows, also with copies and shards of
+// the whole model.
 TEST(MeshTrainingOfExperts, CopiesAndShardsCountTheTokensOfAllRanks) {
   TemporaryFolder folder;
   RunSetup options = text_run(folder, "moe");
@@ -260,7 +261,7 @@ TEST(MeshTrainingOfExperts, CopiesAndShardsCountTheTokensOfAllRanks) {
   }
 }
 
-// Drops are those of the whole batch, and there are none in evaluations and samples.
+// Tokens are dropped as for the whole batch; evaluations and samples drop none.
 TEST(MeshTrainingOfExperts, DropsAndSamplesAreThoseOfOneProcess) {
   TemporaryFolder folder;
   RunSetup options = text_run(folder, "moe");
@@ -283,7 +284,7 @@ TEST(MeshTrainingOfExperts, DropsAndSamplesAreThoseOfOneProcess) {
   EXPECT_EQ(text.size(), 6U) << text;
 }
 
-// Those of tp draw the same numbers, which those of dp that saved them did not.
+// On tp, ranks draw equal random numbers; on dp, which saved the checkpoint, they did not.
 TEST(MeshTrainingWithDropout, ARunGoesOnOnAnotherMeshOfAsManyRanks) {
   TemporaryFolder folder;
   RunSetup options = on_mesh(text_run(folder, "gpt"), {"dp=2", 2});
@@ -295,7 +296,7 @@ TEST(MeshTrainingWithDropout, ARunGoesOnOnAnotherMeshOfAsManyRanks) {
   EXPECT_EQ(metrics_of(second.out).back()["step"].get<int>(), 6);
 }
 
-// Micro-batches are of the same rows, so that what counts over them is the same.
+// Micro-batches have the same rows, so statistics over them are equal.
 TEST(MeshTrainingOfExperts, MicroBatchesAreThoseOfTheSameRanksWithoutStages) {
   TemporaryFolder folder;
   RunSetup options = text_run(folder, "moe");
@@ -321,11 +322,11 @@ TEST(MeshTrainingOfExperts, SequenceParallelLayersAroundThemAreOneProcessToo) {
   expect_near_rows(options, divided);
 }
 
-// Of a model that gets its values a part at a time.
+// The values of a deferred model are set in parts.
 TEST(MeshTrainingOfExperts, ADeferredModelHasTheValuesOfAnyOther) {
   TemporaryFolder folder;
   RunSetup options = text_run(folder, "moe");
-  options.width = 128;  // experts of 64 KiB and more
+  options.width = 128;  // experts of at least 64 KiB
   options.steps = 2;
   const RunSetup made = on_mesh(options, {"ep=2,fsdp=2,tp=2", 8, "moe"});
   run(8, made);
@@ -336,7 +337,7 @@ TEST(MeshTrainingOfExperts, ADeferredModelHasTheValuesOfAnyOther) {
   EXPECT_EQ(distance(made.out, deferred.out), 0);
 }
 
-// Each rank's part of a sequence is cut once more, and with ulysses each rank's heads, too.
+// Each rank's part of a sequence is sharded once more; with ulysses, each rank's heads are too.
 TEST(MeshTrainingOfSequences, SequenceParallelLayersOfPartsAreOneProcessToo) {
   struct Row {
     OnMesh mesh;
@@ -361,7 +362,7 @@ TEST(MeshTrainingOfSequences, SequenceParallelLayersOfPartsAreOneProcessToo) {
   }
 }
 
-// What is offloaded has the same bits, on each axis beside the shards.
+// Offloading does not change any bit, for each axis next to the shards.
 TEST(MeshTrainingOffloaded, ShardsAreTheSameOnEachAxis) {
   for (const OnMesh& mesh :
        {OnMesh{"cp=2,fsdp=2", 4}, OnMesh{"pp=2,fsdp=2", 4}, OnMesh{"ep=2,fsdp=2", 4, "moe"}}) {
@@ -398,7 +399,7 @@ TEST(MeshTrainingOfBytePairs, ALlamaOnTwoRanksLearnsThem) {
   EXPECT_TRUE(text.starts_with("ab")) << text;
 }
 
-// Axes of one rank say nothing of a checkpoint.
+// Axes of one rank are not recorded in a checkpoint.
 TEST(MeshOfACheckpoint, HasTheAxesOfSeveralRanks) {
   TemporaryFolder folder;
   RunSetup options = text_run(folder, "gpt");

@@ -1,4 +1,4 @@
-// What a call says when it throws.
+// The message of an exception.
 #pragma once
 
 #include <functional>
@@ -6,7 +6,7 @@
 
 namespace lockstep::test {
 
-// The words of the exception, or "nothing was thrown".
+// Returns the message of the exception, or "nothing was thrown".
 inline std::string message_of(const std::function<void()>& call) {
   try {
     call();

@@ -84,7 +84,7 @@ TEST(Metrics, AResumedRunHasNoStepTwiceAndNoTornLine) {
     for (std::int64_t step : {10, 20, 30}) file.append(metrics_at(step));
   }
   std::ofstream(folder / "m.jsonl", std::ios::app)
-      << metrics_line(metrics_at(5)) << '\0' << "\n"  // a block that a power cut left empty
+      << metrics_line(metrics_at(5)) << '\0' << "\n"  // a block of zeros after a power failure
       << std::string(100'000, '[') << "\n"
       << R"({"step":40,"lo)";
   MetricsFile file(folder / "m.jsonl", 20);
@@ -94,7 +94,7 @@ TEST(Metrics, AResumedRunHasNoStepTwiceAndNoTornLine) {
                                                 metrics_line(metrics_at(30)) + "\n");
 }
 
-// Of a long file the end alone is read and cut.
+// For a long file, only the end is read and truncated.
 TEST(Metrics, RowsAreCutBehindTheStepHoweverManyThereAre) {
   test::TemporaryFolder folder;
   std::string until_1000, all;
@@ -108,12 +108,12 @@ TEST(Metrics, RowsAreCutBehindTheStepHoweverManyThereAre) {
     EXPECT_EQ(content_of(folder / "m.jsonl"), until_1000);
     MetricsFile again(folder / "m.jsonl", 1000);
     EXPECT_EQ(content_of(folder / "m.jsonl"), until_1000);
-    MetricsFile far(folder / "m.jsonl", 1);  // further than the end that is read
+    MetricsFile far(folder / "m.jsonl", 1);  // further from the end than the part that is read
     EXPECT_EQ(content_of(folder / "m.jsonl"), metrics_line(metrics_at(1)) + "\n");
   }
 }
 
-// Opening a pipe would wait for a writer for ever.
+// Opening a pipe would block until there is a writer.
 TEST(Metrics, APipeOfThatNameIsRefused) {
   test::TemporaryFolder folder;
   const std::string pipe = folder / "metrics.jsonl";
@@ -147,7 +147,7 @@ struct Span {
   }
 };
 
-// The complete events of a file, by name.
+// Returns the complete events of a file by name.
 std::map<std::string, std::vector<Span>> spans_of(const std::filesystem::path& file) {
   std::map<std::string, std::vector<Span>> spans;
   std::ifstream text(file);
@@ -193,7 +193,7 @@ TEST_P(TracedRanks, ShowWhereAStepsTimeGoes) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, TracedRanks, testing::Values(1, 2, 3));
 
-// It changes nothing of what is trained, and a run that ends before has what there was.
+// A trace does not affect the training; a run that ends early writes the steps it has.
 TEST(Trace, OfAShortRunIsWrittenAtItsEnd) {
   TemporaryFolder folder;
   RunSetup options = tiny_mlp(folder);
@@ -233,7 +233,7 @@ TEST(Trace, AFolderThatIsNotThereIsOneLineBefore) {
             "--trace " + options.trace + ": expected a file in a folder that is there");
 }
 
-// What cannot be written is said on all ranks.
+// All ranks report a trace that cannot be written.
 TEST(Trace, AFileThatCannotBeWrittenIsOneLine) {
   TemporaryFolder folder;
   RunSetup options = tiny_mlp(folder);

@@ -1,4 +1,4 @@
-// A task that is none of the trainer's own, with no more than a task must have.
+// A task outside of the trainer, which overrides only the mandatory functions.
 #include <lockstep/train/epoch_batches.h>
 #include <lockstep/train/program.h>
 #include <lockstep/train/task.h>
@@ -146,7 +146,7 @@ TEST(OwnTaskChecks, OtherDataAndOtherModelsAreRefusedOnAResume) {
             "it has");
 }
 
-// As a program that was started without even its own name.
+// Simulates a program that is started with an empty argv.
 TEST(OwnTaskChecks, AProgramWithoutWordsSaysWhatIsMissing) {
   SumTask task;
   testing::internal::CaptureStderr();
@@ -184,7 +184,7 @@ TEST(OwnTaskChecks, StopsEarly) {
   EXPECT_EQ(report.step, 30);
 }
 
-// What load_validation(), data_fingerprint() and measure() do unless a task says more.
+// The defaults of load_validation(), data_fingerprint() and measure().
 TEST(OwnTaskChecks, TheDefaultsOfATask) {
   TemporaryFolder folder;
   SumTask task;
@@ -243,8 +243,8 @@ TEST(MicroBatches, FloatingPointInputsAreCast) {
   EXPECT_TRUE(cast_batch(batch, std::nullopt).data.is_same(batch.data));
 }
 
-// Rank 1 leaves rows out: its micro-batches would be fewer, and its gradients count as much as
-// those of more rows.
+// Rank 1 drops rows: it would have fewer micro-batches, and its gradients would have the same
+// weight as those of more rows.
 class UnevenTask : public SumTask {
  public:
   explicit UnevenTask(int rank) : rank_(rank) {}
@@ -277,7 +277,8 @@ TEST(OwnTask, UnevenRowsAreRefusedByRank) {
   }
 }
 
-// Threads need models of their own, which this task does not make; servers need nothing of it.
+// Devices need replicas of the model, which this task does not make; servers need no support by the
+// task.
 TEST(OwnTaskByOtherStrategies, DevicesAreRefusedAndServersTrainIt) {
   TemporaryFolder folder;
   Options options = of_sums(folder);

@@ -1,5 +1,6 @@
-// --precision, --reduce-dtype, --prefetch and --mesh: what they give is what the library gives when
-// it is told the same, to the bit; runs go on under other ones; what makes no sense is one line.
+// --precision, --reduce-dtype, --prefetch and --mesh: results equal those of the library with the
+// same options, bit for bit. Runs can be resumed with other values, and invalid values are refused
+// with one line.
 #include <lockstep/train/trainer.h>
 
 #include <lockstep/optim/adamw.h>
@@ -30,7 +31,7 @@ RunSetup sharded_mlp(const TemporaryFolder& folder) {
   return setup;
 }
 
-// The same run as a loop of a user's own; its model goes to OUT-by-hand.
+// Makes the same run by a user's own loop; its model goes to OUT-by-hand.
 RunSetup by_hand(int ranks, RunSetup setup, const std::vector<MeshAxis>& axes = {}) {
   auto task_of = [&] { return setup.make(); };
   RunSetup hand = setup;
@@ -102,7 +103,7 @@ TEST_P(Precision, ChangesWhatIsLearnedALittle) {
     }
 }
 
-// The loss scale goes on with the run, and what was skipped stays skipped.
+// A resume restores the loss scale; skipped steps stay skipped.
 TEST_P(Precision, Float16GoesOnToTheBit) {
   TemporaryFolder folder;
   RunSetup setup = tiny_gpt(folder);
@@ -191,7 +192,7 @@ TEST(MeshRun, GoesOnUnderOtherMeshesAndNumbersOfRanks) {
     expect_same_rows(setup, again);
     EXPECT_EQ(distance(setup.out, again.out), 0) << shard << mesh;
   }
-  // In another order of the axes other ranks are neighbours, and sums have another order.
+  // With another order of axes, other ranks are neighbours and sums are reordered.
   for (auto [ranks, mesh] : {std::pair(4, "fsdp=2,dp=2"), {2, "dp=-1,fsdp=1"}, {3, "fsdp=3"}})
     EXPECT_NEAR(last_val_loss(resumed(ranks, "full", mesh).out), last_val_loss(setup.out), 1e-3)
         << mesh;

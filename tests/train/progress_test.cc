@@ -20,7 +20,7 @@
 namespace lockstep::train {
 namespace {
 
-// What is written to a stream that is no terminal.
+// A stream that is not a terminal, and its content.
 class Paper {
  public:
   Paper() : file_(std::tmpfile()) {}
@@ -106,7 +106,7 @@ TEST(Progress, WhatGoesOnBetweenTwoRowsIsShownWhenItTakesLong) {
   Paper paper;
   {
     Progress plain(paper.stream(), false, std::chrono::hours(1));
-    plain.show_text("evaluating 1%");  // over before the hour is
+    plain.show_text("evaluating 1%");  // shorter than the interval of an hour
   }
   EXPECT_EQ(paper.text(), "");
   Paper slow;
@@ -183,7 +183,7 @@ TEST(Progress, ColoursAreOnTheBarAlone) {
   EXPECT_EQ(coloured, plain);
 }
 
-// Variables as a test wants them; as they were, afterwards.
+// Sets environment variables, and restores them afterwards.
 class Variables {
  public:
   void set(const char* name, const char* value) {
@@ -256,7 +256,7 @@ TEST_F(Terminal, ADumbOneIsNone) {
   EXPECT_FALSE(is_terminal(stream_));
 }
 
-// mpirun ... > log would have bars and colours in the file.
+// Otherwise, `mpirun ... > log` would write bars and colours to the file.
 TEST_F(Terminal, ThatOfARankOfOpenMpiIsNone) {
   set("OMPI_COMM_WORLD_RANK", "0");
   EXPECT_FALSE(is_terminal(stream_));

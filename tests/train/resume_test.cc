@@ -1,4 +1,4 @@
-// What a run says and refuses when it goes on from a checkpoint, and that two never share a folder.
+// Messages and refusals of a resumed run, and the lock on a run folder.
 #include <lockstep/checkpoint/safetensors.h>
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/comm/together.h>
@@ -35,7 +35,7 @@ namespace fs = std::filesystem;
 using test::Engine;
 using test::TemporaryFolder;
 
-// Every file below the folder with its content, but for the lock.
+// Returns every file below the folder with its content, except the lock.
 std::map<std::string, std::string> files_below(const fs::path& folder) {
   std::map<std::string, std::string> files;
   for (const auto& entry : fs::recursive_directory_iterator(folder)) {
@@ -46,7 +46,8 @@ std::map<std::string, std::string> files_below(const fs::path& folder) {
   return files;
 }
 
-// Every rank ends with one line that holds `words`, and the folder is as it was.
+// Expects that every rank ends with one line that contains `words`, and that the folder does not
+// change.
 void expect_not_resumed(const RunSetup& options, int ranks, const std::string& words) {
   auto before = files_below(options.out);
   std::vector<std::string> messages(static_cast<std::size_t>(ranks));
@@ -71,7 +72,7 @@ fs::path checkpoint_of(const RunSetup& options, std::int64_t step, const std::st
   return fs::path(options.out) / checkpoint::checkpoint_name(step) / name;
 }
 
-// Writes the file again with one tensor changed, checksums and all.
+// Rewrites the file with one tensor changed and valid checksums.
 void change(const fs::path& file, const std::string& tensor,
             const std::function<at::Tensor(at::Tensor)>& how) {
   checkpoint::NamedTensors tensors = checkpoint::read_safetensors(file).tensors;
@@ -153,7 +154,7 @@ TEST(ResumeChecks, ARunGoesOnFromTheCheckpointThatIsNamed) {
   run(1, again);
   EXPECT_EQ(distance(options.out, again.out), 0);
   expect_same_rows(options, again);
-  // The newer ones are kept under other names, and those made again are there.
+  // Newer checkpoints are kept under other names, and the repeated ones exist.
   EXPECT_TRUE(fs::exists(fs::path(again.out) / "abandoned-step-00000012/model.safetensors"));
   EXPECT_TRUE(fs::exists(fs::path(again.out) / "abandoned-step-00000008/model.safetensors"));
   EXPECT_EQ(checkpoint::list_checkpoints(again.out).size(), 3u);
@@ -169,7 +170,7 @@ TEST(ResumeChecks, ARunGoesOnFromTheCheckpointThatIsNamed) {
   expect_not_resumed(again, 1, "--resume-from \\x1b[31m: no such checkpoint");
 }
 
-// The models of the steps that are made again are not taken for those of the new ones.
+// Models of repeated steps are not mistaken for models of the new run.
 TEST(ResumeChecks, ModelsOfLaterStepsAreSetAside) {
   for (const char* from : {"step-4", ""}) {
     TemporaryFolder folder;
@@ -184,9 +185,9 @@ TEST(ResumeChecks, ModelsOfLaterStepsAreSetAside) {
     ASSERT_EQ(step_in("best.safetensors"), "12");
     options.resume = true;
     options.resume_from = from;
-    if (options.resume_from.empty())  // as where the later checkpoints were lost
+    if (options.resume_from.empty())  // simulates lost later checkpoints
       for (const char* step : {"step-00000008", "step-00000012"}) fs::remove_all(out / step);
-    options.lr = 1e-9;  // nothing gets better any more
+    options.lr = 1e-9;  // the loss does not improve any more
     options.steps = 8;
     Report report = train(options, Group());
     EXPECT_NE(report.last_line.find(" best_step=8 "), std::string::npos) << report.last_line;
@@ -231,7 +232,7 @@ TEST(ResumeChecks, AModelIsNotChanged) {
   TemporaryFolder folder;
   RunSetup options = finished_gpt(folder);
   RunSetup heads = options, words = options, task = options;
-  heads.heads = 4;  // the same shapes
+  heads.heads = 4;  // with the same shapes
   expect_not_resumed(heads, 2, "--resume: heads is 4, the checkpoint's is 2");
   words.vocabulary = "bytes";
   expect_not_resumed(words, 1, "--resume: vocabulary is bytes, the checkpoint's is chars");

@@ -1,4 +1,4 @@
-// What a run looks at while it goes on: evaluations of some batches, the best model, samples.
+// Evaluations on some batches, the best model, and samples during a run.
 #include <lockstep/train/trainer.h>
 
 #include <lockstep/data/vocabulary.h>
@@ -19,7 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 using test::TemporaryFolder;
 
-// More validation images than one batch of an evaluation has.
+// Makes a run whose validation images exceed one evaluation batch.
 RunSetup many_digits(const TemporaryFolder& folder) {
   RunSetup options = tiny_mnist(folder);
   test::write_tiny_digits(folder.path(), 50, 600);
@@ -30,13 +30,13 @@ RunSetup many_digits(const TemporaryFolder& folder) {
   return options;
 }
 
-// The same for a text.
+// Likewise for a text.
 RunSetup long_text(const TemporaryFolder& folder) {
   RunSetup options = tiny_gpt(folder);
   std::ofstream text(options.data, std::ios::app);
   for (int i = 0; i < 4000; ++i) text << (i % 3 == 0 ? "banana cab\n" : "abacus ban ");
   options.eval_batches = 1;
-  options.clip = 0;  // norms are summed in another order by each strategy
+  options.clip = 0;  // each strategy sums norms in another order
   return options;
 }
 
@@ -63,7 +63,7 @@ TEST(RunEvaluation, SomeBatchesAreMeasuredDuringTrainingAndAllAtTheEnd) {
 TEST(RunEvaluation, ThoseBatchesAreTheSameOnAnyNumberOfRanks) {
   TemporaryFolder folder;
   RunSetup options = many_digits(folder);
-  options.lr = 0;  // equal models: what differs is the order of the sums
+  options.lr = 0;  // the models stay equal, so that only the order of sums differs
   std::string out = options.out;
   run(1, options);
   double expected = metrics_of(out)[1]["val_loss"];
@@ -98,7 +98,7 @@ checkpoint::Metadata description_of(const fs::path& file) {
   return checkpoint::read_safetensors(file).metadata;
 }
 
-// After step 4 nothing gets better any more.
+// After step 4, the loss does not improve any more.
 TEST(RunEvaluation, TheBestModelIsKeptBesideTheLast) {
   TemporaryFolder folder;
   RunSetup options = tiny_gpt(folder);
@@ -139,7 +139,7 @@ TEST(RunEvaluation, ABestModelThatIsGoneOrBrokenIsMadeAnew) {
   EXPECT_EQ(description_of(best).at("step"), "16");
 }
 
-// Losses on other data are not compared, for the best model as for patience.
+// Losses on other data are not compared, neither for the best model nor for patience.
 TEST(RunEvaluation, OtherDataBeginsTheComparisonAnew) {
   TemporaryFolder folder;
   RunSetup options = tiny_gpt(folder);
@@ -149,7 +149,7 @@ TEST(RunEvaluation, OtherDataBeginsTheComparisonAnew) {
   fs::path best = fs::path(options.out) / "best.safetensors";
   EXPECT_EQ(description_of(best).at("step"), "4");
   std::ofstream text(options.data);
-  for (int i = 0; i < 1500; ++i) text << "abcsnu \n"[(i * i + i / 7) % 8];  // harder to guess
+  for (int i = 0; i < 1500; ++i) text << "abcsnu \n"[(i * i + i / 7) % 8];  // harder to predict
   text.close();
   options.resume = options.allow_other_data = true;
   options.steps = 8;
@@ -165,7 +165,7 @@ TEST(RunEvaluation, OtherDataBeginsTheComparisonAnew) {
 
 class Samples : public testing::TestWithParam<int> {};
 
-// Evaluations of a part, the best model and samples, all at once, under both strategies.
+// Partial evaluations, the best model and samples together, under both strategies.
 TEST_P(Samples, AreThoseOfARunThatWasNeverStoppedNorSharded) {
   TemporaryFolder folder;
   RunSetup options = long_text(folder);
@@ -181,14 +181,14 @@ TEST_P(Samples, AreThoseOfARunThatWasNeverStoppedNorSharded) {
       EXPECT_EQ(data::Vocabulary::characters("abcnsu \n")
                     .encode(rows[i]["sample"].get<std::string>())
                     .size(0),
-                13);  // and the first character of the text
+                13);  // plus the first character of the text
   }
   EXPECT_EQ(rows[3].value("eval_batches", 0), 1);
   RunSetup unseen = options;
   unseen.out += "-unseen";
   unseen.sample_every = unseen.sample = unseen.eval_every = 0;
   run(GetParam(), unseen);
-  EXPECT_EQ(distance(options.out, unseen.out), 0);  // looking changes nothing
+  EXPECT_EQ(distance(options.out, unseen.out), 0);  // evaluating changes nothing
   RunSetup sharded = options;
   sharded.shard = ShardKind::full;
   sharded.out += "-full";
@@ -219,8 +219,9 @@ TEST(RunEvaluation, ASampleOfBytesIsText) {
   options.sample_every = 1;
   run(1, options);
   std::string sample = metrics_of(options.out).at(0)["sample"];
-  (void)data::Vocabulary::characters(sample);                 // throws unless it is UTF-8
-  EXPECT_NE(sample.find("\xef\xbf\xbd"), std::string::npos);  // an untrained model knows no UTF-8
+  (void)data::Vocabulary::characters(sample);  // throws unless it is UTF-8
+  // An untrained model generates invalid UTF-8.
+  EXPECT_NE(sample.find("\xef\xbf\xbd"), std::string::npos);
 }
 
 TEST(RunEvaluation, TokensAreCountedWhereThereAreSome) {

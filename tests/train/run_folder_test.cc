@@ -1,4 +1,4 @@
-// The folder of a run: how a run begins in it or goes on, and what becomes of earlier files.
+// The folder of a run: a run begins in it or resumes, and handles earlier files.
 #include "train/run_folder.h"
 #include "train/run_description.h"
 
@@ -53,7 +53,7 @@ struct Place {
   std::unique_ptr<Configured> configured;
 };
 
-// Variables of a launcher while a test lasts.
+// Sets environment variables of a launcher during a test.
 class Variables {
  public:
   explicit Variables(const std::map<std::string, std::string>& values) {
@@ -72,7 +72,8 @@ class Variables {
   std::vector<std::string> names_;
 };
 
-// What is called ends the round: nothing that makes the folder look like another run's is there.
+// The callback ends the round; at that time, the folder has no file that would make it look like
+// another run's.
 TEST(RunFolder, IsTakenBeforeAnythingIsInIt) {
   const test::TemporaryFolder folder;
   RunSetup setup("mlp");
@@ -93,7 +94,8 @@ TEST(RunFolder, IsTakenBeforeAnythingIsInIt) {
   EXPECT_TRUE(std::filesystem::exists(folder / "out/metrics.jsonl"));
 }
 
-// Rank 0 of an earlier round is on a host that was cut off: it holds the lock, and writes no more.
+// Rank 0 of an earlier round is on a host that was cut off: it still holds the lock, but does not
+// write any more.
 TEST(RunFolder, IsTakenOverFromAnEarlierRoundThatStillHoldsTheLock) {
   const test::TemporaryFolder folder;
   RunSetup setup("mlp");
@@ -118,7 +120,7 @@ TEST(RunFolder, IsTakenOverFromAnEarlierRoundThatStillHoldsTheLock) {
             std::string::npos);
 }
 
-// The folder of another run is never taken.
+// A round never takes over the folder of another run.
 TEST(RunFolder, OfAnotherRunIsNotTaken) {
   const test::TemporaryFolder folder;
   RunSetup setup("mlp");
@@ -129,7 +131,7 @@ TEST(RunFolder, OfAnotherRunIsNotTaken) {
   EXPECT_THROW(second.open({.is_taken = [] { FAIL() << "it was taken"; }}), BadInput);
 }
 
-// A kill before the first checkpoint costs nothing that could be resumed.
+// A run that was killed before its first checkpoint left nothing that could be resumed.
 TEST(RunFolder, ARunThatSavedNothingIsBegunAgain) {
   Place place;
   write(place.out / "config.toml");
@@ -187,7 +189,7 @@ TEST(RunFolder, ResumeAutoGoesOnOrBegins) {
   EXPECT_EQ(place.folder().find_checkpoint(), place.out / "step-00000008");
 }
 
-// Whatever has no name of a run's files stays.
+// Files whose names do not belong to a run stay.
 TEST(RunFolder, OverwriteRemovesTheFilesOfRunsAndNothingElse) {
   Place place([](RunSetup& setup) { setup.overwrite = true; });
   for (const char* name :
@@ -236,7 +238,7 @@ TEST(RunFolder, ARestartOfTheJobGoesOnWithoutAnOption) {
   }
 }
 
-// A restart must not go on with a run that another job has left in the folder.
+// A restart must not resume a run that another job has left in the folder.
 TEST(RunFolder, ARestartOfAnotherJobIsRefused) {
   Place place;
   {
@@ -299,7 +301,7 @@ TEST(CheckpointFit, SaysWhatChanged) {
   EXPECT_EQ(changes_since(Configured(before).all, 2, state), "");
   RunSetup now = before;
   now.out = "b";
-  now.ranks = 7;  // what counts is how many there are
+  now.ranks = 7;  // the actual number of ranks counts
   now.resume = now.allow_other_data = true;
   now.data = std::filesystem::absolute("text.txt");
   EXPECT_EQ(changes_since(Configured(now).all, 2, state), "");

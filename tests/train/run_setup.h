@@ -1,5 +1,5 @@
-// A run of a known task as a value that tests change and copy: the trainer's options, and the
-// task's own by name.
+// A run of a known task as a value that tests can change and copy: the trainer's options, plus the
+// task's own settings by name.
 #pragma once
 
 #include "base/format.h"
@@ -23,19 +23,19 @@ struct RunSetup : Options {
       : Options(make_task(task)->defaults()), task(std::move(task)) {}
 
   std::string task;
-  // Where they are not empty: the task's settings of these names.
+  // The task's settings of these names, unless empty.
   std::string data, vocabulary, bpe, token_dtype;
   std::optional<std::int64_t> layers, heads, width, block, vocabulary_size;
   std::optional<double> dropout, capacity, balance;
 
-  // The task with its settings.
+  // Returns the task with its settings.
   [[nodiscard]] std::unique_ptr<Task> make() const {
     std::unique_ptr<Task> made = make_task(task);
     settle(*made);
     return made;
   }
 
-  // Its settings, of a task of that kind.
+  // Applies the settings to a task of that kind.
   void settle(Task& made) const {
     Settings settings(task);
     made.declare(settings);
@@ -61,19 +61,19 @@ inline void set_option(Options& options, const std::string& name, const std::str
   settings.set(name, text);
 }
 
-// A task of its own for every run.
+// Trains with a new task object for every run.
 inline Report train(const RunSetup& setup, Group group) {
   return train(*setup.make(), setup, std::move(group));
 }
 
-// One of the task's own settings, as text.
+// Returns one of the task's own settings as text.
 inline std::string setting_of(Task& task, const std::string& name) {
   Settings settings(task.name());
   task.declare(settings);
   return settings.text(name);
 }
 
-// A task with its settings and the trainer's: what owns the task for Configuration.
+// A configuration together with the task that it refers to.
 struct Configured {
   explicit Configured(const RunSetup& setup) : task(setup.make()), all(*task, setup) {}
   std::unique_ptr<Task> task;

@@ -1,4 +1,4 @@
-// Small runs of the trainer, and what is left of them.
+// Small runs of the trainer, and checks of their results.
 #pragma once
 
 #include <lockstep/checkpoint/training_state.h>
@@ -22,14 +22,14 @@
 
 namespace lockstep::train {
 
-// What the runs below have in common.
+// Returns the settings that the runs below share.
 inline RunSetup tiny(const std::string& task, const test::TemporaryFolder& folder) {
   RunSetup options(task);
   options.out = folder / "out";
   options.save_every = 4;
   options.keep = 0;
   options.log_every = 1;
-  options.threads = 1;  // so that ranks can be forked from a test that trained itself
+  options.threads = 1;  // so that ranks can be forked from a test that has trained itself
   return options;
 }
 
@@ -51,7 +51,7 @@ inline RunSetup tiny_mnist(const test::TemporaryFolder& folder) {
   RunSetup options = tiny("mnist", folder);
   options.data = folder.path();
   options.batch = 12;
-  options.epochs = 2;  // of 5 steps each, the last with 2 rows
+  options.epochs = 2;  // with 5 steps each; the last step has 2 rows
   return options;
 }
 
@@ -61,7 +61,7 @@ inline RunSetup tiny_cifar(const test::TemporaryFolder& folder) {
   options.data = folder.path();
   options.width = 4;
   options.batch = 12;
-  options.epochs = 2;  // of 4 steps each, the last with 4 rows
+  options.epochs = 2;  // with 4 steps each; the last step has 4 rows
   return options;
 }
 
@@ -89,7 +89,7 @@ inline double last_val_loss(const std::filesystem::path& out) {
                                                            : rows.back()["val_loss"].get<double>();
 }
 
-// Largest difference between the models of two runs; 0: the same bits.
+// Returns the largest difference between the models of two runs; 0 if they are bitwise equal.
 inline double distance(const std::filesystem::path& a, const std::filesystem::path& b) {
   auto first = checkpoint::read_safetensors(a / "model.safetensors").tensors;
   auto second = checkpoint::read_safetensors(b / "model.safetensors").tensors;
@@ -100,7 +100,7 @@ inline double distance(const std::filesystem::path& a, const std::filesystem::pa
   return most;
 }
 
-// The same steps, with the same losses to the bit.
+// Expects the same steps with bitwise equal losses.
 inline void expect_same_rows(const RunSetup& one, const RunSetup& other) {
   auto expected = metrics_of(one.out), found = metrics_of(other.out);
   ASSERT_EQ(expected.size(), found.size()) << other.out;
@@ -112,7 +112,8 @@ inline void expect_same_rows(const RunSetup& one, const RunSetup& other) {
   }
 }
 
-// The run as it was when the checkpoint of `step` was the newest: what a kill leaves.
+// Returns the run as it was when the checkpoint of `step` was the newest, which is the state after
+// a kill.
 inline RunSetup cut_at(RunSetup options, std::int64_t step) {
   namespace fs = std::filesystem;
   fs::path cut = options.out + "-cut";

@@ -58,7 +58,7 @@ TEST(SavedModel, MayBeARunACheckpointOrAFile) {
   EXPECT_EQ(paths_of_run(checkpoint).at("data"), options.data);
   EXPECT_EQ(checkpoint.step, 4);
   (void)gpt_of(checkpoint);
-  // A run that goes on: its end is older than its newest checkpoint.
+  // In a resumed run, the final model is older than the newest checkpoint.
   EXPECT_EQ(checkpoint.metadata.at("width"), "16");
   fs::copy(out / "step-00000004", out / "step-00000006");
   EXPECT_EQ(model_file(out), out / "step-00000006/model.safetensors");
@@ -100,7 +100,7 @@ class BrokenModel : public testing::Test {
     good_ = checkpoint::read_safetensors(fs::path(options_.out) / "model.safetensors");
   }
 
-  // What is said of the file with this change.
+  // Returns the message for a file with this change.
   std::string refusal(const std::function<void(checkpoint::Safetensors&)>& change) {
     checkpoint::Safetensors content = good_;
     change(content);
@@ -151,7 +151,7 @@ TEST_F(BrokenModel, AnEntryThatMakesNoSenseIsNamed) {
   }
 }
 
-// Each entry agrees with the tensor that says it, and the model would take terabytes.
+// Each entry agrees with its tensor, but the model would need terabytes.
 TEST_F(BrokenModel, AModelThatTheFileCannotHoldIsRefusedBeforeItIsMade) {
   std::string message = refusal([](checkpoint::Safetensors& content) {
     content.metadata["width"] = "1000000";

@@ -1,4 +1,4 @@
-// How a run saves: while it goes on, and where the disk refuses.
+// Saving during a run, and write errors.
 #include <lockstep/comm/together.h>
 #include <lockstep/train/trainer.h>
 
@@ -21,7 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 using test::TemporaryFolder;
 
-// A disk that is full whenever a file is flushed whose path has `part` in it.
+// Simulates a full disk whenever a file is flushed whose path contains `part`.
 test::FlushHook full_for(const std::string& part) {
   return test::FlushHook([part](const std::string& path) {
     return path.find(part) != std::string::npos ? ENOSPC : 0;
@@ -84,7 +84,7 @@ TEST(SaveErrors, StopTheRunUnlessItIsToldToGoOn) {
   }
 }
 
-// A run that ends without its last checkpoint would have trained for nothing.
+// Without its last checkpoint, the run would have trained for nothing.
 TEST(SaveErrors, OfTheLastCheckpointAreAlwaysErrors) {
   for (bool async : {false, true}) {
     TemporaryFolder folder;
@@ -98,7 +98,7 @@ TEST(SaveErrors, OfTheLastCheckpointAreAlwaysErrors) {
   }
 }
 
-// Servers that could not save live on with their workers, and say what they say.
+// Servers that fail to save continue with their workers and report the error.
 TEST(SaveErrors, OfServersStopTheRunUnlessItIsToldToGoOn) {
   for (const char* file : {"step-00000003", "optimizer.safetensors"}) {
     TemporaryFolder folder;

@@ -123,7 +123,7 @@ TEST(Settings, EnumsAndWholeNumbersOfAnySizeAreVariables) {
       "level: expected a value that one of the words none, one stands for, found another one");
 }
 
-// What a setting with these needs lacks, beside settings of each kind.
+// Checks a setting with these needs, next to settings of each kind.
 struct Needing {
   explicit Needing(std::vector<std::string> needs) {
     settings.add({.name = "given", .needs = std::move(needs)}, given);
@@ -198,7 +198,7 @@ TEST(Settings, StepsAndEpochsReplaceEachOther) {
   EXPECT_EQ(mnist.all.options.steps, 0);
 }
 
-// A task whose own option is called as one of the trainer's.
+// A task with an option that has the name of one of the trainer's options.
 class Clashing : public Task {
  public:
   explicit Clashing(std::string option) : option_(std::move(option)) {}

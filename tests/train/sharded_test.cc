@@ -1,5 +1,5 @@
-// Training with --shard: the losses of DistributedDataParallel, and checkpoints that every level
-// and every number of ranks can read.
+// Training with --shard: losses equal those of DistributedDataParallel, and checkpoints can be read
+// at every level and with every number of ranks.
 #include <lockstep/train/trainer.h>
 
 #include <lockstep/comm/together.h>
@@ -22,7 +22,7 @@ using test::TemporaryFolder;
 
 const char* const levels[] = {"optimizer", "gradients", "full"};
 
-// The same run under another strategy, in a folder of its own.
+// Returns the same run at another level, in its own folder.
 RunSetup sharded(RunSetup options, const std::string& level) {
   options.out += "-" + level;
   set_option(options, "shard", level);
@@ -77,7 +77,7 @@ TEST_P(Sharded, GradientsAreSummedInTheStepToTheSameBits) {
     run(GetParam(), in_step);
     expect_same_rows(before, in_step);
     EXPECT_EQ(distance(before.out, in_step.out), 0) << level;
-    // Every rank keeps all of its own gradients for it.
+    // In this mode, every rank keeps its own gradients of the whole model.
     auto bytes = [](const RunSetup& one) {
       return metrics_of(one.out).back()["model_bytes"].get<double>();
     };
@@ -88,7 +88,7 @@ TEST_P(Sharded, GradientsAreSummedInTheStepToTheSameBits) {
 TEST_P(Sharded, DeferredTrainsAndGoesOnAsUnderDdpToTheBit) {
   TemporaryFolder folder;
   RunSetup options = tiny_gpt(folder);
-  options.width = 128;  // some of its tensors are large enough
+  options.width = 128;  // some tensors are large enough
   options.clip = 0;
   run(GetParam(), options);
   for (const char* level : levels) {
@@ -149,7 +149,7 @@ TEST_P(Sharded, ARunGoesOnUnderEveryStrategyAsIfItHadNeverStopped) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Sharded, testing::Values(1, 2, 3));
 
-// A checkpoint is whole tensors: 1 and 3 ranks read what 2 have written.
+// A checkpoint has whole tensors: 1 and 3 ranks can read what 2 ranks have written.
 TEST(ShardedRun, GoesOnWithAnotherNumberOfRanks) {
   TemporaryFolder folder;
   RunSetup options = sharded(tiny_gpt(folder), "full");
@@ -180,7 +180,8 @@ TEST(ShardedRun, OptimizerStateInACheckpointIsThatOfDdp) {
   }
 }
 
-// Fewer samples than ranks, or one batch more on some: the others use the model as often.
+// With fewer samples than ranks, or one more batch on some ranks, the other ranks call the model
+// equally often.
 TEST(ShardedRun, EvaluatesWhatDoesNotDivideEvenly) {
   TemporaryFolder folder;
   test::write_tiny_digits(folder.path(), 50, 2);

@@ -1,4 +1,4 @@
-// --strategy dp and ps: the same training by other means.
+// --strategy dp and ps: the same training on devices and on servers.
 #include "train/strategies.h"
 
 #include "support/temporary_folder.h"
@@ -32,7 +32,8 @@ RunSetup without_servers(RunSetup options) {
   return options;
 }
 
-// One task of each kind: without randomness, with dropout, and with the norm of all gradients.
+// Returns one task of each kind: without randomness, with dropout, and with clipping by the global
+// norm.
 std::vector<RunSetup> all_tasks(const TemporaryFolder& folder) {
   std::vector<RunSetup> tasks{tiny_mlp(folder), tiny_mnist(folder), tiny_gpt(folder)};
   for (RunSetup& task : tasks) task.out += "-" + task.task;
@@ -43,7 +44,7 @@ std::vector<RunSetup> all_tasks(const TemporaryFolder& folder) {
 
 class OnServers : public testing::TestWithParam<int> {};
 
-// Workers of synchronous servers make the steps of as many ranks without servers, to the bit.
+// Workers of synchronous servers make bitwise the same steps as equally many ranks without servers.
 TEST_P(OnServers, SynchronousTrainingIsThatOfAllRanks) {
   TemporaryFolder folder;
   const int workers = GetParam();
@@ -56,9 +57,8 @@ TEST_P(OnServers, SynchronousTrainingIsThatOfAllRanks) {
   }
 }
 
-// Ranks of a host divide the update of large parameters; a server updates all of them. So both are
-// the same while gradients are accumulated and clipped, and after a resume from a checkpoint of
-// either.
+// Ranks of a host share the update of large parameters, while a server updates all of them. Results
+// are equal with accumulated and clipped gradients, and after resuming from a checkpoint of either.
 TEST(Strategies, AnUpdateThatRanksDivideIsThatOfAServer) {
   TemporaryFolder folder;
   RunSetup alone = tiny_gpt(folder);
@@ -95,7 +95,7 @@ TEST_P(OnServers, ARunGoesOnToTheBit) {
 
 INSTANTIATE_TEST_SUITE_P(Workers, OnServers, testing::Values(1, 3));
 
-// Checkpoints know nothing of servers: a run goes on without them, and the other way round.
+// Checkpoints do not depend on servers: a run can be resumed without servers, and vice versa.
 TEST(Strategies, ARunGoesOnByAnotherStrategy) {
   TemporaryFolder folder;
   RunSetup alone = tiny_mlp(folder);
@@ -112,8 +112,8 @@ TEST(Strategies, ARunGoesOnByAnotherStrategy) {
   EXPECT_EQ(distance(alone.out, with.out), 0);
 }
 
-// Each gradient makes an update, by arrival: no bits, but the training works, is saved and
-// goes on.
+// Each gradient makes an update when it arrives, so results are not reproducible; but the training
+// works, is saved, and can be resumed.
 TEST(Strategies, WorkersThatDoNotWaitLearn) {
   TemporaryFolder folder;
   for (const char* consistency : {"asynchronous", "stale-synchronous"}) {
@@ -156,7 +156,7 @@ TEST(Strategies, WhatWorkersFindWrongIsSaidOnceOnAllRanks) {
   expect_said("expected a finite loss");
 }
 
-// Devices are other rows than those of ranks, so sums round differently.
+// Devices have other rows than ranks, so sums are rounded differently.
 TEST(Strategies, DevicesOfOneProcessTrainTheSameModel) {
   TemporaryFolder folder;
   for (RunSetup options : {tiny_mlp(folder), tiny_gpt(folder)}) {

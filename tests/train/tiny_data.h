@@ -1,4 +1,4 @@
-// Data small enough to train on in a test.
+// Data that is small enough to train on in a test.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace lockstep::test {
 
-// A text of a few letters in which what follows is easy to learn.
+// Writes a text of a few letters whose continuation is easy to learn.
 inline void write_tiny_text(const std::filesystem::path& path) {
   std::ofstream file(path);
   for (int i = 0; i < 100; ++i) file << "abacus banana " << (i % 7 == 0 ? "cab\n" : "");
@@ -25,7 +25,7 @@ inline void write_idx(const std::filesystem::path& path, std::uint8_t dims, std:
   std::ofstream(path, std::ios::binary) << bytes << content;
 }
 
-// Digits of one bright row each: which row says which digit.
+// Writes digits with one bright row each, which encodes the digit.
 inline void write_tiny_digits(const std::filesystem::path& folder, std::uint32_t training,
                               std::uint32_t test) {
   auto write = [&](const std::string& name, std::uint32_t count) {
@@ -43,7 +43,7 @@ inline void write_tiny_digits(const std::filesystem::path& folder, std::uint32_t
   write("t10k", test);
 }
 
-// CIFAR-10 records of one bright channel and side each: which says which kind.
+// Writes CIFAR-10 records with one bright channel and side each, which encode the kind.
 inline void write_tiny_photographs(const std::filesystem::path& folder, int training, int test) {
   auto write = [&](const std::string& name, int count) {
     std::string bytes;

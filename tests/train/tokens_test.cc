@@ -1,4 +1,4 @@
-// --vocabulary bpe and tokens: a gpt on byte pairs and on files of tokens.
+// --vocabulary bpe and tokens: a gpt on byte pairs and on token files.
 #include "train/tasks/gpt.h"
 
 #include "support/small_bpe.h"
@@ -80,7 +80,7 @@ TEST(OnBytePairs, ARunLearnsGoesOnAndIsRead) {
   EXPECT_NE(found.line.find(" bigram="), std::string::npos) << found.line;
 }
 
-// The same tokens, wherever they come from.
+// The source of equal tokens makes no difference.
 TEST(OnTokens, AFileTrainsTheModelThatItsTextDoes) {
   TemporaryFolder folder;
   RunSetup text = on_bpe(folder);
@@ -100,7 +100,8 @@ TEST(OnTokens, AFileTrainsTheModelThatItsTextDoes) {
   }
 }
 
-// The logits of 4096 tokens of GPT-2's vocabulary would take 823 MB, and their softmax as much.
+// The logits of 4096 tokens with GPT-2's vocabulary would need 823 MB, and their softmax as much
+// again.
 TEST(OnTokens, AnEvaluationOfALargeVocabularyIsMadeInParts) {
   TemporaryFolder folder;
   RunSetup options = tiny_gpt(folder);
@@ -122,7 +123,7 @@ TEST(OnTokens, AnEvaluationOfALargeVocabularyIsMadeInParts) {
     loss = evaluator.whole().loss;
     EXPECT_LE(allocations.peak(), 80 << 20) << "of 161 MB of logits, and their softmax";
   }
-  // As at once, but for the rounding of sums.
+  // Equal to a single evaluation, up to rounding when sums are reordered.
   std::vector<std::size_t> all(static_cast<std::size_t>(task->validation_samples()));
   std::iota(all.begin(), all.end(), std::size_t{0});
   at::NoGradGuard no_gradients;
@@ -185,7 +186,7 @@ TEST(OnBytePairs, OtherTablesAreRefused) {
               (void)train(again, Group());
             }).find("expected the byte-pair encoding that the model was trained with"),
             std::string::npos);
-  // Without tables a model is read, and its tokens are numbers.
+  // Without tables, the model can be read, and its tokens are numbers.
   fs::remove_all(folder / "bpe");
   EXPECT_TRUE(text_of(options.out, "97").starts_with("97 "));
 }

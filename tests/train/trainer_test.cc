@@ -129,7 +129,7 @@ TEST(Trainer, LearnsTheTinyDigits) {
 TEST(Trainer, StopsEarlyAndKeepsTheBest) {
   TemporaryFolder folder;
   RunSetup options = tiny_mlp(folder);
-  options.lr = 0;  // nothing is ever better than the first evaluation
+  options.lr = 0;  // no evaluation is better than the first one
   options.steps = 100;
   options.eval_every = 1;
   options.patience = 3;
@@ -195,7 +195,7 @@ TEST(Trainer, AFinishedRunThatIsResumedIsFinished) {
   EXPECT_EQ(metrics_of(options.out), before);
 }
 
-// Every rank ends with the same words and nothing is left of the run.
+// Expects that every rank ends with the same message, and that the run leaves no file.
 void expect_refused(const RunSetup& options, int ranks, const std::string& words) {
   test::run_group(Engine::shm, ranks, [&](Group group) {
     std::string message = test::message_of([&] { (void)train(options, group); });

@@ -1,5 +1,5 @@
-// docs/training.md lists the fields, entries and files that runs really write, and the example
-// configurations are options that a run takes.
+// docs/training.md lists the fields, entries and files that runs write, and the options in the
+// example configurations are valid.
 #include "support/small_bpe.h"
 #include "sys/files.h"
 #include "train/configuration.h"
@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 
 std::string training_document() { return sys::read_file(LOCKSTEP_SOURCE_DIR "/docs/training.md"); }
 
-// The names in the first column of the table below the line that begins with `heading`.
+// Returns the names in the first column of the table below the line that begins with `heading`.
 std::set<std::string> names_in_table(const std::string& document, const std::string& heading) {
   std::set<std::string> names;
   std::istringstream lines(document.substr(document.find("\n" + heading)));

@@ -1,5 +1,5 @@
-// A rank that works with the others until one of them is lost: says so, and how long its last call
-// took.
+// A rank that calls collectives until another rank is lost, and then prints this and the duration
+// of its last call.
 #include <chrono>
 #include <cstdio>
 

@@ -1,4 +1,4 @@
-// Ranks that wait for one that never calls: the last rank does something else for ever. What ends
+// Ranks that wait for a rank that never calls: the last rank is busy forever. The error that ends
 // the others is not caught.
 #include <chrono>
 

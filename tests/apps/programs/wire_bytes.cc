@@ -1,6 +1,6 @@
-// A rank that measures what its host's network interface sends while ranks sum numbers. Rank 0
-// prints, for each way, the bytes of the host that sent most, in the run of RUNS that sent least:
-// on a busy machine TCP sends some packets again.
+// A rank that measures the bytes that its host's network interface sends while ranks sum numbers.
+// For each way of summing, rank 0 prints the bytes of the host that sent most, and takes the
+// minimum over RUNS runs, because TCP retransmits some packets on a busy host.
 //
 //   wire_bytes NUMBERS
 //   all_reduce float32 67123456
@@ -30,7 +30,7 @@ namespace {
 
 constexpr int RUNS = 3;
 
-// Of this network namespace: /sys shows the interfaces of the one in which it was mounted.
+// Reads /proc, because /sys shows the interfaces of the network namespace in which it was mounted.
 std::int64_t sent_by_interface(const std::string& name) {
   std::ifstream table("/proc/self/net/dev");
   for (std::string line; std::getline(table, line);) {
@@ -52,7 +52,7 @@ class Measurement {
  public:
   explicit Measurement(ls::Group world) : world_(std::move(world)) {}
 
-  // `use` blocks until its calls are complete on this rank.
+  // Measures `use`, which must block until its calls are complete on this rank.
   void measure(const std::string& what, const std::function<void()>& use) {
     std::int64_t least = std::numeric_limits<std::int64_t>::max();
     for (int run = 0; run < RUNS; ++run) least = std::min(least, sent_by_one(use));
@@ -82,7 +82,7 @@ class Measurement {
   }
 
  private:
-  // The host that sent most.
+  // Returns the bytes of the host that sent most.
   std::int64_t sent_by_one(const std::function<void()>& use) {
     world_.barrier().wait();
     const std::int64_t before = sent_by_interface("eth0");
@@ -101,7 +101,7 @@ class Measurement {
 
 int main(int argc, char** argv) try {
   ls::Group world = ls::init();
-  // Equal parts for 1 to 4 ranks.
+  // divisible into equal parts for 1 to 4 ranks
   const std::int64_t count = std::stoll(argc > 1 ? argv[1] : "1000000") / 12 * 12;
   if (world.is_root())
     std::printf("ranks %d engine %s numbers %lld\n", world.size(),

@@ -1,4 +1,4 @@
-// A user's own model and loop: sharded, clipped, in mixed precision, saved and going on.
+// A user's own model and loop: sharded, clipped, in mixed precision, saved and resumed.
 #include <lockstep/lockstep.h>
 
 #include <torch/torch.h>
