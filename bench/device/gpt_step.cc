@@ -1,5 +1,6 @@
-// The time and the memory of a GPT's training steps on the GPU of this rank. Beside it:
-// gpt_step.py, the same model, batch, dtype and optimizer by PyTorch's DistributedDataParallel.
+// Measures time and memory of a GPT's training steps on the GPU of this rank. For comparison,
+// gpt_step.py trains the same model with the same batch, dtype and optimizer by PyTorch's
+// DistributedDataParallel.
 //
 //   lockstep run -n 1 gpt_step MESH DTYPE [LAYERS WIDTH ROWS TOKENS]
 #include <lockstep/lockstep.h>

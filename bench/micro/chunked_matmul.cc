@@ -1,7 +1,7 @@
-// The product and the all_reduce of a Rowwise() layer's forward (or of a Colwise() layer's
-// backward) in pieces of its rows, the sum of a piece under way while the next one is computed,
-// beside the whole product and then the whole sum. Each row of the table: medians of steps in turn,
-// in ms, and what a piece's way saves.
+// Compares two ways to compute the matrix product and the all_reduce in a Rowwise() layer's forward
+// (or a Colwise() layer's backward): in pieces of its rows, so that the all_reduce of a piece
+// overlaps the product of the next piece, or as a whole. Each row of the table has the medians of
+// alternating steps in ms, and the time that pieces save.
 //
 //   build/release/bin/lockstep run --ranks 2 build/release/bench/chunked_matmul [ROUNDS]
 #include <lockstep/comm/init.h>
@@ -32,7 +32,7 @@ struct Layer {
   std::int64_t tokens, inner, outer;  // inner: of this rank
 };
 
-// 2 ranks of bench/README.md's models, and an mlp of more rows.
+// The models of bench/README.md on 2 ranks, and an mlp with more rows.
 constexpr std::array<Layer, 7> layers{{{"gpt c_proj forward", 2048, 192, 384},
                                        {"gpt mlp.c_proj forward", 2048, 768, 384},
                                        {"gpt c_attn backward", 2048, 576, 384},

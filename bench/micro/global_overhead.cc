@@ -1,7 +1,8 @@
-// What an operation on a global tensor costs beyond the same operation on its local tensor, after
-// the first call: on a mesh of one rank, with tensors so small that nothing else counts. And a step
-// of a GPT whose parameters are all replicated global tensors, beside one with plain parameters:
-// turn by turn in one process, medians of the processor's time, `ratio` the median of theirs.
+// Measures the overhead of an operation on a global tensor over the same operation on its local
+// tensor, after the first call. The mesh has one rank, and the tensors are so small that the
+// overhead dominates. Also compares a step of a GPT whose parameters are replicated global tensors
+// with a step with plain parameters: both alternate in one process, and the results are medians of
+// CPU time; `ratio` is the median of the ratios.
 //
 //   build/release/bench/global_overhead --benchmark_repetitions=9
 //     --benchmark_enable_random_interleaving=true --benchmark_report_aggregates_only=true
@@ -57,7 +58,7 @@ void sum(benchmark::State& state) {
   measure(state, [](auto& a, auto&) { benchmark::DoNotOptimize(a.sum({0})); });
 }
 
-// Forward, backward and an update by AdamW of 4 blocks of width 256, on 4 x 128 tokens.
+// Forward, backward and an AdamW update of 4 blocks of width 256, on 4 x 128 tokens.
 class GptSteps {
  public:
   explicit GptSteps(const Mesh* mesh) : model_(options()), x_(ids()), y_(ids()) {
@@ -70,7 +71,7 @@ class GptSteps {
     adamw_.emplace(model_->parameters(), torch::optim::AdamWOptions(1e-3));
   }
 
-  // Milliseconds of this thread.
+  // Returns milliseconds of CPU time of this thread.
   double step() {
     const double begin = milliseconds();
     adamw_->zero_grad();
@@ -108,7 +109,7 @@ double quantile(std::vector<double> values, double share) {
 }
 
 void gpt_step(benchmark::State& state) {
-  const Group world = init();  // as in a program: it chooses the library that multiplies
+  const Group world = init();  // as in a program: init() selects the matrix multiplication library
   at::set_num_threads(1);
   Mesh mesh(world, {{"tp", 1}});
   set_global_options(mesh, {.replicate_plain = true});
@@ -131,7 +132,7 @@ void gpt_step(benchmark::State& state) {
 }
 
 BENCHMARK(gpt_step)->Iterations(120)->Unit(benchmark::kMillisecond);
-// Argument 0: plain tensors; 1: global ones.
+// Argument 0: plain tensors; 1: global tensors.
 BENCHMARK(add)->Arg(0)->Arg(1);
 BENCHMARK(mm)->Arg(0)->Arg(1);
 BENCHMARK(transpose)->Arg(0)->Arg(1);

@@ -1,5 +1,6 @@
-// What the always-on check costs a call: making this rank's fingerprint, and comparing it with the
-// one that a peer has posted, in the cache line that the hand-off reads anyway.
+// Measures the cost of the always-on check per call: computing this rank's fingerprint, and
+// comparing it with the peer's fingerprint, which is in a cache line that the hand-off reads
+// anyway.
 //
 //   build/release/bench/shm_check
 #include "comm/engines/shm/ring.h"
@@ -40,7 +41,7 @@ void compare_fingerprint(benchmark::State& state) {
 }
 BENCHMARK(compare_fingerprint);
 
-// Both, as a call of two ranks does them.
+// Both parts, as in a call between two ranks.
 void check_of_a_call(benchmark::State& state) {
   Slot slot;
   const char* file = nullptr;

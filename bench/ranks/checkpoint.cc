@@ -1,13 +1,13 @@
-// The twin of bench/peers/checkpoint.py: a model and AdamW's state, which it saves and loads.
-// Answers "WHAT N" by the seconds of N times
+// The counterpart of bench/peers/checkpoint.py: saves and loads a model and AdamW's state. The
+// answer to "WHAT N" is the seconds of N repetitions of
 //
-//   save     checkpoint::save(): all is on the disk when it ends
-//   async    what AsyncSaver::save() blocks; then it waits, which does not count
-//   load     checkpoint::load() of what is in the page cache
-//   trusted  the same without comparing checksums
-//   memcpy   the least that loading takes: the same bytes out of the page cache into memory that is
-//            there, with the files mapped and each page touched before: no page faults count, and
-//            one thread, whatever the others have
+//   save     checkpoint::save(): everything is on the disk when it returns
+//   async    the time for which AsyncSaver::save() blocks, without the later wait
+//   load     checkpoint::load() from the page cache
+//   trusted  load without comparing checksums
+//   memcpy   the lower bound of load: copies the same bytes from the page cache to allocated
+//            memory. Files are mapped and all pages touched before, so there are no page faults.
+//            Always uses one thread.
 #include "base/check.h"
 #include "serve.h"
 
@@ -38,7 +38,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// With the bytes of a model and the two states that AdamW keeps of each element.
+// A module with the bytes of a model and of AdamW's two states per element.
 class SavedTensors : public torch::nn::Module {
  public:
   explicit SavedTensors(std::int64_t bytes) {
@@ -61,7 +61,7 @@ class CheckpointWork {
         saver_(Group()) {
     adamw_.step();
     checkpoint::save(folder_ / "loaded", handle_, adamw_, {.step = 1});
-    async();  // its memory is new the first time
+    async();  // the first save allocates memory
   }
 
   double save() {
@@ -113,7 +113,7 @@ class CheckpointWork {
   fs::path next() { return written_ = folder_ / ("out" + std::to_string(++count_)); }
   void remove(const fs::path& out) {
     fs::remove_all(out);
-    ::sync();  // what this one has left is not the next one's
+    ::sync();  // keep writeback out of the next measurement
     written_.clear();
   }
 
@@ -140,7 +140,7 @@ int serve_checkpoints(const Words& words) {
   options.add({"threads", "N", ""}, number_into(threads, 1, 1024));
   if (auto code = apps::answer(options.read(words), options)) return *code;
   at::set_num_threads(threads);
-  sys::keep_freed_memory();  // as init() does
+  sys::keep_freed_memory();  // as in init()
   CheckpointWork work(folder, mib << 20);
   const std::map<std::string, std::function<double()>> kinds{
       {"save", [&] { return work.save(); }},

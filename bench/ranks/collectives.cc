@@ -1,10 +1,11 @@
-// The twin of bench/peers/collectives.py and bench/peers/mpi_collectives.c. It answers
+// The counterpart of bench/peers/collectives.py and bench/peers/mpi_collectives.c. Requests and
+// answers:
 //
-//   check OP BYTES MEMORY               makes the tensors and checks the call: {"checked": true}
-//   run OP BYTES MEMORY UNCOUNTED N     {"ns": [...]}, of each of N calls of what was checked
+//   check OP BYTES MEMORY               creates the tensors and checks the call: {"checked": true}
+//   run OP BYTES MEMORY UNCOUNTED N     {"ns": [...]}: time of each of N calls on these tensors
 //   bound BYTES                         {"spans": [[begin, end], ...]}: seconds of passes of each
 //                                       kind over this rank's share (collectives/memory_bound.h)
-//   machine                             {"core_to_core_s": ...}, of rank 0
+//   machine                             {"core_to_core_s": ...}, measured by rank 0
 #include "base/check.h"
 #include "serve.h"
 
@@ -72,7 +73,8 @@ class Server {
   }
 
  private:
-  // The kinds of memory of one row take turns; the tensors of the row before go.
+  // Creates tensors. Kinds of memory of one row take turns; the tensors of the previous row are
+  // freed.
   void make(Collective op, std::int64_t bytes, apps::Memory memory) {
     bound_.reset();
     std::erase_if(kept_, [&](const MeasuredCalls& calls) {
@@ -92,7 +94,7 @@ class Server {
     bound_bytes_ = bytes;
     std::vector<std::pair<double, double>> spans;
     for (apps::PassKind kind : apps::pass_kinds()) {
-      bound_->pass(kind);  // uncounted, as the first calls of a turn
+      bound_->pass(kind);  // warm-up, like the first calls of a turn
       for (int pass = 0; pass < apps::passes_of_a_kind; ++pass) {
         world_.barrier().wait();
         double begin = now();

@@ -1,5 +1,4 @@
-// Programs that bench/launch.py has launched: what a start, a restart and a request to the store
-// cost.
+// Programs that bench/launch.py launches, to measure a start, a restart and requests to the store.
 #include "serve.h"
 
 #include "base/check.h"
@@ -34,7 +33,8 @@ namespace {
 constexpr const char* secret = "of this benchmark";
 constexpr std::size_t value_bytes = 64;
 
-// When this was written, by the clock that Python calls monotonic: appears whole.
+// Writes the current time by CLOCK_MONOTONIC, which is also Python's time.monotonic(), atomically
+// to a file.
 void mark(const std::filesystem::path& folder, const std::string& name) {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   const auto partial = folder / (name + ".partial");
@@ -49,7 +49,7 @@ int number_of(const std::string& text) {
   return static_cast<int>(*number);
 }
 
-// FOLDER: until the first barrier.
+// FOLDER: runs until the first barrier.
 int start(const Words& words) {
   Group world = init();
   world.barrier().wait();
@@ -57,7 +57,7 @@ int start(const Words& words) {
   return 0;
 }
 
-// One round of step_on().
+// Runs one round of step_on().
 void step_in(Group& world, std::int64_t round, const std::filesystem::path& folder) {
   bool first = true;
   for (double stop = 0; stop == 0;) {
@@ -70,7 +70,7 @@ void step_in(Group& world, std::int64_t round, const std::filesystem::path& fold
   }
 }
 
-// FOLDER: steps until the file `stop` is there, in as many rounds as it takes.
+// FOLDER: makes steps until the file `stop` exists, in as many rounds as necessary.
 int step_on(const Words& words) {
   ElasticState state({.reserve = true});
   const bool is_done =
@@ -78,7 +78,7 @@ int step_on(const Words& words) {
   return is_done ? 0 : 1;
 }
 
-// A store, or nothing more than what is asked of one here.
+// A client of a store, reduced to the requests that this benchmark makes.
 struct Client {
   std::function<void(const std::string& key, const std::string& value)> set;
   std::function<std::string(const std::string& key)> get;
@@ -105,7 +105,7 @@ Client client_of(const std::string& kind, std::uint16_t port) {
           }};
 }
 
-// KIND: prints its port, and serves until its input ends.
+// KIND: prints its port, and serves until its standard input ends.
 int serve_store(const Words& words) {
   const auto until_told = [](std::uint16_t port) {
     std::cout << port << std::endl;
@@ -124,7 +124,8 @@ int serve_store(const Words& words) {
   return until_told(server->getPort());
 }
 
-// KIND PORT THREADS MILLISECONDS: how many requests were served, half of them set() and half get().
+// KIND PORT THREADS MILLISECONDS: prints the number of requests, half of which are set() and half
+// get().
 int ask_store(const Words& words) {
   const auto port = static_cast<std::uint16_t>(number_of(words.at(1)));
   const Client client = client_of(words.at(0), port);

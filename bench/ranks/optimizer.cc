@@ -1,5 +1,5 @@
-// The twin of bench/peers/optimizer.py: answers "update N" by the seconds of N steps of AdamW, and
-// "memory N" by those of N passes over the same memory.
+// The counterpart of bench/peers/optimizer.py. The answer to "update N" is the seconds of N steps
+// of AdamW; the answer to "memory N" is the seconds of N passes over the same memory.
 #include "base/check.h"
 #include "serve.h"
 

@@ -1,8 +1,9 @@
-// A training step of a model in stages on the ranks. The twin of bench/peers/pipeline.py: answers a
-// number of steps by their seconds, the loss of the last one, and for the last one
+// A training step of a model in pipeline stages: the counterpart of bench/peers/pipeline.py. The
+// answer to a number of steps is their seconds and the loss of the last step, plus two times of the
+// last step:
 //
-//   measured   seconds from a rank's first action to its last, of the rank where that took longest
-//   promised   the same, as the simulator has it with the times that the actions took
+//   measured   seconds from the first to the last action of a rank, on the slowest rank
+//   promised   the same time by the simulator, from the measured times of the actions
 #include "serve.h"
 
 #include "apps/program.h"
@@ -33,8 +34,8 @@ constexpr double learning_rate = 1e-2;
 
 struct PipelineSizes {
   std::string schedule = "1f1b";
-  int width = 1024, depth = 8;  // of the model: layers of width x width
-  int rows = 128;               // of a micro-batch
+  int width = 1024, depth = 8;  // layers of width x width
+  int rows = 128;               // rows per micro-batch
   int micro_batches = 8;
 };
 

@@ -1,4 +1,4 @@
-// lockstep-bench-rank: one of our ranks beside the peers that bench/run.py measures it with. Not
+// lockstep-bench-rank: one of our ranks, which bench/run.py measures next to the peers. Not
 // installed.
 #include "base/check.h"
 #include "base/text.h"
@@ -33,7 +33,7 @@ nlohmann::json seconds_of_steps(const std::string& line, const std::function<dou
 
 namespace {
 
-// For a peer that is to have the same: {"MALLOC_...": "...", ...}.
+// Prints the settings for a peer that should use the same: {"MALLOC_...": "...", ...}.
 int print_malloc_settings(const Words&) {
   nlohmann::json variables;
   for (auto& [variable, value] : sys::malloc_settings) variables[variable] = std::to_string(value);

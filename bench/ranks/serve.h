@@ -1,5 +1,5 @@
-// How the rank programs of bench/ speak with bench/contenders.py: each says one line of JSON when
-// it is ready, and answers every line that it reads by one line, until its input ends.
+// The protocol between the rank programs of bench/ and bench/contenders.py: a program prints one
+// line of JSON when it is ready, and answers every input line with one line, until its input ends.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -12,19 +12,19 @@
 
 namespace lockstep::bench {
 
-// BadInput for a line that is none.
+// Returns the answer to a request. Throws BadInput for an invalid line.
 using Answer = std::function<nlohmann::json(const std::string& line)>;
 
 void serve(std::istream& in, std::ostream& out, const nlohmann::json& ready, const Answer& answer);
 
-// A line that is a number of steps, or BadInput.
+// Parses a number of steps. Throws BadInput for another line.
 [[nodiscard]] std::size_t steps_of(const std::string& line);
 
-// `{"seconds": [...]}` of so many steps.
+// Runs the number of steps in `line` and returns `{"seconds": [...]}`.
 [[nodiscard]] nlohmann::json seconds_of_steps(const std::string& line,
                                               const std::function<double()>& step);
 
-// The programs, by the first word of the command line; each reads its own options.
+// Programs, selected by the first word of the command line; each parses its own options.
 using Words = std::vector<std::string>;
 int serve_collectives(const Words& words);
 int serve_steps(const Words& words);

@@ -1,5 +1,5 @@
-// The twin of bench/peers/step.py: answers a number of steps by their seconds, the first losses and
-// the bytes that this rank holds.
+// The counterpart of bench/peers/step.py. The answer to a number of steps is their seconds, the
+// first losses, and the bytes that this rank holds.
 #include "serve.h"
 
 #include "apps/bench/step/work.h"

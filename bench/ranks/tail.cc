@@ -1,8 +1,8 @@
-// The tail of a step: from gradients on every rank to parameters that every rank can use. The twin
-// of bench/peers/tail.py: answers a number of tails by their seconds.
+// The tail of a step: from gradients on every rank to updated parameters on every rank. The
+// counterpart of bench/peers/tail.py; the answer to a number of tails is their seconds.
 //
-//   sharded      one pass that sums, updates and publishes (ShardOptions::reduce_in_step); says
-//                also how many bytes AdamW has moved, by its counter
+//   sharded      one pass that sums, updates and publishes (ShardOptions::reduce_in_step); the
+//                answer also has the bytes that AdamW has moved, by its counter
 //   replicated   all_reduce of one flat gradient, then AdamW over everything on every rank
 #include "serve.h"
 
@@ -37,13 +37,13 @@ struct TailSizes {
 class Tail {
  public:
   virtual ~Tail() = default;
-  // Of one tail on this rank; gradients are there on all ranks when the time begins.
+  // Returns the seconds of one tail on this rank. The time starts when all ranks have gradients.
   virtual double seconds() = 0;
   [[nodiscard]] virtual const torch::optim::Optimizer& optimizer() const = 0;
   [[nodiscard]] virtual std::int64_t bytes_moved() const = 0;
 };
 
-// Its gradients cost next to nothing.
+// A model whose gradients cost almost nothing.
 class Flat : public torch::nn::Module {
  public:
   explicit Flat(const TailSizes& sizes) {
@@ -67,7 +67,7 @@ class ShardedTail : public Tail {
                              {.storage = ShardStorage::node_shared, .reduce_in_step = true})),
         adamw_(sharded_.parameters(), torch::optim::AdamWOptions(tail_learning_rate)) {}
 
-  // All ranks may use what the others have updated when the time ends.
+  // The time ends when all ranks may use the parameters that the others have updated.
   double seconds() override {
     model_->loss().backward();
     world_.barrier().wait();
@@ -111,7 +111,7 @@ class ReplicatedTail : public Tail {
   [[nodiscard]] std::int64_t bytes_moved() const override { return adamw_.bytes_moved(); }
 
  private:
-  // Their gradients lie in the flat one, as in a bucket.
+  // The gradients are views of one flat tensor, as in a bucket.
   static std::vector<at::Tensor> parameters_of(const TailSizes& sizes, const at::Tensor& flat) {
     std::vector<at::Tensor> parameters;
     for (int i = 0; i < sizes.tensors; ++i) {

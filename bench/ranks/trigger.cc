@@ -1,6 +1,7 @@
-// What the dispatch key (dispatch/key.h) costs: operations of a step of `gpt` at level full that
-// pass it, times what passing it costs. Views pass through without asking for memory, so they are
-// counted and timed apart. Answers a number of steps by calls, seconds a call and seconds a step.
+// Measures the cost of the dispatch key (dispatch/key.h): the number of operations with this key in
+// a step of `gpt` at level full, times the cost per operation. Views need no memory, so they are
+// counted and timed separately. The answer to a number of steps is calls, seconds per call and
+// seconds per step.
 #include "serve.h"
 
 #include "dispatch/key.h"
@@ -33,7 +34,8 @@ struct Passed {
   std::atomic<int> views = 0, uses = 0;
 };
 
-// LibTorch's callbacks are functions without an object; while nothing counts, it is null.
+// LibTorch's callbacks are plain functions, so the counter is global; null while nothing is
+// counted.
 std::atomic<Passed*> counted_by = nullptr;
 
 bool passes(const c10::IValue& value, c10::DispatchKey key) {
@@ -51,8 +53,8 @@ bool makes_a_view(const c10::FunctionSchema& schema) {
   return alias != nullptr && !alias->isWrite();
 }
 
-// Operations that LibTorch takes apart above autograd (linear) do not come as far as the trigger;
-// their parts do.
+// Composite operations that LibTorch decomposes above autograd (linear) do not reach the key; their
+// parts do.
 std::unique_ptr<at::ObserverContext> count(const at::RecordFunction& function) {
   Passed* passed = counted_by.load();
   auto name = function.operator_name();
@@ -76,8 +78,8 @@ double seconds_of(Function&& function) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Seconds that a call of `operation` takes longer on `sharded` than on an ordinary copy of it, as
-// the median of differences between batches that follow each other. Noise may make it negative.
+// Returns the additional seconds of `operation` on `sharded` compared with a plain copy: the median
+// of differences between consecutive batches. It may be negative because of noise.
 template <typename Operation>
 double extra_seconds(const at::Tensor& sharded, Operation&& operation) {
   at::Tensor plain = sharded.detach().clone();
