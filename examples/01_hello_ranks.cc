@@ -1,4 +1,4 @@
-// Says hello from every rank, in the order of their numbers.
+// Prints a line from every rank, in rank order.
 //
 //   lockstep run -n 3 01_hello_ranks        (or torchrun --no-python, or alone)
 #include <lockstep/lockstep.h>
@@ -20,7 +20,7 @@ int main() try {
     }
     world.barrier().wait();
   }
-} catch (const std::exception& error) {  // one line, not an abort
+} catch (const std::exception& error) {  // print one line instead of aborting
   std::fprintf(stderr, "%s\n", error.what());
   return 1;
 }

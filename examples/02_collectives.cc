@@ -1,4 +1,4 @@
-// The collectives on three numbers a rank; every rank checks what it got.
+// The collectives on three numbers per rank; every rank checks its results.
 //
 //   lockstep run -n 4 02_collectives
 #include <lockstep/lockstep.h>
@@ -43,7 +43,7 @@ int main() try {
   world.all_to_all(exchanged, torch::full({size}, float(world.rank()))).wait();
   expect(exchanged.equal(torch::arange(size, torch::kFloat)), "all_to_all");
 
-  // Posting is enough: both messages are under way before anybody waits.
+  // send() and recv() only post: both messages are in flight before the first wait().
   torch::Tensor received = torch::empty({3});
   ls::Work to_right = world.send(mine, (world.rank() + 1) % size);
   ls::Work from_left = world.recv(received, (world.rank() + size - 1) % size);
@@ -57,7 +57,7 @@ int main() try {
   expect(ones.item<float>() == float(pair.size()), "split");
 
   if (world.is_root()) std::printf("collectives of %d ranks: all right\n", size);
-} catch (const std::exception& error) {  // one line, not an abort
+} catch (const std::exception& error) {  // print one line instead of aborting
   std::fprintf(stderr, "%s\n", error.what());
   return 1;
 }

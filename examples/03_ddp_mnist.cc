@@ -1,4 +1,4 @@
-// MNIST with DistributedDataParallel: the loop of one process, with four lines that know of others.
+// MNIST with DistributedDataParallel: the loop of a single process, with four changed lines.
 //
 //   lockstep run -n 2 03_ddp_mnist FOLDER [EPOCHS]      FOLDER holds the four MNIST files, plain or
 //   .gz
@@ -12,7 +12,7 @@
 namespace ls = lockstep;
 
 static void train(const std::string& folder, int epochs) {
-  ls::Group world = ls::init();  // the launcher's environment; one rank when there is none
+  ls::Group world = ls::init();  // the launcher's environment; a single rank without a launcher
   torch::manual_seed(1);
   ls::models::ConvNet model;                      // any torch::nn module, unchanged
   ls::DistributedDataParallel ddp(model, world);  // gradients are averaged during backward()
@@ -20,8 +20,8 @@ static void train(const std::string& folder, int epochs) {
   auto loader = ls::data::loader(ls::data::mnist(folder), {.batch_size = 64, .group = world});
 
   for (int epoch = 0; epoch < epochs; ++epoch) {
-    torch::Tensor seen = torch::zeros({2});    // right ones, all
-    for (auto& batch : loader.epoch(epoch)) {  // this rank's share, another order each epoch
+    torch::Tensor seen = torch::zeros({2});    // correct predictions, all predictions
+    for (auto& batch : loader.epoch(epoch)) {  // this rank's share, in another order each epoch
       ddp.zero_grad();
       torch::Tensor output = model->forward(batch.data);
       torch::nll_loss(output, batch.target).backward();

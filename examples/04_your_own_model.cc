@@ -1,5 +1,5 @@
-// A model and a dataset of one's own. Shows that the number of ranks does not change what is
-// learned: every rank count ends with the same loss, because the global batch is the same.
+// Your own model and dataset. Shows that the number of ranks does not change the result: the loss
+// is the same for every number of ranks, because the global batch is the same.
 //
 //   lockstep run -n 3 04_your_own_model
 #include <lockstep/lockstep.h>
@@ -12,7 +12,7 @@
 
 namespace ls = lockstep;
 
-// y = sin(3 x): a dataset is anything with size() and get() or get_batch().
+// y = sin(3 x). A dataset is any type with size() and get() or get_batch().
 struct Sine {
   std::size_t size() const { return 1200; }
   torch::data::Example<> get(std::size_t index) const {
@@ -35,7 +35,7 @@ TORCH_MODULE(Net);
 int main() try {
   ls::Group world = ls::init();
   torch::manual_seed(
-      world.rank());  // the ranks begin with different weights; the handle makes them rank 0's
+      world.rank());  // ranks begin with different weights; the handle broadcasts those of rank 0
   Net model;
   ls::DistributedDataParallel ddp(model, world, {.bucket_bytes = 1024});
   torch::optim::Adam adam(ddp.parameters(), 0.01);
@@ -55,7 +55,7 @@ int main() try {
   world.all_reduce(loss, ls::Op::average).wait();
   if (world.is_root()) std::printf("final loss %.10f\n", loss.item<double>());
   return loss.item<double>() < 1e-3 ? 0 : 1;
-} catch (const std::exception& error) {  // one line, not an abort
+} catch (const std::exception& error) {  // print one line instead of aborting
   std::fprintf(stderr, "%s\n", error.what());
   return 1;
 }

@@ -1,9 +1,9 @@
-// The same training with parameters, gradients and optimizer state divided over
-// the ranks. Shows that the program is DistributedDataParallel's with another
-// noun, that each rank's optimizer holds its part only, and that all together
-// give the same model. No rank ever has the whole model in memory.
+// The same training with parameters, gradients and optimizer state sharded over the ranks. Shows
+// that only the handle differs from the program with DistributedDataParallel, that each rank's
+// optimizer has only its own part, and that the result is the same model. No rank ever has the
+// whole model in memory.
 //
-//   lockstep run -n 3 05_sharded_model [FOLDER]      FOLDER: for what is not in use (offload)
+//   lockstep run -n 3 05_sharded_model [FOLDER]      FOLDER: for unused parts (offload)
 #include <lockstep/lockstep.h>
 
 #include <torch/torch.h>
@@ -46,7 +46,7 @@ int main(int argc, char** argv) try {
 
   torch::Tensor loss;
   for (int step = 0; step < 300; ++step) {
-    torch::manual_seed(step);  // a batch of 60 rows, of which each rank takes its own
+    torch::manual_seed(step);  // a batch of 60 rows; each rank takes its own rows
     torch::Tensor x = torch::rand({60, 1}).tensor_split(world.size())[world.rank()] * 2 - 1;
     sharded.zero_grad();
     loss = torch::mse_loss(model->forward(x), torch::sin(3 * x));
@@ -63,7 +63,8 @@ int main(int argc, char** argv) try {
   loss = loss.detach();
   world.all_reduce(loss, ls::Op::average).wait();
   {
-    auto scope = sharded.unsharded();  // on every rank; inside, one rank may look alone
+    // Collective; inside the scope, a single rank may read the model.
+    auto scope = sharded.unsharded();
     if (world.is_root())
       std::printf("norm of the first weight %.3f\n", model->in->weight.norm().item<double>());
   }
@@ -71,7 +72,7 @@ int main(int argc, char** argv) try {
               static_cast<long long>(mine), static_cast<long long>(all));
   if (world.is_root()) std::printf("final loss %.6f\n", loss.item<double>());
   return loss.item<double>() < 1e-2 ? 0 : 1;
-} catch (const std::exception& error) {  // one line, not an abort
+} catch (const std::exception& error) {  // print one line instead of aborting
   std::fprintf(stderr, "%s\n", error.what());
   return 1;
 }

@@ -1,5 +1,6 @@
-// Mixed precision: the ranks keep float32 shards, and compute in 16 bits on what they gather. Shows
-// that bfloat16 needs nothing else, and float16 a scale for the loss; both learn what float32 does.
+// Mixed precision: the ranks keep float32 shards, and compute in 16 bits with the gathered
+// parameters. Shows that float16 needs a loss scale, while bfloat16 does not, and that both reach
+// the loss of float32.
 //
 //   lockstep run -n 2 06_mixed_precision
 #include <lockstep/lockstep.h>
@@ -25,23 +26,23 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-// The mean loss of the last steps.
+// Returns the mean loss of the last steps.
 static double train(const ls::Group& world, std::optional<torch::ScalarType> dtype) {
   torch::manual_seed(1);
   Net model;
   auto sharded = ls::fully_shard(
       model, world,
       {.units = {"in", "middle", "out"},
-       .compute_dtype = dtype,             // parameters are gathered, and used, in it
-       .reduce_dtype = torch::kFloat32});  // gradients are summed over ranks in this one
+       .compute_dtype = dtype,             // parameters are gathered and used in this dtype
+       .reduce_dtype = torch::kFloat32});  // gradients are summed over ranks in this dtype
   ls::optim::AdamW adamw(sharded.parameters(), torch::optim::AdamWOptions(0.003));
-  // Small gradients vanish in float16. Scaled by a power of two they do not; a step in which one
-  // overflows is left out, on all ranks, and the scale gets smaller.
+  // Small gradients underflow in float16, so the loss is scaled by a power of two. If a gradient
+  // overflows, all ranks skip the step, and the scale is reduced.
   ls::optim::GradScaler scaler({.enabled = dtype == torch::kFloat16});
 
   double sum = 0;
   for (int step = 0; step < 400; ++step) {
-    torch::manual_seed(step);  // a batch of 64 rows, of which each rank takes its own
+    torch::manual_seed(step);  // a batch of 64 rows; each rank takes its own rows
     torch::Tensor x = torch::rand({64, 1}).tensor_split(world.size())[world.rank()] * 2 - 1;
     torch::Tensor target = torch::sin(3 * x);
     sharded.zero_grad();
@@ -66,7 +67,7 @@ int main() try {
     if (world.is_root()) std::printf("%s: loss %.5f\n", torch::toString(dtype), loss);
   }
   return most < 1e-2 ? 0 : 1;
-} catch (const std::exception& error) {  // one line, not an abort
+} catch (const std::exception& error) {  // print one line instead of aborting
   std::fprintf(stderr, "%s\n", error.what());
   return 1;
 }

@@ -7,7 +7,7 @@
 //
 //   y-hat = 2 - 1.5 = 0.5 by all_reduce; y = 1: the error is -0.5, the loss 0.5^2 / 2 = 0.125
 //
-// Backward needs no message for the weights, because every rank knows the error:
+// Backward needs no communication for the weights, because every rank knows the error:
 //
 //   rank 0: dv = -0.5 * 1   = -0.5     dh = -0.5 *  2 = -1      dw = dh x = (-1, -2)
 //   rank 1: dv = -0.5 * 1.5 = -0.75    dh = -0.5 * -1 =  0.5    dw = dh x = (0.5, 1)
@@ -34,7 +34,7 @@ int main() {
   at::Tensor dx = error * v * w;
   world.all_reduce(dx).wait();
 
-  // The same by a module as it is, and a plan for it.
+  // The same computation by an unmodified module and a plan.
   auto options = [](int in, int out) { return torch::nn::LinearOptions(in, out).bias(false); };
   torch::nn::Sequential model(torch::nn::Linear(options(2, 2)), torch::nn::ReLU(),
                               torch::nn::Linear(options(2, 1)));

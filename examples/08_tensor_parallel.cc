@@ -1,5 +1,5 @@
-// Tensor parallelism: the ranks of one axis compute every layer of a GPT together, those of the
-// other axis train on different data. The model is lockstep::models::Gpt as it is.
+// Tensor parallelism: the ranks of one axis compute every layer of a GPT together; the ranks of the
+// other axis train on different data. The model is the unmodified lockstep::models::Gpt.
 //
 //   lockstep run -n 4 build/release/examples/08_tensor_parallel
 #include <lockstep/lockstep.h>
@@ -21,12 +21,12 @@ int main() {
 
   double last = 0;
   for (int step = 0; step < 60; ++step) {
-    // Counting from anywhere: 16 rows, of which each rank of dp takes its own.
+    // Counting from a start value: 16 rows, of which each rank of dp takes its own.
     const at::Tensor batch = (torch::arange(16).view({16, 1}) * 5 + step + torch::arange(17)) % 50;
     const at::Tensor rows = batch.tensor_split(gpt.data().size())[gpt.data().rank()];
     const at::Tensor ids = rows.narrow(1, 0, 16), targets = rows.narrow(1, 1, 16);
 
-    // The module's own forward, without all logits in memory at once; gpt.step() does it, too.
+    // Calls the module's own forward without materializing all logits, as gpt.step() does.
     gpt.zero_grad();
     at::Tensor hidden = model->transformer->forward(ids);
     at::Tensor loss = ls::linear_cross_entropy(hidden, model->transformer->wte->weight, targets);

@@ -1,6 +1,6 @@
-// A model in two stages on two ranks, and how long each rank waits. Shows how a
-// model that is no Sequential is cut without editing it, that the loop keeps
-// its shape, and that the loss is the same on every rank and with every schedule.
+// A model in two stages on two ranks, and the time that each rank waits. Shows how to split a model
+// that is not a Sequential without editing it, that the loop does not change, and that the loss is
+// the same on every rank and with every schedule.
 //
 //   lockstep run -n 2 09_pipeline
 #include <lockstep/lockstep.h>
@@ -34,7 +34,7 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-// What forward() computes, step by step, and the modules that each step takes.
+// The steps of forward(), each with the modules that it uses.
 std::vector<ls::ModelPiece> pieces_of(const Net& net) {
   std::vector<ls::ModelPiece> pieces;
   pieces.push_back({"in", {"in"}, ls::stage_of("in", net->in).forward});
@@ -80,7 +80,7 @@ int main() try {
   double same = train(world, "zbv", {"blocks.0", "blocks.1", "blocks.2"});
   if (world.is_root()) std::printf("final loss %.6f, with both schedules\n", loss);
   return loss == same && loss < 1e-2 ? 0 : 1;
-} catch (const std::exception& error) {  // one line, not an abort
+} catch (const std::exception& error) {  // print one line instead of aborting
   std::fprintf(stderr, "%s\n", error.what());
   return 1;
 }

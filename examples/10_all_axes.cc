@@ -1,6 +1,6 @@
-// One program for every mesh. The axes are its argument: stages of a pipeline (pp), copies (dp),
+// One program for every mesh. The argument lists the axes: pipeline stages (pp), copies (dp),
 // shards (fsdp), parts of each layer (tp), parts of each sequence (cp) and owners of experts (ep).
-// It prints the same losses on every mesh; a mixture of experts (`moe`) shows that in float64.
+// The losses are the same on every mesh; a mixture of experts (`moe`) uses float64 to show that.
 //
 //   lockstep run -n 8 build/release/examples/10_all_axes pp=2,dp=-1,fsdp=2,tp=2
 //   lockstep run -n 2 build/release/examples/10_all_axes dp=-1
@@ -27,7 +27,7 @@ void train(Net model, const ls::Mesh& mesh, int micro_batches) {
   if (mesh.group().is_root()) std::printf("%s", gpt.plan().c_str());
 
   for (int step = 0; step < 5; ++step) {
-    // Counting from anywhere: a batch of 48 rows, the same on every mesh, and this rank's rows.
+    // Counting from a start value: a batch of 48 rows, equal on every mesh, and this rank's rows.
     const at::Tensor batch = (torch::arange(48).view({48, 1}) * 5 + step + torch::arange(17)) % 50;
     const at::Tensor rows = batch.tensor_split(data.size())[data.rank()];
     gpt.zero_grad();
@@ -47,11 +47,11 @@ int main(int argc, char** argv) try {
     const ls::models::MoeOptions options{.gpt = shape, .mixture = {.capacity_factor = 1.5}};
     ls::models::Moe model(options);
     model->to(torch::kDouble);
-    train(model, mesh, 1);  // each micro-batch gives its tokens to the experts on its own
+    train(model, mesh, 1);  // each micro-batch dispatches its tokens separately
   } else {
     train(ls::deferred([] { return ls::models::Gpt(shape); }), mesh, 4);
   }
-} catch (const std::exception& error) {  // one line, not an abort
+} catch (const std::exception& error) {  // print one line instead of aborting
   std::fprintf(stderr, "%s\n", error.what());
   return 1;
 }

@@ -1,8 +1,8 @@
-// A parameter server: the first rank keeps the parameters and updates them, the others are workers
-// that push gradients and pull values. Shows that the loop of a worker has no optimizer, that
-// only the rows of the embedding travel that a batch uses, and how far workers may run apart.
+// A parameter server: the first rank keeps and updates the parameters; the other ranks are workers
+// that push gradients and pull values. Shows that a worker's loop has no optimizer, that only the
+// embedding rows in a batch are sent, and how many steps apart workers may be.
 //
-//   lockstep run -n 4 11_parameter_server [STALENESS]      absent: all step together
+//   lockstep run -n 4 11_parameter_server [STALENESS]      absent: synchronous steps
 #include <lockstep/lockstep.h>
 
 #include <torch/torch.h>
@@ -15,7 +15,7 @@ namespace ls = lockstep;
 
 static constexpr std::int64_t words = 5000, width = 8;
 
-// Which of two classes a bag of words is of.
+// Classifies a bag of words into two classes.
 struct BagImpl : torch::nn::Module {
   BagImpl()
       : embedding(register_module("embedding", torch::nn::Embedding(words, width))),
@@ -42,7 +42,7 @@ static void serve(const ls::ps::Place& place, int staleness) {
                          .consistency = together ? ls::ps::Consistency::synchronous
                                                  : ls::ps::Consistency::stale_synchronous,
                          .staleness = together ? 0 : staleness});
-  auto report = server.run();  // until the last worker has left
+  auto report = server.run();  // returns when the last worker has left
   std::printf("server: %lld updates for %d workers\n", static_cast<long long>(report.updates),
               report.joined);
 }
@@ -57,7 +57,7 @@ static double work(const ls::ps::Place& place) {
     worker.pull_rows("embedding.weight", ids);
     worker.zero_grad();
     loss_of(model, ids).backward();
-    worker.step();  // pushes the gradients, and pulls what the server has made of all
+    worker.step();  // pushes the gradients, and pulls the updated values
   }
   auto [pushed, pulled] = worker.traffic();
   worker.pull_all_rows();
@@ -75,7 +75,7 @@ int main(int argc, char** argv) try {
   if (!place.is_server) return work(place) < 0.55 ? 0 : 1;
   serve(place, argc > 1 ? std::atoi(argv[1]) : -1);
   return 0;
-} catch (const std::exception& error) {  // one line, not an abort
+} catch (const std::exception& error) {  // print one line instead of aborting
   std::fprintf(stderr, "%s\n", error.what());
   return 1;
 }

@@ -1,9 +1,9 @@
-// One process trains on several devices with DataParallel, and several processes do the same with
-// DistributedDataParallel. Shows what each needs in a program, that both give the same numbers bit
-// for bit, and what a step of each costs.
+// One process trains on several devices with DataParallel, or several processes train with
+// DistributedDataParallel. Shows the code that each needs, that both give bitwise equal results,
+// and the time of a step.
 //
 //   12_data_parallel [DEVICES]                 one process, DEVICES groups of its cores (2)
-//   lockstep run -n 2 12_data_parallel         a process for each
+//   lockstep run -n 2 12_data_parallel         one process per rank
 #include <lockstep/lockstep.h>
 
 #include <torch/torch.h>
@@ -26,7 +26,7 @@ static torch::nn::Sequential make_model() {
                                torch::nn::Linear(width, 1));
 }
 
-// The whole batch of a step: the same wherever it is made.
+// Returns the whole batch of a step, equal in every process.
 static torch::Tensor batch_of(int step) {
   torch::manual_seed(1000 + step);
   return torch::rand({rows, 64}) * 2 - 1;
@@ -36,10 +36,10 @@ static torch::Tensor loss_of(torch::nn::Sequential& model, const torch::Tensor& 
   return torch::mse_loss(model->forward(x), x.sum(1, true).sin());
 }
 
-// Prints what came out, so that two runs can be compared.
+// Prints the result, so that two runs can be compared.
 static void report(const char* how, torch::nn::Sequential& model, double loss, double seconds) {
   torch::NoGradGuard no_grad;
-  std::int64_t bits = 0;  // the same in any order of adding
+  std::int64_t bits = 0;  // independent of the order of addition
   for (const auto& parameter : model->parameters())
     bits += parameter.view(torch::kInt).to(torch::kLong).sum().item<std::int64_t>();
   std::printf("%s: loss %.6f, bits of the model %lld, %.2f ms a step\n", how, loss,
@@ -47,7 +47,7 @@ static void report(const char* how, torch::nn::Sequential& model, double loss, d
 }
 
 static double train(const std::function<void(int)>& step) {
-  step(0);  // memory is taken and threads begin in the first one
+  step(0);  // warm-up: the first step allocates memory and starts threads
   auto began = std::chrono::steady_clock::now();
   for (int number = 1; number <= steps; ++number) step(number);
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
@@ -91,7 +91,7 @@ int main(int argc, char** argv) try {
   } else {
     one_process(argc > 1 ? std::atoi(argv[1]) : 2);
   }
-} catch (const std::exception& error) {  // one line, not an abort
+} catch (const std::exception& error) {  // print one line instead of aborting
   std::fprintf(stderr, "%s\n", error.what());
   return 1;
 }

@@ -1,6 +1,6 @@
 // Training across slow networks: the same model with DistributedDataParallel, which averages
-// gradients in every step, and with DiLoCo, which averages how far the ranks have come in 20 steps,
-// in one byte a parameter. Prints where both arrive, and the bytes that a rank gave for it.
+// gradients in every step, and with DiLoCo, which averages the ranks' changes of 20 steps, with one
+// byte per parameter. Prints the losses of both and the bytes that a rank has sent.
 //
 //   lockstep run -n 3 13_diloco
 #include <lockstep/lockstep.h>
@@ -23,14 +23,15 @@ static torch::nn::Sequential make_model() {
                                torch::nn::Linear(128, 1));
 }
 
-// Each rank draws rows of its own.
+// Each rank draws its own rows.
 static torch::Tensor loss_of(torch::nn::Sequential& model, std::uint64_t seed) {
   torch::manual_seed(seed);
   torch::Tensor x = torch::rand({rows, 8}) * 2 - 1;
   return torch::mse_loss(model->forward(x), x.sum(1, true).sin());
 }
 
-// Trains by `step` with the handle's parameters; the loss on rows that no rank has seen.
+// Trains the handle's parameters and calls `after_update` after each update. Returns the loss on
+// rows that no rank has seen.
 static double train(torch::nn::Sequential& model, ls::Handle& handle, const ls::Group& world,
                     const std::function<void()>& after_update) {
   ls::optim::AdamW adamw(handle.parameters(), torch::optim::AdamWOptions(2e-3));
@@ -64,7 +65,7 @@ int main() try {
   std::printf("DiLoCo: loss %.4f, %lld KB from each rank\n", diloco_loss,
               static_cast<long long>(diloco.bytes_sent() / 1000));
   return 0;
-} catch (const std::exception& error) {  // one line, not an abort
+} catch (const std::exception& error) {  // print one line instead of aborting
   std::fprintf(stderr, "%s\n", error.what());
   return 1;
 }

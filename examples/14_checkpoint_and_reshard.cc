@@ -1,11 +1,11 @@
-// A run on shards of a model (fsdp) saves while it goes on, in three files a checkpoint; then each
-// half of the ranks goes on from the middle of it with copies (dp), and comes to the same bits. A
-// checkpoint has all that a run goes on with (parameters, the optimizer's state, the scheduler, the
-// place in the data), and does not depend on the mesh that wrote it.
+// A run on shards of a model (fsdp) saves asynchronously, with three files per checkpoint. Then
+// each half of the ranks resumes from its middle with copies (dp), and gets bitwise the same
+// result. A checkpoint has everything that a run needs to continue (parameters, optimizer state,
+// scheduler, position in the data), and does not depend on the mesh that wrote it.
 //
 //   lockstep run -n 4 14_checkpoint_and_reshard OUT
 //   lockstep checkpoint show OUT
-//   lockstep checkpoint reshard OUT one-file --shards 1      what any reader of safetensors opens
+//   lockstep checkpoint reshard OUT one-file --shards 1      for any reader of safetensors
 #include <lockstep/lockstep.h>
 
 #include <torch/torch.h>
@@ -46,7 +46,7 @@ struct Training {
     return ls::parallelize(Net(), mesh, {.shard = {.units = {"middle"}}});
   }
 
-  // The same batch on every rank, so that no count of ranks makes another sum.
+  // The batch is the same on every rank, so that sums do not depend on the number of ranks.
   double step(std::int64_t number) {
     torch::Tensor x = torch::arange(60).mul(0.37 * static_cast<double>(number)).sin().view({60, 1});
     model.zero_grad();
@@ -71,7 +71,7 @@ double train_and_save(const std::filesystem::path& out, const ls::Mesh& mesh) {
       saver.save(out, training.model, training.adamw, {.step = step},
                  {.scheduler = &training.scheduler, .sharding = {.files = 3}});
   }
-  saver.wait();  // the last checkpoint is on the disk
+  saver.wait();  // blocks until the last checkpoint is on the disk
   return loss;
 }
 
@@ -85,7 +85,7 @@ double go_on(const std::filesystem::path& folder, const ls::Mesh& mesh) {
   return loss;
 }
 
-int main(int argc, char** argv) try {  // on an even number of ranks
+int main(int argc, char** argv) try {  // needs an even number of ranks
   ls::Group world = ls::init();
   const std::filesystem::path out = argc > 1 ? argv[1] : "checkpoints";
   const double straight = train_and_save(out, ls::Mesh(world, {{"fsdp", -1}}));
@@ -96,7 +96,7 @@ int main(int argc, char** argv) try {  // on an even number of ranks
     std::printf("loss of step %d: %.9g on %d ranks, %.9g from step %d on %d ranks\n", last_step,
                 straight, world.size(), again, middle_step, half.size("dp"));
   return straight == again ? 0 : 1;
-} catch (const std::exception& error) {  // one line, not an abort
+} catch (const std::exception& error) {  // print one line instead of aborting
   std::fprintf(stderr, "%s\n", error.what());
   return 1;
 }

@@ -1,4 +1,4 @@
-// Training that goes on when ranks are lost, and ends with the same bits. Try it:
+// Training that continues after ranks are lost, with a bitwise equal result. Try it:
 //
 //   lockstep run -n 3 --max-restarts 10 ./15_elastic FOLDER &
 //   kill -9 (one of the three)
@@ -13,13 +13,13 @@ namespace {
 
 constexpr std::int64_t slots = 6, rows = 8, steps = 300;
 
-// The loss of all slots; the gradients of this rank's.
+// Computes the gradients of this rank's slots. Returns the loss of all slots.
 double backward(std::int64_t step, lockstep::models::Mlp& model, lockstep::Handle& handle,
                 lockstep::SlotGradients& gradients) {
-  auto alone = handle.no_sync();  // the sum over ranks is made by reduce()
+  auto alone = handle.no_sync();  // reduce() sums over ranks instead
   std::vector<double> losses;
   for (std::int64_t slot = gradients.begin(); slot < gradients.end(); ++slot) {
-    torch::manual_seed(static_cast<std::uint64_t>(step * slots + slot));  // on whichever rank
+    torch::manual_seed(static_cast<std::uint64_t>(step * slots + slot));  // independent of the rank
     const torch::Tensor input = torch::randn({rows, 8});
     torch::Tensor loss = torch::mse_loss(model->forward(input), input.sum(1, /*keepdim=*/true));
     loss.backward();

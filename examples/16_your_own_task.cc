@@ -1,6 +1,6 @@
-// A task of one's own in the trainer: the program below has the command line of `lockstep train`,
-// and with it checkpoints, resuming, evaluation, the best model, early stopping, mixed precision
-// and sharding.
+// Your own task in the trainer: the program below has the command line of `lockstep train`,
+// including checkpoints, resuming, evaluation, the best model, early stopping, mixed precision and
+// sharding.
 //
 //   16_your_own_task --out run --ranks 2 --shard full --precision bf16
 //   16_your_own_task --out run --resume --steps 2000
@@ -17,7 +17,7 @@
 namespace ls = lockstep;
 using namespace lockstep::train;
 
-// y = sin(3 x): a dataset is anything with size() and get() or get_batch().
+// y = sin(3 x). A dataset is any type with size() and get() or get_batch().
 struct Sine {
   std::size_t count = 0;
   std::size_t size() const { return count; }

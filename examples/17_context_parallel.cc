@@ -1,5 +1,5 @@
-// Context parallelism: the ranks of one axis have a part of every sequence each, those of the other
-// axis train on different rows. The model is lockstep::models::Gpt as it is.
+// Context parallelism: each rank of one axis has a part of every sequence; the ranks of the other
+// axis train on different rows. The model is the unmodified lockstep::models::Gpt.
 //
 //   lockstep run -n 4 build/release/examples/17_context_parallel
 #include <lockstep/lockstep.h>
@@ -19,11 +19,11 @@ int main() {
 
   double last = 0;
   for (int step = 0; step < 60; ++step) {
-    // Counting from anywhere: 8 rows, of which each rank of dp takes its own.
+    // Counting from a start value: 8 rows, of which each rank of dp takes its own.
     const at::Tensor batch = (torch::arange(8).view({8, 1}) * 5 + step + torch::arange(65)) % 50;
     const at::Tensor rows = batch.tensor_split(gpt.data().size())[gpt.data().rank()];
 
-    // What gpt.step({ids}, {targets}) does, by hand: the module's own code on cut sequences.
+    // The same as gpt.step({ids}, {targets}), by hand: the module's own code on parts of sequences.
     const ls::Tensors cut = gpt.cut({rows.narrow(1, 0, 64), rows.narrow(1, 1, 64)});
     if (step == 0 && world.is_root()) std::cout << ls::describe(cut[0]) << "\n";
     gpt.zero_grad();

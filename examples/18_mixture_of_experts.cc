@@ -1,5 +1,5 @@
-// A mixture of experts: the ranks of one axis own the experts of a Gpt's layers between them, and
-// tokens travel to their experts and back. Every rank has rows of its own.
+// A mixture of experts: the ranks of one axis share the experts of a Gpt's layers, and tokens are
+// sent to their experts and back. Every rank has its own rows.
 //
 //   lockstep run -n 4 build/release/examples/18_mixture_of_experts
 #include <lockstep/lockstep.h>
@@ -22,7 +22,7 @@ int main() {
 
   double last = 0;
   for (int step = 0; step < 150; ++step) {
-    // Counting from anywhere: 32 rows, of which each rank takes its own.
+    // Counting from a start value: 32 rows, of which each rank takes its own.
     const at::Tensor batch = (torch::arange(32).view({32, 1}) * 5 + step + torch::arange(17)) % 50;
     const at::Tensor rows = batch.tensor_split(moe.data().size())[moe.data().rank()];
     moe.zero_grad();

@@ -1,5 +1,5 @@
-// The place of a loader in a checkpoint: a run that was stopped in the middle of an epoch goes on
-// with the batches that it has not seen.
+// A checkpoint with the position of a data loader: a run that stopped in the middle of an epoch
+// resumes with the batches that it has not seen.
 //
 //   lockstep run -n 2 19_resume_data OUT
 #include <lockstep/lockstep.h>
@@ -20,7 +20,7 @@ struct Numbers {
   }
 };
 
-// Trains until `last_step` from what is in `folder`, and returns the first number of each batch.
+// Trains until `last_step` from the state in `folder`, and returns the first number of each batch.
 std::vector<int> train(ls::Group& world, const std::string& folder, std::int64_t last_step) {
   torch::nn::Linear model(1, 1);
   ls::DistributedDataParallel ddp(model, world);
@@ -48,13 +48,13 @@ std::vector<int> train(ls::Group& world, const std::string& folder, std::int64_t
 int main(int argc, char** argv) try {
   ls::Group world = ls::init();
   const std::string out = argc > 1 ? argv[1] : "out";
-  const std::vector<int> whole = train(world, out + "/whole", 9);  // an epoch and a half
+  const std::vector<int> whole = train(world, out + "/whole", 9);  // 1.5 epochs
   std::vector<int> parts = train(world, out + "/parts", 4);
   for (int number : train(world, out + "/parts", 9)) parts.push_back(number);
   if (world.is_root())
     std::printf("%zu batches, %s\n", parts.size(), parts == whole ? "the same" : "others");
   return parts == whole ? 0 : 1;
-} catch (const std::exception& error) {  // one line, not an abort
+} catch (const std::exception& error) {  // print one line instead of aborting
   std::fprintf(stderr, "%s\n", error.what());
   return 1;
 }

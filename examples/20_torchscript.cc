@@ -1,5 +1,5 @@
-// A TorchScript module trains like any other model when its parameters are registered in a
-// torch::nn::Module. The script has the trained values: script.save() writes them.
+// A TorchScript module trains like any other model if its parameters are registered in a
+// torch::nn::Module. The script shares the trained values, so script.save() writes them.
 //
 //   lockstep run -n 2 build/release/examples/20_torchscript
 #include <lockstep/lockstep.h>
@@ -27,7 +27,7 @@ struct Scripted : torch::nn::Module {
   torch::jit::Module script;
 };
 
-// As torch::jit::load() would read one.
+// Returns a module as torch::jit::load() would.
 static torch::jit::Module make_script() {
   torch::manual_seed(1);
   torch::jit::Module script("script");
@@ -55,7 +55,7 @@ int main() try {
   if (world.is_root())
     std::printf("final loss %.6f, bias of the script %.3f\n", loss.item<double>(),
                 model.script.attr("bias").toTensor().item<double>());
-} catch (const std::exception& error) {  // one line, not an abort
+} catch (const std::exception& error) {  // print one line instead of aborting
   std::fprintf(stderr, "%s\n", error.what());
   return 1;
 }

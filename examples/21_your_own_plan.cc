@@ -1,5 +1,5 @@
-// A model of your own on a mesh of stages, layers, shards and copies: parallel_plan() is all that
-// parallelize() must know about it, and ranks and losses are as in 10_all_axes.cc.
+// Your own model on a mesh of stages, layers, shards and copies: parallel_plan() has all
+// information about the model that parallelize() needs. Ranks and losses are as in 10_all_axes.cc.
 //
 //   lockstep run -n 8 build/release/examples/21_your_own_plan pp=2,tp=2,fsdp=2
 #include <lockstep/lockstep.h>
@@ -36,7 +36,7 @@ at::Tensor mean_square(const ls::Tensors& outputs, const ls::Tensors& targets) {
   return torch::mse_loss(outputs[0], targets[0]);
 }
 
-// tensor: how tp cuts layers. blocks: what fsdp gathers together. pieces: where pp may cut.
+// tensor: how tp shards layers. blocks: units that fsdp gathers. pieces: where pp may split.
 ls::ParallelPlan parallel_plan(const Net& net) {
   ls::ParallelPlan plan{
       .tensor = {{"blocks.*.wide", ls::Colwise()}, {"blocks.*.narrow", ls::Rowwise()}},
@@ -68,7 +68,7 @@ int main(int argc, char** argv) try {
     data.all_reduce(loss, ls::Op::average).wait();
     if (world.is_root()) std::printf("step %d loss %.9f\n", step, loss.item<double>());
   }
-} catch (const std::exception& error) {  // one line, not an abort
+} catch (const std::exception& error) {  // print one line instead of aborting
   std::fprintf(stderr, "%s\n", error.what());
   return 1;
 }

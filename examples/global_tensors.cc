@@ -1,4 +1,4 @@
-// Global tensors: one tensor over all ranks of a mesh, in placements that the program chooses.
+// Global tensors: one tensor over all ranks of a mesh, with placements that the program chooses.
 //
 //   lockstep run -n 4 build/release/examples/global_tensors
 #include <lockstep/lockstep.h>
@@ -19,7 +19,7 @@ int main() {
   at::Tensor all = ls::full_tensor(hidden);                                     // a plain tensor
   if (world.is_root()) std::cout << ls::describe(rows) << "\n" << ls::describe(all) << "\n";
 
-  // A module as it is; only its parameters are laid out: columns of the first, rows of the second.
+  // An unmodified module with sharded parameters: columns of the first layer, rows of the second.
   torch::manual_seed(1);
   torch::nn::Sequential model(torch::nn::Linear(4, 8), torch::nn::GELU(), torch::nn::Linear(8, 2));
   auto parameters = model->named_parameters();

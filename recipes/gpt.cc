@@ -1,5 +1,5 @@
-// A GPT on any mesh of pp, dp, cp, fsdp and tp, with activation checkpointing. The losses are the same
-// on every mesh, as examples/10_all_axes.cc prints them.
+// A GPT on any mesh of pp, dp, cp, fsdp and tp, with activation checkpointing. The losses are the
+// same on every mesh, as in examples/10_all_axes.cc.
 //
 //   lockstep run -n 8 build/release/examples/recipe_gpt pp=2,fsdp=2,tp=2
 //   lockstep run -n 4 build/release/examples/recipe_gpt dp=2,tp=2 200

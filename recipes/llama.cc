@@ -1,5 +1,5 @@
 // A Llama with grouped queries on any mesh of pp, dp, cp, fsdp and tp, with sequence parallelism
-// beside tp, and activation checkpointing of every second layer.
+// along tp, and activation checkpointing of every second layer.
 //
 //   lockstep run -n 8 build/release/examples/recipe_llama pp=2,fsdp=2,tp=2
 //   lockstep run -n 4 build/release/examples/recipe_llama cp=2,tp=2 200

@@ -1,5 +1,5 @@
-// A Gpt with mixtures of experts on any mesh of all six axes. A run that finds a checkpoint in its
-// folder goes on from it, on any mesh.
+// A Gpt with mixtures of experts on any mesh of all six axes. If the folder has a checkpoint, the
+// run resumes from it, on any mesh.
 //
 //   lockstep run -n 4 build/release/examples/recipe_moe dp=2,ep=2
 //   lockstep run -n 8 build/release/examples/recipe_moe pp=2,ep=2,tp=2 300 runs/moe

@@ -1,5 +1,5 @@
-// What the recipes share: arguments, batches of numbers, and the loop of a training. An axis that is
-// left out of the mesh has one rank.
+// Code that the recipes share: arguments, batches of numbers, and the training loop. An axis that
+// is not in the mesh has one rank.
 #pragma once
 
 #include <lockstep/lockstep.h>
@@ -15,14 +15,15 @@ namespace recipe {
 
 namespace ls = lockstep;
 
-// The words MESH STEPS FOLDER, each of which may be left out.
+// The arguments MESH STEPS FOLDER, each of which may be omitted.
 struct Arguments {
   std::string mesh = "dp=-1";
   int steps = 60;
-  std::string folder = {};  // empty: nothing is saved
+  std::string folder = {};  // empty: save nothing
 };
 
-// Makes the mesh and calls body(mesh, arguments) for the exit code. An exception is one line.
+// Makes the mesh, calls body(mesh, arguments) and returns its exit code. Prints an exception as one
+// line.
 template <typename Body>
 int run(int argc, char** argv, Arguments given, const Body& body) try {
   if (argc > 1) given.mesh = argv[1];
@@ -36,17 +37,18 @@ int run(int argc, char** argv, Arguments given, const Body& body) try {
   return 1;
 }
 
-// Inputs and targets of all ranks, 32 rows, by step.
+// Returns inputs and targets of all ranks, 32 rows, for a step.
 using Batches = std::function<std::pair<at::Tensor, at::Tensor>(int step)>;
 
-// Counting from anywhere: a row is 16 numbers below 50, and its targets are the next ones.
+// Counting from a start value: a row is 16 consecutive numbers below 50, and the target of each
+// number is the next number.
 inline std::pair<at::Tensor, at::Tensor> counting(int step) {
   const at::Tensor rows = (torch::arange(32).view({32, 1}) * 5 + step + torch::arange(17)) % 50;
   return {rows.narrow(1, 0, 16), rows.narrow(1, 1, 16)};
 }
 
-// Trains from step `begun` on. 0 if the loss falls by half, and if a run goes on whose loss has
-// fallen before; otherwise 1.
+// Trains from step `begun` on. Returns 0 if the loss falls by half, or if the run is resumed after
+// its loss has fallen; otherwise 1.
 inline int train(ls::ParallelModel& model, torch::optim::Optimizer& optimizer, int steps,
                  const Batches& batches = counting, int begun = 0) {
   ls::Group data = model.data();

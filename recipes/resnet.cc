@@ -5,7 +5,7 @@
 //   lockstep run -n 2 build/release/examples/recipe_resnet dp=2 40
 #include "recipe.h"
 
-// Images of stripes, which are as wide as the class says.
+// Images of stripes; the class determines the width of the stripes.
 std::pair<at::Tensor, at::Tensor> stripes(int step) {
   const at::Tensor classes = (torch::arange(32) + step) % 4;
   const at::Tensor wave = torch::arange(16).view({1, 1, 1, 16}) / (classes + 1).view({-1, 1, 1, 1});

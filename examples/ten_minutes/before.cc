@@ -1,5 +1,4 @@
-// A program as one finds it: MNIST on one process with plain LibTorch. It knows nothing of
-// Lockstep.
+// A program before any change: MNIST on one process with plain LibTorch, without Lockstep.
 //
 //   ten_minutes_before FOLDER [EPOCHS]      FOLDER holds the four MNIST files, unpacked
 #include <torch/torch.h>

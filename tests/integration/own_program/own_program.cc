@@ -55,6 +55,6 @@ int main(int argc, char** argv) try {
     if (step % 5 == 0)
       ls::checkpoint::save(folder, handle, adamw, {.step = step}, {.scheduler = &scheduler});
   }
-} catch (const std::exception& error) {  // one line, not an abort
+} catch (const std::exception& error) {  // print one line instead of aborting
   return std::fprintf(stderr, "%s\n", error.what()), 1;
 }
