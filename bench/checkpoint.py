@@ -1,4 +1,5 @@
-"""`./dev bench checkpoint`: saving and loading beside torch.distributed.checkpoint, the disk and the memory."""
+"""`./dev bench checkpoint`: saving and loading, compared with torch.distributed.checkpoint, the disk and the memory.
+"""
 
 import json
 import os
@@ -13,7 +14,7 @@ from option_types import number
 from peers_found import find_python, peer_command
 
 USUAL = 512  # MiB of model and optimizer state
-# Ours over theirs: what is divided by what, and how it is called.
+# Ratios of our time to theirs: numerator, denominator, and name.
 RATIOS = (
     ("dcp save", "ours async", "dcp.save / what ours blocks, asynchronous"),
     ("dcp async", "ours async", "dcp.async_save / what ours blocks, asynchronous"),
@@ -25,7 +26,7 @@ RATIOS = (
 
 
 class Asked(Steps):
-    """One of the things that ranks do; several may share a process."""
+    """One kind of request to ranks; several kinds may share a process."""
 
     def __init__(self, name, order, ranks):
         self.name, self.order, self.ranks = name, order, ranks
@@ -36,7 +37,7 @@ class Asked(Steps):
 
 
 class Dd:
-    """As many bytes as a checkpoint has, by dd, which ends when they are on the disk."""
+    """Writes as many bytes as a checkpoint has by dd, which returns when they are on the disk."""
 
     def __init__(self, folder, mib):
         self.name, self.folder, self.mib = "dd", pathlib.Path(folder), mib
@@ -113,7 +114,7 @@ def compare(options, judgements):
         contenders, processes = start(options, folder)
         try:
             for contender in contenders:
-                contender.take(1)  # is not like the rest
+                contender.take(1)  # warm-up
                 contender.forget()
             for contender in in_turn(contenders, options.rounds):
                 contender.take(1)

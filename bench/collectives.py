@@ -1,4 +1,4 @@
-"""`./dev bench collectives`: our collectives beside Gloo's and MPI's, in turn, in one run."""
+"""`./dev bench collectives`: our collectives, Gloo's and MPI's, in turn, in one run."""
 
 import dataclasses
 import subprocess
@@ -14,13 +14,13 @@ from option_types import byte_counts, number, seconds, words
 from peers_found import PEERS, Mpi, find_python, peer_command
 
 KNOWN_PEERS = ("gloo", "mpi", "openmpi", "mpich", "lockstep-gloo", "lockstep-mpi", "none")
-FEWEST_CALLS, MOST_CALLS = 2, 5000  # of a turn
-FEWEST_ROUNDS, ROW_SECONDS = 5, 15  # after which no round begins, beyond the fewest
+FEWEST_CALLS, MOST_CALLS = 2, 5000  # per turn
+FEWEST_ROUNDS, ROW_SECONDS = 5, 15  # no round begins after this time, except the mandatory ones
 PROBE_BYTES, PROBES = 64 * MIB, 5
 
 
 class Outsider:
-    """A process that has nothing to do with the ranks and never sleeps, on whatever core the system gives it."""
+    """A process outside of the ranks that never sleeps, on any core that the system gives it."""
 
     def __init__(self, wanted):
         self.wanted = wanted
@@ -46,7 +46,7 @@ class Contender:
 
 
 class Participant:
-    """A system on one kind of tensors, with what was measured so far."""
+    """A system on one kind of tensors, with its measurements so far."""
 
     def __init__(self, row, contender, memory):
         self.contender, self.memory = contender, memory
@@ -58,13 +58,14 @@ class Participant:
         self.contender.ranks.ask(f"check {self.words}")
 
     def run(self, uncounted, calls):
-        """Seconds of each call, of the rank that took longest for it."""
+        """Returns the seconds of each call on the slowest rank."""
         answers = self.contender.ranks.ask(f"run {self.words} {uncounted} {calls}")
         return [max(call) / 1e9 for call in zip(*(answer["ns"] for answer in answers))]
 
     def find_calls(self, turn):
-        """How many calls fill a turn. The first ones touch the memory and are slower; the shorter a call, the more of
-        them tell its length."""
+        """Returns the number of calls that fill a turn. The first calls touch the memory and are slower; shorter
+        calls need more repetitions for a good estimate.
+        """
 
         def length(calls):
             return summary_of(self.run(1, calls)).mean
@@ -84,13 +85,13 @@ class Participant:
 
 @dataclasses.dataclass
 class Line:
-    """What one system needed, on one kind of tensors."""
+    """The results of one system on one kind of tensors."""
 
     backend: str  # "shm", or the name of a peer
     library: str
     memory: str
     seconds: Summary
-    medians: list  # of each round
+    medians: list  # one per round
 
 
 @dataclasses.dataclass
@@ -104,7 +105,9 @@ class MeasuredRow:
 
 
 def fastest_pass(ours, count):
-    """Seconds from the first rank's begin to the last one's end, of the fastest pass over `count` bytes a rank."""
+    """Returns the seconds from the first rank's start to the last one's end, for the fastest pass over `count` bytes
+    per rank.
+    """
     kinds = zip(*(answer["spans"] for answer in ours.ranks.ask(f"bound {count}")))
     return min(max(end for _, end in ranks) - min(begin for begin, _ in ranks) for ranks in kinds)
 
@@ -142,7 +145,7 @@ def measure_row(row, contenders, options):
 
 
 class Peers:
-    """The systems that stand beside ours, found once and started for each number of ranks."""
+    """The other systems, found once and started for each number of ranks."""
 
     def __init__(self, options, folder):
         self.options, self.folder = options, folder
@@ -157,7 +160,7 @@ class Peers:
                 self.names.append(name)
 
     def find(self, name):
-        """Empty, or why it cannot take part."""
+        """Returns an empty text, or why the system cannot take part."""
         if name == "gloo":
             try:
                 self.python = find_python(self.options.python)
@@ -187,7 +190,7 @@ class Peers:
         return self.mpi[name].start(name, [f"{self.folder}/{name}"], ranks, self.folder)
 
     def start(self, ranks):
-        """Ours first, then the peers; all are ready."""
+        """Starts our ranks first, then the peers; returns when all are ready."""
         contenders = [Contender("shm", MEMORIES, self.start_ranks("shm", ranks))]
         contenders += [Contender(name, ("ordinary",), self.start_ranks(name, ranks)) for name in self.names]
         contenders[0].wait_until_ready()
@@ -203,10 +206,10 @@ class Peers:
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """What the whole run stands on."""
+    """Properties of the host that all results depend on."""
 
     bytes_per_second: float
-    core_to_core: float  # seconds; 0 with one core
+    core_to_core: float  # seconds; 0 with a single core
 
 
 def measure_machine(ours):

@@ -1,4 +1,4 @@
-"""How `./dev bench collectives` prints what was measured, and which goals speak of it."""
+"""Prints the results of `./dev bench collectives`, and the goals that apply to them."""
 
 import dataclasses
 import json
@@ -70,7 +70,8 @@ def print_json(measured, machine):
 
 
 def print_ratios(rows):
-    """Medians over medians, with the least and most of the rounds; a call that moves no byte is shown as its time."""
+    """Prints ratios of medians, with the least and most over rounds; a call that moves no bytes is shown as its time.
+    """
     print(f"\n{'p50 / p50':<62}{'ours on':<13}{'peer':>14}{'ratio':>9}   in the rounds")
     for measured in rows:
         for theirs in measured.lines:

@@ -20,25 +20,25 @@ OPS = (
 )
 ELEMENT_BYTES = 4
 BEYOND_CACHES = 1 << 27  # bytes moved
-# Between what fits into a message of one cache line or few and what leaves the caches; 25 MiB is DDP's own bucket.
+# Sizes from one cache line up to sizes that exceed the caches; 25 MiB is the bucket size of DDP.
 MIDDLE_SIZES = (2 * KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 25 * MIB, 32 * MIB)
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """An operation of one size among so many ranks."""
+    """An operation of one size on a number of ranks."""
 
     op: str
-    bytes: int  # of the larger of a rank's two tensors
+    bytes: int  # bytes of the larger of a rank's two tensors
     ranks: int
-    outsider: bool = False  # beside a process that never sleeps
+    outsider: bool = False  # with a process beside it that never sleeps
 
     def title(self):
         size = "" if self.op == "barrier" else " " + as_bytes(self.bytes)
         return f"{self.op}{size}, {self.ranks} ranks{', beside a busy process' if self.outsider else ''}"
 
     def bus_share(self):
-        """Bus bandwidth over algorithm bandwidth (NVIDIA/nccl-tests, doc/PERFORMANCE.md)."""
+        """Returns bus bandwidth over algorithm bandwidth (NVIDIA/nccl-tests, doc/PERFORMANCE.md)."""
         others = (self.ranks - 1) / self.ranks
         return {"all_reduce": 2 * others, "broadcast": 1, "reduce": 1}.get(self.op, others)
 
@@ -50,7 +50,7 @@ class Row:
 
 
 def even_bytes(op, count, ranks):
-    """Bytes that divide into one equal part of fp32 numbers for every rank; a barrier moves none."""
+    """Rounds bytes to equally many fp32 numbers per rank; a barrier moves none."""
     part = ELEMENT_BYTES * ranks
     return 0 if op == "barrier" else max(part, count // part * part)
 
@@ -82,11 +82,11 @@ def free_bytes():
 
 
 def rows_of(options):
-    """In the order in which they are measured: by number of ranks."""
+    """Returns the rows in measuring order: by number of ranks."""
     usual = not (options.op or options.sizes or options.ranks)
     rows = []
     for row in usual_rows() if usual else chosen_rows(options):
-        # A rank of every system holds an input and an output at once, ours in two kinds of memory.
+        # A rank of every system holds an input and an output at once; ours holds them in two kinds of memory.
         tensors = 2 * row.ranks * (len(options.peers) + 2)
         if row.bytes > free_bytes() // tensors:
             text = (

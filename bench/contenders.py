@@ -1,7 +1,7 @@
-"""Rank processes that are started once and then work only when told to, in lines of text.
+"""Rank processes that are started once and then work only on request, in lines of text.
 
-A rank reads lines and answers each by one line of JSON. Between them it is blocked in a read and uses no processor,
-so that several systems can be measured in turn on the same cores; when its input ends it ends.
+A rank reads lines and answers each with one line of JSON. Between two lines, it is blocked in a read and uses no CPU,
+so that several systems can be measured in turn on the same cores. It exits when its input ends.
 """
 
 import ctypes
@@ -15,16 +15,16 @@ import subprocess
 import sys
 import time
 
-PATIENCE = 180  # seconds; longer than any turn: what takes longer hangs
+PATIENCE = 180  # seconds; more than any turn takes, so a longer wait is a hang
 KILLED_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 class Failed(Exception):
-    """What ends the command, in one line."""
+    """An error that ends the command with one line."""
 
 
 def our_malloc(rank_program):
-    """What init() asks of malloc, as variables for a PyTorch that is to have the same."""
+    """Returns init()'s malloc settings as variables, for a PyTorch process that should use the same."""
     return json.loads(subprocess.run([str(rank_program), "malloc"], capture_output=True, check=True).stdout)
 
 
@@ -35,7 +35,9 @@ def free_port():
 
 
 def environment(threads, variables):
-    """An idle system must leave the cores to the one that is measured: OpenMP's threads sleep."""
+    """Returns an environment in which OpenMP's threads sleep, so that an idle system leaves the cores to the measured
+    one.
+    """
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(("TORCHELASTIC_", "LOCKSTEP_STORE"))
     }
@@ -43,7 +45,7 @@ def environment(threads, variables):
 
 
 def place(rank, ranks, port):
-    """What torchrun would tell this rank."""
+    """Returns the variables that torchrun would set for this rank."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(ranks),
@@ -68,7 +70,7 @@ class Ranks:
 
     @classmethod
     def start_each(cls, name, command, ranks, threads=1, variables=None):
-        """One process a rank, which speaks on its standard input and output."""
+        """Starts one process per rank, with requests and answers on its standard input and output."""
         started, port = cls(name), free_port()
         for rank in range(ranks):
             told = environment(threads, {**place(rank, ranks, port), **(variables or {})})
@@ -85,18 +87,21 @@ class Ranks:
 
     @classmethod
     def start_by_launcher(cls, name, command, ranks, folder, variables=None):
-        """One process that starts the ranks itself, such as mpirun; rank r reads FOLDER/in.r, writes FOLDER/out.r."""
+        """Starts one process that starts the ranks itself, such as mpirun; rank r reads FOLDER/in.r and writes
+        FOLDER/out.r.
+        """
         started, folder = cls(name), pathlib.Path(folder)
         for rank in range(ranks):
             ends = []
             for direction in ("in", "out"):
                 path = folder / f"{direction}.{rank}"
                 os.mkfifo(path, 0o600)
-                # Open both ways, so that it opens before the rank has and never reads as ended.
+                # Opened for reading and writing, so that the open does not wait for the rank, and reads never see an
+                # end.
                 ends.append(os.open(path, os.O_RDWR | os.O_CLOEXEC))
             started.fifos += ends
             started._add_channel(*ends)
-        # Its own standard input stays open and silent: a launcher may not read what the caller types.
+        # The launcher's own standard input stays open and silent, so that it cannot read the caller's input.
         started.processes.append(
             subprocess.Popen(
                 [str(word) for word in command],
@@ -117,7 +122,7 @@ class Ranks:
         return len(self.inputs)
 
     def answer(self, rank):
-        """The next line of a rank. Failed when a process ended instead, or when it does not come in minutes."""
+        """Returns the next line of a rank. Raises Failed if a process ended, or if no line comes within minutes."""
         until = time.monotonic() + PATIENCE
         while b"\n" not in self.unread[rank]:
             readable, _, _ = select.select([self.outputs[rank]], [], [], 0.2)
@@ -133,7 +138,7 @@ class Ranks:
         return json.loads(line)
 
     def ended(self):
-        """Which processes ended, and how; empty while all run."""
+        """Returns which processes ended and how; empty while all run."""
         codes = [(i, process.poll()) for i, process in enumerate(self.processes)]
         return ", ".join(f"process {i} with {code}" for i, code in codes if code is not None)
 
@@ -141,16 +146,16 @@ class Ranks:
         return [self.answer(rank) for rank in range(len(self))]
 
     def ask(self, line):
-        """Tells every rank the same line; their answers."""
+        """Sends the same line to every rank and returns their answers."""
         for descriptor in self.inputs:
             try:
                 os.write(descriptor, line.encode() + b"\n")
             except BrokenPipeError:
-                pass  # its answer says how it ended
+                pass  # the answer has the reason
         return self.answers()
 
     def close(self):
-        """Ends the ranks, by the end of their input, and waits for them."""
+        """Ends the ranks by closing their input, and waits for them."""
         for descriptor in self.fifos:
             os.close(descriptor)
         for process in self.processes:
@@ -168,7 +173,7 @@ class Ranks:
 
 
 def in_turn(contenders, rounds):
-    """Round i begins with contender i, so that none always follows the same."""
+    """Yields contenders in turn. Round i begins with contender i, so that the order varies."""
     for turn in range(rounds):
         for i in range(len(contenders)):
             yield contenders[(i + turn) % len(contenders)]
@@ -200,5 +205,5 @@ class Steps:
         self.bytes = max(self.bytes, *(answer.get("bytes", 0) for answer in answers))
 
     def forget(self):
-        """What was measured so far does not count."""
+        """Discards the measurements so far."""
         self.seconds, self.by_round = [], []

@@ -1,7 +1,8 @@
-"""`./dev bench family`: the same training by every strategy that keeps whole models, one run each.
+"""`./dev bench family`: the same training with every strategy that keeps whole models, one run per strategy.
 
-Bytes are what one rank gives to its strategy's collectives, or a worker pushes and pulls; devices of a process send
-none. Times are those of whole runs, as ratios to `ddp` of the same call: they mean something on a quiet machine only.
+Bytes are those that a rank sends in its strategy's collectives, or that a worker pushes and pulls; devices of one
+process send none. Times cover whole runs and are ratios to `ddp` of the same call; they are meaningful on a quiet
+host only.
 """
 
 import json
@@ -14,7 +15,7 @@ import tempfile
 from contenders import Failed
 from option_types import number, words
 
-# By name: options of `lockstep train`.
+# Options of `lockstep train`, by name.
 WAYS = {
     "one": "--ranks 1",
     "ddp": "--ranks {ranks}",
@@ -50,10 +51,10 @@ NAMES = {
     "sync-batch-norm": "DDP with SyncBatchNorm",
 }
 ONLY_CIFAR = {"sync-batch-norm"}
-# As many times as many updates, and the learning rate divided by that.
+# These make an update per gradient, so they have more updates, with the learning rate divided by the same factor.
 UPDATE_FOR_EACH_GRADIENT = {"ps-stale", "ps-asynchronous"}
 
-# What is the same in all runs of a task; with that number of ranks a step has the same rows in each.
+# Options that all runs of a task share; with this number of ranks, a step has the same rows in each run.
 TASKS = {
     "mnist": {"lr": 0.01, "told": "--batch 60 --lr {lr} --gamma 1", "length": "--steps 1000", "steps": 1000},
     "cifar": {"lr": 0.1, "told": "--batch 128 --width 16 --lr {lr}", "length": "--epochs 3", "steps": 120},
@@ -102,7 +103,7 @@ def table_of(task, rows, options):
     return "\n".join(lines)
 
 
-# As docs/data_parallel.md has it, to be put in its place.
+# In the form of docs/data_parallel.md, to be pasted there.
 def markdown_of(task, rows, options):
     ddp = next((row for row in rows if row["way"] == "ddp"), None)
     lines = ["| `--ways` | | accuracy | val_loss | bytes / ddp | time / ddp |", "|---|---|---|---|---|---|"]

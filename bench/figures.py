@@ -1,13 +1,13 @@
-"""What is computed from measurements, and how it is written."""
+"""Statistics of measurements, and their formatting."""
 
 import dataclasses
 import math
 
-FEWEST_FOR_P99 = 200  # with fewer values the 99th percentile is the largest of them, or next to it
+FEWEST_FOR_P99 = 200  # with fewer values, the 99th percentile would be the largest value or the one next to it
 
 
 def quantile(ordered, share):
-    """With linear interpolation between neighbours."""
+    """Returns a quantile, with linear interpolation between neighbours."""
     at = share * (len(ordered) - 1)
     below = math.floor(at)
     above = min(below + 1, len(ordered) - 1)
@@ -30,7 +30,7 @@ def spread_of(values):
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """Seconds a call; p99 is None for few calls."""
+    """Seconds per call; p99 is None for few calls."""
 
     min: float
     p50: float
@@ -47,7 +47,7 @@ def summary_of(seconds):
 
 
 def quotients(numerators, denominators):
-    """Round by round, spread."""
+    """Returns the spread of the quotients per round."""
     if len(numerators) != len(denominators) or not numerators:
         raise ValueError(
             f"expected as many numerators as denominators, found {len(numerators)} and {len(denominators)}"
@@ -56,7 +56,7 @@ def quotients(numerators, denominators):
 
 
 def as_time(seconds):
-    """'1.23 us', in three digits."""
+    """Formats a time with three digits: '1.23 us'."""
     for unit, name in ((1, "s"), (1e-3, "ms"), (1e-6, "us")):
         if seconds >= unit:
             break
@@ -67,7 +67,7 @@ def as_time(seconds):
 
 
 def as_bytes(count):
-    """'64 MiB' where that is exact, else three digits and a decimal unit."""
+    """Formats bytes: '64 MiB' if that is exact, else three digits and a decimal unit."""
     for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if count >= unit and count % unit == 0 and count < 10_000 * unit:
             return f"{count // unit} {name}"

@@ -1,15 +1,15 @@
-"""What Lockstep must reach, in one table, and where each number comes from.
+"""The performance goals of Lockstep in one table, and the source of each number.
 
-A goal speaks of a figure of one benchmark, where the row has what `where` names: a value, or a pair (least, most).
-`least` and `most` must hold; `aim` is what the figure should become. The command's --check fails when one
-does not hold.
+A goal is about a figure of one benchmark, for rows whose values match `where`: a value, or a pair (least, most).
+`least` and `most` must hold; `aim` is the intended value. With --check, the command fails if a `least` or `most` does
+not hold.
 """
 
 import dataclasses
 
 KIB, MIB = 1 << 10, 1 << 20
 
-# Where a goal comes from. Plans were made before the code, from measurements of prototypes on two cores.
+# The source of a goal. Plans were made before the code, from measurements of prototypes on two cores.
 COLLECTIVES = "plan of the collectives"
 DDP = "plan of DistributedDataParallel"
 SHARDING = "plan of full sharding"
@@ -46,7 +46,7 @@ class Goal:
         return found >= self.aim if self.most is None else found <= self.aim
 
     def verdict(self, found):
-        """'>= 1.8: met; aim 2.1: missed'."""
+        """Returns '>= 1.8: met; aim 2.1: missed'."""
         if self.least is not None and self.most is not None:
             wanted = f"{self.least:g} to {self.most:g}"
         else:
@@ -79,7 +79,7 @@ MLP_OF_2 = {"model": "mlp", "ranks": 2, "usual_size": True, "malloc": "glibc"}
 GOALS = [
     _collectives("gloo / ours", least=4.5, aim=12),
     _collectives("mpi / ours", least=3.5, aim=8),
-    # A share above 1 would be a wrong bound.
+    # A share above 1 would mean a wrong bound.
     _collectives("share of 2pn/B", least=0.6, most=1),
     _collectives("gloo / ours", memory="ordinary", least=1.5, aim=4),
     _collectives("gloo / ours", bytes=SMALL, least=100, aim=700),
@@ -94,7 +94,7 @@ GOALS = [
     _collectives("gloo / ours", op="reduce_scatter", bytes=LARGE, least=5, aim=10),
     _collectives("gloo / ours", op="broadcast", bytes=LARGE, least=2.5, aim=4),
     _collectives("gloo / ours", op="all_to_all", bytes=LARGE, least=4, aim=8),
-    # No byte moves, so it is no ratio of equal work: a meeting of the ranks, in microseconds.
+    # A barrier moves no bytes, so the goal is a time in microseconds instead of a ratio.
     _collectives("us", op="all_gather", memory="node-shared", most=100),
     Goal("step", "pytorch ddp / ours ddp", MLP_OF_2, DDP, least=1.1),
     Goal("step", "pytorch ddp / ours ddp", {**MLP_OF_2, "model": "gpt"}, DDP, least=0.97),
@@ -126,18 +126,18 @@ GOALS = [
 
 
 def goal_of(bench, figure, row):
-    """The one that speaks of this figure of this row, or None."""
+    """Returns the goal for this figure of this row, or None."""
     return next((goal for goal in GOALS if goal.speaks_of(bench, figure, row)), None)
 
 
 class Judgements:
-    """What became of the goals that spoke of what was measured."""
+    """The results of the goals that apply to the measurements."""
 
     def __init__(self):
         self.found = []  # (what, found, goal)
 
     def judge(self, bench, figure, row, what, found):
-        """The verdict, or an empty text where no goal speaks of it."""
+        """Returns the result of a goal as text, or an empty text if no goal applies."""
         goal = goal_of(bench, figure, row)
         if goal is None:
             return ""

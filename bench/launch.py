@@ -1,8 +1,8 @@
-"""`./dev bench launch`: starts, restarts and the store's requests, beside torchrun and c10d's TCPStore.
+"""`./dev bench launch`: starts, restarts and store requests, compared with torchrun and c10d's TCPStore.
 
 start    from the launcher's start until all ranks have passed their first barrier
 restart  from the SIGKILL of a rank until all ranks have done the first step of the next round
-store    requests served a second: half set(), half get(), of 64 bytes; clients and server of C++ on both sides
+store    requests per second: half set(), half get(), of 64 bytes; clients and server in C++ for both systems
 """
 
 import contextlib
@@ -23,8 +23,8 @@ from peers_found import PEERS, find_python
 ROWS = ("start", "restart", "store")
 SYSTEMS = ("torchrun", "lockstep")
 PATIENCE = 120  # seconds
-AT_WORK = 1.5  # seconds from the first step to the kill: a run in the middle of its work
-RESTARTS = 5  # one is needed; Gloo's ranks may fail again while they meet
+AT_WORK = 1.5  # seconds from the first step to the kill, so that it happens during normal work
+RESTARTS = 5  # one is needed; Gloo's ranks may fail again while they connect
 
 
 def launcher(options, system, ranks, what, folder, *more):
@@ -55,7 +55,7 @@ def launched(command):
 
 
 def wait_for(folder, process, *lists):
-    """What ranks have written into the files of one of the lists: (nanoseconds, pid)."""
+    """Waits for the files of one of the lists and returns their content: (nanoseconds, pid)."""
     end = time.monotonic() + PATIENCE
     while True:
         for names in lists:
@@ -91,7 +91,7 @@ def restart(options, system, ranks):
 
 
 def store(options, system, clients):
-    """Seconds a request."""
+    """Returns the seconds per request."""
     kind = "lockstep" if system == "lockstep" else "c10d"
 
     def started(*told):
@@ -113,7 +113,7 @@ MEASURES = {"start": start, "restart": restart, "store": store}
 class Row:
     kind: str
     count: int  # ranks, or clients of the store
-    seconds: dict  # of each system, in the order of the rounds
+    seconds: dict  # per system, in the order of the rounds
 
     def ratio(self):
         pairs = zip(self.seconds["torchrun"], self.seconds["lockstep"])

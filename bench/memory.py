@@ -1,12 +1,13 @@
-"""`./dev bench memory`: what a rank holds, by `lockstep bench memory`, beside the formulas and under a limit.
+"""`./dev bench memory`: the memory of a rank by `lockstep bench memory`, compared with the formulas, and under a
+limit.
 
-counters     bytes a parameter of parameters, gradients and optimizer state, over the formula
-pss          measured memory a rank above that before the model was made, over formula and units in flight; private
-             storage, 2 ranks; malloc gives back what is free
-pss kept     the same as init() leaves malloc: faster, with what it keeps
+counters     bytes per parameter of parameters, gradients and optimizer state, over the formula
+pss          measured growth of memory since before the model was made, over the formula plus gathered units; private
+             storage, 2 ranks; malloc returns freed memory
+pss kept     likewise with init()'s malloc settings, which are faster and keep freed memory
 node-shared  summed over 4 ranks, without gradients, over one replica's parameters and optimizer state
-limited      4 ranks train a model whose parameters, gradients and optimizer state are three times what a control
-             group lets one rank have
+limited      4 ranks train a model whose parameters, gradients and optimizer state are three times the memory that a
+             control group allows one rank
 """
 
 import contextlib
@@ -23,11 +24,11 @@ from step import MEMORY_MODES
 
 ROWS = ("counters", "pss", "node-shared", "limited")
 PSS_RANKS, SHARED_RANKS, LIMITED_RANKS = 2, 4, 4
-REPLICA_BYTES = 12  # of a parameter in fp32 and its two averages
+REPLICA_BYTES = 12  # a parameter in fp32 and its two averages
 UNSHARDED_BYTES = 16
 MODEL_OVER_LIMIT = 3
-# init() lets malloc keep what was freed, because fresh pages cost time in every step. A user who is short of memory
-# says this, and pays that time.
+# init() lets malloc keep freed memory, because fresh pages cost time in every step. Users with little memory can set
+# these variables instead and pay that time.
 GIVES_BACK = {"MALLOC_TRIM_THRESHOLD_": "131072"}
 
 
@@ -35,7 +36,7 @@ GIVES_BACK = {"MALLOC_TRIM_THRESHOLD_": "131072"}
 class Row:
     kind: str
     size: tuple
-    measured: dict  # of `lockstep bench memory --json`
+    measured: dict  # from `lockstep bench memory --json`
     bytes: float
     expected: float
     limit: int = 0
@@ -94,7 +95,7 @@ def words_of(options, size, *more):
 
 
 def measured_by(command, variables=None):
-    """The rows that `lockstep bench memory` prints."""
+    """Returns the rows that `lockstep bench memory` prints."""
     done = subprocess.run(
         command, env=environment(1, variables or {}), stdout=subprocess.PIPE, text=True, check=False
     )
@@ -104,7 +105,7 @@ def measured_by(command, variables=None):
 
 
 def measure_one(options, size, mode, ranks, variables):
-    """In processes of its own, so that nothing is left of the one before."""
+    """Measures in new processes, so that nothing remains of an earlier measurement."""
     words = words_of(options, size, "--mode", mode, "--dtype", "float32", "--ranks", ranks)
     return measured_by(words, variables)[0]
 
@@ -126,7 +127,7 @@ def pss(options):
 
 
 def node_shared(options):
-    """Gradients are no part of what one replica needs between steps."""
+    """A replica needs no gradients between steps, so they are not counted."""
     found = measure_one(options, options.measured, "full-node-shared", SHARED_RANKS, GIVES_BACK)
     yield Row(
         "node-shared", options.measured, found, found["idle_pss_bytes_of_all"], REPLICA_BYTES * found["parameters"]
@@ -142,7 +143,9 @@ class MemoryControl:
 
     @classmethod
     def read(cls, proc_self_cgroup):
-        """Of lines such as '4:cpu,memory:/user' (version 1) and '0::/user' (version 2); None where there is none."""
+        """Parses lines such as '4:cpu,memory:/user' (version 1) and '0::/user' (version 2); returns None without such
+        a line.
+        """
         unified = None
         for line in proc_self_cgroup.splitlines():
             _, controllers, path = line.split(":", 2)
@@ -154,7 +157,7 @@ class MemoryControl:
 
     @contextlib.contextmanager
     def limited_group(self, name, limit):
-        """A group below this one; all processes in it must have ended when the scope does."""
+        """Makes a group below this one; all processes in it must have ended when the scope ends."""
         folder = self.folder / name
         try:
             folder.mkdir()
@@ -170,15 +173,16 @@ class MemoryControl:
                 folder.rmdir()
 
     def peak(self, folder):
-        """The most bytes that were charged to it at once."""
+        """Returns the maximum number of bytes charged to the group."""
         return int(
             (folder / ("memory.peak" if self.unified else "memory.max_usage_in_bytes")).read_text(encoding="ascii")
         )
 
 
 def limited(options):
-    """Shards, gradients and units lie in the shared arena, averages of the optimizer outside. By default the arena is
-    a smaller share of what there is."""
+    """Shards, gradients and units are in the shared arena, and the optimizer's averages are outside. By default, the
+    arena may use a smaller share of the memory.
+    """
     control = MemoryControl.read(pathlib.Path("/proc/self/cgroup").read_text(encoding="ascii"))
     if control is None:
         raise Failed("this process is in no memory control group")
@@ -192,7 +196,7 @@ def limited(options):
             groups.enter_context(control.limited_group(f"lockstep-{os.getpid()}-rank-{rank}", limit))
             for rank in range(LIMITED_RANKS)
         ]
-        # The ranks are in their groups before they load anything.
+        # The ranks join their groups before they load anything.
         ranks = [
             subprocess.Popen(
                 ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', folder / "cgroup.procs", *words],

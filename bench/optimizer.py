@@ -1,4 +1,4 @@
-"""`./dev bench optimizer`: our AdamW beside PyTorch's default and fused ones, and beside what the memory allows."""
+"""`./dev bench optimizer`: our AdamW compared with PyTorch's default and fused ones, and with the memory bound."""
 
 import dataclasses
 import json
@@ -8,7 +8,7 @@ from figures import quotients, spread_of
 from option_types import number, words
 from peers_found import find_python, peer_command
 
-STATES = {"float32": 28, "bfloat16": 20, "blocks": 16 + 4 * 4 / 256}  # bytes that a step moves, a parameter
+STATES = {"float32": 28, "bfloat16": 20, "blocks": 16 + 4 * 4 / 256}  # bytes per parameter that a step moves
 USUAL = (16, 1 << 20)  # tensors, elements
 
 
@@ -23,7 +23,7 @@ class Contender(Steps):
         self.system, self.kind, self.order, self.bytes_moved = system, kind, order, bytes_moved
 
     def take_steps(self, steps):
-        """The first step of a turn is not counted: it writes back what the turn before left in the caches."""
+        """Runs a turn. The first step is not counted, because it evicts dirty cache lines of the previous turn."""
         self.take_turn(f"{self.order} {steps + 1}", uncounted=1)
 
 
@@ -47,7 +47,9 @@ def start(options):
 
 
 def ratios_of(contender, by_kind):
-    """Round by round: PyTorch's two over this one; and the time of its bytes in the memory pass, over its own."""
+    """Returns ratios per round: the times of PyTorch's two over this one, and the time of its bytes in the memory
+    pass over its own.
+    """
     ratios = {kind: quotients(by_kind[kind].by_round, contender.by_round) for kind in ("default", "fused")}
     if memory := by_kind.get("memory"):
         scale = contender.bytes_moved / memory.bytes_moved
@@ -114,7 +116,7 @@ def compare(options, judgements):
     contenders = start(options)
     try:
         for contender in contenders:
-            contender.take_steps(1)  # is not like the rest
+            contender.take_steps(1)  # warm-up
             contender.forget()
         for contender in in_turn(contenders, options.rounds):
             contender.take_steps(options.steps)

@@ -1,4 +1,6 @@
-"""What the options of `./dev bench` may be: each returns or is a `type` of argparse, which says what was expected."""
+"""Types of the options of `./dev bench`: each function returns or is a `type` of argparse, whose error says what was
+expected.
+"""
 
 import argparse
 
@@ -6,7 +8,7 @@ UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "
 
 
 def words(known):
-    """Several of the known words or numbers, with commas between them."""
+    """Parses several of the known words or numbers, separated by commas."""
     by_text = {str(word): word for word in known}
 
     def parsed(text):
@@ -20,7 +22,7 @@ def words(known):
 
 
 def number(least, most):
-    """A whole number from least to most."""
+    """Parses an integer from least to most."""
 
     def parsed(text):
         if not text.isdigit() or not least <= int(text) <= most:
@@ -31,7 +33,7 @@ def number(least, most):
 
 
 def seconds(text):
-    """0.0001 to 60."""
+    """Parses 0.0001 to 60."""
     try:
         if 1e-4 <= float(text) <= 60:
             return float(text)
@@ -41,7 +43,7 @@ def seconds(text):
 
 
 def model_size(text):
-    """(width, layers) of '4096x12'."""
+    """Parses '4096x12' as (width, layers)."""
     width, times, depth = text.partition("x")
     if not times or not width.isdigit() or not depth.isdigit() or not int(width) or not int(depth):
         raise argparse.ArgumentTypeError(f"expected width x layers such as 4096x12, found '{text}'")
@@ -49,7 +51,7 @@ def model_size(text):
 
 
 def byte_count(text):
-    """Bytes of '1KiB', '64MiB', '4096', '12 MB'."""
+    """Parses bytes: '1KiB', '64MiB', '4096', '12 MB'."""
     digits = text.rstrip("BbKkMmGgTti ")
     unit = text[len(digits) :].strip().lower()
     try:

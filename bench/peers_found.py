@@ -1,4 +1,4 @@
-"""The programs of others that a benchmark stands beside: a Python with torch, an MPI."""
+"""The programs of others that a benchmark compares with: a Python with torch, an MPI."""
 
 import os
 import pathlib
@@ -13,7 +13,7 @@ PEERS = SOURCE / "bench" / "peers"
 
 
 def find_python(given):
-    """`given`, else LOCKSTEP_PYTHON, else the source tree's; whether it has torch shows when it runs."""
+    """Returns `given`, else LOCKSTEP_PYTHON, else the source tree's Python. Running it shows whether it has torch."""
     python = given or os.environ.get("LOCKSTEP_PYTHON") or SOURCE / ".venv/bin/python"
     if not pathlib.Path(python).exists():
         raise Failed(f"no Python at {python}: name one that has torch by --python or LOCKSTEP_PYTHON")
@@ -25,17 +25,17 @@ def peer_command(python, script, *words):
 
 
 class Mpi:
-    """An MPI that is installed here: its compiler and its launcher."""
+    """An MPI that is installed on this host: its compiler and its launcher."""
 
     def __init__(self, compiler, launcher):
         self.compiler, self.launcher = compiler, launcher
         names = launcher + os.path.realpath(launcher)
-        # MPICH's launcher is called Hydra behind whatever name it was found by; Open MPI comes with ompi_info.
+        # MPICH's launcher is Hydra, under any name; Open MPI comes with ompi_info.
         self.is_openmpi = "mpich" not in names and "hydra" not in names and shutil.which("ompi_info") is not None
 
     @classmethod
     def find(cls, name):
-        """`name` is mpi (Open MPI, else whatever mpicc is), openmpi or mpich; None when it is not on the PATH."""
+        """Returns the MPI `name`: mpi (Open MPI, else any mpicc), openmpi or mpich; None if it is not on the PATH."""
         pairs = [("mpicc.mpich", "mpirun.mpich")] if name == "mpich" else [("mpicc.openmpi", "mpirun.openmpi")]
         if name == "mpi":
             pairs.append(("mpicc", "mpirun"))
@@ -50,7 +50,9 @@ class Mpi:
             raise Failed(f"{self.compiler} could not compile {source}")
 
     def start(self, name, command, ranks, folder, variables=None):
-        """The launcher with ranks of `command`, whose last word is the folder, below `folder`, of their fifos."""
+        """Starts the launcher with ranks of `command`. The last word of `command` is the folder of their fifos, below
+        `folder`.
+        """
         pipes = pathlib.Path(folder) / f"{name}-{ranks}"
         pipes.mkdir()
         words = ["--oversubscribe"] if self.is_openmpi else []

@@ -1,7 +1,8 @@
-"""`./dev bench pipeline`: steps of a model in stages, ours beside torch.distributed.pipelining, in turn, in one run.
+"""`./dev bench pipeline`: steps of a model in stages, ours and torch.distributed.pipelining in turn, in one run.
 
-The rows of our schedules also say what the simulator has of a step, with the times that its actions took: `real /
-simulated` is the time from a rank's first action to its last, of the rank where that took longest, divided by that.
+Rows of our schedules also have the time of a step by the simulator, computed from the measured times of the actions.
+`real / simulated` is the measured time from the first to the last action of the slowest rank, divided by the
+simulated time.
 """
 
 import json
@@ -22,7 +23,7 @@ USUAL_SIZES = {"width": 1024, "depth": 8, "rows": 128, "micro_batches": 8}
 class PipelineSteps(Steps):
     def __init__(self, name, ranks):
         super().__init__(ranks)
-        self.name = name  # of a system, and a schedule
+        self.name = name  # per system and schedule
         self.real_of_simulated = []
 
     def title(self):

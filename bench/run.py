@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`./dev bench`: Lockstep beside Gloo, MPI and PyTorch, doing the same work in turn in one run."""
+"""`./dev bench`: compares Lockstep with Gloo, MPI and PyTorch, doing the same work in turn in one run."""
 
 import argparse
 import importlib

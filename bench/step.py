@@ -1,4 +1,4 @@
-"""`./dev bench step`: training steps of ours beside PyTorch's, in turn, in one run."""
+"""`./dev bench step`: our training steps and PyTorch's, in turn, in one run."""
 
 import dataclasses
 import json
@@ -12,17 +12,17 @@ from step_tail import USUAL_TAIL, compare_tails
 from step_trigger import measure_trigger
 
 OUR_MODES = ("none", "ddp", "optimizer", "gradients", "full", "full-node-shared", "tensor")
-MEMORY_MODES = OUR_MODES[:-1]  # of which a rank's memory has a formula
+MEMORY_MODES = OUR_MODES[:-1]  # modes with a formula for a rank's memory
 PYTORCH_MODES = ("none", "ddp", "zero1", "fsdp2", "tensor")
-ONE_BATCH = ("none", "tensor")  # rank 0 trains on its own batches alone, as one process would
-# PyTorch's mode that divides the same among the ranks; where there is none (gradients) the one that divides less.
+ONE_BATCH = ("none", "tensor")  # rank 0 trains on its own batches only, like a single process
+# PyTorch's mode that shards the same parts; without such a mode (gradients), the one that shards less.
 COUNTERPARTS = dict(zip(OUR_MODES, ("none", "ddp", "zero1", "zero1", "fsdp2", "fsdp2", "tensor")))
 GPT_HEADS = 6
 OPTIMIZERS = {
     "default": "torch.optim.AdamW, its defaults, beside torch::optim::AdamW",
     "fused": "torch.optim.AdamW(fused=True) beside lockstep::optim::AdamW",
 }
-# How PyTorch's processes allocate: as they are, or as init() sets malloc in ours (contenders.our_malloc).
+# The malloc settings of PyTorch's processes: the defaults, or those that init() sets in ours (contenders.our_malloc).
 MALLOCS = ("glibc", "lockstep")
 EQUAL_LOSSES = 1e-4  # relative
 
@@ -44,7 +44,7 @@ def counterparts_of(modes):
 
 
 def names_of(options):
-    """Ours, then PyTorch's with each malloc."""
+    """Returns the names: ours, then PyTorch's with each malloc."""
     ours = options.mode or OUR_MODES
     theirs = options.against or (counterparts_of(options.mode) if options.mode else PYTORCH_MODES)
     return [Name("ours", mode) for mode in ours] + [
@@ -74,8 +74,9 @@ def start_one(name, options, fused):
 
 
 def check_losses(contenders):
-    """Weights and batches are the same everywhere; what trains on the batches of one rank and what trains on all part
-    at their first update."""
+    """Compares losses. Weights and batches are equal everywhere; modes that train on one rank's batches and modes
+    that train on all batches differ after their first update.
+    """
     for one in contenders:
         for other in contenders:
             steps = 1 if (one.name.mode in ONE_BATCH) != (other.name.mode in ONE_BATCH) else len(one.losses)
@@ -88,7 +89,7 @@ def check_losses(contenders):
 
 
 def ratios_of(contenders):
-    """(numerator, denominator) of all ratios that are printed where both sides were measured."""
+    """Returns (numerator, denominator) of all ratios to print if both sides were measured."""
     found = {contender.name: contender for contender in contenders}
     pairs = [
         (Name("pytorch", theirs, malloc), Name("ours", mode))
@@ -165,7 +166,7 @@ def compare_modes(options, judgements):
     for optimizer in options.optimizer:
         contenders = []
         try:
-            # One after the other, so that building models does not cost their memory all at once.
+            # Starts one after the other, so that the memory for building models is not needed all at once.
             for name in names_of(options):
                 contenders.append(start_one(name, options, optimizer == "fused"))
             run_rounds(contenders, options)

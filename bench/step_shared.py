@@ -1,4 +1,4 @@
-"""What the three parts of `./dev bench step` share: sizes, turns, and the check of which AdamW a rank has."""
+"""Shared by the three parts of `./dev bench step`: sizes, turns, and the check of a rank's AdamW."""
 
 from contenders import Failed, in_turn
 
@@ -17,7 +17,7 @@ def check_optimizer(steps, title, fused):
 
 def run_rounds(contenders, options):
     for contender in contenders:
-        contender.take_turn("1")  # the first one after the others' start is not like the rest
+        contender.take_turn("1")  # warm-up: the first step after the others' start is slower
         contender.forget()
     for contender in in_turn(contenders, options.rounds):
         contender.take_turn(str(options.steps))

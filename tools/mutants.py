@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Shows that tests can fail: builds the library with known mistakes in it, and runs for each the test that must find it.
+"""Shows that tests can fail: builds the library with known mistakes, and runs for each the test that must find it.
 
     mutants.py BUILD [NAME...]     all of them, or these
 
-All mistakes are compiled in at once, each behind a condition, and chosen when a test program starts, by the environment
-variable LOCKSTEP_MUTANT; so there is one build. First every test has to pass without a mistake. Sources are changed in place
-and are as they were afterwards, also when this is interrupted; one that was killed is cleaned up after by the next.
+All mistakes are compiled in at once. The environment variable LOCKSTEP_MUTANT selects one when a test program starts,
+so a single build suffices. First every test must pass without a mistake. Sources are changed in place and restored
+afterwards, even after an interrupt; if this script is killed, the next run restores them.
 """
 import contextlib
 import os
@@ -16,9 +16,9 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-SAVED = ROOT / "build" / "mutants"              # the sources as they were
-SWITCH = ROOT / "src" / "base" / "mutant.h"     # there while the tests run
-SECONDS = 120                                   # for one test; one that hangs for a mistake has found it
+SAVED = ROOT / "build" / "mutants"              # copies of the original sources
+SWITCH = ROOT / "src" / "base" / "mutant.h"     # exists while the tests run
+SECONDS = 120                                   # per test; a mistake that makes the test hang counts as found
 
 SWITCH_TEXT = """#pragma once
 #include <cstdlib>
@@ -31,8 +31,8 @@ inline bool is_mutant(const char* name) {
 }  // namespace lockstep
 """
 
-# Name, source below src/, what stands there once, what stands there instead (MUTANT is true for this mistake), the test
-# program, and the tests.
+# Name, source below src/, original text (which must occur once), replacement (MUTANT is true for this mistake), test
+# program, and tests.
 MUTANTS = [
     ("shards in another order", "layout/tensor_slice.cc",
      "  std::int64_t length = shard_length(numel, world);\n  return {",
@@ -139,7 +139,9 @@ def restore():
 
 @contextlib.contextmanager
 def mistakes(chosen):
-    """The sources with them. Each source keeps its time when it comes back, but objects are newer: they are made again."""
+    """Puts the mistakes into the sources. A restored source keeps its old time stamp, but objects are newer and are
+    rebuilt.
+    """
     try:
         for name, source, before, after, _, _ in chosen:
             path, saved = ROOT / "src" / source, SAVED / source
@@ -173,7 +175,7 @@ def passes(build, program, tests, name=""):
 
 
 def main(build, names):
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("mutants: interrupted"))   # and what `with` does at its end
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("mutants: interrupted"))   # also runs the exit of `with`
     restore()
     build = pathlib.Path(build).resolve()
     chosen = [mutant for mutant in MUTANTS if not names or mutant[0] in names]

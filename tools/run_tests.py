@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Runs ctest and says what passed, what failed, and what was skipped for which reason.
+"""Runs ctest and prints the numbers of passed, failed and skipped tests, with the reasons of skips.
 
-    run_tests.py test PRESET[=REGEX]...            the entries of these presets once; 1 when a test failed
-    run_tests.py soak MINUTES PRESET[=REGEX]...    again and again until the time is over; 1 when one failed even once
+    run_tests.py test PRESET[=REGEX]...            the entries of these presets once; 1 if a test failed
+    run_tests.py soak MINUTES PRESET[=REGEX]...    repeats until the time is over; 1 if one failed even once
 
-What is counted: the cases of GoogleTest programs (from the XML that each ctest entry leaves in build/PRESET/results/)
-and the ctest entries that have none. An entry that fails runs once more, alone, which tells a race from what is broken;
-a second try excuses nothing, except the cases that tests/about_time.txt marks. A soak has no second tries.
+It counts the cases of GoogleTest programs (from the XML that each ctest entry leaves in build/PRESET/results/) and
+the ctest entries without cases. An entry that fails runs once more, alone, which tells a race from a broken test; a
+second try excuses nothing, except the cases that tests/about_time.txt marks. A soak has no second tries.
 """
 import collections
 import dataclasses
@@ -21,12 +21,12 @@ import time
 import xml.etree.ElementTree as xml
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-OF_CTEST = re.compile(r"\s*(Start\s+\d+: |\d+/\d+ Test\s+#)|\d+% tests passed")   # not what a program printed
+OF_CTEST = re.compile(r"\s*(Start\s+\d+: |\d+/\d+ Test\s+#)|\d+% tests passed")   # not the output of a program
 
 
 @dataclasses.dataclass
 class Case:
-    """A case of a program; one without a name stands for an entry that has no cases or left no results of them."""
+    """A case of a program. A case without a name is an entry that has no cases or left no results of them."""
     name: str
     status: str   # "passed", "failed" or "skipped"
     reason: str = ""
@@ -45,13 +45,13 @@ class Entry:
 
 
 def reason_of_case(skip):
-    """The message without the place in the source that GoogleTest puts before it."""
+    """Returns the message without the source location that GoogleTest puts before it."""
     lines = [line for line in skip.get("message", "").splitlines() if line.strip()]
     return " ".join(lines[1:] if len(lines) > 1 else lines) or "no reason given"
 
 
 def cases_in(file):
-    """The cases of a GoogleTest XML file; none where the program ended before it wrote it."""
+    """Returns the cases of a GoogleTest XML file; none if the program ended before it wrote the file."""
     try:
         tree = xml.parse(file)
     except (FileNotFoundError, xml.ParseError):
@@ -72,13 +72,15 @@ def cases_in(file):
 
 
 def reason_of_entry(test):
-    """What an entry printed last before it skipped itself."""
+    """Returns the last line that an entry printed before it skipped itself."""
     lines = [line for line in (test.findtext("system-out") or "").splitlines() if line.strip()]
     return lines[-1].removeprefix("skipped: ") if lines else "no reason given"
 
 
 def entry_of(preset, test, file):
-    """`test` is the entry's element in ctest's JUnit file, `file` the results that it must leave, if any."""
+    """Makes an Entry. `test` is the entry's element in ctest's JUnit file, `file` the results that it must leave, if
+    any.
+    """
     name, skip = test.get("name"), test.find("skipped")
     if test.get("status") == "notrun" and skip is not None and "SKIP_RETURN_CODE" in skip.get("message", ""):
         return Entry(preset, name, False, [Case("", "skipped", reason_of_entry(test))])
@@ -93,7 +95,7 @@ def entry_of(preset, test, file):
 
 
 def results_of(folder):
-    """The XML file of each ctest entry that is told to write one."""
+    """Returns the XML file of each ctest entry that writes one."""
     shown = subprocess.run(["ctest", "--show-only=json-v1"], cwd=folder, capture_output=True, text=True, check=True)
     files = {}
     for test in json.loads(shown.stdout)["tests"]:
@@ -110,11 +112,11 @@ def read_entries(preset, junit, files):
 
 
 def lines_of_failures(text, most=120):
-    """What a GoogleTest program printed of the cases that did not end well; the end of what another one printed."""
+    """Returns the output of failed cases of a GoogleTest program, or the end of the output of another program."""
     shown, case = [], None
     for line in text.splitlines():
         if line.startswith("[ RUN      ]"):
-            shown += case or []    # nothing says that the one before has ended
+            shown += case or []    # the previous case has no end line
             case = [line]
         elif case and line.startswith(("[       OK ]", "[  SKIPPED ]")):
             case = None
@@ -134,7 +136,9 @@ def print_failures(preset, junit):
 
 
 def run_ctest(preset, words, log_name="ctest.log", quiet=False):
-    """The entries that ctest ran; ctest's own text, with all that failing ones printed, is in a log in build/PRESET/."""
+    """Returns the entries that ctest ran. A log in build/PRESET/ has ctest's own text and the output of failing
+    entries.
+    """
     folder = ROOT / "build" / preset
     junit = folder / "ctest.xml"
     junit.unlink(missing_ok=True)
@@ -156,7 +160,7 @@ def run_ctest(preset, words, log_name="ctest.log", quiet=False):
 
 
 def first_run(preset, only="", quiet=False):
-    """One test more at once than there are cores: some of them wait most of the time."""
+    """Runs one more test at a time than there are cores, because some tests wait most of the time."""
     for file in (ROOT / "build" / preset / "results").glob("*.xml"):
         file.unlink()
     words = ["--parallel", str((os.cpu_count() or 1) + 1), *(["-R", only] if only else [])]
@@ -164,7 +168,7 @@ def first_run(preset, only="", quiet=False):
 
 
 def read_marks(file):
-    """The patterns of cases that are about time, each with its reason."""
+    """Returns the patterns of cases that are about time, each with its reason."""
     marks = {}
     for line in file.read_text().splitlines():
         if line and not line.startswith("#"):
@@ -174,16 +178,16 @@ def read_marks(file):
 
 
 class Report:
-    """Counts entries and their second tries, and prints what became of them."""
+    """Counts entries and their second tries, and prints the results."""
 
     def __init__(self, marks):
         self.marks = marks
         self.counts = collections.Counter()
-        self.skipped = collections.defaultdict(list)    # reason -> what was skipped
+        self.skipped = collections.defaultdict(list)    # reason -> skipped cases
         self.lines = []
 
     def add(self, entry, second=None):
-        """`second`: the same entry at its second try, where it had one."""
+        """Adds an entry. `second` is the same entry at its second try, if it had one."""
         passed_then = second is not None and not second.failed
         excused = passed_then and all(self.mark_of(case) for case in entry.cases if case.status == "failed")
         for case in entry.cases:

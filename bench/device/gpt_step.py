@@ -1,6 +1,6 @@
-"""The time and the memory of a GPT's training steps on one GPU by PyTorch: what gpt_step.cc measures of ours.
+"""Time and memory of a GPT's training steps on one GPU by PyTorch, for comparison with gpt_step.cc.
 
-    python3 gpt_step.py DTYPE [LAYERS WIDTH ROWS TOKENS]
+python3 gpt_step.py DTYPE [LAYERS WIDTH ROWS TOKENS]
 """
 import os
 import sys

@@ -1,7 +1,7 @@
-"""A model and AdamW's state, saved by torch.distributed.checkpoint; started and told what to do by bench/run.py.
+"""Saves a model and AdamW's state by torch.distributed.checkpoint; bench/run.py starts and controls it.
 
-It says `{"ready": true}` and answers each line on standard input, "save N" or "async N", by the seconds that N
-calls of dcp.save or of dcp.async_save block. Between lines it blocks and uses no processor.
+Prints `{"ready": true}`, and answers each line on standard input, "save N" or "async N", with the seconds for which N
+calls of dcp.save or of dcp.async_save block. Between lines it blocks and uses no CPU.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def main():
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    saved = Saved(options)  # one process without a group: what would gather plans needs NumPy
+    saved = Saved(options)  # one process without a group: gathering plans would need NumPy
     emit(ready=True)
     for line in sys.stdin:
         what, times = line.split()

@@ -1,11 +1,11 @@
-"""Gloo's collectives on the CPU through torch.distributed: one rank, started and told what to call by bench/run.py.
+"""Gloo's collectives on the CPU through torch.distributed: one rank, which bench/run.py starts and controls.
 
-It says `{"ready": true, "library": ...}` and then answers each line on standard input:
+Prints `{"ready": true, "library": ...}` and then answers each line on standard input:
 
-    check OP BYTES MEMORY            makes the tensors and compares what one call leaves with what it must leave
+    check OP BYTES MEMORY            creates the tensors and compares the result of one call with the expected one
     run OP BYTES MEMORY UNCOUNTED N  {"ns": [...]}: nanoseconds of each of N calls
 
-Between lines it blocks and uses no processor.
+Between lines it blocks and uses no CPU.
 """
 
 import sys
@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from common import emit, group
 
-# One rank may return before the others have begun: a barrier stands before each call.
+# One rank may return before the others have begun, so a barrier precedes each call.
 ROOTED = {"broadcast", "reduce", "gather", "scatter"}
 ELEMENT_BYTES = 4
 PERIOD, RANK_STEP = 4093, 4096  # of the values: src/apps/bench/collectives/values.cc
@@ -27,7 +27,7 @@ def input_values(rank, begin, end):
 
 
 def expected_output(op, rank, ranks, whole):
-    """What the call leaves in its output; None where that means nothing."""
+    """Returns the expected output of the call; None if it is undefined."""
     part = whole // ranks
     own = (rank * part, (rank + 1) * part)
     parts = range(ranks)
@@ -45,7 +45,7 @@ def expected_output(op, rank, ranks, whole):
 
 
 class Calls:
-    """The tensors of one operation on this rank; called, it makes one call and waits for it."""
+    """The tensors of one operation on this rank; calling it makes one call and waits for it."""
 
     def __init__(self, op, size):
         rank, world = dist.get_rank(), dist.get_world_size()
@@ -106,7 +106,7 @@ def serve():
     for line in sys.stdin:
         order, op, size, _, *counts = line.split()
         if order == "check":
-            calls = None  # its memory first
+            calls = None  # frees its memory first
             calls = Calls(op, int(size))
             calls.check()
             emit(checked=True)

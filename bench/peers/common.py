@@ -1,4 +1,4 @@
-"""What the scripts share: a rank of a Gloo group, timing, one JSON object a line."""
+"""Shared by the scripts: a rank of a Gloo group, timing, one JSON object per line."""
 
 import contextlib
 import json
@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 @contextlib.contextmanager
 def group(threads=1):
-    """This process as a rank of the Gloo group that RANK, WORLD_SIZE and MASTER_* describe."""
+    """Joins the Gloo group that RANK, WORLD_SIZE and MASTER_* describe."""
     torch.set_num_threads(threads)
     dist.init_process_group("gloo")
     try:
@@ -24,7 +24,7 @@ def emit(**row):
 
 
 def seconds_of(function, repeat, warmup=0):
-    """Seconds of each of `repeat` calls, after `warmup` uncounted ones."""
+    """Returns the seconds of each of `repeat` calls, after `warmup` uncounted calls."""
     for _ in range(warmup):
         function()
     seconds = []

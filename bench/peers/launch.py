@@ -1,4 +1,4 @@
-"""A Gloo rank below torchrun: until the first barrier, or steps in as many rounds as it takes."""
+"""A Gloo rank under torchrun: runs until the first barrier, or makes steps in as many rounds as necessary."""
 
 import os
 import pathlib
@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 
 def mark(folder, name):
-    """When this was written; appears whole."""
+    """Writes the current time to a file, atomically."""
     partial = folder / f"{name}.partial"
     partial.write_text(f"{time.monotonic_ns()} {os.getpid()}")
     partial.rename(folder / name)
@@ -21,7 +21,7 @@ def main():
     torch.set_num_threads(1)
     if what == "start":
         dist.init_process_group("gloo")
-    else:  # the agent's store still has the addresses of the last round (2.13): they meet in a file, which is faster
+    else:  # the agent's store has addresses of the last round (2.13); a file avoids that
         meeting = folder / f"meeting.{os.environ['TORCHELASTIC_RESTART_COUNT']}"
         place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
         dist.init_process_group("gloo", init_method=f"file://{meeting}", **place)

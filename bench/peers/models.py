@@ -1,5 +1,6 @@
-"""The two models of README.md, twins of models::Mlp and models::Gpt: the same parameters in the same order from the
-same random numbers. Each makes its own batches and knows its loss."""
+"""The two models of README.md, equal to models::Mlp and models::Gpt: the same parameters in the same order from the
+same random numbers. Each makes its own batches and computes its loss.
+"""
 
 import math
 
@@ -33,8 +34,8 @@ class Mlp(nn.Module):
 class Attention(nn.Module):
     def __init__(self, width, heads):
         super().__init__()
-        self.length = width // heads  # of a head
-        self.by_head = False  # how c_attn's outputs lie: [3, heads, length], else [heads, 3, length]
+        self.length = width // heads  # per head
+        self.by_head = False  # layout of c_attn's outputs: [3, heads, length], else [heads, 3, length]
         self.c_attn, self.c_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, x):
@@ -51,8 +52,9 @@ class Attention(nn.Module):
         return [part.transpose(1, 2) for part in parts]
 
     def lay_by_head(self):
-        """So that a range of c_attn's outputs is the queries, keys and values of some heads, which parallelize_module
-        needs; the same results."""
+        """Reorders c_attn's outputs so that a range has the queries, keys and values of some heads, as
+        parallelize_module needs. The results do not change.
+        """
         self.by_head = True
         with torch.no_grad():
             for tensor in self.c_attn.parameters():

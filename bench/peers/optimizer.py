@@ -1,7 +1,7 @@
-"""AdamW over fp32 parameters, default or fused; started and told what to do by bench/run.py.
+"""AdamW over fp32 parameters, default or fused; bench/run.py starts and controls it.
 
-It says `{"ready": true}` and answers each line on standard input, "update N", by the seconds of N steps. Between
-lines it blocks and uses no processor.
+Prints `{"ready": true}` and answers each line on standard input, "update N", with the seconds of N steps. Between
+lines it blocks and uses no CPU.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""A training step of a model in stages on the ranks, by torch.distributed.pipelining on Gloo.
+"""A training step of a model in pipeline stages, by torch.distributed.pipelining on Gloo.
 
-This process is one rank, started and told what to do by bench/run.py: it says `{"ready": true}` and answers a number
-of steps by how long each took, and the loss of the last one on the rank of the last stage.
+This process is one rank, which bench/run.py starts and controls: it prints `{"ready": true}`, and answers a number of
+steps with the time of each step and, on the rank of the last stage, the loss of the last step.
 """
 
 import argparse
@@ -19,14 +19,14 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from common import emit, group, seconds_of
 
 if importlib.util.find_spec("numpy") is None:
-    # Ranks tell each other sizes as pickled objects in the first step, which takes NumPy to look at bytes.
+    # In the first step, ranks exchange sizes as pickled objects, which needs NumPy to view bytes.
     c10d._tensor_to_object = lambda tensor, size, group: pickle.loads(bytes(tensor[:size].tolist()))
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "zbv": ScheduleZBVZeroBubble}
 
 
 def stages_of(options, rank, ranks):
-    """This rank's, as torch.distributed.pipelining has them."""
+    """Returns this rank's stages in the form of torch.distributed.pipelining."""
     torch.manual_seed(1)
     layers = []
     for _ in range(options.depth):

@@ -1,8 +1,9 @@
-"""One training step under none, DDP, ZeroRedundancyOptimizer, FSDP2 or parallelize_module; one rank, started and told
-what to do by bench/run.py.
+"""One training step under none, DDP, ZeroRedundancyOptimizer, FSDP2 or parallelize_module; one rank, which
+bench/run.py starts and controls.
 
-It says `{"ready": true, "fused": ...}` and answers each line on standard input, a number of steps, by how long each
-took, its first losses and what the rank holds after the last one. Between lines it blocks and uses no processor.
+Prints `{"ready": true, "fused": ...}` and answers each line on standard input, a number of steps, with the time of
+each step, its first losses and the bytes that the rank holds after the last one. Between lines it blocks and uses no
+CPU.
 """
 
 import argparse
@@ -29,7 +30,9 @@ def shard(model):
 
 
 def cut(model):
-    """By torch.distributed.tensor.parallel: every second layer by its outputs, the one after it by its inputs."""
+    """Shards by torch.distributed.tensor.parallel: every second layer by its outputs, the layer after it by its
+    inputs.
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -45,14 +48,14 @@ def cut(model):
 
 
 def apart(parameters):
-    """Whole parameters and those that are cut, which one update does not mix."""
+    """Separates whole parameters from sharded ones, because one update must not mix them."""
     parameters = list(parameters)
     groups = [[each for each in parameters if hasattr(each, "to_local") == cut] for cut in (False, True)]
     return [{"params": group} for group in groups if group]
 
 
 def build(options):
-    """The model, what forward is called on, and the optimizer."""
+    """Returns the model, the object on which forward is called, and the optimizer."""
     torch.manual_seed(1)
     sizes = {"width": options.width, "layers": options.depth}
     model = MODELS[options.model](**{name: size for name, size in sizes.items() if size is not None})
@@ -75,7 +78,7 @@ def build(options):
 
 
 def held_bytes(tensors):
-    """Bytes of the distinct memories behind this rank's parts of the tensors."""
+    """Returns the bytes of the distinct storages behind this rank's parts of the tensors."""
     memories = {}
     for tensor in tensors:
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
@@ -99,10 +102,10 @@ class Work:
         self.losses.append(loss.item())
 
     def held_bytes(self):
-        """Parameters, gradients and the optimizer's state of this rank, between steps."""
+        """Returns the bytes of parameters, gradients and the optimizer's state of this rank, between steps."""
         parameters = list(self.model.parameters())
         gradients = [each.grad for each in parameters if each.grad is not None]
-        # ZeroRedundancyOptimizer wraps the one that keeps the state.
+        # ZeroRedundancyOptimizer wraps the optimizer that has the state.
         optimizer = getattr(self.optimizer, "optim", self.optimizer)
         state = [
             value

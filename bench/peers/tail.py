@@ -1,10 +1,10 @@
-"""The tail of a step as PyTorch has it, from gradients on every rank to parameters that every rank can use.
+"""The tail of a step in PyTorch, from gradients on every rank to updated parameters on every rank.
 
     replicated   Gloo sums one flat gradient, fused AdamW updates everything on every rank (DDP)
     sharded      reduce_scatter of the gradient, fused AdamW of this rank's shard, all_gather of the parameters (ZeRO)
 
-Neither divides by the number of ranks. This process is one rank, started and told what to do by bench/run.py: it says
-`{"ready": true, "fused": ...}` and answers a number of tails by how long each took.
+Neither divides by the number of ranks. This process is one rank, which bench/run.py starts and controls: it prints
+`{"ready": true, "fused": ...}` and answers a number of tails with the time of each.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from common import emit, group, seconds_of
 
 
 def parameters_over(gradient, options):
-    """Parameters whose gradients lie in the flat one, as gradient_as_bucket_view has them."""
+    """Makes parameters whose gradients are views of the flat gradient, like gradient_as_bucket_view."""
     parameters = [torch.nn.Parameter(torch.randn(part.numel())) for part in gradient.split(options.elements)]
     for parameter, part in zip(parameters, gradient.split(options.elements)):
         parameter.grad = part
@@ -65,7 +65,7 @@ def main():
     options = parser.parse_args()
     with group(options.threads):
         tail = (Replicated if options.kind == "replicated" else Sharded)(options)
-        for _ in range(2):  # uncounted
+        for _ in range(2):  # warm-up
             seconds(tail)
         emit(ready=True, fused=bool(tail.optimizer.defaults["fused"]))
         for line in sys.stdin:

@@ -1,6 +1,6 @@
 """Examples whose only argument is the mesh print the losses of one process on every mesh.
 
-10_all_axes with a dense GPT in float32 and with experts in float64, 21_your_own_plan with a model of its own.
+10_all_axes runs a dense GPT in float32 and experts in float64; 21_your_own_plan runs its own model.
 """
 import re
 

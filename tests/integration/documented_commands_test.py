@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Runs every command line that README.md and docs/ show, as it stands there.
+"""Runs every command line in README.md and docs/ exactly as written.
 
-A command line is a line of a fenced block without a language, or of sh, bash; a line after "$ " in any block; and
-code in a table that is a whole command. Other code that begins with `lockstep` names options: they must exist.
-The lines of a document run in their order, in one folder: `lockstep generate run` finds the run that the line before
-has trained. A training is interrupted after its first step and must save what it has. Commands that other tests run,
-or that take many minutes, are in ELSEWHERE with the reason.
+A command line is a line of a fenced block without a language, or of sh or bash; a line after "$ " in any block; or
+code in a table that is a whole command. Other code that begins with `lockstep` names options, which must exist. The
+lines of a document run in order, in one folder: `lockstep generate run` uses the run that the line before has
+trained. A training is interrupted after its first step and must save its state. Commands that other tests run, or
+that take many minutes, are in ELSEWHERE with the reason.
 """
 import collections
 import gzip
@@ -36,7 +36,7 @@ ELSEWHERE = [
     (r"lockstep report hang logs/", "tests/apps/report_hang_test.cc, on records of a hang"),
 ]
 
-# Measurements of minutes, made small.
+# Measurements that take minutes, with smaller settings.
 SMALL = {"lockstep bench step": " --size 96x2 --rounds 1 --steps 1",
          "lockstep bench memory": " --size 96x2 --steps 1",
          "lockstep bench optimizer": " --tensors 2 --elements 4096 --rounds 1 --steps 1"}
@@ -44,20 +44,22 @@ SMALL = {"lockstep bench step": " --size 96x2 --rounds 1 --steps 1",
 # Lines that show an error, and their exit codes.
 FAILS = {"lockstep plan pipeline --schedule mine.csv": 1}
 
-# What the words of a synopsis stand for.
+# Values for the placeholders of a synopsis.
 NAMES = {"RUN": "trained", "PATH": "trained", "PATH...": "trained", "FROM": "trained", "N": "2", "OUT": "trained",
          "FILE": "corpus.txt", "TEXT": "Once", "FOLDER": "model"}
-# Documents whose commands take a finished run, and a model's folder, as given.
+# Documents whose commands assume a finished run and a model's folder.
 NEED_A_RUN = ("checkpoints.md", "training.md")
 
 
 def plain(line):
-    """The command without its comment."""
+    """Returns the command without its comment."""
     return re.sub(r"\s+#\s.*$", "", line).strip()
 
 
 def commands_of_block(language, first, lines):
-    """A block with lines behind "$ " shows commands and their output; else each line with a program's name counts."""
+    """Returns the commands of a block. If lines begin with "$ ", the others are output; else each line with a
+    program's name is a command.
+    """
     if any(line.startswith("$ ") for line in lines):
         starts = [i for i, line in enumerate(lines) if line.startswith("$ ")]
         return [(first + i, lines[i][2:].strip(), "\n".join(lines[i + 1:end]).strip())
@@ -68,7 +70,7 @@ def commands_of_block(language, first, lines):
 
 
 def commands_of(document):
-    """(number of the line, command, output that the document shows; None for code in a sentence)."""
+    """Returns (line number, command, output in the document; None for code in a sentence)."""
     found, block, language = [], None, ""
     for number, line in enumerate(document.read_text().splitlines(), 1):
         if fence := re.match(r"\s*```(\w*)", line):
@@ -85,7 +87,7 @@ def commands_of(document):
 
 
 def write_digits(folder):
-    """MNIST's four files with 600 and 200 made pictures."""
+    """Writes MNIST's four files with 600 and 200 synthetic pictures."""
     folder.mkdir(parents=True)
     for part, count in (("train", 600), ("t10k", 200)):
         labels = bytes(i % 10 for i in range(count))
@@ -97,7 +99,7 @@ def write_digits(folder):
 
 
 def write_bpe(folder):
-    """A vocabulary of bytes and one merge, in GPT-2's form."""
+    """Writes a vocabulary of bytes and one merge, in GPT-2's format."""
     folder.mkdir()
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -109,7 +111,7 @@ def write_bpe(folder):
 
 
 def prepare(folder):
-    """What the documents take as given: a text, token files, a vocabulary, digits, programs."""
+    """Makes the files that the documents assume: a text, token files, a vocabulary, digits, programs."""
     words = "the quick brown fox jumps over a lazy dog while rain falls on old stones".split()
     text = "Once upon a time. " + "".join(words[i * i % 7 + i % 8] + (".\n" if i % 11 == 10 else " ")
                                           for i in range(12000))
@@ -128,7 +130,9 @@ def prepare(folder):
 
 
 def without_options(command, number):
-    """A synopsis as a command: brackets go, names are replaced. Also the options that stood in the brackets."""
+    """Makes a command of a synopsis: brackets are removed, names are replaced. Also returns the options in the
+    brackets.
+    """
     optional = re.findall(r"\[(--[\w-]+)", command)
     names = NAMES | {"NEW": f"new-{number}", "TO": f"exported-{number}"}
     words = re.sub(r"\s*\[[^\]]*\]", "", command).split(" ")
@@ -145,7 +149,7 @@ class Runner:
         return Process(["bash", "-c", command], cwd=self.folder, env=self.env)
 
     def trains(self, command):
-        """Interrupts the training after its first step. Its checkpoint must be there."""
+        """Interrupts the training after its first step, and checks that its checkpoint exists."""
         started = self.start("exec " + command)
         first = re.compile(r"\bstep\s+\d+")
         until = time.monotonic() + 120
@@ -183,14 +187,14 @@ class Runner:
         expect(code in (0, 130, -signal.SIGINT), f"exit code {code}: {command}", output)
 
     def takes_bench_options(self, command):
-        """The arguments of ./dev bench, which measures for minutes, are read."""
+        """Only parses the arguments of ./dev bench, which would measure for minutes."""
         words = shlex.split(command)[2:]
         script = "import sys, run; run.parser_of_all().parse_args(sys.argv[1:])"
         code, output, _ = run([sys.executable, "-B", "-c", script, *words], cwd=ROOT / "bench")
         expect(code == 0, f"exit code {code}: {command}", output)
 
     def show(self, command, shown_output, number):
-        """Runs the command as its kind asks. Returns what was done with it."""
+        """Runs the command according to its kind. Returns a description."""
         if reason := next((why for pattern, why in ELSEWHERE if re.match(pattern, command)), ""):
             return f"not here: {reason}"
         if command.startswith("./dev bench "):

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Elastic training while more than a rank fails: the store, the memory for commits, the disk, a host, a link.
+"""Elastic training with failures beyond a rank: the store, the memory for commits, the disk, a host, a link.
 
-Each run ends with the same bytes in model.safetensors as one that nobody disturbs. Hosts are network namespaces, and
-full disks are small file systems in memory: the script starts itself again in namespaces of its own, where it may.
+Each run ends with the same bytes in model.safetensors as an undisturbed run. Hosts are network namespaces, and full
+disks are small file systems in memory: the script restarts itself in its own namespaces, if it is allowed to.
 """
 import os
 import pathlib
@@ -43,7 +43,7 @@ def small_disk(place, size):
 
 
 def no_room_for_commits(folder):
-    """/dev/shm is full: the run says so, and goes back to its newest checkpoint."""
+    """/dev/shm is full: the run reports it, and goes back to its newest checkpoint."""
     commits = small_disk(folder / "commits", "64k")
     process = start(folder, "memoryless", LOCKSTEP_COMMITS=str(commits))
     wait_for(folder / "memoryless" / "step-00000100")
@@ -53,7 +53,7 @@ def no_room_for_commits(folder):
 
 
 def no_room_for_checkpoints(folder):
-    """The disk of --out is full until a rank has been lost."""
+    """The disk of --out is full until a rank is lost."""
     disk = small_disk(folder / "disk", "4m")
     filler = disk / "filler"
     filler.write_bytes(bytes((4 << 20) - (200 << 10)))
@@ -76,7 +76,7 @@ def wait_for_line(process, pattern, seconds=60):
 
 
 class Store:
-    """lockstep store, at the bridge that all hosts reach, or on the last host."""
+    """lockstep store, on the bridge that all hosts reach, or on the last host."""
 
     def __init__(self, cluster, port, on_host=False):
         self.at = f"{address(HOSTS - 1)}:{port}" if on_host else f"10.77.0.254:{port}"
@@ -92,7 +92,7 @@ class Store:
 
 
 def host(cluster, number, store, folder, name, lost_after="6s"):
-    """An agent with two ranks and a memory of its own."""
+    """An agent with two ranks and its own memory."""
     memory = folder / f"{name}-memory{number}"
     memory.mkdir()
     words = [lockstep(), "run", "-n", "2", "--nnodes", "1:2", "--store", store.at, "--secret-file",
@@ -131,7 +131,7 @@ def store_cut(cluster, folder):
 
 
 def host_with_rank_0(agents):
-    """Which of two agents has shown a line of rank 0, and the other one."""
+    """Returns which of two agents has shown a line of rank 0, and the other one."""
     end = time.monotonic() + 60
     while time.monotonic() < end:
         for number, agent in enumerate(agents):
@@ -142,7 +142,7 @@ def host_with_rank_0(agents):
 
 
 def host_lost(cluster, folder):
-    """All of a host at once: its agent, its ranks (rank 0 is one of them) and its memory."""
+    """A whole host is lost at once: its agent, its ranks (including rank 0) and its memory."""
     store = Store(cluster, PORT + 6)
     agents = [host(cluster, number, store, folder, "lost") for number in (0, 1)]
     wait_for(folder / "lost" / "step-00000100")
@@ -158,7 +158,7 @@ def host_lost(cluster, folder):
 
 
 def link_cut(cluster, folder):
-    """The host without rank 0 is cut off: the run's folder, which both reach here, stays rank 0's."""
+    """The host without rank 0 is cut off: rank 0 keeps the run's folder, which both hosts can reach here."""
     store = Store(cluster, PORT + 7)
     agents = [host(cluster, number, store, folder, "cut") for number in (0, 1)]
     wait_for(folder / "cut" / "step-00000100")

@@ -1,4 +1,4 @@
-"""What the tests of elastic training share: a small run, its workers, its result."""
+"""Shared by the tests of elastic training: a small run, its workers, its result."""
 import os
 import pathlib
 import random
@@ -16,7 +16,7 @@ def train_program():
 
 
 def training(folder, name, steps, *more, every=300):
-    """`every`: steps between checkpoints."""
+    """Returns the arguments of a training. `every` is the number of steps between checkpoints."""
     where = ["--data", str(folder / "text.txt"), "--out", str(folder / name), "--save-every", str(every)]
     return ["gpt", *where, "--steps", str(steps), "--elastic", *MODEL, *more]
 
@@ -30,7 +30,7 @@ def expect_the_same(folder, name, what, output):
 
 
 def has_rank(folder, surroundings):
-    """Whether a process of a run has a rank; what waited in reserve has one when it is in a round."""
+    """Returns True if a process of a run has a rank; a hot spare gets one when it joins a round."""
     if b"\0LOCKSTEP_WORKER=" in surroundings:
         return True
     threads = [(thread / "comm").read_text() for thread in (folder / "task").iterdir()]
@@ -38,7 +38,7 @@ def has_rank(folder, surroundings):
 
 
 def workers_of(process, reserve=False):
-    """The processes that a launcher has started and that have a rank; or those that wait for one."""
+    """Returns the processes that a launcher has started and that have a rank, or the hot spares."""
     found = []
     for folder in pathlib.Path("/proc").glob("[0-9]*"):
         try:
@@ -52,7 +52,7 @@ def workers_of(process, reserve=False):
             if waits if reserve else has_rank(folder, surroundings) and not waits:
                 found.append(int(folder.name))
         except (OSError, ValueError):
-            continue  # it has just ended
+            continue  # the process has just ended
     return found
 
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Elastic training under `lockstep run`: whatever is killed on the way, model.safetensors has the same bytes.
+"""Elastic training under `lockstep run`: regardless of kills, model.safetensors has the same bytes.
 
-LOCKSTEP_ELASTIC_KILLS (6) random ranks are killed, LOCKSTEP_ELASTIC_PAUSE (0.7) seconds apart; `./dev soak` asks for
-1,000, 2 s apart, which is what the run is then long enough for. Without it the clock of the day is set meanwhile, an
-hour forwards and backwards, and processes in reserve are killed, too.
+Kills LOCKSTEP_ELASTIC_KILLS (6) random ranks, LOCKSTEP_ELASTIC_PAUSE (0.7) seconds apart; `./dev soak` sets 1,000
+kills 2 s apart, and the run is long enough for all kills. Without the soak, the wall clock is also set an hour
+forwards and backwards, and hot spares are killed too.
 """
 import os
 import pathlib
@@ -30,13 +30,13 @@ def goodput_in(output):
 
 
 def time_of_day():
-    """As the lines of the log have it."""
+    """Parses a time in the format of the log."""
     now = time.time()
     return time.localtime(now).tm_hour * 3600 + time.localtime(now).tm_min * 60 + now % 60
 
 
 def after(time_at, kill):
-    """Seconds between two times of day, of which the first may be of the next day."""
+    """Returns the seconds between two times of day; the second one may be on the next day."""
     return (time_at - kill) % 86400
 
 
@@ -51,7 +51,7 @@ def first_after(times, kill, most=60):
 
 
 def show_phases(output, kills, knows_the_time):
-    """What a kill costs until a step of the next round is committed, and where that time goes."""
+    """Prints the time from a kill until a step of the next round is committed, and its parts."""
     phases = {}
     output = "\n".join(line for line in output.splitlines() if not line.startswith("lockstep run:   |"))  # once more
     for words in re.findall(r"its first step is committed: ([a-z0-9= ]+)", output):
@@ -79,7 +79,9 @@ def undisturbed(folder, steps):
 
 
 def set_clock(folder):
-    """What makes programs see a clock of the day that is set; nothing where that cannot be built or loaded."""
+    """Returns variables with which programs see a changed wall clock; nothing if the library cannot be built or
+    loaded.
+    """
     compiler = shutil.which("cc") or shutil.which("gcc")
     program = pathlib.Path(train_program()).read_bytes()
     if compiler is None or b"__asan_init" in program or b"__tsan_init" in program:
@@ -92,7 +94,7 @@ def set_clock(folder):
 
 
 def killed(folder, steps):
-    """Random ranks of `lockstep run` are killed; returns how many were."""
+    """Kills random ranks of `lockstep run`; returns how many."""
     began = time.monotonic()
     surroundings = {} if IS_SOAK else set_clock(folder)
     run_of = Process([lockstep(), "run", "-n", "3", "--max-restarts", "100000", train_program(),
@@ -148,7 +150,7 @@ def agent_killed(folder, steps):
 
 
 def no_room_in_memory(folder, steps):
-    """Commits go to a folder that cannot be written: the run says so, and goes on."""
+    """Commits go to a folder that is not writable: the run reports it and goes on."""
     nowhere = folder / "nowhere"
     nowhere.write_text("a file")
     code, output, _ = run([lockstep(), "train", *training(folder, "memoryless", steps, "--ranks", "2")], seconds=170,
@@ -159,7 +161,7 @@ def no_room_in_memory(folder, steps):
 
 
 def refused(folder):
-    """What every restart would meet again is said, without another round and without records of calls."""
+    """An error that every restart would meet again is reported, without another round and without flight records."""
     for name, wrong, expected in (("words", ["--no-such-option"], "unknown option '--no-such-option'"),
                                   ("axes", ["--mesh", "pp=2"], "--elastic works with the axes dp, fsdp and tp"),
                                   ("heads", ["--mesh", "tp=4"], "expected a number of heads that 4 ranks of tp")):
@@ -174,7 +176,7 @@ def refused(folder):
 def main():
     random.seed(17)
     folder = pathlib.Path(tempfile.mkdtemp())
-    os.environ["LOCKSTEP_COMMITS"] = memory = tempfile.mkdtemp(dir="/dev/shm")  # no other test's
+    os.environ["LOCKSTEP_COMMITS"] = memory = tempfile.mkdtemp(dir="/dev/shm")  # distinct from other tests
     (folder / "text.txt").write_text("abacus banana cab " * 300)
     steps = 1000
     try:
@@ -182,7 +184,7 @@ def main():
             refused(folder)
         seconds = undisturbed(folder, steps)
         wanted = KILLS * PAUSE
-        if seconds < wanted:  # long enough for all kills, whatever the start takes
+        if seconds < wanted:  # long enough for all kills, even with a slow start
             shutil.rmtree(folder / "calm")
             seconds_of_a_step = (undisturbed(folder, 5 * steps) - seconds) / (4 * steps)
             steps = int(wanted / seconds_of_a_step * 1.3)

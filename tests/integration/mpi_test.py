@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The engine mpi when a rank is killed, and when one never calls: who is named, and that everything ends."""
+"""The backend mpi when a rank is killed, and when one never calls: the errors name the rank, and every process ends.
+"""
 import os
 import re
 import shutil
@@ -9,13 +10,13 @@ import time
 from support import Process, build_folder, end_all, environment, expect, expect_words, run, shown, skip, why_no_world
 
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
-# Debian's names.
+# Names in Debian.
 LAUNCHERS = {
     "OpenMPI": ["mpirun.openmpi", "--oversubscribe", "--bind-to", "none"],
     "MPICH": ["mpirun.mpich", "-bind-to", "none"],
 }
-# What leaves the other ranks alive for long enough to say who is gone, when one is killed: options of mpirun, or a
-# process between it and the rank that ends later. Without either mpirun ends them all, often before.
+# Ways to keep the other ranks alive until they report the lost rank: options of mpirun, or a process between mpirun
+# and the rank that ends later. Without either, mpirun ends all ranks, often before they report.
 RECOVERY = {"OpenMPI": ["--enable-recovery"]}
 STAYS_LONGER = ["sh", "-c", '"$0" "$@"; code=$?; sleep 1; exit $code']
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Ranks that mpirun started meet without a launcher of ours: OpenMPI's and MPICH's, on one host."""
+"""Ranks that mpirun started form a group without our launcher: Open MPI's and MPICH's, on one host."""
 import os
 import shutil
 import tempfile
 
 from support import end_all, environment, example, expect, expect_words, lockstep, run, shown, skip
 
-# Debian's names for the two, which can be installed side by side.
+# Names in Debian, where both can be installed side by side.
 LAUNCHERS = {"OpenMPI": "mpirun.openmpi", "MPICH": "mpirun.mpich"}
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
 
@@ -25,7 +25,7 @@ def hello(name, launcher, *through):
 
 
 def train(name, launcher):
-    """--ranks says how many there are to be; it does not start more of them below each."""
+    """Trains under mpirun. --ranks is the expected number of ranks: a process must not start more ranks itself."""
     environment_of_ranks = environment(**ROOT)
     with tempfile.TemporaryDirectory() as folder:
         def command(ranks, out):
@@ -50,7 +50,7 @@ def main():
     for name, launcher in found.items():
         hello(name, launcher)
         train(name, launcher)
-    if "MPICH" in found:  # its ranks know each other by a process that they descend from
+    if "MPICH" in found:  # ranks recognise each other by a common ancestor process
         hello("MPICH", found["MPICH"], "sh", "-c", '"$0"; exit $?')
 
 

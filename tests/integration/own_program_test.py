@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""A user's own program (own_program/own_program.cc): killed on three ranks, it goes on on two and on three.
+"""A user's own program (own_program/own_program.cc): killed on three ranks, it resumes on two and on three.
 
-Its losses are those of one process, but for the rounding of bfloat16; on the same number of ranks they are to the
-last digit the same as if it had never been killed.
+Its losses equal those of one process, up to rounding of bfloat16. On the same number of ranks, they equal an
+undisturbed run to the last digit.
 """
 import os
 import pathlib
@@ -28,7 +28,7 @@ def losses_in(output):
 
 
 def train(what, ranks, folder):
-    """Runs it to its end; the losses of the steps that it made."""
+    """Runs the program to its end; returns the losses of the steps that it made."""
     words = [program(), str(folder), str(STEPS)]
     code, output, seconds = run([lockstep(), "run", "-n", str(ranks), *words] if ranks > 1 else words)
     expect(code == 0, f"{what}: exit code {code}", output)
@@ -37,7 +37,7 @@ def train(what, ranks, folder):
 
 
 def train_and_kill(ranks, folder, at_step):
-    """Kills every process of the run when it has made a step; the losses until then."""
+    """Kills every process of the run when it has made a step; returns the losses until then."""
     running = Process([lockstep(), "run", "-n", str(ranks), program(), str(folder), str(STEPS)])
     while running.reader.is_alive() and not any(f"step {at_step} " in line for line in running.lines):
         time.sleep(0.002)

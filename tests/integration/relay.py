@@ -1,4 +1,4 @@
-"""A TCP relay in user space: delays what passes by a fixed time, and can cut its connections."""
+"""A TCP relay in user space: delays data by a fixed time, and can cut its connections."""
 import selectors
 import socket
 import threading
@@ -6,7 +6,7 @@ import time
 
 
 class Relay:
-    """Listens at (host, port) and connects each client to `target`; `delay` seconds in each direction."""
+    """Listens at (host, port) and connects each client to `target`; delays by `delay` seconds in each direction."""
 
     def __init__(self, host, port, target, delay=0.0):
         self.target, self.delay = target, delay
@@ -18,14 +18,14 @@ class Relay:
         self.thread.start()
 
     def cut(self):
-        """Ends every connection, and takes no more."""
+        """Ends every connection, and accepts no more."""
         self.stopping = True
         self.thread.join()
 
     def serve(self):
         with selectors.DefaultSelector() as ready:
             ready.register(self.listener, selectors.EVENT_READ, self.accept)
-            waiting = []  # (when, to, bytes), in the order in which they came
+            waiting = []  # (when, to, bytes), in order of arrival
             while not self.stopping:
                 soon = waiting[0][0] - time.monotonic() if waiting else 0.05
                 for key, _ in ready.select(max(0.0, min(0.05, soon))):
@@ -43,7 +43,7 @@ class Relay:
         try:
             server = socket.create_connection(self.target, timeout=5)
         except OSError:
-            client.close()  # nobody there yet: as a refused connection
+            client.close()  # no listener yet: behave like a refused connection
             return
         self.pairs.append((client, server))
         for source, sink in ((client, server), (server, client)):
@@ -70,4 +70,4 @@ class Relay:
             else:
                 sink.shutdown(socket.SHUT_WR)
         except OSError:
-            pass  # it has gone: the other direction says so too
+            pass  # the peer has gone: the other direction reports it too

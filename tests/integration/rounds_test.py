@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""lockstep run --max-restarts with ranks that were killed: a Python program of torch.distributed, and ours.
+"""lockstep run --max-restarts with killed ranks: a Python program of torch.distributed, and ours.
 
-The Python program is written for torchrun: DDP on Gloo, a checkpoint each step, resumed when it is started again.
-Its last parameters must be those of a run that nobody disturbed, and its environment what torchrun gives.
+The Python program is written for torchrun: DDP on Gloo, a checkpoint in each step, resumed after a restart. Its final
+parameters must equal those of an undisturbed run, and its environment must be that of torchrun.
 """
 import os
 import pathlib
@@ -59,7 +59,7 @@ def main(folder, victim):
 main(*sys.argv[1:])
 '''
 
-# Without a process group: workers of torchrun meet on Gloo, whose connections may fail after a restart.
+# Without a process group: workers of torchrun use Gloo, whose connections may fail after a restart.
 ENVIRONMENT = '''
 import os, signal, time
 
@@ -81,7 +81,7 @@ def python():
 
 
 def lines_with(output, word):
-    """What follows the word in its lines, without what a launcher put before them; sorted."""
+    """Returns the text after the word in each line, without the launcher's prefix, sorted."""
     return sorted(line[line.index(word):] for line in output.splitlines() if word in line)
 
 
@@ -133,7 +133,7 @@ def recorded_in_python(folder):
 
 
 def rendezvous(folder):
-    """A rank of ours dies before it has come to the others."""
+    """One of our ranks dies before it has joined the group."""
     script = (f"[ $RANK = 1 ] && [ $LOCKSTEP_ROUND = 0 ] && {{ sleep 0.3; kill -9 $$; }};"
               f"exec {example('01_hello_ranks')}")
     code, output, seconds = run([lockstep(), "run", "-n", "3", "--max-restarts", "1", "sh", "-c", script])
@@ -144,7 +144,7 @@ def rendezvous(folder):
 
 
 def killed_from_outside(folder):
-    """Also with the agent's --hung-after: a rank of ours that is stopped is replaced."""
+    """A stopped rank is replaced, also by the agent's --hung-after."""
     marks = folder / "marks"
     marks.mkdir()
     script = (f"echo $$ > {marks}/$LOCKSTEP_ROUND.$RANK; [ $LOCKSTEP_ROUND = 2 ] || exec sleep 60;"
@@ -164,7 +164,7 @@ def killed_from_outside(folder):
 
 
 def cannot_start(folder):
-    """Restarts are not spent on an error that every rank would meet again; it is shown once."""
+    """An error that every rank would meet again uses no restarts, and is shown once."""
     train = [lockstep(), "train", "gpt", "--data", str(folder / "missing"), "--out", str(folder / "out")]
     for words, reason, expected in ((train, "found nothing of that name", 1),
                                     ([lockstep(), "generate", "--no-such-option"], "unknown option", 2)):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""lockstep run over several hosts: network namespaces with addresses of their own on one bridge.
+"""lockstep run over several hosts: network namespaces with their own addresses on one bridge.
 
-The script starts itself again in a network and mount namespace of its own, so that everything it makes goes with it.
+The script restarts itself in its own network and mount namespace, so that everything it makes disappears with it.
 """
 import contextlib
 import os
@@ -21,7 +21,7 @@ INSIDE = "LOCKSTEP_TEST_IN_NAMESPACE"
 
 
 def enter_namespace():
-    """Returns only inside the namespaces; skips where they are not allowed."""
+    """Returns only inside the namespaces; skips the test if they are not allowed."""
     if os.environ.get(INSIDE):
         return
     for tool in ("unshare", "nsenter", "ip"):
@@ -44,7 +44,7 @@ def address(host):
 
 
 def make_hosts(folder):
-    """Namespaces with eth0 on one bridge; the bridge's own address is that of the relay."""
+    """Makes namespaces with eth0 on one bridge; the relay uses the bridge's own address."""
     shell("ip link set lo up; ip link add br0 type bridge; ip addr add 10.77.0.254/24 dev br0; ip link set br0 up")
     for host in range(HOSTS):
         handle = folder / f"host{host}"
@@ -57,7 +57,7 @@ def make_hosts(folder):
 
 @contextlib.contextmanager
 def folder_of_hosts(prefix):
-    """A folder for a Cluster. Afterwards every process is ended and every namespace released."""
+    """Makes a folder for a Cluster. On exit, every process is ended and every namespace is removed."""
     with tempfile.TemporaryDirectory(prefix=prefix) as name:
         folder = pathlib.Path(name)
         try:
@@ -83,7 +83,7 @@ class Cluster:
                        env=environment(GLOO_SOCKET_IFNAME="eth0"))
 
     def elastic_agent(self, host, store, program, *options):
-        """One of those that come and go; the store is apart."""
+        """Starts an agent that may come and go; the store runs separately."""
         words = ["--nnodes", f"1:{HOSTS}", "--store", store, "--secret-file", str(self.secret)]
         words += ["--join-timeout", "20s", "--lost-after", "3s", *options, *program]
         return Process(["nsenter", f"--net={self.folder}/host{host}", lockstep(), "run", *words],
@@ -104,7 +104,7 @@ def finish_well(what, agents, *words):
 
 
 def expect_ends(what, agents, codes, words, since, at_most):
-    """Each agent that is left ends with its code and its words, and soon."""
+    """Expects that each remaining agent soon ends with its code and its words."""
     for agent, code, expected in zip(agents, codes, words):
         if code is None:
             continue
@@ -191,7 +191,7 @@ def relay_with_delay(cluster, folder):
 
 
 def go_on_without_hosts(cluster, folder):
-    """An agent is killed, a link is cut, a host comes back; the store is apart."""
+    """An agent is killed, a link is cut, a host comes back; the store runs separately."""
     at = f"10.77.0.254:{PORT + 2}"
     store = Process([lockstep(), "store", "--listen", at, "--secret-file", str(cluster.secret),
                      "--log", f"{folder}/store.log"])
@@ -223,7 +223,7 @@ def go_on_without_hosts(cluster, folder):
 
 
 def limit_rate():
-    """Slow links, where the kernel has the queue for it."""
+    """Slows the links, if the kernel has the queueing discipline."""
     done = subprocess.run("tc qdisc add dev out0 root tbf rate 200mbit burst 256k latency 100ms", shell=True,
                           capture_output=True, text=True)
     print("links of 200 Mbit/s" if done.returncode == 0 else f"links at full speed: {done.stderr.strip()}")

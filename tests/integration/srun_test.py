@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Ranks that srun started, on one node of a real Slurm whose daemons this script starts and ends.
 
-Everything lies in a scratch folder: munge's key and socket, the configuration, spool and logs. Nothing is installed.
+Everything is in a scratch folder: munge's key and socket, the configuration, spool and logs. Nothing is installed.
 """
 import contextlib
 import os
@@ -78,7 +78,7 @@ def start_slurm(folder):
     configuration = folder / "slurm.conf"
     configuration.write_text(CONFIGURATION.format(folder=folder, host=host, controller_port=free_port(),
                                                   node_port=free_port(), cpus=max(1, os.cpu_count())))
-    # No control groups; before Slurm 23 there must be some, though nothing is asked of them.
+    # No control groups; Slurm before 23 requires them to exist, although it does not use them.
     version = subprocess.run(["slurmd", "-V"], capture_output=True, text=True).stdout
     old = int(re.search(r"\d+", version)[0]) < 23
     (folder / "cgroup.conf").write_text(f"CgroupPlugin={'autodetect' if old else 'disabled'}\n")

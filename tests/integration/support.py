@@ -1,7 +1,7 @@
-"""What the integration tests share: programs of the build, commands with a limit, reasons to skip.
+"""Shared by the integration tests: programs of the build, commands with a time limit, reasons to skip.
 
-Each test is a script with the build folder as its argument. It prints what it has shown, ends with 0, or with 1 and
-what went wrong, or with 77 and the reason where this machine lacks what it needs.
+Each test is a script with the build folder as its argument. It prints its results and exits with 0; with 1 and the
+error; or with 77 and the reason if this host lacks a requirement.
 """
 import ctypes
 import os
@@ -30,7 +30,7 @@ def lockstep():
 
 
 def example(name):
-    """A program of examples/ as it was built; skips where the build has none."""
+    """Returns the path of a built program of examples/; skips if the build has none."""
     program = build_folder() / "examples" / name
     if not program.exists():
         skip(f"the build has no example {name}")
@@ -38,18 +38,18 @@ def example(name):
 
 
 def environment(**more):
-    """This process's environment without what a launcher around the test may have put there."""
+    """Returns this process's environment without variables of a launcher that runs the test."""
     launcher = re.compile("RANK$|WORLD_SIZE$|LOCKSTEP_|MASTER_|TORCHELASTIC_|OMPI_|PMIX?_|MPI_LOCAL|SLURM_")
-    mine = "LOCKSTEP_COMMITS"  # of a test that sets it
+    mine = "LOCKSTEP_COMMITS"  # set by a test
     kept = {name: value for name, value in os.environ.items() if name == mine or not launcher.search(name)}
     return kept | {"OMP_NUM_THREADS": "1", "LOCKSTEP_ARENA": "64MiB"} | more
 
 
 def why_no_world(launcher, world, env=None):
-    """Why `launcher` starts no world of two ranks, by the program mpi_world of its MPI; empty where it does.
+    """Returns why `launcher` cannot start a world of two ranks, by the program mpi_world of its MPI; empty if it can.
 
-    A package whose mpirun and library disagree about how ranks are numbered starts worlds of one rank: that is a
-    fault of the package, and nothing that needs several ranks can be shown with it.
+    If a package's mpirun and library disagree about how ranks are numbered, they start worlds of one rank. That is a
+    defect of the package, and nothing that needs several ranks can be tested with it.
     """
     done = subprocess.run([*launcher, "-n", "2", world], env=env, stdin=subprocess.DEVNULL, capture_output=True,
                           text=True, timeout=60)
@@ -63,7 +63,7 @@ def why_no_world(launcher, world, env=None):
 
 
 class Process:
-    """A command in a session of its own, with all its output in one text; ended with the test."""
+    """A command in its own session, with all its output in one text; ended with the test."""
 
     started = []
 
@@ -73,14 +73,14 @@ class Process:
         self.began = time.monotonic()
         self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                         stderr=subprocess.STDOUT, text=True, start_new_session=True, **options)
-        # Read at once: a launcher whose reader takes nothing slows its ranks, and drops lines in the end.
+        # Read at once: a launcher whose output is not read slows its ranks, and finally drops lines.
         self.lines = []
         self.reader = threading.Thread(target=lambda: self.lines.extend(self.process.stdout), daemon=True)
         self.reader.start()
         Process.started.append(self)
 
     def finish(self, seconds=60):
-        """Waits for its end. Returns its exit code, its output, and how long it took."""
+        """Waits for its end. Returns its exit code, its output, and its duration."""
         self.reader.join(seconds)
         if self.reader.is_alive():
             self.kill()
@@ -95,7 +95,8 @@ class Process:
 
 
 def adopt_orphans():
-    """What leaves its parents (daemons) becomes a child of this script, and so ends with it."""
+    """Adopts orphans: a process that leaves its parents (a daemon) becomes a child of this script, and ends with it.
+    """
     set_child_subreaper = 36
     ctypes.CDLL(None).prctl(set_child_subreaper, 1, 0, 0, 0)
 
@@ -105,7 +106,7 @@ def children():
         try:
             name_end = (text := stat.read_text()).rindex(") ")
         except OSError:
-            continue  # it has just ended
+            continue  # the process has just ended
         if int(text[name_end + 2:].split()[1]) == os.getpid():
             yield int(stat.parent.name)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs a test program that needs mpirun, or skips it where this mpirun starts no worlds of several ranks.
+"""Runs a test program that needs mpirun, or skips it if this mpirun cannot start worlds of several ranks.
 
     under_mpirun.py MPIRUN WORLD -n RANKS PROGRAM WORDS...    MPIRUN starts the ranks of PROGRAM
     under_mpirun.py MPIRUN WORLD PROGRAM WORDS...             PROGRAM calls MPIRUN itself

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What sums over ranks on several hosts send, by the counters of the hosts' network interfaces.
+"""The bytes that sums over ranks on several hosts send, by the counters of the hosts' network interfaces.
 
 The hosts are the namespaces of several_hosts_test.py; the ranks run tests/apps/programs/wire_bytes.cc.
 """
@@ -12,10 +12,10 @@ from support import Process, build_folder, environment, expect, expect_words, sh
 
 HOSTS = 4
 NUMBERS = 4_000_000  # 16 MB in float32
-HEADERS = 1.05  # of messages and packets
+HEADERS = 1.05  # for messages and packets
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 BLOCK = 1024  # numbers that share a scale in int8
-# Starts a command on a host that has a name of its own, as ssh would: "agent ADDRESS WORDS...".
+# Starts a command on a host that has its own name, as ssh would: "agent ADDRESS WORDS...".
 AGENT = """#!/bin/sh
 number=$((${1##*.} - 1))
 shift
@@ -32,7 +32,7 @@ def program(name="wire_bytes"):
 
 
 def measured(what, processes):
-    """{"all_reduce float32": bytes, ...}: of the host that sent most."""
+    """Returns {"all_reduce float32": bytes, ...} for the host that sent most."""
     together, seconds = "", 0
     for process in processes:
         code, output, seconds = process.finish(120)
@@ -47,14 +47,14 @@ def measured(what, processes):
 
 
 def measure(cluster, backend, ranks):
-    """`ranks`: how many each host has."""
+    """Measures; `ranks` is the number of ranks per host."""
     what = f"{backend}, hosts with {', '.join(map(str, ranks))} ranks"
     agents = cluster.agents(ranks, ["env", f"LOCKSTEP_BACKEND={backend}", program(), str(NUMBERS)])
     compare(what, measured(what, agents), ranks)
 
 
 def measure_mpi(folder, hosts):
-    """Open MPI over TCP."""
+    """Measures Open MPI over TCP."""
     launcher = shutil.which("mpirun.openmpi")
     if launcher is None or not (build_folder() / "lib/lockstep_mpi_openmpi.so").exists():
         return print("mpi is left out: no Open MPI, or there was none when this was built")
@@ -80,7 +80,9 @@ def expect_at_most(what, sent, way, formula):
 
 
 def compare(what, sent, ranks):
-    """Sixteen bits cost half of float32; all sums what docs/collectives.md says, int8 what diloco.h says."""
+    """Checks that sixteen bits cost half of float32, all sums cost what docs/collectives.md says, and int8 what
+    diloco.h says.
+    """
     for way in ("all_reduce", "reduce_scatter", "reduce"):
         for dtype in ("bfloat16", "float16"):
             share = sent[f"{way} {dtype}"] / sent[f"{way} float32"]
@@ -90,7 +92,7 @@ def compare(what, sent, ranks):
         expect_at_most(what, sent, f"all_reduce {dtype}", 2 * others * NUMBERS * size)
     expect_at_most(what, sent, "DiLoCo float32", 2 * others * NUMBERS * 4)
     copies = 2 * others
-    if len(set(ranks)) > 1:  # every rank sends for itself; then the hosts gather what their ranks have
+    if len(set(ranks)) > 1:  # every rank sends for itself; then the hosts gather the results of their ranks
         most, every = max(ranks), sum(ranks)
         copies = most * (every - most) / every + (len(ranks) - 1) * most / every
     expect_at_most(what, sent, "DiLoCo int8", copies * (NUMBERS + 4 * NUMBERS / BLOCK))

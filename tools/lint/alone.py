@@ -3,8 +3,8 @@
 
     alone.py BUILD
 
-BUILD, which is configured so (the preset `debug`), has compile_commands.json and its precompiled headers. No code is made:
-what a compiler has to say about a source it says before, and that takes less than half of the time.
+BUILD must be configured with the preset `debug`; it has compile_commands.json and its precompiled headers. No code is
+generated: all diagnostics come before code generation, and this takes less than half of the time.
 """
 import pathlib
 import subprocess
@@ -14,7 +14,7 @@ import units
 
 
 def without_output(command):
-    """The same command, but for the launcher (ccache) and what it writes."""
+    """Returns the command without the launcher (ccache) and without output files."""
     words = command[1:] if pathlib.Path(command[0]).name == "ccache" else list(command)
     words.remove("-c")
     place = words.index("-o")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the documents: every relative link resolves (also its #heading), and every file named in backticks exists."""
+"""Checks the documents: every relative link resolves (including its #heading), and every file in backticks exists."""
 import pathlib
 import re
 import subprocess
@@ -11,7 +11,7 @@ HEADING = re.compile(r"^#+\s+(.*?)\s*$", re.MULTILINE)
 
 
 def anchor(heading):
-    """The anchor that a Markdown renderer makes of a heading."""
+    """Returns the anchor that a Markdown renderer makes of a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 

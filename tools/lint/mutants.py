@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks the list of tools/mutants.py: each source is there, and what a mistake replaces stands in it exactly once."""
+"""Checks the list of tools/mutants.py: each source exists, and the text that a mistake replaces occurs exactly once.
+"""
 import collections
 import importlib.util
 import pathlib

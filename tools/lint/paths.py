@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """Counts the files that a reader opens to follow one call from its public function to the bytes.
 
-A path is a list of the functions and types that the call passes. The script looks for each definition, so a name that is
-gone or was renamed is an error, and a merged or divided file changes the count by itself. A definition in a source counts
-its header, too.
+A path is a list of the functions and types that the call passes. The script searches for each definition, so a name
+that was removed or renamed is an error, and the count follows when files are merged or split. A definition in a
+source also counts its header.
 """
 import pathlib
 import re
 import sys
 
-# Title, the files that it should have at most, the functions and the types.
+# Title, maximum number of files, functions and types.
 PATHS = [
     ("all_reduce of a float tensor of 64 KiB in the arena, shm", 35,
      ["comm/api/Group::all_reduce", "GroupState::post", "GroupState::post_to_backend", "Backend::check_process", "view_of", "dtype_of",
@@ -37,7 +37,7 @@ def found(sources, name, pattern):
     return files[0]
 
 
-# Functions are looked for in sources; "FOLDER/" before a name says where, if its name alone is not unique.
+# Functions are searched in sources; "FOLDER/" before a name restricts the search if the name alone is not unique.
 def file_of_function(sources, name):
     folder, _, short = name.rpartition("/")
     files = {path: text for path, text in sources.items() if path.suffix == ".cc" and folder in str(path)}

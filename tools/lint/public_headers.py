@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Checks the public headers: each is one that users include, and exports what it declares.
+"""Checks the public headers: users include each of them, and each exports its declarations.
 
-A header below include/ is reached from <lockstep/lockstep.h>, or a document or the README names it as an entry, or such a
-header includes it. It includes nothing private and nothing of the libraries that only our sources use, so that a program
-needs LibTorch and nothing else; and its declarations stand between the two pragmas that make them visible outside
-liblockstep.so.
+A header below include/ must be reachable: <lockstep/lockstep.h> includes it, directly or not, or a document or the
+README names it as an entry. It must not include private headers or headers of libraries that only our sources use, so
+that a program needs nothing but LibTorch. Its declarations must be between the two pragmas that make them visible
+outside liblockstep.so.
 """
 import pathlib
 import re

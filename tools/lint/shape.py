@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the shape of the sources: line width, file length, a first line that says what a header is for, test names."""
+"""Checks the shape of the sources: line width, file length, the header comment, trailing blanks."""
 import pathlib
 import sys
 
@@ -20,7 +20,7 @@ def problems_of(path, root):
         yield f"{name}: {len(lines)} lines, at most {LINES}"
     if path.suffix == ".h" and not lines[0].startswith("//"):
         yield f"{name}: a header begins with what it is for"
-    compiled_again = "HWY_NAMESPACE" in path.read_text()  # Highway includes it once for each instruction set
+    compiled_again = "HWY_NAMESPACE" in path.read_text()  # Highway includes it once per instruction set
     if path.suffix == ".h" and "#pragma once" not in lines and not compiled_again:
         yield f"{name}: no #pragma once"
 

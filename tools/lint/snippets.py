@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Checks that the documents show code that runs: every C++ block in them stands, line for line, in a file under examples/
-or in the user's program of the integration tests.
+"""Checks that the code in documents runs: every C++ block is, line for line, part of a file under examples/ or of the
+user's program of the integration tests.
 
-A block may leave out the indentation that all of its lines share. Examples and that program are built and run as tests.
+A block may omit the indentation that all of its lines share. Examples and that program are built and run as tests.
 """
 import pathlib
 import re
@@ -17,7 +17,7 @@ def normalised(text):
 
 
 def stands_in(block, source):
-    """True when the lines of `block` are consecutive lines of `source`, at any common indentation."""
+    """Returns True if the lines of `block` are consecutive lines of `source`, at any common indentation."""
     wanted, lines = normalised(block).split("\n"), source.split("\n")
     for start in range(len(lines) - len(wanted) + 1):
         if normalised("\n".join(lines[start:start + len(wanted)])) == "\n".join(wanted):

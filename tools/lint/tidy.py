@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""clang-tidy over the sources of the library and of the programs.
+"""Runs clang-tidy over the sources of the library and of the programs.
 
     tidy.py CLANG-TIDY BUILD                 all of them, in the batches in which the preset `tidy` compiles them
     tidy.py CLANG-TIDY BUILD SOURCE...       these, as BUILD compiles each by itself
 
-BUILD has compile_commands.json and the precompiled header. A batch costs about as much time as one source, most of which
-is LibTorch's headers.
+BUILD has compile_commands.json and the precompiled header. A batch takes about as long as one source, because most of
+the time is spent on LibTorch's headers.
 """
 import pathlib
 import subprocess
@@ -13,9 +13,9 @@ import sys
 
 import units
 
-# Folders of the build tree that hold what is not checked.
+# Folders of the build tree whose files are not checked.
 UNCHECKED = ("tests", "bench", "examples", "headers_alone")
-CHECKS = "--checks=-bugprone-suspicious-include"   # of a .cc file: that is what a batch is
+CHECKS = "--checks=-bugprone-suspicious-include"   # a batch includes .cc files
 
 
 def is_checked(path, build):

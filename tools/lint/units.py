@@ -1,7 +1,7 @@
-"""What tidy.py and alone.py share: translation units of a build, each looked at once until something that it depends on changes.
+"""Shared by tidy.py and alone.py: checks each translation unit of a build once until one of its dependencies changes.
 
-What passes leaves a stamp in the folder of the build. A unit is looked at again when the tool, its settings, its command, its
-source or a header of ours that it includes has changed. So a run that was interrupted goes on where it was.
+A unit that passes leaves a stamp in the build folder. It is checked again if the tool, its settings, its command, its
+source or an included header of ours has changed. So an interrupted run continues where it stopped.
 """
 import concurrent.futures
 import functools
@@ -14,18 +14,18 @@ import shlex
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 INCLUDE = re.compile(rb'^\s*#\s*include\s*([<"])([^">]+)[">]', re.MULTILINE)
-FOLDERS = [ROOT / "include", ROOT / "src", ROOT / "tests", ROOT / "bench"]   # where includes are looked for
+FOLDERS = [ROOT / "include", ROOT / "src", ROOT / "tests", ROOT / "bench"]   # folders to search for includes
 
 
 def commands_of(build):
-    """How BUILD compiles each of its units: {path: list of words}."""
+    """Returns the compile command of each unit of BUILD: {path: list of words}."""
     commands = json.loads((build / "compile_commands.json").read_text())
     return {pathlib.Path(one["file"]): shlex.split(one["command"]) for one in commands}
 
 
 @functools.cache
 def included_by(path):
-    """The files of ours that `path` includes itself."""
+    """Returns our files that `path` includes directly."""
     found = []
     for kind, name in INCLUDE.findall(path.read_bytes()):
         near = [path.parent] if kind == b'"' else []
@@ -40,7 +40,7 @@ def digest(path):
 
 
 def fingerprint(settings, source, command):
-    """Of all that the result depends on, but for LibTorch and the system."""
+    """Returns a fingerprint of everything that the result depends on, except LibTorch and the system."""
     forced = [pathlib.Path(word) for word in command if word.endswith("cmake_pch.hxx")]
     seen, left = set(), [source, *forced]
     while left:
@@ -55,7 +55,7 @@ def fingerprint(settings, source, command):
 
 
 def look_at(name, build, commands, settings, check):
-    """Prints what `check(source, command)` finds, as (exit code, text). Returns an exit code."""
+    """Runs `check(source, command)`, which returns (exit code, text), and prints the text. Returns an exit code."""
     stamps = build / "stamps" / name
     stamps.mkdir(parents=True, exist_ok=True)
 

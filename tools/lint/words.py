@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Checks the words: no private noun in the place of one that docs/glossary.md gives, and what of our English a machine can check.
+"""Checks the wording: no private noun instead of a term of docs/glossary.md, and style rules that a machine can
+check.
 
-It reads comments, identifiers and texts of include/, src/ and examples/, the documents but for decisions, the manual, and the
-programs of bench/. A line that needs a word all the same says so behind it: "words: allowed" in a comment.
+Reads comments, identifiers and texts of include/, src/ and examples/, the documents except decisions, the manual, and
+the programs of bench/. A line that needs such a word says so at its end: "words: allowed" in a comment.
 """
 import fnmatch
 import pathlib
@@ -15,7 +16,7 @@ LEFT_OUT = ("docs/decisions/*",)
 ALLOWED = "words: allowed"
 
 CODE = ("include/*", "src/*", "examples/*", "docs/*", "README.md", "CONTRIBUTING.md")
-# (what it finds, what to write, where to look, where it has another meaning)
+# (pattern, the word to write, where to look, exceptions)
 NOUNS = [
     (r"(?i)roster", "nodes of the run", CODE, ()),
     (r"(?i)(?<![a-z])verdict", "result of the run (RunResult)", CODE, ()),
@@ -50,7 +51,7 @@ ENGLISH = [
 ]
 RULES = [(re.compile(found), wanted, where, but) for found, wanted, where, but in NOUNS + ENGLISH]
 
-# The alias of the namespace: headers write lockstep::, and a page or program that writes ls:: shows where it comes from.
+# The alias of the namespace: headers write lockstep::, and a page or program that writes ls:: must declare the alias.
 ALIAS, USE = "namespace ls = lockstep;", re.compile(r"(?<![\w:])ls::")
 
 
