@@ -1,6 +1,6 @@
-# Runs one example, first making what its arguments name: @MNIST@, files of MNIST's format and sizes with patterns in them,
-# and @TENTH_OF_MNIST@, the same with fewer images (LibTorch's own reader takes no fewer than all); @NEW_FOLDER@ is a folder
-# that is not there. With AGAIN the example is then run once more, and its output is like that.
+# Runs one example. First makes the files in its arguments: @MNIST@ are files with patterns in MNIST's format and sizes,
+# @TENTH_OF_MNIST@ has fewer images (LibTorch's own reader needs all of them), and @NEW_FOLDER@ is a folder that does not
+# exist. With AGAIN, runs the example once more and compares its output with AGAIN.
 macro(make_mnist word folder)
   if(ARGUMENTS MATCHES "@${word}@")
     if(NOT EXISTS "${folder}/made")

@@ -1,7 +1,7 @@
 # Sourced by ./dev: configure and build a preset.
 
 export CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
-export CCACHE_DEPEND=1   # no run of the preprocessor before each compilation
+export CCACHE_DEPEND=1   # skips the preprocessor run before each compilation
 
 default_compiler() {
   local version
@@ -11,7 +11,7 @@ default_compiler() {
   echo g++
 }
 
-# A folder that another compiler or other presets have made is made anew.
+# A folder that was configured with another compiler or other presets is recreated.
 configure_preset() {
   local preset="$1"
   local compiler="${compiler:-$(default_compiler)}" folder="build/$preset" made_with

@@ -1,30 +1,30 @@
 # Sourced by ./dev: tests, layout, lint, soak.
 
-# What the sanitizers are told wherever they run. Some tests fork ranks beside a server's threads, and the children start
-# threads of their own, which ThreadSanitizer refuses unless told otherwise; and it waits a second for threads that run at
-# an exit, of which a twentieth is enough.
+# Options of the sanitizers. Some tests fork ranks while a server's threads run, and the children start their own threads,
+# which ThreadSanitizer refuses by default. At exit, ThreadSanitizer waits a second for running threads by default; a
+# twentieth of that is enough.
 export ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1
 export TSAN_OPTIONS=halt_on_error=1:die_after_fork=0:atexit_sleep_ms=50
 
-# Test programs that only `./dev test --all` and a soak repeat under a sanitizer, so that CI stays below an hour on two
-# cores. LibTorch is not instrumented: what happens inside it is not seen.
+# Test programs that run under a sanitizer only in `./dev test --all` and in a soak, so that CI stays below an hour on two
+# cores. LibTorch is not instrumented, so errors inside it are not detected.
 rarely_asan=(global optim models parallel checkpoint elastic hub train)
 rarely_tsan=(comm global mesh dispatch module optim models parallel checkpoint elastic hub train)
 
-# What a soak repeats of the release preset: what depends on time or on failures.
+# Tests of the release preset that a soak repeats: those that depend on time or on failures.
 soaked_tests=(sys store rank_env launch layout plan comm_core shm comm optim data parallel checkpoint elastic train apps
   integration_several_hosts integration_elastic_failures)
 
-# Words as one regular expression.
+# Prints one regular expression that matches any of the words.
 one_of() { local IFS='|'; echo "^($*)\$"; }
 
-# The test programs of a configured preset but for those named; all of `device` is skipped where no GPU is.
+# Prints the test programs of a configured preset except the named ones; without a GPU, all of `device` is skipped.
 test_programs() {
   local preset="$1"; shift
   ninja -C "build/$preset" -t targets all | sed -nE 's|^tests/([a-z_]+)_test: CXX_EXECUTABLE.*|\1|p' | grep -vxE "device$(printf '|%s' "$@")"
 }
 
-# build_sanitized PRESET [TEST...]: all test programs but these. Leaves their names in `sanitized`.
+# build_sanitized PRESET [TEST...]: builds all test programs except these. Leaves their names in `sanitized`.
 build_sanitized() {
   configure_preset "$1"
   mapfile -t sanitized < <(test_programs "$@")
@@ -56,7 +56,7 @@ run_tests() {
 
 sources() { git ls-files --cached --others --exclude-standard -- '*.h' '*.cc'; }
 
-# clang-format or clang-tidy of the version that the project is checked with, installed when it is first needed.
+# clang-format or clang-tidy of the version that checks this project; installed at first use.
 clang_tool() {
   local version; version="$(clang_package | sed 's/clang//')"
   command -v "$1$version" >/dev/null || apt_install "$1$version" >&2 || fail "no $1$version here: apt-get install $1$version"
@@ -72,13 +72,13 @@ format_sources() {
   fi
 }
 
-# The sources that differ from the main branch, committed or not.
+# Prints the sources that differ from the main branch, committed or not.
 changed_sources() {
   local base; base="$(git merge-base HEAD main 2>/dev/null || git merge-base HEAD origin/main 2>/dev/null || git rev-parse HEAD)"
   { git diff --name-only --diff-filter=d "$base" -- 'src/*.cc'; git ls-files --others --exclude-standard -- 'src/*.cc'; } | sort -u
 }
 
-# What units of a preset are compiled with; nothing of it is linked.
+# Builds the prerequisites for compiling units of a preset; links nothing.
 build_precompiled_headers() {
   configure_preset "$1"
   local headers; mapfile -t headers < <(ninja -C "build/$1" -t targets all | sed -nE 's/^(.*cmake_pch\.hxx\.(pch|gch)): .*/\1/p')
@@ -105,18 +105,18 @@ lint_sources() {
   return $status
 }
 
-# That tests can fail: tools/mutants.py says how.
+# Shows that tests can fail; see tools/mutants.py.
 mutants() {
   ensure_ready
   configure_preset release
   python3 tools/mutants.py build/release "$@"
 }
 
-# Every loop of random rounds (FuzzRounds in tests/support/fuzz.h) at its full length: LOCKSTEP_FUZZ rounds, 100,000 by
-# default, of which slow ones do a share.
+# Runs every loop of random rounds (FuzzRounds in tests/support/fuzz.h) at full length: LOCKSTEP_FUZZ rounds, 100,000 by
+# default; slow loops run a fraction of that.
 fuzz() {
   local rounds="${LOCKSTEP_FUZZ:-100000}" preset program log
-  local TMPDIR="${TMPDIR:-/dev/shm}"   # files that live for one round need no disk
+  local TMPDIR="${TMPDIR:-/dev/shm}"   # files of a single round need no disk
   export TMPDIR
   for preset in asan release; do
     log="build/$preset/fuzz.log"
@@ -128,7 +128,7 @@ fuzz() {
   done
 }
 
-# Every injected failure 100 times (LOCKSTEP_INJECTIONS), with the counts of what was named rightly and how soon.
+# Runs every injected failure 100 times (LOCKSTEP_INJECTIONS); prints how often the cause was named correctly, and how soon.
 inject() {
   local log=build/release/injections.log status=0
   LOCKSTEP_INJECTIONS="${LOCKSTEP_INJECTIONS:-100}" LOCKSTEP_TEST_SECONDS=3600 \
@@ -137,14 +137,14 @@ inject() {
   if [ "$status" -ne 0 ]; then fail "see $log"; fi
 }
 
-# All ranks killed while they save, LOCKSTEP_KILLS times (10,000): the newest checkpoint is always one that was saved.
+# Kills all ranks while they save, LOCKSTEP_KILLS times (10,000): the newest checkpoint must always be a complete one.
 kills() {
   local log=build/release/kills.log
   LOCKSTEP_KILLS="${LOCKSTEP_KILLS:-10000}" LOCKSTEP_TEST_SECONDS=14400 \
     build/release/tests/checkpoint_test --gtest_filter='KilledWhileSaving.*' >"$log" 2>&1 || fail "see $log"
 }
 
-# A random rank of an elastic training killed every 2 s, LOCKSTEP_ELASTIC_KILLS times (1,000): the same bytes in the end.
+# Kills a random rank of an elastic training every 2 s, LOCKSTEP_ELASTIC_KILLS times (1,000): the result must not change.
 elastic_kills() {
   local log=build/release/elastic_kills.log
   LOCKSTEP_ELASTIC_KILLS="${LOCKSTEP_ELASTIC_KILLS:-1000}" LOCKSTEP_ELASTIC_PAUSE=2 \
@@ -152,7 +152,7 @@ elastic_kills() {
   cat "$log"
 }
 
-# Repeats what depends on time and on failures; a defect that shows once in a hundred runs shows here.
+# Repeats tests that depend on time and on failures, to find defects that show once in a hundred runs.
 soak() {
   local minutes="${1:-10}"
   ensure_ready
@@ -165,7 +165,7 @@ soak() {
   inject
   kills
   elastic_kills
-  unset LOCKSTEP_FUZZ LOCKSTEP_INJECTIONS LOCKSTEP_KILLS LOCKSTEP_ELASTIC_KILLS  # a round of ctest has its own, short numbers
+  unset LOCKSTEP_FUZZ LOCKSTEP_INJECTIONS LOCKSTEP_KILLS LOCKSTEP_ELASTIC_KILLS  # ctest uses its own, smaller numbers
   python3 tools/run_tests.py soak "$minutes" "release=$(one_of "${soaked_tests[@]}")" "asan=$asan" \
     "tsan=$(one_of "${sanitized[@]}")"
 }

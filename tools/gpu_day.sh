@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# What to run where there is a GPU: the device tests in shards, and a GPT's step beside PyTorch's and on ranks that share
-# the GPU. Prints what docs/gpu.md shows. Nothing is built or installed.
+# Runs all checks that need a GPU: the device tests in shards, and a GPT's step compared with PyTorch's, also on ranks that
+# share the GPU. Prints the tables of docs/gpu.md. Builds and installs nothing.
 #
-#   ninja -C BUILD device_test gpt_step lockstep_command      where that is possible
-#   tools/gpu_day.sh BUILD OUT [SHARDS]                       where the GPU is; logs go to OUT
+#   ninja -C BUILD device_test gpt_step lockstep_command      on any host that can build
+#   tools/gpu_day.sh BUILD OUT [SHARDS]                       on the host with the GPU; logs go to OUT
 #
 # Exits with 1 if a case, a shard or a step failed. PYTHON (python3) must have the torch that BUILD was made with; its libraries are found through it.
 set -euo pipefail

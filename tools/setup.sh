@@ -1,4 +1,4 @@
-# Sourced by ./dev: finds or installs what a build needs. Nothing here runs twice once it has succeeded.
+# Sourced by ./dev: finds or installs the dependencies of a build. A step that has succeeded does not run again.
 
 torch_version=2.13.0
 torch_cpu_index=https://download.pytorch.org/whl/cpu   # PyTorch's own public index
@@ -7,12 +7,12 @@ apt_packages=(
   g++ lld cmake ninja-build ccache pkg-config
   libfmt-dev libspdlog-dev nlohmann-json3-dev libtomlplusplus-dev libsodium-dev libhwy-dev libpcre2-dev zlib1g-dev
   libgtest-dev libbenchmark-dev python3-venv)
-# Gloo's headers, and both MPIs; without them those engines are left out.
+# Gloo's headers, and both MPIs; without them, these backends are not built.
 apt_optional=(libgloo-dev openmpi-bin libopenmpi-dev mpich libmpich-dev)
 
 fail() { echo "dev: $*" >&2; exit 1; }
 
-# The newest clang that this release of the distribution offers, 16 first: it is what the project is checked with.
+# The newest clang of this release of the distribution, but 16 if available, because the project is checked with it.
 clang_package() {
   local version
   for version in 16 18 17 15; do
@@ -71,7 +71,7 @@ install_packages() {
   fi
 }
 
-# The LibTorch folder that a given Python holds, if its version is one that Lockstep is built against.
+# Prints the LibTorch folder of a given Python, if Lockstep supports its version.
 torch_of_python() {
   "$1" - <<'PY' 2>/dev/null
 import importlib.util, pathlib, re, sys
@@ -86,7 +86,7 @@ print(folder)
 PY
 }
 
-# A LibTorch that the caller's environment already offers, if any.
+# Prints the LibTorch in the caller's environment, if any.
 offered_libtorch() {
   local folder
   for folder in "${LibTorch_ROOT:-}" ${Torch_DIR:+"$Torch_DIR/../../.."} ${CMAKE_PREFIX_PATH:+${CMAKE_PREFIX_PATH//:/ }}; do
@@ -107,7 +107,7 @@ offered_libtorch() {
 
 libtorch_folder() { cat .cache/libtorch; }
 
-# The Python whose torch is the tests' oracle; empty when there is none (those tests then say that they are skipped).
+# Prints the Python whose torch is the tests' oracle; empty if there is none (these tests are then skipped).
 oracle_python() {
   local python
   for python in .venv/bin/python ${VIRTUAL_ENV:+"$VIRTUAL_ENV/bin/python"} python3; do
@@ -143,7 +143,7 @@ ensure_libtorch() {
   echo "$folder" >.cache/libtorch
 }
 
-# Everything that a build needs, or an exit with the line to run. A stamp makes the second call free.
+# Installs everything that a build needs, or exits with the command to run. A stamp makes the second call free.
 ensure_ready() {
   mkdir -p .cache
   local stamp; stamp="$(cat tools/setup.sh | cksum | cut -d' ' -f1)"

@@ -1,8 +1,8 @@
 /* MPI's collectives: one rank of `./dev bench collectives`, started by mpirun.
  *
- * Reads FOLDER/in.RANK and writes FOLDER/out.RANK: it says {"ready": true, "library": ...}, and then answers
+ * Reads FOLDER/in.RANK and writes FOLDER/out.RANK: first {"ready": true, "library": ...}, then answers to
  *
- *   check OP BYTES MEMORY            makes the tensors and compares what one call leaves with what it must leave
+ *   check OP BYTES MEMORY            creates the tensors and compares the result of one call with the expected one
  *   run OP BYTES MEMORY UNCOUNTED N  {"ns": [...]}: nanoseconds of each of N calls
  *
  * Between lines it is blocked in a read, where MPI does not spin. */
@@ -17,7 +17,7 @@ static const char* const names[OPS] = {"all_reduce", "all_gather", "reduce_scatt
                                        "reduce",     "gather",     "scatter",        "barrier"};
 
 static int rank, ranks;
-static float *whole, *other; /* `other` holds a part, or as much as `whole` */
+static float *whole, *other; /* `other` has the size of a part, or of `whole` */
 
 static void give_up(const char* what) {
   fprintf(stderr, "mpi_collectives: rank %d: %s\n", rank, what);
@@ -31,10 +31,10 @@ static enum op op_named(const char* name) {
   return OPS;
 }
 
-/* One rank may return before the others have begun: a barrier stands before each call. */
+/* One rank may return before the others have begun, so a barrier precedes each call. */
 static int is_rooted(enum op op) { return op == BROADCAST || op == REDUCE || op == GATHER || op == SCATTER; }
 
-/* As LibTorch's own allocator aligns. */
+/* Aligned like LibTorch's allocator. */
 static float* make(size_t count) {
   void* memory = NULL;
   if (posix_memalign(&memory, 64, count * sizeof(float) + 64) != 0) give_up("no memory");
@@ -91,7 +91,7 @@ static void take_turn(enum op op, long bytes, int uncounted, int calls, FILE* ou
   free(times);
 }
 
-/* The values of src/apps/bench/collectives/values.cc: another one for each rank and position. */
+/* The values of src/apps/bench/collectives/values.cc, which differ by rank and position. */
 enum { PERIOD = 4093, RANK_STEP = 4096 };
 
 static float input_value(int of_rank, long position) { return (float)(position % PERIOD + RANK_STEP * of_rank); }
@@ -114,7 +114,7 @@ static float output_value(enum op op, long position, long part) {
   }
 }
 
-/* `whole` holds the input but where a part of it is gathered; the output is the other one, or the same. */
+/* The input is `whole`, except in operations that gather parts. The output is the other tensor, or the same one. */
 static void check(enum op op, long count) {
   long part = count / ranks;
   int gathers = op == ALL_GATHER || op == GATHER;

@@ -1,4 +1,4 @@
-/* LD_PRELOAD: the clock of the day jumps by an hour, forwards and backwards, several times a second. */
+/* LD_PRELOAD: the wall clock jumps by an hour, forwards and backwards, several times a second. */
 #define _GNU_SOURCE
 #include <stddef.h>
 #include <sys/syscall.h>
