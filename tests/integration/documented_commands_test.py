@@ -17,6 +17,7 @@ import signal
 import struct
 import sys
 import tempfile
+import textwrap
 import time
 
 from support import Process, adopt_orphans, end_all, environment, example, expect, lockstep, run, shown
@@ -75,7 +76,8 @@ def commands_of(document):
     for number, line in enumerate(document.read_text().splitlines(), 1):
         if fence := re.match(r"\s*```(\w*)", line):
             if block is not None:
-                found += commands_of_block(language, number - len(block), block)
+                lines = textwrap.dedent("\n".join(block)).split("\n")
+                found += commands_of_block(language, number - len(block), lines)
             block, language = ([], fence[1]) if block is None else (None, "")
         elif block is not None:
             block.append(line)
