@@ -1,4 +1,4 @@
-// Tensors after an error: they may be used again at once, in a group that lives.
+// Tensors after an error: they can be reused at once, in a group that is still usable.
 #include "support/torch/ranks.h"
 
 #include <lockstep/base/error.h>
@@ -22,8 +22,8 @@ using namespace std::chrono_literals;
 constexpr std::int64_t elements = 5 << 20;
 constexpr std::array<int, 2> both{0, 1};
 
-// Rank 1 is stopped while both are in the collective. Rank 0 gives the tensor new values after its
-// error and sums it in the spare group, where rank 1 comes as soon as it goes on.
+// Rank 1 is stopped while both ranks are in the collective. After its error, rank 0 overwrites the
+// tensor and sums it in the spare group; rank 1 joins that sum as soon as it continues.
 void stop_and_go_on(Group world, const at::Tensor& tensor, std::chrono::microseconds delay,
                     const std::function<Work(Group&, const at::Tensor&)>& call, Store& store) {
   Group spare = *world.subset(both);
@@ -45,7 +45,7 @@ void stop_and_go_on(Group world, const at::Tensor& tensor, std::chrono::microsec
   tensor.fill_(1);
   if (world.rank() == 0) {
     auto pid = std::stoi(store.get("pid", Deadline::after(10s)));
-    std::this_thread::sleep_for(100ms);  // rank 1 is stopped by now, if only after its call
+    std::this_thread::sleep_for(100ms);  // rank 1 is stopped by now, in or right after its call
     kill(pid, SIGCONT);
   }
   spare.all_reduce(tensor).wait();

@@ -1,4 +1,4 @@
-// Tensors in arenas, for their tests.
+// Helpers for the tests of tensors in arenas.
 #pragma once
 
 #include "comm/engines/shm/tensor_allocator.h"
@@ -22,7 +22,7 @@ inline at::Tensor bytes_tensor(std::size_t bytes) {
   return at::empty({static_cast<std::int64_t>(bytes)}, at::kByte);
 }
 
-// In a process that ends with it.
+// Runs `body` in a process of its own.
 template <typename Body>
 void alone(Body&& body) {
   expect_ranks(1, [&](int) { body(); });

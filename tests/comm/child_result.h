@@ -1,4 +1,4 @@
-// What a forked child of a test does, and what it writes to standard error.
+// Runs a function in a forked child; returns how the child ended and its standard error.
 #pragma once
 
 #include <gtest/gtest.h>

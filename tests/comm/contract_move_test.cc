@@ -1,4 +1,4 @@
-// The contract of the operations that only move values, on every engine.
+// The contract of the operations that only move values, on every backend.
 #include "support/torch/engine_test.h"
 #include "support/torch/values.h"
 
@@ -101,7 +101,7 @@ TEST_P(MoveContract, AllToAll) {
 
 TEST_P(MoveContract, UnevenAllToAll) {
   run([&](Group group) {
-    // What `from` sends to `to`; nothing in many places.
+    // The number of elements that `from` sends to `to`, often zero.
     auto count = [](int from, int to) -> std::int64_t { return (from * 7 + to * 3) % 4 * 11; };
     Counts in;
     Counts out;

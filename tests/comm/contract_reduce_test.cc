@@ -1,5 +1,5 @@
-// The contract of the reducing operations, on every engine: every dtype, every Op, odd lengths and
-// none.
+// The contract of the reducing operations, on every backend: every dtype, every Op, odd and empty
+// lengths.
 #include "support/torch/engine_test.h"
 #include "support/torch/values.h"
 
@@ -25,10 +25,10 @@ class ReduceContract : public test::EngineTest {
                        << expected << "\nfound\n"
                        << found;
   }
-  // Half precision is combined in float in the order of the tree and rounded once. Hierarchical
-  // groups round each host's result, too. There are at most three hosts: with the rounding of the
-  // result and that of `expected` five, each of something that is no larger than the same reduction
-  // without signs.
+  // Half precision is combined in float in tree order and rounded once. Hierarchical groups also
+  // round the result of each host. With at most three hosts, the rounding of the result and that of
+  // `expected`, there are five roundings. Each rounded value is at most the same reduction of the
+  // absolute values.
   void expect_half(const at::Tensor& found, std::int64_t begin, std::int64_t length, Op op) const {
     std::vector<at::Tensor> inputs, sizes;
     for (int rank = 0; rank < size(); ++rank) {
@@ -47,7 +47,8 @@ class ReduceContract : public test::EngineTest {
     }
     EXPECT_TRUE(right) << name_of(op) << " of " << length << " " << found.scalar_type();
   }
-  // Every pair, or on an engine that composes most of them a few of each kind.
+  // Returns true for every defined pair; for backends that compose most pairs, for a few of each
+  // kind.
   [[nodiscard]] bool is_chosen(Op op, at::ScalarType dtype) const {
     return test::is_defined(op, dtype) && (is_exact() || op == Op::sum || dtype == at::kFloat ||
                                            dtype == at::kInt || dtype == at::kBool);
@@ -208,7 +209,8 @@ TEST_P(ReduceContract, ReduceScatterIntoItsOwnPart) {
   });
 }
 
-// Lengths on both sides of those from which tensors go in parts, and parts of unequal length.
+// Lengths below and above the limit from which tensors are sent in parts, and parts of unequal
+// length.
 constexpr std::int64_t half_lengths[] = {0, 1, 2, 3, 8192, 8193, 20011};
 
 TEST_P(ReduceContract, AllReduceOfHalfPrecision) {
@@ -224,7 +226,7 @@ TEST_P(ReduceContract, AllReduceOfHalfPrecision) {
     for (auto dtype : {at::kBFloat16, at::kHalf})
       for (auto op : {Op::sum, Op::average, Op::product, Op::max})
         for (auto length : half_lengths) check(dtype, op, length);
-    check(at::kBFloat16, Op::sum, 70001);  // in parts for two ranks, too
+    check(at::kBFloat16, Op::sum, 70001);  // long enough to be sent in parts with two ranks, too
   });
 }
 
@@ -248,7 +250,7 @@ TEST_P(ReduceContract, ReduceAndReduceScatterOfHalfPrecision) {
   });
 }
 
-// A sum of the ranks' values, or of one host's, would be infinite.
+// The sum of all ranks' values, or of one host's values, would overflow to infinity.
 TEST_P(ReduceContract, AnAverageOfHalfPrecisionStaysInItsRange) {
   run([&](Group group) {
     for (std::int64_t length : {3, 20011}) {

@@ -1,5 +1,5 @@
-// Tensors of one element or none, whose strides say nothing: LibTorch calls them contiguous, and so
-// does every engine.
+// Tensors of at most one element have meaningless strides: LibTorch calls them contiguous, and so
+// does every backend.
 #include "support/torch/engine_test.h"
 #include "support/torch/late_device.h"
 #include "support/torch/staged_ranks.h"
@@ -16,9 +16,9 @@ namespace {
 constexpr at::ScalarType dtypes[] = {at::kFloat, at::kDouble,        at::kHalf, at::kBFloat16,
                                      at::kByte,  at::kComplexDouble, at::kLong, at::kShort};
 
-constexpr int before = 40;  // what lies around the element
+constexpr int before = 40;  // the value of the elements around the one under test
 
-// One element in the middle of others.
+// One element in the middle of other elements.
 struct Lone {
   Lone(at::ScalarType dtype, int value) : all(at::full({2, 3}, before, dtype)) {
     tensor = all.select(1, 1).narrow(0, 1, 1);
@@ -37,7 +37,7 @@ struct Lone {
   at::Tensor tensor;
 };
 
-// No element, with a stride.
+// An empty tensor with a nontrivial stride.
 at::Tensor nothing(at::ScalarType dtype) {
   auto tensor = at::zeros({4, 3}, dtype).narrow(0, 2, 0).select(1, 1);
   EXPECT_EQ(tensor.stride(0), 3);
@@ -102,7 +102,7 @@ TEST_P(StrideContract, OneElementIsExchanged) {
     for (auto dtype : dtypes) {
       Lone sent(dtype, group.rank() + 1);
       Lone received(dtype, 0);
-      // To the next rank one element, to the others none.
+      // One element goes to the next rank, none to the other ranks.
       std::vector<std::int64_t> to(static_cast<std::size_t>(size), 0);
       auto from = to;
       to[static_cast<std::size_t>(next)] = from[static_cast<std::size_t>(previous)] = 1;
@@ -144,7 +144,8 @@ TEST_P(StrideContract, NoElementIsNoError) {
 INSTANTIATE_TEST_SUITE_P(Engines, StrideContract, test::every_engine({1, 2, 3, 4}),
                          test::engine_test_name);
 
-// The second operation is inside of what the first one has not brought back.
+// The second operation uses part of the memory into which the first result has not been copied
+// back.
 TEST(StrideContractOfStaging, OneElementIsReduced) {
   test::run_staged(2, [](Group group) {
     auto all = test::on_late_device(at::full({2, 3}, group.rank() + 1.0F));

@@ -1,5 +1,5 @@
-// Ranks where an old kernel or a container refuses a system call: they do without it, or each says
-// in one line, soon, what was refused.
+// An old kernel or a container may refuse a system call. Ranks then work without it, or each
+// reports soon, in one line, which call was refused.
 #include <lockstep/base/error.h>
 #include <lockstep/store/file_store.h>
 
@@ -32,7 +32,7 @@ using test::DeniedCall;
 namespace {
 
 void exchange_something(Group& group) {
-  auto large = at::ones({100'000});  // made before the group, too: ordinary memory
+  auto large = at::ones({100'000});
   group.all_reduce(large).wait();
   EXPECT_EQ(large[99'999].item<float>(), 2);
   auto shared = group.empty_shared({3});
@@ -47,7 +47,7 @@ void exchange_something(Group& group) {
   group.barrier().wait();
 }
 
-// Two ranks that are both refused the call.
+// Runs two ranks that are both refused the call.
 void expect_a_way_or_a_line(const std::string& backend, const DeniedCall& call) {
   SCOPED_TRACE(backend + ", " + call.text());
   const test::TemporaryFolder folder;
@@ -81,7 +81,7 @@ void expect_a_way_or_a_line(const std::string& backend, const std::vector<Denied
     if (!is_of_the_sanitizer(call)) expect_a_way_or_a_line(backend, call);
 }
 
-// Calls that spare copies and time.
+// These calls only save copies and time.
 const std::vector<DeniedCall> dispensable{{"pidfd_open", SYS_pidfd_open, 0},
                                           {"pidfd_send_signal", SYS_pidfd_send_signal, 0},
                                           {"fallocate", SYS_fallocate, 0},
@@ -93,7 +93,7 @@ const std::vector<DeniedCall> dispensable{{"pidfd_open", SYS_pidfd_open, 0},
                                           {"mlock", SYS_mlock, 0},
                                           {"getrandom", SYS_getrandom, 0},
                                           {"prctl", SYS_prctl, 0}};
-// Calls that nothing else does.
+// These calls have no substitute.
 const std::vector<DeniedCall> needed{
     {"memfd_create", SYS_memfd_create, 0}, {"eventfd2", SYS_eventfd2, 0},
     {"ftruncate", SYS_ftruncate, 0},       {"socket", SYS_socket, 0},

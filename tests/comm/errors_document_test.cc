@@ -1,6 +1,6 @@
-// docs/errors.md shows the sentences that ranks are really told: each is produced here, and each of
-// its clauses must stand there, but for what differs from run to run: which rank did it, which
-// others wait, in which call with which number, and where that stands in the source.
+// docs/errors.md shows the messages that ranks really get: the test produces each of them and looks
+// up each clause in the document. The comparison ignores details that differ between runs: the
+// failed rank, the ranks that wait, the call with its number, and its place in the source.
 #include "support/torch/injection.h"
 #include "support/torch/mpirun_world.h"
 
@@ -21,7 +21,7 @@ using test::Misdeed;
 
 namespace {
 
-// `text` with each match of `pattern` replaced by what `make` makes of it.
+// Returns `text` with each match of `pattern` replaced by the result of `make`.
 template <typename Make>
 std::string replaced(const std::string& text, const std::regex& pattern, const Make& make) {
   std::string result;
@@ -33,7 +33,7 @@ std::string replaced(const std::string& text, const std::regex& pattern, const M
   return result.append(end, text.end());
 }
 
-// What an item in the brackets behind a call is; "" for a tag, which a call may have or not.
+// Returns the kind of an item in the parentheses after a call; "" for a tag, which is optional.
 std::string kind_of(const std::string& item) {
   static const std::pair<std::regex, const char*> kinds[] = {
       {std::regex("[0-9.]+ k?M?B"), "AMOUNT"},
@@ -46,8 +46,8 @@ std::string kind_of(const std::string& item) {
   return "";
 }
 
-// "all_reduce #8 (bucket 2, sum, 24 x float32, train.cc:88)" becomes "CALL (AMOUNT, PLACE)": every
-// call has the same items but for what the operation asks for; only a barrier has no elements.
+// Turns "all_reduce #8 (bucket 2, sum, 24 x float32, train.cc:88)" into "CALL (AMOUNT, PLACE)". All
+// calls have the same kinds of items, except that a barrier has no elements.
 std::string general_call(const std::smatch& match) {
   const std::string operation = match[1];
   std::vector<std::string> kinds;
@@ -64,7 +64,8 @@ std::string general_call(const std::smatch& match) {
   return kinds.empty() ? text : text + ")";
 }
 
-// A rank that a sentence names is the same letter wherever it is named; those who wait are RANKS.
+// Replaces rank numbers by letters: the same rank gets the same letter everywhere; waiting ranks
+// become RANKS.
 std::string with_letters(const std::string& text) {
   std::vector<std::string> named;
   return replaced(text, std::regex("rank ([0-9]+)"), [&](const std::smatch& match) {
@@ -89,15 +90,15 @@ std::string general(std::string text) {
   return with_letters(text);
 }
 
-// A rank that learns of it with its next call is told first that the group is dead.
+// A rank that detects the failure in its next call is first told that the group is dead.
 std::string without_next_call(const std::string& text) {
   constexpr std::string_view words = " on group world, which is dead: ";
   const auto at = text.find(words);
   return at == std::string::npos ? text : text.substr(at + words.size());
 }
 
-// "rank A of N was lost: its process N ended without leaving", "RANKS wait in CALL (AMOUNT)": which
-// of the later ones a sentence has depends on when it came to pass.
+// Splits a message into clauses such as "rank A of N was lost: its process N ended without leaving"
+// and "RANKS wait in CALL (AMOUNT)". The later clauses of a message depend on timing.
 std::vector<std::string> clauses_of(const std::string& sentence) {
   std::vector<std::string> clauses;
   std::string rest = general(sentence);
@@ -120,7 +121,8 @@ class ErrorsDocument : public testing::TestWithParam<test::Target> {};
 TEST_P(ErrorsDocument, ShowsTheSentencesOf) {
   const auto shown = document();
   test::MpirunWorlds worlds;
-  // Its subject is words: a rank that a slow machine holds up for a second must not be in them.
+  // The subject is the text, so the deadline is long: a rank that a slow machine delays for a
+  // second must not appear in it.
   constexpr auto deadline = std::chrono::seconds(3);
   for (auto misdeed : test::all_misdeeds()) {
     const auto outcome = test::inject(

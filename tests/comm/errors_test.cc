@@ -1,4 +1,4 @@
-// How groups die on every engine, what they say last, and that new ones can be made.
+// Tests on every backend how groups die, their last error, and that new groups can be made.
 #include <lockstep/base/error.h>
 
 #include "support/messages.h"
@@ -125,7 +125,7 @@ TEST_P(Mismatches, NameBothCallsAndKillTheGroupOnBothRanks) {
   });
 }
 
-// Rank 3 waits for rank 1 alone, which has no need of it and goes on elsewhere.
+// Rank 3 waits for rank 1 only; rank 1 does not wait for rank 3 and continues elsewhere.
 TEST_P(Mismatches, AreToldToWhoeverWaits) {
   test::run_group(GetParam(), 4, [&](Group world) {
     for (int round = 0; round < 5; ++round) {
@@ -186,11 +186,12 @@ TEST_P(Endings, AbortEndsWhatOthersWaitFor) {
 
 INSTANTIATE_TEST_SUITE_P(Engines, Endings, test::every_engine({2, 3}), test::engine_test_name);
 
-// Ranks of parts of parts have other numbers than in the world: 3 and 1 of it are 0 and 1 here.
+// Ranks of nested subgroups have other numbers than in the world: world ranks 3 and 1 are 0 and 1
+// here.
 class WorldRanks : public testing::TestWithParam<Engine> {
  protected:
   using Body = std::function<void(Group& part)>;
-  // On ranks 3 and 1 of four; the others take part in the splits only.
+  // Runs `body` on ranks 3 and 1 of four; the other ranks only take part in the splits.
   static void run(const Body& body) {
     test::run_group(GetParam(), 4, [&](Group world) {
       const Group odd = world.split(world.rank() % 2);

@@ -1,8 +1,8 @@
-// Every way in which a rank can fail, again and again, on the engines that join processes: the
-// survivors must be told the right error, with the right rank in it, in time.
+// Injects every kind of rank failure repeatedly on the backends that join processes: the survivors
+// must get the right error, naming the right rank, in time.
 //
-// LOCKSTEP_INJECTIONS sets how often (3 times), LOCKSTEP_SEED where the random numbers begin. The
-// tests of mpi are ctest entries of their own, which run beside the others.
+// LOCKSTEP_INJECTIONS sets the number of repetitions (default 3), LOCKSTEP_SEED the random seed.
+// The tests of mpi are separate ctest entries, so that they run in parallel.
 #include "support/torch/injection.h"
 #include "base/environment.h"
 #include "base/fingerprint.h"
@@ -49,7 +49,7 @@ struct Tally {
   }
 };
 
-// Of all tests so far; shown after the last one.
+// The tally of all tests so far, printed after the last one.
 Tally& total() {
   static Tally tally;
   return tally;
@@ -87,7 +87,7 @@ class Injections : public testing::TestWithParam<std::tuple<Target, Misdeed>> {
     const auto begin =
         environment::integer("LOCKSTEP_SEED")
             .value_or(std::chrono::system_clock::now().time_since_epoch().count() % 1'000'000);
-    // Those that wait for a deadline wait together, where each has processes of its own.
+    // Injections that wait for a deadline run concurrently, if each has its own processes.
     const std::int64_t together = waits() && target().engine != Engine::mpi ? 3 : 1;
     Tally tally;
     for (std::int64_t time = 0; time < times; time += together) {
@@ -106,7 +106,7 @@ class Injections : public testing::TestWithParam<std::tuple<Target, Misdeed>> {
 
 TEST_P(Injections, AreNamedInTime) {
   const auto tally = inject_all();
-  // A sanitizer's ranks take longer to say what they saw, on the processors that they share.
+  // Ranks under a sanitizer need more time to report, because they share processors.
   const double longer = sys::malloc_is_watched ? 2 : 1;
   const bool ends = misdeed() == Misdeed::kill || misdeed() == Misdeed::exit;
   if (ends && target().engine == Engine::shm) EXPECT_LT(tally.quantile(0.5), 0.05) << tally.text();

@@ -1,5 +1,5 @@
-// How groups end on every engine: in a forked child, while an exception unwinds the stack, and what
-// their threads leave to the program.
+// Tests on every backend how groups end: in a forked child, during stack unwinding, and the effects
+// of their threads on the program.
 #include <lockstep/base/error.h>
 #include <lockstep/store/memory_store.h>
 
@@ -40,7 +40,7 @@ void expect_sum_of_ones(Group& group) {
 
 class Lifecycle : public test::EngineTest {};
 
-// What a forked child finds; 0 when it is right.
+// Returns the number of the failed check in a forked child; 0 if all pass.
 int use_as_a_child(std::optional<Group> world, std::optional<Group> part, std::optional<Work> work,
                    at::Tensor shared) {
   auto refuses = [](const std::function<void()>& action) {
@@ -107,7 +107,7 @@ TEST_P(Lifecycle, AnExceptionDoesNotWaitForOpenOperations) {
       group.barrier().wait();
     } else {
       group.barrier().wait();
-      // What was posted may still count, but nothing more comes.
+      // Operations that were posted may still complete, but no later ones.
       auto text = message_of<PeerLost>([&] {
         for (int call = 0; call < 2; ++call) second->all_reduce(at::ones({100'000})).wait();
       });
@@ -150,11 +150,11 @@ GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(LibraryThreads);
 INSTANTIATE_TEST_SUITE_P(Engines, LibraryThreads, testing::ValuesIn(engines_of_forked_ranks()),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
-// Six calls that fail, of a quarter of the arena each.
+// Makes six calls that fail, each with a quarter of the arena.
 TEST(ShmLifecycle, MemoryThatARankNeverCameForIsFreeAgain) {
   auto store = std::make_shared<MemoryStore>();
   auto join = [&](int rank) {
-    // No tensors there: children that other tests fork could then have none in theirs.
+    // No tensors in the arena: otherwise children that other tests fork could not allocate tensors.
     return Group(
         shm::make(store, rank, 2, {.timeout = 20s, .arena_bytes = 256 << 20, .has_tensors = false}),
         "world", 20s);

@@ -80,7 +80,7 @@ TEST_P(NodeShared, OfDifferentSizesIsAMismatch) {
   });
 }
 
-// 64 GB of address space are more than the tests' arenas have; the group goes on.
+// 64 GB of address space exceed the tests' arenas; the group stays usable.
 TEST(NodeSharedOnShm, WithoutRoomIsBadInputOnEveryRank) {
   run_group(Engine::shm, 3, [](Group group) {
     EXPECT_THROW((void)group.empty_node_shared({std::int64_t{1} << 34}, at::kFloat), BadInput);
@@ -102,7 +102,7 @@ TEST(NodeSharedOnGloo, IsRefused) {
   });
 }
 
-// 32 MB that nobody touches: moving them would take milliseconds, and their pages.
+// 32 MB that are never touched: moving them would take milliseconds and allocate their pages.
 TEST(NodeSharedOnShm, AllGatherOfItsOwnSlicesMovesNothing) {
   run_group(Engine::shm, 2, [](Group group) {
     constexpr std::int64_t half = 4 << 20;

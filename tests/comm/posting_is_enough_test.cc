@@ -1,5 +1,5 @@
-// Posting is enough, on the engines that join processes: whatever a rank does after its post, the
-// others get their results.
+// Posting is sufficient on the backends that join processes: the other ranks get their results
+// whatever a rank does after its post.
 #include <lockstep/base/error.h>
 #include <lockstep/store/store.h>
 
@@ -49,7 +49,7 @@ TEST_P(PostingIsEnough, WhenTheRankThenBlocksInTheStore) {
     auto tensor = at::full({50'000}, group.rank() + 1.0f);
     auto work = group.all_reduce(tensor);
     if (group.rank() == 1) {
-      // Only what the others do after their wait() lets it go on.
+      // Continues only after the other ranks have returned from wait().
       for (int other : {0, 2})
         static_cast<void>(store.get("done/" + std::to_string(other), soon()));
     }
@@ -118,7 +118,8 @@ TEST_P(PostingIsEnough, InOverlappingGroupsPostedInAnyOrder) {
     ASSERT_EQ(mine.size(), 2U);
     for (int round = 0; round < 10; ++round) {
       std::vector<Work> works;
-      // A ring of waits, were a post not enough: each rank begins with another group.
+      // If posting were not sufficient, these waits would deadlock in a ring: each rank starts with
+      // another group.
       for (std::size_t turn = 0; turn < 2; ++turn) {
         auto& [part, tensor] = mine[(turn + static_cast<std::size_t>(group.rank())) % 2];
         works.push_back(part.all_reduce(tensor));
@@ -146,7 +147,7 @@ TEST_P(PostingIsEnough, ARankThatHasPostedMayLeave) {
   run([](Group group, Store& store) {
     auto tensor = at::full({50'000}, group.rank() + 1.0f);
     auto work = group.all_reduce(tensor);
-    if (group.rank() == 1) return;  // its handles go, and that is in order
+    if (group.rank() == 1) return;  // its handles are destroyed, which is allowed
     work.wait();
     EXPECT_EQ(tensor[3].item<float>(), sum_of_ranks(group.size()));
     store.set("done/" + std::to_string(group.rank()), "");

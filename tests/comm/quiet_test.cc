@@ -1,4 +1,4 @@
-// The public call, when the peers have posted theirs: no system call, no memory from the heap.
+// If the peers have already posted, the public call makes no system call and no heap allocation.
 #include "support/quiet.h"
 #include "support/torch/ranks.h"
 
@@ -16,7 +16,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Before the group is joined: on one core no process has a helper thread to be woken.
+// Call before joining the group: on one core, no process has a helper thread that must be woken.
 void stay_on_one_core() {
   cpu_set_t core;
   CPU_ZERO(&core);
@@ -35,12 +35,12 @@ void expect_quiet(int size, const MakeTensor& make) {
     for (int i = 0; i < 100; ++i) group.all_reduce(tensor).wait();
     if (rank != 0) {
       group.all_reduce(tensor).drop();
-      std::this_thread::sleep_for(20s);  // ended with the test
+      std::this_thread::sleep_for(20s);  // killed at the end of the test
       return;
     }
     std::this_thread::sleep_for(200ms);
     auto asked = asked_by([&] { group.all_reduce(tensor).wait(); });
-    // The thread cannot print any more; its exit code says what went wrong.
+    // The thread cannot print any more, so its exit code reports the failure.
     if (asked.system_calls > 0) _exit(100 + asked.first_call % 100);
     _exit(std::min(asked.allocations, 99));
   });

@@ -1,4 +1,4 @@
-// What holds on every engine beyond the values: posting is enough, groups are independent,
+// Semantics on every backend besides values: posting is sufficient, groups are independent, and
 // arguments are checked before anything is sent.
 #include <lockstep/base/error.h>
 
@@ -79,13 +79,13 @@ TEST_P(Posting, ADroppedWorkKeepsItsTensors) {
     for (int round = 0; round < 20; ++round) {
       const std::int64_t length = 5000 + round;
       if (round % group.size() == group.rank()) {
-        std::this_thread::sleep_for(1ms);  // the others have dropped theirs by now
+        std::this_thread::sleep_for(1ms);  // the other ranks have dropped their handles by now
         auto sum = at::ones({length});
         group.all_reduce(sum).wait();
         EXPECT_TRUE(sum.eq(group.size()).all().item<bool>()) << "round " << round;
       } else {
         group.all_reduce(at::ones({length})).drop();
-        auto next = at::full({length}, -7.0F);  // gets the memory of a tensor that is gone
+        auto next = at::full({length}, -7.0F);  // reuses the memory of a destroyed tensor
       }
     }
     group.barrier().wait();
@@ -118,7 +118,7 @@ class Splitting : public test::EngineTest {};
 
 TEST_P(Splitting, ByColorAndKey) {
   run([](Group group) {
-    // Odd and even ranks, in reverse order; rank 2 alone.
+    // The odd and the even ranks, each in reverse order; rank 2 alone.
     int color = group.rank() == 2 ? 7 : group.rank() % 2;
     auto part = group.split(color, -group.rank());
     int members = color == 7   ? 1
@@ -227,7 +227,7 @@ TEST_P(Arguments, WrongOnesAreRefusedBeforeAnythingIsSent) {
   });
 }
 
-// Views that LibTorch calls contiguous, and whose values are not in their memory.
+// Views that LibTorch calls contiguous, although their memory does not contain their values.
 TEST_P(Arguments, ViewsWithoutValuesOfTheirOwnAreReadAndNotWritten) {
   run([](Group group) {
     const auto size = static_cast<float>(group.size());

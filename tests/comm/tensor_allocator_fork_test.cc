@@ -1,5 +1,5 @@
-// Tensors in arenas, in forked children: a child makes its own, and touches none of its parent's.
-// Each case runs in a process of its own, because LibTorch's allocator is installed for good.
+// Tensors in arenas in forked children: a child allocates its own and does not touch its parent's.
+// Each case runs in its own process, because LibTorch's allocator is installed permanently.
 #include "comm/engines/shm/tensor_allocator.h"
 
 #include "comm/arena_tensors.h"
@@ -45,7 +45,7 @@ TEST(ArenaTensors, AForkedChildMakesItsOwn) {
     auto child = in_child([&] {
       auto mine = at::full({200'000}, 2.0);
       bool right = mine.sum().item<float>() == 400'000.0F && !is_in(*arena, mine);
-      parents = at::Tensor();  // its copy goes, and changes nothing
+      parents = at::Tensor();  // destroying the child's copy changes nothing
       return right ? 0 : 1;
     });
     EXPECT_TRUE(WIFEXITED(child.status) && WEXITSTATUS(child.status) == 0) << child.status;
@@ -58,7 +58,7 @@ TEST(ArenaTensors, AForkedChildMakesItsOwn) {
 
 TEST(ArenaTensors, AForkedChildThatTouchesItsParentsEndsAndSaysWhy) {
   alone([] {
-    ::signal(SIGSEGV, SIG_DFL);  // a sanitizer's would end the child in order
+    ::signal(SIGSEGV, SIG_DFL);  // a sanitizer's handler would make the child exit normally
     auto arena = std::make_shared<Arena>(64 * mebibyte);
     ArenaTensors tensors(arena, 64 * mebibyte);
     auto parents = at::ones({100'000});
@@ -78,7 +78,8 @@ TEST(ArenaTensors, AForkedChildThatTouchesItsParentsEndsAndSaysWhy) {
   });
 }
 
-// What the child maps itself would otherwise come to lie where it still has pointers to.
+// Otherwise mappings of the child could land in address ranges to which the child still has
+// pointers.
 TEST(ArenaTensors, NothingElseLiesThereInAForkedChild) {
   alone([] {
     auto arena = std::make_shared<Arena>(64 * mebibyte);
@@ -108,14 +109,15 @@ TEST(ArenaTensors, AProgramThatHandlesFaultsInChildrenDoesSoItself) {
   });
 }
 
-// A thread of the parent may be allocating when it forks: nothing in the child waits for it.
+// A thread of the parent may be allocating during the fork: the child must not wait for it.
 TEST(ArenaTensors, AChildOfABusyProcessMakesAndEndsThem) {
   if (test::under_address_sanitizer || test::under_thread_sanitizer)
     GTEST_SKIP() << "a sanitizer's malloc stays locked in a child that was forked meanwhile";
   alone([] {
     auto arena = std::make_shared<Arena>(64 * mebibyte);
     std::optional<ArenaTensors> tensors(std::in_place, arena, 64 * mebibyte);
-    // LibTorch looks an operation up at its first use, which a child must not find half done.
+    // LibTorch looks an operation up on its first use; the child must not inherit a half-finished
+    // lookup.
     (void)bytes_tensor(ArenaTensors::least_bytes);
     std::atomic<bool> done{false};
     std::thread busy([&] {
@@ -137,7 +139,7 @@ TEST(ArenaTensors, AChildOfABusyProcessMakesAndEndsThem) {
 
 std::byte* place_of_handler = nullptr;
 
-// What another library's handler has mapped there when the process was forked is its own.
+// A page that another library's fork handler has mapped in the arena's range stays that library's.
 TEST(ArenaTensors, PagesOfOtherForkHandlersStay) {
   alone([] {
     auto arena = std::make_shared<Arena>(64 * mebibyte);
@@ -150,7 +152,7 @@ TEST(ArenaTensors, PagesOfOtherForkHandlersStay) {
     ArenaTensors tensors(arena, 64 * mebibyte);
     auto child = in_child([&] {
       if (*place_of_handler != std::byte{42}) return 1;
-      for (std::size_t offset : {std::size_t{4096}, 32 * mebibyte}) {  // and the rest is closed
+      for (std::size_t offset : {std::size_t{4096}, 32 * mebibyte}) {  // the rest is inaccessible
         void* found = ::mmap(place_of_handler + offset, 4096, PROT_READ,
                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
         if (found != MAP_FAILED) return 2;

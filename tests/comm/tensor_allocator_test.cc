@@ -1,5 +1,5 @@
-// Tensors in arenas: where they lie, what goes back when, and what other threads find. Each
-// case runs in a process of its own, because LibTorch's allocator is installed for good.
+// Tensors in arenas: their placement, when memory is returned, and access by other threads. Each
+// case runs in its own process, because LibTorch's allocator is installed permanently.
 #include "comm/engines/shm/tensor_allocator.h"
 
 #include "comm/arena_tensors.h"
@@ -66,7 +66,7 @@ TEST(ArenaTensors, GoBackToWhereTheyCameFrom) {
     auto before = at::ones({100'000});
     std::optional<ArenaTensors> tensors(std::in_place, arena, 64 * mebibyte);
     auto inside = at::full({100'000}, 2.0);
-    before.resize_({200'000});  // by the allocator that made it
+    before.resize_({200'000});  // by the allocator that allocated it
     EXPECT_EQ(before[99'999].item<float>(), 1.0F);
     inside.resize_({300'000});
     EXPECT_TRUE(is_in(*arena, inside));
@@ -169,7 +169,7 @@ TEST(ArenaTensors, OfManyThreadsKeepTheirValues) {
   });
 }
 
-// A long run of mixed sizes does not eat the arena: what is free can be used again.
+// A long run of mixed sizes does not fragment the arena: freed memory can be reused.
 TEST(ArenaTensors, AMillionMixedOnesDoNotFragmentTheArena) {
   alone([] {
     constexpr std::size_t live_bytes = 128 * mebibyte;
@@ -196,7 +196,8 @@ TEST(ArenaTensors, AMillionMixedOnesDoNotFragmentTheArena) {
   });
 }
 
-// Memory of the allocator below goes back there, whatever arenas come and go where it lies.
+// Memory of the underlying allocator is freed there, although arenas are mapped and unmapped at the
+// same time.
 TEST(ArenaTensors, OthersAreFreedWhileArenasChange) {
   alone([] {
     std::atomic<bool> done{false};
@@ -221,7 +222,7 @@ TEST(ArenaTensors, OthersAreFreedWhileArenasChange) {
   });
 }
 
-// Where the system promises no more memory than it has, touching a tensor must not be what fails.
+// If the system overcommits memory, touching a tensor must not be the operation that fails.
 TEST(ArenaTensors, TheirPagesCanBeThereFromTheBeginning) {
   alone([] {
     auto arena = std::make_shared<Arena>(64 * mebibyte);
@@ -233,7 +234,7 @@ TEST(ArenaTensors, TheirPagesCanBeThereFromTheBeginning) {
   });
 }
 
-// As the system counts them, of this process.
+// Returns the resident set size of this process.
 std::size_t resident_in_process() {
   std::ifstream statm("/proc/self/statm");
   std::size_t all = 0, resident = 0;
@@ -261,7 +262,7 @@ TEST(ArenaTensors, PagesOfWhatHasGoneAreGivenBack) {
   });
 }
 
-// What limits malloc limits these pages, too, so that one setting is enough.
+// Settings that limit malloc also limit these pages, so one setting is enough.
 TEST(ArenaTensors, WhatAUserLetsMallocKeepIsKeptHere) {
   alone([] {
     ::setenv("MALLOC_TRIM_THRESHOLD_", "8388608", 1);
@@ -272,7 +273,7 @@ TEST(ArenaTensors, WhatAUserLetsMallocKeepIsKeptHere) {
   });
 }
 
-// Address space is promised as far as there is some.
+// Reserves no more address space than is available.
 TEST(ArenaTensors, GetNoMoreAddressSpaceThanThereIs) {
   alone([] {
     auto memory = static_cast<std::size_t>(sys::memory_size().total);

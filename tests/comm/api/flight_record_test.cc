@@ -1,4 +1,4 @@
-// The flight records of real groups: when ranks write them, and what they say.
+// Tests when ranks of real groups write flight records, and the content of the records.
 #include <lockstep/base/error.h>
 #include <lockstep/comm/flight_record.h>
 
@@ -84,8 +84,8 @@ TEST(FlightRecord, IsWrittenWhenAskedFor) {
   });
 }
 
-// The rank that an exception takes away may catch it: it prints and writes nothing. Those that miss
-// it say what became of it, and leave the record.
+// The rank that throws may catch the exception, so it prints and writes nothing. The ranks that
+// lose it report what happened to it and write the record.
 TEST(FlightRecord, OfARankThatAnExceptionTakesAwayIsThatOfThoseWhoMissIt) {
   for (auto engine : test::engines_of_processes()) {
     SCOPED_TRACE(test::name_of(engine));

@@ -1,5 +1,5 @@
-// What the differentiable collectives promise beside their gradients: values, copies, what is
-// recorded, and backward calls that meet.
+// Properties of the differentiable collectives other than gradients: values, copies, what autograd
+// records, and how backward calls match across ranks.
 #include <lockstep/comm/functional.h>
 
 #include <lockstep/base/error.h>
@@ -36,7 +36,7 @@ class Functional : public test::EngineTest {
   void run(const test::GroupBody& body) { test::run_apart(engine(), size(), body); }
 };
 
-// Row r * 10 + i of rank r, so that every place can be told from every other.
+// Row i of rank r is 10 * r + i, so every row has a different value.
 at::Tensor rows_of(int rank, std::int64_t rows) {
   return (at::arange(rows, at::kDouble) + 10.0 * rank)
       .view({rows, 1})
@@ -110,8 +110,8 @@ TEST_P(Functional, ATensorParallelBlockIsTheWholeBlock) {
   });
 }
 
-// The ranks' graphs differ, the order of their forward calls does not: neither does that of the
-// backward calls, or the tags would not agree.
+// The ranks' graphs differ, but the order of their forward calls is the same. So is the order of
+// their backward calls; otherwise the tags would not match.
 TEST_P(Functional, BackwardCallsComeInReverseOrderWhateverIsBetween) {
   run([](Group group) {
     std::mt19937 random(group.rank() + 1);

@@ -1,4 +1,4 @@
-// Gradients of the differentiable collectives against numeric ones, on several engines.
+// Compares the gradients of the differentiable collectives with numeric ones, on several backends.
 #include <lockstep/comm/functional.h>
 
 #include "comm/api/gradient_check.h"
@@ -25,7 +25,7 @@ namespace {
 
 using CollectiveFunction = std::function<at::Tensor(Group, const at::Tensor&)>;
 
-// One collective, and the input of each rank.
+// One collective, and the size of each rank's input.
 struct Case {
   std::string name;
   std::function<std::vector<std::int64_t>(Group)> sizes;
@@ -37,7 +37,7 @@ auto fixed(std::vector<std::int64_t> sizes) {
   return [sizes](Group) { return sizes; };
 }
 
-// One dim that divides among the ranks.
+// Sizes in which `dim` is divisible by the number of ranks.
 auto divisible(std::vector<std::int64_t> sizes, std::size_t dim) {
   return [sizes, dim](Group group) {
     auto all = sizes;
@@ -46,7 +46,7 @@ auto divisible(std::vector<std::int64_t> sizes, std::size_t dim) {
   };
 }
 
-// Lengths that differ from rank to rank, one of them 0.
+// Lengths that differ between ranks; one of them is 0.
 std::vector<std::int64_t> uneven(Group group) {
   std::vector<std::int64_t> sizes;
   for (int rank = 0; rank < group.size(); ++rank) sizes.push_back((rank + 1) % 3);
@@ -57,7 +57,7 @@ std::int64_t sum_of(const std::vector<std::int64_t>& sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
 }
 
-// What rank `from` sends to each, and what rank `to` gets from each.
+// The number of rows that rank `from` sends to each rank, and that rank `to` gets from each.
 std::vector<std::int64_t> sent_by(int from, int ranks) {
   std::vector<std::int64_t> sizes;
   for (int to = 0; to < ranks; ++to) sizes.push_back((from + 2 * to) % 3);
@@ -218,7 +218,8 @@ TEST_P(Gradients, OfTheEndsOfATensorParallelRegion) {
   });
 }
 
-// Ranks that have the same extreme value share its gradient, and factors of zero have one.
+// Ranks that tie for the extreme value share its gradient; the gradient of a factor of zero is
+// correct.
 TEST_P(Gradients, OfTiesAndOfZeros) {
   run([](Group group) {
     auto equal = at::full({2}, 3.0, at::kDouble).requires_grad_();

@@ -1,5 +1,5 @@
-// Numeric derivatives over all ranks together, in double precision: the oracle of the
-// differentiable collectives. Collective: every rank calls.
+// Numeric derivatives over all ranks, in double precision: the reference for the differentiable
+// collectives. Collective: every rank must call.
 #pragma once
 
 #include <lockstep/comm/group.h>
@@ -21,14 +21,14 @@
 
 namespace lockstep::test {
 
-// A scalar of this rank, of this rank's input.
+// A scalar loss of this rank as a function of this rank's input.
 using RankLoss = std::function<at::Tensor(Group, const at::Tensor& input)>;
 
 enum class Convention {
-  summed,            // an input of each rank's own; the objective is the sum of the ranks' losses
-  replicated_input,  // all ranks have one input together; the objective is the sum of the losses
-  replicated_loss,   // an input of each rank's own; all ranks compute one loss, which counts once
-  replicated         // both: one input, one loss
+  summed,            // each rank has its own input; the objective is the sum of the ranks' losses
+  replicated_input,  // all ranks share one input; the objective is the sum of the losses
+  replicated_loss,   // each rank has its own input; all compute the same loss, which counts once
+  replicated         // all ranks share one input and compute the same loss
 };
 
 inline bool has_one_input(Convention convention) {
@@ -39,20 +39,21 @@ inline bool has_one_loss(Convention convention) {
   return convention == Convention::replicated_loss || convention == Convention::replicated;
 }
 
-// As run_group(), with threads in a process of their own: autograd's engine, once it has threads
-// for a device (staged_backend_test.cc brings one), cannot be used in a fork of its process.
+// Like run_group(), but ranks that are threads run in a forked process. Once autograd's engine has
+// threads for a device (staged_backend_test.cc adds one), it cannot be used in a fork of its
+// process.
 inline void run_apart(Engine engine, int size, const GroupBody& body,
                       Duration timeout = std::chrono::seconds(20)) {
   if (engine != Engine::local) return run_group(engine, size, body, timeout);
   expect_ranks(1, [&](int) { run_as_threads(size, body, timeout); });
 }
 
-// Complex numbers as pairs.
+// Views complex numbers as pairs of reals.
 inline at::Tensor as_reals(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor.resolve_conj()) : tensor;
 }
 
-// Smooth, not linear, and another function for another salt: makes a loss of a result.
+// Returns a smooth nonlinear scalar of `result`; each `salt` gives a different function.
 inline at::Tensor some_loss(const at::Tensor& result, int salt) {
   auto reals = as_reals(result);
   auto weights = values(salt, reals.numel(), at::kDouble, 7).view(reals.sizes());
@@ -64,7 +65,7 @@ class NumericGradient {
   NumericGradient(Group group, const at::Tensor& input, const RankLoss& loss, Convention convention)
       : group_(group), input_(input.detach().contiguous()), loss_(loss), convention_(convention) {}
 
-  // The derivative by each number of this rank's input, laid flat.
+  // Returns the derivatives with respect to this rank's input, flattened.
   std::vector<double> compute() {
     std::vector<double> mine;
     auto lengths = at::full({group_.size()}, std::int64_t{0}, at::kLong);
@@ -97,8 +98,9 @@ class NumericGradient {
   Convention convention_;
 };
 
-// Compares input.grad after loss.backward() with central differences, number by number. `input`
-// (double or complex double; replicated: the same on all ranks) may have another size on each rank.
+// Compares input.grad after loss.backward() with central differences, element by element. `input`
+// is double or complex double. Its size may differ between ranks, unless it is replicated: then it
+// must be the same on all ranks.
 inline void check_gradient(Group group, const at::Tensor& input, const RankLoss& loss,
                            Convention convention = Convention::summed) {
   auto leaf = input.detach().clone().requires_grad_();
@@ -114,8 +116,8 @@ inline void check_gradient(Group group, const at::Tensor& input, const RankLoss&
   }
 }
 
-// The same for the derivative of a random combination of the gradient's numbers. The gradient of
-// one input is replicated, and so is that combination.
+// Does the same for the derivative of a random combination of the gradient's elements. If the input
+// is replicated, so are its gradient and the combination.
 inline void check_second_gradient(Group group, const at::Tensor& input, const RankLoss& loss,
                                   Convention convention = Convention::summed) {
   bool replicated = has_one_input(convention);

@@ -30,14 +30,14 @@ TEST_P(Together, OneFailureIsEverybodysWithTheSameWords) {
       });
       ADD_FAILURE() << "went on";
     } catch (const CommonFailure& failure) {
-      // Where the others went well, the words say who failed.
+      // The ranks that succeeded get an error that names the failed rank.
       const std::string name =
           "rank " + std::to_string(bad) + " on host " + sys::host_name() + ": ";
       EXPECT_EQ(failure.what(),
                 (group.size() > 1 ? name : "") + std::string("file x: expected 8 bytes, found 3"));
       EXPECT_EQ(failure.rank(), bad);
     }
-    together(group, [] {});  // the group lives on
+    together(group, [] {});  // the group is still usable
   });
 }
 

@@ -1,4 +1,4 @@
-// Staging of tensors in a device's memory, on a device of the tests' own.
+// Staging of tensors in device memory, with the tests' own device.
 #include "comm/backend/staged_backend.h"
 
 #include <lockstep/comm/group.h>
@@ -51,7 +51,7 @@ TEST(StagedBackend, HostTensorsGoStraightThrough) {
   });
 }
 
-// The second operation reads what the first has not brought back yet.
+// The second operation reads memory into which the first result has not been copied back yet.
 TEST(StagedBackend, DroppedOperationsStillTakeEffectInOrder) {
   run_staged(2, [](Group group) {
     auto tensor = counting(group.rank(), 6);
@@ -73,7 +73,7 @@ TEST(StagedBackend, MemoryThatOverlapsInPartIsWaitedFor) {
     group.all_reduce(tensor.narrow(0, 0, 4)).drop();
     group.all_reduce(tensor.narrow(0, 2, 4)).wait();
     EXPECT_EQ(late_value(tensor, 0), 3);
-    EXPECT_EQ(late_value(tensor, 2), 14);  // 7 on both
+    EXPECT_EQ(late_value(tensor, 2), 14);  // 7 on both ranks
     EXPECT_EQ(late_value(tensor, 5), 13);
   });
 }
@@ -101,7 +101,7 @@ TEST(StagedBackend, OnlyTheRootOfAReduceIsWritten) {
   });
 }
 
-// Nothing of this happens on the device before a rank waits for it.
+// The device executes nothing before a rank waits for it.
 TEST(StagedBackend, ReadsWhatTheStreamWasGivenBeforeThePost) {
   run_staged(2, [](Group group) {
     const c10::StreamGuard on(test::new_late_stream());
@@ -112,7 +112,7 @@ TEST(StagedBackend, ReadsWhatTheStreamWasGivenBeforeThePost) {
   });
 }
 
-// The stream that waits is another than the one that had been given the fill.
+// The stream that waits differs from the stream to which the fill was issued.
 TEST(StagedBackend, AnOutputComesAfterWhatItsMemoryWasGivenBeforeThePost) {
   run_staged(2, [](Group group) {
     auto tensor = counting(group.rank(), 2);

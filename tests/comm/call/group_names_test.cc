@@ -29,7 +29,7 @@ TEST(GroupNames, OfPartsOfPartsHaveTheWorldsRanks) {
   EXPECT_EQ(half.part(first, "one").rank(0), "rank 0 (rank 1 of the world)");
 }
 
-// A text that a peer has sent may name a rank that there is not.
+// Text from a peer may name a rank that does not exist.
 TEST(GroupNames, KnowNothingOfRanksThatAreNotOfTheGroup) {
   const GroupNames pair("pair", {4, 5});
   EXPECT_EQ(pair.rank(2), "rank 2");

@@ -1,4 +1,4 @@
-// Which calls belong together, the words for them, and how they are told to other ranks.
+// Tests which calls match, how they are described, and how they are sent to other ranks.
 #include "comm/call/record.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
-// The call watch and the diagnosis without an engine: ranks are objects on one store in memory.
+// The call watch and the diagnosis without a backend: ranks are objects that share a store in
+// memory.
 #include "comm/diagnose/diagnosis.h"
 
 #include <lockstep/base/error.h>
@@ -35,7 +36,7 @@ using test::reduction;
 
 namespace {
 
-// Counts what it is asked, and can stop answering.
+// Counts its requests and can stop answering.
 class WatchedStore : public MemoryStore {
  public:
   void set(std::string_view key, std::string_view value) override {
@@ -71,7 +72,7 @@ class WatchedStore : public MemoryStore {
   bool answers_ = true;
 };
 
-// What one process has of a group.
+// The diagnosis state of one process for a group.
 struct WatchedRank {
   WatchedRank(const std::shared_ptr<Store>& store, int rank, int size, Duration store_timeout = 5s)
       : rank(rank),
@@ -151,7 +152,7 @@ TEST(Diagnosis, ARankThatHasLeftIsLost) {
        ") that rank 0 waits in; it has made no call yet"});
 }
 
-// As a rank's last statement names it, after its process has ended.
+// Returns the identity of a process that has ended, as in a rank's last statement.
 std::string ended_process() {
   std::array<int, 2> ends{};
   if (::pipe(ends.data()) != 0) return {};
@@ -243,7 +244,7 @@ TEST(Diagnosis, AStoreThatDoesNotAnswerHoldsUpNobody) {
     rank.calls.leave(rank.member, true);
   }
   EXPECT_LT(Clock::now() - begin, 3s);
-  store->answer(true);  // the threads that were left to themselves end
+  store->answer(true);  // the threads that were left behind can end
   std::this_thread::sleep_for(50ms);
 }
 

@@ -1,4 +1,4 @@
-// What ranks state about their calls, and how a difference is found in it.
+// Tests what ranks publish about their calls, and how a mismatch is found in it.
 #include "comm/diagnose/history.h"
 
 #include "comm/diagnose/calls.h"

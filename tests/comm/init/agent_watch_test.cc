@@ -1,4 +1,4 @@
-// A rank whose agent has gone ends itself.
+// A rank terminates when its agent dies.
 #include "rank_env/agent_watch.h"
 #include "rank_env/rank_info.h"
 #include "rank_env/variables.h"

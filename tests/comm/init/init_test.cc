@@ -1,4 +1,4 @@
-// init(): the environment, the meeting of the ranks, and what goes wrong there.
+// init(): the environment, the rendezvous of the ranks, and their errors.
 #include <lockstep/base/error.h>
 #include <lockstep/comm/init.h>
 
@@ -48,7 +48,7 @@ constexpr const char* known[] = {"RANK",
                                  "TORCHELASTIC_RESTART_COUNT",
                                  "TORCHELASTIC_USE_AGENT_STORE"};
 
-// The environment of this process is exactly `variables`, as far as init() knows it.
+// Sets the environment variables known to init() to exactly `variables`.
 void set_environment(const Variables& variables) {
   for (const char* name : known) ::unsetenv(name);
   for (const auto& [name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);
@@ -142,7 +142,7 @@ TEST(Init, TheEnvironmentChoosesTheBackend) {
   });
 }
 
-// Ranks 0 and 1 are told that they share a host, and rank 2 that it is on another.
+// According to their variables, ranks 0 and 1 have the same host, and rank 2 has another.
 TEST(Init, WhereTheRanksAreChoosesTheBackend) {
   if (!test::has(test::Engine::gloo)) GTEST_SKIP() << "gloo is not in this build";
   auto port = test::free_port();

@@ -1,4 +1,4 @@
-// Addresses that ranks cannot meet at: each is one line that names MASTER_ADDR, within seconds.
+// Unusable rendezvous addresses: each gives a one-line error that names MASTER_ADDR within seconds.
 #include "comm/init/master_address.h"
 
 #include <lockstep/base/error.h>
@@ -26,7 +26,7 @@ MasterAddress master_at(const std::string& host, std::uint16_t port = 29500) {
   return {host, port, Deadline::after(300ms)};
 }
 
-// In a process whose loopback interface is down; not where the system makes none.
+// Runs `body` in a process whose loopback interface is down, if the system allows such a process.
 void without_loopback(const std::function<void()>& body) {
   test::expect_ranks(1, [&](int) {
     if (::unshare(CLONE_NEWNET) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0) return;

@@ -1,5 +1,5 @@
-// init() where mpirun or srun started the ranks, as far as their variables go: the store that rank
-// 0 serves. The launchers themselves are in tests/integration.
+// init() with the environment variables of mpirun or srun: the store that rank 0 serves.
+// tests/integration tests the launchers themselves.
 #include <lockstep/base/error.h>
 #include <lockstep/comm/init.h>
 
@@ -38,7 +38,7 @@ void set_whole_environment(const Variables& variables) {
   for (const auto& [name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);
 }
 
-// Another run each time.
+// Returns a different run name for each call.
 std::string fresh_name() {
   static int runs = 0;
   return "test-" + std::to_string(::getpid()) + "-" + std::to_string(++runs);
@@ -51,7 +51,7 @@ Variables of_open_mpi(int rank, int size, const std::string& run) {
           {"PMIX_NAMESPACE", run}};
 }
 
-// A step on two nodes, which are the same one.
+// The variables of a job step on two nodes, both of which are this host.
 Variables of_slurm(int rank, int size, const test::TemporaryFolder& home) {
   return {{"SLURM_JOB_ID", std::to_string(::getppid())},
           {"SLURM_STEP_ID", "0"},

@@ -1,4 +1,4 @@
-// What the tests of init() share.
+// Helpers for the tests of init().
 #pragma once
 
 #include <lockstep/comm/group.h>

@@ -17,7 +17,7 @@ using Ranks = std::vector<std::vector<T>>;
 
 template <typename T>
 std::vector<T> combined(DType dtype, Op op, const Ranks<T>& values, bool stream = false) {
-  std::vector<std::vector<T>> buffers = values;  // in place, as all_reduce does it
+  std::vector<std::vector<T>> buffers = values;  // in place, as in all_reduce
   std::vector<const std::byte*> inputs;
   std::vector<std::byte*> outputs;
   for (auto& buffer : buffers) {
@@ -140,7 +140,7 @@ TEST(Combine, MultipliesComplexNumbers) {
 
 float from_bfloat16(std::uint16_t bits) { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
 
-// The nearest by trying the two neighbours of the truncated value.
+// Finds the nearest value by trying both neighbors of the truncated value.
 std::uint16_t nearest_bfloat16(float value) {
   auto low = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(value) >> 16);
   auto high = static_cast<std::uint16_t>(low + 1);
@@ -173,7 +173,7 @@ TEST(Combine, SumsBfloat16InFloatAndRoundsOnce) {
 }
 
 TEST(Combine, GivesEveryFloat16BackUnchanged) {
-  // Widening, one rank's average (a division by one) and rounding must be the identity on all
+  // Widening, the average of one rank (a division by one) and rounding must be the identity on all
   // numbers.
   Ranks<std::uint16_t> values(1, std::vector<std::uint16_t>(65536));
   for (std::size_t i = 0; i < 65536; ++i) values[0][i] = static_cast<std::uint16_t>(i);

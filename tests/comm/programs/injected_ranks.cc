@@ -2,9 +2,9 @@
 //
 //   mpirun -n 5 injected_ranks FILE-WITH-THE-BOARD
 //
-// mpirun ends all ranks as soon as one of its processes dies, before the others can say why. So the
-// process that it started only holds its place (and with it the connection to mpirun) until all is
-// over, and the rank is its child.
+// mpirun ends all ranks as soon as one of its processes dies, before the others can report why. So
+// the process that mpirun started only keeps its place and its connection to mpirun until the run
+// is over; the rank is its child.
 #include <lockstep/base/error.h>
 
 #include "comm/engines/mpi/progress_thread.h"
@@ -71,8 +71,8 @@ void note_end(pid_t rank, WorldBoard& board) {
   }
 }
 
-// Until the rank has ended and the board says that all have ended, or the test program has gone.
-// The rank stays a zombie, and its number its own.
+// Blocks until the rank and, according to the board, all other ranks have ended, or until the test
+// program has died. The rank stays a zombie, so its pid is not reused.
 void hold_the_place_of(pid_t rank, WorldBoard& board) {
   const auto test_program = lockstep::sys::open_pidfd(board.test_program);
   const auto process = lockstep::sys::open_pidfd(rank);

@@ -1,5 +1,5 @@
-// Prints of how many ranks MPI's world is: an mpirun whose way to tell ranks their numbers is not
-// that of the library starts worlds of one (MPICH 4.2.0 of Ubuntu 24.04).
+// Prints the size of MPI's world. An mpirun that passes rank numbers in a way that the library does
+// not understand starts worlds of size one (MPICH 4.2.0 of Ubuntu 24.04).
 #include <mpi.h>
 
 #include <cstdio>

@@ -1,5 +1,5 @@
-// Ranks that wait for others which have ended, where no launcher tells: they are named in the log
-// soon, and again by the timeout.
+// Ranks that wait for ranks that have ended, without a launcher that reports it: the log names the
+// missing ranks soon, and so does the timeout.
 #include "comm/rendezvous/exchange.h"
 
 #include "support/messages.h"
@@ -32,7 +32,7 @@ struct Waited {
   std::string error, log;
 };
 
-// Of `rank`, when ranks `here` have come.
+// The error and log of `rank` if only the ranks in `here` have arrived.
 Waited wait_as(int rank, const std::vector<int>& here) {
   MemoryStore store;
   for (int other : here) store.set("hello/" + std::to_string(other), "words");
@@ -61,7 +61,7 @@ TEST(Exchange, TheLowestRankThatIsThereNamesThem) {
   EXPECT_EQ(wait_as(3, {0, 1}).log, "");
 }
 
-// Counts the keys that are asked for.
+// Counts the reads of keys.
 class CountingStore final : public MemoryStore {
  public:
   std::optional<std::string> try_get(std::string_view key) override {
@@ -82,7 +82,7 @@ TEST(Exchange, AWaitWithoutADeadlineIsNotSpokenOf) {
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
 }
 
-// All ranks come to it at once: together they must not ask for the square of their number.
+// All ranks start at once: the total number of reads must not be quadratic in the number of ranks.
 TEST(Exchange, RanksThatDoNotNameTheMissingAskForOneKey) {
   CountingStore store;
   store.set("hello/0", "words");

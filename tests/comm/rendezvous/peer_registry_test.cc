@@ -74,8 +74,8 @@ TEST(PeerRegistry, AMeetingEndsWhenItIsStopped) {
   EXPECT_THROW(mine.meet("0 to 1", 2, stop), Aborted);
 }
 
-// The other process comes to nothing any more: a rank that waits for it is told so, and one that
-// leaves does not wait for it.
+// The other process has ended: a rank that waits for it gets an error, and a rank that leaves does
+// not wait for it.
 TEST(PeerRegistry, AProcessThatHasEndedIsNamed) {
   test::TemporaryFolder folder;
   test::RankProcesses ranks(2, [&](int rank) {

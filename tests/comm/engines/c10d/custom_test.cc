@@ -1,4 +1,4 @@
-// An engine of c10d that a user brings: here one that does everything through the store.
+// A c10d backend that the user supplies; this one does everything through the store.
 #include <lockstep/base/error.h>
 #include <lockstep/comm/c10d.h>
 
@@ -26,7 +26,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-// Counts the bytes that leave a rank.
+// Counts the bytes that a rank sends.
 class CountingEngine final : public test::StoreEngine {
  public:
   using StoreEngine::StoreEngine;
@@ -89,7 +89,7 @@ TEST(CustomC10d, MovesAndReducesByWhatItHas) {
     auto product = at::full({2}, rank + 2.0f);
     part.all_reduce(product, Op::product).wait();
     EXPECT_EQ(product[0].item<float>(), rank == 2 ? 4 : 6);
-    // What it lacks is an error of the call, and names the engine's own words.
+    // An operation that the backend lacks is an error of the call, with the backend's own message.
     auto text = test::message_of<PeerLost>([&] { group.all_reduce(at::full({2}, 1.0f)).wait(); });
     test::expect_words(text, {"allreduce"});
   });

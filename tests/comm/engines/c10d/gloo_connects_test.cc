@@ -1,4 +1,4 @@
-// Gloo's ranks connect; one of them is lost on the way.
+// A rank is lost while Gloo's ranks connect.
 #include "comm/engines/c10d/gloo.h"
 #include "comm/engines/c10d/make.h"
 #include "store/forwarding_store.h"
@@ -25,7 +25,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// The store as a rank of a round sees it: what waits there throws once the round has ended.
+// The store as a rank of a round sees it: waits throw once the round has ended.
 class StoreOfRound : public ForwardingStore {
  public:
   StoreOfRound(std::shared_ptr<Store> below, std::function<void()> before_wait)
@@ -58,10 +58,10 @@ void wait_until(const std::atomic<bool>& what) {
   while (!what) std::this_thread::sleep_for(1ms);
 }
 
-// Rank 1 has put its address into the store, and does not connect until rank 0 has left.
+// Rank 1 has put its address into the store, but does not connect until rank 0 has left.
 void lose_a_rank() {
   const auto below = std::make_shared<MemoryStore>();
-  // Of the thread in which rank 1 connects, too, which make_gloo leaves behind.
+  // Shared with the thread in which rank 1 connects, because make_gloo leaves that thread behind.
   struct Flags {
     std::atomic<bool> is_stuck = false, may_go_on = false;
   };
@@ -78,7 +78,7 @@ void lose_a_rank() {
     try {
       connect(of_1, 1);
     } catch (const Error&) {
-      // It comes late: to a connection that rank 0 has left behind, or to none.
+      // Rank 1 connects too late: rank 0 has abandoned the connection or closed it.
     }
   });
   std::thread left([&] { EXPECT_THROW(connect(of_0, 0), PeerLost); });
@@ -90,7 +90,8 @@ void lose_a_rank() {
   lost.join();
 }
 
-// Which of two ranks calls the other follows from their addresses: one that calls need not wait.
+// Addresses decide which of the two ranks connects to the other, and the connecting one need not
+// wait.
 TEST(GlooConnects, NoLongerThanTheRoundLasts) {
   if (!has_gloo()) GTEST_SKIP() << "no Gloo in this build";
   for (int turn = 0; turn < 5; ++turn) lose_a_rank();

@@ -1,4 +1,4 @@
-// Our stores in c10d's clothes and c10d's in ours; the two together must be a Store again.
+// Adapters from our stores to c10d's and from c10d's to ours; both together must be a Store again.
 #include "comm/engines/c10d/store_adapter.h"
 
 #include <lockstep/base/error.h>
@@ -43,7 +43,7 @@ TEST(StoreForC10d, PutsKeysUnderItsPrefix) {
   EXPECT_THROW(store->wait({"never"}, 20ms), Timeout);
 }
 
-// The same calls on every c10d store that a launcher may give us.
+// Checks the same calls on every c10d store that a launcher may use.
 void expect_store(Store& store) {
   EXPECT_EQ(store.try_get("a"), std::nullopt);
   store.set("a", "one");

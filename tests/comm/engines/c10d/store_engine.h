@@ -1,4 +1,4 @@
-// An engine of c10d for tests, which does everything through the store it is given.
+// A c10d backend for tests, which does everything through the store passed to it.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -13,14 +13,14 @@
 
 namespace lockstep::test {
 
-// Work that was done when it was begun.
+// Work that is complete as soon as it is created.
 class CompleteWork final : public c10d::Work {
  public:
   bool isCompleted() override { return true; }
   bool wait(std::chrono::milliseconds) override { return true; }
 };
 
-// Gathers are all that a group of Lockstep needs for small reductions other than sums.
+// A group of Lockstep needs only gathers for small reductions other than sums.
 class StoreEngine : public c10d::Backend {
  public:
   StoreEngine(c10::intrusive_ptr<c10d::Store> store, int rank, int size)
@@ -40,7 +40,7 @@ class StoreEngine : public c10d::Backend {
   }
 
  protected:
-  // An all_to_all of bytes in which all ranks cut their input in the same way.
+  // An all_to_all of bytes in which all ranks split their input in the same way.
   c10::intrusive_ptr<c10d::Work> exchange(at::Tensor& output, const at::Tensor& input,
                                           const std::vector<std::int64_t>& output_counts,
                                           const std::vector<std::int64_t>& input_counts) {
@@ -57,7 +57,7 @@ class StoreEngine : public c10d::Backend {
   }
 
  private:
-  // Sets this round's value of this rank; returns what the keys of the round begin with.
+  // Publishes this rank's value for the round; returns the key prefix of the round.
   std::string publish(const at::Tensor& tensor) {
     auto round = std::to_string(++rounds_) + "/";
     const auto* bytes = static_cast<const std::uint8_t*>(tensor.const_data_ptr());

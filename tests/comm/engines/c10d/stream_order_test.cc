@@ -1,5 +1,5 @@
-// The order of a c10d engine's operations and of what a device was given, on a device of the tests'
-// own, with an engine that behaves as PyTorch's do: it begins after the current stream.
+// The order between a c10d backend's operations and earlier work on a device. The device is the
+// tests' own, and the backend behaves as PyTorch's do: it starts after the current stream.
 #include <lockstep/comm/c10d.h>
 #include <lockstep/comm/group.h>
 #include <lockstep/store/memory_store.h>
@@ -27,7 +27,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-// Reads its input when the current stream has come to the call, and writes its outputs at once.
+// Waits for the current stream, then reads its input and writes its outputs immediately.
 class DeviceEngine final : public test::StoreEngine {
  public:
   using StoreEngine::StoreEngine;
@@ -73,7 +73,7 @@ TEST(C10dStreamOrder, ReadsWhatTheStreamWasGivenBeforeThePost) {
   });
 }
 
-// Uneven parts go through copies on the device, which the run gives to a stream of its own.
+// Uneven parts are copied on the device, and the run issues the copies to a stream of their own.
 TEST(C10dStreamOrder, OutputsAreThereForEveryStreamAfterTheWait) {
   run_on_device(3, [](Group group) {
     const std::vector<std::int64_t> counts{1, 3, 2};
@@ -88,8 +88,8 @@ TEST(C10dStreamOrder, OutputsAreThereForEveryStreamAfterTheWait) {
   });
 }
 
-// What is given to the device after the post may change the input only after the wait; what is
-// given to other memory does not hold the operation up.
+// Work issued to the device after the post may change the input only after the wait. Work on other
+// memory does not delay the operation.
 TEST(C10dStreamOrder, DoesNotWaitForWhatIsGivenLater) {
   run_on_device(2, [](Group group) {
     auto mine = test::on_late_device(at::full({1}, group.rank() + 1.0f));

@@ -1,4 +1,4 @@
-// Which ranks share a host, and which engine that means.
+// Tests which ranks share a host, and which backend follows from that.
 #include "comm/engines/hierarchical/layout.h"
 
 #include "comm/init/choice.h"

@@ -1,5 +1,5 @@
-// The naive engine and what Group does above every engine: the checks of arguments, names, groups
-// of one.
+// The naive backend, and the work of Group above every backend: argument checks, names, groups of
+// one rank.
 #include <lockstep/base/error.h>
 #include <lockstep/comm/local.h>
 

@@ -1,5 +1,5 @@
-// Ranks as threads whose tensors are on a device: here one of the tests' own, of which nothing
-// happens before a rank waits for it.
+// Ranks that are threads, with tensors on a device: the tests' own, which executes nothing before a
+// rank waits for it.
 #include <lockstep/comm/local.h>
 
 #include "support/torch/late_device.h"
@@ -36,7 +36,8 @@ TEST(LocalStreamOrder, OutputsAreThereForEveryStreamAfterTheWait) {
   });
 }
 
-// What a rank's memory was given before its post comes before what the operation writes there.
+// Work that was issued on a rank's memory before its post comes before the operation's writes to
+// that memory.
 TEST(LocalStreamOrder, AnOutputComesAfterWhatItsMemoryWasGivenBeforeThePost) {
   run_as_threads(2, [](Group group) {
     const auto other = test::new_late_stream();

@@ -1,4 +1,4 @@
-// What only a run that mpirun started can show; elsewhere these tests say so and are skipped.
+// Tests that need a run started by mpirun; they are skipped otherwise.
 #include <lockstep/base/error.h>
 #include <lockstep/comm/init.h>
 
@@ -29,12 +29,13 @@ class UnderMpirun : public testing::Test {
  protected:
   void SetUp() override {
     if (!test::is_under_mpirun()) GTEST_SKIP() << "mpirun did not start this program";
-    // Before init() serves one at the same place for the life of its group only.
+    // Creates the rendezvous before init() does, because init() would serve one at the same place
+    // only for the lifetime of its group.
     static_cast<void>(test::RankRendezvous(Engine::mpi, 1).store());
   }
 };
 
-// Both plug-ins lie beside each other: the launcher's environment tells them apart.
+// Both plug-ins are in the same folder; the launcher's environment selects one.
 TEST_F(UnderMpirun, TheLibraryIsThatOfTheLauncher) {
   bool is_open_mpi = std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr;
   auto library = mpi::ProgressThread::open().library();
@@ -51,7 +52,7 @@ TEST_F(UnderMpirun, MpiCarriesTheFirstMessagesOfAStore) {
       auto key = "rank " + std::to_string(rank);
       EXPECT_EQ(store->get(key, Deadline::after(20s)), key);
     }
-    // Rank 0 serves it: the others are through before it goes.
+    // Rank 0 serves the store, so it waits until all others are done.
     EXPECT_LE(store->add("through", 1), office.size());
     while (office.rank() == 0 && store->add("through", 0) < office.size())
       std::this_thread::sleep_for(1ms);
@@ -108,7 +109,7 @@ TEST_F(UnderMpirun, ARankThatLeavesIsMissed) {
   });
 }
 
-// Nobody gets the message, and the memory that MPI still holds is given back in the end.
+// The message is never received; the memory that MPI still uses is freed eventually.
 TEST_F(UnderMpirun, AGroupMayEndWithMessagesUnderWay) {
   test::run_group(Engine::mpi, 2, [](Group world) {
     auto group = world.split(0);

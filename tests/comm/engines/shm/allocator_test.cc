@@ -91,7 +91,7 @@ TEST(Arena, FreesABlockWhenItsLastHolderLetsGo) {
   EXPECT_GT(arena.used(), before + (1 << 20));
   Arena::release_hold(held);
   EXPECT_EQ(arena.used(), before);
-  for (int i = 0; i < 100; ++i) {  // far more than it has room for
+  for (int i = 0; i < 100; ++i) {  // far more than the arena has room for
     auto* again = arena.allocate_held(4 << 20, 1);
     Arena::release_hold(again);
   }

@@ -1,4 +1,5 @@
-// Small operations, whose inputs ride in the slots: what is read late, by whom, and in which order.
+// Small operations, whose inputs are inline in the slots: late reads, reads by the watcher, and
+// their order.
 #include "comm/engines/shm/ranks.h"
 
 #include <lockstep/base/error.h>
@@ -29,8 +30,8 @@ TEST(Carried, OperationsNeedNoLaterAttention) {
   });
 }
 
-// A ring of posts that one rank has made and never looked at must not hold the others up: they are
-// read on its behalf by its watcher.
+// If a rank has filled its ring with posts and does not process them, the other ranks must not
+// stall: its watcher reads the inputs on its behalf.
 TEST(Carried, InputsAreReadForARankThatBlocksElsewhere) {
   std::atomic<bool> all_posted{false};
   std::atomic<bool> released{false};
@@ -82,7 +83,7 @@ TEST(Carried, OperationsAndLargeOnesKeepTheirOrder) {
   });
 }
 
-// Memory that all ranks share, in the arena of rank 0.
+// Memory in the arena of rank 0 that all ranks share.
 struct SharedFloats {
   static constexpr std::size_t count = 32;
   SharedFloats(Endpoint& endpoint, std::atomic<std::size_t>& offset) {
@@ -105,7 +106,7 @@ struct SharedFloats {
   float* first = nullptr;
 };
 
-// Rank 0 writes again as soon as its own wait() has returned; rank 1 has posted and looks later.
+// Rank 0 writes again as soon as its own wait() has returned; rank 1 has posted, but waits later.
 TEST(Carried, WhatLiesAtItsPlaceInSharedMemoryIsNotMoved) {
   for (auto collective : {Collective::all_gather, Collective::broadcast}) {
     std::atomic<std::size_t> offset{0};
@@ -138,8 +139,8 @@ TEST(Carried, WhatLiesAtItsPlaceInSharedMemoryIsNotMoved) {
   }
 }
 
-// Rank 1 posts and then blocks outside of the library: its watcher carries the gather out for it
-// before the barrier is complete anywhere.
+// Rank 1 posts and then blocks outside of the library: its watcher executes the inline gather
+// before the barrier is complete on any rank.
 TEST(Carried, ABarrierComesAfterWhatSmallOperationsWriteToSharedMemory) {
   for (bool polls : {false, true}) {
     std::atomic<std::size_t> offset{0};

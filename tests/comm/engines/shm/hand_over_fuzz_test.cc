@@ -1,6 +1,6 @@
-// Processes that come to a hand-over and are no ranks: what one sends that knows the token is
-// refused with an error, what the others send is dropped, and what another user sends is not even
-// read.
+// Processes that connect to a hand-over but are not ranks. Messages with the token but wrong
+// content are refused with an error; messages without the token are dropped; messages of another
+// user are not even read.
 #include "comm/engines/shm/endpoint.h"
 #include "support/fuzz.h"
 #include "support/processes.h"
@@ -33,7 +33,7 @@ namespace {
 using namespace std::chrono_literals;
 using shm::Endpoint;
 
-constexpr std::size_t size_place = 12, rank_place = 16;  // of a greeting: magic, version, size, ...
+constexpr std::size_t size_place = 12, rank_place = 16;  // offsets in a greeting
 constexpr std::size_t token_place = 24, arena_bytes_place = 56;
 constexpr std::size_t greeting_bytes = 72;
 constexpr std::size_t arena = 4 << 20;
@@ -55,7 +55,7 @@ sys::FileDescriptor connect_to_rank_0(Store& store) {
   return sys::connect_to(sys::SocketAddress::abstract(rank_0(store).name), Deadline::after(10s));
 }
 
-// What rank 0 says; its descriptor is left to the kernel.
+// Returns the greeting of rank 0; the kernel closes the descriptor that comes with it.
 std::string receive_greeting(int socket) {
   std::string bytes(256, '\0');
   if (!sys::wait_ready(socket, POLLIN, Deadline::after(10s))) return {};
@@ -71,7 +71,7 @@ void put(std::string& bytes, std::size_t place, Number number) {
   }
 }
 
-// What rank 1 of 2 says to a rank with that token.
+// Returns the correct greeting of rank 1 of 2 with this token.
 std::string right_greeting(const std::string& token) {
   std::string greeting(greeting_bytes, '\0');
   put(greeting, 0, std::uint64_t{0x6b636f6c6d6873});
@@ -83,7 +83,8 @@ std::string right_greeting(const std::string& token) {
   return greeting;
 }
 
-// Memory that is right, too small, or can shrink; no memory at all; none or two.
+// Returns memory that is correct, too small, or can shrink; or a file that is no memory; or no
+// file, or two.
 std::vector<sys::FileDescriptor> some_files(Random& random) {
   std::vector<sys::FileDescriptor> files;
   auto sealed = [] {
@@ -112,7 +113,7 @@ std::vector<sys::FileDescriptor> some_files(Random& random) {
   return files;
 }
 
-// What a process says that pretends to be rank 1.
+// Returns a possibly wrong greeting of a process that pretends to be rank 1.
 std::string some_greeting(std::string greeting, Random& random) {
   if (one_in(random, 8)) put(greeting, rank_place, static_cast<std::uint32_t>(random()));
   constexpr std::uint64_t sizes[] = {0, 1, 64, 4096, arena + 1, std::uint64_t{1} << 47, ~0ULL};
@@ -134,11 +135,11 @@ void pretend(Store& store, Random& random) {
         some_files(random));
     if (one_in(random, 2)) std::this_thread::sleep_for(1ms);
   } catch (const Error&) {
-    return;  // the rank has had enough
+    return;  // the rank has closed the connection
   }
 }
 
-// A rank 1 that joins as it should, where rank 0 still waits for one.
+// Joins correctly as rank 1, if rank 0 still waits for it.
 void come_in_order(Store& store) {
   try {
     const auto at = sys::SocketAddress::abstract(rank_0(store).name);
@@ -170,14 +171,14 @@ TEST(HandOverFuzz, GreetingsAreAcceptedOrRefused) {
     pretend(*store, rounds.random());
     come_in_order(*store);
     rank.join();
-    EXPECT_LT(Clock::now() - start, 4s);  // none waits for its deadline
+    EXPECT_LT(Clock::now() - start, 4s);  // no rank waits until its deadline
   }
   if (!rounds.enough()) return;
   EXPECT_GT(accepted, rounds.count() / 4);
   EXPECT_GT(refused, rounds.count() / 20);
 }
 
-// A process of the same user that lists the names of sockets and connects, but has not the token.
+// Connects as a process of the same user that knows the socket's name but not the token.
 void disturb(const std::string& name, int kind) {
   auto socket = sys::connect_to(sys::SocketAddress::abstract(name), Deadline::after(10s));
   if (kind == 1)

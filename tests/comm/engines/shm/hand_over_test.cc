@@ -22,7 +22,7 @@ shm::EndpointOptions hurried() {
   return {.timeout = 5s, .join_timeout = 500ms, .arena_bytes = 64 << 20};
 }
 
-// What a rank that believes in (rank, size) throws while it joins.
+// Returns the error that a rank with this (rank, size) gets when it joins.
 std::string error_of_joining(const std::shared_ptr<Store>& store, int rank, int size) {
   try {
     Endpoint endpoint(store, rank, size, hurried());

@@ -1,4 +1,4 @@
-// How soon the others know of a death: 50 ms, whether they wait or not.
+// The other ranks detect a death within 50 ms, whether they are in an operation or not.
 #include "comm/engines/shm/ranks.h"
 
 #include <lockstep/base/error.h>
@@ -18,14 +18,14 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-// Rank 0 kills rank 1 and returns when its group knows it; `learn` is what it does meanwhile.
+// Rank 0 kills rank 1 and returns once its group has detected it; meanwhile it calls `learn`.
 template <typename Learn>
 Clock::duration time_to_learn(Endpoint& endpoint, const Learn& learn) {
   Group& group = endpoint.world();
   std::vector<float> values(100'000, 1);
   run(group, call(Collective::all_reduce, values, values));
   if (group.rank() != 0) {
-    std::this_thread::sleep_for(30s);  // until it is killed, or the others are gone
+    std::this_thread::sleep_for(30s);  // until it is killed or the other ranks are gone
     return {};
   }
   std::this_thread::sleep_for(20ms);
@@ -47,7 +47,7 @@ void wait_for_operation(Group& group) {
   EXPECT_THROW(run(group, call(Collective::all_reduce, values, values)), PeerLost);
 }
 
-// The machine may be busy: the middle one of several, and none much later.
+// The machine may be busy, so the median must be soon and no value much later.
 template <typename Learn>
 void expect_soon(int ranks, const Learn& learn) {
   constexpr int rounds = 7;

@@ -9,7 +9,7 @@
 namespace lockstep::shm {
 namespace {
 
-// Where an output's element comes from: an element of one rank, or of every rank combined.
+// The origin of an output element: an element of one rank, or the combination over all ranks.
 struct Source {
   static constexpr int everyone = -1;
   static constexpr int nobody = -2;
@@ -18,9 +18,9 @@ struct Source {
   bool operator==(const Source&) const = default;
 };
 
-constexpr std::int64_t most_elements = 1 << 20;  // of an output here
+constexpr std::int64_t most_elements = 1 << 20;  // of an output in these tests
 
-// The sources of each rank's output, element by element.
+// The sources of each output element of each rank.
 using Written = std::vector<std::vector<Source>>;
 
 void note(Written& written, int rank, std::int64_t element, Source source) {

@@ -1,4 +1,4 @@
-// How much freed memory an arena keeps: what was wanted again, for as long as it is.
+// Tests how much freed memory an arena keeps: the amount that was reused recently.
 #include "comm/engines/shm/allocator.h"
 
 #include "comm/engines/shm/arena.h"
@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::size_t mebibyte = 1 << 20;
 
-// A training step: activations one after another, and all of them gone at its end.
+// A training step: allocates activations one after another and frees all of them at its end.
 void step(Reuse& reuse, std::size_t blocks) {
   for (std::size_t block = 0; block < blocks; ++block) reuse.allocated(mebibyte);
   for (std::size_t block = 0; block < blocks; ++block) reuse.freed(mebibyte);
