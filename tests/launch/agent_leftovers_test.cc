@@ -19,12 +19,12 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Processes write their numbers into a folder, as files; the tests look whether they still live.
+// Processes create files named after their pids; the tests check whether these processes are alive.
 class Witnesses {
  public:
-  // Shell words with which a process signs in.
+  // Shell command with which a process registers.
   [[nodiscard]] std::string sign() const { return "touch " + folder_.path().string() + "/$$"; }
-  // Shell words that wait until that many have signed in.
+  // Shell command that waits until `count` processes have registered.
   [[nodiscard]] std::string all(int count) const {
     return until_files(count, folder_.path().string());
   }
@@ -34,7 +34,7 @@ class Witnesses {
       pids.push_back(std::stoi(file.path().filename().string()));
     return pids;
   }
-  // Zombies do not live: orphans are collected by init, when it comes to it.
+  // Zombies do not count: init reaps orphans at an unknown time.
   [[nodiscard]] std::vector<pid_t> living() const {
     std::vector<pid_t> pids = signed_in();
     std::erase_if(pids, [](pid_t pid) {
@@ -45,7 +45,7 @@ class Witnesses {
     });
     return pids;
   }
-  // Until that many have signed in.
+  // Blocks until `count` processes have registered.
   void await(std::size_t count) const {
     const Deadline limit = Deadline::after(far_too_long);
     while (signed_in().size() < count && !limit.passed()) std::this_thread::sleep_for(5ms);
@@ -89,7 +89,7 @@ TEST(AgentLeftovers, OneThatHoldsTheOutputOpenDoesNotHoldTheAgent) {
   EXPECT_EQ(witnesses.living(), std::vector<pid_t>{});
 }
 
-// It has a second; where the machine does not let it, it has another try.
+// The daemon has one second; if a busy machine takes longer, the test tries again.
 TEST(AgentLeftovers, ADaemonMayEndInOrder) {
   const test::TemporaryFolder folder;
   const std::string note = folder / "note";
@@ -118,8 +118,8 @@ TEST(AgentLeftovers, ChildrenFromBeforeAreLeftAlone) {
 }
 
 TEST(AgentLeftovers, OrphansAreCollectedWhileRanksRun) {
-  // A rank that orphans a short-lived process and runs until its parent, the agent, has adopted and
-  // collected it.
+  // The rank orphans a short-lived process and runs until its parent, the agent, has adopted and
+  // reaped the orphan.
   const test::TemporaryFolder folder;
   const std::string pid = folder / "pid";
   const Ran ran = run_agent(shells(1, "(sh -c 'echo $$ > " + pid + ".part; mv " + pid + ".part " +
@@ -129,7 +129,7 @@ TEST(AgentLeftovers, OrphansAreCollectedWhileRanksRun) {
   EXPECT_EQ(ran.output, "[rank 0] collected\n");
 }
 
-// Where the machine lets them: of five tries, one is enough.
+// The machine may be busy: one of five tries must be fast enough.
 TEST(AgentLeftovers, RanksEndWithinASecondOfTheAgentsOwnDeath) {
   Duration shortest = Duration::max();
   for (int i = 0; i < 5 && shortest > 1s; ++i) {

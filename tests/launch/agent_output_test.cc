@@ -39,7 +39,7 @@ TEST(AgentOutput, StreamsAreKeptApart) {
   EXPECT_EQ(ran.error, "[rank 0] to-error\n");
 }
 
-// Rank 0 speaks for all ranks that fail together, and another one may end first.
+// Rank 0 reports for all ranks that fail together, and another rank may end first.
 TEST(AgentOutput, TheReportShowsTheReasonAndNotWhoWasSilent) {
   const test::TemporaryFolder folder;
   const std::string first = folder / "first";
@@ -54,7 +54,7 @@ TEST(AgentOutput, TheReportShowsTheReasonAndNotWhoWasSilent) {
   EXPECT_NE(ours.error.find("the others ended with it: rank 1: exit code 1\n"), std::string::npos)
       << ours.error;
 
-  // Of a program that is not ours nobody knows whether it only speaks of the other's end.
+  // In a program other than ours, the message of rank 0 may only be about the failure of rank 1.
   const Ran other = run_agent(shells(2, rank_1_first + "echo ValueError: x >&2; exit 3"));
   EXPECT_EQ(other.result.exit_code, 1);
   EXPECT_EQ(other.result.cause->rank, 1);
@@ -97,7 +97,7 @@ TEST(AgentOutput, ALogThatIsNoRegularFileIsRefusedAtOnce) {
   }
 }
 
-// The limit is of the agent and its ranks; the rank's own output is a pipe.
+// The limit applies to the agent and its ranks; the rank's own output is a pipe.
 TEST(AgentOutput, ALogThatMayNotGrowFurtherIsSaidAndTheRankGoesOn) {
   const test::TemporaryFolder folder;
   test::expect_ranks(1, [&](int) {
@@ -120,7 +120,7 @@ TEST(AgentOutput, ALogThatMayNotGrowFurtherIsSaidAndTheRankGoesOn) {
   });
 }
 
-// Standard output is a pipe that nobody reads.
+// Standard output is a pipe without a reader.
 TEST(AgentOutput, AReaderThatTakesNothingDoesNotHoldTheAgentForEver) {
   int ends[2];
   ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
@@ -219,7 +219,7 @@ TEST(AgentOutput, ALineThatABufferCutsInTwoIsShownWhole) {
                            begun + "; await " + printed + "; echo y; else await " + begun +
                            "; echo z; touch " + printed + "; fi"));
   const std::string whole = "[rank 0] " + std::string(4096, 'x') + "y\n", other = "[rank 1] z\n";
-  // An agent that was held up finds both lines whole, and shows them in any order.
+  // A delayed agent finds both lines complete and prints them in any order.
   EXPECT_TRUE(ran.output == other + whole || ran.output == whole + other) << ran.output;
 }
 
@@ -246,7 +246,7 @@ TEST(AgentOutput, ASlowReaderSlowsTheRanksAndLosesNothing) {
       received.append(buffer, size);
   });
   const Screen error;
-  WorkerSpec spec = shells(2, "seq 400000");  // 2.7 MB each: more than pipes and buffers hold
+  WorkerSpec spec = shells(2, "seq 400000");  // 2.7 MB each: more than the pipes and buffers hold
   spec.output = write_end.get();
   spec.error = error.descriptor();
   EXPECT_EQ(Agent(spec).run().exit_code, 0);

@@ -20,8 +20,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Runs the agent and, once every rank has printed "ready", what the user does: user(agent, over),
-// which may continue until the run has ended.
+// Runs the agent and, once every rank has printed "ready", calls user(agent, over), which may
+// continue until the run has ended.
 template <typename User>
 Ran run_with(WorkerSpec spec, User user) {
   const Screen output, error;
@@ -92,7 +92,7 @@ TEST(AgentSignals, RanksMayEndInOrder) {
 }
 
 TEST(AgentSignals, ChildrenOfRanksGetThemToo) {
-  // The shell does not pass signals on: its child has to be signalled itself.
+  // The shell does not forward signals, so its child must get the signal directly.
   const Ran ran = run_with(
       shells(1,
              "trap 'wait; exit 0' TERM; "
@@ -111,8 +111,8 @@ TEST(AgentSignals, SigkillFollowsAfterTheGracePeriod) {
   EXPECT_GE(ran.took, 300ms);
 }
 
-// Two that an agent which was held up finds together are one, as the echo of `timeout -s INT` is:
-// then it takes another one.
+// If a delayed agent finds two signals together, they count as one, like the echo of `timeout -s
+// INT`: then another one is necessary.
 TEST(AgentSignals, ASecondSigintKillsAtOnce) {
   WorkerSpec spec = shells(2, "trap '' INT; echo ready; while :; do sleep 0.02; done");
   spec.grace = 2 * far_too_long;

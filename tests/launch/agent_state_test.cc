@@ -12,7 +12,7 @@ using namespace std::chrono_literals;
 constexpr sys::ExitStatus well{}, code_3{.code = 3}, killed{.signal = SIGKILL},
     interrupted{.signal = SIGINT};
 
-// Three ranks that run since time 0; grace periods of 30 s and 5 s.
+// Three ranks that run from time 0, with grace periods of 30 s and 5 s.
 struct Case : testing::Test {
   Case() { life.all_started(); }
   static AgentStateMachine::Time at(Duration since) { return AgentStateMachine::Time(since); }
@@ -31,7 +31,7 @@ TEST_F(AgentStateMachineTest, AllEndWell) {
   EXPECT_EQ(life.exit_code(), 0);
 }
 
-// Of a run with rounds: SIGTERM waits for the word that the round is over.
+// In a run with rounds, SIGTERM is delayed until the end of the round is announced.
 TEST_F(AgentStateMachineTest, TheEndOfARoundIsSaidByOthers) {
   AgentStateMachine round{3, {.stop = 30s, .failure = 5s, .notice = std::nullopt}};
   round.all_started();
@@ -63,7 +63,7 @@ TEST_F(AgentStateMachineTest, AFailureGivesTheOthersAMomentThenSigtermThenSigkil
   EXPECT_EQ(life.take_signal(), std::nullopt);
   life.time_is(at(11s));
   EXPECT_EQ(life.take_signal(), SIGTERM);
-  EXPECT_EQ(life.take_signal(), std::nullopt);  // once
+  EXPECT_EQ(life.take_signal(), std::nullopt);  // only once
   EXPECT_EQ(life.next(), at(16s));
   life.time_is(at(16s));
   EXPECT_EQ(life.take_signal(), SIGKILL);
@@ -93,7 +93,7 @@ TEST_F(AgentStateMachineTest, ASignalIsPassedOnAndSigkillFollows) {
   EXPECT_EQ(life.take_signal(), SIGKILL);
   life.ended(1, killed, at(31s));
   life.ended(2, killed, at(31s));
-  EXPECT_EQ(life.exit_code(), 128 + SIGTERM);  // we killed it because of that
+  EXPECT_EQ(life.exit_code(), 128 + SIGTERM);  // the agent killed it because of the signal
 }
 
 TEST_F(AgentStateMachineTest, RanksThatEndWellWhenAskedMakeAGoodEnd) {
@@ -112,7 +112,7 @@ TEST_F(AgentStateMachineTest, RanksThatTheSignalEndsGiveItsCode) {
 TEST_F(AgentStateMachineTest, ASecondSigintKillsButNotItsEcho) {
   life.signalled(SIGINT, at(1s));
   EXPECT_EQ(life.take_signal(), SIGINT);
-  life.signalled(SIGINT, at(1100ms));  // `timeout -s INT` signals its child and then its group
+  life.signalled(SIGINT, at(1100ms));  // `timeout -s INT` signals its child, then its group
   EXPECT_EQ(life.take_signal(), std::nullopt);
   life.signalled(SIGINT, at(2s));
   EXPECT_EQ(life.take_signal(), SIGKILL);

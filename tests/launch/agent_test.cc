@@ -101,7 +101,7 @@ TEST(Agent, WithoutProcNothingIsStarted) {
   });
 }
 
-// As init() does when a group dies.
+// Writes a flight record, as init() does when a group dies.
 constexpr const char* leaves_a_record =
     "mkdir -p $LOCKSTEP_FLIGHT; echo {} > $LOCKSTEP_FLIGHT/flight-rank-$RANK.json; "
     "echo $LOCKSTEP_FLIGHT; ";
@@ -131,7 +131,7 @@ TEST(Agent, FlightRecordsAreKeptAndNamedOnlyWhenTheRunHasFailed) {
   EXPECT_FALSE(std::filesystem::exists(folder_of_records(stopped)));
   EXPECT_EQ(stopped.error.find("report hang"), std::string::npos) << stopped.error;
 
-  const test::TemporaryFolder logs;  // what the user has named is the user's
+  const test::TemporaryFolder logs;  // a folder that the user names belongs to the user
   WorkerSpec logged = shells(1, leaves_a_record);
   logged.log_folder = logs.path().string();
   EXPECT_EQ(folder_of_records(run_agent(logged)), logs.path().string());
@@ -171,8 +171,8 @@ TEST(Agent, OnlyRankZeroHasTheStandardInput) {
             (std::multiset<std::string>{"[rank 0] <words>", "[rank 1] <>", "[rank 2] <>"}));
 }
 
-// The others fail when the agent has seen the end of rank 1: until then its process is there. That
-// the agent asks them to end meanwhile changes nothing.
+// The other ranks fail after the agent has reaped rank 1; until then its process exists. SIGTERM
+// from the agent in the meantime must not change the result.
 TEST(Agent, TheFirstFailureIsReportedAndItsCodeReturned) {
   const test::TemporaryFolder folder;
   const test::TemporaryFolder deaf;
@@ -246,7 +246,7 @@ TEST(Agent, ARankThatEndsWellDoesNotEndTheOthers) {
   EXPECT_EQ(ran.output, "[rank 1] still here\n");
 }
 
-// Before anything else is looked at: the port is in use.
+// The program is checked first: the port is in use, too.
 TEST(Agent, WhatIsNotFoundIs127WithOneLine) {
   const RoundStore other = serve_store(0);
   const Ran ran =

@@ -1,4 +1,4 @@
-// Agents of nodes that may come and go, and what their ranks print.
+// Agents of nodes that may join and leave, and the output of their ranks.
 #pragma once
 
 #include "launch/run_nodes.h"
@@ -24,7 +24,7 @@ inline std::vector<WorkerSpec> elastic_nodes(int nodes, int least, int ranks,
     spec.arguments.insert(spec.arguments.end(), {"sh", folder.path().string()});
     spec.prefix = PrefixStyle::none;
     spec.nodes.least_nodes = least;
-    spec.nodes.last_call = std::chrono::seconds(10);  // all come
+    spec.nodes.last_call = std::chrono::seconds(10);  // long enough for all nodes to join
     specs.push_back(spec);
   }
   return specs;

@@ -96,7 +96,7 @@ TEST(ErrorFile, WithoutLogsNothingIsLeft) {
   EXPECT_FALSE(std::filesystem::exists(file.parent_path())) << file;
 }
 
-// A run needs no error files.
+// A run works without error files.
 TEST(ErrorFile, AFolderForTemporaryFilesThatTakesNothingIsNoFailure) {
   test::expect_ranks(1, [](int) {
     ::setenv("TMPDIR", "/proc/nowhere", 1);
@@ -106,7 +106,7 @@ TEST(ErrorFile, AFolderForTemporaryFilesThatTakesNothingIsNoFailure) {
   });
 }
 
-// torchrun's own reader takes our files.
+// The reader of torchrun accepts our files.
 TEST(ErrorFile, TorchReadsIt) {
   if (!test::python()) GTEST_SKIP() << test::no_python;
   const test::TemporaryFolder folder;

@@ -80,7 +80,8 @@ class FixedRounds : public testing::Test {
   std::unique_ptr<Rounds> nodes_[2];
 };
 
-// Node 1 has claimed it, and still waits whether a node is lost.
+// Node 1 has claimed the failure, but has not published it: it still waits to learn whether a node
+// is lost.
 TEST_F(FixedRounds, TheFailureThatCameFirstIsTheResultWhicheverIsPublishedFirst) {
   join_both(20s);
   offer(0);

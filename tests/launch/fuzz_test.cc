@@ -1,5 +1,5 @@
-// Hostile input of the launcher: the texts that agents of several nodes exchange, the store in
-// which the ranks of a run meet, and what ranks print.
+// Hostile input to the launcher: the messages between agents of several nodes, the store in which
+// the ranks of a run meet, and the output of ranks.
 #include "support/fuzz.h"
 #include "base/format.h"
 #include "launch/environment.h"
@@ -31,7 +31,7 @@ using test::mutated;
 using test::one_in;
 using test::Random;
 
-// A text of the protocol, or a few words of one.
+// Returns a message of the protocol, or a fragment of one.
 std::string some_text(Random& random) {
   switch (below(random, 7)) {
     case 0:
@@ -70,7 +70,7 @@ std::string some_text(Random& random) {
   }
 }
 
-// What a parser makes of a text says the same when it is written and read again.
+// A parsed message must be unchanged after it is written and parsed again.
 template <class Parse>
 bool is_read_or_refused(const std::string& text, Parse parse) {
   try {
@@ -145,7 +145,7 @@ std::string some_output(Random& random) {
   return one_in(random, 2) ? mutated(text, random) : text;
 }
 
-// Of the lines on a terminal, each with the rank that has printed it.
+// Every line on the terminal must begin with the rank that printed it.
 void expect_marked_lines(const std::string& text) {
   bool at_start = true;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -166,7 +166,7 @@ TEST(Fuzz, WhateverRanksPrintIsShownUnderTheirNumber) {
     for (int i = 0; i < 20; ++i) {
       int stream = static_cast<int>(below(rounds.random(), 4));
       std::string text = some_output(rounds.random());
-      if (text.ends_with('\r')) text.pop_back();  // waits for what follows: see unfinished()
+      if (text.ends_with('\r')) text.pop_back();  // held back, see unfinished()
       EXPECT_LE(unfinished(text), text.size());
       printer.print(stream, stream / 2, text);
       last.add(stream, text);

@@ -10,7 +10,7 @@ namespace {
 using namespace std::chrono_literals;
 
 struct HeartbeatMonitorTest : testing::Test {
-  // Looks every second for `seconds`, and returns how often the process was found to be lost.
+  // Checks once per second for `seconds`; returns how often the process was considered lost.
   int look(int seconds, bool beats) {
     int lost = 0;
     for (int i = 0; i < seconds; ++i, now += 1s) {

@@ -1,4 +1,4 @@
-// The words of agents: what is written is read back, and nothing else is.
+// Messages of agents: the parsers accept what the agents write, and nothing else.
 #include "launch/node_messages.h"
 #include "launch/node_ranks.h"
 
@@ -87,8 +87,8 @@ TEST(NodeMessages, AnythingElseIsBadInputThatSaysWhere) {
   expect_words(of_run_result("failed 1 0 0 0 0\nat\nhow\nlog\n"), {"at", "'at'"});
 }
 
-// No text makes a parser do anything but return or throw BadInput, and what it returns can be
-// written and read again.
+// For any text, a parser returns or throws BadInput; a returned message can be written and parsed
+// again.
 TEST(NodeMessages, MutatedTextsAreReadOrRefused) {
   std::mt19937 random(7);
   const auto below = [&](std::size_t limit) { return random() % limit; };

@@ -1,5 +1,5 @@
-// Agents of two nodes that come together while a process that knows the secret writes nonsense into
-// their store: each of them ends its rendezvous, with all nodes or with an error, in time.
+// Agents of two nodes meet while a process that knows the secret writes nonsense into their store.
+// Each agent must end its rendezvous in time, with all nodes or with an error.
 #include "launch/node_ranks.h"
 #include "launch/round_store.h"
 #include "launch/rounds.h"
@@ -37,7 +37,7 @@ std::string text_to_gather(Random& random) {
   return one_in(random, 2) ? mutated(text, random) : text;
 }
 
-// Writes before the agents do, beside them or after them.
+// Writes before, during or after the writes of the agents.
 void disturb(int port, const std::string& secret, Random& random) {
   TcpStore store(
       {.port = static_cast<std::uint16_t>(port), .secret = secret, .connect_timeout = 500ms});
@@ -46,7 +46,7 @@ void disturb(int port, const std::string& secret, Random& random) {
   for (auto count = 1 + below(random, 3); count > 0; --count) {
     std::this_thread::sleep_for(std::chrono::microseconds(below(random, 1000)));
     const std::string& key = keys[below(random, std::size(keys))];
-    // Node 0 does not wait for an agent that never was.
+    // Node 0 does not wait for an agent that has never joined.
     if (key == round_key::agent(1)) store.set_on_disconnect(round_key::gone(1), "");
     store.set(key, text_to_gather(random));
   }
@@ -85,7 +85,7 @@ TEST(Fuzz, AgentsGatherOrSayWhyNot) {
     std::thread second([&] { agent(1, came[1], left[1]); });
     try {
       disturb(port, secret, rounds.random());
-    } catch (const Error&) {  // the store has gone with its agent
+    } catch (const Error&) {  // the store has ended with its agent
     }
     first.join();
     second.join();

@@ -1,4 +1,4 @@
-// Agents that do not come together: one line each that says why.
+// Agents whose rendezvous fails: each prints one line that says why.
 #include "launch/run_nodes.h"
 
 #include <gtest/gtest.h>
@@ -64,7 +64,7 @@ TEST(NodeRanks, WithoutNode0) {
   expect_words(ran[0].problem, {"node 1 waited 4s for node 0 at " + spec.nodes.rendezvous});
 }
 
-// A run that goes on until an agent has been refused.
+// A run that lasts until an agent has been refused.
 struct UntilRefused {
   [[nodiscard]] std::string script() const { return until("[ -e " + refused + " ]"); }
   [[nodiscard]] AroundAgent around() const {
@@ -146,7 +146,7 @@ TEST(NodeRanks, DifferentSecrets) {
     EXPECT_EQ(node.exit_code, 0) << node.problem;
 }
 
-// What is found before anything is sent.
+// Errors that are found before anything is sent.
 TEST(NodeRanks, MistakesOfOneAgent) {
   const test::TemporaryFolder folder;
   const auto problem = [](const WorkerSpec& spec) {
@@ -175,7 +175,8 @@ TEST(NodeRanks, NumbersThatMakeNoSenseAreBadInput) {
   EXPECT_NO_THROW(Agent{good});
 }
 
-// A peer without the secret gets nothing, and one that only holds a connection open stops no agent.
+// A peer without the secret is rejected, and a peer that only holds a connection open delays no
+// agent.
 TEST(NodeRanks, StrangersAtTheDoor) {
   const auto port = test::free_port();
   auto specs = std::vector{node_spec(2, 0, port, 1, "true"), node_spec(2, 1, port, 1, "true")};
@@ -188,7 +189,7 @@ TEST(NodeRanks, StrangersAtTheDoor) {
           sys::send_all(socket.get(), sys::bytes_of("LSSTORE1"), Deadline::after(1s));
         ::poll(nullptr, 0, 5);
       } catch (const Error&) {
-        continue;  // shown the door
+        continue;  // the connection was closed
       }
     }
   });

@@ -1,4 +1,4 @@
-// Agents of several nodes: how a run goes, and how it ends.
+// Agents of several nodes: how a run proceeds and ends.
 #include "launch/run_nodes.h"
 
 #include <gtest/gtest.h>
@@ -52,7 +52,7 @@ std::size_t times(const std::string& text, const std::string& word) {
   return count;
 }
 
-// The last agent comes first, and the ranks expect no other round.
+// The agent of the last node starts first, and the ranks expect no other round.
 TEST(Nodes, RanksAreNumberedByNode) {
   const test::TemporaryFolder folder;
   auto specs = same_nodes(
@@ -103,7 +103,7 @@ TEST(Nodes, TheFirstFailureIsReportedByEveryAgentOnce) {
                               "ended after it: ranks 4, 5: killed by signal 15 (SIGTERM)"});
 }
 
-// Whichever it is.
+// Any of the failures may be shown.
 TEST(Nodes, OfFailuresAtTheSameTimeAllAgentsShowTheSame) {
   for (int round = 0; round < 3; ++round) {
     const auto ran = run_nodes(same_nodes(4, 1, "exit $((10 + RANK))"));
@@ -134,7 +134,7 @@ TEST(Nodes, ARankThatEndsWellWaitsForTheOtherNodes) {
   EXPECT_EQ(ran[1].output, "[rank 1] still here\n");
 }
 
-// Rank `rank` of 3 kills its agent when all ranks have begun.
+// Rank `rank` of 3 kills its agent when all ranks have started.
 std::string killing_agent_of(int rank, const test::TemporaryFolder& folder) {
   return all_come(3, folder.path().string()) + "if [ $RANK = " + std::to_string(rank) +
          " ]; then kill -9 $PPID; fi; exec sleep 60";
@@ -168,11 +168,11 @@ TEST(Nodes, AKilledAgentOfNode0EndsTheRun) {
   }
 }
 
-// Longer than a busy machine keeps an agent from a heartbeat.
+// Longer than a busy machine delays a heartbeat.
 constexpr auto lost_after = 6s;
 
-// Rank `rank` of 3 stops its agent when all ranks have begun, and does `then`; the agent goes on
-// a second after the others' ranks have ended: they have given it up by then.
+// Rank `rank` of 3 stops its agent when all ranks have started, and runs `then`. The agent
+// continues a second after the other ranks have ended; by then the other agents consider it lost.
 std::string stopping_agent_of(int rank, const test::TemporaryFolder& folder,
                               const std::string& then) {
   const auto place = folder.path().string();
@@ -222,8 +222,8 @@ TEST(Nodes, AStoppedAgentOfNode0EndsTheRunOnTheOthers) {
   expect_words(ran[0].error, {"the other nodes have given this one up (" + why + ")"});
 }
 
-// A rank has the secret, and may write what it likes. The number of changes is looked at when a
-// node tells the others that its ranks are done.
+// A rank has the secret and can write anything. The counter of changes is read when a node
+// announces that its ranks are done.
 TEST(Nodes, NonsenseInTheAgentsOwnKeysIsOneTrueLineEverywhere) {
   const test::TemporaryFolder folder;
   const std::string secret = folder / "secret";
@@ -276,7 +276,7 @@ TEST(Nodes, AStopReachesAllNodes) {
   expect_words(stopped[0].error, {"node 1 (host ", ") was asked to stop (SIGTERM)"});
 }
 
-// A signal after its own ranks have ended well cuts the run short all the same.
+// A signal stops the run even if it arrives after the node's own ranks have succeeded.
 TEST(Nodes, AStopIsNoGoodEndOfANodeWhoseRanksHaveEnded) {
   const test::TemporaryFolder folder;
   const std::string pids = folder / "pids";

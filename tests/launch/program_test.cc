@@ -62,7 +62,7 @@ TEST_F(ProgramTest, NotExecutableIs126AndSaysWhatToDo) {
 
 TEST_F(ProgramTest, AFolderIsNoProgram) {
   EXPECT_EQ(find_program(folder.path(), path).exit_code, 126);
-  // A folder of that name in PATH is passed over, as shells do.
+  // A folder of that name in PATH is skipped, as in shells.
   std::filesystem::create_directory(folder / "tool");
   EXPECT_EQ(find_program("tool", path).exit_code, 127);
 }

@@ -14,7 +14,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// All processes in reserve have the same number, -1.
+// All hot spares have the same rank, -1.
 TEST(RankOutput, LinesOfProcessesInReserveAreKeptApart) {
   const Screen screen;
   Sink sink(screen.descriptor());

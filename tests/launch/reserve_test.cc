@@ -1,4 +1,4 @@
-// Processes in reserve: who gets one, and what it becomes.
+// Hot spares: when a node has one, and which rank it becomes.
 #include "launch/run_agent.h"
 
 #include <gtest/gtest.h>
@@ -39,14 +39,14 @@ std::string text_of(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// Until a process waits in reserve.
+// Blocks until a hot spare waits.
 void wait_for_reserve(const fs::path& folder) {
   for (;; std::this_thread::sleep_for(2ms))
     for (const auto& entry : fs::directory_iterator(folder))
       if (text_of("/proc/" + entry.path().filename().string() + "/comm") == "reserve\n") return;
 }
 
-// Until that many have been there, and the agent has seen the end of each.
+// Blocks until `count` hot spares have started and the agent has reaped each of them.
 void wait_for_ended(const fs::path& folder, int count) {
   for (;; std::this_thread::sleep_for(2ms)) {
     int ended = 0;
@@ -56,8 +56,8 @@ void wait_for_ended(const fs::path& folder, int count) {
   }
 }
 
-// FOLDER gets a file named as each process in reserve. Rank 1 of the first round ends when one
-// waits.
+// FOLDER gets a file named after the pid of each hot spare. Rank 1 of the first round ends once a
+// hot spare waits.
 TEST(ReserveProgram, DISABLED_Waits) {
   const fs::path folder = value_of("FOLDER");
   const bool was_in_reserve = rank_env::is_in_reserve();
@@ -134,7 +134,7 @@ TEST(Reserve, IsAsLargeAsTheUserSays) {
   }
 }
 
-// Such as a program in Python, which would begin without a rank.
+// For example a Python program, which would start without a rank.
 TEST(Reserve, IsNotOfAProgramThatDoesNotSayThatItCanWait) {
   const test::TemporaryFolder folder;
   const Ran ran = run_agent(waiting(folder.path(), "silent"));
@@ -164,7 +164,7 @@ void wait_for_state(pid_t pid, bool stopped) {
   EXPECT_EQ(state_of(pid) == 'T', stopped);
 }
 
-// Ctrl-Z at the agent.
+// Ctrl-Z stops the agent.
 TEST(Reserve, IsStoppedWithTheRanks) {
   const test::TemporaryFolder folder;
   WorkerSpec spec = waiting(folder.path(), "runs");
@@ -180,7 +180,7 @@ TEST(Reserve, IsStoppedWithTheRanks) {
   wait_for_state(reserve, false);
 }
 
-// The standard input of the agent is rank 0's, also of one that waited for it.
+// Rank 0 gets the agent's standard input, even if it was a hot spare before.
 TEST(Reserve, Rank0HasTheStandardInput) {
   int ends[2];
   ASSERT_EQ(::pipe(ends), 0);

@@ -1,4 +1,4 @@
-// The one round of a run on one node without restarts: no agent is asked, and nothing is stored.
+// The only round of a run on one node without restarts: it contacts no agent and stores nothing.
 #include "launch/round_source.h"
 
 #include <gtest/gtest.h>

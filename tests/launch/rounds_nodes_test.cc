@@ -1,4 +1,4 @@
-// Runs with rounds over several nodes, each an agent in a process of its own on this machine.
+// Runs with rounds over several nodes; each node is an agent in its own process on this machine.
 #include "launch/elastic_nodes.h"
 
 #include <gtest/gtest.h>
@@ -49,7 +49,7 @@ TEST(RoundsOfNodes, RestartsThatAreUsedUpAreReportedByAllNodes) {
   }
 }
 
-// Which agent comes second is chance; of node 0 it is known that it serves the store.
+// Node 0 serves the store; the order of the other two agents is random.
 TEST(RoundsOfNodes, ARunGoesOnWithoutANodeWhoseAgentWasKilled) {
   const test::TemporaryFolder folder;
   auto specs = elastic_nodes(3, 1, 1,
@@ -95,7 +95,7 @@ TEST(RoundsOfNodes, ANodeThatComesLaterTakesPart) {
                                  "exec sleep 60",
                              folder);
   for (WorkerSpec& spec : specs) spec.nodes.last_call = 0s;
-  // The second agent starts when ranks of the first run.
+  // The second agent starts while ranks of the first one run.
   specs[1].nodes.rendezvous = specs[0].nodes.rendezvous;
   const auto ran =
       run_nodes(specs, {.before =
@@ -145,7 +145,7 @@ TEST(RoundsOfNodes, OtherNumbersAreRefused) {
     return "all nodes must be started with the same numbers: another one has " + other +
            ", this one " + own;
   };
-  // Whichever comes first is right.
+  // Either order is correct.
   EXPECT_TRUE(ran[1].problem == refusal(two, one) || ran[0].problem == refusal(one, two))
       << ran[0].problem << ran[1].problem;
   for (const NodeRan& node : ran) EXPECT_NE(node.exit_code, 0);

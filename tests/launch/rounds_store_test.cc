@@ -1,4 +1,4 @@
-// Runs with rounds whose store is served apart from the nodes: `lockstep store`.
+// Runs with rounds whose store is a separate process: `lockstep store`.
 #include "launch/elastic_nodes.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ namespace {
 using namespace std::chrono_literals;
 using test::expect_words;
 
-// The store is apart: no node is needed.
+// The store is separate, so the run does not depend on any particular node.
 class RoundsWithAStore : public testing::Test {
  protected:
   RoundsWithAStore() {
@@ -43,7 +43,7 @@ class RoundsWithAStore : public testing::Test {
     while (!std::filesystem::exists(file)) std::this_thread::sleep_for(10ms);
   }
 
-  // For the agent of this process, once it waits.
+  // The agent of this process waits while lose_later() and interrupt_later() act after `time`.
   void lose_later(Duration time) {
     std::thread([file = folder_ / "lost", time] {
       std::this_thread::sleep_for(time);
@@ -53,7 +53,7 @@ class RoundsWithAStore : public testing::Test {
   static void interrupt_later(Duration time) {
     sigset_t all, before;
     ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);  // the agent takes it
+    ::pthread_sigmask(SIG_SETMASK, &all, &before);  // the agent handles the signal
     std::thread([time] {
       std::this_thread::sleep_for(time);
       ::kill(::getpid(), SIGINT);
@@ -139,7 +139,7 @@ TEST_F(RoundsWithAStore, AStoreWithoutItsLogIsAnother) {
   }
 }
 
-// As long as no round was planned without a node, the marks that the store has set are taken back.
+// If no round has been planned without a node, the marks that the store has set are withdrawn.
 TEST_F(RoundsWithAStore, ACutOfTheStoreCostsNothing) {
   for (const int count : {1, 2}) {
     const test::TemporaryFolder folder;
@@ -154,7 +154,7 @@ TEST_F(RoundsWithAStore, ACutOfTheStoreCostsNothing) {
       relay.cut();
       std::this_thread::sleep_for(500ms);
       relay.heal();
-      // Ranks go on until the agents have looked at what the store says now.
+      // The ranks continue until the agents have read the current state of the store.
       std::this_thread::sleep_for(1500ms);
       std::ofstream(healed).flush();
       std::this_thread::sleep_for(60s);
@@ -190,7 +190,7 @@ TEST_F(RoundsWithAStore, ASpareOfARunOfOneNodeTakesOver) {
                               "round 1 begins: 1 rank on 1 node"});
 }
 
-// A spare that is asked to stop is not missed, however many nodes the run needs.
+// A spare node that is asked to stop leaves, however many nodes the run needs.
 TEST_F(RoundsWithAStore, ASpareLeavesAlone) {
   test::RankProcesses store(1, [&](int) {
     const StoreServer serves(server());
@@ -211,7 +211,6 @@ TEST_F(RoundsWithAStore, ASpareLeavesAlone) {
   EXPECT_EQ(ran[1].exit_code, 128 + SIGINT) << ran[1].problem << ran[1].error;
 }
 
-// A node that is asked to stop leaves; the others go on.
 TEST_F(RoundsWithAStore, ANodeLeavesWhenItIsAskedToStop) {
   test::RankProcesses store(1, [&](int) {
     const StoreServer serves(server());

@@ -1,4 +1,4 @@
-// Runs with rounds: workers that fail, hang and wait for the next round.
+// Runs with rounds: workers that fail, hang, or wait for the next round.
 #include "launch/run_agent.h"
 
 #include <gtest/gtest.h>
@@ -74,8 +74,8 @@ TEST(Rounds, RestartsThatAreUsedUpEndTheRunAsBefore) {
   }
 }
 
-// Each report is of its own round; the last one here has no failure that several ranks share.
-// Both ranks have said their line before one of them ends.
+// Each report covers its own round; in the last round, no failure is shared by several ranks. Both
+// ranks print their line before either of them ends.
 TEST(Rounds, AReportDoesNotRepeatThoseOfEarlierRounds) {
   const test::TemporaryFolder folder;
   const std::string said = folder.path().string() + "/said-$LOCKSTEP_ROUND-";
@@ -104,7 +104,7 @@ TEST(Rounds, TwoThatFailAtOnceAreOneRestart) {
   expect_words(ran.error, {"1 of 1 restarts taken"});
 }
 
-// A rank that has ended well is started again with the others.
+// A rank that has succeeded is started again with the others.
 TEST(Rounds, ARankThatWasDoneTakesPartAgain) {
   const test::TemporaryFolder folder;
   const Ran ran = run_agent(restarting(
@@ -183,7 +183,7 @@ TEST(Rounds, AProgramThatIsMissingIsNoReasonToTryAgain) {
   EXPECT_EQ(lines_of(ran.error).size(), 1U) << ran.error;
 }
 
-// A rank that counts as one that has called init(), and ends with the code in MODE.
+// A rank that registers as if it had called init() and ends with the exit code in MODE.
 TEST(RoundsProgram, DISABLED_JoinsAndEnds) {
   const std::string round = std::getenv("LOCKSTEP_ROUND");
   open_store(std::getenv("LOCKSTEP_STORE"), rank_env::read_secret(), 20s)
@@ -266,7 +266,7 @@ TEST(RoundsProgram, DISABLED_FailsForGood) {
   std::_Exit(6);
 }
 
-// What a program does that keeps itself: its text is the test program's own.
+// A program that keeps its process between rounds; it implements the protocol itself.
 struct Keeper {
   std::shared_ptr<Store> store =
       open_store(std::getenv("LOCKSTEP_STORE"), rank_env::read_secret(), 20s);
@@ -276,13 +276,13 @@ struct Keeper {
   [[nodiscard]] std::string key(const std::string& what) const {
     return "lockstep-round/" + std::to_string(round) + "/" + what;
   }
-  // Until all workers of the round have said that they keep themselves.
+  // Blocks until all workers of the round have announced that they keep their processes.
   void wait_for_keepers() const {
     std::istringstream lines(store->get(key("workers"), Deadline::after(20s)));
     for (std::string rank, worker, rest; lines >> rank >> worker && std::getline(lines, rest);)
       static_cast<void>(store->get(key("keeps/" + worker), Deadline::after(30s)));
   }
-  // The rank in the round, by its list.
+  // This worker's rank in the round, from the list of workers.
   [[nodiscard]] int rank() const {
     std::istringstream lines(store->get(key("workers"), Deadline::after(20s)));
     for (std::string line; std::getline(lines, line);)
@@ -367,7 +367,7 @@ TEST(Rounds, AFailureWhenNoneIsLeftEndsKeepersToo) {
   EXPECT_LT(ran.took, far_too_long);
 }
 
-// The shell that the agent has started waits, and is not stopped itself.
+// The shell that the agent started waits and is not stopped itself.
 TEST(Rounds, AStoppedProcessBelowAWorkerIsAHang) {
   WorkerSpec spec = restarting(2, 1,
                                "[ $LOCKSTEP_ROUND = 1 ] && exit 0; [ $RANK = 0 ] && exec sleep 60; "

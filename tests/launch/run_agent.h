@@ -1,4 +1,4 @@
-// Runs an agent in this process and keeps what it printed.
+// Runs an agent in this process and captures its output.
 #pragma once
 
 #include <chrono>
@@ -19,7 +19,7 @@ struct Ran {
   std::chrono::milliseconds took{};
 };
 
-// A file in memory that stands for a terminal.
+// A file in memory that replaces a terminal.
 class Screen {
  public:
   [[nodiscard]] int descriptor() const { return file_.get(); }
@@ -41,25 +41,27 @@ inline WorkerSpec shells(int ranks, std::string script) {
           .input = StandardInput::none};
 }
 
-// Shell words that wait until `condition` (a shell command) holds: on what a test needs to have
-// happened, however slow the machine is. Its own watchdog ends a test that waits for nothing.
+// Shell command that waits until `condition` (a shell command) succeeds. Tests wait for events with
+// it, so that slow machines do not matter. The test's watchdog ends a test whose event never
+// happens.
 inline std::string until(const std::string& condition) {
   return "until " + condition + "; do sleep 0.02; done; ";
 }
 
-// Shell words that wait until that many files are in the folder.
+// Shell command that waits until the folder has at least `count` files.
 inline std::string until_files(int count, const std::string& folder) {
   return until("[ $(ls " + folder + " | wc -l) -ge " + std::to_string(count) + " ]");
 }
 
-// Shell words of a rank: waits until all ranks of its round have come here.
+// Shell command for a rank: waits until all ranks of its round have reached it.
 inline std::string all_come(int ranks, const std::string& folder) {
   return ": > " + folder + "/at$LOCKSTEP_ROUND.$RANK; " +
          until("[ $(ls " + folder + " | grep -c \"^at$LOCKSTEP_ROUND[.]\") -ge " +
                std::to_string(ranks) + " ]");
 }
 
-// A moment after which a run has not ended by itself, but by a timeout or a `sleep 60` of its own.
+// A run that takes longer than this did not end by itself, but by a timeout or by its own `sleep
+// 60`.
 inline constexpr std::chrono::seconds far_too_long{30};
 
 inline Ran run_agent(WorkerSpec spec) {

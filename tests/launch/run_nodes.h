@@ -1,4 +1,4 @@
-// Runs the agents of several nodes, each in a process of its own on this machine.
+// Runs the agents of several nodes, each in its own process on this machine.
 #pragma once
 
 #include "launch/run_agent.h"
@@ -18,14 +18,14 @@
 namespace lockstep::launch {
 
 struct NodeRan {
-  int exit_code = -1;  // of run(); -1: it did not return
+  int exit_code = -1;  // of run(); -1 if it threw
   std::string output, error;
-  std::string problem;  // what run() threw
+  std::string problem;  // the error that run() threw
   std::chrono::milliseconds took{};
   test::RankResult process;
 };
 
-// The spec of one node of `nodes`, whose ranks run `script`.
+// The spec of one of `nodes` nodes whose ranks run `script`.
 inline WorkerSpec node_spec(int nodes, int node, std::uint16_t port, int ranks,
                             std::string script) {
   WorkerSpec spec = shells(ranks, std::move(script));
@@ -41,14 +41,14 @@ inline std::string file_content(const std::filesystem::path& file) {
   return {std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
 }
 
-// What a test does in an agent's process, before it runs and when it has ended.
+// Functions that a test runs in an agent's process before and after the run.
 struct AroundAgent {
   std::function<void(int agent)> before;
   std::function<void(const std::string& problem)> after;
 };
 
-// One agent a spec, all at the same time, but for what `around.before` waits for. The secret of
-// this user is one of the test's own.
+// Runs one agent per spec, all at the same time, except that `around.before` may delay an agent.
+// The user's secret is replaced by one of the test.
 inline std::vector<NodeRan> run_nodes(const std::vector<WorkerSpec>& specs,
                                       const AroundAgent& around = {}) {
   const test::TemporaryFolder folder;
@@ -91,8 +91,8 @@ inline std::vector<NodeRan> run_nodes(const std::vector<WorkerSpec>& specs,
   return ran;
 }
 
-// The last agent starts first, by a head start that is as short as the machine allows: what a test
-// says of its peers holds when they do not wait for it.
+// The last agent starts first, with as short a head start as possible. So the test's statements
+// about its peers hold even if they do not wait for it.
 inline AroundAgent last_one_first(int agents, const test::TemporaryFolder& folder) {
   const std::string begun = folder / "last-one-begins";
   return {.before =

@@ -1,4 +1,4 @@
-// What several ranks say of one failure, and what of it is shown.
+// Messages of several ranks about one failure, and the part of them that is shown.
 #include "launch/output_relay.h"
 
 #include "launch/run_report.h"
@@ -55,7 +55,7 @@ TEST(SharedFailures, WhatAProgramPutsBeforeTheSentenceIsShownOnce) {
   EXPECT_EQ(failures.take(2, other), other);
 }
 
-// Of our own programs, when all ranks meet the same error and no group has failed.
+// In our own programs, if all ranks get the same error and no group has failed.
 TEST(SharedFailures, WhatOurProgramsComplainOfIsShownOnce) {
   SharedFailures failures;
   const std::string missing = "expected a file or a folder, found nothing\n";
@@ -69,13 +69,13 @@ TEST(SharedFailures, WhatOurProgramsComplainOfIsShownOnce) {
   EXPECT_EQ(failures.take(3, other), other);
   for (const std::string line : {"lockstep run: round 1 begins\n", "my lockstep eval: no\n"})
     for (int rank : {0, 1}) EXPECT_EQ(failures.take(rank, line), line);
-  // Ranks that survive another one complain of that, and not of an error of their own.
+  // Ranks that survive another rank's failure report that failure, not an error of their own.
   static_cast<void>(failures.take(4, marked(4)));
   EXPECT_EQ(failures.take(5, "lockstep eval: rank 5: " + sentence + "\n"), "");
   EXPECT_FALSE(failures.has_complained(5));
 }
 
-// Lines that only contain the words of a failure say something else too.
+// Lines that merely contain the words of a failure carry other information, too.
 TEST(SharedFailures, OtherLinesAreNeverHidden) {
   SharedFailures failures;
   const std::string forged = std::string("error: ") + rank_env::failure_mark + "e\n";
@@ -149,7 +149,7 @@ TEST(FlightFolder, NamesTheRecordsOfThisRun) {
   EXPECT_EQ(flight.records(2), (folder.path() / "flight-rank-*.json").string());
 }
 
-// A rank may be killed before its record has its final name.
+// A rank may be killed before it renames its record to the final name.
 TEST(FlightFolder, ATemporaryOneGoesWithWhatWasHalfWritten) {
   const test::TemporaryFolder folder;
   const char* before = std::getenv("TMPDIR");

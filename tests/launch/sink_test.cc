@@ -37,7 +37,7 @@ TEST_F(SinkTest, AReaderThatWaitsDoesNotBlockTheWriterAndLosesNothing) {
   Sink sink(write_end.get());
   std::string sent;
   for (int i = 0; i < 40'000; ++i) sent += std::to_string(i) + "\n";
-  sink.write(sent);  // more than a pipe holds, and the pipe's end is a blocking one
+  sink.write(sent);  // more than a pipe holds, and the pipe is in blocking mode
   EXPECT_GT(sink.pending(), 0U);
   std::string received;
   while (received.size() < sent.size()) {
@@ -47,7 +47,7 @@ TEST_F(SinkTest, AReaderThatWaitsDoesNotBlockTheWriterAndLosesNothing) {
   EXPECT_EQ(received, sent);
   EXPECT_EQ(sink.pending(), 0U);
   EXPECT_EQ(::fcntl(write_end.get(), F_GETFL) & O_NONBLOCK,
-            0);  // the shell's terminal stays as it was
+            0);  // the flags of the shell's terminal are unchanged
 }
 
 TEST_F(SinkTest, IsFullBeforeItTakesMuchMemory) {

@@ -15,7 +15,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// What they say in 50 ms, or until the first line.
+// Returns the lines that are printed in 50 ms or until the first line.
 std::vector<std::string> lines_while_waiting(bool for_a_line) {
   std::vector<std::string> lines;
   std::atomic<bool> has_come = false;
@@ -35,7 +35,7 @@ std::vector<std::string> lines_while_waiting(bool for_a_line) {
   return lines;
 }
 
-// A wait that a busy machine has made long is none: it is tried again.
+// If a busy machine makes the wait long, the test tries again.
 TEST(WaitingLines, AShortWaitIsNotWorthALine) {
   for (int i = 0; i < 10; ++i) {
     const auto begin = Clock::now();
