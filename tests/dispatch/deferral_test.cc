@@ -1,4 +1,5 @@
-// Tensors that are made inside a Deferral have no memory, and the values of ordinary ones.
+// Tensors that are created inside a Deferral have no memory; their values equal those of normal
+// tensors.
 #include <lockstep/dispatch/deferral.h>
 
 #include "dispatch/lazy_storage.h"
@@ -23,7 +24,7 @@ constexpr std::int64_t smallest = 64;  // bytes
 
 at::Tensor generator_state() { return at::detail::getDefaultCPUGenerator().get_state(); }
 
-// What `make` gives ordinarily, and deferred.
+// The results of `make` when run normally and when deferred.
 struct Twice {
   explicit Twice(const std::function<at::Tensor()>& make) {
     torch::manual_seed(7);
@@ -58,7 +59,7 @@ TEST(Deferral, TakesNoMemoryForWhatIsMade) {
   {
     Deferral deferral(smallest);
     kept = make();
-    EXPECT_GE(counter.peak(), bytes);  // what is computed is forgotten when the next one is
+    EXPECT_GE(counter.peak(), bytes);  // each intermediate is freed when the next is computed
     EXPECT_LT(counter.peak(), 2 * bytes);
   }
   EXPECT_EQ(counter.held(), 0);
@@ -73,7 +74,7 @@ TEST(Deferral, GivesTheSameNumbersWhateverIsDrawnInBetween) {
     list.push_back(at::randn({10, 10}));
     list.push_back(at::empty({20, 10}).uniform_(-1, 1));
     list.push_back(at::randperm(50));
-    list.push_back(at::rand({3}));  // too small
+    list.push_back(at::rand({3}));  // too small to be deferred
     list.push_back(at::bernoulli(at::full({10, 10}, 0.5)));
   };
   torch::manual_seed(3);
@@ -132,7 +133,7 @@ TEST(Deferral, KeepsTheOrderOfReadsAndWrites) {
   Twice(make(true)).expect_equal();
 }
 
-// Otherwise so many operations would not be remembered.
+// Otherwise there would be too many operations to record.
 TEST(Deferral, ForgetsWhatIsOverwritten) {
   Twice([] {
     at::Tensor weight = at::empty({10, 10});

@@ -1,4 +1,4 @@
-// Operations on tensors in a lazy storage come by the key, and owners bring memory.
+// Operations on tensors in a lazy storage reach our dispatch key, and owners provide the memory.
 #include "dispatch/key.h"
 #include "dispatch/lazy_storage.h"
 
@@ -98,7 +98,7 @@ TEST(DispatchKey, WhatAnOwnerThrowsTheOperationThrows) {
   EXPECT_EQ(first->pinned + second->pinned, 0);
 }
 
-// PyTorch's fake tensors in C++ have the key Fake, and is_fake() is true for a tensor that has it.
+// PyTorch's fake tensors in C++ have the dispatch key Fake, for which is_fake() is true.
 TEST(DispatchKey, IsNotTheOneOfFakeTensors) {
   auto owner = counter(at::ones({4}));
   at::Tensor weight = owner->storage->place(at::kFloat, 0, {4}, {1});
@@ -130,8 +130,8 @@ void expect_refusal(const std::string& layout, const std::string& operation,
   EXPECT_FALSE(test::contains(text, "\n")) << text;
 }
 
-// Keys of these layouts are higher than ours. Attached memory could be read, and a write would not
-// be announced.
+// These layouts have higher dispatch keys than ours. With attached memory, the operation could read
+// it and write to it without notice.
 TEST(DispatchKey, RefusesOperandsInAnotherLayout) {
   for (const bool is_attached : {false, true}) {
     auto owner = counter(at::ones({4}));
@@ -174,7 +174,8 @@ TEST(DispatchKey, LeavesOtherLayoutsAlone) {
 
 at::Tensor doubled(const at::Tensor& tensor) { return tensor + tensor; }
 
-// An operation that is made for all backends has no kernel of ours, and calls ones that have.
+// An operation that is registered for all backends has no kernel of ours, but calls operations that
+// have one.
 TEST(DispatchKey, BringsMemoryForOperationsThatAreDefinedLater) {
   auto owner = counter(at::ones({4}));
   at::Tensor weight = owner->storage->place(at::kFloat, 0, {4}, {1});

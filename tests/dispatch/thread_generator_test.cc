@@ -34,7 +34,7 @@ TEST(ThreadGenerator, OperationsOfItsThreadDrawFromIt) {
     at::Tensor inner = drawn_with(2);
     EXPECT_TRUE(at::equal(drawn(), first));
     EXPECT_TRUE(at::equal(inner, drawn_with(2)));
-    std::thread([&] { EXPECT_TRUE(at::equal(drawn(), expected)); }).join();  // the default one
+    std::thread([&] { EXPECT_TRUE(at::equal(drawn(), expected)); }).join();  // uses the default one
   }
   torch::manual_seed(3);
   EXPECT_TRUE(at::equal(drawn(), expected));
@@ -48,7 +48,7 @@ TEST(ThreadGenerator, AGeneratorThatIsGivenIsUsed) {
   EXPECT_TRUE(at::equal(at::rand({4}, own()), expected));
 }
 
-// Gradients of random operations are as without.
+// Gradients of random operations are the same as without a ThreadGenerator.
 TEST(ThreadGenerator, AutogradGoesThrough) {
   ThreadGenerator::prepare();
   ThreadGenerator generator(1);

@@ -1,4 +1,5 @@
-// LibTorch's modules and ours, made inside a Deferral, are the modules that are made ordinarily.
+// Modules of LibTorch and of Lockstep that are created inside a Deferral equal modules that are
+// created normally.
 #include "dispatch/lazy_storage.h"
 
 #include <lockstep/dispatch/deferral.h>
@@ -34,7 +35,7 @@ struct Kind {
 
 void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
 
-// Two modules of which one uses the other's weight, and a buffer that is a view of it.
+// Two modules that share a weight, and a buffer that is a view of the weight.
 struct TiedImpl : nn::Module {
   TiedImpl() {
     embedding =
@@ -72,7 +73,8 @@ Tensors tensors_of(const nn::Module& module) {
   return all;
 }
 
-// All tensors of `found` are those of `expected`, whichever is asked for first.
+// Checks that all tensors of `found` equal those of `expected`, materializing them in reverse
+// order.
 void expect_equal(const Tensors& expected, const Tensors& found, int& deferred) {
   ASSERT_EQ(expected.keys(), found.keys());
   for (const auto& item : found)
@@ -124,7 +126,7 @@ INSTANTIATE_TEST_SUITE_P(
         kind<nn::MultiheadAttention>("MultiheadAttention", nn::MultiheadAttentionOptions(32, 4)),
         kind<nn::TransformerEncoderLayer>("TransformerEncoderLayer",
                                           nn::TransformerEncoderLayerOptions(32, 4)),
-        // Clones its first layer, and then gives the clones values of their own.
+        // clones its first layer and then reinitializes the clones
         kind<nn::Transformer>("Transformer", nn::TransformerOptions(32, 4, 2, 2)),
         kind<nn::AdaptiveLogSoftmaxWithLoss>(
             "AdaptiveLogSoftmax", nn::AdaptiveLogSoftmaxWithLossOptions(32, 100, {10, 40})),
