@@ -1,4 +1,5 @@
-// Activations of blocks that are computed again in backward(): the same bits, in less memory.
+// Activation checkpointing: blocks are recomputed in backward(), with the same bits and less
+// memory.
 #include <lockstep/module/checkpoint_activations.h>
 
 #include <lockstep/base/error.h>
@@ -19,7 +20,7 @@
 namespace lockstep {
 namespace {
 
-// Bytes of LibTorch's memory on this thread, as they come and go.
+// Counts the bytes that LibTorch allocates and frees on this thread.
 class Bytes final : public c10::MemoryReportingInfoBase {
  public:
   void reportMemoryUsage(void*, std::int64_t size, std::size_t, std::size_t, c10::Device) override {
@@ -40,7 +41,8 @@ struct Outcome {
 using Make = std::function<std::shared_ptr<torch::nn::Module>()>;
 using Loss = std::function<at::Tensor(torch::nn::Module&)>;
 
-// The second of two steps: the first one learns what is used outside of blocks.
+// Returns the outcome of the second of two steps; the first one records the tensors that are used
+// outside of the blocks.
 Outcome run(const Make& make, const Loss& loss_of, const std::string& pattern,
             const ActivationOptions& options = {}) {
   torch::manual_seed(5);
@@ -118,7 +120,7 @@ TEST(CheckpointActivations, RandomNumbersAreThoseOfForward) {
   expect_equal(less, plain);
 }
 
-// What stays after forward(): what comes into each block, and nothing of what it computed.
+// After forward(), only the input of each block remains, and none of the block's activations.
 TEST(CheckpointActivations, ABlockKeepsWhatComesIntoIt) {
   const Outcome plain = run(gpt(), language_loss<models::GptImpl>, "");
   const Outcome less = run(gpt(), language_loss<models::GptImpl>, "transformer.h.*");
@@ -157,7 +159,7 @@ TEST(CheckpointActivations, ChosenOperationsAreNotComputedAgain) {
   EXPECT_GT(some.counts.released_bytes, 0);
 }
 
-// Its blocks begin with operations before the first parameter.
+// The blocks of a Llama begin with operations before the first parameter.
 TEST(CheckpointActivations, ALlamaLearnsWhatIsUsedOutside) {
   const Make llama = [] {
     models::LlamaOptions options;
@@ -214,7 +216,8 @@ TEST(CheckpointActivations, ATransformerOfTorchIsTheSameBits) {
   EXPECT_GE(less.counts.recomputations, 4);
 }
 
-// A write to something outside keeps what was computed before it.
+// A write to a buffer outside of the block keeps the activations that were computed before the
+// write.
 struct CountingBlockImpl : torch::nn::Module {
   CountingBlockImpl()
       : linear(register_module("linear", torch::nn::Linear(8, 8))),
@@ -267,7 +270,7 @@ TEST(CheckpointActivations, TakesSeveralPatterns) {
   EXPECT_GT(all, 1);
   EXPECT_EQ(blocks_of({"transformer.h.0"}), 1);
   EXPECT_EQ(blocks_of({"transformer.h.0", "transformer.h.*"}), all);
-  EXPECT_EQ(blocks_of({"transformer.h.*", "transformer.h.*.mlp"}), all);  // the outermost module
+  EXPECT_EQ(blocks_of({"transformer.h.*", "transformer.h.*.mlp"}), all);  // the outermost modules
   EXPECT_EQ(blocks_of({}), 0);
 }
 
@@ -309,7 +312,7 @@ TEST(CheckpointActivations, WhatCannotBeIsOneLine) {
             std::string::npos);
 }
 
-// As the step of an optimizer with the sparse gradient of an embedding.
+// Like the step of an optimizer with the sparse gradient of an embedding.
 TEST(CheckpointActivations, ASparseOperandIsOneLine) {
   auto model = models::Gpt(gpt_options());
   checkpoint_activations(*model, {"transformer.h.*"});

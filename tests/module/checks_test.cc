@@ -17,7 +17,8 @@ TEST_P(ModuleCheck, SaysNothingWhenAllAgree) {
     check_same_lines(group, Lines{});
     check_same_lines(group, Lines{"a", "b"});
     check_same_lines(group, Lines(1000, "a long model"));
-    // One call each, so the lines themselves were not exchanged: the next call is the fourth.
+    // Each check made only one call, so the lines themselves were not exchanged; the next call is
+    // number 4.
     if (group.size() == 1) return;
     auto differs = at::ones({group.rank() + 1});
     auto text = message_of<Mismatch>([&] { group.all_reduce(differs).wait(); });

@@ -30,7 +30,7 @@ std::vector<std::string> names_of(const torch::nn::Module& module) {
   return names;
 }
 
-// A Gpt inside a larger module, beside a module with buffers.
+// A Gpt in a larger module, next to a module with buffers.
 struct OuterImpl : torch::nn::Module {
   OuterImpl() {
     register_module("norm", norm);
@@ -77,7 +77,7 @@ TEST(StateDict, HasEveryNameAndLoadsAgain) {
   for (const auto& [name, tensor] : state_dict(*to)) EXPECT_TRUE(tensor.equal(tensors.at(name)));
 }
 
-// One tensor that is registered twice, which no HasAliases tells of.
+// One tensor that is registered twice, without a HasAliases interface that reports it.
 TEST(StateDict, ATensorThatIsRegisteredTwiceIsTied) {
   auto model = std::make_shared<torch::nn::Module>();
   model->register_parameter("a", at::zeros({2}));
