@@ -25,8 +25,8 @@ TEST(Box, CountsElements) {
   EXPECT_EQ(describe(Box{{1, 2}, {2, 3}}), "[1, 2] + [2, 3]");
 }
 
-// Every two boxes of every tensor to two dims of 4 and three of 2: what both have, and what only
-// the first has.
+// Every pair of boxes of all tensors with up to two dims of up to 4 and three dims of up to 2:
+// their intersection and difference.
 TEST(Box, IntersectsAndSubtractsEveryTwoBoxes) {
   std::vector<Sizes> tensors = all_sizes(2, 4);
   for (const Sizes& sizes : all_sizes(3, 2)) tensors.push_back(sizes);
@@ -60,7 +60,7 @@ TEST(Box, RefusesBoxesOfOtherDims) {
   EXPECT_THROW((void)intersect({{0}, {1}}, {{0, 0}, {1, 1}}), InvalidArgument);
 }
 
-// Every range of every tensor to four dims.
+// Every range of all tensors with up to four dims.
 TEST(Box, BoxesOfARangeHaveItsElementsInOrder) {
   for (const Sizes& sizes : all_sizes(4, 3)) {
     std::int64_t numel = numel_of(sizes);

@@ -1,4 +1,4 @@
-// All small tensors and all boxes in them, and which elements a box has: the oracle is a loop.
+// All small tensors, all their boxes, and the elements of a box. A plain loop is the reference.
 #pragma once
 
 #include <lockstep/layout/tensor_slice.h>
@@ -16,7 +16,7 @@ namespace lockstep::test {
 using layout::Box;
 using layout::Sizes;
 
-// Tensors of 0 to `dims` dims, each from 0 to `largest`.
+// All tensors with up to `dims` dims, each of size 0 to `largest`.
 inline std::vector<Sizes> all_sizes(std::size_t dims, std::int64_t largest) {
   std::vector<Sizes> all = {{}};
   for (std::size_t i = 0; i < all.size(); ++i)
@@ -44,7 +44,7 @@ inline std::vector<Box> all_boxes(const Sizes& sizes) {
   return boxes;
 }
 
-// The elements of a box as numbers in the row-major tensor.
+// The row-major indices of a box's elements in the whole tensor.
 inline std::set<std::int64_t> indices_of(const Sizes& sizes, const Box& box) {
   std::vector<std::int64_t> indices = {0};
   for (std::size_t dim = 0; dim < sizes.size(); ++dim) {

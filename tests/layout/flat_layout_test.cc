@@ -85,7 +85,7 @@ TEST(FlatLayout, ShardsTogetherHoldEveryElementOnce) {
   }
 }
 
-// 7 times 2^31 elements and more: offsets do not fit in 32 bits.
+// More than 7 * 2^31 elements: offsets do not fit in 32 bits.
 TEST(FlatLayout, LaysOutMoreThan32BitsCount) {
   constexpr std::int64_t large = (std::int64_t{1} << 31) + 1;
   std::vector<TensorSpec> tensors = {spec("a", {large}), spec("b", {3, large}), spec("c", {5}),

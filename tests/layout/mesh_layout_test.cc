@@ -38,8 +38,8 @@ TEST(MeshLayout, AnAbsentAxisHasSizeOne) {
   EXPECT_EQ(layout.size("cp"), 1);
 }
 
-// Every three sizes to 4: coordinates and ranks are one to one, and the peers on any axes partition
-// the ranks.
+// For all three-axis meshes with sizes up to 4, coordinates and ranks correspond one to one, and
+// the peers along any axes partition the ranks.
 TEST(MeshLayout, RanksAndCoordinatesAreOneToOne) {
   for (int a = 1; a <= 4; ++a)
     for (int b = 1; b <= 4; ++b)

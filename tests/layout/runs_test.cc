@@ -13,7 +13,7 @@ using test::all_boxes;
 using test::all_sizes;
 using test::indices_of;
 
-// In order, together the box, each without a hole and not too long.
+// The runs are in order, cover the box, are contiguous and not longer than the limit.
 TEST(Runs, AreTheBoxPieceByPiece) {
   for (const Sizes& sizes : all_sizes(3, 3))
     for (const Box& box : all_boxes(sizes))

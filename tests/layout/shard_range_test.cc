@@ -24,7 +24,7 @@ TEST(ShardRange, CoversEveryElementOnceForEverySizeAndWorld) {
   }
 }
 
-// Beyond what 32 bits count, at the ends of every shard.
+// Lengths near and above 2^31, at the ends of every shard.
 TEST(ShardRange, CoversMoreThan32BitsCount) {
   for (std::int64_t numel : {(std::int64_t{1} << 31) - 1, std::int64_t{1} << 31,
                              (std::int64_t{1} << 33) + 5, (std::int64_t{1} << 50) + 1})

@@ -16,8 +16,7 @@ using test::all_boxes;
 using test::all_sizes;
 using test::indices_of;
 
-// The numbers, in the row-major whole, of a box's elements in the order of `order`: an oracle that
-// sorts.
+// The row-major indices of a box's elements, sorted by `order`: the reference.
 std::vector<std::int64_t> elements_in_order(const Sizes& sizes, const Box& box,
                                             const std::vector<int>& order) {
   std::set<std::int64_t> all = indices_of(sizes, box);
@@ -33,7 +32,7 @@ std::vector<std::int64_t> elements_in_order(const Sizes& sizes, const Box& box,
   return elements;
 }
 
-// Walks the boxes of a slice, and finds each element where place_of() says.
+// Walks the boxes of a slice and checks that each element is at the position given by place_of().
 void expect_elements(const TensorSlice& slice, const std::vector<std::int64_t>& expected) {
   std::vector<std::int64_t> found(expected.size(), -1);
   for (const Box& box : boxes_of(slice)) {
@@ -65,7 +64,7 @@ std::vector<std::vector<int>> all_orders(std::size_t dims) {
   return all;
 }
 
-// Every range of every box of every tensor to three dims, in every order of its dims.
+// Every range of every box of all tensors with up to three dims, in every order of dims.
 TEST(TensorSlice, EveryElementIsWhereItIsSaidToBe) {
   for (const Sizes& sizes : all_sizes(3, 3))
     for (const Box& box : all_boxes(sizes))
@@ -95,7 +94,7 @@ TEST(TensorSlice, IsMadeOfAWholeABoxOrARange) {
   TensorSlice columns = box_slice(sizes, {{0, 2}, {4, 3}});
   EXPECT_EQ(columns.numel(), 12);
   EXPECT_EQ(boxes_of(columns), (std::vector<Box>{{{0, 2}, {4, 3}}}));
-  columns.range = {4, 9};  // and a range of what a rank of the other cut has
+  columns.range = {4, 9};  // a range within a column shard, as on a rank of the second cut
   EXPECT_EQ(boxes_of(columns), (std::vector<Box>{{{1, 3}, {1, 2}}, {{2, 2}, {1, 3}}}));
   EXPECT_TRUE(boxes_of(range_slice(sizes, {5, 5})).empty());
   EXPECT_EQ(boxes_of(whole_slice(Sizes{})).size(), 1U);

@@ -27,7 +27,7 @@ TEST(Transfers, NameElementsThatNoRankHas) {
   EXPECT_THROW((void)transfers(other, all), InvalidArgument);
 }
 
-// A slice's elements, each with its number in the row-major whole.
+// The elements of a slice, each as its row-major index in the whole tensor.
 std::vector<std::int64_t> elements_of(const TensorSlice& slice) {
   std::vector<std::int64_t> elements(slice.numel(), -1);
   for (const Box& box : boxes_of(slice)) {
@@ -69,7 +69,8 @@ std::vector<TensorSlice> slices_of(std::int64_t numel, const std::vector<Range>&
   return slices;
 }
 
-// Copies of shards, and shards in any order that overlap: each element once, from the first rank.
+// With replicated shards, and with overlapping shards in any order, each element is sent once, by
+// the first rank that has it.
 TEST(Transfers, TakeWhatSeveralRanksHaveFromTheFirst) {
   const auto thirds = slices_of(10, cut(10, 3));
   const auto twice = slices_of(10, {{0, 5}, {5, 10}, {0, 5}, {5, 10}});
@@ -95,8 +96,8 @@ TEST(Transfers, CountBeyond32Bits) {
       }
 }
 
-// The ways in which ranks have a tensor: whole, divided along a dim, as flat memory in either order
-// of two dims, or both cuts one after the other.
+// The ways to distribute a tensor over ranks: replicated, as flat memory in either order of two
+// dims, sharded along a dim, or sharded along a dim and then as flat memory.
 std::vector<std::vector<TensorSlice>> ways_to_cut(const Sizes& sizes, int world) {
   std::vector<std::vector<TensorSlice>> ways;
   ways.emplace_back(world, whole_slice(sizes));

@@ -75,9 +75,10 @@ std::vector<TensorSpec> specs_of(const std::vector<std::int64_t>& sizes) {
   return specs;
 }
 
-// Every element of every tensor lies in the shard of exactly one rank, where the layout has it.
+// Every element of every tensor is in the shard of exactly one rank, at the offset that the layout
+// gives.
 void expect_partition(const FlatLayout& layout, int world) {
-  std::map<std::pair<int, std::int64_t>, std::int64_t> place;  // of (entry, element) in the whole
+  std::map<std::pair<int, std::int64_t>, std::int64_t> place;  // offset of (entry, element)
   std::int64_t length = shard_range(layout.numel(), world, 0).length();
   for (int rank = 0; rank < world; ++rank) {
     ASSERT_EQ(shard_range(layout.numel(), world, rank).length(), length);
