@@ -1,4 +1,5 @@
-// The folder of commits: it goes with its last owner, and what others left goes with the next run.
+// The folder of commits: its last owner removes it, and the next run removes leftovers of other
+// runs.
 #include "rank_env/commit_folder.h"
 
 #include "support/temporary_folder.h"
@@ -27,7 +28,7 @@ class CommitFolder : public testing::Test {
   CommitFolder() { ::setenv("LOCKSTEP_COMMITS", folder_.path().c_str(), 1); }
   ~CommitFolder() override { ::unsetenv("LOCKSTEP_COMMITS"); }
 
-  // A process that lives until `end()`.
+  // Starts a process that lives until `end()`.
   static pid_t begin() {
     const pid_t child = ::fork();
     if (child == 0)

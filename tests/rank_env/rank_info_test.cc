@@ -1,4 +1,4 @@
-// Where a process is among its ranks, as mpirun's and srun's variables say.
+// A process's rank, world size and rendezvous according to the variables of mpirun and srun.
 #include "rank_env/rank_info.h"
 
 #include "rank_env/mpirun.h"
@@ -43,7 +43,8 @@ Variables with(Variables variables, const Variables& more) {
   return variables;
 }
 
-// What detect_rank() says where the environment is exactly `variables`, as far as launchers go.
+// Passes the result of detect_rank() to `look` in a process whose environment is exactly
+// `variables`.
 void in_environment(const Variables& variables, const std::function<void(const RankInfo&)>& look) {
   test::expect_ranks(1, [&](int) {
     ::clearenv();
@@ -92,7 +93,7 @@ TEST(RankInfo, UnderHydraRanksMeetAtTheirProxy) {
   in_environment(of_hydra, [](const RankInfo& info) {
     EXPECT_EQ(info.rank, 2);
     EXPECT_EQ(info.rendezvous->kind, Kind::served_store);
-    // No proxy above this process: the parent stands for the run.
+    // Without a launcher proxy above this process, the parent's pid identifies the run.
     EXPECT_NE(info.rendezvous->address.find("-" + std::to_string(::getppid()) + "-"),
               std::string::npos)
         << info.rendezvous->address;
@@ -127,13 +128,13 @@ TEST(RankInfo, ShellsOfSlurmAreOneProcess) {
 }
 
 TEST(RankInfo, TheNearestLauncherCounts) {
-  // mpirun may start its helpers by srun, and so leave Slurm's variables.
+  // mpirun may start its helpers by srun, which leaves Slurm's variables set.
   in_environment(with(of_slurm, of_hydra), [](const RankInfo& info) { EXPECT_EQ(info.rank, 2); });
-  // Slurm's own PMI is no mpirun.
+  // The variables of Slurm's own PMI do not indicate mpirun.
   in_environment(with(of_slurm, {{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}}), [](const RankInfo& info) {
     EXPECT_NE(info.rendezvous->address.find("slurm-12.3"), std::string::npos);
   });
-  // srun --mpi=pmix gives a rank of PMIx, but no size.
+  // srun --mpi=pmix sets a PMIx rank, but no size.
   in_environment(with(of_slurm, {{"PMIX_RANK", "1"}, {"PMIX_NAMESPACE", "slurm.pmix.12.3"}}),
                  [](const RankInfo& info) { EXPECT_EQ(info.size, 4); });
   in_environment(with(with(of_slurm, of_open_mpi), {{"RANK", "0"}, {"WORLD_SIZE", "1"}}),
