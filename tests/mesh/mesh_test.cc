@@ -19,7 +19,7 @@ namespace {
 using test::expect_words;
 using test::message_of;
 
-// What the ranks of `group` have as their numbers in the world, in its order.
+// Returns the world ranks of the members of `group`, in group order.
 std::vector<int> members(Group group, int rank_in_world) {
   at::Tensor all = at::empty({group.size()}, at::kLong);
   group.all_gather(all, at::full({1}, rank_in_world, at::kLong)).wait();
@@ -61,7 +61,7 @@ TEST_P(MeshOnRanks, SeveralAxesAreAMeshOfTheirOwn) {
     std::vector<int> expected = mesh.layout().peers(world.rank(), std::vector<int>{1, 0});
     EXPECT_EQ(members(turned.group(), world.rank()), expected);
     EXPECT_EQ(turned.group().rank(), mesh.coordinate("dp") * 2 + mesh.coordinate("pp"));
-    Mesh again = mesh.sub_mesh({"pp", "dp"});  // local now
+    Mesh again = mesh.sub_mesh({"pp", "dp"});  // local, because this sub-mesh exists already
     EXPECT_EQ(again.group().name(), both.group().name());
     Mesh one = mesh.sub_mesh({"tp"});
     EXPECT_EQ(one.group().size(), 1);
@@ -85,7 +85,7 @@ TEST_P(MeshOnRanks, AnAbsentAxisHasOneRank) {
   });
 }
 
-// A mesh that names the axes with size 1 gives the same groups.
+// A mesh that also names axes of size 1 has the same groups.
 TEST_P(MeshOnRanks, AnAxisOfOneRankIsAsAnAbsentOne) {
   run([](Group world) {
     if (world.size() % 2 != 0) return;
@@ -114,11 +114,11 @@ TEST_P(MeshOnRanks, KeepsTheOrderOfAxes) {
     EXPECT_EQ(mesh.layout().describe(), formatted("tp=2, dp={}", world.size() / 2));
     EXPECT_EQ(mesh.sub_mesh({"dp", "tp"}).layout().describe(),
               formatted("dp={}, tp=2", world.size() / 2));
-    EXPECT_EQ(mesh.sub_mesh({"tp", "dp"}).group().name(), mesh.group().name());  // the mesh itself
+    EXPECT_EQ(mesh.sub_mesh({"tp", "dp"}).group().name(), mesh.group().name());  // the whole mesh
   });
 }
 
-// Ranks may ask for a list of axes again at any time: only the first call is collective.
+// Requests for the same axes may be repeated at any time: only the first one is collective.
 TEST_P(MeshOnRanks, OnlyTheFirstUseOfASubMeshIsCollective) {
   run([](Group world) {
     Mesh mesh(world, {{"pp", 1}, {"dp", -1}});
@@ -160,7 +160,7 @@ TEST(Mesh, DifferentAxesOnRanksAreAMismatchThatNamesBoth) {
   });
 }
 
-// mesh["dp"] is a group and sub_mesh({"dp"}) a mesh: braces in the brackets do not compile.
+// mesh["dp"] is a group and sub_mesh({"dp"}) a mesh; braces inside the brackets do not compile.
 template <typename One>
 concept TakesBraces = requires(const One& mesh) { mesh[{"dp"}]; };
 template <typename One>
