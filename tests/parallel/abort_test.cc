@@ -1,5 +1,5 @@
-// A handle that is ended by another thread while it goes: the thread that watches a run calls
-// abort() when a rank is lost, and the training thread leaves its loop for the same reason.
+// Another thread aborts a handle during training. The thread that watches a run calls abort() when
+// a rank is lost, and the training thread then leaves its loop with that error.
 #include "parallel/handle_state.h"
 
 #include "parallel/pipeline/support.h"
@@ -24,7 +24,7 @@ std::shared_ptr<torch::nn::SequentialImpl> layers() {
   return torch::nn::Sequential(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4)).ptr();
 }
 
-// Of four ranks.
+// The strategies on four ranks.
 std::map<std::string, Make> makers() {
   return {
       {"ddp",

@@ -21,7 +21,7 @@
 namespace lockstep::test {
 namespace {
 
-// An object that is a module's handle, whatever its type is.
+// Owns the handle of a module, whatever its type.
 using Attached = std::shared_ptr<void>;
 struct Given {
   std::string name;
@@ -90,7 +90,7 @@ TEST_P(EveryArgument, AHolderAndASharedPtrAreKeptAliveByTheHandle) {
           return attach(any, group);
         },
         [&](Weak& module) {
-          // The temporary goes at the end of the expression; the handle has a share of it.
+          // The temporary dies at the end of the expression; the handle shares its ownership.
           return attach(std::invoke([&] {
                           torch::nn::Sequential holder = small_model();
                           module = holder.ptr();
@@ -116,7 +116,7 @@ TEST_P(EveryArgument, AReferenceIsNotKeptAlive) {
   });
 }
 
-// Each handle has a share of its own: one that goes leaves the module to the other.
+// Each handle shares ownership: when one is destroyed, the other still has the module.
 TEST_P(EveryArgument, TwoHandlesShareAModule) {
   run_as_threads(2, [](Group group) {
     Weak module;
@@ -173,7 +173,7 @@ TEST(Arguments, AHandleOfOwnCopiesKnowsTheMeshThatItWasGiven) {
   });
 }
 
-// A temporary module would be gone before the handle, and a Mesh is never taken for its group.
+// A temporary module would be destroyed before the handle; a Mesh does not convert to its group.
 static_assert(std::convertible_to<torch::nn::SequentialImpl&, ModuleRef>);
 static_assert(!std::convertible_to<torch::nn::SequentialImpl&&, ModuleRef>);
 static_assert(!std::convertible_to<const torch::nn::SequentialImpl&, ModuleRef>);

@@ -1,4 +1,4 @@
-// What a step of backward() does the same way under every strategy.
+// Behavior of a backward() step that is the same under every strategy.
 #include "parallel/backward_step.h"
 
 #include "parallel/every_strategy.h"
@@ -20,7 +20,8 @@ void expect_handle_has(const auto& handle, const std::vector<at::Tensor>& expect
     EXPECT_TRUE(same_bits(found[i], expected[i])) << i;
 }
 
-// When all gradients of the parameters are there, and backward() goes on to its inputs.
+// The exception is thrown after all gradients of the parameters exist, while backward() continues
+// to its inputs.
 TEST_P(BackwardStep, AnExceptionAfterTheLastGradientIsToldToTheOthers) {
   run([](BranchesImpl& model, auto& handle, Group group) {
     auto backward = [&](bool throws) {
@@ -48,14 +49,14 @@ TEST_P(BackwardStep, AnExceptionAfterTheLastGradientIsToldToTheOthers) {
         }
       }
       handle.zero_grad();
-      if (GetParam().sharded && group.size() > 1) return;  // it is dead
+      if (GetParam().sharded && group.size() > 1) return;  // the group is dead
       backward(false);
       expect_handle_has(handle, expected);
     }
   });
 }
 
-// What it gives is added to what the outer backward() gives, and both are averaged by that.
+// The gradients of the inner backward() are added to those of the outer one, which averages both.
 TEST_P(BackwardStep, ABackwardInsideNoSyncMayRunInsideAnotherOne) {
   run([](BranchesImpl& model, auto& handle, Group group) {
     auto backward_alone = [&] {

@@ -21,7 +21,7 @@ struct Recorder : BackwardObserver, std::enable_shared_from_this<Recorder> {
   bool throws = false;
 };
 
-// Runs `action` in its backward.
+// An autograd node that runs `action` in its backward().
 struct Node : torch::autograd::Function<Node> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
                             const std::function<void()>* action) {
@@ -41,7 +41,7 @@ class BackwardWatch : public testing::Test {
   std::shared_ptr<Recorder> recorder_ = std::make_shared<Recorder>();
   std::function<void()> watch_ = [this] { watch_backward(recorder_); };
   std::function<void()> fail_ = [] { throw std::runtime_error("from a node"); };
-  // A backward() of its own that watches itself.
+  // A nested backward() that watches itself.
   std::function<void()> inner_ = [this] {
     at::AutoGradMode on(true);
     at::Tensor other = at::ones({2}).requires_grad_();
@@ -110,7 +110,7 @@ TEST_F(BackwardWatch, DoesNotKeepAnObserver) {
   EXPECT_TRUE(recorder.expired());
 }
 
-// What a strategy does with the calls of one step.
+// A strategy that records the calls of one step.
 struct ObservedStrategy {
   void on_backward_end(bool nested) {
     events += step->is_over(nested, complete) ? "over " : "goes on ";
@@ -127,7 +127,7 @@ class ObservedStep : public BackwardWatch {
   ObservedStep() { strategy_->step = std::make_shared<StepObserver<ObservedStrategy>>(strategy_); }
 
   std::shared_ptr<ObservedStrategy> strategy_ = std::make_shared<ObservedStrategy>();
-  // A gradient of this step.
+  // Called for a gradient of this step.
   std::function<void()> gradient_ = [this] { strategy_->step->watch(); };
   std::function<void()> inner_gradient_ = [this] {
     at::AutoGradMode on(true);

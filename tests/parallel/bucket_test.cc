@@ -34,7 +34,7 @@ TEST(Bucket, ViewsCanBeGradients) {
   EXPECT_TRUE(bucket.holds(0, parameter.grad(), parameter));
   EXPECT_EQ(bucket.flat().sum().item<float>(), 18);
   torch::optim::SGD sgd({parameter}, 0.1);
-  sgd.zero_grad(/*set_to_none=*/false);  // throws on a view that autograd knows of
+  sgd.zero_grad(/*set_to_none=*/false);  // throws on views that autograd tracks
   EXPECT_TRUE(bucket.holds(0, parameter.grad(), parameter));
   EXPECT_EQ(bucket.flat().sum().item<float>(), 0);
 }

@@ -1,5 +1,5 @@
-// A GPT, or one with mixtures of experts, on a mesh of any of the axes pp, dp, fsdp, tp, cp and ep,
-// and the same on one process.
+// A GPT, with or without mixtures of experts, on a mesh with any of the axes pp, dp, fsdp, tp, cp
+// and ep, and the same model on one process.
 #pragma once
 
 #include <lockstep/mesh/mesh.h>
@@ -24,12 +24,12 @@ struct Composition {
   std::vector<MeshAxis> axes;
   std::string schedule = "1f1b";
   bool sequence = false;
-  bool checkpoints = false;  // activations of blocks
+  bool checkpoints = false;  // of the activations of blocks
   ShardLevel level = ShardLevel::full;
   int micro_batches = 4;
   bool buckets = true;
   ContextMethod context = ContextMethod::ring;
-  // Called before each forward of a stage, or of the model; null: nothing.
+  // Called before each forward of a stage or of the model, unless null.
   std::function<void()> before_forward = {};
 };
 
@@ -55,7 +55,7 @@ inline int size_of(const Composition& what, const std::string& axis) {
   return 1;
 }
 
-// One of them, on the ranks of a group: parallelize() with the options of a Composition.
+// A model on the ranks of a group: parallelize() with the options of a Composition.
 template <typename Model>
 class Composed {
  public:
@@ -68,8 +68,8 @@ class Composed {
   [[nodiscard]] Model& model() { return model_; }
   [[nodiscard]] const Mesh& mesh() const { return handle_.mesh(); }
 
-  // Forward and backward of the whole batch, of which each data rank takes its rows; the loss of
-  // all.
+  // Runs forward and backward of the whole batch; each data rank takes its rows. Returns the loss
+  // over all ranks.
   double step(const at::Tensor& ids, const at::Tensor& targets) {
     const Group data = handle_.data();
     const at::Tensor loss = handle_.step({own_rows(data, ids)}, {own_rows(data, targets)});
@@ -144,8 +144,8 @@ inline Composed<models::Moe> composed(Group world, models::Moe model, const Comp
   return {std::move(model), std::move(world), how};
 }
 
-// The rows of a step of which micro-batch `number` is made, of ranks that have rows of their own:
-// each rank cuts what it has.
+// The rows of micro-batch `number` of a step. Each data rank splits its own rows into
+// micro-batches.
 inline at::Tensor rows_of_micro_batch(const at::Tensor& rows, int learners, int micro_batches,
                                       int number) {
   const std::int64_t each = rows.size(0) / learners;
@@ -160,8 +160,8 @@ inline at::Tensor rows_of_micro_batch(const at::Tensor& rows, int learners, int 
 
 constexpr std::int64_t rows_of_step = 8;
 
-// What one of them has to be: the losses of one process that makes as many steps with all rows, in
-// the same micro-batches where these matter.
+// The expected losses: one process makes as many steps with all rows, in the same micro-batches if
+// they matter.
 template <typename Model>
 std::vector<double> losses_of_one(Model model, at::ScalarType dtype, int steps, int learners = 1,
                                   int micro_batches = 1) {
@@ -184,7 +184,7 @@ std::vector<double> losses_of_one(Model model, at::ScalarType dtype, int steps, 
   return losses;
 }
 
-// The largest relative difference of a loss from the expected ones, of as many steps.
+// The largest relative difference between the losses of the steps and the expected ones.
 template <typename Model>
 double largest_difference(Composed<Model>& composed, at::ScalarType dtype,
                           const std::vector<double>& expected) {
@@ -200,7 +200,7 @@ double largest_difference(Composed<Model>& composed, at::ScalarType dtype,
   return largest;
 }
 
-// A name for googletest.
+// Returns the composition as a name for GoogleTest.
 inline std::string test_name_of(const Composition& what) {
   std::string name = text_of(what);
   for (char& letter : name)

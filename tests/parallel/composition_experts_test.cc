@@ -1,6 +1,6 @@
-// Owners of experts together with stages, copies, shards, layers and sequences that ranks divide: a
-// hundred steps beside one process, which are rows of the table of docs/composition.md, and ranks
-// whose experts nobody chose.
+// Expert parallelism combined with pipelines, data, sharded, tensor and context parallelism.
+// Compares a hundred steps with one process (rows of the table in docs/composition.md), and tests
+// ranks whose experts get no tokens.
 #include "parallel/composition.h"
 
 #include <lockstep/models/moe.h>
@@ -22,15 +22,16 @@ namespace {
 
 using namespace test;
 
-constexpr int steps_of_a_row = 100;  // of the table
+constexpr int steps_of_a_row = 100;  // the steps of a table row
 
 struct ExpertComposition {
   Composition how;
   int steps = steps_of_a_row;
-  int every = 1;  // blocks with a mixture
+  int every = 1;  // every how many blocks have a mixture
 };
 
-// Of one process with the rows of all ranks: a micro-batch has those that each of them has in it.
+// The largest difference from one process with the rows of all ranks; its micro-batches consist of
+// the same rows.
 double difference(const ExpertComposition& what, at::ScalarType dtype) {
   const Composition& how = what.how;
   const double capacity = dtype == at::kDouble ? 1 : 0;
@@ -63,7 +64,7 @@ TEST_P(ExpertParity, StepsAreThoseOfOneProcess) {
               << " |\n";
 }
 
-// Fewer steps where the same kinds of ranks are rows already.
+// Fewer steps if other rows already have the same kinds of ranks.
 std::vector<ExpertComposition> expert_rows() {
   const MeshAxis pp{"pp", 2}, dp{"dp", 2}, fsdp{"fsdp", 2}, tp{"tp", 2}, cp{"cp", 2}, ep{"ep", 2};
   return {
@@ -95,7 +96,7 @@ INSTANTIATE_TEST_SUITE_P(Rows, ExpertParity, testing::ValuesIn(expert_rows()),
                            return test_name_of(info.param.how);
                          });
 
-// Gradients' norm and the model after two steps.
+// The gradient norm, and the model after two steps.
 TEST(ExpertCompositions, NormsAndModelsAreThoseOfOneProcess) {
   const Composition how{.axes = {{"ep", 2}, {"fsdp", 2}}};
   run_group(Engine::local, ranks_of(how), [&](Group world) {
@@ -123,9 +124,9 @@ TEST(ExpertCompositions, NormsAndModelsAreThoseOfOneProcess) {
   });
 }
 
-// Every rank asks for the shards of its experts as often as the others that own them, though it has
-// no rows for them: of two shards' ranks one has tokens of the first expert alone, and the other
-// one of the second.
+// Every rank gathers the shards of its experts as often as the other ranks that own them, even
+// without tokens for them. Here one of the two ranks has only tokens for the first expert, and the
+// other only tokens for the second.
 TEST(ExpertCompositions, ExpertsThatNobodyChoseAreAskedForToo) {
   models::MoeOptions options{.gpt = small_gpt(1, /*bias=*/false)};
   options.mixture.experts = 2;

@@ -1,4 +1,4 @@
-// What goes wrong on one rank of a mesh of several axes is told to all ranks of all axes.
+// A failure on one rank of a mesh with several axes is reported to all ranks of all axes.
 #include "parallel/composition.h"
 
 #include <lockstep/comm/init.h>
@@ -43,7 +43,7 @@ bool has_axis(const Victim& victim, const std::string& name) {
   return std::ranges::any_of(victim.axes, [&](const MeshAxis& axis) { return axis.name == name; });
 }
 
-// Two steps, in which `deed` happens on the victim before its second forward.
+// Two steps; `deed` runs on the victim before its second forward.
 void step_with_deed(Group world, const Victim& victim, const std::function<void()>& deed) {
   const int rank = world.rank();
   int calls = 0;
@@ -60,7 +60,7 @@ void step_with_deed(Group world, const Victim& victim, const std::function<void(
     step_twice(composed(std::move(world), how, at::kFloat));
 }
 
-// On all of these meshes at the same time.
+// Runs all of these meshes at the same time.
 void expect_composed_rank_named(const std::vector<Victim>& victims,
                                 const std::function<void()>& deed, Duration timeout) {
   std::list<RankRendezvous> places;
@@ -73,7 +73,8 @@ void expect_composed_rank_named(const std::vector<Victim>& victims,
         ADD_FAILURE() << "no error";
       } catch (const Error& error) {
         EXPECT_NE(rank, victim.rank) << error.what();
-        // "ranks 2, 3 never called": one that waits for the victim elsewhere is named with it.
+        // "ranks 2, 3 never called": a rank that waits for the victim in another collective is
+        // named, too.
         const std::string text = error.what();
         EXPECT_TRUE(text.find("rank ") != std::string::npos ||
                     text.find("ranks ") != std::string::npos)
@@ -115,7 +116,7 @@ TEST(ComposedFails, ARankThatComputesForEverEndsTheOthers) {
       [] { std::this_thread::sleep_for(std::chrono::minutes(5)); }, std::chrono::seconds(8));
 }
 
-// Where nothing but the end of the rank tells the others, it ends.
+// Only the end of the failed rank tells the other ranks, so the rank must end.
 TEST(ComposedFails, ARankThatThrowsEndsTheOthers) {
   expect_composed_rank_named(
       {{sequences_and_layers, 1}, {experts_and_sequences, 2}},

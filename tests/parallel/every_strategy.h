@@ -1,5 +1,5 @@
-// A test for every strategy: DistributedDataParallel, and fully_shard() at every level and in every
-// storage.
+// Runs a test under every strategy: DistributedDataParallel, and fully_shard() at every level and
+// with every storage.
 #pragma once
 
 #include "parallel/sharded/support.h"
@@ -32,7 +32,7 @@ inline void PrintTo(const Strategy& strategy, std::ostream* out) { *out << strat
 
 class OnEveryStrategy : public testing::TestWithParam<Strategy> {
  protected:
-  // `body(model, handle, group)` on 1 and 3 ranks.
+  // Runs `body(model, handle, group)` on 1 and on 3 ranks.
   void run(const auto& body, const std::function<void(BranchesImpl&)>& before = {}) {
     for (int ranks : {1, 3})
       run_as_threads(ranks, [&](Group group) {

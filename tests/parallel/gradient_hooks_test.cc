@@ -55,7 +55,7 @@ TEST(GradientHooks, ChainWhatWasThereAndLeaveInAnyOrder) {
   auto a = hooks('a'), b = hooks('b'), c = hooks('c');
   p[0].sum().backward();
   EXPECT_EQ(std::exchange(calls, ""), "abc");
-  b.reset();  // from the middle
+  b.reset();  // remove the middle hook
   p[0].sum().backward();
   EXPECT_EQ(std::exchange(calls, ""), "ac");
   c.reset();

@@ -1,4 +1,4 @@
-// Options::ignored: parameters and buffers that a handle has nothing to do with.
+// Options::ignored: parameters and buffers that the handle must not touch.
 #include "base/format.h"
 #include "parallel/sharded/support.h"
 
@@ -11,12 +11,12 @@ namespace {
 
 using namespace test;
 
-// An expert of each rank's own, and a buffer that no rank could be given.
+// An expert that differs between ranks, and a buffer that cannot be broadcast.
 struct ExpertImpl : torch::nn::Module {
   explicit ExpertImpl(int rank) {
     shared = register_module("shared", torch::nn::Linear(4, 4));
     fill_parameters(*shared, 10 + rank);
-    // Another size on each rank, too.
+    // The size also differs between ranks.
     own = register_module("own", torch::nn::Linear(4, 4 + rank));
     fill_parameters(*own, 20 + rank);
     adjacency = register_buffer("adjacency", (at::eye(4) * (rank + 1)).to_sparse());
@@ -28,8 +28,8 @@ struct ExpertImpl : torch::nn::Module {
 };
 TORCH_MODULE(Expert);
 
-// What one process gets, rank by rank, for a few steps of SGD on the average gradient of `shared`
-// and on each rank's own of `own`.
+// The parameters of each rank after a few steps of SGD in one process, with the average gradient of
+// `shared` and each rank's own gradient of `own`.
 std::vector<std::vector<at::Tensor>> expected_of(int ranks, int steps) {
   std::vector<Expert> experts;
   for (int rank = 0; rank < ranks; ++rank) {

@@ -1,4 +1,4 @@
-// Inputs that end at different times, under every strategy.
+// Ranks with different numbers of batches, under every strategy.
 #include "parallel/every_strategy.h"
 
 #include <lockstep/parallel/join.h>
@@ -14,7 +14,7 @@ at::Tensor strategy_rows(int rank, int step) { return values({2 + rank, 3}, 20 *
 
 class JoinStrategies : public OnEveryStrategy {
  protected:
-  // Two epochs in which rank r has `batches(r)` batches of so many micro-batches each.
+  // Two epochs in which rank r has `batches(r)` batches of `micro_batches` micro-batches each.
   void train(const std::function<int(int)>& batches, int micro_batches) {
     run([&](BranchesImpl& model, auto& handle, Group group) {
       auto loss = [&](const at::Tensor& x) { return model.forward(x, "abc").square().sum(); };

@@ -1,4 +1,4 @@
-// Ranks whose inputs end at different times.
+// Ranks with different numbers of batches.
 #include <lockstep/parallel/join.h>
 
 #include "parallel/data/hook_support.h"
@@ -16,7 +16,7 @@ using namespace test;
 
 const std::vector<std::vector<std::int64_t>> join_shapes = {{4, 3}, {5}, {2, 2}};
 
-// Rank 0 has none, the others more and more.
+// Rank 0 has none; each further rank has two more.
 int join_batches(int rank) { return 2 * rank; }
 
 DataParallelOptions join_options() { return {.bucket_bytes = 40, .first_bucket_bytes = 40}; }
@@ -27,7 +27,8 @@ torch::optim::SGDOptions join_momentum() {
   return options;
 }
 
-// One process: the sum over ranks that have a batch, divided by all of them or by those.
+// The reference in one process: the sum over ranks that have a batch, divided by the number of all
+// ranks or of these ranks.
 void join_of_one_process(Table& table, torch::optim::SGD& sgd, int ranks, int step, bool by_all) {
   sgd.zero_grad();
   int active = 0;
@@ -72,7 +73,7 @@ TEST_P(Joins, EqualsOneProcess) {
           join_of_one_process(expected, expected_sgd, group.size(), step, by_all);
         expect_joined(*table, *expected, "epoch " + std::to_string(epoch));
       }
-      // Without a Join, with a batch on every rank.
+      // Without a Join, every rank has a batch.
       ddp.zero_grad();
       backward(ddp, *table, 100);
       sgd.step();
@@ -116,7 +117,7 @@ TEST_P(Joins, HooksAndUnusedParametersGoAlong) {
     for (int step = 0; step < join_batches(group.rank()); ++step) {
       ddp.zero_grad();
       (table->weights[0] * gradients_for(*table, group.rank(), step)[0]).sum().backward();
-      EXPECT_FALSE(table->weights[1].grad().defined());  // used by no rank
+      EXPECT_FALSE(table->weights[1].grad().defined());  // no rank uses this parameter
       sgd.step();
     }
     join.finish([&] {
@@ -207,7 +208,7 @@ INSTANTIATE_TEST_SUITE_P(All, Joins,
                          testing::ValuesIn(ranks_of({Engine::local, Engine::shm}, {1, 2, 3, 5})),
                          name_of_ranks);
 
-// Forward and backward of layers between the gradients of one handle.
+// The forward and backward of the norm run between the gradients of one handle.
 struct JoinedNormsImpl : torch::nn::Module {
   JoinedNormsImpl()
       : first(register_module("first", torch::nn::Linear(3, 4))),
@@ -289,7 +290,8 @@ TEST(JoinErrors, RefusesWhatMakesNoSense) {
                   "this Join has ended");
 }
 
-// What is not an average over all ranks cannot be divided by another number of them.
+// If a hook does not average over all ranks, its result cannot be rescaled to another number of
+// ranks.
 TEST(JoinErrors, RefusesToDivideWhatAHookDoesNotAverage) {
   Table table(join_shapes, at::kDouble);
   for (const auto& hook : {post_local_sgd({}), bf16_compression(post_local_sgd({}))}) {

@@ -1,5 +1,5 @@
-// A module that changes after its handle was made: said by name, on every rank, at the next use of
-// the handle.
+// If a module changes after its handle was created, the next use of the handle throws an error that
+// names the change, on every rank.
 #include "parallel/every_strategy.h"
 
 namespace lockstep {
@@ -9,8 +9,8 @@ using namespace test;
 
 class LateChange : public OnEveryStrategy {};
 
-// An InvalidArgument in backward() ends a sharded handle: ranks that have not come so far get an
-// Aborted with its text.
+// An InvalidArgument in backward() ends a sharded handle: ranks that have not detected the change
+// yet get an Aborted with the same text.
 void expect_backward_names(const std::function<void()>& backward, const std::string& name) {
   expect_words(message_of<Error>(backward), {name, "since"});
 }
@@ -84,7 +84,7 @@ TEST_P(LateChange, WhatWasFrozenAndTrainsNowIsNamed) {
         }
         model.layers[1]->bias.requires_grad_(false);
         handle.zero_grad();
-        if (GetParam().sharded && group.size() > 1) return;  // it is dead
+        if (GetParam().sharded && group.size() > 1) return;  // the handle is dead
         model.forward(values({2, 3}, 1), "abc").sum().backward();
       },
       freeze);

@@ -1,4 +1,4 @@
-// Training loops as users write them, apart from what trains: one process, or ranks under a
+// Training loops as users write them, independent of the trainer: one process, or ranks under a
 // strategy.
 #pragma once
 
@@ -17,25 +17,25 @@ namespace lockstep::test {
 
 enum class Clip { by_handle, by_optimizer, by_torch };
 
-// What a loop does things with.
+// The operations of a training loop.
 struct Trainer {
-  // The average over ranks of their batches number `batch`, added to what is there; the loss times
-  // `factor`, which one rank alone may have as NaN.
+  // Adds the average over ranks of the gradients of batch `batch`. The loss is multiplied by
+  // `factor`, which may be NaN on a single rank.
   std::function<void(int batch, double factor)> backward;
-  std::function<void(int batch)> backward_later;  // accumulates, for the next backward()
-  std::function<void()> spoil;                    // one element of the averages becomes infinite
+  std::function<void(int batch)> backward_later;  // accumulates for the next backward()
+  std::function<void()> spoil;                    // makes one element of the averages infinite
   std::function<void(bool set_to_none)> zero_grad, zero_grad_of_optimizer;
   std::function<void()> step;
   std::function<double(Clip way, double max)> clip;
   std::function<void(double largest)> clip_values;
-  std::function<double(double max)> clipped_step;  // in one call
-  // Of a loss scaler.
+  std::function<double(double max)> clipped_step;  // clips and steps in one call
+  // The operations of a loss scaler.
   std::function<double()> scale;
   std::function<bool()> unscale;
   std::function<bool(std::optional<double> clip)> scaled_step;
   std::function<void()> update;
 
-  std::vector<double> norms;  // that a loop has seen
+  std::vector<double> norms;  // the norms that a loop has returned
 };
 
 struct Loop {
@@ -136,7 +136,7 @@ inline std::vector<Loop> training_loops() {
   loops.push_back({"scaler, never unscaled what is left out", [](Trainer& t, int step) {
                      t.zero_grad(true);
                      t.backward(step, t.scale());
-                     if (step == 3) return;  // no call of the scaler at all
+                     if (step == 3) return;  // without any call of the scaler
                      t.unscale();
                      t.clip_values(0.003);
                      t.scaled_step({});
@@ -145,7 +145,7 @@ inline std::vector<Loop> training_loops() {
   return loops;
 }
 
-// A loop that does what a number says: the same on all ranks.
+// A random loop, the same on all ranks for the same seed.
 class RandomLoop {
  public:
   explicit RandomLoop(int seed) : random_(static_cast<unsigned>(seed)) {}
@@ -175,7 +175,7 @@ class RandomLoop {
     clip(t);
     if (chance(0.15)) return;
     if (chance(0.7)) return t.step();
-    t.norms.push_back(t.clipped_step(max_norm));  // writes no gradients
+    t.norms.push_back(t.clipped_step(max_norm));  // does not write gradients
     must_zero_ = true;
   }
   void scaled_step(Trainer& t) {

@@ -12,7 +12,7 @@
 namespace lockstep::test {
 namespace {
 
-// The pieces of the library's models are their forward().
+// The pieces of a model's plan must compute the same as its forward().
 template <typename Model>
 void expect_pieces(Model model, const at::Tensor& input) {
   at::NoGradGuard no_grad;
@@ -53,7 +53,7 @@ TEST(ModelPlans, ImageModelsAndMlpsTrainOnTheirAxes) {
       const Group data = model.data();
       const at::Tensor x = images.to(at::kDouble);
       double expected = 0;
-      for (const at::Tensor& rows : at::arange(8).chunk(4)) {  // batch norms count over these
+      for (const at::Tensor& rows : at::arange(8).chunk(4)) {  // batch norms normalize over these
         const at::Tensor loss =
             at::cross_entropy_loss(plain->forward(x.index({rows})), classes.index({rows})) / 4;
         loss.backward();

@@ -1,5 +1,5 @@
-// Buffers and parameters that are not plain dense memory: they reach every rank right, or one line
-// names them on every rank before anything has changed.
+// Buffers and parameters that are not plain dense memory: they are broadcast correctly, or all
+// ranks get one line that names them before anything has changed.
 #include "base/format.h"
 #include "parallel/sharded/support.h"
 
@@ -42,8 +42,8 @@ TEST_P(OddTensor, ExpandedAndOverlappingBuffersBecomeThoseOfRankZero) {
       return std::vector<at::Tensor>{values({1, 4}, rank).expand({4, 4}),
                                      values({1}, rank).expand({5}),
                                      values({4, 1, 3}, rank).expand({4, 6, 3}),
-                                     values({8}, rank).as_strided({3, 4}, {2, 1}),  // windows
-                                     values({4, 10}, rank).slice(1, 0, 10, 2),      // gaps
+                                     values({8}, rank).as_strided({3, 4}, {2, 1}),  // overlapping
+                                     values({4, 10}, rank).slice(1, 0, 10, 2),      // with gaps
                                      values({3, 4}, rank).t(),
                                      at::complex(values({4}, rank), values({4}, rank)).conj(),
                                      values({0, 3}, rank).expand({2, 0, 3})};

@@ -1,4 +1,4 @@
-// A user's model with a parallel plan of its own, for the tests of parallelize().
+// A user's model with its own parallel plan, for the tests of parallelize().
 #pragma once
 
 #include <lockstep/parallel/parallelize.h>
@@ -14,7 +14,7 @@
 
 namespace lockstep::test {
 
-// A model of the user's own, which says how it is parallelized.
+// A user's model, which defines how it is parallelized.
 struct ResidualImpl : torch::nn::Module {
   explicit ResidualImpl(int width)
       : wide(register_module("wide", torch::nn::Linear(width, 4 * width))),
@@ -50,7 +50,7 @@ inline ParallelPlan parallel_plan(const OwnNet& net) {
   return plan;
 }
 
-// The same without a plan.
+// The same model without a plan.
 struct PlainNetImpl : OwnNetImpl {
   at::Tensor forward(const at::Tensor& x) { return OwnNetImpl::forward(x); }
 };
@@ -66,7 +66,8 @@ struct OwnBatch {
   at::Tensor x, y;
 };
 
-// After a step of both: the gradients of `model` have the norm of those of one process.
+// Call after a step of both models: checks that the gradient norm of `model` equals that of one
+// process.
 inline void expect_norm_of(const torch::nn::Module& plain, ParallelModel& model,
                            double tolerance = 1e-11) {
   const double norm = torch::nn::utils::clip_grad_norm_(plain.parameters(), 1e9);

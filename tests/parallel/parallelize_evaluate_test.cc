@@ -1,4 +1,4 @@
-// ParallelModel::evaluate() and forward() where ranks have different numbers of rows, or fail.
+// ParallelModel::evaluate() and forward() if ranks have different numbers of rows, or fail.
 #include <lockstep/parallel/parallelize.h>
 
 #include "parallel/own_net.h"
@@ -35,7 +35,7 @@ TEST(ParallelizeEvaluate, RanksMayHaveDifferentNumbersOfRows) {
     });
 }
 
-// The sizes of what stages pass on depend on the other ranks' rows, too.
+// The sizes of the messages between stages also depend on the rows of the other ranks.
 TEST(ParallelizeEvaluate, TheSameRowsBesideFewerOnAnotherRank) {
   run_group(Engine::local, 4, [](Group world) {
     OwnNet plain, net;
@@ -75,7 +75,7 @@ TEST(ParallelizeEvaluate, ARankWithoutABatchIsAnErrorOnAllRanks) {
     });
 }
 
-// The rank of the last stage cannot tell the others what it computed.
+// The rank of the last stage cannot send its output to the other ranks.
 TEST(ParallelizeEvaluate, OutputsThatCannotBeToldEndAllRanks) {
   run_group(Engine::local, 4, [](Group world) {
     OwnNet net;

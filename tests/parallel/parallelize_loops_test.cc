@@ -1,4 +1,4 @@
-// Without an axis pp a ParallelModel is a handle like others for a training loop of one's own.
+// Without an axis pp, a ParallelModel is a handle that works with a user's own training loop.
 #include <lockstep/parallel/parallelize.h>
 
 #include <lockstep/optim/grad_scaler.h>

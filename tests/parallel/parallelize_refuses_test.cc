@@ -1,4 +1,4 @@
-// The errors of parallelize() and of a ParallelModel: one line on every rank, and nothing changed.
+// Errors of parallelize() and of a ParallelModel: one line on every rank, and nothing is changed.
 #include <lockstep/global/tensor.h>
 #include <lockstep/parallel/parallelize.h>
 
@@ -14,7 +14,7 @@
 namespace lockstep::test {
 namespace {
 
-// Message of a call on every rank, which is the same.
+// Checks that the call throws the same message on every rank.
 template <typename Thrown>
 void expect_refused(const std::vector<MeshAxis>& axes, const std::string& message,
                     const std::function<void(const Mesh&)>& call) {
@@ -69,7 +69,7 @@ TEST(ParallelizeRefuses, SizesThatDoNotDivide) {
       });
 }
 
-// A model that was refused trains with other options: nothing had changed.
+// After an error, the model trains with other options: nothing was changed.
 TEST(ParallelizeRefuses, PatternsThatNameNothingBeforeAnythingHasChanged) {
   run_group(Engine::local, 2, [](Group world) {
     const Mesh mesh(world, {{"fsdp", 2}});
@@ -104,7 +104,7 @@ TEST(ParallelizeRefuses, PatternsThatNameNothingBeforeAnythingHasChanged) {
   });
 }
 
-// Activations are marked after all checks: the model trains with other options.
+// Activation checkpointing is applied after all checks, so the model trains with other options.
 TEST(ParallelizeRefuses, OptionsOfCopiesBeforeAnythingHasChanged) {
   run_group(Engine::local, 2, [](Group world) {
     const Mesh copies(world, {{"dp", 2}}), shards(world, {{"fsdp", 2}});
@@ -134,7 +134,7 @@ TEST(ParallelizeRefuses, OptionsOfCopiesBeforeAnythingHasChanged) {
   });
 }
 
-// What cutting would find: the model is whole, and trains with other options.
+// The error is found before the weight is sharded, so the model trains with other options.
 TEST(ParallelizeRefuses, UnitsThatDivideAFusedWeightBeforeItIsCut) {
   run_group(Engine::local, 4, [](Group world) {
     const Mesh mesh(world, {{"fsdp", 2}, {"tp", 2}});
@@ -163,7 +163,7 @@ TEST(ParallelizeRefuses, UnitsThatDivideAFusedWeightBeforeItIsCut) {
   });
 }
 
-// Each stage would have another shard of it.
+// Each stage would have a different shard of the weight.
 TEST(ParallelizeRefuses, UnitsThatDivideATiedWeightInTwoWaysBeforeItIsCut) {
   run_group(Engine::local, 4, [](Group world) {
     const Mesh mesh(world, {{"pp", 2}, {"fsdp", 2}});
@@ -180,7 +180,7 @@ TEST(ParallelizeRefuses, UnitsThatDivideATiedWeightInTwoWaysBeforeItIsCut) {
   });
 }
 
-// Experts are cut along ep alone.
+// Experts are sharded along ep only.
 TEST(ParallelizeRefuses, ATensorPlanForExpertsAloneBeforeAnythingIsCut) {
   for (const char* other : {"ep", "pp"})
     run_group(Engine::local, 4, [&](Group world) {

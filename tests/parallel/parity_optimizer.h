@@ -1,4 +1,4 @@
-// The optimizer with which trainings are compared over many steps with those of one process.
+// The optimizer for comparisons with one process over many steps.
 #pragma once
 
 #include <torch/optim/adamw.h>
@@ -10,8 +10,8 @@
 
 namespace lockstep::test {
 
-// In float not Adam: it divides the gradient of a key's bias, which is rounding alone (softmax
-// takes it away), by its size.
+// Not Adam in float: the gradient of a key's bias is only rounding noise, because it cancels in the
+// softmax, and Adam would divide it by its own magnitude.
 inline std::unique_ptr<torch::optim::Optimizer> parity_optimizer(
     at::ScalarType dtype, std::vector<at::Tensor> parameters) {
   if (dtype == at::kDouble)

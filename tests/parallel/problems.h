@@ -1,5 +1,5 @@
-// Models and their losses on micro-batches that have a number, so that every rank and the
-// one-process oracle compute the same ones.
+// Models and their losses on numbered micro-batches, so that every rank and the one-process
+// reference compute the same batches.
 #pragma once
 
 #include "parallel/support.h"
@@ -8,7 +8,7 @@ namespace lockstep::test {
 
 struct Problem {
   std::string name;
-  std::vector<std::string> units;  // modules that are cut apart where parameters are sharded
+  std::vector<std::string> units;  // sharded separately if parameters are sharded
   std::function<std::shared_ptr<torch::nn::Module>()> make;
   std::function<at::Tensor(torch::nn::Module&, std::int64_t)>
       loss;  // of the micro-batch with this number

@@ -7,7 +7,7 @@ namespace {
 
 using namespace test;
 
-// Two dtypes in turn, an empty tensor, a scalar, and one that is not contiguous.
+// Two alternating dtypes, an empty tensor, a scalar, and a non-contiguous tensor.
 std::vector<at::Tensor> state(int seed) {
   return {values({7, 3}, seed),         at::full({}, seed, at::kLong), values({0}, seed),
           values({4, 5}, seed + 1).t(), at::arange(9) * (seed + 1),    values({33}, seed + 2)};

@@ -1,4 +1,4 @@
-// Where a handle says that the time of a step went.
+// Tests how a handle divides the time of a step.
 #include "parallel/step_clock.h"
 
 #include "parallel/composition.h"
@@ -36,7 +36,7 @@ TEST(StepClock, CountsEachPartOnce) {
   double all = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
   StepTiming total = clock.total();
   EXPECT_EQ(total.steps, 3);
-  EXPECT_GE(total.forward, 2 * 0.004);  // the first one has no beginning
+  EXPECT_GE(total.forward, 2 * 0.004);  // the first forward has no known beginning
   EXPECT_GE(total.backward, 3 * 0.008);
   EXPECT_GE(total.exposed, 3 * 0.002);
   EXPECT_GE(total.update, 3 * 0.003);
@@ -61,7 +61,7 @@ TEST(StepClock, AHandleMeasuresItsSteps) {
     DistributedDataParallel ddp(model, group);
     for (int step = 0; step < 3; ++step) {
       ddp.zero_grad();
-      if (group.rank() == 1) std::this_thread::sleep_for(20ms);  // the others wait for it
+      if (group.rank() == 1) std::this_thread::sleep_for(20ms);  // the other ranks wait for rank 1
       model->forward(values({2, 3}, 1), "abc").sum().backward();
     }
     StepTiming timing = ddp.timing();
@@ -84,7 +84,7 @@ void expect_steps_measured(const Net& model, const Mesh& mesh) {
     std::this_thread::sleep_for(4ms);
     const Tensors cut = handle.cut({batch.ids, batch.targets});
     at::Tensor loss = net->loss(cut[0], cut[1]);
-    if (mesh.group().rank() == 1) std::this_thread::sleep_for(10ms);  // the others wait for it
+    if (mesh.group().rank() == 1) std::this_thread::sleep_for(10ms);  // the other ranks wait for it
     loss.backward();
     std::this_thread::sleep_for(3ms);
   }

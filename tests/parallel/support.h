@@ -1,5 +1,5 @@
-// What the tests of the strategies share: small models, batches that every rank can make, and the
-// one-process oracle.
+// Helpers for the tests of the strategies: small models, batches that every rank can compute, and
+// the one-process reference.
 #pragma once
 
 #include <lockstep/base/error.h>
@@ -28,7 +28,7 @@
 
 namespace lockstep::test {
 
-// How many ranks, and on which engine: the parameter of the suites that run on several.
+// The backend and the number of ranks: the parameter of suites that run on several.
 struct EngineRanks {
   Engine engine = Engine::local;
   int size = 1;
@@ -49,7 +49,7 @@ inline std::vector<EngineRanks> ranks_of(std::vector<Engine> engines, std::vecto
   return all;
 }
 
-// Values that look random, the same wherever they are computed, here and in Python: exact in float.
+// Returns pseudo-random values, the same in any process, in C++ and in Python; exact in float.
 inline at::Tensor values(at::IntArrayRef sizes, std::int64_t seed) {
   at::Tensor numbers = at::arange(c10::multiply_integers(sizes), at::kLong);
   return (((numbers * 7919 + seed * 104729 + 17) % 2003).to(at::kFloat) / 2048 - 0.5)
@@ -62,7 +62,7 @@ inline void fill_parameters(torch::nn::Module& module, std::int64_t seed) {
     parameter.copy_(values(parameter.sizes(), seed++) * 0.5);
 }
 
-// Convolutions, batch normalisation (buffers, one of them int64), a frozen parameter.
+// Convolutions, a batch norm (with buffers, one of them int64), and a frozen parameter.
 struct ConvNetImpl : torch::nn::Module {
   ConvNetImpl() {
     conv = register_module("conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 4, 3)));
@@ -81,7 +81,7 @@ struct ConvNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(ConvNet);
 
-// Three layers of which forward() uses those that are asked for.
+// Three layers; forward() uses the requested ones.
 struct BranchesImpl : torch::nn::Module {
   BranchesImpl() {
     for (const char* name : {"a", "b", "c"})
@@ -109,7 +109,8 @@ inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   return at::equal(bytes(a), bytes(b));
 }
 
-// The balanced tree over ranks, written once more: an independent statement of the order of sums.
+// The balanced tree over ranks, implemented a second time to specify the order of sums
+// independently.
 inline at::Tensor tree_sum(const std::vector<at::Tensor>& values, std::size_t low,
                            std::size_t high) {
   if (high - low == 1) return values[low];
@@ -125,8 +126,8 @@ inline std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& param
   return gradients;
 }
 
-// What one process gets: each rank's gradients alone, added in the tree, divided once.
-// `gradients[rank]` are of one rank.
+// The result of one process: each rank's gradients separately, summed in the order of the tree,
+// divided once. `gradients[rank]` are those of one rank.
 inline std::vector<at::Tensor> average(const std::vector<std::vector<at::Tensor>>& gradients) {
   std::vector<at::Tensor> result;
   for (std::size_t i = 0; i < gradients.front().size(); ++i) {
@@ -139,8 +140,8 @@ inline std::vector<at::Tensor> average(const std::vector<std::vector<at::Tensor>
   return result;
 }
 
-// The text of the error that `action` throws; "" when it throws none, and a failure when it is of
-// another kind.
+// Returns the message of the Expected that `action` throws, or "" if it throws nothing. Fails the
+// test if it throws an error of another type.
 template <typename Expected>
 std::string message_of(const std::function<void()>& action) {
   try {

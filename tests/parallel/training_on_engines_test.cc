@@ -1,5 +1,5 @@
-// Training on every engine, against one process: DistributedDataParallel and each level of
-// fully_shard. Under mpirun these are mpi and hierarchical over it.
+// Training on every backend, compared with one process: DistributedDataParallel and each level of
+// fully_shard. Under mpirun, the backends are mpi and hierarchical over mpi.
 #include "parallel/sharded/support.h"
 #include "support/torch/engine_test.h"
 
@@ -15,7 +15,8 @@ namespace {
 using namespace test;
 
 constexpr int steps = 4;
-// Where an engine adds in an order of its own; a wrong gradient is off by more than a hundredth.
+// The bound for backends that sum in another order; a wrong gradient is off by more than a
+// hundredth.
 constexpr double bound_elsewhere = 1e-5;
 
 class TrainingOn : public test::EngineTest {
@@ -29,7 +30,7 @@ class TrainingOn : public test::EngineTest {
     EXPECT_LE(error.item<double>(), bound() * std::max(largest, 0.1)) << where;
   }
 
-  // One rank: every loss, and the parameters at the end.
+  // One rank: compares every loss and the final parameters.
   template <typename Handle, typename Parameters>
   void expect_history(const History& expected, const Problem& problem, const Group& group,
                       torch::nn::Module& model, Handle& handle, const Parameters& parameters,

@@ -1,5 +1,5 @@
-// Programs that public trackers report as troubles of other systems: each trains as one process
-// does, under every strategy.
+// Programs that were reported as problems in the public trackers of other systems: under every
+// strategy, each trains like one process.
 #include "parallel/every_strategy.h"
 
 #include <torch/nn/module.h>
@@ -14,7 +14,7 @@ namespace {
 
 using namespace test;
 
-// Parameters of unusual shapes and strides: a number, one element, none, transposed, channels last.
+// Parameters of unusual shapes and strides: 0-dim, one element, empty, transposed, channels_last.
 struct UnusualImpl : torch::nn::Module {
   UnusualImpl() {
     a = register_module("a", torch::nn::Linear(torch::nn::LinearOptions(4, 4)));
@@ -38,7 +38,7 @@ struct UnusualImpl : torch::nn::Module {
 };
 TORCH_MODULE(Unusual);
 
-// What a program needs of a strategy; of one process, where `no_sync` does nothing.
+// The interface between a program and a strategy; in one process, `no_sync` does nothing.
 struct ProgramRun {
   Unusual model;
   std::function<void(const std::function<void()>&)> no_sync;
@@ -95,7 +95,7 @@ at::Tensor program_rows(int step, int rank) {
 
 constexpr int program_steps = 3;
 
-// The mean of the gradients that each rank's rows give to one model.
+// The mean over ranks of the gradients that one model gets from each rank's rows.
 std::map<std::string, at::Tensor> of_one_process(const Program& program, int ranks) {
   ProgramRun trained{Unusual(), [](const auto& body) { body(); }};
   auto parameters = trained.model->parameters();

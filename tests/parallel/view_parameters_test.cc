@@ -1,5 +1,5 @@
-// A parameter that was registered as a view of autograd (w.t(), w.unsqueeze(0), a slice) trains as
-// its copy does, with every strategy, and one that is no leaf is refused by name.
+// A parameter that was registered as an autograd view (w.t(), w.unsqueeze(0), a slice) trains like
+// its copy under every strategy; a non-leaf parameter is refused by name.
 #include "parallel/sharded/support.h"
 
 #include <lockstep/optim/adamw.h>
@@ -39,7 +39,7 @@ std::map<std::string, View> views() {
            }}};
 }
 
-// `first` and `second` of both parameters `p` and `q`, which are views of one tensor or of two.
+// Parameters `p` and `q`, which are views of one tensor or of two tensors.
 struct ViewedImpl : torch::nn::Module {
   explicit ViewedImpl(const View& view, bool is_copied, bool has_one_base = false) {
     layer = register_module("layer", torch::nn::Linear(6, 6));
@@ -63,8 +63,8 @@ struct ViewedImpl : torch::nn::Module {
 };
 TORCH_MODULE(Viewed);
 
-// What a strategy makes of a model: how a step computes gradients, and whose parameters an
-// optimizer has.
+// A strategy applied to a model: how a step computes gradients, and the handle whose parameters the
+// optimizer gets.
 struct Trained {
   std::shared_ptr<Handle> handle;
   std::function<at::Tensor(const at::Tensor&)> backward = {};
@@ -78,7 +78,7 @@ Trained trained(Strategy strategy) {
   return {.handle = std::make_shared<Handle>(std::move(strategy))};
 }
 
-// `p` and `q` are in one stage: their memory may be one.
+// `p` and `q` are in the same stage, because they may share memory.
 ParallelPlan plan_of(Viewed model) {
   const StageForward layer = [model](const Tensors& x) mutable {
     return Tensors{model->layer(x[0])};
@@ -97,7 +97,7 @@ ParallelPlan plan_of(Viewed model) {
           .loss = [](const Tensors& outputs, const Tensors&) { return outputs[0]; }};
 }
 
-// On axes of two ranks each, by step() with pp and by backward() without.
+// A mesh with axes of two ranks each; uses step() with pp and backward() without.
 Train on_axes(const std::vector<std::string>& names) {
   return [names](Viewed& model, const Group& group) {
     std::vector<MeshAxis> axes;

@@ -27,7 +27,7 @@ TEST(WaitTime, AddsUpWhatPassesInItsScopes) {
   EXPECT_EQ(time.seconds(), seconds);
 }
 
-// Rank 1 comes 50 ms late to backward(): rank 0 has waited for it.
+// Rank 1 reaches backward() 50 ms late, so rank 0 waits.
 template <typename Handle>
 void expect_rank_0_waits(const Handle& make) {
   run_as_threads(2, [&](Group group) {

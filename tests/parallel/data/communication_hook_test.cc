@@ -72,7 +72,7 @@ TEST_P(Hooks, CompressionSendsHalfTheBytesOfFloat) {
     auto bytes_of = [&](std::shared_ptr<CommunicationHook> hook) {
       Table table({{64, 32}, {128}}, at::kFloat);
       DistributedDataParallel ddp(table, group, hook_options(std::move(hook), 1 << 20));
-      for (int step : {0, 1}) backward(ddp, *table, step);  // in which values are compared
+      for (int step : {0, 1}) backward(ddp, *table, step);  // values are compared in these steps
       std::int64_t before = group.traffic().bytes;
       backward(ddp, *table, 2);
       return group.traffic().bytes - before;
@@ -127,7 +127,7 @@ TEST_P(Hooks, AFunctionSeesEveryParameterOnceAndComposes) {
   });
 }
 
-// Of one rank alone: the others would go on with other calls.
+// Only one rank returns another shape: the other ranks would continue with other calls.
 TEST_P(Hooks, AnotherShapeIsNamedOnAllRanks) {
   for (bool is_narrow : {true, false})
     for (int good_steps : {0, 2})
@@ -146,7 +146,7 @@ TEST_P(Hooks, AnotherShapeIsNamedOnAllRanks) {
           backward(ddp, *table, step);
           ddp.zero_grad();
         }
-        // The others may have their averages already, and find it out in the next step.
+        // The other ranks may have their averages already and get the error in the next step.
         auto steps = [&] {
           for (; step < good_steps + 2; ++step) {
             backward(ddp, *table, step);
@@ -217,7 +217,7 @@ TEST(HookErrors, AnExceptionOfOneRanksHookEndsTheGroupByName) {
   });
 }
 
-// A peer that does not come is waited for as long as the handle says, not as long as the group.
+// The deadline for a missing peer is the handle's, not the group's.
 TEST(HookErrors, CallsHaveTheDeadlineOfTheHandle) {
   using std::chrono::milliseconds;
   for (const auto& hook_of_rank :

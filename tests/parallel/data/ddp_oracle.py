@@ -12,7 +12,7 @@ import tempfile
 import types
 
 import torch
-import torch._dynamo  # as DistributedDataParallel does: once here, not once a rank
+import torch._dynamo  # DistributedDataParallel imports it: once here instead of once per rank
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -21,14 +21,14 @@ WORLD = 2
 
 
 def values(sizes, seed):
-    """As values() in support.h: exact in float32."""
+    """The same values as values() in support.h: exact in float32."""
     count = torch.Size(sizes).numel()
     numbers = (torch.arange(count) * 7919 + seed * 104729 + 17) % 2003
     return (numbers.float() / 2048 - 0.5).reshape(sizes)
 
 
 class Branches(torch.nn.Module):
-    """Three layers of which forward() uses those that are asked for."""
+    """Three layers; forward() uses the requested ones."""
 
     def __init__(self):
         super().__init__()
@@ -56,7 +56,7 @@ def backward(model, rank, paths):
 
 
 def bf16_hook(state, bucket):
-    """PyTorch's, under a name that is not refused where there is no NCCL."""
+    """PyTorch's hook, under a name that is not refused without NCCL."""
     return default_hooks.bf16_compress_hook(state, bucket)
 
 
@@ -68,8 +68,8 @@ HOOKS = {
 
 
 def power_state():
-    """Two exact steps, and then a Q that the test gives, instead of a random one."""
-    if importlib.util.find_spec("numpy") is None:  # of which it takes random numbers alone
+    """Two exact steps, then a Q from the test instead of a random one."""
+    if importlib.util.find_spec("numpy") is None:  # the hook uses numpy only for random numbers
         sys.modules["numpy"] = types.SimpleNamespace(random=types.SimpleNamespace(RandomState=random.Random))
     state = powerSGD_hook.PowerSGDState(
         process_group=None, matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=1

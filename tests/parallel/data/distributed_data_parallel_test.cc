@@ -1,4 +1,4 @@
-// The handle: construction, what it gives out, and that nothing of it stays behind.
+// The handle: its construction and results, and that it leaves nothing behind.
 #include "parallel/support.h"
 
 #include <lockstep/base/error.h>
@@ -14,7 +14,7 @@ namespace {
 
 using namespace test;
 
-// As a user writes it: a module, not a holder.
+// A user's module that is not a holder.
 struct Plain : torch::nn::Module {
   Plain() : fc(register_module("fc", torch::nn::Linear(3, 2))) {}
   at::Tensor forward(const at::Tensor& x) { return fc(x); }
@@ -90,7 +90,7 @@ TEST(DistributedDataParallel, NamesTheFirstDifferenceBetweenRanks) {
       EXPECT_TRUE(same_bits(before, model->fc->weight) ||
                   model->fc->weight.scalar_type() != at::kFloat);
       EXPECT_FALSE(has_hook(model->fc->bias));
-      group.barrier().wait();  // the group lives
+      group.barrier().wait();  // the group is still usable
       if (group.is_root()) text = mine;
     });
     return text;
@@ -208,7 +208,7 @@ TEST(DistributedDataParallel, RemovesItsHooksAndLeavesGradientsBehind) {
     EXPECT_FALSE(has_hook(mine.fc->weight));
     EXPECT_FALSE(has_hook(mine.fc->bias));
   });
-  EXPECT_TRUE(same_bits(module.fc->weight.grad(), gradient));  // the group is gone
+  EXPECT_TRUE(same_bits(module.fc->weight.grad(), gradient));  // the group is destroyed
   EXPECT_EQ(module.fc->weight.grad().storage().nbytes(), module.fc->weight.nbytes());
   module.zero_grad();
   module.forward(values({1, 3}, 0)).sum().backward();

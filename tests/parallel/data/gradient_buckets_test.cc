@@ -10,7 +10,7 @@ namespace {
 using namespace test;
 using data_parallel::GradientBuckets;
 
-// Parameters p0, p1, ...: floats of 8, 16, 24, ... elements; one of them double.
+// Parameters p0, p1, ... with 8, 16, 24, ... elements: floats, and one double.
 std::vector<NamedParameter> parameters() {
   std::vector<NamedParameter> list;
   for (int i = 0; i < 4; ++i) {
@@ -37,7 +37,7 @@ TEST_P(GradientBucketsOn, AverageInOrderWhateverTheOrderOfReadiness) {
     for (int step = 0; step < 3; ++step) {
       buckets.begin();
       for (int n = 0; n < 4; ++n) {
-        int i = (n + group.rank()) % 4;  // another order on every rank
+        int i = (n + group.rank()) % 4;  // a different order on each rank
         auto& tensor = list[static_cast<std::size_t>(i)].tensor;
         tensor.mutable_grad() = gradient(tensor, group.rank() + step);
         buckets.fill(i);

@@ -1,5 +1,5 @@
-// What the tests of communication hooks share: a model in float64, whose gradients the tests
-// compute by hand, and steps with them.
+// Helpers for the tests of communication hooks: a float64 model whose gradients the tests compute
+// by hand, and steps with it.
 #pragma once
 
 #include "parallel/support.h"
@@ -13,8 +13,8 @@
 
 namespace lockstep::test {
 
-// One parameter of each shape that a test wants; the loss is the sum of their products with the
-// gradients that are asked for.
+// One parameter of each given shape. The loss is the sum of the products of the parameters with the
+// wanted gradients.
 struct TableImpl : torch::nn::Module {
   TableImpl(const std::vector<std::vector<std::int64_t>>& shapes, at::ScalarType dtype) {
     std::int64_t seed = 1;
@@ -37,7 +37,7 @@ struct Table : torch::nn::ModuleHolder<TableImpl> {
       : ModuleHolder(std::make_shared<TableImpl>(std::move(shapes), dtype)) {}
 };
 
-// What a rank's gradients are in a step.
+// Returns a rank's gradients in a step.
 inline std::vector<at::Tensor> gradients_for(const TableImpl& table, int rank, int step) {
   std::vector<at::Tensor> gradients;
   for (const at::Tensor& weight : table.weights)

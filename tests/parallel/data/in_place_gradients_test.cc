@@ -1,4 +1,4 @@
-// Large gradients, which are reduced where autograd has put them.
+// Large gradients, which are reduced in the memory that autograd allocated.
 #include "parallel/data/gradient_buckets.h"
 
 #include "parallel/data/reducer_support.h"
@@ -11,7 +11,7 @@ namespace {
 using namespace test;
 using data_parallel::GradientBuckets;
 
-// One float of a gradient is enough.
+// A gradient of a single float is large enough.
 DataParallelOptions in_place() { return {.in_place_bytes = 1}; }
 
 class InPlaceGradients : public testing::TestWithParam<EngineRanks> {};
@@ -49,7 +49,7 @@ TEST_P(InPlaceGradients, StayWhereTheyAre) {
   });
 }
 
-// Autograd gives both parameters views of one memory.
+// Autograd gives both parameters views of the same memory.
 TEST_P(InPlaceGradients, ThatShareMemoryAreAveragedInCopies) {
   run_group(GetParam().engine, GetParam().size, [](Group group) {
     struct Pair : torch::nn::Module {

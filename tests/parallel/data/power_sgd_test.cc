@@ -16,10 +16,10 @@ DataParallelOptions power_options(std::shared_ptr<CommunicationHook> hook) {
   return {.bucket_bytes = 200, .first_bucket_bytes = 200, .hook = std::move(hook)};
 }
 
-// The paper's algorithm for one matrix, with all ranks in one place.
+// The paper's algorithm for one matrix, with the gradients of all ranks in one process.
 struct PowerReference {
   at::Tensor q;
-  std::vector<at::Tensor> errors;  // a rank each
+  std::vector<at::Tensor> errors;  // one per rank
 
   at::Tensor step(const std::vector<at::Tensor>& gradients, bool feedback, bool warm,
                   const at::Tensor& first_q) {
@@ -70,7 +70,7 @@ TEST_P(PowerSgd, IsTheAlgorithmOfThePaper) {
     });
 }
 
-// With as many columns as the gradients have rank, nothing is lost.
+// If the compressed rank is that of the gradients, the compression is lossless.
 TEST_P(PowerSgd, AGradientOfThatRankTravelsWhole) {
   run_group(GetParam().engine, GetParam().size, [](Group group) {
     for (bool warm : {true, false}) {
@@ -78,7 +78,7 @@ TEST_P(PowerSgd, AGradientOfThatRankTravelsWhole) {
       auto hook =
           power_sgd({.rank = 2, .start_step = 0, .min_compression_rate = 1, .warm_start = warm});
       DistributedDataParallel ddp(table, group, power_options(hook));
-      auto gradient = [](int rank, int step) {  // columns and rows that all ranks share
+      auto gradient = [](int rank, int step) {  // with the same columns on all ranks
         at::Tensor columns = values({12, 2}, 5).to(at::kDouble);
         return at::mm(columns, values({2, 10}, 10 * step + rank).to(at::kDouble));
       };
@@ -106,8 +106,8 @@ TEST_P(PowerSgd, SendsRTimesNPlusMNumbers) {
       backward(ddp, *table, step);
       return group.traffic().bytes - before - 3 * 4;  // without the status
     };
-    backward(ddp, *table, 0);       // exact, and the order of readiness
-    const std::int64_t values = 8;  // of the one parameter, in the second step
+    backward(ddp, *table, 0);       // exact, and records the order of readiness
+    const std::int64_t values = 8;  // of the only parameter, in the second step
     std::int64_t compressed = bytes(1) - values;
     EXPECT_EQ(compressed, r * (n + m) * 4);
     EXPECT_EQ(bytes(2), compressed);
@@ -123,7 +123,7 @@ TEST_P(PowerSgd, ComposesWithBf16) {
     backward(ddp, *table, 0);
     std::int64_t before = group.traffic().bytes;
     backward(ddp, *table, 1);
-    const std::int64_t status = 3 * 4, values = 8;  // of the one parameter, compared
+    const std::int64_t status = 3 * 4, values = 8;  // of the only parameter, for the comparison
     EXPECT_EQ(group.traffic().bytes - before - status - values, 3 * (64 + 48) * 2);
     at::Tensor first = table->weights[0].grad().clone();
     group.broadcast(first).wait();
@@ -131,7 +131,8 @@ TEST_P(PowerSgd, ComposesWithBf16) {
   });
 }
 
-// Least squares: error feedback brings the compressed descent where the exact one goes.
+// Least squares: with error feedback, compressed descent converges to the same result as exact
+// descent.
 TEST_P(PowerSgd, ErrorFeedbackTrainsToTheSamePlace) {
   run_group(GetParam().engine, GetParam().size, [](Group group) {
     at::Tensor x = values({20, 8}, group.rank()).to(at::kDouble);

@@ -18,7 +18,7 @@ namespace {
 using namespace test;
 using data_parallel::PseudoGradientAverage;
 
-// Element by element in plain C++: each block as multiples of a 127th of its largest number.
+// The reference in plain C++: each block in multiples of its largest magnitude divided by 127.
 std::vector<float> rounded_to_int8(std::vector<float> values) {
   for (std::size_t begin = 0; begin < values.size(); begin += 1024) {
     const std::size_t end = std::min(begin + 1024, values.size());
@@ -45,7 +45,7 @@ std::vector<float> numbers_in(const at::Tensor& values) {
   return {begin, begin + line.numel()};
 }
 
-// The mean of what numbers of several ranks are rounded to, rounded again.
+// Rounds each rank's numbers, averages them, and rounds the mean.
 std::vector<float> mean_in_int8(const std::vector<std::vector<float>>& ranks) {
   std::vector<float> mean(ranks.front().size());
   for (const auto& numbers : ranks) {
@@ -59,7 +59,7 @@ std::vector<float> mean_in_int8(const std::vector<std::vector<float>>& ranks) {
 at::Tensor average_in_int8(const Group& group, const at::Tensor& values, bool advances = false) {
   const auto groups = data_parallel::averaging_groups(group, PseudoGradients::int8);
   PseudoGradientAverage average(groups, values, PseudoGradients::int8, "mean", std::nullopt);
-  if (advances) average.advance();  // or average() does
+  if (advances) average.advance();  // otherwise average() does
   return average.average();
 }
 
@@ -86,7 +86,7 @@ TEST_P(Int8Averages, AreTheMeanOfRoundedNumbersRoundedAgain) {
   });
 }
 
-// Each host's mean is not rounded, and each of its ranks sends a part of it.
+// The mean of each host is not rounded, and each rank of a host sends a part of it.
 TEST(Int8AveragesOfHosts, SendEachHostsMeanOnce) {
   if (!has(Engine::hierarchical)) GTEST_SKIP() << "the build has no engine across hosts";
   run_group(Engine::hierarchical, 4, [](Group group) {
@@ -113,7 +113,7 @@ TEST(Int8AveragesOfHosts, SendEachHostsMeanOnce) {
   });
 }
 
-// Half a step of each rounding: of the ranks' largest numbers, and of the mean's.
+// The bound is half a step per rounding: of the ranks' numbers, and of the mean.
 TEST_P(Int8Averages, AreWithinTwoRoundings) {
   run_group(GetParam().engine, GetParam().size, [](Group group) {
     constexpr std::int64_t n = 1024 * 40;
@@ -128,7 +128,8 @@ TEST_P(Int8Averages, AreWithinTwoRoundings) {
     const at::Tensor error = average_in_int8(group, of_rank(group.rank(), n)) - mean;
     bound += (largest(mean) + bound) / 254;
     EXPECT_TRUE((largest(error) <= bound * 1.0001).all().item<bool>());
-    // What diloco.h says of normally distributed numbers; one rank's are rounded once.
+    // The error that diloco.h documents for normally distributed numbers; with one rank, they are
+    // rounded once.
     const double relative = (error.norm() / mean.norm()).item<double>();
     EXPECT_NEAR(relative, group.size() == 1 ? 0.008 : 0.011, 0.0005);
   });

@@ -1,4 +1,4 @@
-// What the tests of the reduction share: gradients of all ranks as one process has them.
+// Helpers for the tests of the reduction: the gradients of all ranks, computed in one process.
 #pragma once
 
 #include "parallel/support.h"
@@ -14,8 +14,9 @@ namespace lockstep::test {
 
 inline at::Tensor input(std::int64_t seed) { return values({2, 3}, seed); }
 
-// The gradients that `path(rank)` gives on one process, averaged over `ranks` by hand; parameters
-// that no rank used are undefined, those that some did not use count as zeros there.
+// The gradients that `path(rank)` produces in one process, averaged over `ranks` by hand.
+// Parameters that no rank used are undefined; for ranks that did not use a parameter, its gradient
+// is zero.
 inline std::vector<at::Tensor> expected_average(int ranks,
                                                 const std::function<std::string(int)>& path) {
   std::vector<std::vector<at::Tensor>> of_ranks;

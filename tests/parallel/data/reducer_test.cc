@@ -1,4 +1,4 @@
-// What backward() may meet: errors, nesting, replaced gradients, changed dtypes.
+// Special cases in backward(): errors, nesting, replaced gradients, changed dtypes.
 #include "parallel/data/reducer_support.h"
 
 #include <chrono>
@@ -30,7 +30,7 @@ TEST_P(Reducer, AnExceptionOnOneRankReachesTheOthersAndTheNextBackwardWorks) {
       ddp.zero_grad();
       if (group.rank() == group.size() - 1) {
         at::Tensor x =
-            Throws::apply(model->layers[0](input(0)));  // c and b get gradients, then it throws
+            Throws::apply(model->layers[0](input(0)));  // c and b get gradients before it throws
         expect_contains(
             message_of<std::runtime_error>([&] { model->forward(x, "bc").sum().backward(); }),
             "boom");
@@ -47,7 +47,7 @@ TEST_P(Reducer, AnExceptionOnOneRankReachesTheOthersAndTheNextBackwardWorks) {
   });
 }
 
-// Computes f(x) without a graph, and its gradients by a backward() of its own inside the outer one.
+// Computes f(x) without a graph, and its gradients by a nested backward().
 struct Recompute : torch::autograd::Function<Recompute> {
   using F = std::function<at::Tensor(at::Tensor)>;
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
@@ -68,8 +68,8 @@ struct Recompute : torch::autograd::Function<Recompute> {
 };
 
 TEST_P(Reducer, ABackwardInsideABackwardBelongsToItsStep) {
-  // Which layers are recomputed; the others have their gradients from the outer backward(). In
-  // "abc" the outer one has none, in "a" it ends after the inner one.
+  // `inside` lists the layers that are recomputed; the gradients of the other layers come from the
+  // outer backward(). With "abc", the outer one has none; with "a", it ends after the inner one.
   for (std::string inside : {"a", "b", "c", "ab", "bc", "abc"}) {
     for (bool unused : {false, true}) {
       run_group(GetParam().engine, GetParam().size, [&](Group group) {
@@ -166,9 +166,9 @@ TEST_P(Reducer, GradientsTheUserSetAreSeen) {
     auto once = expected_average(group.size(), [](int) { return "abc"; });
     backward();
     model->layers[0]->weight.mutable_grad().reset();              // set to none
-    model->layers[1]->weight.mutable_grad() = at::zeros({3, 3});  // replaced
+    model->layers[1]->weight.mutable_grad() = at::zeros({3, 3});  // replaced by another tensor
     model->layers[2]->weight.mutable_grad().zero_();
-    model->layers[0]->bias.mutable_grad().set_data(at::zeros({3}));    // its memory replaced
+    model->layers[0]->bias.mutable_grad().set_data(at::zeros({3}));    // with replaced memory
     model->layers[1]->bias.mutable_grad() = at::zeros({3, 1}).t()[0];  // other strides, still zeros
     model->layers[2]->bias.mutable_grad().zero_();
     backward();
@@ -216,7 +216,7 @@ TEST_P(Reducer, FollowsAModelToAnotherDtypeAndStrides) {
     model->forward(input(group.rank()), "abc").sum().backward();
     EXPECT_EQ(layer->weight.grad().strides(), layer->weight.strides());
     expect_gradients(*model, expected_average(group.size(), [](int) { return "abc"; }));
-    // Once more, with gradients that lie in buckets in another layout than the parameter's new one.
+    // Once more, with gradients whose layout in the buckets differs from the parameter's new one.
     layer->weight.set_data(layer->weight.detach().contiguous());
     model->forward(input(group.rank()), "abc").sum().backward();
     auto once = expected_average(group.size(), [](int) { return "abc"; });
@@ -265,7 +265,7 @@ TEST_P(Reducer, BuffersFollowRankZeroAfterEachAveragedBackward) {
       for (int step = 0; step < 2; ++step) {
         at::Tensor loss = image_loss(model->forward(values({5, 36}, group.rank())));
         loss.backward({}, /*retain_graph=*/true);
-        loss.backward();  // the graph saved running means; writing them must not disturb it
+        loss.backward();  // the graph saved running means, so writing them must not disturb it
       }
       at::Tensor mine = model->norm->running_mean.clone();
       at::Tensor root = mine.clone();
@@ -301,8 +301,8 @@ TEST_P(Reducer, BucketsFollowRankZerosOrderOfReadiness) {
       }));
     }
     if (group.size() == 1) return;
-    // Rank 0's order is b, a, c: gradients lie in that order in one storage a bucket, of which b's
-    // was full first.
+    // Rank 0's order is b, a, c: gradients are in that order, in one storage per bucket, and b's
+    // bucket was full first.
     EXPECT_NE(model->layers[1]->weight.grad().storage().data(),
               model->layers[0]->weight.grad().storage().data());
   });
@@ -325,7 +325,7 @@ TEST_P(ReducerDeadline, ARankThatNeverCallsBackwardIsNamed) {
       expect_contains(text, "bucket 0 (");
     } else {
       std::this_thread::sleep_for(600ms);
-      model->forward(input(0), "abc").sum();  // no backward: no hook fires, and nothing breaks
+      model->forward(input(0), "abc").sum();  // without backward(), no hook fires and nothing fails
     }
   });
 }

@@ -1,4 +1,4 @@
-// Parameters that have no part in a backward(), or only inside no_sync().
+// Parameters that take no part in a backward(), or only inside no_sync().
 #include "parallel/data/reducer_support.h"
 
 namespace lockstep {
@@ -12,7 +12,7 @@ TEST_P(ReducerUnused, NamesParametersWithoutGradientOnAllRanksAndGoesOn) {
   run_group(GetParam().engine, GetParam().size, [](Group group) {
     Branches model;
     DistributedDataParallel ddp(model, group, {.bucket_bytes = 40, .first_bucket_bytes = 40});
-    bool skips = group.rank() == group.size() - 1;  // one rank alone leaves b out
+    bool skips = group.rank() == group.size() - 1;  // only one rank leaves b out
     for (int round = 0; round < 2; ++round) {
       std::string text = message_of<ReductionFailed>(
           [&] { model->forward(input(0), skips ? "ac" : "abc").sum().backward(); });
@@ -31,7 +31,7 @@ TEST_P(ReducerUnused, NamesParametersWithoutGradientOnAllRanksAndGoesOn) {
 TEST_P(ReducerUnused, UnusedParametersContributeZerosAndUnusedOnesEverywhereAreLeftAlone) {
   auto path = [](int rank) {
     return rank % 2 == 0 ? std::string("a") : std::string("ab");
-  };  // nobody uses c
+  };  // no rank uses c
   run_group(GetParam().engine, GetParam().size, [&](Group group) {
     Branches model;
     DistributedDataParallel ddp(
@@ -79,7 +79,7 @@ TEST_P(ReducerUnused, WhatWasUsedOnlyInsideNoSyncIsAveraged) {
   });
 }
 
-// Without find_unused_parameters too; what has no gradient at all is still an error.
+// Even without find_unused_parameters; a parameter without any gradient is still an error.
 TEST_P(ReducerUnused, WhatNoSyncHasKeptIsNotUnused) {
   run_group(GetParam().engine, GetParam().size, [](Group group) {
     Branches model;

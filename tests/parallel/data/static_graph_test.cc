@@ -21,10 +21,10 @@ TEST_P(StaticGraph, GivesWhatFindingThemInEachStepGives) {
     Branches plain, fixed;
     DistributedDataParallel one(plain, group, static_options(false));
     DistributedDataParallel other(fixed, group, static_options(true));
-    std::string path = group.rank() % 2 == 0 ? "a" : "ab";  // c is used by no rank
+    std::string path = group.rank() % 2 == 0 ? "a" : "ab";  // no rank uses c
     for (int step = 0; step < 5; ++step) {
       for (auto [model, ddp] : {std::pair(&plain, &one), std::pair(&fixed, &other)}) {
-        if (step != 2) ddp->zero_grad();  // once they accumulate
+        if (step != 2) ddp->zero_grad();  // in step 2 the gradients accumulate
         {
           auto scope = ddp->no_sync();
           if (step == 3) (*model)->forward(values({2, 3}, 40), path).sum().backward();
@@ -41,7 +41,7 @@ TEST_P(StaticGraph, GivesWhatFindingThemInEachStepGives) {
   });
 }
 
-// When all gradients that there are have come, backward() still being under way.
+// All buckets are reduced once all existing gradients are ready, while backward() is still running.
 TEST_P(StaticGraph, NothingWaitsForUnusedParameters) {
   run_group(GetParam().engine, GetParam().size, [](Group group) {
     for (bool is_static : {false, true}) {

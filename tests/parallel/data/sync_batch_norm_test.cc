@@ -36,13 +36,13 @@ at::Tensor synced_images(int rank, int step, std::int64_t rows) {
   return values({rows, 2, 6, 6}, 50 * step + rank).to(at::kDouble);
 }
 
-// How many rows each rank has.
+// The number of rows of a rank.
 using RowsOfRank = std::function<std::int64_t(int rank)>;
 
 class SyncNorms : public testing::TestWithParam<EngineRanks> {
  protected:
-  // Three steps and an evaluation: gradients, gradients of the input, and running statistics are
-  // those of one process with all rows.
+  // Makes three steps and an evaluation. Gradients, gradients of the input, and running statistics
+  // must equal those of one process with all rows.
   static void compare(const RowsOfRank& rows, const std::function<SyncedNet()>& make,
                       at::MemoryFormat format = at::MemoryFormat::Contiguous) {
     run_group(GetParam().engine, GetParam().size, [&](Group group) {
@@ -119,7 +119,7 @@ TEST_P(SyncNorms, NoRunningStatistics) {
     at::Tensor found = model->norm(model->conv(all[static_cast<std::size_t>(group.rank())]));
     at::Tensor whole = expected->norm(expected->conv(at::cat(all)));
     EXPECT_LT(largest_difference(found, whole.narrow(0, 3 * group.rank(), 3)), 1e-12);
-    // As PyTorch's, in eval() each rank takes its own batch.
+    // As in PyTorch, each rank normalizes its own batch in eval().
     model->eval();
     expected->eval();
     at::Tensor own = synced_images(group.rank(), 0, 3);
@@ -153,8 +153,8 @@ TEST(SyncBatchNorms, NarrowInputsAreComputedInFloat) {
   });
 }
 
-// Weights, statistics and inputs in 16 bits, as after module->to(): one process with all rows
-// in float is the oracle.
+// Weights, statistics and inputs in 16 bits, as after module->to(). The reference is one process
+// with all rows in float.
 TEST(SyncBatchNorms, NarrowLayersAreComputedInFloat) {
   for (at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
     const double most = dtype == at::kHalf ? 4e-3 : 3e-2;
@@ -181,7 +181,7 @@ TEST(SyncBatchNorms, NarrowLayersAreComputedInFloat) {
   }
 }
 
-// Options that change later count, as in a layer that computes alone.
+// Options may be changed later and apply to the next call, as in a layer without synchronization.
 TEST(SyncBatchNorms, OptionsAreThoseOfTheCall) {
   torch::nn::BatchNorm1d whole(3);
   whole->options.eps(0.5).momentum(0.3);

@@ -1,5 +1,5 @@
-// Operations of forward() that write a parameter by what the batch says: the ranks would drift
-// apart, so all of them get a Mismatch that names it, and DataParallel an error.
+// Operations of forward() that write to a parameter depending on the batch would make the ranks
+// diverge. So all ranks get a Mismatch that names the operation, and DataParallel throws an error.
 #include "base/format.h"
 #include "parallel/sharded/support.h"
 
@@ -17,7 +17,7 @@ using namespace test;
 
 namespace functional = torch::nn::functional;
 
-// Three ways to the same table, whose rows are scaled down to max_norm when they are read.
+// Three ways to use the same table, whose rows are scaled down to max_norm when they are read.
 struct TableImpl : torch::nn::Module {
   explicit TableImpl(std::string the_way = "Embedding", double norm = 0.1, bool trains = true)
       : way(std::move(the_way)), max_norm(norm) {
@@ -79,7 +79,7 @@ TEST(WriteWatch, AnEmbeddingWithMaxNormIsRefusedOnEveryRankInTheFirstStep) {
         });
 }
 
-// In `step`, after zero_grad() or before it.
+// Writes in `step`, before or after zero_grad().
 std::string text_of_write_in(int step, bool after_zero_grad, Group group, int steps) {
   Branches model;
   DistributedDataParallel ddp(model, group);
@@ -137,7 +137,7 @@ TEST(WriteWatch, TheSameWriteOnEveryRankIsNoTrouble) {
   });
 }
 
-// Machines may round otherwise.
+// Machines may round differently.
 TEST(WriteWatch, ADifferenceOfRoundingIsNoTrouble) {
   run_as_threads(2, [](Group group) {
     Branches model;

@@ -1,5 +1,5 @@
-// What the simulator promises is what a pipeline takes. Stages sleep instead of computing, so that
-// ranks need no cores of their own.
+// A pipeline takes the time that the simulator predicts. Stages sleep instead of computing, so that
+// ranks do not compete for cores.
 #include <lockstep/parallel/pipeline/pipeline.h>
 
 #include <lockstep/plan/simulation.h>
@@ -22,7 +22,7 @@ void sleep_for(int milliseconds) {
   std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
 }
 
-// Takes as long forward as the gradient of its input, and as the gradient of its weight.
+// The forward, the gradient of the input and the gradient of the weight take the same time.
 struct SlowProduct : torch::autograd::Function<SlowProduct> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
                             const at::Tensor& weight) {
@@ -54,14 +54,14 @@ struct SlowImpl : torch::nn::Module {
 TORCH_MODULE(Slow);
 
 struct Taken {
-  double seconds = 0;   // of the rank that took longest
-  double promised = 0;  // by the simulator, of the times that were measured
+  double seconds = 0;   // of the slowest rank
+  double promised = 0;  // by the simulator, from measured times
 };
 
 Taken taken_by(Group group, std::string_view name, int micro_batches) {
   const int chunks = name == "zbv" ? 2 : 1;
   torch::nn::Sequential model;
-  // Each rank has the same work, whatever its number of stages.
+  // Each rank has the same amount of work, whatever its number of stages.
   for (int i = 0; i < 2 * group.size(); ++i) model->push_back(Slow());
   const auto schedule =
       plan::make_schedule(name, {.stages = chunks * group.size(), .micro_batches = micro_batches});

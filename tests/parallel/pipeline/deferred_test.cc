@@ -1,4 +1,4 @@
-// A pipeline of a model that deferred() made, and evaluations of few rows.
+// A pipeline of a model that deferred() created, and evaluations of few rows.
 #include <lockstep/parallel/pipeline/pipeline.h>
 #include <lockstep/parallel/sharded/deferred.h>
 
@@ -14,7 +14,7 @@ namespace {
 
 using namespace test;
 
-// Zeros and ones: the same values when they are made again.
+// Constant values, so that they are the same when the model is created again.
 torch::nn::Sequential made_blocks() {
   torch::nn::Sequential model = blocks(4);
   at::NoGradGuard no_grad;

@@ -1,4 +1,4 @@
-// What goes wrong on one rank of a pipeline is told to all of them.
+// A failure on one rank of a pipeline is reported to all ranks.
 #include <lockstep/parallel/pipeline/pipeline.h>
 
 #include <lockstep/comm/init.h>
@@ -29,7 +29,7 @@ plan::Schedule schedule_of(std::string_view name) {
   return plan::make_schedule(name, {.stages = ranks, .micro_batches = 6});
 }
 
-// Stages of which one does something when it is called for the `call`-th time.
+// Returns stages, one of which runs `deed` in its `call`-th forward.
 std::vector<Stage> with_deed(int stage, int call, std::function<void()> deed) {
   auto model = blocks(ranks);
   std::vector<Stage> stages = split(model, even_points(ranks, ranks));
@@ -175,7 +175,7 @@ TEST(PipelineFails, ArgumentsThatDoNotFitAreOneLine) {
             "schedule zbv: rank 0: 0I0: expected its gradient of weights 0W0, found none");
 }
 
-// The other pipeline waits to average gradients that will not come.
+// The other pipeline waits to average gradients that will never come.
 TEST(PipelineFails, OtherPipelinesOfTheMeshAreToldAtOnce) {
   run_group(
       Engine::shm, 4,
@@ -207,7 +207,8 @@ TEST(PipelineFails, OtherPipelinesOfTheMeshAreToldAtOnce) {
       /*timeout=*/rank_limit);
 }
 
-// A rank of processes does something in the middle of a step; what the others are told.
+// One rank process runs `deed` in the middle of a step; the other ranks must get an error that
+// names it.
 void expect_named(int victim, const std::function<void()>& deed, Duration timeout) {
   const RankRendezvous place(Engine::shm, ranks, timeout);
   RankProcesses processes(ranks, [&](int rank) {

@@ -1,5 +1,5 @@
-// Pipelines that are copies or shards of each other: each has rows of its own, and step() and
-// evaluate() return the loss of these.
+// Pipelines that are replicas or shards of each other: each has its own rows, and step() and
+// evaluate() return the loss of these rows.
 #include <lockstep/parallel/parallelize.h>
 
 #include "parallel/pipeline/support.h"
@@ -18,7 +18,7 @@ double loss_of_one_process(std::int64_t rows, int seed) {
 
 class JoinedPipelines : public testing::TestWithParam<std::string> {
  protected:
-  // Of 2 pipelines of 2 stages, of which `body` gets this rank's, and its own number.
+  // Creates 2 pipelines of 2 stages and calls `body` with this rank's pipeline and its number.
   void run(const std::function<void(ParallelModel&, int)>& body) {
     run_as_threads(4, [&](Group world) {
       ParallelModel pipeline = parallelize(

@@ -1,4 +1,4 @@
-// What is passed between stages: how long it is kept, and what may change from step to step.
+// Messages between stages: how long they are kept, and what may change from step to step.
 #include <lockstep/parallel/pipeline/pipeline.h>
 
 #include "parallel/pipeline/support.h"
@@ -24,7 +24,7 @@ void freeze(torch::nn::Module& module, bool is_frozen) {
   for (at::Tensor& parameter : module.parameters()) parameter.set_requires_grad(!is_frozen);
 }
 
-// All of a stage, a part of one, and back: what is passed on requires a gradient or does not.
+// Freezes a whole stage, then a part of it, then nothing: messages require a gradient or not.
 TEST_P(PipelineMessages, ALayerMayBeFrozenBetweenSteps) {
   for (const char* name : {"1f1b", "zbv"})
     run([&](Group group) {
@@ -36,7 +36,7 @@ TEST_P(PipelineMessages, ALayerMayBeFrozenBetweenSteps) {
       const StageForward forward = [&](const Tensors& x) { return Tensors{plain->forward(x[0])}; };
       for (const std::size_t frozen : {0, 1, 7, 2, 0, 8}) {
         for (std::size_t i = 0; i < block_count; ++i) {
-          // The last block is trained in any case.
+          // The last block is always trained.
           const bool is_frozen = i < std::min<std::size_t>(frozen, block_count - 1);
           freeze(*model->ptr(i), is_frozen);
           freeze(*plain->ptr(i), is_frozen);
@@ -51,8 +51,8 @@ TEST_P(PipelineMessages, ALayerMayBeFrozenBetweenSteps) {
     });
 }
 
-// 1f1b promises that few activations are kept. Those of the first stage that others have got are
-// not kept until the step ends.
+// 1f1b keeps few activations: outputs of the first stage that the next one has received are freed
+// before the step ends.
 TEST_P(PipelineMessages, WhatHasArrivedIsNotKept) {
   run([&](Group group) {
     if (group.size() == 1) return;
@@ -78,13 +78,13 @@ TEST_P(PipelineMessages, WhatHasArrivedIsNotKept) {
     (void)pipeline.step(batch.inputs, batch.targets);
     if (group.rank() == 0) {
       EXPECT_EQ(made.size(), micro_batches);
-      // Forwards whose backward is to come.
+      // Forwards whose backward is still to come.
       EXPECT_LE(most, group.size() + 1);
     }
   });
 }
 
-// Messages of 80 KiB. A layer in place changes what a stage passes on.
+// Messages of 80 KiB. An in-place layer modifies the output of a stage.
 torch::nn::Sequential wide_model() {
   constexpr std::int64_t width = 160;
   torch::nn::Sequential model;

@@ -1,4 +1,5 @@
-// Pipelines give bit for bit what one process gets, with every schedule, on threads and processes.
+// Pipelines give bitwise the same results as one process, with every schedule, on threads and
+// processes.
 #include <lockstep/parallel/pipeline/pipeline.h>
 
 #include <lockstep/plan/schedule_file.h>
@@ -24,7 +25,7 @@ plan::Schedule schedule_for(std::string_view name, int ranks) {
 
 class PipelineOn : public EngineTest {};
 
-// Two steps of SGD, an evaluation and the outputs.
+// Two steps of SGD, an evaluation, and the outputs.
 void expect_equal_to_one_process(Group group, const plan::Schedule& schedule) {
   auto model = blocks(block_count), plain = blocks(block_count);
   const std::string where = schedule.name;
@@ -66,7 +67,7 @@ TEST_P(PipelineOn, EveryScheduleEqualsOneProcessBitForBit) {
     run([&](Group group) { expect_equal_to_one_process(group, schedule_for(name, group.size())); });
 }
 
-// A schedule that nobody has a name for: stages of a rank that follow each other, and I and W.
+// An unnamed schedule: consecutive stages on one rank, with split backwards (I and W).
 TEST(PipelineOfTwoRanks, ExecutesTheScheduleOfAFile) {
   run_group(Engine::shm, 2, [&](Group group) {
     expect_equal_to_one_process(group,
@@ -83,8 +84,8 @@ struct ShiftImpl : torch::nn::Module {
 };
 TORCH_MODULE(Shift);
 
-// The gradient of `shift` is made of the memory of its input's gradient, and grows with the next
-// micro-batch, when the stage before has not yet read that.
+// The gradient of `shift` reuses the memory of its input's gradient. The next micro-batch
+// accumulates into it, possibly before the previous stage has read the input's gradient.
 TEST(PipelineOfOneRank, AGradientThatIsPassedOnDoesNotGrow) {
   run_group(Engine::local, 1, [&](Group group) {
     for (const char* actions :

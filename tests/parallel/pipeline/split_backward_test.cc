@@ -1,4 +1,4 @@
-// A backward in two parts gives the bits of one, and computes nothing twice.
+// A split backward gives the same bits as a single one and computes nothing twice.
 #include "parallel/pipeline/split_backward.h"
 
 #include "parallel/pipeline/support.h"
@@ -115,7 +115,7 @@ TEST(SplitBackward, WithoutInputsEverythingIsLeftForTheWeights) {
   test::expect_same_bits(found, embedding->weight.grad(), "embedding");
 }
 
-// Products of matrices while one lives.
+// Counts matrix products on this thread during its lifetime.
 class Products {
  public:
   Products()

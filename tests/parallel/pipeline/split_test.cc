@@ -82,7 +82,7 @@ TEST(Split, PointsThatCannotBeMeantAreOneLine) {
             "split: the model has nothing to be cut");
 }
 
-// A model whose forward() is code, with a weight that is used at both ends.
+// A model whose forward() is code, with a weight that both the first and the last piece use.
 std::vector<ModelPiece> pieces_of(const models::Gpt& model) {
   std::vector<ModelPiece> pieces;
   auto body = model->transformer;

@@ -61,12 +61,12 @@ TEST(Clocks, ALostWorkerIsWaitedForNoMoreAndItsPushCounts) {
   EXPECT_TRUE(clocks.is_empty());
 }
 
-// Two servers, of which one is a step ahead: the worker begins with the later step on both.
+// With two servers, one of which is a step ahead, the worker begins with the later step on both.
 TEST(Clocks, AJoiningWorkerBeginsWithTheSameStepEverywhere) {
   Clocks behind = begun(Consistency::synchronous, 0, 1);
   EXPECT_EQ(behind.prepare(5), 0);
   behind.push(0);
-  EXPECT_FALSE(behind.is_update_due());  // held
+  EXPECT_FALSE(behind.is_update_due());  // the update is held back
   EXPECT_EQ(behind.waits_for(0), List({5}));
   behind.begin(5, 1);
   EXPECT_TRUE(behind.is_update_due());
@@ -80,7 +80,7 @@ TEST(Clocks, AJoiningWorkerBeginsWithTheSameStepEverywhere) {
   EXPECT_EQ(behind.contributors(), List({0, 5}));
 }
 
-// One that was taken out while it prepared must not be waited for again.
+// A worker that was removed while it prepared must not be waited for again.
 TEST(Clocks, AWorkerThatWasTakenOutDoesNotBegin) {
   Clocks clocks(Consistency::synchronous, 0, 2);
   EXPECT_TRUE(clocks.may_begin(1));
@@ -105,13 +105,13 @@ TEST(Clocks, AWorkerThatIsLostWhileItJoinsHoldsNobody) {
   clocks.remove(1);
   EXPECT_TRUE(clocks.is_update_due());
   (void)clocks.prepare(2);
-  clocks.begin(2, 3);  // later than here
+  clocks.begin(2, 3);  // ahead of this server's step
   clocks.remove(2);
   EXPECT_EQ(clocks.contributors(), List({0}));
 }
 
-// Server 0 was a step ahead when the worker joined, and the only other one was lost before its push
-// of that step came here: nobody will ever push it.
+// Server 0 was ahead by one step when the worker joined. The only other worker was lost before its
+// push of that step reached this server, so the push will never come.
 TEST(Clocks, AStepThatNobodyIsLeftToPushIsSkipped) {
   Clocks behind = begun(Consistency::synchronous, 0, 1);
   for (int step = 0; step < 4; ++step) {
@@ -129,7 +129,8 @@ TEST(Clocks, AStepThatNobodyIsLeftToPushIsSkipped) {
   EXPECT_EQ(behind.contributors(), List({1}));
 }
 
-// The same, and what the lost one had pushed is the last update before.
+// The same situation, but the lost worker's push was complete: it is the last update before the
+// skipped steps.
 TEST(Clocks, APushThatWasCompleteCountsBeforeStepsAreSkipped) {
   Clocks behind = begun(Consistency::synchronous, 0, 1);
   EXPECT_EQ(behind.prepare(1), 0);
@@ -163,7 +164,7 @@ TEST(Clocks, StaleWorkersAreAtMostTheBoundAhead) {
   EXPECT_EQ(clocks.waits_for(0), List({1}));
   clocks.push(1);
   EXPECT_TRUE(clocks.may_pull(0));
-  EXPECT_EQ(clocks.prepare(7), 1);  // begins where the slowest is
+  EXPECT_EQ(clocks.prepare(7), 1);  // starts at the step of the slowest worker
   clocks.begin(7, 1);
   clocks.push(0);
   EXPECT_FALSE(clocks.may_pull(0));

@@ -1,4 +1,4 @@
-// What is lost, what goes on, who joins, and what is refused.
+// Lost processes, survivors, joining workers, and refused input.
 #include "parallel/server/support.h"
 
 #include <csignal>
@@ -114,7 +114,7 @@ TEST(LostServer, IsNamedByEveryWorker) {
   }
 }
 
-// Joins a run of two workers that wait for it in the middle, and gets their values.
+// A worker joins a run of two workers, which wait for it in the middle, and gets their values.
 TEST(JoiningWorker, BeginsWithTheNextStepOnAllServers) {
   constexpr int before = 5, together = 6;
   Servers place(2, 2, "shm", {.optimizer = plain_sgd(0.05)});
@@ -193,7 +193,7 @@ TEST(ServerInput, AListOfServersWithAHoleIsNamed) {
   place.join_timeout = milliseconds(700);
   expect_ranks(3, [&](int process) {
     if (process < 2) {
-      const int number = 2 * process;  // 0 and 2, and no 1
+      const int number = 2 * process;  // 0 and 2, but not 1
       expect_contains(first_error([&] { (void)place.serve(number); }),
                       "worker 0 of 1 did not come within");
       return;
@@ -250,7 +250,7 @@ TEST(ServerInput, OptionsAndNumbersMustFit) {
   });
 }
 
-// What an update throws ends the run on all sides.
+// An exception in an update ends the run on all processes.
 TEST(ServerInput, AnUpdateThatFailsIsToldToAll) {
   ps::ServerOptions options{.optimizer = plain_sgd(1)};
   options.before_update = [](torch::optim::Optimizer&, std::int64_t updates) {

@@ -20,7 +20,7 @@ TEST(KeyPlan, TheExampleOfTheHeader) {
   EXPECT_EQ(plan[1], (std::vector<Piece>{{1, {5, 10}}, {2, {0, 5}}}));
 }
 
-// Every row once, in order, and bytes that differ by no more than a row.
+// Every row occurs once, in order; no server has more than its even share of bytes plus one row.
 TEST(KeyPlan, DividesBytesEvenlyAndLosesNoRow) {
   std::mt19937 random(5);
   auto below = [&](int most) { return static_cast<std::int64_t>(random() % most); };

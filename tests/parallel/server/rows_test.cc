@@ -1,4 +1,5 @@
-// Rows of an embedding, pushed and pulled alone: the same numbers as the whole, and fewer bytes.
+// Rows of an embedding that are pushed and pulled individually: the same values as the whole table,
+// and fewer bytes.
 #include "parallel/server/support.h"
 
 #include <lockstep/parallel/data/distributed_data_parallel.h>
@@ -25,7 +26,7 @@ struct WordsImpl : torch::nn::Module {
 };
 TORCH_MODULE(Words);
 
-// Words of a worker's batch, some more than once, some of all workers.
+// The words of a worker's batch: some repeat, and some are common to all workers.
 at::Tensor ids_of(int step, int worker) {
   return (at::arange(7, at::kLong) * (step + 3) + worker * 31).remainder(words);
 }
@@ -73,7 +74,7 @@ TEST_P(ServersOfRows, GiveWhatWholeEmbeddingsGive) {
         auto before = worker.traffic();
         train_rows(worker, model, number);
         auto after = worker.traffic();
-        // 7 ids a step: never all 101 rows.
+        // 7 ids per step, never all 101 rows.
         EXPECT_LE(after.pulled - before.pulled, row_steps * (7 * (width * 4 + 8) + 128 * servers));
         EXPECT_LE(after.pushed - before.pushed, row_steps * (7 * (width * 4 + 8) + 128 * servers));
         worker.pull_all_rows();
@@ -102,7 +103,7 @@ TEST(ServersOfRows, RowsThatAreForgottenAreNamed) {
     refused([&] { worker.pull_rows("embedding.weight", at::tensor({5}, at::kLong)); },
             "after push(): call pull() before");
     worker.pull();
-    refused([&] { worker.push(); }, "row 5 of embedding.weight");  // gradients are still there
+    refused([&] { worker.push(); }, "row 5 of embedding.weight");  // gradients still exist
     worker.zero_grad();
     refused([&] { worker.pull_rows("head.weight", at::tensor({0}, at::kLong)); },
             "'head.weight' is no parameter");

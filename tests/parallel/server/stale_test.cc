@@ -1,4 +1,4 @@
-// Stale-synchronous and asynchronous training: which workers wait, and that it trains.
+// Stale-synchronous and asynchronous training: which workers wait, and that training converges.
 #include "parallel/server/support.h"
 
 #include <thread>
@@ -18,7 +18,7 @@ struct Line {
   }
 };
 
-// One worker is slow: the other is never more than the bound ahead of it.
+// With one slow worker, the other is never ahead by more than the bound.
 TEST(StaleServers, AWorkerIsAtMostTheBoundAhead) {
   for (int bound : {0, 2}) {
     Servers place(2, 2, "shm",
@@ -32,7 +32,7 @@ TEST(StaleServers, AWorkerIsAtMostTheBoundAhead) {
       for (int step = 0; step < 8; ++step) {
         if (number == 1) {
           std::this_thread::sleep_for(milliseconds(30));
-          store->set("slow", std::to_string(step + 1));  // it will have pushed that many
+          store->set("slow", std::to_string(step + 1));  // the number of pushes after this step
         }
         worker.zero_grad();
         line.loss(step).backward();
@@ -46,7 +46,7 @@ TEST(StaleServers, AWorkerIsAtMostTheBoundAhead) {
   }
 }
 
-// The other one never waits: it makes all its steps before the first of the slow one.
+// The fast worker never waits: it makes all its steps before the first step of the slow one.
 TEST(StaleServers, AsynchronousWorkersWaitForNobody) {
   Servers place(1, 2, "shm",
                 {.optimizer = plain_sgd(0.01), .consistency = ps::Consistency::asynchronous});
@@ -64,7 +64,7 @@ TEST(StaleServers, AsynchronousWorkersWaitForNobody) {
   });
 }
 
-// Each gradient is an update of its own; a single worker is one process.
+// Each gradient is a separate update; a single worker is equivalent to one process.
 TEST(StaleServers, OneWorkerIsOneProcess) {
   for (auto consistency : {ps::Consistency::asynchronous, ps::Consistency::stale_synchronous}) {
     Servers place(2, 1, "shm",
@@ -102,7 +102,7 @@ TEST(StaleServers, ManyWorkersTrainTogether) {
         line.loss(3 * step + number).backward();
         worker.step();
       }
-      EXPECT_LT(line.loss(1000).item<double>(), before / 2);  // the others may be far behind
+      EXPECT_LT(line.loss(1000).item<double>(), before / 2);  // the other workers may be far behind
     });
   }
 }
@@ -111,7 +111,7 @@ TEST(StaleServers, SchedulesSeeEachUpdate) {
   ps::ServerOptions options{.optimizer = plain_sgd(0)};
   options.before_update = [](torch::optim::Optimizer& optimizer, std::int64_t updates) {
     auto& sgd = static_cast<torch::optim::SGDOptions&>(optimizer.param_groups()[0].options());
-    sgd.lr(updates == 2 ? 1.0 : 0.0);  // only the third one counts
+    sgd.lr(updates == 2 ? 1.0 : 0.0);  // only the third update has an effect
   };
   Servers place(1, 2, "shm", options);
   place.run([&](int number) {

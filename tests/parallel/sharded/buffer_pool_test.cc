@@ -37,7 +37,7 @@ TEST(BufferPool, CountsWhatIsTakenAndItsPeak) {
   EXPECT_EQ(pool.bytes().taken, 80);
 }
 
-// Units of other sizes do not add up: what is free makes room, the oldest first.
+// Buffers of different sizes do not accumulate: free buffers are evicted, the oldest first.
 TEST(BufferPool, NeverHoldsMoreThanWasTakenAtOnce) {
   Group group;
   BufferPool pool(group);

@@ -1,4 +1,4 @@
-// A model that deferred() made trains as the one that is made ordinarily, and is never there whole.
+// A model that deferred() created trains like a normal one and is never materialized as a whole.
 #include <lockstep/parallel/sharded/deferred.h>
 
 #include "dispatch/lazy_storage.h"
@@ -21,13 +21,14 @@ namespace {
 
 using namespace test;
 
-// Ranks are threads, and draw from one generator.
+// Ranks are threads and share one generator.
 std::mutex& turn() {
   static std::mutex mutex;
   return mutex;
 }
 
-// What `make` returns when it draws from `seed`, and the state of the generator afterwards.
+// Returns the result of `make`, called with the generator seeded by `seed`, and the state of the
+// generator afterwards.
 template <typename Make>
 auto seeded(std::uint64_t seed, Make&& make) {
   std::lock_guard lock(turn());
@@ -59,7 +60,7 @@ void expect_same_state(const ShardedModule& found, const ShardedModule& expected
     EXPECT_TRUE(same_bits(tensors.at(name), tensor)) << where << ", " << name;
 }
 
-// The ordinary model with the same options, from the same seed, beside it.
+// Compares with a normal model with the same options and the same seed.
 void expect_same_training(const Problem& problem, Group group, ShardOptions options) {
   options.units = problem.units;
   auto [ordinary, after_ordinary] = seeded(7, problem.make);
@@ -124,27 +125,27 @@ TEST(DeferredMemory, IsOneUnitAndTheShards) {
       auto sharded = fully_shard(model, group, {.units = {"*"}});
       std::int64_t shards = stack_height * layer_bytes / ranks;
       EXPECT_EQ(sharded.memory().shards, shards);
-      // A unit, the same again while it is broadcast, and what construction remembers.
+      // A unit, another one while it is broadcast, and the recorded construction.
       EXPECT_LT(counter.peak(), shards + 2 * layer_bytes + layer_bytes / 2);
       EXPECT_LT(counter.held(), shards + layer_bytes / 4);
     });
 }
 
-// The same counter sees the whole model where it is made ordinarily.
+// If the model is created normally, the same counter sees the whole model.
 TEST(DeferredMemory, IsTheWholeModelOtherwise) {
   Allocations counter;
   auto model = stacked();
   EXPECT_GE(counter.held(), stack_height * layer_bytes);
 }
 
-// 192 MiB of parameters, of which the loss of one step.
+// The loss of one step of a model with 192 MiB of parameters.
 float loss_of_large_model(bool is_deferred, const std::string& folder) {
   at::set_num_threads(1);
   torch::manual_seed(1);
   auto make = [] { return stacked(192); };
   torch::nn::Sequential model = is_deferred ? deferred(make) : make();
   auto sharded = fully_shard(model, Group(), {.units = {"*"}, .offload = folder});
-  ::mallopt(M_MMAP_THRESHOLD, 1 << 17);  // what the step frees goes back to the system
+  ::mallopt(M_MMAP_THRESHOLD, 1 << 17);  // returns memory that the step frees to the system
   at::Tensor loss = at::zeros({}), input = values({2, side}, 1);
   for (const auto& layer : model->children())
     loss = loss + layer->as<torch::nn::LinearImpl>()->forward(input).square().mean();

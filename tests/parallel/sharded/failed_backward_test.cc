@@ -1,5 +1,5 @@
-// An exception of one rank's own code in backward(): all ranks get an error at once, and the handle
-// is dead.
+// An exception from user code on one rank in backward(): all ranks get an error at once, and the
+// handle is dead.
 #include "base/format.h"
 #include "parallel/sharded/pair.h"
 
@@ -15,7 +15,7 @@ namespace {
 
 using namespace test;
 
-// Layers of one size, a unit each.
+// Layers of equal size; each is a unit.
 struct Layers {
   Layers(const Ranks& ranks, int count, ShardOptions options) {
     for (int i = 0; i < count; ++i) model->push_back(torch::nn::Linear(4, 4));
@@ -43,7 +43,7 @@ void throw_in_backward(at::Tensor& middle) {
   middle.register_hook([](const at::Tensor&) -> at::Tensor { throw std::runtime_error("mine"); });
 }
 
-// A step in which the backward() of rank 1 fails.
+// Runs a step in which the backward() of rank 1 fails.
 void expect_aborted(Layers& layers, const Group& group, const std::function<void(bool)>& backward) {
   if (group.rank() == 1) {
     expect_contains(message_of<std::runtime_error>([&] { backward(true); }), "mine");
@@ -51,7 +51,7 @@ void expect_aborted(Layers& layers, const Group& group, const std::function<void
     expect_words(message_of<Aborted>([&] { backward(false); }),
                  {"rank 1", "fully_shard(): an exception ended backward()"});
   }
-  // Every rank posts gradients or status in the next step.
+  // Every rank posts gradients or its status in the next step.
   layers.handle->zero_grad();
   expect_contains(message_of<Aborted>([&] { backward(false); }), "an exception ended backward()");
 }
@@ -107,7 +107,7 @@ TEST_P(FailedBackward, InsideNoSyncEndsTheHandleOnAllRanks) {
   });
 }
 
-// The rank that is first ends it for the others, which have not come to their own exception.
+// The first rank that fails aborts the others, which have not reached their own exception.
 TEST_P(FailedBackward, OnEveryRankEndsTheHandle) {
   run([](Layers& layers, Group, const std::string&) {
     const auto backward = [&] { layers.forward(throw_in_backward).backward(); };
@@ -142,10 +142,10 @@ TEST_P(FailedBackward, OfOneRankAloneLeavesAHandleThatWorks) {
   });
 }
 
-// More units than an engine holds calls of one group.
+// More units than the number of calls that a backend can hold per group.
 TEST_P(FailedBackward, WithManyUnitsEndsTheHandleOnAllRanks) {
   constexpr int count = 100;
-  for (int steps_before : {0, 1})  // gathers in no known order, and in one
+  for (int steps_before : {0, 1})  // gathers without a recorded order, and with one
     run_group(Engine::shm, 3, [&](const Group& group) {
       Layers layers(group, count, {.level = GetParam()});
       const auto backward = [&](bool fails) {
@@ -164,7 +164,7 @@ TEST_P(FailedBackward, WithManyUnitsEndsTheHandleOnAllRanks) {
     });
 }
 
-// Gradients also travel between the copies of shards.
+// Gradients are also reduced between the replicas of shards.
 TEST_P(FailedBackward, OnAMeshOfTwoAxesEndsTheHandleOnAllRanks) {
   for (Engine engine : {Engine::local, Engine::shm})
     run_group(engine, 4, [&](const Group& group) {
@@ -182,7 +182,8 @@ TEST_P(FailedBackward, OnAMeshOfTwoAxesEndsTheHandleOnAllRanks) {
     });
 }
 
-// Layers in another order in every step, and exceptions anywhere on some ranks in the last one.
+// The layers run in a different order in each step; in the last step, some ranks throw at a random
+// layer.
 TEST_P(FailedBackward, OfRandomStepsEndsTheHandleOnAllRanks) {
   for (FuzzRounds rounds("failed_backward", 200); rounds.next();) {
     auto seed = rounds.random()();
@@ -199,7 +200,8 @@ TEST_P(FailedBackward, OfRandomStepsEndsTheHandleOnAllRanks) {
           for (int step = 0; step <= steps; ++step) {
             const bool is_last = step == steps;
             if (one_in(random, 2)) std::shuffle(order.begin(), order.end(), random);
-            // Each rank fails after the layer of this number in the order; count - 1: not at all.
+            // Each rank throws after the layer at this index of the order; count - 1 means that it
+            // does not throw.
             std::vector<std::size_t> fails;
             for (int rank = 0; rank < size; ++rank)
               fails.push_back(is_last && (rank == 0 || one_in(random, 2)) ? below(random, count - 1)

@@ -1,4 +1,4 @@
-// Loss scaling and clipping of gradients that are divided over ranks.
+// Loss scaling and clipping of sharded gradients.
 #include "parallel/sharded/pair.h"
 
 #include <lockstep/optim/adamw.h>
@@ -42,7 +42,7 @@ TEST_P(ShardedGradientTransform, OurOptimizersClipByTheNormOfAllRanks) {
   });
 }
 
-// One rank's shard has a gradient that is not finite: no rank steps.
+// If the gradient of one rank's shard is not finite, no rank steps.
 TEST_P(ShardedGradientTransform, ScaledLossesAreSkippedByAllRanksOrNone) {
   run([](Pair& pair, Group group) {
     optim::GradScaler scaler({.initial_scale = 1024});
@@ -70,8 +70,8 @@ TEST_P(ShardedGradientTransform, ScaledLossesAreSkippedByAllRanksOrNone) {
 
 INSTANTIATE_TEST_SUITE_P(Levels, ShardedGradientTransform, every_level(), name_of_level);
 
-// float16 with a scale that is too large at first: it falls until steps are taken, on all ranks
-// alike, and the model learns.
+// float16 with an initial scale that is too large: the scale falls equally on all ranks until steps
+// succeed, and the model learns.
 TEST(ShardedLossScaling, TrainsInHalfPrecision) {
   run_as_threads(3, [](Group group) {
     torch::nn::Sequential model(torch::nn::Linear(6, 9), torch::nn::Linear(9, 4));

@@ -28,7 +28,7 @@ TEST(MemoryCheck, CountsWhatEachLevelKeeps) {
   auto needed = [&](ShardOptions options) {
     return sharded::bytes_needed(parameters, plan, 3, options);
   };
-  // In bytes a parameter, beyond the 4 that are there: 8, 4 + 4/3 and 8/3, and units in flight.
+  // 8, 4 + 4/3 and 8/3 bytes per parameter, minus the 4 that exist already, plus units in flight.
   EXPECT_EQ(needed({.level = ShardLevel::optimizer}), 1800 * 4);
   EXPECT_EQ(needed({.level = ShardLevel::gradients}), 1800 * 4 / 3 + 4800);
   EXPECT_EQ(needed({.level = ShardLevel::full}), 1800 * 8 / 3 - 1800 * 4 + 2 * 4800);
@@ -42,7 +42,7 @@ TEST(MemoryCheck, CountsEachUnitInTheDtypeOfItsRule) {
                                             {"b", at::zeros({1200}), {}}};
   std::vector<layout::PlannedUnit> plan = {{"a", -1, {0}}, {"b", 0, {1}}};
   ShardOptions options{.units = {{"b", std::nullopt, at::kHalf}}, .level = ShardLevel::gradients};
-  // The whole in two bytes, beside what is there in four.
+  // The whole parameter in two bytes per element, in addition to the existing four.
   EXPECT_EQ(sharded::bytes_needed(parameters, plan, 1, options), 1200 * 2);
   plan.front().pattern = 0;
   EXPECT_EQ(sharded::bytes_needed(parameters, plan, 1, options), 1800 * 2);

@@ -5,9 +5,9 @@
 namespace lockstep::sharded {
 namespace {
 
-constexpr std::int64_t elements = 5040;  // divided by 1 to 9 ranks without a rest
+constexpr std::int64_t elements = 5040;  // divisible by 1 to 9 ranks
 
-// Parameter and gradient, a parameter.
+// Bytes of parameter and gradient per element.
 double kept(std::int64_t element_bytes, int world, const ShardOptions& options) {
   ParameterSize size{.elements = elements,
                      .own_bytes = element_bytes,

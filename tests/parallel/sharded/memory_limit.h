@@ -1,5 +1,5 @@
-// A control group whose processes together get so much memory and no more, where this machine lets
-// us make one (version 1 or 2 of the memory controller).
+// A control group that limits the total memory of its processes, if this machine allows us to
+// create one (version 1 or 2 of the memory controller).
 #pragma once
 
 #include "support/processes.h"
@@ -21,7 +21,7 @@ namespace lockstep::test {
 
 class MemoryLimit {
  public:
-  // One of several has a number of its own.
+  // If there are several limits, each needs its own number.
   explicit MemoryLimit(std::int64_t bytes, int number = 0) {
     for (const char* root : {"/sys/fs/cgroup/memory", "/sys/fs/cgroup"}) {
       folder_ = std::filesystem::path(root) /
@@ -40,9 +40,9 @@ class MemoryLimit {
   MemoryLimit(const MemoryLimit&) = delete;
   MemoryLimit& operator=(const MemoryLimit&) = delete;
 
-  // False: this machine has no such thing for us.
+  // False if this machine does not allow it.
   [[nodiscard]] bool is_there() const { return there_; }
-  // From here on this process takes part.
+  // Moves this process into the control group.
   void join() const { ASSERT_TRUE(write("cgroup.procs", std::to_string(::getpid()))); }
 
  private:
@@ -56,11 +56,11 @@ class MemoryLimit {
   bool there_ = false;
 };
 
-// A rank that trains and tells its loss, as a process of its own: what it frees would stay in
-// another one's heap.
+// A rank that trains in a process of its own and reports its loss. In a shared process, freed
+// memory would stay in the heap.
 struct LimitedRun {
   RankResult result;
-  std::uint32_t loss = 0;  // its bits; 0 when there is none
+  std::uint32_t loss = 0;  // the bits of the loss; 0 if there is none
 };
 
 inline LimitedRun run_alone(const std::function<float()>& train, const MemoryLimit* limit) {
@@ -74,7 +74,8 @@ inline LimitedRun run_alone(const std::function<float()>& train, const MemoryLim
   return run;
 }
 
-// `lean` trains under the limit to the loss of `plain` without one; `plain` ends under it.
+// Checks that `lean` trains under the limit to the loss of `plain` without a limit, and that
+// `plain` is killed under the limit.
 inline void expect_only_lean_fits(std::int64_t limit_bytes, const std::function<float()>& plain,
                                   const std::function<float()>& lean) {
   MemoryLimit limit(limit_bytes);

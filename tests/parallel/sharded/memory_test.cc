@@ -1,4 +1,4 @@
-// The bytes that a rank holds, by counter, against the formulas of ShardLevel.
+// The bytes that a rank holds, measured by a counter, compared with the formulas of ShardLevel.
 #include "parallel/sharded/support.h"
 
 #include <lockstep/optim/adamw.h>
@@ -29,7 +29,7 @@ void take_step(torch::nn::Sequential& model, ShardedModule& sharded,
 
 class ShardedMemoryCount : public testing::TestWithParam<int> {};
 
-// fp32: parameters and gradients are 8; 4 + 4/N; 8/N bytes a parameter, and Adam's state is 8/N.
+// fp32: parameters and gradients take 8; 4 + 4/N; 8/N bytes per parameter, and Adam's state 8/N.
 TEST_P(ShardedMemoryCount, IsTheFormulaOfEachLevel) {
   int ranks = GetParam();
   constexpr std::int64_t count = blocks * block;
@@ -46,7 +46,7 @@ TEST_P(ShardedMemoryCount, IsTheFormulaOfEachLevel) {
     });
 }
 
-// What the optimizer keeps of this rank's slices.
+// Bytes of the optimizer's state for this rank's slices.
 std::int64_t state_bytes(const optim::AdamW& adamw) {
   std::size_t bytes = 0;
   for (const auto& [parameter, kept] : adamw.state()) {
@@ -57,8 +57,9 @@ std::int64_t state_bytes(const optim::AdamW& adamw) {
   return static_cast<std::int64_t>(bytes);
 }
 
-// With 16 bits to compute in: 4 + 12/N; 2 + 14/N; 16/N bytes a parameter, whether float32 masters
-// are the optimizer's or the shards (which need no second copy in 16 bits at level full).
+// With 16-bit computation: 4 + 12/N; 2 + 14/N; 16/N bytes per parameter, whether the float32
+// masters belong to the optimizer or are the shards (which need no second copy in 16 bits at level
+// full).
 TEST_P(ShardedMemoryCount, InSixteenBitsIsTheFormulaOfEachLevel) {
   int ranks = GetParam();
   constexpr std::int64_t count = blocks * block;
@@ -91,7 +92,7 @@ TEST_P(ShardedMemoryCount, InSixteenBitsIsTheFormulaOfEachLevel) {
       });
 }
 
-// LibTorch's kernels read a gradient of the parameter's dtype.
+// LibTorch's kernels need gradients of the parameter's dtype.
 TEST_P(ShardedMemoryCount, TorchsOptimizersTakeGradientsInFloatBesides) {
   int ranks = GetParam();
   constexpr std::int64_t count = blocks * block;
@@ -126,7 +127,7 @@ TEST(ShardedMemoryInFlight, IsTheUnitsInUseAndOneAhead) {
       output.square().sum().backward();
       auto memory = sharded.memory();
       EXPECT_EQ(memory.in_flight, 0);
-      // Three units' gradients besides: one that fills, two on their way.
+      // Plus the gradients of three units: one that fills and two that are being reduced.
       EXPECT_LE(memory.peak_in_flight, 4 * block * (1 + prefetch + 3));
       EXPECT_LE(memory.pooled, memory.peak_in_flight);
     });
@@ -139,7 +140,7 @@ TEST(ShardedMemoryInFlight, EachUnitStaysOrGoesAfterForwardAsItsRuleSays) {
         model, group,
         {.units = {{"0", false}, {"2", true}, "*"}, .reshard_after_forward = true, .prefetch = 0});
     at::Tensor output = model->forward(values({2, width}, 1));
-    EXPECT_EQ(sharded.memory().in_flight, 2 * 4 * block);  // the first stays, the last is in use
+    EXPECT_EQ(sharded.memory().in_flight, 2 * 4 * block);  // the first is kept, the last in use
     output.sum().backward();
     EXPECT_EQ(sharded.memory().in_flight, 0);
   });

@@ -1,5 +1,5 @@
-// The handle's work done on the module instead: an error that says so. Only an optimizer with
-// weight decay has changed parameters before it.
+// Operations on the module that must go through the handle: the error says so. Only an optimizer
+// with weight decay changes parameters before the error.
 #include "parallel/sharded/pair.h"
 
 #include <lockstep/optim/adamw.h>
@@ -28,7 +28,7 @@ void backward(Pair& pair) {
   pair.plain->forward(Pair::input()).square().sum().backward();
 }
 
-// Values and gradients are what they were.
+// Checks that values and gradients are unchanged.
 void expect_unharmed(Pair& pair) {
   pair.use();
   expect_same_gradients(pair);
@@ -120,7 +120,7 @@ TEST_P(ShardedMisuse, AStepAfterNoSyncAlone) {
   });
 }
 
-// An optimizer's own zero_grad() does what it always does, whatever was there.
+// An optimizer's own zero_grad() works as usual, whatever gradients exist.
 TEST_P(ShardedMisuse, ZeroGradOfTheOptimizerIsAllowed) {
   run([](Pair& pair, Group) {
     auto optimizer = momentum()(pair.sharded->parameters());
@@ -150,7 +150,7 @@ TEST_P(ShardedMisuse, NothingStaysInTheModuleAfterTheHandle) {
   });
 }
 
-// LibTorch itself refuses what is not memory of the host or of CUDA.
+// LibTorch itself refuses devices other than the CPU and CUDA.
 TEST_P(ShardedMisuse, ToADeviceWithoutMemoryChangesNothing) {
   run([](Pair& pair, Group) {
     EXPECT_THROW(pair.model->to(at::kMeta), c10::Error);
@@ -196,7 +196,7 @@ TEST_P(ShardedMisuse, SetDataIsNoticed) {
   });
 }
 
-// Each of them needs whole values on every rank, where this rank has shards.
+// Each of these strategies needs full parameters on every rank, but the ranks only have shards.
 TEST_P(ShardedMisuse, AnotherStrategyOnTheModule) {
   run([](Pair& pair, Group group) {
     const std::vector<std::pair<std::string, std::function<void()>>> strategies = {

@@ -1,4 +1,4 @@
-// What the tests of node-shared storage share: a pair of layers, slow ranks, and our AdamW.
+// Helpers for the tests of node-shared storage: a pair of layers, slow ranks, and our AdamW.
 #pragma once
 
 #include "parallel/sharded/pair.h"
@@ -18,7 +18,7 @@ inline ShardOptions shared(ShardOptions options = {}) {
   return options;
 }
 
-// A gradient that passes here makes rank `slow` wait.
+// Delays the backward through `tensor` if `slow`.
 inline at::Tensor delayed_backward(const at::Tensor& tensor, bool slow) {
   if (slow)
     tensor.register_hook(

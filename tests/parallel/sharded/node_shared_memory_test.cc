@@ -1,4 +1,5 @@
-// Node-shared storage: where its memory is, how much of it there is, and where it cannot be had.
+// Node-shared storage: the location and amount of its memory, and the error if ranks share no
+// memory.
 #include "parallel/sharded/node_shared.h"
 #include "sys/heap.h"
 
@@ -19,14 +20,14 @@ TEST(NodeSharedStorage, IsTheSameMemoryOnEveryRank) {
       auto scope = pair.sharded->unsharded();
       float* data = pair.layer(0).weight.data_ptr<float>();
       group.barrier().wait();
-      if (group.rank() == 1) data[2] = 7;  // past the rules, to see where it is
+      if (group.rank() == 1) data[2] = 7;  // bypasses the rules to see where the memory is
       group.barrier().wait();
       EXPECT_EQ(pair.layer(0).weight.data_ptr<float>()[2], 7);
       group.barrier().wait();
     });
 }
 
-// Casts of float shards are what is shared.
+// In mixed precision, the shared memory holds casts of the float shards.
 TEST(NodeSharedStorage, PublishesACastInMixedPrecision) {
   for (ShardLevel level : all_levels)
     for (int ranks : {1, 3})
@@ -93,7 +94,7 @@ TEST(NodeSharedStorage, OnTwoAxesEachCopyIsSharedByItsRanks) {
     });
 }
 
-// 64 MB an arena would not do for twelve handles of 12 MB each.
+// An arena of 64 MB has no room for twelve handles of 12 MB each.
 TEST(NodeSharedStorage, IsFreedWithItsHandle) {
   run_group(Engine::shm, 2, [](Group group) {
     for (int round = 0; round < 12; ++round) {
@@ -107,7 +108,7 @@ TEST(NodeSharedStorage, IsFreedWithItsHandle) {
   });
 }
 
-// Proportional set size of this process, in bytes: what is mapped by N processes counts 1/N.
+// The proportional set size of this process in bytes: memory that N processes map counts 1/N.
 double proportional_bytes() {
   std::ifstream file("/proc/self/smaps_rollup");
   for (std::string word; file >> word;)
@@ -119,14 +120,14 @@ double proportional_bytes() {
   return 0;
 }
 
-// Four processes together: parameters once, each rank's part of the optimizer's state, and what a
-// small model leaves of buffers.
+// The total of four processes: parameters once, each rank's shard of the optimizer's state, and the
+// buffers of a small model.
 TEST(NodeSharedStorage, FourRanksHoldOneReplica) {
   run_group(Engine::shm, 4, [](Group group) {
     at::set_num_threads(1);
     constexpr std::int64_t width = 768, layers = 10;
     double before = 0, after = 0;
-    // A small one first: its measure has what LibTorch and the allocator take for themselves.
+    // The small model comes first: it measures the base usage of LibTorch and the allocator.
     for (std::int64_t size : {std::int64_t{16}, width}) {
       torch::nn::Sequential model;
       for (int i = 0; i < layers; ++i)
@@ -146,7 +147,7 @@ TEST(NodeSharedStorage, FourRanksHoldOneReplica) {
     }
     at::Tensor all = at::full({1}, after - before, at::kDouble);
     group.all_reduce(all).wait();
-    double replica = 12.0 * layers * width * width;  // parameters and AdamW's state
+    double replica = 12.0 * layers * width * width;  // parameters and the state of AdamW
     double megabyte = 1 << 20;
     EXPECT_LT(all.item<double>(), 1.1 * replica)
         << all.item<double>() / megabyte << " MB; a replica has " << replica / megabyte;
@@ -154,7 +155,7 @@ TEST(NodeSharedStorage, FourRanksHoldOneReplica) {
   });
 }
 
-// Named memory outlives its processes.
+// Named memory would outlive its processes.
 int named_shared_mappings() {
   std::ifstream maps("/proc/self/maps");
   int count = 0;

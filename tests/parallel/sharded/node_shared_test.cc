@@ -1,5 +1,5 @@
-// Node-shared storage: the rules by which ranks read and write one memory, each by name. Ranks that
-// are slow at the wrong moment are what would break them.
+// Node-shared storage: the rules for reads and writes of shared memory, one test per rule. Ranks
+// that are slow at the wrong time would break them.
 #include "parallel/sharded/node_shared.h"
 
 #include <torch/nn/init.h>
@@ -12,7 +12,7 @@ namespace {
 using namespace test;
 using namespace std::chrono_literals;
 
-// A pair that is trained step by step on equal batches, so that one process is the oracle.
+// A pair that trains step by step on equal batches, so that one process is the reference.
 struct Training {
   Training(Pair& pair, const MakeOptimizer& make)
       : pair(pair), ours(make(pair.sharded->parameters())), plain(make(pair.plain->parameters())) {}
@@ -34,8 +34,8 @@ struct Training {
   std::unique_ptr<torch::optim::Optimizer> ours, plain;
 };
 
-// With every optimizer (one writes through the dispatcher, ours past it) and level, in two ranks:
-// sums of two equal values divided by two are exact.
+// With every level and optimizer (one writes through the dispatcher, ours bypasses it), on two
+// ranks: the sum of two equal values divided by two is exact.
 class NodeSharedRule : public testing::TestWithParam<ShardLevel> {
  protected:
   void run(const std::function<void(Training&, Group)>& body, ShardOptions options = {}) {
@@ -67,7 +67,8 @@ TEST_P(NodeSharedRule, OwnersUpdateOnlyAfterEveryRankHasPostedAllUnits) {
         ++inside;
         at::Tensor x = Pair::input(batch).requires_grad_();
         at::Tensor loss = training.pair.model->forward(x).square().sum();
-        // The last gradient of all: everything of this rank is posted, but its end is not.
+        // Runs at the last gradient: this rank has posted everything, but its backward() has not
+        // ended.
         x.register_hook([&, slow = group.rank() == batch % 2](const at::Tensor&) {
           if (slow) std::this_thread::sleep_for(20ms);
           --inside;
@@ -97,7 +98,7 @@ TEST_P(NodeSharedRule, PrefetchNeverCrossesAStep) {
         training.backward(0);
         training.step();
         Pair& pair = training.pair;
-        (void)pair.layer(0).forward(Pair::input());  // the other unit is on its way now
+        (void)pair.layer(0).forward(Pair::input());  // the other unit is being gathered now
         if (group.rank() == 0) std::this_thread::sleep_for(20ms);
         torch::NoGradGuard no_grad;
         for (const at::Tensor& slice : pair.sharded->parameters()) slice.mul_(0.5);
@@ -140,7 +141,7 @@ TEST_P(NodeSharedRule, AnEvaluationBetweenBackwardAndStepReadsNoHalfUpdatedValue
     });
 }
 
-// One optimizer a unit, and a look at the second unit between their steps.
+// One optimizer per unit; the second unit is read between their steps.
 TEST_P(NodeSharedRule, ASecondOptimizerWaitsForReadersToo) {
   run([](Training& training, Group group) {
     Pair& pair = training.pair;
@@ -197,7 +198,7 @@ TEST_P(NodeSharedRule, LoadingWaitsForReaders) {
   });
 }
 
-// What p.mul_(0.9) does on one process it does here once, not once a rank.
+// p.mul_(0.9) has the same effect as in one process: it is applied once, not once per rank.
 TEST_P(NodeSharedRule, AWriteThroughUserCodeGoesToACopyOfWhichEachRankPublishesItsShard) {
   run([](Training& training, Group group) {
     Pair& pair = training.pair;

@@ -1,4 +1,4 @@
-// Shards and optimizer state in mapped files: the same training, less memory.
+// Shards and optimizer state in mapped files: the same training with less memory.
 #include "parallel/sharded/memory_limit.h"
 #include "parallel/sharded/pair.h"
 #include "support/temporary_folder.h"
@@ -19,11 +19,11 @@ namespace fs = std::filesystem;
 
 class OffloadAt : public OnEveryLevel {};
 
-// Losses of some steps and the model at the end.
+// The losses of some steps and the final model.
 struct Trained {
   std::vector<std::uint32_t> losses;
   std::map<std::string, at::Tensor> model;
-  std::int64_t offloaded = 0, kept = 0, elements = 0;  // elements of this rank's slices
+  std::int64_t offloaded = 0, kept = 0, elements = 0;  // elements in this rank's slices
 };
 
 Trained train(const Problem& problem, Group group, ShardOptions options,
@@ -162,7 +162,7 @@ TEST(Offload, AFolderThatIsNotThereIsNamedAndNothingIsTaken) {
   });
 }
 
-// Files of more than 1 KB are refused, as by a disk that is full.
+// Limits files to 1 KB, like a full disk.
 class SmallFiles {
  public:
   SmallFiles() : old_signal_(std::signal(SIGXFSZ, SIG_IGN)) {
@@ -212,7 +212,7 @@ TEST(Offload, AFullDiskInAStepIsOneErrorAndChangesNothing) {
 }
 
 // 48 units of 1 MiB: parameters, gradients and Adam's two moments are 192 MiB. The model is
-// deferred, so that the whole is never in memory.
+// deferred, so that it is never in memory as a whole.
 constexpr int layers = 48;
 constexpr std::int64_t width = 512;
 constexpr std::int64_t limit_bytes = std::int64_t{64} << 20;
@@ -237,7 +237,7 @@ std::unique_ptr<torch::optim::Optimizer> made_by(bool torchs, const ShardedModul
 }
 
 float train_deep(bool torchs, const std::string& folder) {
-  ::mallopt(M_MMAP_THRESHOLD, 1 << 18);  // what is freed goes back to the system
+  ::mallopt(M_MMAP_THRESHOLD, 1 << 18);  // returns freed memory to the system
   at::set_num_threads(1);
   torch::manual_seed(1);
   const auto model = deferred([] { return std::make_shared<DeepImpl>(); });

@@ -1,7 +1,7 @@
-// The parity table: fifty steps of a small GPT, every strategy against one process.
+// The parity table: fifty steps of a small GPT, every strategy compared with one process.
 //
-// Zero is bit for bit: wherever the sums have the order of one tree, that is all engines but Gloo,
-// whose order is its own from three ranks on.
+// A difference of zero means bitwise equal. It holds for all backends that sum in the order of the
+// tree: all except Gloo, which uses its own order from three ranks on.
 #include "base/format.h"
 #include "parallel/sharded/support.h"
 
@@ -18,17 +18,17 @@ using namespace test;
 
 constexpr int steps = 50;
 constexpr int most_ranks = 4;
-constexpr int most_gloo_ranks = 3;  // from there on its order is its own, and its messages many
-// Of Gloo's sums after fifty steps; a wrong gradient is off by more than a hundredth.
+constexpr int most_gloo_ranks = 3;  // from three ranks on, Gloo sums in its own order
+// The bound for Gloo after fifty steps; a wrong gradient is off by more than a hundredth.
 constexpr double bound_elsewhere = 1e-5;
 
 struct Strategy {
   std::string name;
-  std::optional<ShardOptions> options;  // absent: DistributedDataParallel
+  std::optional<ShardOptions> options;  // nullopt: DistributedDataParallel
   bool is_on_gloo = false;
 };
 
-// Threads for odd numbers of ranks, processes for even ones: each way is taken by both.
+// Threads for odd numbers of ranks and processes for even ones, so that each strategy runs on both.
 Engine engine_of(const Strategy& strategy, int ranks) {
   if (strategy.is_on_gloo) return Engine::gloo;
   return ranks % 2 == 0 ? Engine::shm : Engine::local;
@@ -52,7 +52,7 @@ double relative_difference(std::uint32_t found, std::uint32_t expected) {
   return std::abs(std::bit_cast<float>(found) - right) / std::abs(right);
 }
 
-// The largest relative difference of this rank's losses from those of one process.
+// The largest relative difference between this rank's losses and those of one process.
 template <typename Handle>
 double train(Handle& handle, torch::nn::Module& model, const Problem& problem,
              const History& expected, const Group& group) {
@@ -97,12 +97,12 @@ class ShardedParityTable : public testing::TestWithParam<Strategy> {
   }
   static void TearDownTestSuite() { expected.clear(); }
 
-  static inline std::vector<History> expected;  // by ranks - 1
+  static inline std::vector<History> expected;  // indexed by ranks - 1
 };
 
 TEST_P(ShardedParityTable, FiftyStepsOfTheGpt) {
   const Strategy& strategy = GetParam();
-  auto memory = sys::SharedMemory::create("parity", 4096);  // of forked ranks and this process
+  auto memory = sys::SharedMemory::create("parity", 4096);  // shared with the forked ranks
   auto* differences = reinterpret_cast<double*>(memory.data());
   std::string row = formatted("| {} |", strategy.name);
   for (int ranks = 1; ranks <= most_ranks; ++ranks) {

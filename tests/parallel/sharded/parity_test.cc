@@ -1,5 +1,5 @@
-// Bit for bit: sharded training at every level gives the losses and parameters of one process that
-// computes each rank's micro-batches alone, adds in the tree and divides once.
+// Sharded training at every level gives bitwise the losses and parameters of one process that
+// computes each rank's micro-batches separately, sums in the order of the tree and divides once.
 #include "parallel/sharded/support.h"
 
 namespace lockstep {
@@ -40,7 +40,7 @@ INSTANTIATE_TEST_SUITE_P(Shm, ShardedParity,
 
 class ShardedParitySettings : public testing::TestWithParam<Engine> {};
 
-// Settings that change when and what is gathered, and never a value.
+// Settings that change when and how much is gathered, but no value.
 TEST_P(ShardedParitySettings, EverySettingGivesTheSame) {
   Problem problem = problems()[2];
   constexpr int ranks = 3;

@@ -1,5 +1,5 @@
-// Random programs with sharded parameters: node-shared storage computes what private memory does,
-// bit for bit, whichever units a pass uses, whichever rank is late.
+// Random programs with sharded parameters: node-shared storage computes bitwise the same as private
+// memory, whichever units a pass uses and whichever rank is late.
 #include "parallel/sharded/pair.h"
 #include "support/fuzz.h"
 
@@ -16,7 +16,7 @@ namespace {
 
 using namespace test;
 
-// Parameters of 4 bytes to 64 KiB, each a unit.
+// Parameters of 4 bytes to 64 KiB; each is a unit.
 struct Pieces : torch::nn::Module {
   Pieces(Random& random, int count) {
     for (int i = 0; i < count; ++i) {
@@ -35,7 +35,7 @@ struct Pieces : torch::nn::Module {
   std::vector<at::Tensor> parameters_;
 };
 
-// What a rank saw: results of evaluations, and its slices after each write.
+// The observations of a rank: results of evaluations, and its slices after each write.
 using Seen = std::vector<at::Tensor>;
 
 class Program {
@@ -80,7 +80,7 @@ class Program {
       std::this_thread::sleep_for(std::chrono::microseconds(below(delays_, 500)));
   }
 
-  // Some pieces, in some order; not always all of them.
+  // Returns a random subset of the pieces in random order.
   std::vector<int> some() {
     std::vector<int> chosen(static_cast<std::size_t>(count_));
     std::iota(chosen.begin(), chosen.end(), 0);
@@ -184,7 +184,7 @@ class RandomPrograms : public testing::TestWithParam<ShardLevel> {
 
 TEST_P(RandomPrograms, SeeTheSameInNodeSharedAndInPrivateMemory) {
   for (FuzzRounds rounds("random_programs", 1000); rounds.next();) {
-    constexpr std::uint64_t programs = 10;  // with the same ranks: they cost more than a program
+    constexpr std::uint64_t programs = 10;  // per group of ranks, whose creation costs more
     auto seed = rounds.random()();
     int size = 2 + static_cast<int>(below(rounds.random(), 3));
     run_group(Engine::shm, size, [&](Group group) {

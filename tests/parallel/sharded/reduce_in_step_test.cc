@@ -1,4 +1,4 @@
-// The tail of a step in one pass: gradients are summed over the ranks where the update reads them.
+// The fused tail of a step: the update sums gradients over the ranks while it reads them.
 #include "dispatch/lazy_storage.h"
 #include "parallel/sharded/pair.h"
 
@@ -45,7 +45,7 @@ class ReduceInStep : public testing::TestWithParam<EngineRanks> {
 TEST_P(ReduceInStep, EqualsReduceScatterAndStepBitForBit) {
   Problem problem = problems()[2];
   auto optimizers = our_optimizers();
-  optimizers.push_back(adamw());  // torch's: averages are computed first
+  optimizers.push_back(adamw());  // LibTorch's: averages are computed first
   for (const MakeOptimizer& make : optimizers) {
     History expected = one_process(problem, make, GetParam().size, 3);
     run([&](Group group) {
@@ -63,7 +63,7 @@ TEST_P(ReduceInStep, AccumulatedMicroBatchesToo) {
   });
 }
 
-// N gradients are read once, and 24 bytes of parameter and state; no average is written.
+// Reads N gradients once and moves 24 bytes of parameter and state; no average is written.
 TEST_P(ReduceInStep, AdamWMovesFourTimesRanksAndTwentyFourBytesAParameter) {
   run([](Group group) {
     Pair pair(group, in_step());
@@ -86,7 +86,7 @@ INSTANTIATE_TEST_SUITE_P(Local, ReduceInStep,
 INSTANTIATE_TEST_SUITE_P(Shm, ReduceInStep, testing::ValuesIn(ranks_of({Engine::shm}, {2, 3})),
                          name_of_ranks);
 
-// A handle whose gradients are reduced in backward(), beside one where that is left to the step.
+// A handle that reduces gradients in backward(), and one that leaves the reduction to step().
 struct Beside {
   explicit Beside(Group group, ShardOptions options = {})
       : before(group, options), after(group, in_step(options)) {}
@@ -159,7 +159,7 @@ TEST_P(ReduceInStepBeside, GradientsCanBeReadAndWrittenBeforeTheStep) {
   });
 }
 
-// An evaluation gathers parameters, so averages are computed before peers go on.
+// An evaluation gathers parameters, so averages must be computed before peers continue.
 TEST_P(ReduceInStepBeside, AnEvaluationBetweenBackwardAndStep) {
   run([](Beside& beside, Group group) {
     for (int batch = 0; batch < 3; ++batch)
@@ -189,7 +189,7 @@ TEST_P(ReduceInStepBeside, TwoBackwardsBeforeAStepAddTheirAverages) {
   });
 }
 
-// Nothing is gathered there that would tell a rank that its peers have read its gradients.
+// Inside unsharded() there is no gather that tells a rank that its peers have read its gradients.
 TEST_P(ReduceInStepBeside, BackwardsInsideUnsharded) {
   run([](Beside& beside, Group group) {
     beside.both([&](Pair& pair, torch::optim::Optimizer& optimizer) {

@@ -1,5 +1,5 @@
-// Tensors of a module that share memory: one parameter under two names stays tied; two parameters
-// over one memory, or a view beside a parameter, would come apart, so they are refused by name.
+// Module tensors that share memory. One parameter under two names stays tied. Two parameters over
+// the same memory, or a view next to a parameter, would be separated, so the error names them.
 #include "parallel/sharded/pair.h"
 
 #include <torch/nn/modules/embedding.h>
@@ -19,7 +19,7 @@ struct Two : torch::nn::Module {
 
 class SharedMemory : public testing::TestWithParam<ShardLevel> {
  protected:
-  // Refused on every rank with these words, before anything has changed.
+  // Checks that every rank gets an error with these words, before anything has changed.
   void refused(const std::function<void(Two&)>& change, const std::vector<std::string>& words) {
     for (ShardStorage storage : all_storages)
       run_as_threads(3, [&](Group group) {
@@ -79,7 +79,7 @@ TEST_P(SharedMemory, OnOneRankOnlyIsAMismatchThatNamesIt) {
   });
 }
 
-// Neighbours in one storage, as a flattened recurrent layer has them, have nothing in common.
+// Neighbors in one storage, as in a flattened recurrent layer, do not overlap.
 TEST_P(SharedMemory, OfNeighboursInOneStorageIsFine) {
   run_as_threads(3, [&](Group group) {
     auto model = std::make_shared<Two>();
@@ -98,7 +98,7 @@ TEST_P(SharedMemory, OfNeighboursInOneStorageIsFine) {
   });
 }
 
-// What is made as a view of something that nobody else has is an ordinary parameter.
+// A parameter that was created as a view is normal, if nothing else holds the base tensor.
 TEST_P(SharedMemory, OfWhatAParameterWasMadeFromIsFine) {
   run_as_threads(2, [&](Group group) {
     torch::nn::Module model;
@@ -114,7 +114,7 @@ TEST_P(SharedMemory, OfWhatAParameterWasMadeFromIsFine) {
   });
 }
 
-// The same tensor under two names, of which a pattern may know either.
+// The same tensor under two names; a pattern may match either name.
 TEST_P(SharedMemory, OneParameterUnderTwoNamesIsNamedByBoth) {
   struct Tied : torch::nn::Module {
     Tied() {

@@ -1,4 +1,4 @@
-// What the tests of sharded training share: runs of one process and of many ranks, step by step.
+// Helpers for the tests of sharded training: runs of one process and of many ranks, step by step.
 #pragma once
 
 #include "parallel/problems.h"
@@ -57,7 +57,7 @@ inline std::uint32_t bits_of(const at::Tensor& loss) {
   return std::bit_cast<std::uint32_t>(loss.item<float>());
 }
 
-// Losses of every micro-batch, as bits, and the parameters at the end.
+// Losses of all micro-batches as bits, and the final parameters.
 struct History {
   std::vector<std::vector<std::uint32_t>> losses;  // [step][rank]
   std::map<std::string, at::Tensor> parameters;
@@ -70,8 +70,8 @@ inline std::map<std::string, at::Tensor> copies_of(const torch::nn::Module& modu
   return copies;
 }
 
-// One process that computes each rank's micro-batches alone, adds in the tree and divides once;
-// each rank has `parts` micro-batches a step, of which the last one's loss is kept.
+// One process that computes each rank's micro-batches separately, sums in the order of the tree and
+// divides once. Each rank has `parts` micro-batches per step; the loss of the last one is recorded.
 inline History one_process(const Problem& problem, const MakeOptimizer& make_optimizer, int ranks,
                            int steps, int parts = 1) {
   at::set_num_threads(1);
@@ -102,7 +102,7 @@ inline History one_process(const Problem& problem, const MakeOptimizer& make_opt
   return history;
 }
 
-// One rank of a sharded run, compared with that: every loss, and the parameters at the end.
+// One rank of a sharded run: compares every loss and the final parameters with `expected`.
 inline void expect_same_history(const History& expected, const Problem& problem, const Ranks& ranks,
                                 ShardOptions options, const MakeOptimizer& make_optimizer,
                                 int parts = 1) {

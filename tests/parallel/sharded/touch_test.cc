@@ -1,4 +1,4 @@
-// A gather is a collective: what happens when not every rank takes part.
+// A gather is a collective: tests accesses that not all ranks make.
 #include "parallel/sharded/pair.h"
 
 #include <mutex>
@@ -60,8 +60,8 @@ TEST(ShardedTouch, InAnotherOrderOnOneRankIsAMismatchThatNamesBoth) {
   for (const std::string& text : texts) expect_words(text, {"aten::sum", "unit 0", "unit 1"});
 }
 
-// Levels that keep the whole gather all units at the first use, whichever it is: a rank that looks
-// alone waits for the others' next use, and nobody is wronged.
+// Levels that keep full parameters gather all units at the first use of any unit. A rank that reads
+// a parameter alone waits for the next use on the other ranks, which is not an error.
 TEST(ShardedTouch, OnOneRankOnlyIsServedWhereTheWholeStays) {
   for (ShardLevel level : {ShardLevel::optimizer, ShardLevel::gradients})
     run_as_threads(3, [&](Group group) {
@@ -80,7 +80,8 @@ TEST(ShardedTouch, OnOneRankOnlyIsServedWhereTheWholeStays) {
     });
 }
 
-// Units are gathered ahead in the order of the step before; another one is served all the same.
+// Units are prefetched in the order of the previous step; a unit out of this order is gathered,
+// too.
 TEST(ShardedTouch, OutOfTheOrderOfTheStepBeforeWaitsForItsTurn) {
   for (int prefetch : {0, 1, 2})
     run_as_threads(3, [&](Group group) {

@@ -1,7 +1,7 @@
-// The same as a sharded unit in one screen, with a wrapper around a module instead of a dispatch
-// key: gather, forward(), release; gather again when the output's gradient comes. It serves as the
-// oracle of fully_shard(), which needs no wrapper. Only for modules of one tensor in and one out,
-// of float parameters that all take part.
+// A sharded unit in one screen of code, with a wrapper around a module instead of a dispatch key:
+// gather, forward(), release; gather again when the output's gradient arrives. It is the reference
+// for fully_shard(), which needs no wrapper. Only for modules with one input and one output tensor
+// whose parameters are float and all take part.
 #pragma once
 
 #include "layout/flat_layout.h"
@@ -52,7 +52,7 @@ class WrappedUnit {
     return output;
   }
 
-  // After backward(): this rank's shard of the averaged gradient.
+  // Call after backward(): returns this rank's shard of the averaged gradient.
   at::Tensor reduced_gradient() {
     at::Tensor gradients = at::zeros({layout_.numel()});
     for (std::size_t i = 0; i < parameters_.size(); ++i) {

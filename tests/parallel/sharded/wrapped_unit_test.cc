@@ -1,4 +1,4 @@
-// fully_shard() against the oracle that wraps modules.
+// Compares fully_shard() with the reference that wraps modules.
 #include "parallel/sharded/wrapped_unit.h"
 #include "parallel/sharded/support.h"
 

@@ -1,5 +1,6 @@
-// Operations of forward() that write a whole parameter: every rank gets a Mismatch that names it
-// when they have written different values, because each shard would keep its own rank's.
+// Operations of forward() that write a whole parameter. If the ranks have written different values,
+// every rank gets a Mismatch that names the parameter, because each shard would keep its own rank's
+// value.
 #include "parallel/sharded/pair.h"
 
 #include <lockstep/mesh/mesh.h>
@@ -66,7 +67,7 @@ TEST(WrittenParameters, AWriteOfAnEvaluationIsRefusedInTheNextStep) {
   });
 }
 
-// One batch for all ranks: the numbers of one process.
+// All ranks have the same batch, so the results equal those of one process.
 TEST(WrittenParameters, TheSameWriteOnEveryRankIsNoTrouble) {
   for_every_way([](Group group, const ShardOptions& options) {
     ScaledTable model, plain;
@@ -101,7 +102,7 @@ TEST(WrittenParameters, OnOneRankTheyAreThoseOfOneProcess) {
   });
 }
 
-// Each rank has both axes' copies: a mesh of shards and replicas is compared as a whole.
+// On a mesh of shards and replicas, all ranks are compared.
 TEST(WrittenParameters, ReplicasOfShardsAreCompared) {
   run_as_threads(4, [](Group group) {
     ScaledTable model;

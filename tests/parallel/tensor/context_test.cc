@@ -1,5 +1,5 @@
-// A GPT whose sequence is cut over ranks: a hundred steps beside one process, other axes beside it,
-// and what goes over the wire.
+// A GPT with a sequence that is sharded over ranks: a hundred steps compared with one process,
+// combinations with other axes, and the communication volume.
 #include <lockstep/parallel/parallelize.h>
 
 #include <lockstep/models/llama.h>
@@ -46,7 +46,7 @@ ParallelModel cut_sequences(const Net& model, const Group& ranks, const ContextK
                      {.context = kind.method, .balance = kind.balance});
 }
 
-// The module's own code on cut sequences.
+// Calls the module's own code on sharded sequences.
 template <typename Net>
 at::Tensor loss_of(Net& model, const ParallelModel& cp, const TokenBatch& batch) {
   const Tensors cut = cp.cut({batch.ids, batch.targets});
@@ -55,7 +55,7 @@ at::Tensor loss_of(Net& model, const ParallelModel& cp, const TokenBatch& batch)
 
 class ContextGpt : public EngineTest {};
 
-// 2, 3 and 4 ranks do not divide the 13 tokens.
+// The 13 tokens are not divisible by 2, 3 or 4 ranks.
 TEST_P(ContextGpt, AHundredStepsAreThoseOfOneProcess) {
   const int steps = engine() == Engine::local && size() == 2 ? 100 : 25;
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
@@ -103,7 +103,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, ContextGpt,
 
 class ContextAndOthers : public EngineTest {};
 
-// Mean losses of two replicas are one over the whole batch.
+// The mean loss of two replicas is the mean over the whole batch.
 TEST_P(ContextAndOthers, GradientsAreThoseOfOneProcessOnTheWholeBatch) {
   run([&](Group world) {
     const bool has_tp = world.size() == 8;
@@ -143,7 +143,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, ContextAndOthers,
 
 class ContextLlama : public EngineTest {};
 
-// Rotary embeddings see true places; queries are grouped.
+// Rotary embeddings get the global positions; queries are grouped.
 TEST_P(ContextLlama, LossAndGradientsAreThoseOfOneProcess) {
   run([&](Group group) {
     models::LlamaOptions options;
@@ -193,7 +193,8 @@ std::pair<Traffic, Traffic> context_traffic(Group group, std::int64_t layers,
   return {forward, traffic(tensors)};
 }
 
-// What one layer more adds. Gradients of its parameters are averaged on groups of their own.
+// Measures the traffic of one additional layer. Gradients of its parameters are averaged on other
+// groups.
 TEST_P(ContextTraffic, ALayerMovesWhatTheFormulasSay) {
   run([&](Group group) {
     const std::int64_t n = group.size(), activation = 4 * 48 * 48 * 4;
@@ -214,8 +215,8 @@ TEST_P(ContextTraffic, ALayerMovesWhatTheFormulasSay) {
   });
 }
 
-// The ranks have the same number of products of a query with a key; without zigzag the last has the
-// most.
+// All ranks compute the same number of query-key products; without zigzag order, the last rank
+// computes the most.
 TEST_P(ContextTraffic, InZigzagOrderAllRanksComputeAsMuch) {
   run([&](Group group) {
     models::GptOptions options = small_gpt(2, /*bias=*/false);
@@ -265,7 +266,8 @@ TEST_P(ContextRefuses, WhatMakesNoSenseInOneLine) {
 INSTANTIATE_TEST_SUITE_P(Engines, ContextRefuses, testing::Values(std::tuple(Engine::local, 2)),
                          engine_test_name);
 
-// A rank of processes does something in the middle of forward(); what the others are told.
+// One rank process runs `deed` in the middle of forward(); the other ranks must get an error that
+// names it.
 void expect_context_rank_named(int victim, ContextMethod method, const std::function<void()>& deed,
                                Duration timeout) {
   constexpr int ranks = 3;

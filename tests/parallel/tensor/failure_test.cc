@@ -1,4 +1,4 @@
-// What goes wrong on one rank of tensor parallelism is told to all of them.
+// A failure on one rank of tensor parallelism is reported to all ranks.
 #include <lockstep/parallel/parallelize.h>
 
 #include "parallel/tensor/support.h"
@@ -46,7 +46,8 @@ ParallelModel cut_layers(const WithDeed& model, const Group& ranks, ParallelOpti
   return parallelize(model, Mesh(ranks, {{"tp", ranks.size()}}), std::move(options));
 }
 
-// A rank of processes does something in the middle of forward(); what the others are told.
+// One rank process runs `deed` in the middle of forward(); the other ranks must get an error that
+// names it.
 void expect_tensor_rank_named(int victim, const std::function<void()>& deed, Duration timeout) {
   const RankRendezvous place(Engine::shm, tensor_ranks, timeout);
   RankProcesses processes(tensor_ranks, [&](int rank) {
@@ -103,7 +104,7 @@ TEST_P(TensorRefuses, RanksWithDifferentPlansAreAMismatch) {
   });
 }
 
-// Their collectives would not meet.
+// Their collectives would not match.
 TEST_P(TensorRefuses, RanksWithDifferentOptionsAreAMismatch) {
   run([&](Group group) {
     WithDeed model([] {});
@@ -120,7 +121,8 @@ TEST_P(TensorRefuses, RanksWithDifferentOptionsAreAMismatch) {
   });
 }
 
-// Nothing else would fail: each rank's part of the model would learn from a batch of its own.
+// Without this check nothing would fail: each rank's shard of the model would learn from a
+// different batch.
 TEST_P(TensorRefuses, RanksWithDifferentBatchesAreAMismatch) {
   run([&](Group group) {
     WithDeed model([] {});
@@ -137,7 +139,7 @@ TEST_P(TensorRefuses, RanksWithDifferentBatchesAreAMismatch) {
   });
 }
 
-// It is noticed later, too, if not at once.
+// A difference that appears only in a later call is also detected.
 TEST_P(TensorRefuses, BatchesThatPartLaterAreAMismatch) {
   run([&](Group group) {
     torch::nn::Embedding table(37, 12);

@@ -1,4 +1,5 @@
-// A GPT under tensor parallelism: a hundred steps beside one process, and what goes over the wire.
+// A GPT under tensor parallelism: a hundred steps compared with one process, and the communication
+// volume.
 #include <lockstep/parallel/parallelize.h>
 
 #include <lockstep/global/linear_cross_entropy.h>
@@ -91,7 +92,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, TensorGpt,
                                          std::tuple(Engine::local, 4), std::tuple(Engine::shm, 2)),
                          engine_test_name);
 
-// Collectives of a forward and of a backward.
+// Counts the collectives of a forward and of a backward.
 std::pair<Traffic, Traffic> traffic_of(Group group, std::int64_t layers, bool sequence) {
   const models::GptOptions options = small_gpt(layers, /*bias=*/false);
   auto model = made_alike([&] { return models::Gpt(options); }, at::kFloat);
@@ -109,7 +110,7 @@ std::pair<Traffic, Traffic> traffic_of(Group group, std::int64_t layers, bool se
 
 class TensorTraffic : public EngineTest {};
 
-// Shoeybi et al.: two all_reduces in forward and two in backward, each of the activations.
+// Shoeybi et al.: two all_reduces of the activations in forward and two in backward.
 TEST_P(TensorTraffic, ALayerHasTheTextbooksCollectives) {
   run([&](Group group) {
     const auto [forward2, backward2] = traffic_of(group, 2, false);
@@ -124,8 +125,8 @@ TEST_P(TensorTraffic, ALayerHasTheTextbooksCollectives) {
   });
 }
 
-// Korthikanti et al.: each all_reduce is a reduce_scatter and an all_gather. The two all_reduces of
-// backward are the gradients of the two norms, of 48 numbers each.
+// Korthikanti et al.: each all_reduce becomes a reduce_scatter and an all_gather. The two
+// all_reduces of backward are for the gradients of the two norms, 48 numbers each.
 TEST_P(TensorTraffic, ALayerThatIsSequenceParallelTooHasPairs) {
   run([&](Group group) {
     const auto [forward2, backward2] = traffic_of(group, 2, true);

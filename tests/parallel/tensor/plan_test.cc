@@ -1,4 +1,4 @@
-// What is refused of a plan before anything runs, and what a plan says of itself.
+// Errors of a plan before anything runs, and the description of a plan.
 #include <lockstep/parallel/parallelize.h>
 
 #include "parallel/tensor/support.h"

@@ -1,5 +1,5 @@
-// Two models on one mesh: what one handle was told about attention, sequences, tables and plain
-// tensors is not known to the other one, nor to the caller's own tensors on that mesh.
+// Two models on one mesh: the settings of one handle for attention, sequences, tables and plain
+// tensors affect neither the other handle nor the caller's own tensors on that mesh.
 #include <lockstep/parallel/parallelize.h>
 
 #include "parallel/tensor/support.h"
@@ -19,7 +19,7 @@ models::GptOptions gpt_with_heads(std::int64_t heads) {
   return options;
 }
 
-// A Gpt with its handle.
+// A Gpt and its handle.
 struct Cut {
   Cut(const Mesh& mesh, const ParallelOptions& options, std::int64_t heads = 12)
       : model(made_alike([&] { return models::Gpt(gpt_with_heads(heads)); }, at::kDouble)),

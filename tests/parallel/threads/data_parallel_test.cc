@@ -1,4 +1,4 @@
-// DataParallel against one process, and against DistributedDataParallel on `shm`.
+// Compares DataParallel with one process and with DistributedDataParallel on `shm`.
 #include <lockstep/parallel/threads/data_parallel.h>
 
 #include "parallel/problems.h"
@@ -18,7 +18,7 @@ namespace {
 
 using namespace test;
 
-// Without cores: tests run beside each other.
+// Without pinned cores, because tests run concurrently.
 std::vector<ComputeDevice> cpus(int count) {
   return std::vector<ComputeDevice>(static_cast<std::size_t>(count));
 }
@@ -27,7 +27,8 @@ ReplicaOptions made_by(const Problem& problem) { return {.make_replica = problem
 
 using Model = std::shared_ptr<torch::nn::Module>;
 
-// Rows of device i of `devices`: micro-batch step * devices + i, as problems() number them.
+// The numbers of the micro-batches of a step: device i of `devices` has micro-batch step * devices
+// + i of problems().
 at::Tensor numbers(int step, int devices) {
   return at::arange(step * devices, (step + 1) * devices, at::kLong);
 }
@@ -95,7 +96,8 @@ at::Tensor class_loss(torch::nn::Sequential& net, const at::Tensor& x, const at:
   return torch::nn::functional::cross_entropy(net->forward(x), y);
 }
 
-// Rows that no number of devices divides, and fewer than devices; two backward() a step.
+// Numbers of rows that are not divisible by the number of devices, or smaller than it; two
+// backward() per step.
 TEST(DataParallel, UnevenRowsCountAlikeAsInOneProcess) {
   for (int devices : {1, 2, 3, 4}) {
     for (std::int64_t rows : {1, 2, 3, 7, 10}) {
@@ -167,7 +169,7 @@ TEST(DataParallel, SeesWhateverHasChangedTheModel) {
   EXPECT_EQ(dp.memory().whole, 3 * 4 * (4 * 6 + 6 + 6 * 3 + 3));
 }
 
-// Buffers: those of the first device reach the others before each step, and the flags too.
+// The buffers and the training flags of the first device are copied to the others before each step.
 TEST(DataParallel, ReplicasFollowBuffersAndTrainingFlags) {
   ConvNet model;
   DataParallel dp(model, cpus(2), {.make_replica = [] { return ConvNet().ptr(); }});
@@ -236,7 +238,7 @@ TEST(DataParallel, RandomNumbersRepeat) {
     for (int again = 0; again < 3; ++again)
       expect_same(first, gradients(devices), std::to_string(devices) + " devices, parameter ");
   }
-  // Devices draw different numbers.
+  // Devices draw different random numbers.
   torch::nn::Sequential net(torch::nn::Linear(1, 1));
   DataParallel dp(net, cpus(2));
   at::Tensor drawn = dp.forward(

@@ -1,4 +1,4 @@
-// What DataParallel refuses, in one line each, and how devices are named.
+// Errors of DataParallel, one line each, and the names of devices.
 #include <lockstep/parallel/threads/data_parallel.h>
 
 #include "parallel/support.h"
@@ -78,7 +78,7 @@ TEST(Replicas, BadInputsAreRefusedBeforeAnythingIsComputed) {
   expect_contains(refusal(x, at::Tensor()), "input 1 is an undefined tensor");
   expect_contains(refusal(at::ones({4, 2}).requires_grad_(), x), "input 0 requires a gradient");
   EXPECT_FALSE(model->weight.grad().defined());
-  dp.backward(loss, x, at::ones({}));  // without dims: whole, to every device
+  dp.backward(loss, x, at::ones({}));  // 0-dim tensors are passed whole to every device
   EXPECT_TRUE(model->weight.grad().defined());
   auto no_scalar = [](torch::nn::Linear& net, const at::Tensor& rows) {
     return net->forward(rows);
@@ -92,11 +92,11 @@ TEST(Replicas, BadInputsAreRefusedBeforeAnythingIsComputed) {
                   "must have as many rows, found sizes [2]");
 }
 
-// A module whose clone() keeps a layer of the model it was made of.
+// A module whose clone() shares a layer with the original.
 struct SharingImpl : torch::nn::Cloneable<SharingImpl> {
   SharingImpl() { reset(); }
   void reset() override {
-    layers.push_back(register_module("layer", torch::nn::Linear(2, 2)));  // and not cleared before
+    layers.push_back(register_module("layer", torch::nn::Linear(2, 2)));  // and is never cleared
   }
   at::Tensor forward(const at::Tensor& x) { return layers.front()->forward(x); }
   std::vector<torch::nn::Linear> layers;
@@ -122,7 +122,7 @@ TEST(Replicas, ModelsThatCannotBeReplicatedAreNamed) {
       made([] { return torch::nn::Linear(torch::nn::LinearOptions(2, 2).bias(false)).ptr(); }),
       "the replica has nothing more");
   auto loss = [](Sharing& net, const at::Tensor& x) { return net->forward(x).sum(); };
-  // Two devices add to one gradient at once, and LibTorch may be what finds that first.
+  // Two devices accumulate into one gradient concurrently; LibTorch may detect that first.
   std::string message;
   for (int i = 0; i < 10 && message.find(" of the model itself") == std::string::npos; ++i) {
     Sharing sharing;
