@@ -1,5 +1,5 @@
-// What an AsyncSaver writes of tensors of every kind, of several handles, and beside what else goes
-// on: the files are those of save() at the moment of the call.
+// AsyncSaver with tensors of every kind, with several handles, and during concurrent activity: the
+// files equal those of save() at the time of the call.
 #include <lockstep/checkpoint/async_saver.h>
 
 #include "checkpoint/small_disk.h"
@@ -29,7 +29,7 @@ using test::names_in;
 using test::TemporaryFolder;
 using test::Training;
 
-// Parameters, and buffers of many dtypes, that lie as tensors may lie.
+// Parameters and buffers of many dtypes and memory layouts.
 struct Collection : torch::nn::Module {
   explicit Collection(double scale, bool has_expanded = true) {
     const at::Tensor numbers = at::arange(24, at::kFloat).mul(scale).view({4, 6});
@@ -98,8 +98,8 @@ TEST(AsyncContent, ComesBackIntoTensorsOfEveryKind) {
   }
 }
 
-// Where several indices are one place of memory, nothing can be read; this is known before anything
-// is changed.
+// A tensor with several indices per memory location cannot be loaded; load() must detect this
+// before it changes anything.
 TEST(AsyncContent, OfAnExpandedTensorIsNotLoaded) {
   TemporaryFolder out;
   run_as_threads(2, [&](Group group) {
@@ -137,7 +137,7 @@ TEST(AsyncContent, IsOfTheHandleThatIsGiven) {
   }
 }
 
-// Each may have a saver of its own, and both write at the same time.
+// Each handle may have its own saver, and both savers write at the same time.
 TEST(AsyncContent, OfTwoSaversAtOnce) {
   TemporaryFolder later, at_once;
   run_as_threads(3, [&](Group group) {
@@ -157,7 +157,7 @@ TEST(AsyncContent, OfTwoSaversAtOnce) {
       expect_same_files(later / name / folder.filename(), folder);
 }
 
-// Closed until it is opened; nothing is flushed meanwhile.
+// Blocks every flush until the disk is opened.
 class ClosedDisk {
  public:
   ClosedDisk()
@@ -177,7 +177,7 @@ class ClosedDisk {
   test::FlushHook hook_;
 };
 
-// Back to an older step while the newer one is written: each is what it was.
+// Loads an older step while the newer one is written; both checkpoints are correct.
 TEST(AsyncContent, StaysWhileAnotherCheckpointIsLoaded) {
   TemporaryFolder out, expected;
   run_as_threads(3, [&](Group group) {
@@ -207,7 +207,7 @@ TEST(AsyncContent, StaysWhileAnotherCheckpointIsLoaded) {
   test::expect_same_checkpoint(out / "step-00000002", expected / "step-00000002");
 }
 
-// A thread that waits for nothing but the end of the call.
+// The other thread spins until save() returns and then overwrites the weight at once.
 TEST(AsyncContent, IsNotWhatAnotherThreadWritesNext) {
   TemporaryFolder out;
   torch::nn::Linear model(1024, 2048);
@@ -237,7 +237,7 @@ TEST(AsyncContent, IsNotWhatAnotherThreadWritesNext) {
   }
 }
 
-// The first save goes on, and stays; the second is told to the third.
+// The first save completes and remains; the error of the second one is thrown by the third.
 TEST(AsyncContent, OfTheFirstOfTwoSavesStaysWhereTheSecondFindsNoRoom) {
   TemporaryFolder out;
   test::run_group(test::Engine::shm, 2, [&](Group group) {
@@ -264,7 +264,8 @@ TEST(AsyncContent, OfTheFirstOfTwoSavesStaysWhereTheSecondFindsNoRoom) {
   for (const fs::path& folder : list_checkpoints(out.path())) verify(folder);
 }
 
-// It is told to the others by the next call, in one line, and what is there is whole.
+// The next call reports the death to the other ranks in one line, and existing checkpoints are
+// complete.
 TEST(AsyncContent, IsWholeWhereARankIsKilledWhileItIsWritten) {
   for (int killed : {0, 2}) {
     TemporaryFolder out;
@@ -283,7 +284,7 @@ TEST(AsyncContent, IsWholeWhereARankIsKilledWhileItIsWritten) {
       saver.save(out.path(), training.handle, *training.optimizer, {.step = 2});
       const std::string line = test::message_of<PeerLost>([&] { saver.wait(); });
       EXPECT_EQ(line.find('\n'), std::string::npos) << line;
-      saver.wait();  // it has been told
+      saver.wait();  // the error was thrown before
     });
     auto results = ranks.wait(std::chrono::seconds(60));
     for (int rank = 0; rank < 3; ++rank)

@@ -1,4 +1,4 @@
-// Which bytes a rank reads from the disk.
+// Counts the bytes that each rank reads from the disk.
 #include <lockstep/checkpoint/checkpoint.h>
 
 #include "checkpoint/small_training.h"
@@ -47,7 +47,7 @@ Counted counted(const Level& level, int ranks) {
   return found;
 }
 
-// All ranks together read the bytes once to compare them, and each those of its own parts.
+// All ranks together read the bytes once to verify them, and each rank reads its own shards.
 TEST(BytesRead, ARankReadsTheBytesThatItNeeds) {
   constexpr std::uint64_t model = (256 * 256 + 256) * 4, slack = 64 << 10;
   for (const int ranks : {1, 2, 4, 8}) {

@@ -1,5 +1,5 @@
-// A save that fails: every rank learns it in one line, older checkpoints are as they were, and
-// nothing is left of the new one.
+// A save that fails: every rank gets the same one-line error, older checkpoints are unchanged, and
+// the new one leaves no files.
 #include <lockstep/checkpoint/checkpoint.h>
 
 #include "checkpoint/small_disk.h"
@@ -42,12 +42,12 @@ using test::Training;
 
 const std::vector<std::string> only_the_first = {"step-00000001"};
 
-// Writes what each rank got into FOLDER/rankN.
+// Writes the error of a rank into FOLDER/rankN.
 void note(const fs::path& folder, int rank, const std::string& line) {
   std::ofstream(folder / ("rank" + std::to_string(rank))) << line;
 }
 
-// The line that all ranks got.
+// Returns the error line that all ranks got.
 std::string common_line(const fs::path& folder, int ranks) {
   std::vector<std::string> lines;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -59,7 +59,7 @@ std::string common_line(const fs::path& folder, int ranks) {
   return lines.front();
 }
 
-// Rank `full` can write 300 bytes a file and no more; rank 0 reserves the space of all.
+// Rank `full` can write only 300 bytes per file; rank 0 reserves the space for all ranks.
 TEST(SavingFails, OnTheRankWhoseDiskIsFull) {
   for (int full : {0, 2}) {
     TemporaryFolder out, notes;
@@ -72,12 +72,12 @@ TEST(SavingFails, OnTheRankWhoseDiskIsFull) {
       if (group.rank() == full) disk.emplace(300);
       note(notes.path(), group.rank(),
            test::message_of<CommonFailure>([&] { training.save(out.path()); }));
-      group.barrier().wait();  // rank 0 has removed what was there
+      group.barrier().wait();  // rank 0 has removed the partial checkpoint
       EXPECT_EQ(names_in(out.path()), only_the_first);
       group.barrier().wait();
       disk.reset();
       if (full == 0) return;
-      training.save(out.path());  // when there is room again
+      training.save(out.path());  // succeeds once there is room
     });
     test::expect_words(common_line(notes.path(), 3),
                        {"rank " + std::to_string(full) + " on host ",
@@ -87,7 +87,8 @@ TEST(SavingFails, OnTheRankWhoseDiskIsFull) {
   }
 }
 
-// A client of a network filesystem that opens an empty file writes zeros over others' bytes.
+// On a network filesystem, a client that opens an empty file may write zeros over the bytes of
+// other clients.
 TEST(SavingFails, SpaceIsReservedBeforeAnotherRankOpensTheFile) {
   TemporaryFolder out;
   test::run_group(Engine::shm, 2, [&](Group group) {
@@ -98,7 +99,7 @@ TEST(SavingFails, SpaceIsReservedBeforeAnotherRankOpensTheFile) {
     std::optional<test::SmallDisk> disk;
     if (group.is_root()) {
       disk.emplace(300);
-    } else {  // rank 1 can open nothing: its error is the first one where it comes to that
+    } else {  // rank 1 cannot open any file: if it tried, its error would come first
       const rlimit none{.rlim_cur = 0, .rlim_max = files.rlim_max};
       ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
     }
@@ -109,7 +110,7 @@ TEST(SavingFails, SpaceIsReservedBeforeAnotherRankOpensTheFile) {
   EXPECT_TRUE(names_in(out.path()).empty());
 }
 
-// Mounts a small filesystem that only this process sees; false where that is not allowed.
+// Mounts a small filesystem in a private namespace; returns false if that is not permitted.
 bool mount_small_disk(const fs::path& point) {
   if (::unshare(CLONE_NEWNS) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
   ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr);
@@ -162,7 +163,7 @@ TEST(SavingFails, WhereTheFolderCannotBeWritten) {
     training.load(out);
     training.step();
     constexpr uid_t nobody = 65534;
-    if (::geteuid() == 0) ASSERT_EQ(::seteuid(nobody), 0);  // nothing is read-only to root
+    if (::geteuid() == 0) ASSERT_EQ(::seteuid(nobody), 0);  // root may write read-only files
     note(notes.path(), group.rank(), test::message_of<CommonFailure>([&] { training.save(out); }));
     test::expect_words(test::message_of<CommonFailure>(
                            [&] { save_model(out / "model.safetensors", training.handle); }),
@@ -187,7 +188,7 @@ TEST(SavingFails, WhereAModelsFolderIsNotThere) {
   });
 }
 
-// The last step: the folder has its name, and the folder above cannot be flushed.
+// The last step fails: the folder has its final name, but the parent folder cannot be flushed.
 TEST(SavingFails, WhereItsNameMayNotLast) {
   TemporaryFolder folder;
   const fs::path out = fs::canonical(folder.path());
@@ -207,7 +208,7 @@ TEST(SavingFails, WhereItsNameMayNotLast) {
   EXPECT_EQ(names_in(out).size(), 2u);
 }
 
-// One that cannot be removed to the end is no checkpoint any more, rather than half of one.
+// An old checkpoint that cannot be removed completely is no longer listed as a checkpoint.
 TEST(SavingFails, ButNotWhereAnOldCheckpointCannotBeRemoved) {
   TemporaryFolder folder;
   const fs::path out = folder / "out";
@@ -233,7 +234,7 @@ TEST(SavingFails, ButNotWhereAnOldCheckpointCannotBeRemoved) {
   EXPECT_TRUE(results[0].ok()) << results[0];
 }
 
-// Ranks save as fast as they can, and one of them is killed at some moment.
+// Ranks save as fast as they can, and one of them is killed at a random time.
 TEST(SavingFails, WhereARankIsKilled) {
   std::mt19937 random(1);
   for (int round = 0; round < 8; ++round) {
@@ -266,7 +267,7 @@ TEST(SavingFails, WhereARankIsKilled) {
     ASSERT_GE(left.size(), 2u);
     if (killed != 0) EXPECT_EQ(names_in(out.path()).size(), left.size());
     for (const fs::path& folder : left) verify(folder);
-    test::go_on(out.path(), ShardLevel::gradients, "adamw", 2, 1);  // what rank 0 left goes
+    test::go_on(out.path(), ShardLevel::gradients, "adamw", 2, 1);  // removes rank 0's leftovers
     for (const std::string& name : names_in(out.path())) EXPECT_NE(name.front(), '.') << name;
   }
 }

@@ -1,5 +1,5 @@
-// All ranks of a job are killed at any moment of saving, as when its host goes: the newest
-// checkpoint can be loaded and is one of the states that were saved, to the bit.
+// All ranks of a job are killed at a random time during saves, as in a host crash. The newest
+// checkpoint must be loadable and bitwise equal to a state that was saved.
 #include <lockstep/checkpoint/async_saver.h>
 
 #include "checkpoint/small_training.h"
@@ -28,7 +28,8 @@ int rounds() {
   return wanted == nullptr ? 50 : std::atoi(wanted);
 }
 
-// Never returns. One checkpoint stays in every second pair of rounds, and has one file or several.
+// Never returns. Alternates between async and blocking saves, between keeping three checkpoints and
+// one, and between numbers of files.
 void save_for_ever(const fs::path& out, const Group& group, int round) {
   Training training(ShardLevel::full, "our_adamw", group);
   AsyncSaver saver(group);
@@ -44,7 +45,7 @@ void save_for_ever(const fs::path& out, const Group& group, int round) {
   }
 }
 
-// Of one process that made as many steps and never stopped.
+// Compares the checkpoint with the state of one process that made the same steps without stopping.
 void expect_state_of(const fs::path& out) {
   Training loaded(std::nullopt, "our_adamw", Group()), straight(std::nullopt, "our_adamw", Group());
   loaded.load(out);

@@ -1,4 +1,5 @@
-// A model that no rank could hold is trained, saved, and goes on on another number of ranks.
+// A model that does not fit on any single rank is trained, saved, and continued on another number
+// of ranks.
 #include <lockstep/checkpoint/checkpoint.h>
 
 #include <lockstep/comm/local.h>
@@ -68,7 +69,7 @@ struct StackTraining {
   torch::optim::SGD sgd;
 };
 
-// What saving and loading take besides what is there: some megabytes, however large the model.
+// Saving and loading need some megabytes of additional memory, however large the model is.
 TEST(CheckpointMemory, IsAFewMegabytesWhateverTheModel) {
   constexpr std::int64_t most = std::int64_t{14} << 20;
   constexpr int layers = 48;
@@ -83,7 +84,7 @@ TEST(CheckpointMemory, IsAFewMegabytesWhateverTheModel) {
       test::Allocations counter;
       if (ranks == 2) {
         (void)load_latest(out.path(), training.handle, training.sgd);
-        // The old state went first, and was counted when it was made.
+        // The old state was freed first; it counted when it was allocated.
         EXPECT_LT(counter.peak(), layers * layer_size / ranks + most);
         counter.reset_peak();
       }
@@ -101,7 +102,7 @@ struct RankReport {
   }
 };
 
-// One step more in processes of their own, each under a limit of its own where there is one.
+// Makes one more step in separate processes, each under its own memory limit if there is one.
 RankReport train_on(const fs::path& out, int layers, int ranks, bool is_deferred,
                     std::int64_t limit_bytes) {
   TemporaryFolder notes;
@@ -112,7 +113,7 @@ RankReport train_on(const fs::path& out, int layers, int ranks, bool is_deferred
   test::RankProcesses processes(ranks, [&](int rank) {
     if (!limits.empty()) limits[static_cast<std::size_t>(rank)]->join();
     at::set_num_threads(1);
-    ::mallopt(M_MMAP_THRESHOLD, 1 << 17);  // what is freed goes back to the system
+    ::mallopt(M_MMAP_THRESHOLD, 1 << 17);  // returns freed memory to the system
     ::mallopt(M_TRIM_THRESHOLD, 1 << 17);
     Group group = place.join(rank);
     torch::manual_seed(1);
@@ -142,7 +143,7 @@ TEST(CheckpointMemory, AModelThatIsLargerThanEachRanksLimitIsSavedAndGoesOn) {
   EXPECT_EQ(train_on(plain.path(), layers, 1, false, 0).loss, first.loss);
   EXPECT_EQ(train_on(plain.path(), layers, 1, false, 0).loss, second.loss);
   EXPECT_NE(first.loss, second.loss);
-  // One rank that makes the whole model ends under the same limit.
+  // A single rank that creates the whole model exceeds the same limit.
   EXPECT_FALSE(train_on(out.path(), layers, 1, false, limit).all_ok());
 }
 

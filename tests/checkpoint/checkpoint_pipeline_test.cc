@@ -1,5 +1,5 @@
-// Pipelines are saved and loaded as everything else: by all ranks that have parts, on any number of
-// ranks and axes, to the same files.
+// Checkpoints of pipelines: all ranks that have parts save and load, on any number of ranks and
+// axes, and the files are the same.
 #include <lockstep/checkpoint/checkpoint.h>
 
 #include <lockstep/parallel/data/distributed_data_parallel.h>
@@ -65,7 +65,7 @@ at::Tensor squared_error(const Tensors& outputs, const Tensors& targets) {
   return (outputs.front() - targets.front()).square().mean();
 }
 
-// A mesh, pipelines on one axis.
+// A mesh with pipelines along one axis.
 struct Shape {
   std::vector<MeshAxis> axes;
   int stages_a_rank = 1;
@@ -122,13 +122,13 @@ void go_on_piped(const fs::path& out, const Shape& shape) {
   run_as_threads(shape.ranks(), [&](const Group& group) {
     PipedTraining training(shape, group);
     if (latest_checkpoint(out)) training.load_from(out);
-    Group(group).barrier().wait();  // or a rank looks when the first checkpoint is there already
+    Group(group).barrier().wait();  // otherwise a rank could find the first checkpoint of this call
     training.step();
     training.save_in(out);
   });
 }
 
-// The ranks change at each of the stops, and every shape is reached twice.
+// The ranks change at each stop, and every shape is reached twice.
 TEST(CheckpointOfPipelines, GoesOnToTheBitsOfOneProcess) {
   TemporaryFolder alone, often;
   go_on_piped(alone.path(), one_rank);
@@ -146,7 +146,7 @@ TEST(CheckpointOfPipelines, GoesOnToTheBitsOfOneProcess) {
   EXPECT_EQ(test::names_in(often.path()).size(), 15u);
 }
 
-// What a stage's handle makes of its parts when they are loaded is made of the loaded values.
+// State that a stage's handle derives from its parameters is derived from the loaded values.
 TEST(CheckpointOfPipelines, TheNextStepIsOfTheLoadedValues) {
   for (const Shape& shape : all_shapes) {
     SCOPED_TRACE(shape.text());

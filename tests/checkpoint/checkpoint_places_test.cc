@@ -1,5 +1,5 @@
-// Where checkpoints lie: folders that not all ranks see, copies of hosts, folders that cannot be
-// read or that another program writes.
+// Locations of checkpoints: folders that only some ranks see, copies per host, folders that are
+// unreadable or that another program writes.
 #include <lockstep/checkpoint/checkpoint.h>
 
 #include "checkpoint/small_training.h"
@@ -38,7 +38,7 @@ using test::refusal;
 using test::TemporaryFolder;
 using test::Training;
 
-// Rank 0 of three sees the folder, the others look for it where it is not.
+// Rank 0 of three sees the folder; it does not exist for the other ranks.
 TEST(CheckpointPlaces, RanksThatDoNotSeeTheFolderPassTheirPartsOn) {
   for (const Level& level : test::all_strategies) {
     TemporaryFolder seen, alone, elsewhere;
@@ -62,7 +62,8 @@ TEST(CheckpointPlaces, RanksThatDoNotSeeTheFolderPassTheirPartsOn) {
   }
 }
 
-// Another run's folder of the same name on a host's own disk is not taken for this one.
+// The folder of another run with the same name, on a host's local disk, must not be mistaken for
+// this one.
 TEST(CheckpointPlaces, AnotherFileOfTheSameNameIsNotRead) {
   TemporaryFolder seen, other;
   go_on(seen.path(), std::nullopt, "sgd", 1, 2);
@@ -81,7 +82,7 @@ TEST(CheckpointPlaces, AnotherFileOfTheSameNameIsNotRead) {
   });
 }
 
-// Hosts without a common disk have copies of a checkpoint, and each must be whole.
+// Hosts without a shared disk have copies of a checkpoint, and each copy must be intact.
 TEST(CheckpointPlaces, ACopyIsReadToTheEndByTheRanksThatHaveIt) {
   for (int damaged : {0, 1, 2})
     for (std::int64_t from_end : {3, 200, 400}) {
@@ -95,7 +96,7 @@ TEST(CheckpointPlaces, ACopyIsReadToTheEndByTheRanksThatHaveIt) {
       bytes.close();
       run_as_threads(4, [&](Group group) {
         Training training(ShardLevel::full, "our_adamw", group);
-        const int host = group.rank() / 2 + (group.rank() == 3 ? 1 : 0);  // 0, 0, 1, 2
+        const int host = group.rank() / 2 + (group.rank() == 3 ? 1 : 0);  // hosts 0, 0, 1, 2
         test::expect_words(
             test::message_of<CommonFailure>([&] { training.load(out / std::to_string(host)); }),
             {"/" + std::to_string(damaged) + "/step-00000001/model.safetensors", "is damaged",
@@ -105,7 +106,7 @@ TEST(CheckpointPlaces, ACopyIsReadToTheEndByTheRanksThatHaveIt) {
     }
 }
 
-// A folder that cannot be read is an error on every rank, and not a run that begins.
+// If a folder cannot be read, every rank gets an error; the run must not start from scratch.
 TEST(CheckpointPlaces, WhatCannotBeReadIsNotNothing) {
   TemporaryFolder out;
   std::ofstream(out / "file") << "x";
@@ -118,7 +119,7 @@ TEST(CheckpointPlaces, WhatCannotBeReadIsNotNothing) {
             std::string::npos);
 }
 
-// As two programs, or two halves of one, that save into one folder.
+// Like two programs, or two halves of one program, that save into one folder.
 TEST(CheckpointPlaces, TwoWritersAreRefusedAndWhatOneWritesStays) {
   TemporaryFolder out;
   go_on(out.path(), std::nullopt, "sgd", 1, 1);
@@ -148,7 +149,7 @@ TEST(CheckpointPlaces, TwoWritersAreRefusedAndWhatOneWritesStays) {
             (std::vector<std::string>{other.filename(), "step-00000001", "step-00000002"}));
 }
 
-// One has looked where it will save and is held up there; another one saves meanwhile.
+// The first writer has checked the folder and is delayed there; meanwhile another one saves.
 TEST(CheckpointPlaces, WhatIsSavedMeanwhileIsNotSavedBeside) {
   for (const auto& [meanwhile, words] :
        {std::pair{3, "step-00000003: is newer than step 2"},
@@ -161,7 +162,7 @@ TEST(CheckpointPlaces, WhatIsSavedMeanwhileIsNotSavedBeside) {
       training.save(out, {.keep = 1});
     };
     std::atomic<bool> is_first{true};
-    test::FlushHook hook([&](const std::string&) {  // of the folder above, which has a new one
+    test::FlushHook hook([&](const std::string&) {  // flushes the parent of the new folder
       if (is_first.exchange(false)) save(Group(), meanwhile);
       return 0;
     });
@@ -172,7 +173,7 @@ TEST(CheckpointPlaces, WhatIsSavedMeanwhileIsNotSavedBeside) {
   }
 }
 
-// As where locks do not reach from host to host: the name is another one's by now.
+// Like a filesystem on which locks do not work between hosts: another writer has taken the name.
 TEST(CheckpointPlaces, ACheckpointOfAnotherWriterIsNotTakenBack) {
   TemporaryFolder out;
   const fs::path folder = out / checkpoint_name(2);
@@ -190,8 +191,8 @@ TEST(CheckpointPlaces, ACheckpointOfAnotherWriterIsNotTakenBack) {
   verify(folder);
 }
 
-// By hand or by a script that clears away, at the first byte that reaches the disk: the unfinished
-// checkpoint, or the folder of the run.
+// A user or a cleanup script removes the unfinished checkpoint or the run folder while the first
+// byte is flushed.
 TEST(CheckpointPlaces, AFolderThatIsRemovedWhileItIsWrittenIsOneLine) {
   for (const bool is_all : {false, true})
     for (const int files : {1, 3}) {
@@ -220,7 +221,7 @@ TEST(CheckpointPlaces, AFolderThatIsRemovedWhileItIsWrittenIsOneLine) {
     }
 }
 
-// Makes the filesystem of every file unknown to this process: it may be one of several hosts.
+// Makes fstatfs() fail in this process, so that any filesystem may be shared with other hosts.
 void hide_filesystems() {
   std::array<sock_filter, 4> program{
       {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
@@ -232,7 +233,7 @@ void hide_filesystems() {
   ASSERT_EQ(::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter), 0);
 }
 
-// The other writer's lock may be one of its host alone.
+// The lock of the other writer may only be valid on its own host.
 TEST(CheckpointPlaces, WhatAnotherHostMayBeWritingStaysForADay) {
   TemporaryFolder out;
   const fs::path young = out / ".step-00000001.0123456789abcdef.partial";

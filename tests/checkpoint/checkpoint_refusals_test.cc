@@ -1,5 +1,4 @@
-// What is not saved, and what is not loaded: one line that is the same on all ranks, and nothing
-// was changed.
+// Saves and loads that are refused: all ranks get the same one-line error, and nothing is changed.
 #include <lockstep/checkpoint/checkpoint.h>
 
 #include <lockstep/optim/grad_scaler.h>

@@ -1,5 +1,5 @@
-// Saved by some ranks under one strategy, a run goes on under any other, to the bits of one
-// process.
+// A run that was saved by some ranks under one strategy continues under any other strategy, bitwise
+// equal to one process.
 #include <lockstep/checkpoint/checkpoint.h>
 
 #include <lockstep/optim/grad_scaler.h>
@@ -40,7 +40,7 @@ using test::Training;
 
 class EveryOptimizer : public testing::TestWithParam<std::string> {};
 
-// The strategy and the number of ranks change at each of the stops, and every one is reached.
+// The strategy and the number of ranks change at each stop, and every strategy is reached.
 TEST_P(EveryOptimizer, GoesOnToTheBitsOfOneProcess) {
   TemporaryFolder alone, often;
   go_on(alone.path(), std::nullopt, GetParam(), 1, 1);
@@ -67,7 +67,7 @@ std::vector<std::string> optimizer_names() {
 INSTANTIATE_TEST_SUITE_P(Optimizers, EveryOptimizer, testing::ValuesIn(optimizer_names()),
                          [](const auto& info) { return info.param; });
 
-// With a stop in the middle or without one: the files are those of a run that never stopped.
+// With or without a stop in the middle, the files equal those of a run that never stopped.
 TEST(Checkpoint, FromEveryStrategyToEveryOther) {
   TemporaryFolder straight;
   go_on(straight.path(), std::nullopt, "our_adamw", 1, 4);
@@ -82,7 +82,7 @@ TEST(Checkpoint, FromEveryStrategyToEveryOther) {
     }
 }
 
-// Ranks that are threads would have one generator together.
+// Uses processes, because ranks that are threads would share one generator.
 TEST(Checkpoint, HoldsWhatAProgramCounts) {
   TemporaryFolder out;
   test::run_group(test::Engine::shm, 3, [&](Group group) {
@@ -123,7 +123,7 @@ TEST(Checkpoint, HoldsWhatAProgramCounts) {
     EXPECT_EQ(next.rates(), scheduler.rates());
     EXPECT_EQ(other.state().scale, 1024);
     EXPECT_EQ(other.state().good_steps, 7);
-    EXPECT_TRUE(at::equal(at::rand({4}), drawn));  // each rank's own generator goes on
+    EXPECT_TRUE(at::equal(at::rand({4}), drawn));  // each rank's own generator continues
   });
   EXPECT_EQ(names_in(out / "step-00000003"),
             (std::vector<std::string>{"layout.json", "model.safetensors", "optimizer.safetensors",
@@ -188,7 +188,7 @@ TEST(Checkpoint, IgnoredTensorsAreEachRanksOwn) {
 
 TEST(Checkpoint, AStepIsNeverOverwrittenAndOldOnesGo) {
   TemporaryFolder out;
-  fs::create_directories(out / ".step-00000001.0123456789abcdef.partial/left");  // by a killed run
+  fs::create_directories(out / ".step-00000001.0123456789abcdef.partial/left");  // of a killed run
   run_as_threads(2, [&](Group group) {
     Training training(ShardLevel::full, "sgd", group);
     for (int step : {1, 2, 3}) {
@@ -222,7 +222,7 @@ TEST(Checkpoint, NothingIsLoadedWhereNothingIs) {
   });
 }
 
-// By the package safetensors where it is installed, else by the format's description.
+// Reads with the package safetensors if it is installed, else by the format's specification.
 constexpr const char* python_sums = R"(
 import json, sys, torch
 def by_hand(path):

@@ -36,7 +36,7 @@ TEST(Checksum, IsThatOfZlib) {
   EXPECT_EQ(crc32_of({}, 0xcbf43926u), 0xcbf43926u);
 }
 
-// Each way to compute it against zlib's tables: short lengths from every place of a cache line.
+// Compares each kernel with zlib's tables: short lengths at every offset in a cache line.
 TEST(Checksum, EveryKernelIsThatOfZlib) {
   test::Random random(7);
   const std::string text = test::random_bytes(random, 64 + 600);
@@ -52,8 +52,8 @@ TEST(Checksum, EveryKernelIsThatOfZlib) {
   }
 }
 
-// The same of what is copied on the way, from and to every place of a cache line; and nothing
-// beside the copy is written.
+// The same for checksums that are computed while copying, from and to every offset in a cache line;
+// nothing outside of the copy is written.
 TEST(Checksum, EveryKernelCopiesWhatItSumsUp) {
   test::Random random(8);
   const std::string text = test::random_bytes(random, 64 + 600);
@@ -93,7 +93,7 @@ TEST(Checksum, EveryKernelCopiesLargeTexts) {
     }
 }
 
-// From any place on, of any length and behind any other text.
+// At any offset, of any length, and after any other text.
 TEST(ChecksumFuzz, IsThatOfZlibInLanesToo) {
   for (test::FuzzRounds rounds("crc32"); rounds.next();) {
     const std::string text =
@@ -126,7 +126,7 @@ TEST(Checksum, EveryTensorHasOneThatReadersDoNotSee) {
   EXPECT_EQ(read_safetensors(path).metadata, (Metadata{{"format", "pt"}}));
 }
 
-// Each byte of the data, changed, is found; the tensors without the change are those of the file.
+// Every changed byte of the data is detected; without verification, the file is read anyway.
 TEST(Checksum, EveryChangedByteIsFoundUnlessNobodyLooks) {
   test::TemporaryFolder folder;
   const auto path = folder / "a.safetensors";

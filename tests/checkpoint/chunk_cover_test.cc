@@ -16,7 +16,7 @@ namespace {
 
 using layout::Box;
 
-// A grid of rows x columns boxes of 2 x 3 elements, in any order.
+// A grid of rows x columns boxes of 2 x 3 elements, in random order.
 std::vector<Box> grid(std::int64_t rows, std::int64_t columns, std::mt19937& random) {
   std::vector<Box> boxes;
   for (std::int64_t row = 0; row < rows; ++row)
@@ -40,7 +40,7 @@ TEST(ChunkCover, ComparesFewPairs) {
   EXPECT_EQ(check_cover("scalar", {}, std::vector<Box>{{{}, {}}}), 0u);
 }
 
-// The naive rule: each element is counted.
+// The naive rule: counts how often each element is covered.
 bool is_whole(std::int64_t rows, std::int64_t columns, const std::vector<Box>& boxes) {
   std::vector<int> counts(static_cast<std::size_t>(rows * columns));
   for (const Box& box : boxes)
@@ -58,7 +58,7 @@ TEST(ChunkCover, RefusesWhatIsNotEachElementOnce) {
     const auto rows = static_cast<std::int64_t>(1 + random() % 4);
     const auto columns = static_cast<std::int64_t>(1 + random() % 4);
     std::vector<Box> boxes = grid(rows, columns, random);
-    if (random() % 2 == 0) {  // one box is elsewhere, missing, there twice, or has another size
+    if (random() % 2 == 0) {  // one box is moved, missing, duplicated, or has another size
       Box& changed = boxes[random() % boxes.size()];
       switch (random() % 4) {
         case 0:

@@ -1,5 +1,5 @@
-// Checkpoints where a kernel, a container or a file system refuses a system call: they are written
-// all the same, or all ranks get one line and nothing is left of the new one.
+// Checkpoints when a kernel, a container or a file system refuses a system call: they are written
+// anyway, or all ranks get the same one-line error and the new checkpoint leaves no files.
 #include <lockstep/checkpoint/async_saver.h>
 #include <lockstep/checkpoint/checkpoint.h>
 
@@ -39,7 +39,8 @@ void save_in_a_way(Ways way, Training& training, AsyncSaver& saver, const fs::pa
   saver.wait();
 }
 
-// What each of two ranks got, "" for nothing, when rank 0 or all of them are refused the call.
+// Saves while rank 0 or both ranks are refused the call. The save must succeed or, if `may_fail`,
+// throw a one-line error and leave no files.
 void expect_one_outcome(const DeniedCall& call, Ways way, bool all_ranks, bool may_fail) {
   SCOPED_TRACE(call.text() + ", way " + std::to_string(static_cast<int>(way)) +
                (all_ranks ? ", all ranks" : ", rank 0"));
@@ -67,7 +68,7 @@ void expect_one_outcome(const DeniedCall& call, Ways way, bool all_ranks, bool m
     verify(*latest_checkpoint(out.path()));
 }
 
-// Each refusal meets one way after the other, and by turns one rank or both.
+// Combines each refusal with the three ways to save in turn, on one rank and on both alternately.
 void expect_one_outcome(const std::vector<DeniedCall>& calls, const std::vector<int>& errors,
                         bool may_fail) {
   constexpr Ways ways[] = {Ways::save, Ways::save_model, Ways::in_background};

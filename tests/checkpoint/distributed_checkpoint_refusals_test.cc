@@ -1,4 +1,4 @@
-// Folders of a distributed checkpoint that are damaged or made to deceive.
+// Folders of a distributed checkpoint that are damaged or malicious.
 #include "checkpoint/distributed_python.h"
 #include "support/fuzz.h"
 #include "support/messages.h"
@@ -23,7 +23,8 @@ class RefusedDistributedCheckpoint : public DistributedCheckpoint {
   std::string refusal() const {
     return test::message_of<BadInput>([&] { (void)read_distributed_checkpoint(dcp_); });
   }
-  // What metadata become after a change in Python: `m`.
+  // Applies a change to the metadata object `m` in Python; returns the error that reading the
+  // folder then throws.
   std::string after(const std::string& change) const {
     expect_python(R"(
 import pickle
@@ -74,7 +75,7 @@ TEST_F(RefusedDistributedCheckpoint, NamesWhatIsWrong) {
   EXPECT_THROW((void)read_distributed_checkpoint(folder_ / "nowhere"), SystemError);
 }
 
-// Python 3.11.0 to 3.11.3 write an enum's value as getattr(its class, its name).
+// Python 3.11.0 to 3.11.3 pickle an enum's value as getattr(its class, its name).
 TEST_F(RefusedDistributedCheckpoint, EnumsOfOlderPythonsAreNot) {
   const auto before = tensors_in(read_distributed_checkpoint(dcp_));
   expect_python(R"(
@@ -112,7 +113,7 @@ TEST_F(RefusedDistributedCheckpoint, FuzzFilesAreReadOrRefused) {
       ++read;
     } catch (const BadInput& error) {
       EXPECT_EQ(std::string_view(error.what()).find('\n'), std::string_view::npos);
-    } catch (const SystemError& error) {  // any string of .metadata may have become a file's name
+    } catch (const SystemError& error) {  // any string of .metadata may have become a file name
       EXPECT_NE(std::string(error.what()).find(dcp_.string()), std::string::npos) << error.what();
     }
     std::ofstream(dcp_ / file->first, std::ios::binary) << file->second;

@@ -37,7 +37,7 @@ TEST_P(WrittenOnRanks, IsReadWhole) {
   }
 }
 
-// The optimizer's own numbering, which ours takes by the order of parameters.
+// The optimizer's own numbering, which our optimizer maps by the order of parameters.
 TEST_P(WrittenOnRanks, GoesOnWithItsOptimizer) {
   const auto folder = write(GetParam());
   const auto whole = tensors_in(read_torch_file(folder / "whole.pt"));
@@ -61,7 +61,7 @@ TEST_P(WrittenOnRanks, GoesOnWithItsOptimizer) {
   }
 }
 
-// By parts, on other ranks and under other strategies than wrote it.
+// Loads shards on other numbers of ranks and under other strategies than the writer's.
 TEST_P(WrittenOnRanks, IsLoadedIntoHandles) {
   const auto folder = write(GetParam());
   const auto whole = tensors_in(read_torch_file(folder / "whole.pt").toGenericDict().at("model"));
@@ -80,7 +80,7 @@ TEST_P(WrittenOnRanks, IsLoadedIntoHandles) {
         const std::string refusal = test::message_of<CommonFailure>(
             [&] { load_distributed_model(folder / "dcp", handle, "optim"); });
         EXPECT_NE(refusal.find("expected a tensor 'optim.0."), std::string::npos) << refusal;
-        module->to(at::kDouble);  // values are not rounded without a word
+        module->to(at::kDouble);  // values are not rounded silently
         Handle wide = DistributedDataParallel(module, group);
         const std::string of_dtype =
             test::message_of<CommonFailure>([&] { load_distributed_model(folder / "dcp", wide); });

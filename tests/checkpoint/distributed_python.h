@@ -10,9 +10,9 @@
 
 namespace lockstep::checkpoint {
 
-// Trains 2 steps on RANKS ranks and saves FOLDER/dcp (as get_state_dict() has it), FOLDER/plain (as
-// model and optimizer have it themselves), and FOLDER/whole.pt with the whole of it from rank 0.
-// Of 4 ranks one has no row of the last layer.
+// Trains 2 steps on RANKS ranks. Saves FOLDER/dcp (from get_state_dict()), FOLDER/plain (from the
+// state_dict() of model and optimizer), and FOLDER/whole.pt with the full state from rank 0. With 4
+// ranks, one of them has no row of the last layer.
 inline const std::string distributed_writer = R"(
 import os, pickle
 import torch.distributed as dist, torch.distributed.checkpoint as dcp

@@ -1,4 +1,4 @@
-// docs/checkpoint_format.md shows what is written.
+// Checks that docs/checkpoint_format.md shows real files.
 #include <lockstep/checkpoint/checkpoint.h>
 
 #include "base/format.h"
@@ -35,7 +35,7 @@ fs::path save_example_of_document(const fs::path& out) {
   return out / "step-00000001";
 }
 
-// As `xxd` prints it.
+// Formats bytes like `xxd`.
 std::string hex_of(const std::string& bytes) {
   std::string text;
   for (std::size_t at = 0; at < bytes.size(); at += 16) {
@@ -63,7 +63,7 @@ TEST(FormatDocument, ShowsTheBytesThatAreWritten) {
   EXPECT_NE(document().find(formatted("the length of the header, {}.", length)), std::string::npos);
 }
 
-// Every line of the excerpt is in the file.
+// Every line of the excerpt must occur in the file.
 TEST(FormatDocument, ShowsTheLayoutThatIsWritten) {
   test::TemporaryFolder out;
   const std::string layout = text_of(save_example_of_document(out.path()) / "layout.json");

@@ -1,4 +1,4 @@
-// Indexes of shards that are damaged or made to deceive: read to the right tensors, or refused.
+// Damaged or malicious indexes of shards: the reader returns the right tensors or refuses them.
 #include <lockstep/checkpoint/checkpoint.h>
 
 #include "checkpoint/small_training.h"
@@ -68,7 +68,7 @@ TEST(IndexFuzz, AnIndexIsReadOrRefused) {
       EXPECT_EQ(found.size(), expected.size());
       for (const auto& [name, tensor] : expected) EXPECT_TRUE(found.at(name).equal(tensor)) << name;
       ++read;
-    } catch (const Error& error) {  // SystemError too: a file that is not there
+    } catch (const Error& error) {  // SystemError, too: the file does not exist
       EXPECT_FALSE(has_control(error.what())) << error.what();
       EXPECT_LT(std::strlen(error.what()), 2000u);
       EXPECT_NE(std::string(error.what()).find(folder.string()), std::string::npos) << error.what();

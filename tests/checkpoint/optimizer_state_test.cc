@@ -29,7 +29,7 @@ void step(torch::optim::Optimizer& optimizer, const NamedParameters& parameters,
   optimizer.step();
 }
 
-// Two steps, state carried over to a new optimizer, one more: the same bits as three steps.
+// Two steps, state loaded into a new optimizer, one more step: bitwise equal to three steps.
 template <class Optimizer, class OptimizerOptions>
 void expect_carried_over(OptimizerOptions options) {
   NamedParameters whole = two_parameters();
@@ -57,7 +57,8 @@ TEST(OptimizerState, CarriesOver) {
   expect_carried_over<torch::optim::SGD>(torch::optim::SGDOptions(0.1));
 }
 
-// What LibTorch's optimizers keep of 16-bit parameters has 16 bits however often it is loaded.
+// The state that LibTorch's optimizers keep for 16-bit parameters stays 16-bit, however often it is
+// loaded.
 template <class Optimizer, class OptimizerOptions>
 void expect_loaded_twice(OptimizerOptions options) {
   NamedParameters first{
@@ -92,7 +93,8 @@ TEST(OptimizerState, Of16BitsIsLoadedTwice) {
   expect_loaded_twice<torch::optim::Adam>(torch::optim::AdamOptions(0.1).amsgrad(true));
 }
 
-// Ours keep more than torch's: masters of 16-bit parameters, and states in fewer bits.
+// Our optimizers keep more state than LibTorch's: master copies of 16-bit parameters, and states in
+// fewer bits.
 template <class Optimizer, class OptimizerOptions>
 void expect_ours_carried_over(OptimizerOptions options, optim::UpdateOptions update) {
   for (at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {

@@ -1,4 +1,4 @@
-// SaveOptions::own: what each rank has of its own, as hooks and DiLoCo keep it.
+// SaveOptions::own: tensors that belong to one rank, as hooks and DiLoCo have them.
 #include "checkpoint/own_tensors.h"
 
 #include "checkpoint/reshard.h"
@@ -26,7 +26,7 @@ using test::TemporaryFolder;
 using test::Training;
 using NamedOwn = std::map<std::string, at::Tensor>;
 
-// Others on each rank, of several dtypes and shapes; rank 1 has none.
+// Different tensors on each rank, of several dtypes and shapes; rank 1 has none.
 NamedOwn own_of(int rank) {
   if (rank == 1) return {};
   NamedOwn own{{"error", at::arange(6).view({2, 3}).t() * (rank + 1)},
@@ -160,13 +160,13 @@ TEST(OwnTensorsOf, WhatIsNotDenseIsNamed) {
       << text;
 }
 
-// A loop of one's own with PowerSGD: as if it had never stopped.
+// A user's own loop with PowerSGD continues as if it had never stopped.
 TEST(OwnTensorsOf, AHookGoesOnToTheBit) {
   TemporaryFolder folder;
   auto run = [](Group group, int steps, const fs::path& from, const fs::path& to) {
     torch::nn::Linear model(12, 10);
     {
-      at::NoGradGuard no_grad;  // not by a generator, from which all ranks of a process draw
+      at::NoGradGuard no_grad;  // without a generator, because all ranks of a process share one
       for (at::Tensor& parameter : model->parameters())
         parameter.copy_(at::arange(parameter.numel()).mul(0.3).sin().view_as(parameter));
     }

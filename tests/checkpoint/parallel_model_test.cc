@@ -1,5 +1,5 @@
-// A checkpoint of a ParallelModel is that of the whole model: saved on one mesh, it goes on on any
-// other one, with the optimizer's state.
+// A checkpoint of a ParallelModel contains the whole model: it is saved on one mesh and continues
+// on any other one, with the optimizer's state.
 #include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/models/gpt.h>
 #include <lockstep/models/moe.h>
@@ -40,8 +40,8 @@ double step_of(ParallelModel& model, optim::AdamW& adamw, int step) {
   return average_over(model.data(), loss);
 }
 
-// Makes two steps and saves, or loads and makes the next two. The losses of its steps. Activations
-// are recomputed.
+// Makes two steps and saves, or loads and makes the next two. Returns the losses of its steps.
+// Activations are recomputed.
 template <typename Make>
 std::vector<double> run_of(const Make& make, const Group& world, const Axes& axes,
                            const std::filesystem::path& folder, bool goes_on) {

@@ -1,5 +1,5 @@
-// What several threads do of a checkpoint: each byte once, and nothing else comes of it. Each test
-// is a process of its own: LibTorch's threads do not survive in what others fork.
+// Several threads process a checkpoint: each byte once, with the same result as one thread. Each
+// test runs in its own process, because LibTorch's threads do not survive a fork.
 #include "checkpoint/pieces.h"
 
 #include "checkpoint/small_training.h"
@@ -51,7 +51,8 @@ TEST(Pieces, CoverEachByteOnceAndNoWorkerHasTwo) {
     });
 }
 
-// Stretches of any length, some of them empty: each byte once, and no piece goes over an end.
+// Byte ranges of any length, some of them empty: each byte is covered once, and no piece crosses
+// the end of a range.
 TEST(Pieces, OfSeveralStretchesCoverEachByteOnce) {
   for (int threads : {1, 2, 5})
     with_threads(threads, [&] {
@@ -102,8 +103,8 @@ void damage(const std::filesystem::path& file, std::int64_t from_end) {
   bytes.put('~');
 }
 
-// Saved and loaded by several threads, the bytes are those of one, and a wrong one is found
-// wherever it lies.
+// Files that several threads save or load equal those of one thread, and a wrong byte is detected
+// at any position.
 TEST(Pieces, OfACheckpointAreTheSameBytes) {
   TemporaryFolder alone, out;
   const auto save_into = [](const std::filesystem::path& folder) {

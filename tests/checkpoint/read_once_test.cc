@@ -1,5 +1,5 @@
-// The optimizer's state is compared with its checksums while it is read, whichever ranks have it,
-// and nothing of a damaged one reaches the optimizer.
+// The optimizer's state is verified while it is read, whichever ranks own it, and no byte of a
+// damaged state reaches the optimizer.
 #include <lockstep/checkpoint/checkpoint.h>
 
 #include "checkpoint/small_training.h"
@@ -21,7 +21,7 @@ using test::Level;
 using test::TemporaryFolder;
 using test::Training;
 
-// Bytes of tensors whose name ends so.
+// Bytes of the tensors whose name ends with `end`.
 std::uint64_t bytes_of(const fs::path& file, const std::string& end = "") {
   std::uint64_t bytes = 0;
   for (const auto& [name, tensor] : read_safetensors(file).tensors)
@@ -29,7 +29,7 @@ std::uint64_t bytes_of(const fs::path& file, const std::string& end = "") {
   return bytes;
 }
 
-// Of all ranks together.
+// Returns the totals over all ranks.
 LoadCounts counts_of_loading(const fs::path& folder, const Level& level, int ranks,
                              bool has_state) {
   std::vector<LoadCounts> counts(static_cast<std::size_t>(ranks));

@@ -1,4 +1,4 @@
-// Files that are damaged or made to deceive: read or refused with BadInput, never anything else.
+// Damaged or malicious files are read or refused with BadInput; no other error is possible.
 #include <lockstep/checkpoint/safetensors.h>
 
 #include <lockstep/base/error.h>
@@ -60,7 +60,8 @@ Sample some_sample(Random& random) {
   return {format_header(header), data};
 }
 
-// What a changed byte hardly ever makes: text that is JSON still and says something else.
+// Makes changes that random bytes hardly ever make: the text is still JSON, but has another
+// meaning.
 std::string with_other_words(std::string header, Random& random) {
   static const std::vector<std::pair<std::string, std::string>> changes{
       {"3]", "4611686018427387904]"},

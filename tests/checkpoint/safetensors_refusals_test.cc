@@ -1,4 +1,4 @@
-// Files that are no safetensors, or damaged or deceptive ones.
+// Files that are not safetensors, or damaged or malicious ones.
 #include <lockstep/checkpoint/safetensors.h>
 
 #include <lockstep/base/error.h>
@@ -18,7 +18,7 @@
 namespace lockstep::checkpoint {
 namespace {
 
-// Files that are wrong in one way each, and a part of the message that says which.
+// Files with one error each, and the part of the message that names the error.
 struct Hostile {
   std::string name;
   std::string header;
@@ -149,7 +149,7 @@ TEST(Safetensors, FilesOfOtherFormatsAreNamed) {
   for (const auto& [bytes, message] : cases) expect_refused(bytes, message);
 }
 
-// The reference library takes it for no metadata.
+// The reference library treats it as no metadata.
 TEST(Safetensors, MetadataMayBeNull) {
   test::TemporaryFolder folder;
   std::ofstream(folder / "a", std::ios::binary) << file_of(

@@ -91,7 +91,7 @@ TEST(Safetensors, DataBeginsAligned) {
   EXPECT_EQ(length % 8, 0u);
 }
 
-// The format read by a second, independent program: no package is needed for that.
+// An independent reader of the format, which needs no package.
 constexpr const char* python_reader = R"(
 import json, struct, sys, torch
 raw = open(sys.argv[1], 'rb').read()
@@ -151,7 +151,7 @@ TEST(Safetensors, AFullDiskKeepsTheOldFile) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 1);
 }
 
-// Names of many small tensors are a header of megabytes.
+// The header of many small tensors takes megabytes.
 std::string header_of(std::size_t tensors) {
   std::string header;
   for (std::size_t i = 0; i < tensors; ++i)
@@ -174,7 +174,7 @@ TEST(Safetensors, AHundredThousandTensorsAreReadInLinearTime) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   };
   double few = seconds(10'000), many = seconds(100'000);
-  EXPECT_LT(many, 40 * few + 1);  // of squares it would be 100 times as long
+  EXPECT_LT(many, 40 * few + 1);  // a quadratic reader would take 100 times as long
   EXPECT_LT(many, 10) << few;
 }
 

@@ -1,4 +1,4 @@
-// Folders of safetensors with an index, and all dtypes of the format, against Python.
+// Folders of safetensors with an index, and all dtypes of the format, compared with Python.
 #include <lockstep/checkpoint/sharded_safetensors.h>
 
 #include "checkpoint/torch_python.h"
@@ -52,7 +52,7 @@ TEST(ShardedSafetensors, AreWrittenWithTheIndexOfTheHubs) {
   const Safetensors found = read_sharded_safetensors(at);
   expect_equal(found.tensors, some_tensors());
   EXPECT_EQ(found.metadata, (Metadata{{"format", "pt"}}));
-  // One that is larger than a shard may be stands by itself.
+  // A tensor larger than the limit gets its own shard.
   write_sharded_safetensors(at, some_tensors(), {}, {.shard_bytes = 1});
   EXPECT_EQ(file_names_at(at).size(), 5u);
   expect_equal(read_sharded_safetensors(at).tensors, some_tensors());
@@ -88,7 +88,7 @@ TEST(ShardedSafetensors, AreRefusedInOneLine) {
   EXPECT_EQ(file_names_at(at).size(), 3u);  // nothing was changed
 }
 
-// The bytes of each dtype, which Python writes and reads by hand as the format's README says.
+// The bytes of each dtype, which Python writes and reads by hand according to the format's README.
 TEST_F(TorchFile, EveryDtypeOfSafetensorsGoesBothWays) {
   const std::string format = R"(
 import json, struct

@@ -1,5 +1,4 @@
-// Checkpoints of several files: what other programs read of them, and what is wrong with them in
-// one line.
+// Checkpoints of several files: other programs can read them, and each error is one line.
 #include <lockstep/checkpoint/checkpoint.h>
 
 #include "base/format.h"
@@ -35,7 +34,7 @@ using test::TemporaryFolder;
 using test::text_of;
 using test::Training;
 
-// The words of the refusal; nothing that is not one line.
+// Returns the error, which must be one line.
 std::string damage_in(const fs::path& folder) {
   const std::string line = test::message_of<BadInput>([&] { verify(folder); });
   EXPECT_EQ(line.find('\n'), std::string::npos) << line;
@@ -85,7 +84,7 @@ TEST(Shards, LoadModelTakesTheIndexToo) {
   });
 }
 
-// As a program of a model hub reads them: the index, and then each file that it names.
+// Reads shards as programs of a model hub do: the index, and then each file that it names.
 constexpr const char* python_shards = R"(
 import json, os, sys, torch
 def by_hand(path):
@@ -242,7 +241,7 @@ TEST(Shards, AreWrittenOnceMoreInAnyNumber) {
     EXPECT_EQ(fs::exists(to / "model.safetensors"), files < 2);
     from = to;
   }
-  // Elsewhere it is the run's checkpoint, which goes on.
+  // In another folder, the result is a checkpoint of that run, which continues from it.
   reshard(first, out / "run" / "step-00000002", {.files = 2});
   EXPECT_EQ(text_of(out / "run/LATEST"), "step-00000002\n");
   go_on(out / "run", std::nullopt, "our_adamw", 2, 1);
@@ -267,7 +266,7 @@ TEST(Latest, NamesTheNewestCheckpoint) {
     go_on(out.path(), std::nullopt, "sgd", 2, 1);
     EXPECT_EQ(text_of(out / "LATEST"), checkpoint_name(step) + "\n");
   }
-  // When its name may not last, neither does the checkpoint.
+  // If the parent folder cannot be flushed, the checkpoint is removed.
   const fs::path folder = fs::canonical(out.path());
   std::atomic<int> flushed{0};
   test::FlushHook hook(
@@ -289,7 +288,7 @@ TEST(Shards, AStepHasOneName) {
   EXPECT_EQ(list_checkpoints(out.path()), std::vector<fs::path>{out / "step-00000001"});
 }
 
-// A part of a header, or a file that cannot be opened, is not the same as no file.
+// A truncated header, or a file that cannot be opened, differs from a missing file.
 TEST(Shards, ADamagedHeaderOfACopyIsFound) {
   for (const bool is_short : {false, true}) {
     TemporaryFolder out;

@@ -1,5 +1,4 @@
-// A disk that takes no more than some bytes a file, for as long as the object lives: what a full
-// one looks like to a writer.
+// Simulates a full disk: while the object lives, no file can grow beyond a given number of bytes.
 #pragma once
 
 #include <sys/resource.h>

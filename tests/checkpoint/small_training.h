@@ -1,5 +1,5 @@
 // A small model that trains under each strategy with each optimizer, always on the same batches:
-// what it comes to depends on neither, nor on the number of ranks.
+// the result depends neither on the strategy nor on the number of ranks.
 #pragma once
 
 #include <lockstep/checkpoint/checkpoint.h>
@@ -39,7 +39,7 @@
 
 namespace lockstep::test {
 
-using Level = std::optional<ShardLevel>;  // none: DistributedDataParallel
+using Level = std::optional<ShardLevel>;  // nullopt: DistributedDataParallel
 
 inline const std::vector<Level> all_strategies = {std::nullopt, ShardLevel::optimizer,
                                                   ShardLevel::gradients, ShardLevel::full};
@@ -50,7 +50,7 @@ inline std::string name_of(const Level& level) {
   return *level == ShardLevel::gradients ? "gradients" : "optimizer";
 }
 
-// A layer whose weight is another one's.
+// A layer that shares the weight of another layer.
 struct TiedLayerImpl : torch::nn::Module {
   explicit TiedLayerImpl(const at::Tensor& of_another)
       : weight(register_parameter("weight", of_another)) {}
@@ -59,8 +59,8 @@ struct TiedLayerImpl : torch::nn::Module {
 };
 TORCH_MODULE(TiedLayer);
 
-// A convolution whose weight lies in channels_last, a normalisation with buffers, a tied weight, a
-// parameter of one element.
+// A convolution with a channels_last weight, a batch norm with buffers, a tied weight, and a
+// parameter with one element.
 struct SmallModel : torch::nn::Module {
   SmallModel()
       : conv(register_module("conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(2, 3, 2)))),
@@ -149,19 +149,19 @@ struct Training {
   int steps = 0;
 };
 
-// Makes `steps` steps more, from the newest checkpoint in `out` if there is one, and saves.
+// Makes `steps` more steps, from the newest checkpoint in `out` if there is one, and saves.
 inline void go_on(const std::filesystem::path& out, const Level& level,
                   const std::string& optimizer, int ranks, int steps) {
   run_as_threads(ranks, [&](Group group) {
     Training training(level, optimizer, group);
     if (checkpoint::latest_checkpoint(out)) training.load(out);
-    group.barrier().wait();  // or one rank looks for checkpoints when the first is there already
+    group.barrier().wait();  // otherwise a rank could find the first checkpoint of this call
     for (int i = 0; i < steps; ++i) training.step();
     training.save(out);
   });
 }
 
-// Two steps, saved in so many files; the folder.
+// Makes two steps and saves them in `files` files; returns the folder.
 inline std::filesystem::path save_in_files(const std::filesystem::path& out, const Level& level,
                                            int ranks, int files) {
   run_as_threads(ranks, [&](Group group) {
@@ -187,7 +187,7 @@ inline std::string text_of(const std::filesystem::path& file) {
   return {std::istreambuf_iterator<char>(opened), {}};
 }
 
-// But for LATEST, which is looked at by tests of its own.
+// Returns the names in the folder except LATEST, which has its own tests.
 inline std::vector<std::string> names_in(const std::filesystem::path& folder) {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(folder))
@@ -197,14 +197,14 @@ inline std::vector<std::string> names_in(const std::filesystem::path& folder) {
   return names;
 }
 
-// Model and optimizer of two checkpoints are the same bits.
+// Checks that model and optimizer of two checkpoints are bitwise equal.
 inline void expect_same_checkpoint(const std::filesystem::path& found,
                                    const std::filesystem::path& expected) {
   for (const char* name : {"model.safetensors", "optimizer.safetensors"})
     expect_same_tensors(found / name, expected / name);
 }
 
-// All files of two folders are the same bytes.
+// Checks that all files of two folders are equal.
 inline void expect_same_files(const std::filesystem::path& found,
                               const std::filesystem::path& expected) {
   ASSERT_EQ(names_in(found), names_in(expected));
@@ -212,20 +212,20 @@ inline void expect_same_files(const std::filesystem::path& found,
     EXPECT_TRUE(text_of(found / name) == text_of(expected / name)) << name;
 }
 
-// The error of all ranks, which must be one and the same line.
+// Returns the error, which must be the same line on all ranks.
 inline std::string refusal(int ranks, const std::function<void(Group)>& action) {
   std::vector<std::string> lines(static_cast<std::size_t>(ranks));
   run_as_threads(ranks, [&](Group group) {
     lines[static_cast<std::size_t>(group.rank())] =
         message_of<CommonFailure>([&] { action(group); });
-    group.barrier().wait();  // the group lives on
+    group.barrier().wait();  // the group is still usable
   });
   for (const std::string& line : lines) EXPECT_EQ(line, lines.front());
   EXPECT_EQ(lines.front().find('\n'), std::string::npos) << lines.front();
   return lines.front();
 }
 
-// Makes layout.json name the files as they are now.
+// Updates layout.json for the files as they are now.
 inline void reseal(const std::filesystem::path& folder) {
   checkpoint::LayoutJson json =
       checkpoint::parse_json_text(folder, checkpoint::read_json_text(folder));
@@ -233,7 +233,7 @@ inline void reseal(const std::filesystem::path& folder) {
   std::ofstream(folder / "layout.json") << checkpoint::json_text(json);
 }
 
-// Writes a tensor of a checkpoint's file anew, with its checksum.
+// Changes the tensors of a checkpoint file and writes them with new checksums.
 inline void change(const std::filesystem::path& file,
                    const std::function<void(checkpoint::NamedTensors&)>& how) {
   checkpoint::Safetensors content = checkpoint::read_safetensors(file);

@@ -1,5 +1,5 @@
-// Files of torch.save() that are damaged or made to deceive: read or refused with BadInput, never
-// anything else.
+// Damaged or malicious files of torch.save() are read or refused with BadInput; no other error is
+// possible.
 #include <lockstep/checkpoint/torch_file.h>
 
 #include <lockstep/base/error.h>
@@ -38,11 +38,11 @@ void put(std::string& text, T value) {
   text.append(reinterpret_cast<const char*>(&value), sizeof value);
 }
 
-// A zip archive with right lengths and checksums of whatever the records hold.
+// Builds a zip archive of any records, with correct lengths and checksums.
 std::string zipped(const Records& records) {
   std::string text, directory;
   for (const auto& [name, content] : records) {
-    std::string about;  // what both headers have: flags to the length of the name
+    std::string about;  // the fields common to both headers: flags to name length
     put<std::uint32_t>(about, 0);
     put<std::uint32_t>(about, 0);
     put(about, crc32_of(std::as_bytes(std::span(content))));
@@ -95,7 +95,8 @@ Records records_of(const PickledValue& value, Random& random) {
   return records;
 }
 
-// What a changed byte hardly ever makes: a pickle that can be read still and means something else.
+// Makes changes that random bytes hardly ever make: the pickle can still be read, but has another
+// meaning.
 std::string with_other_opcodes(std::string pickle, Random& random) {
   static const std::vector<std::pair<std::string, std::string>> changes{
       {"K\x03", std::string("\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7f", 10)},
@@ -130,7 +131,7 @@ std::string with_other_opcodes(std::string pickle, Random& random) {
 }
 
 std::string hostile_file(const PickledValue& value, const std::string& whole, Random& random) {
-  std::string bytes = whole;  // as LibTorch's writer makes it: ZIP64, aligned records
+  std::string bytes = whole;  // as LibTorch writes it: ZIP64, aligned records
   if (!one_in(random, 4)) {
     Records records = records_of(value, random);
     for (auto count = below(random, 3); count > 0; --count)
@@ -147,12 +148,12 @@ std::string hostile_file(const PickledValue& value, const std::string& whole, Ra
   return bytes;
 }
 
-// Nothing that a terminal would obey, and one line.
+// Returns true if the text is one line without control characters.
 bool is_plain(std::string_view text) {
   return std::ranges::none_of(text, [](unsigned char letter) { return letter < 32; });
 }
 
-// Every byte that a tensor says it has is there.
+// Reads all bytes of a tensor.
 void touch(const at::Tensor& tensor) {
   if (tensor.numel() > 0 && tensor.numel() < 100'000)
     EXPECT_EQ(tensor.contiguous().numel(), tensor.numel());
@@ -184,7 +185,7 @@ TEST(TorchFileFuzz, FilesAreReadOrRefused) {
   EXPECT_LT(read, rounds.count());
 }
 
-// The machine by itself, with opcodes of all kinds.
+// The unpickler by itself, with opcodes of all kinds.
 TEST(TorchFileFuzz, PicklesAreReadOrRefused) {
   const std::string valid = pickled(some_value()).pickle;
   const std::string opcodes =

@@ -1,4 +1,4 @@
-// Files that torch.save() would not have written, or that hold more than plain values.
+// Files that torch.save() does not write, or that contain more than plain values.
 #include "checkpoint/torch_python.h"
 #include "support/messages.h"
 #include "sys/files.h"
@@ -54,7 +54,7 @@ TEST_F(RefusedTorchFile, OtherFormats) {
   expect_refusal({"expected a zip archive that ends with its directory"});
 }
 
-// A zip as zipfile writes it, of data.pkl and others.
+// Writes data.pkl and other records into a zip with Python's zipfile.
 const std::string other_zip = R"(
 import zipfile, pickle
 def zipped(pickled, records, method=zipfile.ZIP_STORED):
@@ -154,7 +154,8 @@ TEST_F(RefusedTorchFile, PicklesThatMakeNoSense) {
   expect_pickle("b'\\x80\\x02N.N'", {"1 bytes follow the end"});
 }
 
-// 40 lists that each hold the one before it twice: each is made once, and 2^40 names are refused.
+// 40 lists, each of which contains the previous one twice: each list is built once, and 2^40 names
+// are refused.
 TEST_F(RefusedTorchFile, SharedValuesAreMadeOnce) {
   expect_python(other_zip + R"(
 lists = b"".join(b"](h%ch%ceq%c" % (i, i, i + 1) for i in range(40))

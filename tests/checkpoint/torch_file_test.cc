@@ -1,4 +1,4 @@
-// Files of torch.save(), in and out, against PyTorch's Python.
+// Files of torch.save(), read and written, compared with PyTorch in Python.
 #include "checkpoint/torch_python.h"
 
 #include <lockstep/models/gpt.h>
@@ -9,7 +9,7 @@
 namespace lockstep::checkpoint {
 namespace {
 
-// Of each dtype that both have, with values that only it can hold.
+// Values of each common dtype that no other dtype can hold.
 TEST_F(TorchFile, EveryDtypeGoesBothWays) {
   const auto saved = from_python(R"(
 values = {}
@@ -84,7 +84,7 @@ TEST_F(TorchFile, ValuesThatWeWriteArePythons) {
   values.insert("text", std::string("höhe\n\0", 7));
   values.insert("betas", c10::ivalue::Tuple::create({IValue(0.9), IValue(0.999)}));
   values.insert("no", false);
-  values.insert("zeros", at::_efficientzerotensor({2}, at::kFloat));  // without memory
+  values.insert("zeros", at::_efficientzerotensor({2}, at::kFloat));  // a tensor without memory
   write_torch_file(path(), values);
   expect_python(R"(
 found = torch.load(sys.argv[1], weights_only=True)
@@ -113,7 +113,7 @@ torch.save({"weight": weight, "tied": weight, "other": flat[10:],
     EXPECT_TRUE(weight.is_alias_of(other));
     EXPECT_EQ(tensors.at("wide").stride(0), 0);
     EXPECT_EQ(tensors.at("none").sizes(), at::IntArrayRef({0, 3}));
-    weight.fill_(-1);  // also where it lies in the file, which keeps its bytes
+    weight.fill_(-1);  // a mapping is private: the file is unchanged
     EXPECT_EQ(other[0].item<float>(), -1);
     EXPECT_EQ(tensors_in(read_torch_file(path())).at("weight")[0][0].item<float>(), 4);
   }
@@ -121,7 +121,7 @@ torch.save({"weight": weight, "tied": weight, "other": flat[10:],
   const at::Tensor flat = at::arange(40.);
   values.insert("a", flat.narrow(0, 4, 12).view({3, 4}).t());
   values.insert("b", flat);
-  values.insert("bits", flat.view(at::kInt));  // two types of one memory: two storages in the file
+  values.insert("bits", flat.view(at::kInt));  // one memory, two dtypes: two storages in the file
   write_torch_file(path(), values);
   expect_python(R"(
 for mmap in (False, True):
@@ -134,7 +134,7 @@ for mmap in (False, True):
                 {path()});
 }
 
-// Each storage begins at a multiple of 64 bytes of the file, so that it can be mapped.
+// Each storage starts at a multiple of 64 bytes in the file, so that it can be mapped.
 TEST_F(TorchFile, MappedTensorsLieInTheFile) {
   auto values = dict();
   for (const int size : {1, 1000, 70})
@@ -144,7 +144,7 @@ TEST_F(TorchFile, MappedTensorsLieInTheFile) {
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(tensor.data_ptr()) % 64, 0u);
     EXPECT_TRUE(tensor.equal(at::full_like(tensor, std::stoi(name))));
   }
-  // And outlive their names.
+  // Mapped tensors stay valid after the file is removed.
   at::Tensor kept = tensors_in(read_torch_file(path(), {.map = true})).at("1000");
   std::filesystem::remove(path());
   EXPECT_EQ(kept.sum().item<double>(), 1e6);
@@ -206,7 +206,8 @@ torch.save([torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 5]).state_dict()
   EXPECT_EQ(saved.toListRef()[1].toGenericDict().at("scale").toDouble(), 65536);
 }
 
-// Attributes of a state_dict() (its _metadata), other protocols, and files without checksums.
+// Attributes of a state_dict() (its _metadata), other pickle protocols, and files without
+// checksums.
 TEST_F(TorchFile, WhatElsePythonWrites) {
   const auto tensors = tensors_in(from_python(R"(
 torch.save(torch.nn.BatchNorm1d(3).state_dict(), sys.argv[1], pickle_protocol=4)

@@ -1,4 +1,4 @@
-// States of optimizers go from Python's torch.optim to ours and back, and training goes on.
+// Optimizer states are loaded from Python's torch.optim and back, and training continues.
 #include "checkpoint/torch_python.h"
 #include "support/messages.h"
 
@@ -18,8 +18,8 @@
 namespace lockstep::checkpoint {
 namespace {
 
-// Trains two parameters in Python for 2 steps, saves, and goes on for 2 more with the file that is
-// there then; gradients are known numbers.
+// Trains two parameters in Python for 2 steps, saves, and then trains 2 more steps from the file,
+// which may have been replaced. The gradients are known numbers.
 const std::string trained = R"(
 mode, path, kind, options = sys.argv[1], sys.argv[2], sys.argv[3], eval(sys.argv[4])
 a, b = torch.arange(6.).view(2, 3), torch.full((4,), -2.)
@@ -57,8 +57,8 @@ void steps(torch::optim::Optimizer& optimizer, Two& two, int first) {
 
 class TorchOptimizer : public TorchFile {
  protected:
-  // Python saves after 2 steps. Ours loads, and ends after 2 more where Python ended; what ours
-  // saves after 2 steps, Python goes on from.
+  // Python saves after 2 steps; our optimizer loads the file and must match Python after 2 more
+  // steps. Then Python continues from the file that our optimizer saved after 2 steps.
   template <class Optimizer, class Options>
   void expect_both_ways(const char* kind, const char* python, const Options& wrong) {
     SCOPED_TRACE(kind);
@@ -70,7 +70,7 @@ class TorchOptimizer : public TorchFile {
     std::vector<torch::optim::OptimizerParamGroup> groups;
     groups.emplace_back(std::vector{two.a});
     groups.emplace_back(std::vector{two.b});
-    Optimizer optimizer(groups, wrong);  // its hyperparameters are the file's
+    Optimizer optimizer(groups, wrong);  // replaced by the hyperparameters of the file
     load_torch_optimizer(optimizer, saved.at("optimizer"));
     auto values = dict();
     values.insert("a", two.a.clone());
@@ -100,7 +100,7 @@ TEST_F(TorchOptimizer, GoesBothWays) {
   expect_both_ways<optim::SGD>("SGD", "dict(lr=0.1, momentum=0.9)", SGDOptions(1));
 }
 
-// A learning rate that is a tensor, keys of schedulers, parameters without a state, other choices.
+// A tensor as learning rate, keys of schedulers, parameters without state, and other options.
 TEST_F(TorchOptimizer, TakesWhatPythonAddsToGroups) {
   const auto saved = from_python(R"(
 a, b = torch.ones(2), torch.ones(3)

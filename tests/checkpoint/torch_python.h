@@ -1,4 +1,4 @@
-// What the tests of PyTorch's files share.
+// Helpers for the tests of PyTorch's files.
 #pragma once
 
 #include "support/python.h"
@@ -20,7 +20,7 @@ inline c10::impl::GenericDict dict() {
   return c10::impl::GenericDict(c10::AnyType::get(), c10::AnyType::get());
 }
 
-// Ends with 0 only when every assert of the script held.
+// Fails the test unless every assert of the script holds.
 inline void expect_python(const std::string& script, const std::vector<std::string>& arguments) {
   const auto result = test::run_python("import sys, torch\n" + script, arguments);
   EXPECT_EQ(result.exit_code, 0) << result.output << script;

@@ -28,7 +28,7 @@
 namespace lockstep::checkpoint {
 namespace {
 
-// A checkpoint of one rank.
+// Saves a checkpoint of one rank.
 void save_example(const std::filesystem::path& out, std::int64_t step) {
   torch::nn::Linear model(2, 3);
   DistributedDataParallel handle(model, Group());
@@ -73,7 +73,7 @@ TEST(TrainingState, BrokenJsonIsNamed) {
   }
 }
 
-// What layout.json may say, with one thing changed.
+// Returns a valid layout.json with one value changed.
 std::string json_with(const std::string& key, const std::string& value) {
   std::map<std::string, std::string> members{{"format", "3"}, {"step", "1"},      {"epoch", "0"},
                                              {"ranks", "1"},  {"progress", "{}"}, {"config", "{}"},
@@ -183,7 +183,7 @@ TEST(TrainingState, RandomStatesAreBytes) {
   const std::string words = ": rank0: expected a generator's state as bytes, U8 [n], found ";
   EXPECT_EQ(with(torch::ones(4)), place + words + "Float [4]");
   EXPECT_EQ(with(torch::ones({2, 2}, at::kByte)), place + words + "Byte [2, 2]");
-  const at::Tensor own = own_random_state();  // LibTorch takes what older ones had, too
+  const at::Tensor own = own_random_state();  // LibTorch also accepts states of older generators
   EXPECT_EQ(with(own.narrow(0, 0, own.numel() - 8).clone()),
             place + formatted(": rank0: expected a generator's state of {} bytes, found {}",
                               own.numel(), own.numel() - 8));
@@ -202,7 +202,7 @@ TEST(TrainingState, OverwrittenBytesOfAnyFileAreFound) {
   }
 }
 
-// A value that was changed by hand, whatever the blanks.
+// A value that was changed by hand, whatever the whitespace.
 TEST(TrainingState, AChangedValueIsFound) {
   test::TemporaryFolder out;
   save_example(out.path(), 1);
@@ -219,13 +219,13 @@ TEST(TrainingState, AChangedValueIsFound) {
             0u);
 }
 
-// Each file is whole, and they do not belong together.
+// Each file is valid, but the files do not belong together.
 TEST(TrainingState, AFileOfAnotherCheckpointIsFound) {
   for (const char* name : {"model.safetensors", "random.safetensors"}) {
     test::TemporaryFolder out;
     torch::manual_seed(1);
     save_example(out.path(), 1);
-    save_example(out.path(), 2);  // of other initial weights
+    save_example(out.path(), 2);  // with other initial weights
     const auto folder = out / "step-00000002";
     std::filesystem::copy_file(out / "step-00000001" / name, folder / name,
                                std::filesystem::copy_options::overwrite_existing);
@@ -236,7 +236,7 @@ TEST(TrainingState, AFileOfAnotherCheckpointIsFound) {
   }
 }
 
-// As an editor of files would: the tensor is changed, and its checksum is gone.
+// As after an edit of the file: the tensor is changed and its checksum removed.
 TEST(TrainingState, ATensorWithoutItsChecksumIsFound) {
   test::TemporaryFolder out;
   save_example(out.path(), 1);
@@ -247,7 +247,7 @@ TEST(TrainingState, ATensorWithoutItsChecksumIsFound) {
             0u);
 }
 
-// Nothing there is not the same as nothing that can be read: a run would begin at 0.
+// An unreadable folder must not be treated like an empty one: the run would restart at step 0.
 TEST(TrainingState, AFolderThatCannotBeReadIsNoEmptyOne) {
   test::TemporaryFolder out;
   std::ofstream(out / "file") << "x";
@@ -257,7 +257,7 @@ TEST(TrainingState, AFolderThatCannotBeReadIsNoEmptyOne) {
   EXPECT_THROW((void)list_checkpoints(out / "loop"), SystemError);
 }
 
-// Names of checkpoints without one: a file, and a link to a disk that is not mounted.
+// Names of checkpoints that are not folders: a file, and a link to a disk that is not mounted.
 TEST(TrainingState, WhatIsCalledAsACheckpointAndIsNoneIsNotPassedOver) {
   test::TemporaryFolder out;
   const auto name = out / "step-00000009";
@@ -279,7 +279,7 @@ TEST(TrainingState, WhatIsCalledAsACheckpointAndIsNoneIsNotPassedOver) {
   EXPECT_EQ(refusal(), (out / "LATEST").string() +
                            ": names 'step-00000009', and there is no checkpoint beside it: bring "
                            "that back, or remove this file to begin anew");
-  // Names that no save gives are no checkpoints.
+  // Names that no save produces are not checkpoints.
   std::filesystem::remove(out / "LATEST");
   for (const char* other : {"step-9", "step--0000009", "step-000000009", "step-x"})
     std::filesystem::create_directory(out / other);
