@@ -1,5 +1,5 @@
-// Every collective as a function of one input, so that a test can compare what tensors in
-// different memories get.
+// Every collective as a function of one input, so that a test can compare the results for tensors
+// in different memories.
 #pragma once
 
 #include <lockstep/comm/group.h>
@@ -17,7 +17,8 @@ namespace lockstep::test {
 
 struct DeviceCall {
   std::string name;
-  // Of an input whose elements divide among the ranks. Undefined where a rank gets nothing.
+  // Takes an input whose elements divide evenly among the ranks. Returns an undefined tensor on
+  // ranks that get no result.
   std::function<at::Tensor(Group&, const at::Tensor&)> run;
 };
 

@@ -19,7 +19,7 @@
 namespace lockstep::test {
 namespace {
 
-constexpr std::chrono::seconds device_limit{60};  // a process loads CUDA's kernels first
+constexpr std::chrono::seconds device_limit{60};  // each process loads CUDA's kernels first
 
 int counted_devices() {
   TemporaryFolder folder;
@@ -68,7 +68,7 @@ void OneDevice::run(const GroupBody& body) const {
 }
 
 DeviceBytes device_bytes() {
-  at::empty({1}, first_device);  // makes the allocator
+  at::empty({1}, first_device);  // initializes the allocator
   auto stats = at::getDeviceAllocator(at::kCUDA)->getDeviceStats(first_device.index());
   constexpr auto all = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
   return {stats.allocated_bytes[all].current, stats.allocated_bytes[all].peak};

@@ -1,5 +1,5 @@
-// Tests that need a GPU. Ranks are processes that a test forks, and CUDA cannot be used in a
-// process that was forked from one that has used it: nothing here touches a device outside a rank.
+// Tests that need a GPU. A test forks its ranks as processes, and CUDA cannot be used in a fork of
+// a process that has used it: so only ranks may touch a device.
 #pragma once
 
 #include <lockstep/comm/group.h>
@@ -17,13 +17,13 @@
 
 namespace lockstep::test {
 
-// How many CUDA devices a rank sees: 0 without LibTorch's CUDA, a driver or a GPU.
+// The number of CUDA devices that a rank sees: 0 without LibTorch's CUDA, a driver or a GPU.
 [[nodiscard]] int cuda_devices();
 [[nodiscard]] bool has_nccl();
 
 inline const at::Device first_device(at::kCUDA, 0);
 
-// Skips where there are fewer devices.
+// Skips the test if there are fewer devices.
 class DeviceTest : public testing::Test {
  protected:
   explicit DeviceTest(int devices = 1) : devices_(devices) {}
@@ -33,10 +33,11 @@ class DeviceTest : public testing::Test {
   int devices_;
 };
 
-// Ranks that share the first device, on an engine that moves the host's memory.
+// Runs ranks that share the first device, on a backend that moves host memory.
 void expect_on_device(Engine engine, int size, const GroupBody& body);
 
-// Skips where there is no GPU; run() is expect_on_device() for each engine and number of ranks.
+// Skips the test without a GPU; run() calls expect_on_device() for each backend and number of
+// ranks.
 class OneDevice : public DeviceTest, public testing::WithParamInterface<std::tuple<Engine, int>> {
  protected:
   void run(const GroupBody& body) const;
@@ -52,7 +53,7 @@ class OneDevice : public DeviceTest, public testing::WithParamInterface<std::tup
          std::to_string(std::get<1>(info.param));
 }
 
-// Bytes that LibTorch's allocator has given out on the first device: now, and the most of it.
+// Bytes that LibTorch's allocator has allocated on the first device: now and at the peak.
 struct DeviceBytes {
   std::int64_t now = 0;
   std::int64_t peak = 0;  // since reset_device_peak()

@@ -1,4 +1,4 @@
-// Several ranks that share one GPU: their tensors are staged through the host.
+// Several ranks that share one GPU; their tensors are staged through the host.
 #include "device/calls.h"
 #include "device/devices.h"
 #include "support/torch/values.h"
@@ -19,7 +19,7 @@ c10::Stream stream_of_the_pool() {
   return c10::impl::VirtualGuardImpl(at::kCUDA).getStreamFromGlobalPool(test::first_device);
 }
 
-// Some milliseconds of work for the current stream.
+// Gives the current stream some milliseconds of work.
 void keep_busy() {
   auto matrix = at::rand({2048, 2048}, test::first_device);
   for (int i = 0; i < 20; ++i) matrix = matrix.matmul(matrix).clamp(-1, 1);
@@ -59,7 +59,7 @@ TEST_P(SharedDevice, ReadsWhatTheStreamWasGivenBeforeThePost) {
   });
 }
 
-// Another stream waits than the one that was given work for that memory before the post.
+// The stream that waits differs from the stream on which the memory was written before the post.
 TEST_P(SharedDevice, AnOutputComesAfterWhatItsMemoryWasGivenBeforeThePost) {
   run([](Group group) {
     auto tensor = at::full({1 << 20}, group.rank() + 1.0f, test::first_device);

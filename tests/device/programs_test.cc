@@ -1,4 +1,4 @@
-// What a training program does besides its steps, on a GPU.
+// The parts of a training program other than its steps, on a GPU.
 #include <lockstep/checkpoint/async_saver.h>
 #include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/optim/adamw.h>
@@ -55,7 +55,7 @@ struct Training {
   optim::AdamW adamw;
 };
 
-// Saved on one mesh, loaded on another.
+// Saves on one mesh and loads on another.
 void save_and_go_on(const std::vector<MeshAxis>& first, const std::vector<MeshAxis>& second,
                     bool in_background) {
   test::TemporaryFolder folder;

@@ -1,4 +1,4 @@
-// Every strategy on a GPU that the ranks share, against one process on the CPU.
+// Every strategy on a GPU that the ranks share, compared with one process on the CPU.
 
 #include "device/devices.h"
 #include "parallel/composition.h"
@@ -70,7 +70,7 @@ TEST_P(StrategiesOnDevice, TrainAsOneProcess) {
                      [](at::ScalarType dtype) { return test::moe_of(1.5, dtype); });
     compare(std::move(world), [](at::ScalarType dtype) {
       auto options = test::composed_gpt();
-      if (dtype != at::kDouble) options.width = 64;  // CUDA's fused kernels take such heads
+      if (dtype != at::kDouble) options.width = 64;  // CUDA's fused kernels support this head size
       options.dropout = GetParam().dropout;
       return test::made_alike([&] { return models::Gpt(options); }, dtype);
     });

@@ -1,4 +1,4 @@
-// Training on the GPU with ranks that share it, against one process.
+// Training with ranks that share the GPU, compared with one process.
 #include <lockstep/models/mlp.h>
 #include <lockstep/optim/adamw.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
@@ -26,7 +26,7 @@ namespace {
 constexpr int training_steps = 4;
 constexpr std::int64_t megabyte = std::int64_t{1} << 20;
 
-// The same numbers in every process.
+// Returns the same numbers in every process.
 at::Tensor numbers(at::IntArrayRef sizes, std::int64_t seed) {
   auto count = at::arange(c10::multiply_integers(sizes), at::kLong);
   auto values = ((count * 7919 + seed * 104729 + 17) % 2003).to(at::kFloat) / 2048 - 0.5;
@@ -47,7 +47,7 @@ at::Tensor loss_of(models::Mlp& model, std::int64_t batch) {
   return at::mse_loss(model->forward(input), numbers({8, 64}, 200 + batch));
 }
 
-// One process that has every rank's batch in each step.
+// Trains in one process on the batches of all ranks in each step.
 template <class Optimizer>
 std::vector<at::Tensor> trained_alone(int ranks, Optimizer make_optimizer) {
   auto model = device_model();
@@ -91,7 +91,7 @@ TEST_P(DeviceTraining, DistributedDataParallelGetsWhatOneProcessGets) {
   });
 }
 
-// With our optimizer, which leaves devices other than the CPU to LibTorch's fused kernels.
+// With our optimizer, which uses LibTorch's fused kernels on devices other than the CPU.
 TEST_P(DeviceTraining, FullyShardGetsWhatOneProcessGets) {
   for (auto level : {ShardLevel::optimizer, ShardLevel::gradients, ShardLevel::full}) {
     run([level](Group group) {
@@ -111,7 +111,7 @@ TEST_P(DeviceTraining, FullyShardGetsWhatOneProcessGets) {
   }
 }
 
-// Mixed precision: shards in float32, computed with in bfloat16.
+// Mixed precision: shards in float32, computation in bfloat16.
 TEST_P(DeviceTraining, FullyShardComputesInTheDtypeThatWasAskedFor) {
   run([](Group group) {
     auto model = device_model();
@@ -125,7 +125,7 @@ TEST_P(DeviceTraining, FullyShardComputesInTheDtypeThatWasAskedFor) {
   });
 }
 
-// By LibTorch's allocator, not by our own counts.
+// Measured by LibTorch's allocator, not by our own counters.
 TEST_P(DeviceTraining, ADividedModelTakesItsShareOfTheDevicesMemory) {
   run([](Group group) {
     constexpr std::int64_t width = 1024;
@@ -140,8 +140,8 @@ TEST_P(DeviceTraining, ADividedModelTakesItsShareOfTheDevicesMemory) {
   });
 }
 
-// What the handle counts is all that a step takes, but for one layer's gradient, activations and
-// what matrix products need for themselves.
+// A step takes only the memory that the handle counts, plus the gradient of one layer, activations
+// and the workspace of matrix products.
 TEST_P(DeviceTraining, TheHandleCountsWhatAStepTakesOfTheDevicesMemory) {
   run([](Group group) {
     constexpr std::int64_t width = 4096;
@@ -160,7 +160,7 @@ TEST_P(DeviceTraining, TheHandleCountsWhatAStepTakesOfTheDevicesMemory) {
   });
 }
 
-// Everything that an optimizer works on lies in the host's memory, or in files.
+// The optimizer's working set is in host memory or in files.
 TEST_P(DeviceTraining, OffloadedShardsGetWhatOneProcessGets) {
   test::TemporaryFolder folder;
   for (auto level : {ShardLevel::optimizer, ShardLevel::gradients, ShardLevel::full})
