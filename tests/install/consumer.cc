@@ -1,5 +1,5 @@
-// What a user's program does with an installed Lockstep: ranks as threads and, under
-// the launcher, as processes; DistributedDataParallel; errors that the library throws.
+// A user's program with an installed Lockstep: ranks as threads and, under the launcher, as
+// processes; DistributedDataParallel; errors that the library throws.
 #include <lockstep/lockstep.h>
 
 #include <torch/torch.h>
@@ -17,12 +17,12 @@ static void train(ls::Group group) {
   torch::optim::SGD sgd(ddp.parameters(), 0.1);
   torch::Tensor input = torch::full({2, 4}, group.rank() + 1.0);
   model->forward(input).sum().backward();
-  // The mean over ranks of 2 * (rank + 1).
+  // The mean of 2 * (rank + 1) over all ranks.
   if (!model->weight.grad().allclose(torch::full({1, 4}, group.size() + 1.0))) std::abort();
   sgd.step();
 }
 
-// The types are those of the library, as this program's own code knows them.
+// Checks that error types of the library and of this program are identical.
 static void check_errors(ls::Group group) {
   try {
     group.broadcast(torch::zeros({1}), group.size()).wait();
@@ -56,7 +56,7 @@ int main() {
   train(world);
   world.barrier().wait();
   torch::nn::Linear large(8, 8);
-  auto sharded = ls::fully_shard(large, world);  // takes the dispatch key
+  auto sharded = ls::fully_shard(large, world);  // registers the dispatch key
   std::printf("Lockstep %.*s, errors %s\n", static_cast<int>(ls::version().size()),
               ls::version().data(), is_lost ? "cross" : "are lost");
   return is_lost ? 0 : 1;

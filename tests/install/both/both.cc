@@ -1,4 +1,4 @@
-// Its own init() succeeds, and that of the plug-in says what is wrong.
+// The program's own init() succeeds; the plug-in's init() reports the conflict.
 #include <lockstep/comm/init.h>
 
 #include <cstdio>
