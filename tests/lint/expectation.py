@@ -1,4 +1,4 @@
-"""What tests of the checks share: a check is run over a folder of a few files, and must end and say as expected."""
+"""Helper for the tests of the checks: runs a check on a folder of a few files and compares exit code and output."""
 import pathlib
 import subprocess
 import sys
@@ -6,7 +6,7 @@ import tempfile
 
 
 def expectation(name):
-    """expect(files, status, text) for tools/lint/NAME."""
+    """Returns expect(files, status, text) for tools/lint/NAME."""
     check = pathlib.Path(__file__).resolve().parents[2] / "tools/lint" / name
 
     def expect(files, status, text):

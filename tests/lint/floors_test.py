@@ -1,4 +1,4 @@
-"""The floor check finds an include that goes down, one beside, one between engines, and misplaced LibTorch."""
+"""The layer check finds includes in the wrong direction, between siblings or backends, and misplaced LibTorch."""
 import pathlib
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The check of mutants finds a missing source, a text that does not stand once, a name twice, and no mistake."""
+"""The check of mutants finds a missing source, a text that does not occur once, and a duplicate name."""
 from expectation import expectation
 
 expect = expectation("mutants.py")

@@ -1,4 +1,4 @@
-"""The check of public headers finds one that no user reaches, wrong includes, and one that exports nothing."""
+"""The check of public headers finds unreachable headers, wrong includes, and headers that export nothing."""
 from expectation import expectation
 
 PUSH, POP = "#pragma GCC visibility push(default)\n", "#pragma GCC visibility pop\n"

@@ -1,4 +1,4 @@
-"""tools/run_tests.py counts cases, keeps skips apart, and lets a second try excuse nothing but what is about time."""
+"""tools/run_tests.py counts cases, keeps skips apart, and accepts a second try only for timing-dependent cases."""
 import contextlib
 import importlib.util
 import io
@@ -17,7 +17,7 @@ FAILED = '<failure message="Expected equality"/>'
 
 
 def results(**cases):
-    """GoogleTest's XML of cases named Suite_Case, each with what stands in its element."""
+    """Returns GoogleTest's XML of cases named Suite_Case, each with the content of its element."""
     lines = []
     for name, inside in cases.items():
         suite, case = name.split("_")
@@ -26,7 +26,7 @@ def results(**cases):
 
 
 def ctest(**entries):
-    """ctest's JUnit file of entries, each (status, what stands in its element)."""
+    """Returns ctest's JUnit file of entries, each given as (status, content of its element)."""
     lines = (f'<testcase name="{name}" status="{status}">{inside}</testcase>'
              for name, (status, inside) in entries.items())
     return f"<testsuite>{''.join(lines)}</testsuite>"
@@ -44,7 +44,7 @@ def entries_of(junit, cases):
 
 
 def report_of(first, second=()):
-    """The exit code and the lines that are printed after these entries."""
+    """Returns the exit code and the printed lines of a report on these entries."""
     report, again = run_tests.Report(MARKS), {entry.name: entry for entry in second}
     for entry in first:
         report.add(entry, again.get(entry.name))
@@ -59,14 +59,15 @@ def expect(report, code, *texts):
         assert text in report.text, f"no '{text}' in {report.text}"
 
 
-# Cases are counted, and skips apart from passes, both those of cases and those of entries.
+# Cases are counted; skipped cases and skipped entries are kept apart from passes.
 passing = entries_of(ctest(comm=("run", ""), lint=("run", ""), srun=(
     "notrun", '<skipped message="SKIP_RETURN_CODE=77"/><system-out>started&#x0A;skipped: no srun</system-out>')),
     {"comm": results(A_one="", A_two="", A_three=SKIPPED)})
 expect(report_of(passing), 0, "skipped: release: comm: A.three: no GPU here", "skipped: release: srun: no srun")
 assert report_of(passing).last.startswith("3 passed, 0 failed, 2 skipped (1 cases and 1 entries, for the 2 reasons")
 
-# What fails and passes at a second try fails the run; what is about time does not, but is named.
+# A case that fails and then passes on the second try fails the run, unless it is listed as
+# timing-dependent: then it is only named.
 passed = entries_of(ctest(comm=("run", "")), {"comm": results(A_one="", Soon_now="")})
 race = entries_of(ctest(comm=("fail", "")), {"comm": results(A_one=FAILED, Soon_now="")})
 late = entries_of(ctest(comm=("fail", "")), {"comm": results(A_one="", Soon_now=FAILED)})
@@ -78,8 +79,8 @@ expect(report_of(late, late), 1, "failed: release: comm: Soon.now", "1 passed, 1
 expect(report_of(late), 1)
 expect(report_of(both, passed), 1, "0 passed, 2 failed")
 
-# A program that ends without results, or whose cases all passed, or that was not built, has failed; so has one
-# without a case, also where it ended with 0.
+# A program has failed if it ends without results, if it fails although all of its cases passed, or
+# if it was not built. A program without any case has failed, too, even with exit code 0.
 crashed = entries_of(ctest(comm=("fail", "")), {"comm": None})
 expect(report_of(crashed, passed), 1, "failed: release: comm; it passed")
 leaked = entries_of(ctest(comm=("fail", "")), {"comm": results(A_one="")})
@@ -89,7 +90,8 @@ expect(report_of(absent), 1, "failed: release: comm")
 for none in (results(), None):
     expect(report_of(entries_of(ctest(comm=("run", "")), {"comm": none})), 1, "comm (it ran no case)")
 
-# Of what a program printed, the failed cases are shown and one that never ended; of a program without cases, the end.
+# From a program's output, the failed cases and a case that never ended are shown; without cases,
+# the end of the output.
 printed = """[ RUN      ] A.one
 noise
 [       OK ] A.one (1 ms)

@@ -1,11 +1,12 @@
-"""tests/integration/under_mpirun.py skips where mpirun starts worlds of one rank, and runs the program elsewhere."""
+"""tests/integration/under_mpirun.py skips if mpirun starts worlds of one rank, and runs the program otherwise."""
 import pathlib
 import subprocess
 import sys
 import tempfile
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[1] / "integration/under_mpirun.py"
-# mpirun -n RANKS PROGRAM WORDS... that runs the program that many times; `world` says of how many its world is.
+# A fake `mpirun -n RANKS PROGRAM WORDS...` that runs the program RANKS times; `world` prints the
+# size of its world.
 MPIRUN = '#!/bin/sh\nranks=$2; shift 2\nfor rank in $(seq $ranks); do RANK=$rank RANKS=$ranks "$@"; done\n'
 WORLDS = {"right": '#!/bin/sh\n[ $RANK != 1 ] || echo world of $RANKS\n', "of one": "#!/bin/sh\necho world of 1\n",
           "broken": "#!/bin/sh\nexit 3\n"}
