@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""`./dev bench`: both sides run, what a program reads is there, and mistakes are refused.
+"""Tests `./dev bench`: both systems run, the output for programs is complete, and wrong arguments are refused.
 
     bench_test.py BUILD_FOLDER
 
-What needs a Python with torch is skipped without one (LOCKSTEP_PYTHON, else .venv/bin/python).
+Tests that need a Python with torch are skipped without one (LOCKSTEP_PYTHON, else .venv/bin/python).
 """
 
 import contextlib
@@ -55,7 +55,7 @@ class Case(unittest.TestCase):
     warm = None
 
     def run_bench(self, *words, **variables):
-        """The finished command; `warm` Python stands for PyTorch's."""
+        """Runs the command to its end; the `warm` Python replaces PyTorch's."""
         command = [*map(str, RUN), *map(str, words), "--build", str(BUILD)]
         if Case.warm:
             command += ["--python", str(Case.warm.program)]
@@ -81,7 +81,7 @@ EVERY_OP = "all_reduce,all_gather,reduce_scatter,broadcast,all_to_all,reduce,gat
 
 
 class Family(Case):
-    """Digits of one bright row each, which says which digit."""
+    """Images with one bright row each, whose position encodes the digit."""
 
     def digits(self, folder):
         for name, count in (("train", 60), ("t10k", 20)):
@@ -121,7 +121,7 @@ class Collectives(Case):
             self.assertGreater(row["memory_bytes_per_s"], 1e8)
         self.assertEqual((len(seen), len(rows)), (8 * 2 + 1 + 1, 2 * (8 * 2 + 1) + 1))
 
-    # Each rank of each system compares what every operation leaves with what it must leave.
+    # Each rank of each system compares the result of every operation with the expected values.
     def test_gloo_is_checked_and_stands_beside_us(self):
         self.need_torch()
         rows = self.rows(
@@ -237,7 +237,8 @@ class Collectives(Case):
 class Step(Case):
     brief = ("--ranks", 2, "--rounds", 1, "--steps", 1, "--optimizer", "fused")
 
-    # The command compares the losses; every mode holds what its level says, or units on top of it.
+    # The command compares the losses. A mode uses at least the memory of its level; units may add
+    # to it.
     def check_contest(self, against, bytes_of):
         self.need_torch()
         ours = [mode for mode in bytes_of if mode not in ("zero1", "fsdp2")]
@@ -278,7 +279,7 @@ class Step(Case):
             {(system, kind) for system in ("lockstep", "pytorch") for kind in ("sharded", "replicated")},
         )
         ours = next(row for row in rows if (row["system"], row["kind"]) == ("lockstep", "sharded"))
-        # 4p + 24 a parameter, half of the parameters on each of two ranks.
+        # 4p + 24 bytes per parameter, with half of the parameters on each of two ranks.
         self.assertEqual(ours["bytes"], (4 * 2 + 24) * ours["parameters"] // 2)
         done = self.run_bench(*words, "--check")
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -286,7 +287,7 @@ class Step(Case):
 
     def test_the_trigger_is_counted_and_timed(self):
         (row,) = self.rows("step", "--measure", "trigger", "--size", "96x2", *self.brief)
-        # Two blocks of four linear layers and two norms, forward and backward.
+        # Two blocks of four linear layers and two norms each, forward and backward.
         self.assertGreater(row["uses"], 2 * (4 + 2) * 2)
         self.assertGreater(row["views"], 2 * 4)
         self.assertIn("share", row)
@@ -327,15 +328,17 @@ class Memory(Case):
         for row in rows:
             self.assertTrue(row["met"], row)
 
-    # The processes are small here, so this says that what is measured is there, not how close it is.
+    # The processes are small here, so the test checks that there is a measurement, not its
+    # accuracy.
     def test_pages_are_measured(self):
         rows = self.rows("memory", "--measure", "pss,node-shared", "--measured", "512x8", "--steps", 2)
         self.assertEqual([row["row"] for row in rows], ["pss", "pss kept"] * 3 + ["node-shared"])
         for row in rows:
             self.assertTrue(0.8 * row["expected_bytes"] < row["bytes"] < 3 * row["expected_bytes"], row)
 
-    # A third of so small a model is less than LibTorch alone takes: the limit holds, and the ranks are killed. That
-    # ranks train in the usual size takes a minute.
+    # A third of such a small model is less than LibTorch alone needs, so the limit takes effect and
+    # the ranks are killed. The benchmark itself checks that ranks train at the usual size, which
+    # takes a minute.
     def test_a_rank_above_its_limit_is_an_error(self):
         done = self.run_bench("memory", "--measure", "limited", "--limited", "256x4", "--steps", 1)
         if "control group" in done.stderr:

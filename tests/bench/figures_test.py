@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What bench/ computes and judges, without a build and without PyTorch."""
+"""Tests the computations and goals of bench/ without a build and without PyTorch."""
 
 import argparse
 import collections
@@ -50,7 +50,7 @@ class Goals(unittest.TestCase):
         self.assertIsNone(goals.goal_of("collectives", "gloo / ours", {**facts, "ranks": 3}))
         self.assertIsNone(goals.goal_of("collectives", "mean / p50", {**facts, "ranks": 4}))
         self.assertEqual(goals.goal_of("collectives", "mean / p50", {**facts, "ranks": 4, "outsider": True}).most, 20)
-        # Of node-shared memory a time is judged, because no byte moves.
+        # For node-shared memory, the time itself is judged, because no byte moves.
         shared = {**facts, "op": "all_gather", "memory": "node-shared"}
         self.assertIsNone(goals.goal_of("collectives", "gloo / ours", shared))
         self.assertIsNotNone(goals.goal_of("collectives", "us", shared))
