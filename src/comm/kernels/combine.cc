@@ -1,4 +1,5 @@
-// Compiled once for each instruction set (Highway's foreach_target) and chosen at run time.
+// Compiled once per instruction set (Highway's foreach_target); the best one is selected at run
+// time.
 #include "comm/kernels/combine.h"
 
 #include <lockstep/base/error.h>
@@ -13,7 +14,8 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "comm/kernels/combine.cc"
-// Enough to have the widest registers everywhere; each further set costs its compile time.
+// The remaining targets offer the widest registers everywhere; each additional target costs compile
+// time.
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
 #include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
@@ -28,8 +30,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 #include "comm/kernels/combine_ops.h"
 
 constexpr std::int64_t tile_bytes =
-    4096;                        // the tiles of a tree of four ranks fit the first cache with room
-constexpr int tree_levels = 10;  // of max_ranks leaves, and one
+    4096;  // the tiles of a tree of four ranks fit the L1 cache with room to spare
+constexpr int tree_levels = 10;  // a tree of max_ranks leaves, plus one level
 
 template <typename Wide>
 constexpr std::int64_t tile_elements = tile_bytes / static_cast<std::int64_t>(sizeof(Wide));
@@ -56,7 +58,7 @@ void CopyBytes(std::byte* to, const std::byte* from, std::size_t bytes, bool str
     std::memcpy(to, from, bytes);
 }
 
-// One tile of a tree: values of ranks [low, high) at `begin`.
+// One tile of a reduction tree: the values of ranks [low, high) at `begin`.
 template <typename Type, typename Operation>
 struct Tree {
   using Stored = typename Type::Stored;
@@ -76,7 +78,7 @@ struct Tree {
     }
   }
 
-  // The result lies in `scratch`, or for a single leaf perhaps in the input itself.
+  // Returns the result, which is in `scratch` or, for a single leaf, possibly in the input itself.
   const Wide* branch(int low, int high, Wide* scratch) const {
     if (high - low == 1) return leaf(low, scratch);
     int middle = low + left_branch(high - low);
@@ -120,8 +122,8 @@ void combine_in_tiles(const Combination& c, std::int64_t first = 0) {
   }
 }
 
-// Sums of float32 of few ranks: the whole tree in registers, each input read and each output
-// written once.
+// Sums of float32 over few ranks. The whole tree is in registers; each input is read once and each
+// output written once.
 
 template <int low, int high, typename Tag>
 HWY_INLINE hn::Vec<Tag> tree_in_registers(Tag tag, const float* const* inputs, std::size_t i) {
@@ -148,13 +150,15 @@ bool is_aligned(const Combination& c, std::size_t to) {
   });
 }
 
-// With as many outputs as inputs, or one: then the pointers stay in registers.
+// The number of outputs equals the number of inputs or is one, so that the pointers stay in
+// registers.
 template <int ranks, int outputs, bool average, bool stream>
 std::int64_t sum_floats(const Combination& c) {
   const hn::ScalableTag<float> tag;
   const auto lanes = hn::Lanes(tag);
   const auto divisor = hn::Set(tag, static_cast<float>(ranks));
-  // Page by page the hardware's own prefetching begins anew; so far ahead it has nothing to do.
+  // The hardware prefetcher restarts at every page; prefetching this far ahead leaves nothing for
+  // it to do.
   constexpr std::size_t ahead = 2048 / sizeof(float);
   std::array<const float*, ranks> inputs;
   std::array<float*, outputs> to;
@@ -165,7 +169,7 @@ std::int64_t sum_floats(const Combination& c) {
   auto elements = static_cast<std::size_t>(c.elements);
   std::size_t i = 0;
   for (; i + 2 * lanes <= elements; i += 2 * lanes) {
-    if (i + ahead < elements) {  // beyond lies what peers are about to write
+    if (i + ahead < elements) {  // peers are about to write the memory beyond the end
       for (const float* input : inputs) hwy::Prefetch(input + i + ahead);
     }
     auto first = tree_in_registers<0, ranks>(tag, inputs.data(), i);
@@ -197,8 +201,9 @@ std::int64_t sum_floats(const Combination& c) {
   return 0;
 }
 
-// Returns how many elements are done; the rest, and other numbers of ranks, are for the tiles: they
-// read fewer streams at once, which the hardware follows better from six on.
+// Returns the number of elements that were summed. The tiles handle the remaining elements and
+// other numbers of ranks: from six ranks on, tiles are faster because they read fewer streams at
+// once, which suits the hardware prefetcher.
 template <bool average>
 std::int64_t sum_floats(const Combination& c) {
   switch (c.inputs.size()) {
@@ -255,7 +260,7 @@ void combine_integers(const Combination& c) {
   }
 }
 
-// Bytes 0 and 1, and LibTorch's meaning of arithmetic on them.
+// Booleans are bytes 0 and 1, with LibTorch's semantics of arithmetic.
 void combine_booleans(const Combination& c) {
   using Byte = Plain<std::uint8_t>;
   switch (c.op) {

@@ -1,8 +1,8 @@
-// The element-wise operations and element types of combine.cc: plain functions that compilers turn
-// into vector loops. To be included once for each instruction set, inside HWY_NAMESPACE; no include
-// guard for that reason.
+// The element-wise operations and element types of combine.cc: plain functions that compilers
+// vectorize. The file is included once per instruction set, inside HWY_NAMESPACE, so it has no
+// include guard.
 
-// An element type as it is stored (Stored) and as it is combined (Wide).
+// An element type: Stored in memory, Wide in arithmetic.
 template <typename T>
 struct Plain {
   using Stored = T;
@@ -22,7 +22,7 @@ struct BFloat16 {
   }
 };
 
-// Conversions without branches after M. Dukhan's FP16 library (fp16_ieee_to_fp32_value,
+// Branch-free conversions after M. Dukhan's FP16 library (fp16_ieee_to_fp32_value,
 // fp16_ieee_from_fp32_value).
 struct Float16 {
   using Stored = std::uint16_t;
@@ -57,7 +57,7 @@ struct Complex {
   T imaginary;
 };
 
-// Unsigned and at least int wide, so that nothing overflows.
+// An unsigned type at least as wide as int, so that overflow is defined.
 template <typename T>
 using Wrapping = std::common_type_t<std::make_unsigned_t<T>, unsigned>;
 
