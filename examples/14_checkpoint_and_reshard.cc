@@ -1,7 +1,7 @@
 // A run on shards of a model (fsdp) saves asynchronously, with three files per checkpoint. Then
-// each half of the ranks resumes from its middle with copies (dp), and gets bitwise the same
-// result. A checkpoint has everything that a run needs to continue (parameters, optimizer state,
-// scheduler, position in the data), and does not depend on the mesh that wrote it.
+// each half of the ranks resumes from the middle of that run with copies (dp), and gets bitwise the
+// same result. A checkpoint has everything that a run needs to continue (parameters, optimizer
+// state, scheduler, position in the data), and does not depend on the mesh that wrote it.
 //
 //   lockstep run -n 4 14_checkpoint_and_reshard OUT
 //   lockstep checkpoint show OUT

@@ -234,7 +234,7 @@ void Commits::open_files(int buffer, const fs::path& in) {
 void Commits::write(int buffer, Parts& parts) {
   const auto at = static_cast<std::size_t>(buffer);
   control_.unmark(buffer, local_.rank());
-  // For all readers, the mark is removed before the writes below.
+  // All readers see the removed mark before they see the writes below.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (std::size_t i = 0; i < files_.size(); ++i)
     if (files_[i].is_wanted()) files_[i].write(buffer, parts.files[i].second);

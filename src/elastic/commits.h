@@ -27,7 +27,7 @@
 
 namespace lockstep {
 
-// The file of the program's own tensors, beside those of a checkpoint.
+// The file of the program's own tensors, in addition to the files of a checkpoint.
 inline constexpr const char* program_file = "program.safetensors";
 
 // The state of this rank to be committed. The tensors of `own` are equal on all ranks.

@@ -80,8 +80,8 @@ void say_final(const Rounds& rounds, const std::string& why) noexcept {
   }
 }
 
-// An error that all ranks have is returned, not thrown: no rank waits for another then, and groups
-// end as after success instead of by an exception on one rank.
+// Returns an error that all ranks have instead of throwing it: no rank waits for another rank in
+// this case, so the groups can end normally.
 std::exception_ptr run_body(Round& round, const std::function<void(Round&)>& body) {
   try {
     body(round);

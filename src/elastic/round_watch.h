@@ -20,8 +20,8 @@ namespace lockstep {
 
 class RoundWatch {
  public:
-  // `ended` is Rounds::ended() on a copy that only the thread uses. Errors of the store are
-  // ignored, because training does not need it.
+  // `ended` calls Rounds::ended() on a copy of Rounds that only this thread uses. Errors of the
+  // store are ignored, because training does not need it.
   explicit RoundWatch(std::function<std::optional<std::string>()> ended);
   ~RoundWatch();
   RoundWatch(const RoundWatch&) = delete;

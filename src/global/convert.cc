@@ -85,7 +85,7 @@ class Conversion {
     return false;
   }
 
-  // Returns the length that `axis` splits of a dim: the length that the outer axes leave.
+  // Returns the length that is left of a dim after the axes before `axis` have split it.
   [[nodiscard]] std::int64_t length(int dim, int axis) const {
     std::int64_t length = sizes_[static_cast<std::size_t>(dim)];
     for (int outer = 0; outer < axis; ++outer)

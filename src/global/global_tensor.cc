@@ -35,8 +35,8 @@ at::Tensor GlobalTensor::in_memory(at::Tensor memory) const {
   return tensor;
 }
 
-// A tensor that is recomputed in backward shares the reduced values, but not if the memory was
-// written: the values at the end may differ.
+// A tensor that is recomputed in backward shares the reduced values, unless its memory was written:
+// the recomputed values may differ then.
 std::function<at::Tensor(at::Tensor memory)> GlobalTensor::maker() {
   std::weak_ptr<Reduced> known;
   if (has_partial(spec->placements) && !is_shared() && count_writes() == 0) known = reduced();

@@ -16,8 +16,9 @@
 namespace lockstep::global {
 
 // In this step, the rank's queries from `first_query` on attend to the first `keys` keys of
-// `source`, in the local order of the ranks: to all of these keys, or under a causal mask that
-// starts at the first of both.
+// `source`, in the local order of the ranks. If `is_causal`, a causal mask applies to this block,
+// starting at its first query and its first key; otherwise, each query attends to all of these
+// keys.
 struct RingStep {
   int source = 0;
   std::int64_t first_query = 0;

@@ -52,8 +52,8 @@ void update(const From* from, To* to, std::int64_t count, const Lanes& update_la
 }
 
 // Converts IEEE halves in 32-bit words, as M. Dukhan's FP16 library does (fp16_ieee_to_fp32_value
-// and fp16_ieee_from_fp32_value): not every instruction set rounds halves, and Highway does not
-// either then.
+// and fp16_ieee_from_fp32_value): some instruction sets do not round halves, and Highway does not
+// emulate it.
 HWY_INLINE Floats widened_half(Halves half) {
   const FloatTag tag;
   const WordTag words;

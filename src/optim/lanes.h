@@ -76,8 +76,8 @@ HWY_INLINE Floats widened_bfloat16(Halves bits) {
   return hn::BitCast(FloatTag(), hn::ShiftLeft<16>(hn::PromoteTo(WordTag(), bits)));
 }
 
-// Adds the 16-bit number `added` to the bits below the kept ones, and then cuts these off. An
-// infinity has zeros there and stays infinite.
+// Adds the 16-bit number `added` to the low 16 bits, and then drops the low bits. An infinity has
+// zeros there and stays infinite.
 HWY_INLINE Halves narrowed_bfloat16(Floats values, Words added) {
   Words rounded = hn::ShiftRight<16>(hn::Add(hn::BitCast(WordTag(), values), added));
   auto is_number = hn::RebindMask(WordTag(), hn::Eq(values, values));

@@ -66,9 +66,9 @@ std::string standard_of(const Settings::Entry& entry, const Shown& shown) {
   return join(named);
 }
 
-// Returns the help text of an option. If several tasks are shown and only some have the option:
-// "gpt: attention heads". If the option has another meaning for each task, the text lists the
-// meanings.
+// Returns the help text of an option. If several tasks are shown but only some have the option, the
+// text names these tasks: "gpt: attention heads". If the option has another meaning for each task,
+// the text lists the meanings.
 std::string help_of(const Settings::Entry& entry, const Shown& shown) {
   std::vector<std::string> having, own;
   bool are_equal = true;

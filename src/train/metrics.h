@@ -117,7 +117,7 @@ class Trace {
   void begin_step();
   // Returns true if the last recorded step has ended; equal on all ranks.
   [[nodiscard]] bool is_complete() const;
-  // Writes the file if something was recorded since. Throws SystemError if it cannot be written.
+  // Writes the file if something was recorded since. Throws SystemError if writing fails.
   void write();
 
  private:

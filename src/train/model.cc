@@ -338,7 +338,7 @@ Batch cast_batch(Batch batch, std::optional<c10::ScalarType> dtype) {
   return batch;
 }
 
-// Computes the bytes like ShardLevel. If the computation uses 16 bits, a whole 16-bit model exists
+// Uses the byte counts of ShardLevel. If the computation uses 16 bits, a whole 16-bit model exists
 // besides the float32 shards.
 double bytes_of_a_rank(const Options& options, double parameters, const MeshLayout& axes) {
   const double state = bytes_of_a_number * numbers_of_state(options);

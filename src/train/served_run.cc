@@ -142,7 +142,8 @@ void WorkerStrategy::attach(std::shared_ptr<torch::nn::Module> module, RunLength
 }
 
 void WorkerStrategy::update(double, const optim::GradientTransform& transform, optim::GradScaler&) {
-  // If each gradient makes its own update, clip it here; if a mean does, the server clips that.
+  // If each gradient makes its own update, it is clipped here; if updates use the mean of
+  // gradients, the server clips the mean.
   if (transform.clip_norm && !facts_.waits_each_step) whole_.clip_grad_norm(*transform.clip_norm);
   parallel::WaitTime::Scope waiting(state_->waits());
   worker_->step();

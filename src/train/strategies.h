@@ -92,8 +92,8 @@ void check_mixtures(const Options& options, const Task& task, const MeshLayout& 
 // if the other axes do not divide the ranks.
 [[nodiscard]] std::vector<MeshAxis> axes_of_round(std::vector<MeshAxis> axes, int ranks);
 // Returns the options with the number of slots set, and the number of threads if it is not given.
-// The number of threads does not depend on the current number of ranks, because the bits of some
-// operations depend on it.
+// The number of threads does not depend on the current number of ranks, because the results of some
+// operations depend on the number of threads.
 [[nodiscard]] Options elastic_options(Options options);
 
 }  // namespace lockstep::train

@@ -34,8 +34,8 @@ Report to_the_end(Run& run) {
   return run.finish();
 }
 
-// Trains with one model. A failure that all ranks have is returned after the groups of the run and
-// its model have ended normally, so that they do not count as left by an exception.
+// Trains with one model. If all ranks fail together, the groups of the run and its model are
+// destroyed normally first, so that no group counts as left by an exception.
 Report train_by(const Configuration& configuration, Group world, TrainedModel& model,
                 const RunRound& in = {}) {
   std::optional<Run> run(std::in_place, configuration, std::move(world), model, in);

@@ -117,7 +117,7 @@ TEST_P(WrappedRank, EndsWithTheAgentToo) {
 INSTANTIATE_TEST_SUITE_P(Wrappers, WrappedRank,
                          testing::Values("\"$0\"; true", "setsid -w \"$0\"; true",
                                          "setsid sh -c 'exec \"$0\"' \"$0\" & wait",
-                                         // Only the rank's own measures are left.
+                                         // Here, only the mechanisms inside the rank remain.
                                          "env -u TORCHELASTIC_RUN_ID setsid -w \"$0\"; true"));
 
 }  // namespace

@@ -43,7 +43,7 @@ TEST(AdamW, TakesGroupsAndSkipsUndefinedGradients) {
     mine[1].mutable_grad().reset();
     theirs[1].mutable_grad().reset();
     if (step < 7)
-      // Fewer updates than its group.
+      // This parameter has had fewer updates than its group.
       mine[4].mutable_grad().reset(), theirs[4].mutable_grad().reset();
     ours.step();
     oracle.step();

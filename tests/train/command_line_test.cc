@@ -48,7 +48,7 @@ TEST(CommandLine, WordsOverrideTheFileAndTheFileTheDefaults) {
   EXPECT_EQ(found.line.run->options.lr, 0.25);
   EXPECT_EQ(found.line.run->options.batch, 12);
   EXPECT_TRUE(found.line.run->options.places.contains("heads"));
-  // The command line comes after the file.
+  // Options of the command line override those of the file.
   EXPECT_FALSE(found.line.run->options.places.contains("layers"));
 }
 

@@ -362,7 +362,7 @@ TEST(MeshTrainingOfSequences, SequenceParallelLayersOfPartsAreOneProcessToo) {
   }
 }
 
-// Offloading does not change any bit, for each axis next to the shards.
+// Offloading does not change any bit, for every axis that is combined with fsdp.
 TEST(MeshTrainingOffloaded, ShardsAreTheSameOnEachAxis) {
   for (const OnMesh& mesh :
        {OnMesh{"cp=2,fsdp=2", 4}, OnMesh{"pp=2,fsdp=2", 4}, OnMesh{"ep=2,fsdp=2", 4, "moe"}}) {

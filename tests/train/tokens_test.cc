@@ -80,7 +80,7 @@ TEST(OnBytePairs, ARunLearnsGoesOnAndIsRead) {
   EXPECT_NE(found.line.find(" bigram="), std::string::npos) << found.line;
 }
 
-// The source of equal tokens makes no difference.
+// Equal tokens give equal models, whether they come from a text or from a file.
 TEST(OnTokens, AFileTrainsTheModelThatItsTextDoes) {
   TemporaryFolder folder;
   RunSetup text = on_bpe(folder);

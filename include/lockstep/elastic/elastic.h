@@ -3,7 +3,7 @@
 // group and continue from the last commit; their processes are not restarted.
 //
 //   lockstep::ElasticState state({.out = "out", .save_every = 1000});
-//   lockstep::elastic(state, [&](lockstep::ElasticState& state) {        // once a round
+//   lockstep::elastic(state, [&](lockstep::ElasticState& state) {        // once per round
 //     Net model;
 //     lockstep::DistributedDataParallel ddp(model, state.group());
 //     torch::optim::AdamW adamw(ddp.parameters(), 1e-3);
@@ -12,7 +12,7 @@
 //       ddp.zero_grad();
 //       loss(model, batch(state.step())).backward();
 //       adamw.step();
-//       state.commit();                              // one step more
+//       state.commit();                              // counts a step
 //     }
 //   });
 //
@@ -73,8 +73,8 @@ struct ElasticOptions {
   // Number of ranks that compute one copy of the model together, for example by tensor parallelism.
   // group() has the largest available multiple of it. A mesh on the group, such as {{"dp", -1},
   // {"tp", 2}}, may have another number of copies in each round. Surplus ranks wait in elastic()
-  // until the round ends. If there are too few ranks for one copy, all wait after a message, or
-  // BadInput is thrown if no more nodes can come.
+  // until the round ends. If there are too few ranks for one copy, prints a message and waits for
+  // more nodes, or throws BadInput if no more nodes can come.
   int ranks_of_a_model = 1;
   // If true, the agent may start processes of this program before there is a rank for them
   // (`lockstep run --reserve`). They load LibTorch, run it once and wait in elastic(); when a rank

@@ -26,8 +26,8 @@
 // Works on every backend, because backends only move gradients and never add them. For each subtree
 // whose slots are all its own, a rank sends one copy of the gradients; it receives one copy. There
 // is one such subtree if the ranks divide the slots evenly and are a power of two, and at most two
-// per level of the tree otherwise. Memory: as many copies, plus one per level of the tree while
-// slots are computed.
+// per level of the tree otherwise. Memory: one copy of the gradients per such subtree, plus one per
+// level of the tree while slots are computed.
 #pragma once
 
 #include <lockstep/comm/group.h>

@@ -25,7 +25,7 @@ namespace lockstep {
 struct LinearCrossEntropyOptions {
   // Targets of this value do not count.
   std::int64_t ignore_index = -100;
-  // Rows per piece; 0: as many as have logits of 8 MiB, but at least 64.
+  // Rows per piece. 0: chosen so that the logits of a piece take 8 MiB, but at least 64 rows.
   std::int64_t rows = 0;
 };
 

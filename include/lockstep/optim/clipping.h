@@ -6,7 +6,7 @@
 //
 // Clipping writes the gradients, unless the factor is 1. Works with every optimizer.
 //
-// Parameters may be sharded. Slices made by fully_shard() know that they are parts of a parameter
+// Parameters may be sharded. Slices made by fully_shard() are marked as parts of a parameter
 // (lockstep/dispatch/part.h): the norm is then the norm of the whole gradients, equal on all ranks,
 // and the call is collective over these ranks. One call may mix slices of several handles with
 // parameters that every rank has whole; each parameter is counted once.

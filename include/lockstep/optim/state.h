@@ -28,8 +28,8 @@ using NamedFields = std::map<std::string, at::Tensor>;
 class ExtraState {
  public:
   virtual ~ExtraState() = default;
-  // Returns every defined field in the plain form, including `step` (int64, no dims). Fields that
-  // are plain already share memory with the state.
+  // Returns every defined field in the plain form, including `step` (int64, no dims). A field that
+  // is already plain shares memory with the state.
   [[nodiscard]] virtual NamedFields plain_fields() const = 0;
 
   at::Tensor master_parameter;  // float32; for 16-bit parameters

@@ -30,8 +30,8 @@ class StateMemory {
  public:
   virtual ~StateMemory() = default;
 
-  // Returns a one-dimensional tensor of zeros in host memory, which is valid for the lifetime of
-  // the tensor. Throws SystemError if there is no room.
+  // Returns a one-dimensional tensor of zeros in host memory. The memory stays valid as long as the
+  // tensor exists. Throws SystemError if there is no room.
   [[nodiscard]] virtual at::Tensor zeros(std::int64_t count, at::ScalarType dtype) = 0;
   // Returns true if zeros() allocated `tensor`.
   [[nodiscard]] virtual bool holds(const at::Tensor& tensor) const = 0;
@@ -46,7 +46,7 @@ class StateMemory {
 // RMSprop, allocates at once the state that their first step would create. SGD creates its momentum
 // in its first step, so call this after that step. Also call it after load(), which creates all
 // state anew. Steps do not work in batches: they read and write the state as they need it, and the
-// kernel evicts pages when memory runs short.
+// operating system evicts pages when memory runs short.
 //
 // Throws InvalidArgument for other optimizers, including ours, which take UpdateOptions::memory.
 void move_state(torch::optim::Optimizer& optimizer, const std::shared_ptr<StateMemory>& memory);

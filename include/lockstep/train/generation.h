@@ -1,4 +1,4 @@
-// Text generation by a gpt or another language model, which passes the text on while it is made.
+// Text generation by a gpt or another language model, with the text streamed as it is generated.
 #pragma once
 
 #include <lockstep/data/tokenizer.h>

@@ -48,7 +48,7 @@ enum class ShardKind {
 };
 
 // The reaction to a failure to write a checkpoint, a best model or a line of metrics: stop the run
-// or go on. A failure to write the final files always stops the run.
+// or go on. A failure to write the final files is always an error.
 enum class OnSaveError { stop, go_on };
 
 // How gradients are compressed for sending. Default: no hook.

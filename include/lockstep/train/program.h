@@ -1,4 +1,4 @@
-// A training program of one's own, in one line:
+// Your own training program, in one line:
 //
 //   int main(int count, char** words) {
 //     MyTask task;

@@ -25,7 +25,7 @@
 
 namespace lockstep::train {
 
-// The files that record a setting, and permission for a resumed run to change it.
+// Says which files record a setting, and whether a resumed run may change it.
 enum class Scope {
   start,  // recorded in no file: applies to one start of the program
   run,    // recorded in config.toml and checkpoints; may change

@@ -1,5 +1,5 @@
 // The two models of the benchmarks, models::Mlp and models::Gpt, with batches of random numbers.
-// bench/peers/models.py defines the same models in Python, with equal numbers.
+// bench/peers/models.py defines the same models in Python, with the same random numbers.
 #pragma once
 
 #include <lockstep/parallel/tensor/plan.h>

@@ -29,9 +29,9 @@ struct NamedSizes {
 // lists its parameters in the order of `tensors`, the model's state_dict(). Throws BadInput if the
 // result is ambiguous or contradicts the sizes of the states.
 //
-// If there is one group with as many parameters as tensors, they match one to one. Otherwise, sizes
-// decide: the parameters of equal sizes must be as many as the tensors of these sizes, and must be
-// in one group.
+// If there is one group with as many parameters as tensors, they match one to one. Otherwise,
+// parameters are matched by sizes: for each size, there must be equally many parameters and
+// tensors, and the parameters must be in one group.
 [[nodiscard]] std::map<std::string, std::string> names_by_order(
     const std::vector<NumberedParameter>& parameters, const std::vector<NamedSizes>& tensors);
 

@@ -204,8 +204,8 @@ std::size_t first_of_many(const Sizes& sizes, std::size_t begin, std::size_t end
 // counts the blocks.
 void add_blocks(const RuleCall& call, Rule& rule, const Sizes& to, const ViewGroup& group) {
   const Sizes& from = call.sizes(0);
-  // If a block has several dims, it is split along its first one, which all ranks must be able to
-  // share evenly.
+  // A block of several dims is split along its first dim, so all ranks must have equal parts of
+  // that dim.
   const bool is_one_dim = std::max(group.b - group.a, group.d - group.c) == 2;
   auto add = [&](Placement whole, Placement block, std::int64_t length, bool splits) {
     RuleChoice choice{{splits ? whole : block}, {splits ? block : whole}};

@@ -35,8 +35,8 @@ namespace lockstep::apps {
 
 // Returns the bytes of parameters, gradients and Adam's state that a rank keeps of a model with
 // `parameters` parameters, by the library's own formula (parallel/sharded/checks.h).
-// `element_bytes` is 4 for fp32, or 2 for bf16 with fp32 masters. Gathered units are not included,
-// and of node-shared parameters only the rank's part is.
+// `element_bytes` is 4 for fp32, or 2 for bf16 with fp32 masters. Gathered units are not counted;
+// for node-shared parameters, only the rank's own part is counted.
 [[nodiscard]] double expected_bytes(std::string_view mode, int element_bytes, int ranks,
                                     std::int64_t parameters);
 
