@@ -11,9 +11,9 @@
 #include "base/check.h"
 #include "serve.h"
 
-#include "apps/program.h"
 #include "sys/heap.h"
 #include "sys/mapped_file.h"
+#include "sys/program.h"
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/checkpoint/async_saver.h>
@@ -138,7 +138,7 @@ int serve_checkpoints(const Words& words) {
   options.add({"folder", "FOLDER", ""}, text_into(folder));
   options.add({"mib", "N", ""}, number_into(mib, 1, 1 << 20));
   options.add({"threads", "N", ""}, number_into(threads, 1, 1024));
-  if (auto code = apps::answer(options.read(words), options)) return *code;
+  if (auto code = sys::answer(options.read(words), options)) return *code;
   at::set_num_threads(threads);
   sys::keep_freed_memory();  // as in init()
   CheckpointWork work(folder, mib << 20);

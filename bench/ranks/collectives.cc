@@ -12,7 +12,7 @@
 #include "apps/bench/collectives/calls.h"
 #include "apps/bench/collectives/core_to_core.h"
 #include "apps/bench/collectives/memory_bound.h"
-#include "apps/program.h"
+#include "sys/program.h"
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/comm/init.h>
@@ -117,7 +117,7 @@ int serve_collectives(const Words& words) {
   std::string pipes;
   CommandOptions options("lockstep-bench-rank collectives", "", "");
   options.add({"pipes", "PATH", ""}, text_into(pipes));
-  if (auto code = apps::answer(options.read(words), options)) return *code;
+  if (auto code = sys::answer(options.read(words), options)) return *code;
   Group world = init();
   at::set_num_threads(1);
   Server server(world);

@@ -4,7 +4,7 @@
 #include "serve.h"
 
 #include "apps/bench/optimizer/work.h"
-#include "apps/program.h"
+#include "sys/program.h"
 
 #include <ATen/Parallel.h>
 
@@ -21,7 +21,7 @@ int serve_optimizer(const Words& words) {
   options.add({"elements", "N", ""}, number_into(sizes.elements, 1, 1 << 30));
   options.add({"state", "WORD", ""}, word_into(state, apps::state_names()));
   options.add({"threads", "N", ""}, number_into(threads, 1, 1024));
-  if (auto code = apps::answer(options.read(words), options)) return *code;
+  if (auto code = sys::answer(options.read(words), options)) return *code;
   at::set_num_threads(threads);
   apps::OptimizerWork work(sizes, state);
   serve(std::cin, std::cout, {{"ready", true}}, [&](const std::string& line) {

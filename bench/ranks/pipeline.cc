@@ -6,8 +6,8 @@
 //   promised   the same time by the simulator, from the measured times of the actions
 #include "serve.h"
 
-#include "apps/program.h"
 #include "matmul/matmul.h"
+#include "sys/program.h"
 
 #include <lockstep/comm/init.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
@@ -116,7 +116,7 @@ int serve_pipelines(const Words& words) {
   options.add({"rows", "N", ""}, number_into(sizes.rows, 1, 1 << 20));
   options.add({"micro-batches", "N", ""}, number_into(sizes.micro_batches, 1, 1024));
   options.add({"threads", "N", ""}, number_into(threads, 1, 1024));
-  if (auto code = apps::answer(options.read(words), options)) return *code;
+  if (auto code = sys::answer(options.read(words), options)) return *code;
   Group world = init();
   at::set_num_threads(threads);
   PipelineWork work(sizes, world);

@@ -4,9 +4,8 @@
 #include "base/text.h"
 #include "serve.h"
 
-#include "apps/program.h"
-#include "base/command_options.h"
 #include "sys/heap.h"
+#include "sys/program.h"
 
 #include <iostream>
 #include <map>

@@ -3,8 +3,8 @@
 #include "serve.h"
 
 #include "apps/bench/step/work.h"
-#include "apps/program.h"
 #include "matmul/matmul.h"
+#include "sys/program.h"
 
 #include <lockstep/comm/init.h>
 
@@ -24,7 +24,7 @@ int serve_steps(const Words& words) {
   options.add({"mode", "WORD", ""}, word_into(told.mode, apps::step_modes()));
   options.add({"fused", "", ""}, flag_into(told.fused));
   options.add({"threads", "N", ""}, number_into(threads, 1, 1024));
-  if (auto code = apps::answer(options.read(words), options)) return *code;
+  if (auto code = sys::answer(options.read(words), options)) return *code;
   Group world = init();
   at::set_num_threads(threads);
   apps::StepWork work(told, world);

@@ -6,7 +6,7 @@
 //   replicated   all_reduce of one flat gradient, then AdamW over everything on every rank
 #include "serve.h"
 
-#include "apps/program.h"
+#include "sys/program.h"
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/comm/init.h>
@@ -143,7 +143,7 @@ int serve_tails(const Words& words) {
   options.add({"tensors", "N", ""}, number_into(sizes.tensors, 1, 100'000));
   options.add({"elements", "N", ""}, number_into(sizes.elements, 1, 1 << 30));
   options.add({"threads", "N", ""}, number_into(threads, 1, 1024));
-  if (auto code = apps::answer(options.read(words), options)) return *code;
+  if (auto code = sys::answer(options.read(words), options)) return *code;
   Group world = init();
   at::set_num_threads(threads);
   auto tail = make_tail(kind, sizes, world);

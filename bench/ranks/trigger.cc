@@ -8,7 +8,7 @@
 
 #include "apps/bench/spread.h"
 #include "apps/bench/step/training.h"
-#include "apps/program.h"
+#include "sys/program.h"
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/comm/init.h>
@@ -149,7 +149,7 @@ int serve_trigger(const Words& words) {
   options.add({"width", "N", ""}, number_into(size.width, 1, 1 << 20));
   options.add({"depth", "N", ""}, number_into(size.depth, 1, 1 << 20));
   options.add({"threads", "N", ""}, number_into(threads, 1, 1024));
-  if (auto code = apps::answer(options.read(words), options)) return *code;
+  if (auto code = sys::answer(options.read(words), options)) return *code;
   Group world = init();
   at::set_num_threads(threads);
   torch::manual_seed(1);

@@ -1,9 +1,9 @@
-#include "apps/info.h"
+#include "apps/commands.h"
 
 #include "apps/facts.h"
-#include "apps/program.h"
 #include "base/format.h"
 #include "base/text.h"
+#include "sys/program.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -44,7 +44,7 @@ int info_command(const std::vector<std::string>& words) {
     bool json = false;
     options.add({"json", "", "print it as one JSON object"}, flag_into(json));
     const auto request = options.read(words);
-    if (const auto code = answer(request, options)) return *code;
+    if (const auto code = sys::answer(request, options)) return *code;
     if (json) {
       print_to(stdout, "{}\n",
                Facts{{"build", build_facts()}, {"machine", machine_facts()}}.dump(2));

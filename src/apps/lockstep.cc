@@ -1,12 +1,10 @@
-// lockstep: implements `run`, `store` and `info` itself; every other command is a program
-// lockstep-NAME in the same folder.
-#include "apps/info.h"
-#include "apps/program.h"
-#include "apps/run.h"
-#include "apps/store.h"
+// lockstep: `run`, `store` and `info` inside, every other command a program lockstep-NAME beside
+// this one.
+#include "apps/commands.h"
 #include "base/format.h"
 #include "base/text.h"
 #include "launch/environment.h"
+#include "sys/program.h"
 
 #include <unistd.h>
 
@@ -110,7 +108,8 @@ bool asks_for_help(std::string_view word) {
 }
 
 int dispatch(const std::string& command, std::vector<std::string> rest) {
-  if (command == "--version" || command == "-V" || command == "version") return print_version();
+  if (command == "--version" || command == "-V" || command == "version")
+    return lockstep::sys::print_version();
   if (asks_for_help(command)) {
     if (rest.empty() || asks_for_help(rest.front())) return print_usage(stdout);
     return dispatch(rest.front(), {"--help"});

@@ -1,11 +1,10 @@
-#include "apps/run.h"
+#include "apps/commands.h"
 
-#include "apps/program.h"
 #include "base/check.h"
-#include "base/command_options.h"
 #include "base/format.h"
 #include "base/text.h"
 #include "launch/agent.h"
+#include "sys/program.h"
 
 #include <chrono>
 #include <optional>
@@ -161,7 +160,7 @@ int run_command(const std::vector<std::string>& words) {
     std::string node;
     declare(options, spec, node);
     const auto request = options.read(words);
-    if (const auto code = answer(request, options)) return *code;
+    if (const auto code = sys::answer(request, options)) return *code;
     std::optional<launch::Agent> agent;
     try {
       check_nodes(spec, node);

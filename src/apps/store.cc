@@ -1,10 +1,10 @@
-#include "apps/store.h"
+#include "apps/commands.h"
 
-#include "apps/program.h"
 #include "base/check.h"
 #include "base/format.h"
 #include "base/text.h"
 #include "launch/signals.h"
+#include "sys/program.h"
 
 #include <lockstep/store/secret.h>
 #include <lockstep/store/store_server.h>
@@ -85,7 +85,7 @@ int store_command(const std::vector<std::string>& words) {
     options.add({"log", "FILE", "Keep the store there, to go on with it when started anew"},
                 text_into(parsed.log));
     const auto request = options.read(words);
-    if (const auto code = answer(request, options)) return *code;
+    if (const auto code = sys::answer(request, options)) return *code;
     StoreServerOptions server_options;
     try {
       server_options = to_options(parsed);
@@ -96,7 +96,7 @@ int store_command(const std::vector<std::string>& words) {
     launch::SignalQueue signals;  // created before the server's thread, which inherits the mask
     const launch::SignalActions actions;
     const StoreServer server(std::move(server_options));
-    write_out(formatted("store at {}\n", server.address()));
+    sys::write_out(formatted("store at {}\n", server.address()));
     return serve_until_told(server, signals);
   });
 }

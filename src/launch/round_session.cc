@@ -1,8 +1,8 @@
 #include "launch/round_session.h"
 
-#include "base/command_options.h"
 #include "base/format.h"
 #include "base/text.h"
+#include "sys/program.h"
 
 #include <csignal>
 #include <ctime>

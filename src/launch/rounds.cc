@@ -1,13 +1,13 @@
 #include "launch/rounds.h"
 
 #include "base/check.h"
-#include "base/command_options.h"
 #include "base/format.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "base/visible.h"
 #include "launch/round_store.h"
 #include "sys/process.h"
+#include "sys/program.h"
 #include "sys/socket_address.h"
 
 #include <lockstep/base/error.h>

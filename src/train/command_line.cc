@@ -1,8 +1,8 @@
-// Converts a command line to a Configuration, and back.
-#include "base/command_options.h"
+// From the words of a command line to a Configuration, and back.
 #include "base/format.h"
 #include "base/text.h"
 #include "base/visible.h"
+#include "sys/program.h"
 #include "train/configuration.h"
 #include "train/option_table.h"
 

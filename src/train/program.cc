@@ -1,7 +1,6 @@
 #include <lockstep/train/program.h>
 
 #include "base/check.h"
-#include "base/command_options.h"
 #include "elastic/round_loop.h"
 #include "rank_env/own_failure.h"
 #include "rank_env/rank_info.h"

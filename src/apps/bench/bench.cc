@@ -5,10 +5,10 @@
 #include "apps/bench/optimizer/optimizer.h"
 #include "apps/bench/step/step.h"
 #include "apps/bench/step/training.h"
-#include "apps/program.h"
 #include "base/format.h"
 #include "base/text.h"
 #include "comm/init/backends.h"
+#include "sys/program.h"
 #include "train/program.h"
 
 #include <ATen/Parallel.h>
@@ -209,7 +209,7 @@ Command command(std::string_view name, const char* about) {
                                    own.about);
             declare(options, chosen);
             auto request = options.read(words);
-            if (auto code = answer(request, options)) return *code;
+            if (auto code = sys::answer(request, options)) return *code;
             return act(words, chosen);
           }};
 }
@@ -235,7 +235,7 @@ int bench(const Words& words) {
   CommandOptions options("lockstep bench", "COMMAND [OPTIONS]", about,
                          CommandOptions::Words::begin_a_program);
   auto request = options.read(words);
-  if (auto code = answer(request, options)) return *code;
+  if (auto code = sys::answer(request, options)) return *code;
   if (options.words().empty()) throw UsageError("name a command: " + listed(known, ", "));
   const std::string& name = options.words().front();
   auto found = std::ranges::find(all, name, &Command::name);

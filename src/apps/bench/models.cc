@@ -1,7 +1,7 @@
 #include "apps/bench/models.h"
 
-#include "base/command_options.h"
 #include "base/format.h"
+#include "sys/program.h"
 
 #include <lockstep/models/gpt.h>
 #include <lockstep/models/mlp.h>

@@ -5,7 +5,6 @@
 #include "apps/checkpoint/convert.h"
 #include "apps/checkpoint/difference.h"
 #include "apps/checkpoint/source.h"
-#include "apps/program.h"
 #include "base/check.h"
 #include "base/format.h"
 #include "base/text.h"
@@ -16,6 +15,7 @@
 #include "checkpoint/parts_reader.h"
 #include "checkpoint/reshard.h"
 #include "sys/failure_text.h"
+#include "sys/program.h"
 
 #include <lockstep/checkpoint/training_state.h>
 
@@ -83,12 +83,13 @@ bool for_each(const std::vector<fs::path>& paths, const std::function<void(const
 }
 
 int list(const fs::path& run) {
-  return for_each(all_at(run),
-                  [](const fs::path& folder) {
-                    const checkpoint::TrainingState state = checkpoint::read_training_state(folder);
-                    write_out(formatted("{}  {}  ranks={} epoch={}\n", folder.filename().string(),
+  return for_each(
+             all_at(run),
+             [](const fs::path& folder) {
+               const checkpoint::TrainingState state = checkpoint::read_training_state(folder);
+               sys::write_out(formatted("{}  {}  ranks={} epoch={}\n", folder.filename().string(),
                                         shown_bytes(bytes_of(folder)), state.ranks, state.epoch));
-                  })
+             })
              ? 0
              : 1;
 }
@@ -149,12 +150,12 @@ std::string description_of_others(const fs::path& path) {
 
 int show(const fs::path& path) {
   if (is_of_others(path)) {
-    write_out(description_of_others(path));
+    sys::write_out(description_of_others(path));
     return 0;
   }
   const fs::path shown = one_at(path);
-  if (fs::is_directory(shown)) write_out(description_of(shown));
-  for (const fs::path& file : tensor_files_of(shown)) write_out(tensors_of(file));
+  if (fs::is_directory(shown)) sys::write_out(description_of(shown));
+  for (const fs::path& file : tensor_files_of(shown)) sys::write_out(tensors_of(file));
   return 0;
 }
 
@@ -187,7 +188,7 @@ int verify(const std::vector<std::string>& words) {
                      } else {
                        verify_file(path);
                      }
-                     write_out(formatted("{}: whole\n", path.string()));
+                     sys::write_out(formatted("{}: whole\n", path.string()));
                    }) &&
           all;
   }
@@ -196,8 +197,8 @@ int verify(const std::vector<std::string>& words) {
 
 int diff(const fs::path& one, const fs::path& other) {
   const Difference found = difference_of(one_at(one), one_at(other));
-  for (const std::string& line : found.lines) write_out(line + "\n");
-  if (found.lines.empty()) write_out(formatted("the same {} tensors\n", found.tensors));
+  for (const std::string& line : found.lines) sys::write_out(line + "\n");
+  if (found.lines.empty()) sys::write_out(formatted("the same {} tensors\n", found.tensors));
   return found.lines.empty() ? 0 : 1;
 }
 
@@ -206,7 +207,7 @@ int reshard(const fs::path& from, const fs::path& to, int files) {
   check_input(is_checkpoint(whole), "{}: expected a checkpoint or a run, found a file",
               whole.string());
   checkpoint::reshard(whole, to, {.files = files});
-  write_out(formatted("{}: {}\n", to.string(), shown_bytes(bytes_of(to))));
+  sys::write_out(formatted("{}: {}\n", to.string(), shown_bytes(bytes_of(to))));
   return 0;
 }
 
@@ -236,7 +237,7 @@ int run(const std::vector<std::string>& words, const Chosen& chosen) {
     throw UsageError(formatted("{}: --shards is an option of reshard", name));
   if (name == "reshard") return reshard(words[1], words[2], chosen.shards);
   if (name == "convert") {
-    write_out(convert(words[1], words[2], chosen.convert));
+    sys::write_out(convert(words[1], words[2], chosen.convert));
     return 0;
   }
   if (name == "ls") return list(words[1]);
@@ -267,7 +268,7 @@ int main(int count, char** arguments) {
         number_into(chosen.convert.shard_bytes, 1, INT64_MAX));
     const std::vector<std::string> words(arguments + 1, arguments + count);
     const auto request = options.read(words);
-    if (const auto code = answer(request, options)) return *code;
+    if (const auto code = sys::answer(request, options)) return *code;
     return run(options.words(), chosen);
   });
 }

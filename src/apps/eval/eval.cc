@@ -1,6 +1,6 @@
-// lockstep-eval: evaluates a model of `lockstep train` on the data of its run or on other data.
-#include "apps/program.h"
+// lockstep-eval: how good a model of `lockstep train` is, on the data of its run or on other data.
 #include "base/format.h"
+#include "sys/program.h"
 #include "train/program.h"
 #include "train/progress.h"
 
@@ -46,7 +46,7 @@ int evaluate(const Given& given, const Group& world) {
   };
   train::SavedEvaluation found = train::evaluate_saved(given.what, world, tell);
   progress.finish();
-  if (world.is_root()) apps::write_out(found.line + "\n");
+  if (world.is_root()) sys::write_out(found.line + "\n");
   return 0;
 }
 
@@ -58,7 +58,7 @@ int main(int count, char** arguments) {
     Given given;
     CommandOptions options = declared(given);
     auto request = options.read(words);
-    if (auto code = apps::answer(request, options)) return *code;
+    if (auto code = sys::answer(request, options)) return *code;
     if (options.words().size() != 1)
       throw UsageError(options.words().empty()
                            ? "RUN is missing: name a run's folder or a file model.safetensors"

@@ -1,10 +1,10 @@
-// lockstep-generate: generates text with a language model of `lockstep train`, and prints it as it
-// is generated; or generates tokens with a model in a model hub folder.
-#include "apps/program.h"
+// lockstep-generate: text that a gpt of `lockstep train` makes up, printed while it is made; or the
+// tokens of a model in a folder of the model hubs.
 #include "base/check.h"
 #include "base/counted.h"
 #include "base/text.h"
 #include "base/visible.h"
+#include "sys/program.h"
 
 #include <lockstep/comm/init.h>
 #include <lockstep/hub/language_model.h>
@@ -81,7 +81,7 @@ class Ranks {
   }
   // Writes on rank 0 only.
   void write(std::string_view text) const {
-    if (group_.rank() == 0) apps::write_out(text);
+    if (group_.rank() == 0) sys::write_out(text);
   }
 
  private:
@@ -252,7 +252,7 @@ int main(int count, char** arguments) {
     Given given;
     CommandOptions options = declared(given);
     auto request = options.read(words);
-    if (auto code = apps::answer(request, options)) return *code;
+    if (auto code = sys::answer(request, options)) return *code;
     take_run(given, options.words());
     return given.model ? generate_from_model(given) : generate(given);
   });

@@ -1,10 +1,10 @@
 #include "apps/plan/pipeline.h"
 
-#include "apps/program.h"
 #include "base/counted.h"
 #include "base/format.h"
 #include "base/text.h"
 #include "sys/files.h"
+#include "sys/program.h"
 
 #include <lockstep/plan/picture.h>
 #include <lockstep/plan/schedule_file.h>
@@ -134,13 +134,13 @@ int plan_pipeline(const std::vector<std::string>& words) {
   CommandOptions options("lockstep plan pipeline", "[OPTIONS]", about);
   declare(options, chosen);
   const auto request = options.read(words);
-  if (const auto code = answer(request, options)) return *code;
+  if (const auto code = sys::answer(request, options)) return *code;
   const plan::Schedule schedule = schedule_of(chosen);
   const plan::Simulation simulation = simulate(schedule, chosen.times);
   if (!chosen.csv.empty()) sys::AtomicFile::write(chosen.csv, schedule_text(schedule));
   if (!chosen.svg.empty())
     sys::AtomicFile::write(chosen.svg, svg_picture(schedule, chosen.times, simulation));
-  write_out(report_of(schedule, chosen.times, simulation));
+  sys::write_out(report_of(schedule, chosen.times, simulation));
   return 0;
 }
 

@@ -1,7 +1,7 @@
 // lockstep-plan: `lockstep plan pipeline` shows what a pipeline schedule will do before it runs.
 #include "apps/plan/pipeline.h"
-#include "apps/program.h"
 #include "base/text.h"
+#include "sys/program.h"
 
 #include <string>
 #include <string_view>
@@ -21,7 +21,7 @@ int plan(const std::vector<std::string>& given) {
   CommandOptions options("lockstep plan", "COMMAND [OPTIONS]", about,
                          CommandOptions::Words::begin_a_program);
   const auto request = options.read(given);
-  if (const auto code = answer(request, options)) return *code;
+  if (const auto code = lockstep::sys::answer(request, options)) return *code;
   const std::vector<std::string>& words = options.words();
   const std::vector<std::string_view> known{"pipeline"};
   if (words.empty()) throw UsageError("name a command: pipeline");

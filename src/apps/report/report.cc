@@ -1,8 +1,8 @@
 // lockstep-report: `lockstep report hang FILE...`.
-#include "apps/program.h"
 #include "apps/report/hang.h"
 #include "base/format.h"
 #include "base/text.h"
+#include "sys/program.h"
 
 #include <lockstep/base/error.h>
 
@@ -49,7 +49,7 @@ int report_hang(const std::vector<std::string>& paths) {
 int report(const std::vector<std::string>& given) {
   CommandOptions options("lockstep report", "hang FILE...", about, CommandOptions::Words::allowed);
   const auto request = options.read(given);
-  if (const auto code = answer(request, options)) return *code;
+  if (const auto code = lockstep::sys::answer(request, options)) return *code;
   const std::vector<std::string>& words = options.words();
   if (words.empty()) throw UsageError("name a report: hang");
   const std::vector<std::string_view> known{"hang"};

@@ -6,8 +6,8 @@
 #include "apps/bench/collectives/report.h"
 #include "apps/bench/together.h"
 #include "base/check.h"
-#include "base/command_options.h"
 #include "base/text.h"
+#include "sys/program.h"
 
 #include "sys/topology.h"
 

@@ -1,4 +1,4 @@
-#include "base/command_options.h"
+#include "sys/program.h"
 
 #include "support/messages.h"
 
