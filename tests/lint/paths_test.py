@@ -6,8 +6,9 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-FOLDERS = ("include/lockstep/comm", "src/comm")
+FOLDERS = ("include/lockstep", "src")
 GROUP_STATE = "src/comm/api/group_state.cc"
+HANDLE = "src/parallel/handle.cc"
 
 
 def expect(change, status, text):
@@ -33,17 +34,31 @@ def copy(folder):
     shutil.copy(folder / GROUP_STATE, folder / "src/comm/api/again.cc")
 
 
-def divide(folder):
-    path = folder / GROUP_STATE
+def move(folder, source, begin_of_function, target):
+    path = folder / source
     text = path.read_text()
-    begin = text.index("void Work::wait()")
+    begin = text.index(begin_of_function)
     end = text.index("\n}\n", begin) + 3
-    (folder / "src/comm/api/work.cc").write_text(text[begin:end])
+    (folder / target).write_text(text[begin:end])
     path.write_text(text[:begin] + text[end:])
+
+
+def divide_file(folder):
+    move(folder, GROUP_STATE, "void Work::wait()", "src/comm/api/work.cc")
+
+
+def divide_module(folder):
+    move(folder, HANDLE, "std::vector<at::Tensor> Handle::parameters()", "src/parallel/handle_parameters.cc")
+
+
+def rename_header(folder):
+    (folder / "src/apps/commands.h").rename(folder / "src/apps/command.h")
 
 
 expect(lambda folder: None, 0, "all_reduce of a float tensor of 64 KiB in the arena, shm: 35 files")
 expect(rename, 1, "GroupState::post_to_backend: expected one definition, found []")
 expect(copy, 1, "expected one definition, found [")
-expect(divide, 1, "36 files")
-print("paths: finds all three")
+expect(divide_file, 1, "36 files")
+expect(divide_module, 1, "28 modules")
+expect(rename_header, 1, "src/apps/commands.h: expected one header, found none")
+print("paths: finds all five")

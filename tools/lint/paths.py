@@ -1,68 +1,162 @@
 #!/usr/bin/env python3
-"""Counts the files that a reader opens to follow one call from its public function to the bytes.
+"""Counts the files or modules that a reader opens to follow one call from its public function to what it does.
 
-A path is a list of the functions and types that the call passes. The script searches for each definition, so a name
-that was removed or renamed is an error, and the count follows when files are merged or split. A definition in a
-source also counts its header.
+A path is a list of the functions and types that the call passes, without leaf helpers and objects that are only made. The
+script looks for each definition, so a name that is gone or was renamed is an error, and a merged or divided file changes the
+count by itself. A definition in a source counts its header, too. A module is a header with its source.
 """
+import dataclasses
 import pathlib
 import re
 import sys
 
-# Title, maximum number of files, functions and types.
+
+@dataclasses.dataclass
+class Path:
+    title: str
+    most: int
+    counted: str          # "files" or "modules"
+    folders: tuple        # below src and include/lockstep
+    functions: list       # "PLACE/" before a name, a part of its file's path, if the name alone is not unique
+    types: list           # likewise
+    without: tuple = ()   # headers that declare other things than what the path passes
+    also: tuple = ()      # headers that have another name than their sources
+
+
+SHM = "engines/shm"
 PATHS = [
-    ("all_reduce of a float tensor of 64 KiB in the arena, shm", 35,
-     ["comm/api/Group::all_reduce", "GroupState::post", "GroupState::post_to_backend", "Backend::check_process", "view_of", "dtype_of",
-      "FlightRecorder::note_post", "engines/shm/Group::post", "SharedGroup::fail", "Channel::fill_next",
-      "Channel::post_next", "choose_path", "Staged::must_precede", "engines/shm/Operation::publish", "engines/shm/Operation::look", "engines/shm/Plan::segment",
-      "Channel::claim_next", "ProgressEngine::post", "ProgressEngine::wait", "engines/shm/Operation::run", "Peers::ring",
-      "comm/kernels/combine", "Work::wait", "GroupState::wait"],
-     ["ShmBackend", "Op", "CallId", "DType", "Work", "Call", "Backend", "CallView", "GroupBlock", "Slot", "ChannelMemory", "Plan", "Peers",
-      "Channel", "SharedGroup", "ProgressEngine", "SpinPolicy", "Combination"],
-     ["combines"]),
+    Path("all_reduce of a float tensor of 64 KiB in the arena, shm", 35, "files",
+         ("comm/api", "comm/backend", "comm/call", "comm/diagnose", f"comm/{SHM}", "comm/kernels"),
+         ["comm/api/Group::all_reduce", "GroupState::post", "GroupState::post_to_backend", "Backend::check_process", "view_of",
+          "dtype_of", "FlightRecorder::note_post", f"{SHM}/Group::post", "SharedGroup::fail", "Channel::fill_next",
+          "Channel::post_next", "choose_path", "Staged::must_precede", f"{SHM}/Operation::publish", f"{SHM}/Operation::look",
+          f"{SHM}/Plan::segment", "Channel::claim_next", "ProgressEngine::post", "ProgressEngine::wait",
+          f"{SHM}/Operation::run", "Peers::ring", "comm/kernels/combine", "Work::wait", "GroupState::wait", "combines"],
+         ["ShmBackend", "Op", "CallId", "DType", "Work", "Call", "Backend", "CallView", "GroupBlock", "Slot", "ChannelMemory",
+          "Plan", "Peers", "Channel", "SharedGroup", "ProgressEngine", "SpinPolicy", "Combination"],
+         without=("src/comm/engines/shm/backend.h",)),
+    Path("a killed rank on shm, from the watcher to the flight record", 36, "files",
+         ("comm/api", "comm/backend", "comm/call", "comm/diagnose", f"comm/{SHM}"),
+         ["Watcher::run", "Endpoint::on_peer_end", f"{SHM}/Group::fail_by_end", "lost_rank",
+          "PostedCalls::last", "lost_sentence", "describe_fully", "GroupNames::ranks", "SharedGroup::fail", "Peers::ring",
+          "ProgressEngine::wait", f"{SHM}/Group::throw_failure", f"{SHM}/Group::settle", "SharedGroup::throw_failure", "error_of",
+          "Work::wait", "GroupState::wait",
+          "FlightRecorder::note_failure", "to_json"],
+         ["ShmBackend", "Op", "Work", "Backend", "Peers", "Slot", "GroupBlock", "CallRecord", "GroupNames", "DType", "LostRank",
+          "FailureKind", "shm/peers/Presence", "Channel", "Operation", "SharedGroup", "ProgressEngine"],
+         without=("src/comm/engines/shm/backend.h",)),
+    Path("init() on shm under `lockstep run`", 59, "files",
+         ("comm", "rank_env", "store", "matmul"),
+         ["comm/init/init_at", "detect_rank", "check_only_copy", "watch_agent", "matmul/choose", "open_run_store",
+          "store/open_store", "read_secret", "check_rank_ends", "MeetingStore::wait_in_parts", "handshake", "choose_backend",
+          "comm/init/make_backend", "warn_of_waiting_threads", "staged", "recorded_world", f"{SHM}/make",
+          "Endpoint::make_block", "Arena::allocate_zeroed", "Allocator::allocate", "hand_over", "comm/rendezvous/exchange",
+          f"{SHM}/Group::add_channel", "Watcher::run", "ProgressEngine::start_helping", "ArenaTensors::~ArenaTensors"],
+         ["RankInfo", "MeetingStore", "TcpStore", "WaitingCall", "Backend", "comm/group/Group", "GroupNames", "GroupState",
+          "StagedBackend", "FlightRecorder", "ShmBackend", "Endpoint", "Arena", "Peers", "GroupBlock", "SharedGroup", "Channel",
+          "ProgressEngine", "Watcher", "ArenaTensors"]),
+    Path("lockstep run -n 2 PROGRAM, up to the second fork", 21, "files",
+         ("apps", "base", "launch", "sys"),
+         ["apps/lockstep/main", "run_command", "sys/run_program", "CommandOptions::read", "Agent::Run::run",
+          "find_program", "serve_store", "OneRound::offer", "RoundSession::begin_round", "RankProcesses::open",
+          "Guard::Guard", "Worker::start", "rank_environment", "Process::spawn"],
+         ["CommandOptions", "launch/agent/Agent", "RoundSource", "RoundSession", "RankProcesses", "Guard", "RankSpec",
+          "Process"],
+         also=("src/apps/commands.h",)),
+    Path("one parameter through fully_shard() and AdamW", 27, "modules",
+         ("dispatch", "layout", "optim", "parallel"),
+         ["parallel/sharded/fully_shard", "ShardedState::complete", "check_memory", "plan_units", "names_path",
+          "whole_slice", "Unit::take_parameters", "UnitStorage::make_shard", "Unsharder::pin", "dispatch/intercept",
+          "Call::redispatch", "bring_memory", "check_parts", "PartKinds::whole_part", "Handle::parameters",
+          "BackwardStep::on_gradient", "StepWatch::watch", "StateBroadcast::post", "UnitReducer::post_ready",
+          "UnitGradients::post", "AbsentGradients::leave_in_slice", "step_adam", "make_entries", "make_spans"],
+         ["Call", "ShardOptions", "ShardedState", "Handle", "HandleState", "FlatLayout", "TensorSlice", "LazyStorage",
+          "Part", "PartRecord", "Unit",
+          "UnitStorage", "Unsharder", "Reducer", "UnitGradients", "LazyGradient", "StepClock", "UpdateEntry", "ParameterSpan",
+          "GradientHooks"]),
+    Path("one linear on a global tensor", 18, "modules",
+         ("dispatch", "global"),
+         ["global/distribute", "dispatch/intercept", "hand_to_carrier", "run_operation", "operation_of", "Arguments::add",
+          "add_matmul_rules", "parse_rule", "decide", "global/choose", "converted", "global/redistributed", "PlainCheck::look",
+          "MeshContext::of", "global/wrap", "global/cut"],
+         ["Placement", "Spec", "MeshContext", "GlobalTensor", "Call", "Operation", "Arguments", "Rule", "RuleLine", "Decision",
+          "Chosen", "PlainCheck"]),
 ]
-FOLDERS = ("include/lockstep/comm", "src/comm/api", "src/comm/backend", "src/comm/call", "src/comm/diagnose",
-           "src/comm/engines/shm", "src/comm/kernels")
 
 
-def sources_of(root):
-    return {path: path.read_text() for folder in FOLDERS for path in sorted((root / folder).rglob("*"))
-            if path.suffix in (".h", ".cc")}
+def sources_of(root, folders):
+    public = {"comm" if folder.startswith("comm/") else folder for folder in folders}   # in one folder
+    tops = [root / "include/lockstep" / folder for folder in public] + [root / "src" / folder for folder in folders]
+    return {path: path.read_text() for top in tops for path in sorted(top.rglob("*")) if path.suffix in (".h", ".cc")}
 
 
-def found(sources, name, pattern):
-    files = [path for path, text in sources.items() if re.search(pattern, text, re.MULTILINE)]
+# `word` is in each text that the pattern, which takes longer, finds.
+def found(sources, name, pattern, word):
+    files = [path for path, text in sources.items() if word in text and re.search(pattern, text, re.MULTILINE)]
     if len(files) != 1:
         raise SystemExit(f"paths: {name}: expected one definition, found {[str(path) for path in files]}")
     return files[0]
 
 
-# Functions are searched in sources; "FOLDER/" before a name restricts the search if the name alone is not unique.
+def within(sources, place):
+    return {path: text for path, text in sources.items() if place in path.with_suffix("").as_posix()}
+
+
+# Functions are looked for in sources, and constexpr ones in headers.
 def file_of_function(sources, name):
     folder, _, short = name.rpartition("/")
-    files = {path: text for path, text in sources.items() if path.suffix == ".cc" and folder in str(path)}
-    return found(files, name, rf"^[\w:&<>*\[\] ]*\b{re.escape(short)}\([^;{{}}]*\)[^;{{}}]*\{{")
+    files = within(sources, folder)
+    in_sources = {path: text for path, text in files.items() if path.suffix == ".cc"}
+    pattern = rf"^[\w:&<>*\[\] ]*\b{re.escape(short)}\([^;{{}}]*\)[^;{{}}]*\{{"
+    word = short + "("
+    if not any(word in text and re.search(pattern, text, re.MULTILINE) for text in in_sources.values()):
+        return found(files, name, rf"constexpr bool {re.escape(word)}", word)
+    return found(in_sources, name, pattern, word)
 
 
-def files_of(sources, functions, types, predicates):
-    files = {file_of_function(sources, name) for name in functions}
-    files |= {found(sources, name, rf"^(?:class|struct|enum class) (?:\[\[nodiscard\]\] |alignas\(\d+\) )?{name}\b[^;\n]*\{{")
-              for name in types}
-    files |= {found(sources, name, rf"constexpr bool {name}\(") for name in predicates}
-    headers = {path.with_suffix(".h") for path in files if path.name != "backend.cc" or "shm" not in str(path)}
-    return files | {path for path in headers if path in sources}
+def file_of_type(sources, name):
+    folder, _, short = name.rpartition("/")
+    pattern = rf"^(?:class|struct|enum class) (?:\[\[nodiscard\]\] |alignas\(\d+\) )?{short}\b(?!::)[^;\n]*\{{"
+    return found(within(sources, folder), name, pattern, short)
+
+
+def headers_of(path, root):
+    parts = path.relative_to(root).with_suffix(".h").parts[1:]
+    yield path.with_suffix(".h")
+    yield root.joinpath("include/lockstep", *parts)
+    if parts[0] == "comm":
+        yield root.joinpath("include/lockstep/comm", parts[-1])
+
+
+def files_of(path, sources, root):
+    files = {file_of_function(sources, name) for name in path.functions}
+    files |= {file_of_type(sources, name) for name in path.types}
+    files |= {header for file in files if file.suffix == ".cc" for header in headers_of(file, root) if header in sources}
+    for name in path.also:
+        if root / name not in sources:
+            raise SystemExit(f"paths: {name}: expected one header, found none")
+        files.add(root / name)
+    return {file for file in files if str(file.relative_to(root)) not in path.without}
+
+
+def module_of(file, root):
+    name = file.relative_to(root).with_suffix("").as_posix()
+    return name.removeprefix("include/lockstep/").removeprefix("src/")
 
 
 def main(root):
-    sources = sources_of(root)
     problems = 0
-    for title, most, functions, types, predicates in PATHS:
-        files = files_of(sources, functions, types, predicates)
-        lines = sum(sources[path].count("\n") for path in files)
-        print(f"{title}: {len(files)} files, {lines} lines (at most {most} files)")
-        for path in sorted(files):
-            print(f"  {path.relative_to(root)}")
-        problems += len(files) > most
+    for path in PATHS:
+        sources = sources_of(root, path.folders)
+        files = files_of(path, sources, root)
+        names = {file.relative_to(root).as_posix() for file in files}
+        if path.counted == "modules":
+            names = {module_of(file, root) for file in files}
+        lines = sum(sources[file].count("\n") for file in files)
+        print(f"{path.title}: {len(names)} {path.counted}, {lines} lines (at most {path.most} {path.counted})")
+        for name in sorted(names):
+            print(f"  {name}")
+        problems += len(names) > path.most
     return 1 if problems else 0
 
 
