@@ -13,9 +13,9 @@
 namespace lockstep::shm {
 namespace {
 
-Fingerprint fingerprint_of_call(std::uint64_t count, std::string_view tag) {
-  return Agreement{Collective::all_reduce, Op::sum, DType::float32, 0, false, count}.fingerprint(
-      names_of(tag));
+Fingerprint fingerprint_of_call(std::int64_t count, std::string_view tag) {
+  const CallInfo call{.collective = Collective::all_reduce, .dtype = DType::float32, .tag = tag};
+  return Fingerprint::of(call, count);
 }
 
 void make_fingerprint(benchmark::State& state) {
@@ -31,7 +31,7 @@ void compare_fingerprint(benchmark::State& state) {
   Slot slot;
   const char* file = nullptr;
   auto print = fingerprint_of_call(256, "bucket 3");
-  write(slot, 1, {print, {}, {}}, {Collective::all_reduce, "bucket 3", {}}, file);
+  write(slot, 1, {print, {}, {}}, {.collective = Collective::all_reduce, .tag = "bucket 3"}, file);
   for (auto _ : state) {
     Descriptor descriptor;
     benchmark::DoNotOptimize(&slot);
@@ -45,7 +45,8 @@ BENCHMARK(compare_fingerprint);
 void check_of_a_call(benchmark::State& state) {
   Slot slot;
   const char* file = nullptr;
-  write(slot, 1, {fingerprint_of_call(256, ""), {}, {}}, {Collective::all_reduce, "", {}}, file);
+  write(slot, 1, {fingerprint_of_call(256, ""), {}, {}}, {.collective = Collective::all_reduce},
+        file);
   std::string_view tag;
   for (auto _ : state) {
     Descriptor descriptor;

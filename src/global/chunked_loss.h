@@ -2,7 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <lockstep/comm/op.h>
+#include <lockstep/comm/call.h>
 
 #include <cstdint>
 #include <functional>

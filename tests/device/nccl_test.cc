@@ -89,6 +89,7 @@ class OneNcclRank : public Nccl {
         1, [&](int) { body(*nccl_backend(folder, 0, 1)); }, nccl_limit);
   }
   static void perform(Backend& backend, Call call) {
+    call.elements = call.input.defined() ? call.input.numel() : 0;
     call.timeout = 30s;
     call.where = std::source_location::current();
     static std::uint64_t posted = 0;  // each test's rank is a process of its own
@@ -104,22 +105,22 @@ TEST_F(OneNcclRank, CarriesOutEveryCollective) {
     for (auto collective : {Collective::all_gather, Collective::reduce_scatter,
                             Collective::all_to_all, Collective::gather, Collective::scatter}) {
       auto output = at::zeros_like(input);
-      perform(backend, {.collective = collective, .root = 0, .input = input, .output = output});
+      perform(backend, {{.collective = collective, .root = 0}, input, output});
       EXPECT_TRUE(test::same_bits(output.cpu(), input.cpu())) << name_of(collective);
     }
     for (auto collective : {Collective::all_reduce, Collective::reduce, Collective::broadcast}) {
       auto tensor = input.clone();
-      perform(backend, {.collective = collective, .root = 0, .input = tensor, .output = tensor});
+      perform(backend, {{.collective = collective, .root = 0}, tensor, tensor});
       EXPECT_TRUE(test::same_bits(tensor.cpu(), input.cpu())) << name_of(collective);
     }
-    perform(backend, {.collective = Collective::barrier});
+    perform(backend, {{.collective = Collective::barrier}});
   });
 }
 
 TEST_F(OneNcclRank, CopiesTensorsOfTheHostToItsGpuAndBack) {
   run([](Backend& backend) {
     auto tensor = at::arange(5, at::kFloat);
-    perform(backend, {.collective = Collective::all_reduce, .input = tensor, .output = tensor});
+    perform(backend, {{.collective = Collective::all_reduce}, tensor, tensor});
     EXPECT_TRUE(tensor.is_cpu());
     EXPECT_EQ(tensor[4].item<float>(), 4);
   });
@@ -134,7 +135,7 @@ TEST_F(OneNcclRank, ReadsWhatTheStreamWasGivenBeforeThePost) {
     auto matrix = at::rand({2048, 2048}, test::first_device);
     for (int i = 0; i < 20; ++i) matrix = matrix.matmul(matrix).clamp(-1, 1);
     input.fill_(7);
-    perform(backend, {.collective = Collective::all_gather, .input = input, .output = output});
+    perform(backend, {{.collective = Collective::all_gather}, input, output});
     EXPECT_EQ(output.min().item<float>(), 7);
   });
 }

@@ -38,8 +38,7 @@ FLOORS = [
 LEVEL = {folder: level for level, folders in enumerate(FLOORS) for folder in folders}
 # Public headers of comm lie in one folder; these belong to other floors than comm/api.
 PUBLIC_OF_COMM = {
-    "comm/op.h": "comm/call",
-    "comm/call_id.h": "comm/call",
+    "comm/call.h": "comm/call",
     "comm/backend.h": "comm/backend",
     "comm/local.h": "comm/engines/local",
     "comm/c10d.h": "comm/engines/c10d",
@@ -48,7 +47,7 @@ PUBLIC_OF_COMM = {
 
 # Folders and files that must compile without LibTorch, and so see nothing of the others.
 WITHOUT_LIBTORCH = (
-    "base", "sys", "store", "rank_env", "launch", "layout", "plan", "comm/op.h", "comm/call_id.h", "comm/call", "comm/kernels", "comm/rendezvous", "comm/diagnose",
+    "base", "sys", "store", "rank_env", "launch", "layout", "plan", "comm/call.h", "comm/call", "comm/kernels", "comm/rendezvous", "comm/diagnose",
     "comm/engines/shm", "comm/engines/mpi/plan", "comm/engines/mpi/call_query",
     "comm/engines/hierarchical/layout", "comm/init/choice",
 )

@@ -3,18 +3,14 @@
 // every other call and hands it down as a Call.
 #pragma once
 
-#include <lockstep/base/deadline.h>
-#include <lockstep/comm/call_id.h>
-#include <lockstep/comm/op.h>
+#include <lockstep/comm/call.h>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
-#include <cstdint>
 #include <functional>
 #include <memory>
-#include <source_location>
 #include <span>
-#include <string>
 #include <string_view>
 
 #pragma GCC visibility push(default)
@@ -26,25 +22,20 @@ namespace lockstep {
   return none;
 }
 
-// One call as a rank posts it. Group guarantees: tensors are dense and contiguous, both of one
-// dtype and device, of the right sizes, and undefined where this rank has none; in-place operations
-// carry the same tensor twice. They may require grad: an engine that keeps them or calls operations
-// on them detaches them first (PostedCall does). A view throughout: tensors, tag and counts are the
-// caller's and live only during post(), so that a small call counts no references.
-struct Call {
-  Collective collective = Collective::barrier;
-  Op op = Op::sum;
-  int root = -1;  // root of a rooted operation; the peer of send and recv
+// One call as a rank posts it: what it is, and its tensors. Group guarantees: tensors are dense and
+// contiguous, both of one dtype and device, of the right sizes, and undefined where this rank has
+// none; in-place operations carry the same tensor twice. They may require grad: a backend that
+// keeps them or calls operations on them detaches them first (PostedCall does). A view throughout:
+// the tensors are the caller's and live only during post(), so that a small call counts no
+// references.
+struct Call : CallInfo {
   const at::Tensor& input = no_tensor();
   const at::Tensor& output = no_tensor();
-  std::span<const std::int64_t>
-      input_counts;  // elements for (all_to_all, scatter) or from every rank; empty: even
-  std::span<const std::int64_t> output_counts;
-  std::string_view tag;  // names the bucket or unit; part of the fingerprint
-  Duration timeout{};
-  std::source_location where;
-  CallId id;  // given by the group; a post that throws does not count
 };
+
+// The element type of a tensor, as CallInfo and kernels know it. A type that can only be moved is
+// so many opaque bytes; throws InvalidArgument if there is none of its size.
+[[nodiscard]] DType dtype_of(at::ScalarType dtype);
 
 class Backend {
  public:

@@ -54,8 +54,8 @@
 // tag), at the place of the forward call. Blocking; errors as Group's. A dim may be negative.
 #pragma once
 
+#include <lockstep/comm/call.h>
 #include <lockstep/comm/group.h>
-#include <lockstep/comm/op.h>
 
 #include <ATen/core/Tensor.h>
 

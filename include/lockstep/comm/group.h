@@ -31,8 +31,7 @@
 #pragma once
 
 #include <lockstep/base/deadline.h>
-#include <lockstep/comm/call_id.h>
-#include <lockstep/comm/op.h>
+#include <lockstep/comm/call.h>
 
 #include <ATen/core/Tensor.h>
 

@@ -16,7 +16,7 @@
 // the dim, as in causal attention along the sequence.
 #pragma once
 
-#include <lockstep/comm/op.h>
+#include <lockstep/comm/call.h>
 
 #include <cstdint>
 #include <span>

@@ -248,9 +248,8 @@ Work Group::all_reduce(const at::Tensor& tensor, Op op, CallOptions options, Whe
   check.output(tensor);
   check.reduces(op, tensor.scalar_type());
   auto values = as_real(tensor);
-  return state_->post(
-      {.collective = Collective::all_reduce, .op = op, .input = *values, .output = *values},
-      options, where);
+  return state_->post({{.collective = Collective::all_reduce, .op = op}, *values, *values}, options,
+                      where);
 }
 
 Work Group::reduce(const at::Tensor& tensor, int root, Op op, CallOptions options, Where where) {
@@ -260,11 +259,9 @@ Work Group::reduce(const at::Tensor& tensor, int root, Op op, CallOptions option
   auto input = check.input(tensor);
   check.reduces(op, input->scalar_type());
   auto values = as_real(*input);
-  return state_->post({.collective = Collective::reduce,
-                       .op = op,
-                       .root = root,
-                       .input = *values,
-                       .output = is_root(root) ? *values : no_tensor()},
+  return state_->post({{.collective = Collective::reduce, .op = op, .root = root},
+                       *values,
+                       is_root(root) ? *values : no_tensor()},
                       options, where);
 }
 
@@ -272,9 +269,8 @@ Work Group::broadcast(const at::Tensor& tensor, int root, CallOptions options, W
   auto check = arguments_of(Collective::broadcast, *state_);
   check.root(root);
   check.output(tensor);
-  return state_->post(
-      {.collective = Collective::broadcast, .root = root, .input = tensor, .output = tensor},
-      options, where);
+  return state_->post({{.collective = Collective::broadcast, .root = root}, tensor, tensor},
+                      options, where);
 }
 
 Work Group::all_gather(const at::Tensor& output, const at::Tensor& input, CallOptions options,
@@ -285,8 +281,7 @@ Work Group::all_gather(const at::Tensor& output, const at::Tensor& input, CallOp
   check.alike(output, *from);
   check.elements(output, "output", from->numel() * size(), "the input's times the number of ranks");
   check.apart(output, *from, from->numel() * rank());
-  return state_->post({.collective = Collective::all_gather, .input = *from, .output = output},
-                      options, where);
+  return state_->post({{.collective = Collective::all_gather}, *from, output}, options, where);
 }
 
 Work Group::all_gather(const at::Tensor& output, const at::Tensor& input, Counts counts,
@@ -299,10 +294,10 @@ Work Group::all_gather(const at::Tensor& output, const at::Tensor& input, Counts
   check.elements(*from, "input", counts[rank()], "this rank's count");
   check.elements(output, "output", all, "the sum of the counts");
   check.apart(output, *from, begin_of(counts, rank()));
-  return state_->post({.collective = Collective::all_gather,
-                       .input = *from,
-                       .output = output,
-                       .output_counts = all_equal(counts) ? Counts() : counts},
+  return state_->post({{.collective = Collective::all_gather,
+                        .output_counts = all_equal(counts) ? Counts() : counts},
+                       *from,
+                       output},
                       options, where);
 }
 
@@ -315,11 +310,9 @@ Work Group::reduce_scatter(const at::Tensor& output, const at::Tensor& input, Op
   check.reduces(op, from->scalar_type());
   check.elements(*from, "input", output.numel() * size(), "the output's times the number of ranks");
   check.apart(*from, output, output.numel() * rank());
-  return state_->post({.collective = Collective::reduce_scatter,
-                       .op = op,
-                       .input = *as_real(*from),
-                       .output = *as_real(output)},
-                      options, where);
+  return state_->post(
+      {{.collective = Collective::reduce_scatter, .op = op}, *as_real(*from), *as_real(output)},
+      options, where);
 }
 
 Work Group::reduce_scatter(const at::Tensor& output, const at::Tensor& input, Counts counts, Op op,
@@ -334,12 +327,11 @@ Work Group::reduce_scatter(const at::Tensor& output, const at::Tensor& input, Co
   check.elements(*from, "input", all, "the sum of the counts");
   check.apart(*from, output, begin_of(counts, rank()));
   auto real_counts = as_real(all_equal(counts) ? Counts() : counts, *from);
-  return state_->post({.collective = Collective::reduce_scatter,
-                       .op = op,
-                       .input = *as_real(*from),
-                       .output = *as_real(output),
-                       .input_counts = real_counts},
-                      options, where);
+  return state_->post(
+      {{.collective = Collective::reduce_scatter, .op = op, .input_counts = real_counts},
+       *as_real(*from),
+       *as_real(output)},
+      options, where);
 }
 
 Work Group::all_to_all(const at::Tensor& output, const at::Tensor& input, CallOptions options,
@@ -351,8 +343,7 @@ Work Group::all_to_all(const at::Tensor& output, const at::Tensor& input, CallOp
   check.divisible(*from, "input");
   check.elements(output, "output", from->numel(), "as many as the input");
   check.apart(output, *from, -1);
-  return state_->post({.collective = Collective::all_to_all, .input = *from, .output = output},
-                      options, where);
+  return state_->post({{.collective = Collective::all_to_all}, *from, output}, options, where);
 }
 
 Work Group::all_to_all(const at::Tensor& output, const at::Tensor& input, Counts output_counts,
@@ -367,11 +358,11 @@ Work Group::all_to_all(const at::Tensor& output, const at::Tensor& input, Counts
   check.elements(*from, "input", in, "the sum of the input counts");
   check.elements(output, "output", out, "the sum of the output counts");
   check.apart(output, *from, -1);
-  return state_->post({.collective = Collective::all_to_all,
-                       .input = *from,
-                       .output = output,
-                       .input_counts = input_counts,
-                       .output_counts = output_counts},
+  return state_->post({{.collective = Collective::all_to_all,
+                        .input_counts = input_counts,
+                        .output_counts = output_counts},
+                       *from,
+                       output},
                       options, where);
 }
 
@@ -389,9 +380,8 @@ Work Group::gather(const at::Tensor& output, const at::Tensor& input, int root, 
   } else {
     check.absent(output, "output");
   }
-  return state_->post(
-      {.collective = Collective::gather, .root = root, .input = *from, .output = output}, options,
-      where);
+  return state_->post({{.collective = Collective::gather, .root = root}, *from, output}, options,
+                      where);
 }
 
 Work Group::scatter(const at::Tensor& output, const at::Tensor& input, int root,
@@ -409,29 +399,28 @@ Work Group::scatter(const at::Tensor& output, const at::Tensor& input, int root,
   } else {
     check.absent(input, "input");
   }
-  return state_->post(
-      {.collective = Collective::scatter, .root = root, .input = *from, .output = output}, options,
-      where);
+  return state_->post({{.collective = Collective::scatter, .root = root}, *from, output}, options,
+                      where);
 }
 
 Work Group::send(const at::Tensor& tensor, int destination, CallOptions options, Where where) {
   auto check = arguments_of(Collective::send, *state_);
   check.peer(destination);
   auto values = check.input(tensor);
-  return state_->post({.collective = Collective::send, .root = destination, .input = *values},
-                      options, where);
+  return state_->post({{.collective = Collective::send, .root = destination}, *values}, options,
+                      where);
 }
 
 Work Group::recv(const at::Tensor& tensor, int source, CallOptions options, Where where) {
   auto check = arguments_of(Collective::recv, *state_);
   check.peer(source);
   check.output(tensor);
-  return state_->post({.collective = Collective::recv, .root = source, .output = tensor}, options,
-                      where);
+  return state_->post({{.collective = Collective::recv, .root = source}, no_tensor(), tensor},
+                      options, where);
 }
 
 Work Group::barrier(CallOptions options, Where where) {
-  return state_->post({.collective = Collective::barrier}, options, where);
+  return state_->post({{.collective = Collective::barrier}}, options, where);
 }
 
 at::Tensor Group::empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options) const {

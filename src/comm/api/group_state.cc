@@ -7,7 +7,6 @@
 #include "base/environment.h"
 #include "base/format.h"
 #include "comm/backend/flat.h"
-#include "comm/backend/posted_call.h"
 #include "comm/call/all_ranks.h"
 #include "rank_env/variables.h"
 #include "sys/own_process.h"
@@ -34,6 +33,26 @@ void perform_alone(const Call& call) {
   if (call.input.const_data_ptr() == call.output.const_data_ptr()) return;
   at::NoGradGuard no_grad;
   flat(call.output).copy_(flat(call.input));
+}
+
+// The tensor whose size all ranks agree on; undefined for a barrier.
+const at::Tensor& operand(const Call& call) {
+  switch (call.collective) {
+    case Collective::all_gather:
+    case Collective::scatter:
+    case Collective::recv:
+      return call.output;
+    default:
+      return call.input;
+  }
+}
+
+// Fills in what all ranks agree on of the tensors.
+void describe_operand(Call& call) {
+  const auto& tensor = operand(call);
+  if (!tensor.defined()) return;
+  call.dtype = dtype_of(tensor.scalar_type());
+  call.elements = tensor.numel();
 }
 
 // Of what this rank gives to the call.
@@ -106,7 +125,8 @@ std::uint64_t GroupState::post_to_backend(Call& call) {
   const auto channel = channel_of(call.collective, call.root, rank());
   auto& count = counts_.at(channel.index_at(rank()));
   call.id = {channel, count + 1};
-  const auto entry = recorder_ ? recorder_->note_post(recorded_, view_of(call)) : 0;
+  describe_operand(call);
+  const auto entry = recorder_ ? recorder_->note_post(recorded_, call) : 0;
   try {
     backend_->post(call);
     ++count;

@@ -6,6 +6,7 @@
 #include <lockstep/comm/group.h>
 
 #include "base/mutex.h"
+#include "comm/call/group_names.h"
 #include "comm/diagnose/failure.h"
 #include "comm/diagnose/flight_recorder.h"
 
@@ -64,7 +65,8 @@ class GroupState : public std::enable_shared_from_this<GroupState> {
   void abort(std::string_view reason);
 
  private:
-  // The call has all but its identity. Returns its entry in the flight record; 0 for none.
+  // Fills in the identity, type and elements of the call. Returns its entry in the flight record; 0
+  // for none.
   [[nodiscard]] std::uint64_t post_to_backend(Call& call) LOCKSTEP_REQUIRES(mutex_);
 
   const std::shared_ptr<Backend> backend_;

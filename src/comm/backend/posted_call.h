@@ -30,9 +30,6 @@ struct PostedCall : CallRecord {
   std::uint64_t fingerprint = 0;  // of the record
 };
 
-// Without copies, for what is noted at every post.
-[[nodiscard]] CallView view_of(const Call& call);
-
 // The elements of part `part` of an even or uneven operand.
 [[nodiscard]] std::int64_t part_elements(const std::vector<std::int64_t>& counts, std::int64_t all,
                                          int size, int part);

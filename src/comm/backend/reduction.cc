@@ -1,8 +1,8 @@
 #include "comm/backend/reduction.h"
 
 #include <lockstep/base/error.h>
+#include <lockstep/comm/backend.h>
 
-#include "comm/backend/element_type.h"
 #include "comm/kernels/combine.h"
 
 #include <ATen/ops/add.h>

@@ -2,7 +2,7 @@
 // engines do, and their oracle; and with the kernels.
 #pragma once
 
-#include <lockstep/comm/op.h>
+#include <lockstep/comm/call.h>
 
 #include <ATen/core/Tensor.h>
 

@@ -21,20 +21,6 @@ at::Tensor host_memory(const at::Tensor& device) {
 
 bool is_on_device(const at::Tensor& tensor) { return tensor.defined() && !tensor.is_cpu(); }
 
-Call with_tensors(const Call& call, const at::Tensor& input, const at::Tensor& output) {
-  return {.collective = call.collective,
-          .op = call.op,
-          .root = call.root,
-          .input = input,
-          .output = output,
-          .input_counts = call.input_counts,
-          .output_counts = call.output_counts,
-          .tag = call.tag,
-          .timeout = call.timeout,
-          .where = call.where,
-          .id = call.id};
-}
-
 }  // namespace
 
 StagedBackend::StagedBackend(std::shared_ptr<Backend> backend)
@@ -60,7 +46,7 @@ void StagedBackend::post(const Call& call) {
     output = call.output.is_same(call.input) ? input : inside_output(call.output);
     if (!output.defined()) output = host_memory(call.output);
   }
-  backend_->post(with_tensors(call, input, output));
+  backend_->post({call, input, output});
   if (call.output.defined())
     outputs_.push_back({call.id, call.output, output, stream_point(call.output)});
 }

@@ -108,7 +108,7 @@ std::string written(const std::vector<std::int64_t>& counts) {
 
 }  // namespace
 
-CallRecord record_of(const CallView& call) {
+CallRecord record_of(const CallInfo& call) {
   return {.collective = call.collective,
           .op = call.op,
           .root = call.root,
@@ -119,7 +119,8 @@ CallRecord record_of(const CallView& call) {
           .tag = std::string(call.tag),
           .file = std::string(base_name(call.where.file_name())),
           .line = call.where.line(),
-          .number = call.number};
+          .number = call.id.number,
+          .timeout = call.timeout};
 }
 
 bool same_call(const CallRecord& a, const CallRecord& b) {
@@ -203,7 +204,7 @@ std::optional<CallRecord> read_call(std::string_view text) {
   call.collective = static_cast<Collective>(words.number(0, static_cast<int>(Collective::recv)));
   call.op = static_cast<Op>(words.number(0, static_cast<int>(Op::bxor)));
   call.root = static_cast<int>(words.number(-1, most_int));
-  auto dtype = words.number(-1, static_cast<std::int64_t>(dtypes) - 1);
+  auto dtype = words.number(-1, static_cast<std::int64_t>(dtype_count) - 1);
   if (dtype >= 0) call.dtype = static_cast<DType>(dtype);
   call.elements = words.number(0, most / 16);  // whose bytes are a number, too
   call.number = static_cast<std::uint64_t>(words.number(0, most));

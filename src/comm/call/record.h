@@ -3,44 +3,19 @@
 #pragma once
 
 #include <lockstep/base/deadline.h>
-#include <lockstep/comm/call_id.h>
+#include <lockstep/comm/call.h>
 
-#include "comm/call/dtype.h"
 #include "comm/call/group_names.h"
-#include "comm/call/traits.h"
 
 #include <cstdint>
 #include <optional>
-#include <source_location>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace lockstep {
 
-// The channel of a call of rank `rank`; `root` is the peer of a message.
-[[nodiscard]] constexpr ChannelKey channel_of(Collective collective, int root, int rank) {
-  if (collective == Collective::send) return {rank, root};
-  if (collective == Collective::recv) return {root, rank};
-  return {};
-}
-
-// A call while it is posted: views of what is the caller's.
-struct CallView {
-  Collective collective = Collective::barrier;
-  Op op = Op::sum;
-  int root = -1;               // of a rooted collective; the peer of a message
-  std::optional<DType> dtype;  // of the tensor whose size all ranks agree on; none for a barrier
-  std::int64_t elements = 0;   // of that tensor
-  std::span<const std::int64_t> input_counts;  // empty: even parts
-  std::span<const std::int64_t> output_counts;
-  std::string_view tag;
-  std::source_location where;
-  std::uint64_t number = 0;  // in its channel, from 1
-};
-
-// The same as values.
+// A call as values: CallInfo (lockstep/comm/call.h) without views.
 struct CallRecord {
   Collective collective = Collective::barrier;
   Op op = Op::sum;
@@ -58,7 +33,7 @@ struct CallRecord {
   [[nodiscard]] bool is_uneven() const { return !input_counts.empty() || !output_counts.empty(); }
   friend bool operator==(const CallRecord&, const CallRecord&) = default;
 };
-[[nodiscard]] CallRecord record_of(const CallView& call);
+[[nodiscard]] CallRecord record_of(const CallInfo& call);
 
 // True when the two belong together: two ranks' calls of one collective, or the two ends of one
 // message. The counts of an uneven all_to_all are compared apart, by counts_agree.

@@ -20,14 +20,14 @@ namespace {
 constexpr auto relaxed = std::memory_order_relaxed;
 constexpr std::uint64_t no_dtype = 0xff;
 
-std::uint64_t kind_of(std::uint32_t group, const CallView& call) {
+std::uint64_t kind_of(std::uint32_t group, const CallInfo& call) {
   auto dtype = call.dtype ? static_cast<std::uint64_t>(*call.dtype) : no_dtype;
   return static_cast<std::uint64_t>(group) | static_cast<std::uint64_t>(call.collective) << 32 |
          static_cast<std::uint64_t>(call.op) << 40 | dtype << 48;
 }
 
-std::uint64_t hash_of_counts(const CallView& call) {
-  if (call.input_counts.empty() && call.output_counts.empty()) return 0;
+std::uint64_t hash_of_counts(const CallInfo& call) {
+  if (!call.is_uneven()) return 0;
   if (call.collective == Collective::all_to_all) return 1;  // each rank has its own
   return combine_fingerprints(fingerprint_of(call.input_counts),
                               fingerprint_of(call.output_counts)) |
@@ -61,7 +61,7 @@ void FlightRecorder::end_group(std::uint32_t group) noexcept {
   }
 }
 
-std::uint64_t FlightRecorder::note_post(std::uint32_t group, const CallView& call) {
+std::uint64_t FlightRecorder::note_post(std::uint32_t group, const CallInfo& call) {
   const auto number = last_.fetch_add(1, relaxed) + 1;
   FlightSlot& to = slot(number);
   to.number.store(0, relaxed);
@@ -70,7 +70,7 @@ std::uint64_t FlightRecorder::note_post(std::uint32_t group, const CallView& cal
   to.place.store(
       static_cast<std::uint64_t>(static_cast<std::uint32_t>(call.root)) << 32 | call.where.line(),
       relaxed);
-  to.sequence.store(call.number, relaxed);
+  to.sequence.store(call.id.number, relaxed);
   to.elements.store(static_cast<std::uint64_t>(call.elements), relaxed);
   to.counts.store(hash_of_counts(call), relaxed);
   to.posted.store(sys::timestamp(), relaxed);

@@ -9,8 +9,9 @@
 //   - Groups and failures are guarded by mutex_, and so is the file.
 #pragma once
 
+#include <lockstep/comm/call.h>
+
 #include "base/mutex.h"
-#include "comm/call/record.h"
 #include "sys/shared_text.h"
 #include "sys/timestamp_counter.h"
 
@@ -90,7 +91,7 @@ class FlightRecorder {
   void end_group(std::uint32_t group) noexcept;
 
   // Any thread, one a group at a time. Returns the number of the entry, which is never 0.
-  std::uint64_t note_post(std::uint32_t group, const CallView& call);
+  std::uint64_t note_post(std::uint32_t group, const CallInfo& call);
   void note_posted(std::uint64_t number);
   void note_wait(std::uint64_t number);
   void note_end(std::uint64_t number, Progress progress);

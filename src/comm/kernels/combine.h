@@ -6,9 +6,7 @@
 // sum.
 #pragma once
 
-#include "comm/call/dtype.h"
-
-#include <lockstep/comm/op.h>
+#include <lockstep/comm/call.h>
 
 #include <bit>
 #include <cstddef>

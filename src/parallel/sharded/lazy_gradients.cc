@@ -2,7 +2,6 @@
 
 #include "base/check.h"
 #include "base/format.h"
-#include "comm/backend/element_type.h"
 #include "comm/kernels/combine.h"
 #include "dispatch/lazy_storage.h"
 #include "dispatch/part_record.h"
@@ -10,6 +9,7 @@
 #include "optim/threads.h"
 
 #include <lockstep/base/error.h>
+#include <lockstep/comm/backend.h>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>

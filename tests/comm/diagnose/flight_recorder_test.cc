@@ -40,21 +40,21 @@ diagnose::FlightHeader header(std::string folder = {}) {
   return {.rank = 1, .size = 3, .engine = "shm", .folder = std::move(folder)};
 }
 
-CallView reduction_view(std::uint64_t number, std::string_view tag = {}) {
+CallInfo reduction_info(std::uint64_t number, std::string_view tag = {}) {
   return {.collective = Collective::all_reduce,
           .op = Op::average,
           .dtype = DType::float32,
           .elements = 5,
           .tag = tag,
           .where = std::source_location::current(),
-          .number = number};
+          .id = {.number = number}};
 }
 
 TEST(FlightRecorder, KeepsTheLastCallsWithTheirProgress) {
   FlightRecorder recorder(header());
   const auto world = recorder.add_group("world", {0, 1, 2});
   for (std::uint64_t call = 1; call <= 3000; ++call) {
-    const auto entry = recorder.note_post(world, reduction_view(call, "a \"tag\"\n"));
+    const auto entry = recorder.note_post(world, reduction_info(call, "a \"tag\"\n"));
     recorder.note_posted(entry);
     if (call < 3000) recorder.note_end(entry, Progress::done);
   }
@@ -78,8 +78,8 @@ TEST(FlightRecorder, ForgetsGroupsThatEndedOnceNoCallOfTheirsIsKept) {
   recorder.end_group(failed);
   for (std::uint64_t made = 1; made <= 10'000; ++made) {
     const auto part = recorder.add_group("part " + std::to_string(made), {0, 1});
-    std::ignore = recorder.note_post(part, reduction_view(made));
-    std::ignore = recorder.note_post(world, reduction_view(made));
+    std::ignore = recorder.note_post(part, reduction_info(made));
+    std::ignore = recorder.note_post(world, reduction_info(made));
     recorder.end_group(part);
   }
   const auto json = recorder.json();
@@ -98,7 +98,7 @@ TEST(FlightRecorder, TimesAreThoseOfTheClock) {
         .count();
   };
   const auto before = time();
-  std::ignore = recorder.note_post(world, reduction_view(1));
+  std::ignore = recorder.note_post(world, reduction_info(1));
   const auto after = time();
   std::this_thread::sleep_for(50ms);
   const auto json = recorder.json();
@@ -110,7 +110,7 @@ TEST(FlightRecorder, TimesAreThoseOfTheClock) {
 TEST(FlightRecorder, CostsNanosecondsACall) {
   FlightRecorder recorder(header());
   const auto world = recorder.add_group("world", {0, 1, 2});
-  const auto call = reduction_view(1, "bucket 2");
+  const auto call = reduction_info(1, "bucket 2");
   constexpr int calls = 200'000;
   auto best = Duration::max();
   for (int round = 0; round < 5; ++round) {
@@ -155,8 +155,8 @@ TEST(FlightRecorder, ItsFileIsReadByItsUserAlone) {
 TEST(FlightRecorder, ATagInAnyLanguageIsWrittenAsItIs) {
   FlightRecorder recorder(header());
   const auto world = recorder.add_group("world", {0, 1});
-  std::ignore = recorder.note_post(world, reduction_view(1, "größe 重み"));
-  std::ignore = recorder.note_post(world, reduction_view(2, "cut: \xc3"));
+  std::ignore = recorder.note_post(world, reduction_info(1, "größe 重み"));
+  std::ignore = recorder.note_post(world, reduction_info(2, "cut: \xc3"));
   test::expect_words(recorder.json(), {"\"tag\": \"größe 重み\"", "\"tag\": \"cut: \\ufffd\""});
 }
 

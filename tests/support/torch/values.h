@@ -2,7 +2,7 @@
 // element by element in plain C++: the reference of the contract tests.
 #pragma once
 
-#include <lockstep/comm/op.h>
+#include <lockstep/comm/call.h>
 
 #include <ATen/core/Tensor.h>
 

@@ -2,7 +2,7 @@
 // definition of their bandwidths.
 #pragma once
 
-#include <lockstep/comm/op.h>
+#include <lockstep/comm/call.h>
 
 #include <cstdint>
 #include <span>

@@ -3,7 +3,7 @@
 // are integers small enough that fp32 sums over 64 ranks are exact in any order.
 #pragma once
 
-#include <lockstep/comm/op.h>
+#include <lockstep/comm/call.h>
 
 #include <cstdint>
 #include <optional>

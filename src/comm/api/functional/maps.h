@@ -4,7 +4,7 @@
 
 #include "comm/api/functional/recorded.h"
 
-#include <lockstep/comm/op.h>
+#include <lockstep/comm/call.h>
 
 #include <ATen/core/Tensor.h>
 

@@ -22,7 +22,7 @@ at::Tensor LocalBackend::empty_node_shared(at::IntArrayRef sizes, const at::Tens
                                            const Agree& agree) {
   (void)host_bytes("empty_node_shared", sizes, options);
   auto tag = node_shared_tag(sizes, options);
-  agree({.collective = Collective::barrier, .tag = tag});  // all ranks want the same
+  agree({{.collective = Collective::barrier, .tag = tag}});  // all ranks want the same
   return world_->node_shared(rank(), [&] { return at::empty(sizes, options); });
 }
 

@@ -10,7 +10,7 @@
 // all_reduces, reduces and broadcasts go whole, in one round.
 #pragma once
 
-#include <lockstep/comm/op.h>
+#include <lockstep/comm/call.h>
 
 #include <cstdint>
 #include <optional>

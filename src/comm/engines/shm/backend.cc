@@ -4,7 +4,6 @@
 #include "base/environment.h"
 #include "base/format.h"
 #include "base/text.h"
-#include "comm/backend/element_type.h"
 #include "comm/backend/node_shared.h"
 #include "comm/engines/shm/endpoint.h"
 #include "comm/engines/shm/tensor_allocator.h"
@@ -109,36 +108,22 @@ struct Ends {
 
 class ShmBackend : public Backend {
  public:
-  ShmBackend(std::shared_ptr<Ends> ends, Group& group, Duration timeout)
+  ShmBackend(std::shared_ptr<Ends> ends, Group& group)
       : Backend(group.rank(), group.size()),
         ends_(std::move(ends)),
         endpoint_(&ends_->endpoint),
-        group_(group),
-        timeout_(timeout) {}
+        group_(group) {}
   ~ShmBackend() override { endpoint_->leave(group_, grace_.is_by_exception()); }
 
   [[nodiscard]] std::string_view name() const override { return "shm"; }
 
   void post(const Call& call) override {
-    const auto& typed = call.input.defined() ? call.input : call.output;
     bool in_place = call.output.is_same(call.input);
     auto input = in_place ? buffer_of(call.input) : buffer_to_read(call.input);
-    Posting posting{
-        .collective = call.collective,
-        .op = call.op,
-        .root = call.root,
-        .dtype = typed.defined() ? dtype_of(typed.scalar_type()) : DType::uint8,
-        .input = input,
-        .output = in_place ? input : buffer_of(call.output),
-        .input_counts = call.input_counts,
-        .output_counts = call.output_counts,
-        .tag = call.tag,
-        .timeout = call.timeout > Duration::zero() ? call.timeout : timeout_,
-        .where = call.where,
-        .keep_input = keep(call.input),
-        .keep_output = in_place ? KeepAlive() : keep(call.output),
-    };
-    (void)group_.post(posting);
+    group_.post(call, {.input = input,
+                       .output = in_place ? input : buffer_of(call.output),
+                       .keep_input = keep(call.input),
+                       .keep_output = in_place ? KeepAlive() : keep(call.output)});
   }
 
   void wait(CallId id) override { group_.wait(id); }
@@ -171,11 +156,7 @@ class ShmBackend : public Backend {
       }
     }
     try {
-      agree({.collective = Collective::broadcast,
-             .root = 0,
-             .input = offset,
-             .output = offset,
-             .tag = tag});
+      agree({{.collective = Collective::broadcast, .root = 0, .tag = tag}, offset, offset});
     } catch (...) {
       if (own) endpoint_->give_up(group_, own);
       throw;
@@ -198,7 +179,7 @@ class ShmBackend : public Backend {
     std::vector<int> members;
     for (int rank : ranks) members.push_back(group_.members().at(rank));
     auto& group = endpoint_->make_group(std::string(name), std::move(members));
-    return sys::make_shared_of_process<ShmBackend>(ends_, group, timeout_);
+    return sys::make_shared_of_process<ShmBackend>(ends_, group);
   }
 
   void abort(std::string_view reason) override {
@@ -210,7 +191,6 @@ class ShmBackend : public Backend {
   const std::shared_ptr<Ends> ends_;
   Endpoint* const endpoint_;
   Group& group_;
-  Duration timeout_;
 };
 
 }  // namespace
@@ -234,7 +214,7 @@ std::shared_ptr<Backend> make(std::shared_ptr<Store> store, int rank, int size,
                                                      .arena_bytes = bytes + for_tensors},
                                      for_tensors);
   auto& world = ends->endpoint.world();
-  return sys::make_shared_of_process<ShmBackend>(ends, world, options.timeout);
+  return sys::make_shared_of_process<ShmBackend>(ends, world);
 }
 
 }  // namespace lockstep::shm

@@ -51,15 +51,15 @@ bool Channel::all_have_carried_out() {
   return true;
 }
 
-void Channel::fill_next(const DataPath& path, Posting& posting) {
-  if (posting.is_uneven()) memory_.make_counts(peers(), me_);
-  record(posted() + 1).fill(peers(), me_, posted() + 1, path, posting);
+void Channel::fill_next(const CallInfo& info, Operands operands) {
+  if (info.is_uneven()) memory_.make_counts(peers(), me_);
+  record(posted() + 1).fill(peers(), me_, info, std::move(operands));
 }
 
-WakeScope Channel::post_next(const Posting& posting) {
+WakeScope Channel::post_next(const CallInfo& info) {
   std::uint64_t sequence = posted() + 1;
   Operation& operation = record(sequence);
-  operation.publish(peers(), memory_, me_, posting);
+  operation.publish(peers(), memory_, info);
   posted_.store(sequence, std::memory_order_relaxed);
   PollResult result = look(operation);
   if (result != PollResult::ready) return WakeScope::nobody;
@@ -109,8 +109,7 @@ bool Channel::uses(Buffer buffer) const {
   if (stopped_) return false;
   std::lock_guard lock(finished_);
   for (std::uint64_t sequence = finished() + 1; sequence <= posted(); ++sequence) {
-    const Staged& staged = record(sequence).staged();
-    if (overlap(staged.own_input(), buffer) || overlap(staged.own_output(), buffer)) return true;
+    if (record(sequence).operands().uses(buffer)) return true;
   }
   return false;
 }
@@ -168,23 +167,22 @@ void Channel::finish(std::uint64_t sequence) {
   sequence = std::min(sequence, completed());
   for (std::uint64_t next = finished() + 1; next <= sequence; ++next) {
     Operation& operation = record(next);
-    operation.copy_out();
+    operation.operands().deliver();
     operation.release();
     finished_.set(next);
   }
 }
 
 void Channel::leak_unfinished() {
-  for (std::uint64_t next = completed() + 1; next <= posted(); ++next) record(next).leak();
+  for (std::uint64_t next = completed() + 1; next <= posted(); ++next)
+    record(next).operands().leak();
 }
 
-std::uint64_t Channel::last_conflict(const Channel* channel, const DataPath& path,
-                                     const Posting& posting) const {
+std::uint64_t Channel::last_conflict(const Channel* channel, const Operands& operands) const {
   if (posted() == finished()) return 0;
-  Staged::Later later{posting.input, posting.output, channel == this, path.copies_input()};
   std::lock_guard lock(finished_);
   for (std::uint64_t sequence = posted(); sequence > finished(); --sequence) {
-    if (record(sequence).staged().must_precede(later)) return sequence;
+    if (record(sequence).operands().must_precede(operands, channel == this)) return sequence;
   }
   return 0;
 }

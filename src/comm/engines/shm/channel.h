@@ -32,6 +32,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <sched.h>
@@ -103,6 +104,7 @@ class Channel {
   [[nodiscard]] CallRecord own_call(std::uint64_t sequence) const {
     return posted_calls().call(me_, sequence);
   }
+  [[nodiscard]] ChannelKey name() const { return name_; }
   // Tells channels apart in control pages; equal in all processes.
   [[nodiscard]] std::uint64_t key() const { return key_; }
 
@@ -133,14 +135,15 @@ class Channel {
   // Why it takes so long, as a sentence. `late`: late_members().
   [[nodiscard]] std::string overdue(const Awaited& awaited, std::span<const int> late,
                                     Duration waited) const;
+  // Places the operands of a call on this channel.
+  [[nodiscard]] Operands place(const CallInfo& info, CallBuffers buffers) const {
+    return Operands::place(peers(), memory_, me_, info, std::move(buffers));
+  }
   // Prepares the next operation: what may be slow and needs no lock. Room in the ring is the
   // caller's business.
-  void fill_next(const DataPath& path, Posting& posting);
-  [[nodiscard]] DataPath choose_path(const Posting& posting) const {
-    return shm::choose_path(peers(), posting, memory_.members(), me_, memory_.carried_bytes());
-  }
+  void fill_next(const CallInfo& info, Operands operands);
   // Publishes it. When everybody else has posted too, peers have something to do or to hear.
-  [[nodiscard]] WakeScope post_next(const Posting& posting);
+  [[nodiscard]] WakeScope post_next(const CallInfo& info);
   // The operation posted last is the only one under way, and peers have not posted it: there was
   // nothing to claim when post_next() looked.
   [[nodiscard]] bool waits_for_peers() const {
@@ -187,10 +190,9 @@ class Channel {
   // Peers may still write into the buffers of what is not complete, so they are never used again.
   void leak_unfinished();
 
-  // Whether an operation of this channel must be complete before a call with these buffers on
-  // `channel` begins; the last such.
-  [[nodiscard]] std::uint64_t last_conflict(const Channel* channel, const DataPath& path,
-                                            const Posting& posting) const;
+  // The last operation of this channel that must be delivered before a call on `channel` with these
+  // operands, which are placed; 0 if there is none.
+  [[nodiscard]] std::uint64_t last_conflict(const Channel* channel, const Operands& operands) const;
 
  private:
   [[nodiscard]] Operation& record(std::uint64_t sequence) {

@@ -65,36 +65,21 @@ std::pair<int, int> unlike_pair(const PostedCalls& calls, std::uint64_t sequence
   return {0, 0};
 }
 
-// Slots count what one rank gives or gets where a record counts all of it.
-bool is_counted_by_rank(const Agreement& call) {
-  return !call.uneven && (call.collective == Collective::all_gather ||
-                          call.collective == Collective::reduce_scatter ||
-                          call.collective == Collective::all_to_all);
-}
-
 }  // namespace
 
 CallRecord PostedCalls::call(int member, std::uint64_t sequence) const {
   const Slot& slot = memory.slot(member, sequence);
-  const auto agreement = agreement_in(slot);
-  auto site = call_site_in(slot);
-  CallRecord call{.collective = site.collective,
-                  .op = agreement.op,
-                  .elements = static_cast<std::int64_t>(agreement.count),
-                  .tag = std::move(site.tag),
-                  .file = std::move(site.file),
-                  .line = site.line,
-                  .number = sequence};
-  if (is_counted_by_rank(agreement)) call.elements *= memory.members();
-  if (agreement.collective != Collective::barrier) call.dtype = agreement.dtype;
-  if (has_root(agreement.collective)) call.root = agreement.root;
+  auto call = record_in(slot);
+  call.number = sequence;
   if (has_messages) call.root = ranks[1 - member];
-  if (!agreement.uneven) return call;
+  const bool is_uneven = is_uneven_in(slot);
+  if (has_equal_parts(call.collective, is_uneven)) call.elements *= memory.members();
+  if (!is_uneven) return call;
   const auto counts = memory.counts(peers, member);
   for (int other = 0; other < memory.members(); ++other) {
-    if (agreement.collective != Collective::all_gather)
+    if (call.collective != Collective::all_gather)
       call.input_counts.push_back(counts.sends(other, sequence).load(std::memory_order_relaxed));
-    if (agreement.collective != Collective::reduce_scatter)
+    if (call.collective != Collective::reduce_scatter)
       call.output_counts.push_back(counts.expects(other, sequence).load(std::memory_order_relaxed));
   }
   return call;

@@ -1,5 +1,6 @@
 #include "comm/engines/shm/group.h"
 
+#include "base/check.h"
 #include "comm/call/all_ranks.h"
 #include "comm/diagnose/report.h"
 #include "comm/engines/shm/channel_report.h"
@@ -52,29 +53,28 @@ Channel& Group::open_channel(ChannelKey key) {
   return *channels_[index];
 }
 
-CallId Group::post(Posting& posting) {
+void Group::post(const CallInfo& info, CallBuffers buffers) {
   if (has_failed()) throw_failure();
-  const auto key = channel_of(posting.collective, posting.root, rank());
-  Channel& channel = open_channel(key);
-  const auto next = channel.posted() + 1;
+  Channel& channel = open_channel(info.id.channel);
+  const auto next = info.id.number;
+  check(next == channel.posted() + 1, "shm: expected call {} of its channel, found call {}",
+        channel.posted() + 1, next);
   const auto depth = static_cast<std::uint64_t>(channel.memory().depth());
-  if (next > channel.finished() + depth) wait(channel, {.sequence = next - depth}, posting.timeout);
-  wait(channel, {.kind = Awaited::Kind::free_slot}, posting.timeout);
-  const auto path = channel.choose_path(posting);
-  order_after_conflicts(channel, path, posting);
+  if (next > channel.finished() + depth) wait(channel, {.sequence = next - depth}, info.timeout);
+  wait(channel, {.kind = Awaited::Kind::free_slot}, info.timeout);
+  auto operands = channel.place(info, std::move(buffers));
+  wait_for_conflicts(channel, operands, info.timeout);
   finish_complete();
-  channel.fill_next(path, posting);
-  if (!post_next(channel, posting)) {
-    channel.empty_next();
-    throw_failure();
-  }
-  return {key, next};
+  channel.fill_next(info, std::move(operands));
+  if (post_next(channel, info)) return;
+  channel.empty_next();
+  throw_failure();
 }
 
-bool Group::post_next(Channel& channel, const Posting& posting) {
+bool Group::post_next(Channel& channel, const CallInfo& info) {
   const auto before = channel.posted();
   try {
-    return progress_.post(channel, posting);
+    return progress_.post(channel, info);
   } catch (const std::exception& error) {
     if (channel.posted() == before) {
       channel.empty_next();
@@ -93,11 +93,10 @@ void Group::fail_by_error(const std::exception& error) const {
   }
 }
 
-void Group::order_after_conflicts(const Channel& channel, const DataPath& path,
-                                  const Posting& posting) {
+void Group::wait_for_conflicts(const Channel& channel, const Operands& operands, Duration timeout) {
   for (Channel* earlier : active_) {
-    if (auto sequence = earlier->last_conflict(&channel, path, posting))
-      wait(*earlier, {.sequence = sequence}, posting.timeout);
+    if (auto sequence = earlier->last_conflict(&channel, operands))
+      wait(*earlier, {.sequence = sequence}, timeout);
   }
 }
 
@@ -233,7 +232,7 @@ std::string Group::settle() {
       auto writer = std::ranges::find(left, word, &Writer::word);
       if (writer == left.end()) return operation.release();
       auto problem = renew(operation);
-      operation.leak();
+      operation.operands().leak();
       if (!problem.empty())
         text += diagnose::words_of_writer(writer->number, channel->own_call(operation.sequence()),
                                           problem, names());
@@ -243,10 +242,11 @@ std::string Group::settle() {
 }
 
 std::string Group::renew(Operation& operation) {
-  Buffer exposed = operation.exposed();
+  Operands& operands = operation.operands();
+  Buffer exposed = operands.exposed();
   if (exposed.bytes == 0) return {};
-  if (operation.staged().is_shared(shared_.peers())) return "it is memory that ranks share";
-  KeepAlive& kept = operation.kept_output();
+  if (operands.is_shared(shared_.peers())) return "it is memory that ranks share";
+  KeepAlive& kept = operands.kept_output();
   Buffer memory = kept.memory();
   if (memory.bytes == 0) return "its memory is the caller's own";
   if (!overlap(memory, exposed)) return {};  // its owner has given it other memory

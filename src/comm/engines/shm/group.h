@@ -12,7 +12,7 @@
 #include "comm/engines/shm/shared_group.h"
 
 #include <lockstep/base/deadline.h>
-#include <lockstep/comm/call_id.h>
+#include <lockstep/comm/call.h>
 
 #include <atomic>
 #include <cstdint>
@@ -41,10 +41,11 @@ class Group {
   [[nodiscard]] const std::vector<int>& members() const { return shared_.members(); }
   [[nodiscard]] const GroupBlock& block() const { return shared_.block(); }
 
-  // Takes part in the next operation of its channel and returns which that is. Blocks only while
-  // the ring is full (of operations under way, or of inputs that a peer has not read yet), or where
-  // the call uses bytes that an earlier one must deliver first. One thread at a time.
-  [[nodiscard]] CallId post(Posting& posting);
+  // Takes part in the next operation of the call's channel, which has the number info.id. Blocks
+  // only while the ring is full (of operations under way, or of inputs that a peer has not read
+  // yet), or where the call uses bytes that an earlier one must deliver first. One thread at a
+  // time.
+  void post(const CallInfo& info, CallBuffers buffers);
   // Returns when the operation is complete and its results are given out, or throws. Helps
   // meanwhile. Any thread.
   void wait(CallId id);
@@ -74,9 +75,9 @@ class Group {
   [[nodiscard]] bool add_channel(ChannelKey key, ChannelMemory memory, std::vector<int> ranks);
   void wait(Channel& channel, const Awaited& awaited, Duration timeout);
   // As ProgressEngine::post(). An error leaves nothing posted, or kills the group.
-  [[nodiscard]] bool post_next(Channel& channel, const Posting& posting);
+  [[nodiscard]] bool post_next(Channel& channel, const CallInfo& info);
   void fail_by_error(const std::exception& error) const;
-  void order_after_conflicts(const Channel& channel, const DataPath& path, const Posting& posting);
+  void wait_for_conflicts(const Channel& channel, const Operands& operands, Duration timeout);
   // Gives out what is complete in all channels. By the thread that posts, or under active_mutex_.
   void finish_complete();
   [[nodiscard]] bool has_unfinished_besides(const Channel& channel);

@@ -16,62 +16,18 @@
 namespace lockstep::shm {
 namespace {
 
-std::int64_t count_of(const Posting& posting, int members) {
-  auto input = [&] { return elements_in(posting.input.bytes, posting.dtype); };
-  auto output = [&] { return elements_in(posting.output.bytes, posting.dtype); };
-  bool uneven = posting.is_uneven();
-  switch (posting.collective) {
-    case Collective::barrier:
-      return 0;
-    case Collective::all_gather:
-      return uneven ? output() : input();
-    case Collective::reduce_scatter:
-      return uneven ? input() : output();
-    case Collective::all_to_all:
-      return uneven ? 0 : input() / members;
-    case Collective::scatter:
-    case Collective::recv:
-      return output();
-    default:
-      return input();
-  }
-}
-
-// Whether a call of so many elements is small enough to be carried.
-bool fits_slot(const Posting& posting, std::int64_t count, int members, std::size_t carried_bytes) {
-  if (posting.is_uneven() || posting.collective == Collective::barrier) return false;
-  auto bytes = static_cast<std::size_t>(count) * bytes_of(posting.dtype);
-  return bytes * (gives_each_its_part(posting.collective) ? members : 1) <= carried_bytes;
+// Whether a call is small enough to be carried.
+bool fits_slot(const CallInfo& info, const ChannelMemory& memory) {
+  if (info.is_uneven() || info.collective == Collective::barrier) return false;
+  auto bytes = static_cast<std::size_t>(count_of(info, memory.members())) * bytes_of(*info.dtype);
+  return bytes * (gives_each_its_part(info.collective) ? memory.members() : 1) <=
+         memory.carried_bytes();
 }
 
 // Nowhere for a buffer that must be staged.
 Location find(const Peers& peers, Buffer buffer) {
   return buffer.bytes == 0 ? Location() : peers.locate(buffer.data, buffer.bytes);
 }
-
-}  // namespace
-
-DataPath choose_path(const Peers& peers, const Posting& posting, int members, int me,
-                     std::size_t carried_bytes) {
-  DataPath path{.count = count_of(posting, members),
-                .reads = reads_input(posting.collective, me, posting.root),
-                .writes = writes_output(posting.collective, me, posting.root)};
-  if (fits_slot(posting, path.count, members, carried_bytes)) {
-    path.is_carried = true;
-    path.keeps_own_part = path.reads && (posting.collective == Collective::all_to_all ||
-                                         posting.collective == Collective::scatter);
-    if (path.reads && !combines(posting.collective))
-      path.input = peers.locate(posting.input.data, posting.input.bytes);
-  } else {
-    if (path.reads) path.input = find(peers, posting.input);
-    bool in_place = path.reads && posting.input.data == posting.output.data &&
-                    posting.input.bytes == posting.output.bytes;
-    if (path.writes) path.output = in_place ? path.input : find(peers, posting.output);
-  }
-  return path;
-}
-
-namespace {
 
 constexpr std::string_view for_a_copy =
     "; a tensor that was made before init(), or in memory of the caller's own, is copied there for "
@@ -80,71 +36,71 @@ constexpr std::string_view for_a_copy =
 
 }  // namespace
 
-Staged::Staged(const Peers& peers, Buffer input, Buffer output, const DataPath& path)
-    : input_location_(path.input), output_location_(path.output), arena_(peers.arena().get()) {
-  if (path.reads) input_ = input;
-  if (path.writes) output_ = output;
-  Arena& arena = *arena_;
+Operands Operands::place(const Peers& peers, const ChannelMemory& memory, int me,
+                         const CallInfo& info, CallBuffers buffers) {
+  Operands placed;
+  bool reads = reads_input(info.collective, me, info.root);
+  if (reads) placed.input_ = buffers.input;
+  if (writes_output(info.collective, me, info.root)) placed.output_ = buffers.output;
+  placed.keep_input_ = std::move(buffers.keep_input);
+  placed.keep_output_ = std::move(buffers.keep_output);
+  placed.carried_ = fits_slot(info, memory);
+  if (placed.carried_) {
+    placed.keeps_own_part_ = reads && (info.collective == Collective::all_to_all ||
+                                       info.collective == Collective::scatter);
+    if (reads && !combines(info.collective))
+      placed.input_location_ = peers.locate(placed.input_.data, placed.input_.bytes);
+  } else {
+    placed.input_location_ = find(peers, placed.input_);
+    placed.output_location_ =
+        placed.is_in_place() ? placed.input_location_ : find(peers, placed.output_);
+  }
+  return placed;
+}
+
+void Operands::stage(const Peers& peers) {
+  if (carried_) return;
+  Arena& arena = *peers.arena();
+  auto allocate = [&arena](std::size_t bytes) {
+    return ArenaBlock(arena.allocate(bytes, for_a_copy), {&arena});
+  };
   if (input_.bytes > 0 && !input_location_.is_somewhere()) {
-    input_block_ = arena.allocate(input_.bytes, for_a_copy);
-    std::memcpy(input_block_, input_.data, input_.bytes);
-    input_location_ = peers.locate(input_block_, input_.bytes);
+    input_block_ = allocate(input_.bytes);
+    std::memcpy(input_block_.get(), input_.data, input_.bytes);
+    input_location_ = peers.locate(input_block_.get(), input_.bytes);
   }
   if (output_.bytes == 0 || output_location_.is_somewhere()) return;
-  bool in_place = output_.data == input_.data && output_.bytes == input_.bytes;
-  try {
-    output_block_ = in_place ? input_block_ : arena.allocate(output_.bytes, for_a_copy);
-  } catch (...) {
-    release();
-    throw;
-  }
-  output_location_ = peers.locate(output_block_, output_.bytes);
+  if (!is_in_place()) output_block_ = allocate(output_.bytes);
+  output_location_ = peers.locate(staged_output(), output_.bytes);
 }
 
-void Staged::carry(Buffer input, Buffer output, const DataPath& path) {
-  release();
-  input_ = path.reads ? input : Buffer();
-  output_ = path.writes ? output : Buffer();
-  input_location_ = path.input;
-  output_location_ = Location();
-  carried_ = true;
-  keeps_own_part_ = path.keeps_own_part;
+void Operands::deliver() {
+  if (const std::byte* staged = staged_output()) std::memcpy(output_.data, staged, output_.bytes);
 }
 
-Staged& Staged::operator=(Staged&& other) noexcept {
-  if (this == &other) return *this;
-  release();
-  input_ = other.input_;
-  output_ = other.output_;
-  input_location_ = other.input_location_;
-  output_location_ = other.output_location_;
-  carried_ = other.carried_;
-  keeps_own_part_ = other.keeps_own_part_;
-  arena_ = other.arena_;
-  input_block_ = std::exchange(other.input_block_, nullptr);
-  output_block_ = std::exchange(other.output_block_, nullptr);
-  return *this;
+void Operands::release() {
+  output_block_.reset();
+  input_block_.reset();
+  keep_input_.reset();
+  keep_output_.reset();
 }
 
-void Staged::copy_out() {
-  if (output_block_) std::memcpy(output_.data, output_block_, output_.bytes);
+void Operands::leak() {
+  (void)output_block_.release();
+  (void)input_block_.release();
+  keep_input_.leak();
+  keep_output_.leak();
 }
 
-void Staged::release() {
-  if (output_block_ && output_block_ != input_block_) arena_->free(output_block_);
-  if (input_block_) arena_->free(input_block_);
-  leak();
-}
-
-void Staged::leak() { input_block_ = output_block_ = nullptr; }
-
-bool Staged::must_precede(const Later& later) const {
-  bool reads_ours = overlap(output_, later.input);
-  bool writes_output = overlap(output_, later.output);
+bool Operands::must_precede(const Operands& later, bool same_channel) const {
+  bool reads_ours = overlap(output_, later.input_);
+  bool writes_output = overlap(output_, later.output_);
   bool is_copied = (carried_ && !keeps_own_part_) || input_block_ != nullptr;
-  if (later.same_channel && !keeps_own_part_)
-    return delivers_late() ? reads_ours || writes_output : reads_ours && later.is_copied;
-  return reads_ours || writes_output || (!is_copied && overlap(input_, later.output));
+  bool later_copies = later.carried_ || !later.input_location_.is_somewhere();
+  bool delivers_late = carried_ || staged_output() != nullptr;  // by the owner, after peers went on
+  if (same_channel && !keeps_own_part_)
+    return delivers_late ? reads_ours || writes_output : reads_ours && later_copies;
+  return reads_ours || writes_output || (!is_copied && overlap(input_, later.output_));
 }
 
 namespace {
@@ -182,9 +138,10 @@ void copy(std::span<std::byte* const> to, const std::byte* from, std::size_t byt
   }
 }
 
-[[noreturn]] void refuse_combination(const Posting& posting) {
-  throw InvalidArgument(formatted("{}: {} has no meaning for {}", name_of(posting.collective),
-                                  name_of(posting.op), name_of(posting.dtype)));
+void check_combination(const CallInfo& info) {
+  if (!combines(info.collective) || kernels::can_combine(*info.dtype, info.op)) return;
+  throw InvalidArgument(formatted("{}: {} has no meaning for {}", name_of(info.collective),
+                                  name_of(info.op), name_of(*info.dtype)));
 }
 
 }  // namespace
@@ -195,87 +152,74 @@ void Operation::set_members(int members) {
   origins_.resize(members);
 }
 
-Fingerprint Operation::agree(const Posting& posting, int members, std::int64_t count) {
-  bool message = posting.collective == Collective::send || posting.collective == Collective::recv;
-  bool uneven = posting.is_uneven();
-  uneven_exchange_ = uneven && posting.collective == Collective::all_to_all;
+void Operation::agree(const CallInfo& info) {
+  bool is_uneven = info.is_uneven();
+  uneven_exchange_ = is_uneven && info.collective == Collective::all_to_all;
   counts_.clear();
-  if (uneven && !uneven_exchange_) {
-    auto given = posting.input_counts.empty() ? posting.output_counts : posting.input_counts;
+  if (is_uneven && !uneven_exchange_) {
+    auto given = info.input_counts.empty() ? info.output_counts : info.input_counts;
     counts_.assign(given.begin(), given.end());
   }
-  shape_ = {posting.collective, members, message ? 0 : posting.root, count, counts_, {}};
-  Agreement agreement{posting.collective, posting.op, posting.dtype,
-                      shape_.root,        uneven,     static_cast<std::uint64_t>(shape_.count)};
-  std::uint64_t names = names_of(posting.tag);
-  if (!counts_.empty())
-    names = combine_fingerprints(names, fingerprint_of(std::span<const std::int64_t>(counts_)));
-  return agreement.fingerprint(names);
+  const auto members = static_cast<int>(inputs_.size());
+  const int root = is_message(info.collective) ? 0 : info.root;
+  shape_ = {info.collective, members, root, count_of(info, members), counts_, {}};
+  print_ = Fingerprint::of(info, shape_.count, counts_);
 }
 
-void Operation::fill(const Peers& peers, int me, std::uint64_t sequence, const DataPath& path,
-                     Posting& posting) {
-  auto members = static_cast<int>(inputs_.size());
-  if (combines(posting.collective) && !kernels::can_combine(posting.dtype, posting.op))
-    refuse_combination(posting);
-  print_ = agree(posting, members, path.count);
-  carried_ = path.is_carried;
-  if (carried_)
-    staged_.carry(posting.input, posting.output, path);
-  else
-    staged_ = Staged(peers, posting.input, posting.output, path);
+void Operation::fill(const Peers& peers, int me, const CallInfo& info, Operands operands) {
+  check_combination(info);
+  operands.stage(peers);
+  agree(info);
+  operands_ = std::move(operands);
   me_ = me;
-  sequence_ = sequence;
-  collective_ = posting.collective;
-  op_ = posting.op;
-  dtype_ = posting.dtype;
-  timeout_.store(posting.timeout.count(), std::memory_order_relaxed);
-  keep_input_ = std::move(posting.keep_input);
-  keep_output_ = std::move(posting.keep_output);
+  sequence_ = info.id.number;
+  collective_ = info.collective;
+  op_ = info.op;
+  dtype_ = info.dtype.value_or(DType::uint8);
+  timeout_.store(info.timeout.count(), std::memory_order_relaxed);
   seen_.reset();
   seen_.set(me);
-  unseen_ = members - 1;
-  if (carried_)
+  unseen_ = shape_.size - 1;
+  if (is_carried())
     std::ranges::fill(outputs_, nullptr);
   else
-    note(peers, me, staged_.input(), staged_.output());
+    note(peers, me, operands_.input_location(), operands_.output_location());
   mismatched_ = -1;
   planned_ = false;
 }
 
-void Operation::publish(const Peers& peers, const ChannelMemory& memory, int me,
-                        const Posting& posting) {
-  if (posting.is_uneven()) publish_counts(peers, memory, me, posting);
-  if (carried_) {
-    inputs_[me] = memory.carried(me, sequence_);
-    if (!combines(collective_)) origins_[me] = staged_.own_input().data;
+void Operation::publish(const Peers& peers, const ChannelMemory& memory, const CallInfo& info) {
+  if (info.is_uneven()) publish_counts(peers, memory, info);
+  if (is_carried()) {
+    inputs_[me_] = memory.carried(me_, sequence_);
+    if (!combines(collective_)) origins_[me_] = operands_.input().data;
     carry_input();
   }
-  write(memory.slot(me, sequence_), sequence_, {print_, staged_.input(), staged_.output()},
-        {posting.collective, posting.tag, posting.where}, file_in_slot_);
+  write(memory.slot(me_, sequence_), sequence_,
+        {print_, operands_.input_location(), operands_.output_location()}, info, file_in_slot_);
 }
 
 // This rank's own part of what each gets its part of is read where it lies.
 void Operation::carry_input() const {
-  const Buffer input = staged_.own_input();
+  const Buffer input = operands_.input();
   if (input.bytes == 0) return;
   std::byte* carried = inputs_[static_cast<std::size_t>(me_)];
-  const std::size_t part = staged_.keeps_own_part() ? input.bytes / inputs_.size() : 0;
+  const std::size_t part = operands_.keeps_own_part() ? input.bytes / inputs_.size() : 0;
   const std::size_t begin = part * static_cast<std::size_t>(me_);
   std::memcpy(carried, input.data, begin);
   std::memcpy(carried + begin + part, input.data + begin + part, input.bytes - begin - part);
 }
 
 // A member may still read those of the operation that stood here, which others have completed.
-void Operation::publish_counts(const Peers& peers, const ChannelMemory& memory, int me,
-                               const Posting& posting) const {
-  begin_write(memory.slot(me, sequence_), sequence_);
-  auto counts = memory.counts(peers, me);
+void Operation::publish_counts(const Peers& peers, const ChannelMemory& memory,
+                               const CallInfo& info) const {
+  begin_write(memory.slot(me_, sequence_), sequence_);
+  auto counts = memory.counts(peers, me_);
   int other = 0;
-  for (auto count : posting.input_counts)
+  for (auto count : info.input_counts)
     counts.sends(other++, sequence_).store(count, std::memory_order_relaxed);
   other = 0;
-  for (auto count : posting.output_counts)
+  for (auto count : info.output_counts)
     counts.expects(other++, sequence_).store(count, std::memory_order_relaxed);
 }
 
@@ -288,9 +232,9 @@ void Operation::note(const Peers& peers, int member, Location input, Location ou
 void Operation::note_carried(int member, std::byte* input, std::byte* origin) {
   inputs_[member] = input;
   origins_[member] = origin;
-  std::size_t output = staged_.own_output().bytes;
+  std::size_t output = operands_.output().bytes;
   if (output == 0) return;
-  std::size_t own_input = staged_.own_input().bytes;
+  std::size_t own_input = operands_.input().bytes;
   std::size_t begin = 0;
   std::size_t bytes = own_input > 0 ? own_input : output;  // of a peer that sends as much, or to me
   if (gives_each_its_part(collective_)) {
@@ -313,7 +257,7 @@ PollResult Operation::look(const Peers& peers, const ChannelMemory& memory) {
     }
     seen_.set(member);
     --unseen_;
-    if (carried_)
+    if (is_carried())
       note_carried(member, memory.carried(member, sequence_),
                    combines(collective_) ? nullptr : peers.address(descriptor.input));
     else
@@ -352,9 +296,9 @@ PollResult Operation::make_plan(const Peers& peers, const ChannelMemory& memory)
     shape_.exchange = &exchange_;
   }
   planned_ = true;
-  if (carried_) {
+  if (is_carried()) {
     if (!combines(collective_)) plan_ = Plan(shape_);
-    outputs_[me_] = staged_.own_output().data;
+    outputs_[me_] = operands_.output().data;
     return PollResult::ready;
   }
   plan_ = Plan(shape_, cutting_for(dtype_));
@@ -389,7 +333,7 @@ void Operation::run(int part, std::int64_t index) const {
 }
 
 void Operation::run_carried() const {
-  if (staged_.own_output().bytes == 0) return;
+  if (operands_.output().bytes == 0) return;
   if (!combines(collective_)) return move_carried();
   std::array<const std::byte*, kernels::max_ranks> inputs;
   std::int64_t first = collective_ == Collective::reduce_scatter ? shape_.count * me_ : 0;
@@ -407,7 +351,7 @@ void Operation::move_carried() const {
       if (me_ < move.first() || me_ >= move.end(shape_.size)) return;
       std::byte* to = at_element(outputs_[me_], move.destination_offset, dtype_);
       if (to == at_element(origins_[move.source], move.source_offset, dtype_)) return;
-      const auto& carried = move.source == me_ && staged_.keeps_own_part() ? origins_ : inputs_;
+      const auto& carried = move.source == me_ && operands_.keeps_own_part() ? origins_ : inputs_;
       const std::byte* from = at_element(carried[move.source], move.source_offset, dtype_);
       std::memcpy(to, from, static_cast<std::size_t>(move.length) * bytes_of(dtype_));
     });
@@ -452,16 +396,8 @@ void Operation::move_part(int part, Range range) const {
 }
 
 void Operation::release() {
-  staged_.release();
-  keep_input_.reset();
-  keep_output_.reset();
+  operands_.release();
   if (uneven_exchange_) exchange_ = {};  // as many words as pairs of ranks
-}
-
-void Operation::leak() {
-  staged_.leak();
-  keep_input_.leak();
-  keep_output_.leak();
 }
 
 }  // namespace lockstep::shm

@@ -11,7 +11,6 @@
 // left alone, as in every operation: its owner may have gone on and written there again.
 #pragma once
 
-#include "comm/call/dtype.h"
 #include "comm/engines/shm/arena.h"
 #include "comm/engines/shm/peers.h"
 #include "comm/engines/shm/plan.h"
@@ -19,22 +18,18 @@
 #include "comm/kernels/combine.h"
 
 #include <lockstep/base/deadline.h>
-#include <lockstep/comm/op.h>
+#include <lockstep/comm/call.h>
 
 #include <atomic>
 #include <bitset>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
-#include <source_location>
-#include <span>
-#include <string_view>
+#include <memory>
 #include <utility>
 #include <vector>
 
 namespace lockstep::shm {
 
-// Posting: one call as the engine takes it. Addresses, not tensors.
 struct Buffer {
   std::byte* data = nullptr;
   std::size_t bytes = 0;
@@ -92,118 +87,97 @@ class KeepAlive {
   const Renewal* renewal_ = nullptr;
 };
 
-struct Posting {
-  Collective collective = Collective::barrier;
-  Op op = Op::sum;
-  int root = 0;  // of send and recv: the peer
-  DType dtype = DType::uint8;
+// The buffers of a call, as addresses: what the backend makes of its tensors.
+struct CallBuffers {
   Buffer input;
   Buffer output;
-  // Elements, as in Call; only uneven ones are given.
-  std::span<const std::int64_t> input_counts = {};
-  std::span<const std::int64_t> output_counts = {};
-  std::string_view tag = {};
-  Duration timeout{};
-  std::source_location where = std::source_location::current();
   KeepAlive keep_input = {};
   KeepAlive keep_output = {};
-
-  [[nodiscard]] bool is_uneven() const { return !input_counts.empty() || !output_counts.empty(); }
 };
 
-// The data path of a call: which of the ways below it takes. Chosen once a post; every rank
-// finds the same for what peers must know, since counts are agreed on.
-struct DataPath {
-  // Small: the input rides in the slot. Else each buffer is accessed where it lies, or staged in a
-  // block of the arena.
-  bool is_carried = false;
-  // Carried: of what each rank gets a part of, this rank's own is not passed on but taken from the
-  // input when the call is carried out.
-  bool keeps_own_part = false;
-  std::int64_t count = 0;  // Shape::count, from whichever buffer this rank has
-  bool reads = false;  // whether this call's input is read, and its output written, on this rank
-  bool writes = false;
-  // Where peers access a buffer; nowhere: it is staged. Carried: where an input that is moved lies
-  // in an arena, if it does. Nowhere for a buffer that is not used.
-  Location input;
-  Location output;
-
-  // Whether the input, or some of it, has been copied when the call is posted.
-  [[nodiscard]] bool copies_input() const { return reads && (is_carried || !input.is_somewhere()); }
+struct FreeInArena {
+  Arena* arena = nullptr;
+  void operator()(std::byte* block) const { arena->free(block); }
 };
+using ArenaBlock = std::unique_ptr<std::byte, FreeInArena>;
 
-// Of a call on a channel of `members`, this rank being number `me`, whose slots carry so many
-// bytes.
-[[nodiscard]] DataPath choose_path(const Peers& peers, const Posting& posting, int members, int me,
-                                   std::size_t carried_bytes);
-
-// Staging: how the buffers of one call take part. Peers touch only what lies in an arena;
-// everything else is copied:
+// Operands: the buffers of one call of this rank, and where peers find them. Peers touch only what
+// lies in an arena; everything else is copied:
 //
 //   carried   a small operation: the input rides in the slot, and this rank computes its own output
 //   staged    the input is copied into an arena block at the post, and the output out of one after
 //             completion, by the owner; the naive way, which works everywhere
 //   direct    the descriptor says where the buffer lies, and peers read and write it there
-// The buffers of one call of this rank, and where peers find them.
-class Staged {
+//
+// place() decides and copies nothing. Then the poster waits for earlier operations on the same
+// bytes (must_precede), and only then stage() copies the input.
+class Operands {
  public:
-  Staged() = default;
-  // Of a placed call: copies the input in where it must be. Throws BadInput when the arena is full.
-  Staged(const Peers& peers, Buffer input, Buffer output, const DataPath& path);
-  // From now on those of a carried call: nothing is copied here.
-  void carry(Buffer input, Buffer output, const DataPath& path);
-  Staged(Staged&& other) noexcept { *this = std::move(other); }
-  Staged& operator=(Staged&& other) noexcept;
-  ~Staged() { release(); }
+  Operands() = default;
+  // Those of a call of member `me` of a channel. Every rank decides alike where peers must know it.
+  [[nodiscard]] static Operands place(const Peers& peers, const ChannelMemory& memory, int me,
+                                      const CallInfo& info, CallBuffers buffers);
+  // Copies in what must be copied, unless the call is carried. Throws BadInput when the arena is
+  // full.
+  void stage(const Peers& peers);
+  // The operation is complete: the output goes where the caller wants it.
+  void deliver();
+  // Frees what this made, and lets the caller's tensors go; nobody may use either any more.
+  void release();
+  // Never frees it: peers may still write there.
+  void leak();
 
-  [[nodiscard]] Location input() const { return input_location_; }
-  [[nodiscard]] Location output() const { return output_location_; }
-  // The caller's own; empty where it is not used.
-  [[nodiscard]] Buffer own_input() const { return input_; }
-  [[nodiscard]] Buffer own_output() const { return output_; }
+  [[nodiscard]] bool is_carried() const { return carried_; }
+  // Carried: of what each rank gets a part of, this rank's own is not passed on but taken from the
+  // input when the call is carried out.
   [[nodiscard]] bool keeps_own_part() const { return keeps_own_part_; }
+  // Where peers access a buffer. Carried: where an input that is moved lies in an arena, if it
+  // does. Nowhere for a buffer that is not used.
+  [[nodiscard]] Location input_location() const { return input_location_; }
+  [[nodiscard]] Location output_location() const { return output_location_; }
+  // The caller's own; empty where this rank does not read or write it.
+  [[nodiscard]] Buffer input() const { return input_; }
+  [[nodiscard]] Buffer output() const { return output_; }
+  [[nodiscard]] bool uses(Buffer buffer) const {
+    return overlap(input_, buffer) || overlap(output_, buffer);
+  }
 
-  // The caller's own output, where peers write to it.
+  // Whether a call posted later, which is placed and not staged, must wait until this one has been
+  // delivered: it touches the same bytes, and the order of the channel alone would not do.
+  // `same_channel`: the two are executed in post order anyway.
+  [[nodiscard]] bool must_precede(const Operands& later, bool same_channel) const;
+
+  // The caller's own output, where peers write to it, and what keeps it.
   [[nodiscard]] Buffer exposed() const {
-    return output_location_.is_somewhere() && output_block_ == nullptr ? output_ : Buffer();
+    return output_location_.is_somewhere() && staged_output() == nullptr ? output_ : Buffer();
+  }
+  [[nodiscard]] KeepAlive& kept_output() {
+    return keep_output_.exists() ? keep_output_ : keep_input_;
   }
   // It lies in memory that ranks share: another one's arena, or a block that several hold.
   [[nodiscard]] bool is_shared(const Peers& peers) const {
     return output_location_.rank != peers.rank() || peers.arena()->is_held(output_.data);
   }
 
-  // The operation is complete: the output goes where the caller wants it.
-  void copy_out();
-  // Frees what this made; nobody may use it any more.
-  void release();
-  // Never frees it: peers may still write there.
-  void leak();
-
-  // Whether an operation posted later must wait until this one has been taken out: it touches the
-  // same bytes, and the order of the channel alone would not do. `same_channel`: operations of the
-  // two are executed in post order anyway. `is_copied`: the later one's input is copied at its
-  // post.
-  struct Later {
-    Buffer input;
-    Buffer output;
-    bool same_channel;
-    bool is_copied;
-  };
-  [[nodiscard]] bool must_precede(const Later& later) const;
-
  private:
-  // What the owner delivers itself, after peers have gone on.
-  [[nodiscard]] bool delivers_late() const { return output_block_ != nullptr || carried_; }
+  [[nodiscard]] bool is_in_place() const {
+    return output_.data == input_.data && output_.bytes == input_.bytes;
+  }
+  // The block that peers write the output to; null if they write to the caller's own.
+  [[nodiscard]] const std::byte* staged_output() const {
+    return output_block_ ? output_block_.get() : is_in_place() ? input_block_.get() : nullptr;
+  }
 
-  Buffer input_;  // the caller's; empty when not used
+  Buffer input_;
   Buffer output_;
   Location input_location_;
   Location output_location_;
   bool carried_ = false;
-  bool keeps_own_part_ = false;  // of the input of a carried call, which is copied but for that
-  Arena* arena_ = nullptr;
-  std::byte* input_block_ = nullptr;   // in the arena, when staged
-  std::byte* output_block_ = nullptr;  // may be the same
+  bool keeps_own_part_ = false;
+  ArenaBlock input_block_;   // where the input is staged, and the output of a call in place
+  ArenaBlock output_block_;  // where any other output is staged
+  KeepAlive keep_input_;
+  KeepAlive keep_output_;
 };
 
 // What looking at the members' slots has found.
@@ -215,19 +189,18 @@ class Operation {
   // Once, before anything else.
   void set_members(int members);
 
-  // Throws InvalidArgument when the call makes no sense, BadInput when the arena is full; the
-  // record is then empty.
-  void fill(const Peers& peers, int me, std::uint64_t sequence, const DataPath& path,
-            Posting& posting);
+  // Stages the operands, which are placed. Throws InvalidArgument when the call makes no sense,
+  // BadInput when the arena is full; the record is then empty.
+  void fill(const Peers& peers, int me, const CallInfo& info, Operands operands);
   // Publishes the descriptor, and what is carried.
-  void publish(const Peers& peers, const ChannelMemory& memory, int me, const Posting& posting);
+  void publish(const Peers& peers, const ChannelMemory& memory, const CallInfo& info);
   // Reads what others have posted since the last look and, when all have, makes the plan. After
   // `mismatch`, mismatched() is a member that does not agree with this rank.
   [[nodiscard]] PollResult look(const Peers& peers, const ChannelMemory& memory);
 
   [[nodiscard]] std::uint64_t sequence() const { return sequence_; }
   // Also of the operation that was here last.
-  [[nodiscard]] bool is_carried() const { return carried_; }
+  [[nodiscard]] bool is_carried() const { return operands_.is_carried(); }
   [[nodiscard]] bool is_barrier() const { return collective_ == Collective::barrier; }
   [[nodiscard]] bool is_planned() const { return planned_; }
   [[nodiscard]] const Plan& plan() const { return plan_; }
@@ -238,32 +211,23 @@ class Operation {
   // All that this rank gets out of a carried operation.
   void run_carried() const;
 
-  [[nodiscard]] Staged& staged() { return staged_; }
-  [[nodiscard]] const Staged& staged() const { return staged_; }
+  [[nodiscard]] Operands& operands() { return operands_; }
+  [[nodiscard]] const Operands& operands() const { return operands_; }
   // Of its wait. Any thread.
   [[nodiscard]] Duration timeout() const {
     return Duration(timeout_.load(std::memory_order_relaxed));
   }
-  // The results are complete: they go where the caller wants them.
-  void copy_out() { staged_.copy_out(); }
   // The caller's tensors may go; the record is empty.
   void release();
-  // After an error: what peers may still write to is never used again.
-  void leak();
-  // The caller's own output, where peers write to it, and what keeps it.
-  [[nodiscard]] Buffer exposed() const { return staged_.exposed(); }
-  [[nodiscard]] KeepAlive& kept_output() {
-    return keep_output_.exists() ? keep_output_ : keep_input_;
-  }
 
  private:
-  void publish_counts(const Peers& peers, const ChannelMemory& memory, int me,
-                      const Posting& posting) const;
+  void publish_counts(const Peers& peers, const ChannelMemory& memory, const CallInfo& info) const;
   // These are the buffers of a member that has posted.
   void note(const Peers& peers, int member, Location input, Location output);
   // The same for one whose slot carries its input, which lies at `origin`.
   void note_carried(int member, std::byte* input, std::byte* origin);
-  [[nodiscard]] Fingerprint agree(const Posting& posting, int members, std::int64_t count);
+  // Sets what all ranks agree on: shape and fingerprint.
+  void agree(const CallInfo& info);
   void carry_input() const;
   void move_carried() const;
   [[nodiscard]] bool read_exchange(const Peers& peers, const ChannelMemory& memory);
@@ -280,7 +244,6 @@ class Operation {
   int me_ = 0;
   Shape shape_;
   bool uneven_exchange_ = false;  // all_to_all with counts
-  bool carried_ = false;
   Fingerprint print_;
   std::vector<std::int64_t> counts_;
   Exchange exchange_;
@@ -296,9 +259,7 @@ class Operation {
   bool stream_ = false;
   Plan plan_;
 
-  Staged staged_;
-  KeepAlive keep_input_;
-  KeepAlive keep_output_;
+  Operands operands_;
   std::atomic<Duration::rep> timeout_{0};
 };
 

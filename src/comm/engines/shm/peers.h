@@ -20,6 +20,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <sys/types.h>
@@ -147,6 +148,31 @@ class Peers {
   std::vector<Peer> peers_;
   std::vector<std::byte*> bases_;
 };
+
+inline Peers::Peers(int rank, std::shared_ptr<Arena> arena, std::vector<Peer> peers)
+    : rank_(rank), arena_(std::move(arena)), peers_(std::move(peers)) {
+  for (int peer = 0; peer < size(); ++peer)
+    bases_.push_back(peer == rank_ ? arena_->data() : peers_[peer].memory->data());
+}
+
+inline void Peers::ring(std::span<const int> ranks, bool helpers) const {
+  for (int rank : ranks) {
+    shm::ring(control(rank).waiting);
+    if (helpers) shm::ring(control(rank).helper);
+  }
+}
+
+inline Location Peers::locate(const std::byte* data, std::size_t bytes) const {
+  if (arena_->contains(data, bytes))
+    return {rank_, static_cast<std::uint64_t>(data - arena_->data())};
+  for (int rank = 0; rank < size(); ++rank) {
+    if (rank == rank_) continue;
+    const auto& memory = *peers_[rank].memory;
+    if (data >= memory.data() && data + bytes <= memory.data() + memory.bytes())
+      return {rank, static_cast<std::uint64_t>(data - memory.data())};
+  }
+  return {};
+}
 
 // Execution marks: what the threads of each process say they are executing, in places of its
 // control page that all ranks read.

@@ -18,9 +18,7 @@
 //   barrier              no segments
 #pragma once
 
-#include "comm/call/traits.h"
-
-#include <lockstep/comm/op.h>
+#include <lockstep/comm/call.h>
 
 #include <algorithm>
 #include <cstddef>

@@ -65,7 +65,7 @@ void ProgressEngine::stop(std::span<Channel* const> channels) {
   forget(channels);
 }
 
-bool ProgressEngine::post(Channel& channel, const Posting& posting) {
+bool ProgressEngine::post(Channel& channel, const CallInfo& info) {
   Channel::Task task;
   std::optional<std::size_t> place;
   WakeScope wake = WakeScope::nobody;
@@ -76,7 +76,7 @@ bool ProgressEngine::post(Channel& channel, const Posting& posting) {
       busy_.push_back(&channel);
       note_busy();
     }
-    wake = channel.post_next(posting);
+    wake = channel.post_next(info);
     bool is_idle = busy_.size() == 1 && channel.waits_for_peers();
     if (!is_idle) place = claim(ProgressScope::own_part, task);
   }

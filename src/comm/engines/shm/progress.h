@@ -142,7 +142,7 @@ class ProgressEngine {
 
   // Posts what the channel has prepared, and executes this rank's part of what is ready. False: the
   // channel has been stopped, and nothing is posted.
-  [[nodiscard]] bool post(Channel& channel, const Posting& posting);
+  [[nodiscard]] bool post(Channel& channel, const CallInfo& info);
   // Makes progress until `awaited` is complete. False: the group has failed, of this wait's
   // deadline or of anything else.
   [[nodiscard]] bool wait(Channel& channel, const Awaited& awaited, Duration timeout);

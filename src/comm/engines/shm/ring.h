@@ -5,19 +5,19 @@
 #pragma once
 
 #include "base/fingerprint.h"
-#include "comm/call/dtype.h"
+#include "comm/call/record.h"
+
 #include "comm/engines/shm/peers.h"
 #include "comm/engines/shm/plan.h"
 #include "sys/shared_text.h"
 
-#include <lockstep/comm/op.h>
+#include <lockstep/comm/call.h>
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <source_location>
-#include <string>
+#include <span>
 #include <string_view>
 
 namespace lockstep::shm {
@@ -97,36 +97,41 @@ inline std::int64_t count_done(CursorWord& word, std::uint64_t sequence) {
 // What ranks must agree on, packed so that comparing takes three words.
 struct Fingerprint {
   std::uint64_t call = 0;   // collective, op, dtype, root, even or not
-  std::uint64_t count = 0;  // elements
-  std::uint64_t names = 0;  // hash of the tag and of uneven counts
+  std::uint64_t count = 0;  // count_of() the call
+  std::uint64_t names = 0;  // hash of the tag and of uneven counts; most calls have neither
+
+  // send and recv are the two ends of one call. What a collective does not use does not count.
+  // `uneven_counts`: those that all ranks pass alike.
+  [[nodiscard]] static Fingerprint of(const CallInfo& call, std::int64_t count,
+                                      std::span<const std::int64_t> uneven_counts = {});
   friend bool operator==(const Fingerprint&, const Fingerprint&) = default;
 };
 
-// Of a tag; most calls have none.
-[[nodiscard]] inline std::uint64_t names_of(std::string_view tag) {
-  return tag.empty() ? 0 : fingerprint(tag);
+// Operations in which each rank has an equal part of the tensor whose size all ranks agree on.
+[[nodiscard]] constexpr bool has_equal_parts(Collective collective, bool is_uneven) {
+  return !is_uneven &&
+         (collective == Collective::all_gather || collective == Collective::reduce_scatter ||
+          collective == Collective::all_to_all);
+}
+// The elements of a call as slots and plans count them (Shape::count): those of one rank's part
+// where parts are equal; 0 for an uneven all_to_all, in which each rank has counts of its own.
+[[nodiscard]] inline std::int64_t count_of(const CallInfo& call, int members) {
+  if (has_equal_parts(call.collective, call.is_uneven())) return call.elements / members;
+  return call.is_uneven() && call.collective == Collective::all_to_all ? 0 : call.elements;
 }
 
-struct Agreement {
-  Collective collective = Collective::barrier;
-  Op op = Op::sum;
-  DType dtype = DType::uint8;
-  int root = 0;
-  bool uneven = false;
-  std::uint64_t count = 0;
-
-  // send and recv are the two ends of one call. What a collective does not use does not count.
-  [[nodiscard]] Fingerprint fingerprint(std::uint64_t names) const;
-  [[nodiscard]] static Agreement of(const Fingerprint& print);
-};
-
-inline Fingerprint Agreement::fingerprint(std::uint64_t names) const {
-  auto kind = collective == Collective::recv ? Collective::send : collective;
-  std::uint64_t word = static_cast<std::uint64_t>(kind) | std::uint64_t{uneven} << 8;
-  if (combines(kind)) word |= static_cast<std::uint64_t>(op) << 16;
-  if (kind != Collective::barrier) word |= static_cast<std::uint64_t>(dtype) << 24;
-  if (has_root(kind)) word |= static_cast<std::uint64_t>(static_cast<std::uint32_t>(root)) << 32;
-  return {word, count, names};
+inline Fingerprint Fingerprint::of(const CallInfo& call, std::int64_t count,
+                                   std::span<const std::int64_t> uneven_counts) {
+  auto kind = call.collective == Collective::recv ? Collective::send : call.collective;
+  std::uint64_t word =
+      static_cast<std::uint64_t>(kind) | static_cast<std::uint64_t>(call.is_uneven()) << 8;
+  if (combines(kind)) word |= static_cast<std::uint64_t>(call.op) << 16;
+  if (call.dtype) word |= static_cast<std::uint64_t>(*call.dtype) << 24;
+  if (has_root(kind))
+    word |= static_cast<std::uint64_t>(static_cast<std::uint32_t>(call.root)) << 32;
+  std::uint64_t names = call.tag.empty() ? 0 : fingerprint(call.tag);
+  if (!uneven_counts.empty()) names = combine_fingerprints(names, fingerprint_of(uneven_counts));
+  return {word, static_cast<std::uint64_t>(count), names};
 }
 
 // One cache line that the hand-off reads, and a cold rest for messages.
@@ -151,17 +156,11 @@ struct Descriptor {
   Location output;
 };
 
-struct CallSite {
-  Collective collective = Collective::barrier;  // send and recv told apart
-  std::string_view tag;
-  std::source_location where;
-};
-
 // Says that the slot is being written for `sequence`; what belongs to it outside may change from
 // then on. write() begins so, too.
 void begin_write(Slot& slot, std::uint64_t sequence);
 // `file_in_slot`: the file name that the slot holds, kept by its owner from call to call.
-void write(Slot& slot, std::uint64_t sequence, const Descriptor& descriptor, const CallSite& site,
+void write(Slot& slot, std::uint64_t sequence, const Descriptor& descriptor, const CallInfo& call,
            const char*& file_in_slot);
 
 enum class Posted {
@@ -191,30 +190,10 @@ enum class Posted {
   return slot.stamp.load(std::memory_order_acquire) / 2;
 }
 
-// What the slot's operation is; its fields must stand.
-[[nodiscard]] Agreement agreement_in(const Slot& slot);
-// What only messages need.
-struct PostedCallSite {
-  Collective collective = Collective::barrier;  // send and recv told apart
-  std::string tag;
-  std::string file;
-  std::uint32_t line = 0;
-};
-[[nodiscard]] PostedCallSite call_site_in(const Slot& slot);
-
 inline constexpr std::uint64_t line_bits = 32;
 
 inline std::string_view file_name(std::string_view path) {
   return path.substr(path.rfind('/') + 1);
-}
-
-inline Agreement Agreement::of(const Fingerprint& print) {
-  return {static_cast<Collective>(print.call & 0xff),
-          static_cast<Op>(print.call >> 16 & 0xff),
-          static_cast<DType>(print.call >> 24 & 0xff),
-          static_cast<int>(print.call >> 32),
-          (print.call >> 8 & 1) != 0,
-          print.count};
 }
 
 inline void begin_write(Slot& slot, std::uint64_t sequence) {
@@ -224,7 +203,7 @@ inline void begin_write(Slot& slot, std::uint64_t sequence) {
 }
 
 inline void write(Slot& slot, std::uint64_t sequence, const Descriptor& descriptor,
-                  const CallSite& site, const char*& file_in_slot) {
+                  const CallInfo& call, const char*& file_in_slot) {
   constexpr auto relaxed = std::memory_order_relaxed;
   begin_write(slot, sequence);
   slot.call.store(descriptor.print.call, relaxed);
@@ -232,11 +211,11 @@ inline void write(Slot& slot, std::uint64_t sequence, const Descriptor& descript
   slot.names.store(descriptor.print.names, relaxed);
   slot.input.store(descriptor.input.word(), relaxed);
   slot.output.store(descriptor.output.word(), relaxed);
-  slot.line.store(static_cast<std::uint64_t>(site.collective) << line_bits | site.where.line(),
+  slot.line.store(static_cast<std::uint64_t>(call.collective) << line_bits | call.where.line(),
                   relaxed);
-  slot.tag.store(site.tag);
-  if (file_in_slot != site.where.file_name()) {
-    file_in_slot = site.where.file_name();
+  slot.tag.store(call.tag);
+  if (file_in_slot != call.where.file_name()) {
+    file_in_slot = call.where.file_name();
     slot.file.store(file_name(file_in_slot));
   }
   // seq_cst: the poster then looks at the other stamps, and of two that post at once at least one
@@ -244,17 +223,25 @@ inline void write(Slot& slot, std::uint64_t sequence, const Descriptor& descript
   slot.stamp.store(sequence * 2, std::memory_order_seq_cst);
 }
 
-inline Agreement agreement_in(const Slot& slot) {
-  return Agreement::of(
-      {slot.call.load(std::memory_order_relaxed), slot.count.load(std::memory_order_relaxed), 0});
+// The call that the slot holds, without uneven counts; its fields must stand. `elements` are as
+// count_of() has them, and a message has no root. Without its number.
+[[nodiscard]] inline CallRecord record_in(const Slot& slot) {
+  constexpr auto relaxed = std::memory_order_relaxed;
+  const auto word = slot.call.load(relaxed);
+  const auto line = slot.line.load(relaxed);
+  const auto collective = static_cast<Collective>(line >> line_bits);
+  CallRecord call{.collective = collective,
+                  .op = static_cast<Op>(word >> 16 & 0xff),
+                  .elements = static_cast<std::int64_t>(slot.count.load(relaxed)),
+                  .tag = slot.tag.load(),
+                  .file = slot.file.load(),
+                  .line = static_cast<std::uint32_t>(line)};
+  if (collective != Collective::barrier) call.dtype = static_cast<DType>(word >> 24 & 0xff);
+  if (has_root(collective)) call.root = static_cast<int>(word >> 32);
+  return call;
 }
-
-inline PostedCallSite call_site_in(const Slot& slot) {
-  const auto word = slot.line.load(std::memory_order_relaxed);
-  return {.collective = static_cast<Collective>(word >> line_bits),
-          .tag = slot.tag.load(),
-          .file = slot.file.load(),
-          .line = static_cast<std::uint32_t>(word)};
+[[nodiscard]] inline bool is_uneven_in(const Slot& slot) {
+  return (slot.call.load(std::memory_order_relaxed) >> 8 & 1) != 0;
 }
 
 struct ChannelSize {

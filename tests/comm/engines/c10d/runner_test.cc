@@ -77,14 +77,17 @@ class WholeEngine final : public c10d_engine::Engine {
 struct OneRank {
   std::shared_ptr<WholeEngine> engine = std::make_shared<WholeEngine>();
   c10d_engine::C10dRunner runner{engine, 0, 1};
-  void run(const Call& call) { runner.run(PostedCall(call)); }
+  void run(Call call) {
+    call.elements = call.input.numel();
+    runner.run(PostedCall(call));
+  }
 };
 
 TEST(C10dRunner, TensorsOfTheHostAreCopiedToTheEnginesDeviceAndBack) {
   OneRank rank;
   const auto input = at::arange(4, at::kFloat);
   auto output = at::zeros({4});
-  rank.run({.collective = Collective::all_gather, .input = input, .output = output});
+  rank.run({{.collective = Collective::all_gather}, input, output});
   EXPECT_TRUE(output.is_cpu());
   EXPECT_TRUE(output.equal(input));
   EXPECT_EQ(rank.engine->calls(), std::vector<std::string>{"all_gather"});
@@ -95,14 +98,14 @@ TEST(C10dRunner, TensorsOfTheDeviceStayThere) {
   auto input = test::on_late_device(at::zeros({3}));
   auto output = test::on_late_device(at::zeros({3}));
   test::fill_later(input, 5);
-  rank.run({.collective = Collective::reduce_scatter, .input = input, .output = output});
+  rank.run({{.collective = Collective::reduce_scatter}, input, output});
   EXPECT_EQ(test::late_value(output, 2), 5);
   EXPECT_EQ(rank.engine->calls(), std::vector<std::string>{"reduce_scatter"});
 }
 
 TEST(C10dRunner, AMessageGoesToThePeerAsItsCarrierNumbersIt) {
   OneRank rank;
-  rank.run({.collective = Collective::send, .root = 3, .input = at::full({2}, 1.0f)});
+  rank.run({{.collective = Collective::send, .root = 3}, at::full({2}, 1.0f)});
   EXPECT_EQ(rank.engine->calls(), std::vector<std::string>{"send to 7"});
 }
 

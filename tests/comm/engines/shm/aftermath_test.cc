@@ -36,7 +36,7 @@ class RenewableArray {
     return count_ - static_cast<std::size_t>(std::count(data_, data_ + count_, value));
   }
 
-  shm::Posting all_reduce(Duration timeout = 20s) {
+  Posting all_reduce(Duration timeout = 20s) {
     auto posting = call(Collective::all_reduce, *this, *this);
     posting.timeout = timeout;
     static constexpr shm::Renewal renewal{
@@ -299,7 +299,8 @@ TEST(Aftermath, SmallOperationsAreNotCarriedOutLater) {
       auto call = shm::Fingerprint{memory.slot(0, 1).call, memory.slot(0, 1).count,
                                    memory.slot(0, 1).names};
       const char* file = nullptr;
-      shm::write(memory.slot(1, 1), 1, {call, {}, {}}, {Collective::all_reduce, {}, {}}, file);
+      shm::write(memory.slot(1, 1), 1, {call, {}, {}}, {.collective = Collective::all_reduce},
+                 file);
       EXPECT_FALSE(endpoint.progress().progress(shm::ProgressScope::anything));
       EXPECT_EQ(values, std::vector<float>(10, 7));
       EXPECT_THROW(group.wait(ticket), Aborted);

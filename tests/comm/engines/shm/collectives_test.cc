@@ -183,7 +183,7 @@ TEST_P(ShmCollectives, PassMessagesInOrder) {
           fill(out, me, round);
           CallId sent;
           auto send = call(Collective::send, out, out, other);
-          sent = group.post(send);
+          sent = post(group, std::move(send));
           run(group, call(Collective::recv, in, in, other));
           for (std::size_t i = 0; i < count; i += 97) ASSERT_EQ(in[i], value(other, round + i));
           group.wait(sent);

@@ -101,7 +101,8 @@ TEST(Failure, FindsADeathWhileNobodyWaits) {
         EXPECT_LT(killed.since(), 500ms);
         std::vector<float> values(3);
         auto posting = call(Collective::all_reduce, values, values);
-        EXPECT_TRUE(contains(error_of<PeerLost>([&] { (void)group.post(posting); }), "rank 1"));
+        EXPECT_TRUE(
+            contains(error_of<PeerLost>([&] { (void)post(group, std::move(posting)); }), "rank 1"));
         EXPECT_THROW((void)endpoint.make_group("new", {0, 1}), PeerLost);
         all_reduce(endpoint.make_group("alone", {0}), 10);  // those who are left go on without it
       }));
@@ -188,7 +189,7 @@ TEST(Failure, SaysThatTheMissingRankWaitsForAMessageItself) {
   });
 }
 
-using Change = std::function<void(shm::Posting&)>;
+using Change = std::function<void(Posting&)>;
 
 void expect_mismatch(const Change& change, const std::string& left, const std::string& right) {
   for (int late : {0, 1}) {
@@ -275,7 +276,7 @@ TEST(Failure, IsNoneWhenARankLeavesInOrder) {
         static std::vector<float> gathered(3 * count);
         std::ranges::fill(values, static_cast<float>(group.rank()));
         auto last = call(Collective::all_gather, values, gathered);
-        auto ticket = group.post(last);
+        auto ticket = post(group, std::move(last));
         if (group.rank() == 1) return;  // has posted, and that is enough
         group.wait(ticket);
         EXPECT_EQ(gathered[count], 1);

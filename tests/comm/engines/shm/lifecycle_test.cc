@@ -29,7 +29,7 @@ std::vector<float>& lasting_values() {
   return values;
 }
 
-shm::Posting lasting_call() {
+Posting lasting_call() {
   static std::vector<float> gathered(2 * lasting_count);
   return call(Collective::all_gather, lasting_values(), gathered);
 }
@@ -128,7 +128,7 @@ TEST(Lifecycle, LeavingAGroupWaitsForNobody) {
     Group& second = endpoint.make_group("second", {0, 1});
     if (endpoint.world().rank() == 0) {
       auto posting = lasting_call();
-      (void)second.post(posting);
+      (void)post(second, std::move(posting));
       auto begin = Clock::now();
       endpoint.leave(second);
       EXPECT_LT(Clock::now() - begin, 3s);
@@ -157,7 +157,7 @@ TEST(Lifecycle, AnExceptionDoesNotWaitForOpenOperations) {
       Endpoint endpoint(store, 0, 2, small_options());
       Group& second = endpoint.make_group("second", {0, 1});
       auto posting = lasting_call();
-      (void)second.post(posting);
+      (void)post(second, std::move(posting));
       run(endpoint.world(), barrier_call());
       begin = Clock::now();
       throw std::runtime_error("what happened");
@@ -184,7 +184,7 @@ TEST(Lifecycle, TwoRanksThatEndWithOpenOperationsDoNotWaitForEachOther) {
     Group& one = endpoint.make_group("one", {0, 1});
     Group& other = endpoint.make_group("other", {1, 0});
     auto posting = lasting_call();
-    (void)(endpoint.world().rank() == 0 ? one : other).post(posting);
+    (void)post(endpoint.world().rank() == 0 ? one : other, std::move(posting));
   });
   EXPECT_LT(Clock::now() - begin, 10s);
 }
@@ -203,7 +203,7 @@ TEST(Lifecycle, AnEndpointEndsAfterManyGroupsWithOpenOperations) {
     for (int number = 0; number < 20; ++number) {
       const auto mine = static_cast<std::size_t>(2 * number + rank);
       auto posting = call(Collective::all_gather, values[mine], gathered[mine]);
-      (void)groups[static_cast<std::size_t>(number)]->post(posting);
+      (void)post(*groups[static_cast<std::size_t>(number)], std::move(posting));
       endpoint.leave(*groups[static_cast<std::size_t>(number)]);
     }
   });
@@ -245,7 +245,7 @@ TEST(Lifecycle, AFullRingOfARankThatLeftIsALoss) {
     static std::vector<std::vector<float>> values(shm::GroupBlock::collective_depth, {1, 1});
     for (auto& value : values) {
       auto posting = call(Collective::all_reduce, value, value);
-      (void)endpoint.world().post(posting);
+      (void)post(endpoint.world(), std::move(posting));
     }
   });
   Endpoint endpoint(store, 0, 2, small_options());
@@ -293,7 +293,7 @@ TEST(Lifecycle, AGroupLeftWithAnOpenOperationEndsWhenThatIsComplete) {
     auto posting = call(Collective::all_reduce, values, values);
     if (endpoint.world().rank() == 0) {
       posting.keep_input = kept.keep();
-      (void)second.post(posting);
+      (void)post(second, std::move(posting));
       endpoint.leave(second);
       EXPECT_EQ(kept.released, 0);
       run(endpoint.world(), barrier_call());

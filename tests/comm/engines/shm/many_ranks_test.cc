@@ -32,7 +32,7 @@ TEST(ManyRanks, MeetAndWorkWithTheArenaThatTheyGet) {
       folder, ranks,
       [](Endpoint& endpoint) {
         Group& group = endpoint.world();
-        auto with_time = [](shm::Posting posting) {
+        auto with_time = [](Posting posting) {
           posting.timeout = std::chrono::seconds(35);
           return posting;
         };

@@ -24,7 +24,7 @@ struct Exchange {
         to(rank == 0 ? std::vector<std::int64_t>{2, 5} : std::vector<std::int64_t>{3, 4}),
         from(rank == 0 ? std::vector<std::int64_t>{2, 3} : std::vector<std::int64_t>{5, 4}) {}
 
-  shm::Posting posting() {
+  Posting posting() {
     auto exchange = call(Collective::all_to_all, input, output);
     exchange.input_counts = to;
     exchange.output_counts = from;

@@ -344,12 +344,13 @@ TEST(Posting, TellsWhenTheArenaIsFullAndLivesOn) {
       [](Endpoint& endpoint) {
         Group& group = endpoint.world();
         std::vector<char> large(80 << 20);
-        shm::Posting posting;
+        Posting posting;
         posting.collective = Collective::all_reduce;
+        posting.dtype = DType::uint8;
         posting.input = posting.output = {reinterpret_cast<std::byte*>(large.data()), large.size()};
         posting.timeout = 5s;
         try {
-          (void)group.post(posting);
+          (void)post(group, std::move(posting));
           FAIL() << "80 MiB fitted into 64 MiB";
         } catch (const BadInput& error) {
           EXPECT_NE(std::string(error.what()).find("LOCKSTEP_ARENA"), std::string::npos)
@@ -368,7 +369,7 @@ TEST(Posting, RefusesWhatHasNoMeaning) {
   run_as_rank_threads(1, [](Endpoint& endpoint) {
     auto values = constant(4, 1);
     auto wrong = call(Collective::all_reduce, values, values, 0, Op::bxor);
-    EXPECT_THROW((void)endpoint.world().post(wrong), InvalidArgument);
+    EXPECT_THROW((void)post(endpoint.world(), std::move(wrong)), InvalidArgument);
     run(endpoint.world(), call(Collective::all_reduce, values, values));
   });
 }

@@ -13,9 +13,11 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <source_location>
 #include <string>
 #include <thread>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <sched.h>
@@ -114,12 +116,15 @@ shm::Buffer buffer_of(Container& values) {
   return {reinterpret_cast<std::byte*>(values.data()), values.size() * sizeof(*values.data())};
 }
 
+// A call and its buffers. post() fills in its number, and its elements from the bytes.
+struct Posting : CallInfo, shm::CallBuffers {};
+
 // A call on arrays (std::vector is staged, ArenaArray is not).
 template <typename In, typename Out>
-shm::Posting call(Collective collective, In& input, Out& output, int root = 0, Op op = Op::sum,
-                  std::source_location where = std::source_location::current()) {
+Posting call(Collective collective, In& input, Out& output, int root = 0, Op op = Op::sum,
+             std::source_location where = std::source_location::current()) {
   using T = std::remove_cvref_t<decltype(*input.data())>;
-  shm::Posting posting;
+  Posting posting;
   posting.collective = collective;
   posting.op = op;
   posting.root = root;
@@ -131,13 +136,35 @@ shm::Posting call(Collective collective, In& input, Out& output, int root = 0, O
   return posting;
 }
 
-inline shm::Posting barrier_call() {
-  shm::Posting posting;
+inline Posting barrier_call(std::source_location where = std::source_location::current()) {
+  Posting posting;
   posting.timeout = std::chrono::seconds(20);
+  posting.where = where;
   return posting;
 }
 
-inline CallId post(Group& group, shm::Posting posting) { return group.post(posting); }
-inline void run(Group& group, shm::Posting posting) { group.wait(group.post(posting)); }
+// As GroupState numbers it.
+inline CallId next_id(const Group& group, const CallInfo& call) {
+  const auto key = channel_of(call.collective, call.root, group.rank());
+  for (const auto* channel : group.channels()) {
+    if (channel->name() == key) return {key, channel->posted() + 1};
+  }
+  return {key, 1};
+}
+
+inline CallId post(Group& group, Posting posting) {
+  if (posting.collective == Collective::barrier) posting.dtype.reset();
+  const bool by_output = posting.collective == Collective::all_gather ||
+                         posting.collective == Collective::scatter ||
+                         posting.collective == Collective::recv;
+  const auto bytes = by_output ? posting.output.bytes : posting.input.bytes;
+  posting.elements = posting.dtype ? elements_in(bytes, *posting.dtype) : 0;
+  posting.id = next_id(group, posting);
+  const auto id = posting.id;
+  shm::CallBuffers& buffers = posting;
+  group.post(posting, std::move(buffers));
+  return id;
+}
+inline void run(Group& group, Posting posting) { group.wait(post(group, std::move(posting))); }
 
 }  // namespace lockstep::test

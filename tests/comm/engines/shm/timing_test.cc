@@ -78,7 +78,7 @@ void expect_same_bits(Endpoint& endpoint) {
       std::copy(mine.begin(), mine.end(), inside.data());
       pause_randomly(late);
       auto first = call(Collective::all_reduce, outside, outside);
-      auto ticket = group.post(first);
+      auto ticket = post(group, std::move(first));
       pause_randomly(late);
       run(group, call(Collective::all_reduce, inside, inside));
       pause_randomly(late);
@@ -117,7 +117,7 @@ void exchange_far_ahead(Endpoint& endpoint) {
     auto posting = call(Collective::all_to_all, exchange.out, exchange.in);
     posting.input_counts = exchange.sends;
     posting.output_counts = exchange.expects;
-    exchange.ticket = group.post(posting);
+    exchange.ticket = post(group, std::move(posting));
     pause_randomly(late);
     if (operation % 64 == 63)
       while (open.size() > late() % 64) finish_one();
@@ -183,11 +183,11 @@ std::string error_after(int signal, Endpoint& endpoint, Memory& values,
   posting.timeout = 500ms;
   if (group.rank() == 1) {
     while (!std::filesystem::exists(posted)) std::this_thread::sleep_for(1ms);
-    (void)group.post(posting);  // and executes this rank's part
+    (void)post(group, std::move(posting));  // and executes this rank's part
     std::this_thread::sleep_for(20s);
     return {};
   }
-  auto ticket = group.post(posting);
+  auto ticket = post(group, std::move(posting));
   std::ofstream{posted};
   if (!stop_in_the_middle(endpoint)) return "";
   auto begin = Clock::now();
