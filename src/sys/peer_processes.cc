@@ -43,12 +43,6 @@ bool PeerProcesses::has_ended(int rank) const {
   return process != processes_.end() && has_ended(process->second);
 }
 
-bool PeerProcesses::is_stopped(int rank) const {
-  auto process = processes_.find(rank);
-  return process != processes_.end() &&
-         state_of_process(process->second.identity) == ProcessState::stopped;
-}
-
 std::string PeerProcesses::pid(int rank) const {
   auto process = processes_.find(rank);
   return process == processes_.end() ? std::string() : pid_in(process->second.identity);

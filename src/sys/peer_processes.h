@@ -22,9 +22,7 @@ class PeerProcesses {
   // Returns the ranks whose processes have ended, in ascending order.
   [[nodiscard]] std::vector<int> ended() const;
   [[nodiscard]] bool has_ended(int rank) const;
-  // Returns true if the process of a watched rank is stopped.
-  [[nodiscard]] bool is_stopped(int rank) const;
-  // Returns the pid, such as "4711"; empty if the rank is not watched.
+  // "4711"; empty for a rank that is not watched.
   [[nodiscard]] std::string pid(int rank) const;
 
  private:

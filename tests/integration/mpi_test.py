@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""The backend mpi when a rank is killed, and when one never calls: the errors name the rank, and every process ends.
-"""
+"""The engine mpi when a rank is killed, never calls or ends late: which one is named, and that everything ends."""
 import os
 import re
 import shutil
@@ -48,7 +47,7 @@ def killed(name, words, through=(), others_live=True):
     process.finish(seconds=30)
     if others_live:
         expect_words(log.read_text(errors="replace"), r"rank \d of 3 was lost: its process \d+ ended without leaving",
-                     r"; rank \d waits in all_reduce #\d+ \(4 kB, [^)]*\)")
+                     r"all_reduce #\d+ \(4 kB, [^)]*\)")
     shown(f"{name}: a rank killed, all ended after", time.monotonic() - began)
 
 
@@ -59,6 +58,14 @@ def never_calls(name, words):
     expect_words(output, r"after 1s: rank 2 never called all_reduce #2 \(bucket 2, 4 kB, [^)]*\)",
                  r"\) that ranks 0, 1 wait in")
     shown(f"{name}: a rank that never calls", seconds)
+
+
+def ends_late(name, words):
+    """MPI itself says so when a rank has not waited for it."""
+    command, variables = ranks(words, "ends_late")
+    code, output, seconds = run(command, env=variables)
+    expect(code == 0, f"{name}: exit code {code}", output)
+    shown(f"{name}: a rank that others timed out on, and that ends late", seconds)
 
 
 def main():
@@ -80,6 +87,7 @@ def main():
         killed(name, [*found[name], *RECOVERY.get(name, [])], others_live=name in RECOVERY)
         killed(f"{name}, through a shell", found[name], STAYS_LONGER)
         never_calls(name, found[name])
+        ends_late(name, found[name])
 
 
 if __name__ == "__main__":

@@ -75,10 +75,10 @@ std::string words_of_stopped(const Peers& peers, const GroupNames& group) {
   return text;
 }
 
-std::string words_about(const Peers& peers, std::string_view one, std::string_view several,
-                        const GroupNames& group) {
+std::string words_of_behind(const Peers& peers, const GroupNames& group) {
   if (peers.empty()) return {};
-  return formatted("; {} {}", group.ranks(ranks_of(peers)), peers.size() == 1 ? one : several);
+  return formatted("; {} {} behind, too", group.ranks(ranks_of(peers)),
+                   peers.size() == 1 ? "is" : "are");
 }
 
 Peers without(const Peers& peers, const Peers& taken) {
@@ -117,40 +117,21 @@ std::string due_before(const Peers& behind, const Peers& missing, const CallReco
                    words_of_waiting(ranks_of(waiting), group));
 }
 
-// None of the missing ranks that could be blamed has answered; `named` are blamed.
-std::string no_answer(const CallRecord& call, const Peers& named, const Peers& silent,
-                      const std::vector<int>& waiting, const GroupNames& group) {
-  return formatted("{} did not answer, and {} needed for {} that {}{}{}",
-                   group.ranks(ranks_of(named)), named.size() == 1 ? "is" : "are",
-                   describe_due(call, group), words_of_waiting(waiting, group),
-                   words_of_stopped(named, group),
-                   words_about(without(silent, named), "did not answer", "did not answer", group));
-}
-
 std::string somebody_is_missing(const CallRecord& call, const Peers& missing,
                                 const std::vector<int>& waiting, const GroupNames& group) {
-  auto is_stopped = [](const PeerStatus& peer) { return !peer.stopped_process.empty(); };
-  auto silent = those(missing, [](const auto& peer) { return !peer.has_answered; });
-  auto stopped = those(missing, is_stopped);
-  auto answered = without(missing, silent);
-  // What the others lack may well be the call of a rank that is stopped.
-  if (!stopped.empty() && !stopped.front()->has_answered) answered.clear();
-  if (answered.empty())
-    return no_answer(call, stopped.empty() ? silent : stopped, silent, waiting, group);
   // A stopped process may not even have told how far it came.
-  auto candidates = those(answered, is_stopped);
-  if (candidates.empty()) candidates = answered;
+  auto candidates = those(missing, [](const auto& peer) { return !peer.stopped_process.empty(); });
+  if (candidates.empty()) candidates = missing;
   auto least = std::ranges::min(candidates, {}, &PeerStatus::last_number)->last_number();
   auto behind = those(candidates, [&](const auto& peer) { return peer.last_number() == least; });
-  auto text = due_before(behind, answered, call, group);
+  auto text = due_before(behind, missing, call, group);
   bool is_earlier = !text.empty();
   if (!is_earlier)
     text = formatted("{} never called {} that {}", group.ranks(ranks_of(behind)),
                      describe_due(call, group), words_of_waiting(waiting, group));
   text += "; " + words_of_last_calls(behind, group) + words_of_stopped(behind, group);
-  if (!is_earlier)
-    text += words_about(without(answered, behind), "is behind, too", "are behind, too", group);
-  return text + words_about(silent, "did not answer", "did not answer", group);
+  if (!is_earlier) text += words_of_behind(without(missing, behind), group);
+  return text;
 }
 
 std::string words_of_leaving(bool by_exception) {

@@ -21,7 +21,6 @@ struct PeerStatus {
   int rank = 0;
   bool has_called = false;
   bool is_executing = false;  // it began a part of the operation and has not finished it
-  bool has_answered = true;   // false: it was asked what it has called, and said nothing
   // Its latest call of this channel, else its latest of any.
   std::optional<CallRecord> last = {};
   bool last_is_of_channel = true;

@@ -1,54 +1,54 @@
 #include "comm/engines/mpi/backend.h"
 
-#include <lockstep/base/error.h>
-
 #include "base/check.h"
 #include "base/fingerprint.h"
 #include "base/format.h"
+#include "comm/backend/blocking_backend.h"
 #include "comm/engines/mpi/library.h"
+#include "comm/engines/mpi/member.h"
 #include "comm/rendezvous/exchange.h"
 #include "sys/own_process.h"
 #include "sys/process_info.h"
 
 #include <ATen/ops/empty.h>
 
-#include <algorithm>
 #include <sstream>
 #include <utility>
 
 namespace lockstep::mpi {
-MpiBackend::MpiBackend(ProgressThread& progress, std::shared_ptr<Member> member,
-                       std::shared_ptr<Store> store)
-    : Backend(member->rank(), static_cast<int>(member->world_ranks().size())),
-      progress_(progress),
-      member_(std::move(member)),
-      store_(std::move(store)) {
-  member_->join();
-}
+namespace {
 
-MpiBackend::~MpiBackend() { member_->leave(grace_); }
+class MpiEngine final : public BlockingEngine {
+ public:
+  MpiEngine(ProgressThread& progress, std::shared_ptr<Member> member)
+      : progress_(progress), member_(std::move(member)) {
+    member_->join();
+  }
+  ~MpiEngine() override { member_->leave(); }
 
-void MpiBackend::post(const Call& call) {
-  const auto& tensor = call.input.defined() ? call.input : call.output;
-  check(!tensor.defined() || tensor.is_cpu(),
-        "{}: the engine mpi takes tensors in the CPU's memory; this one is on {}",
-        name_of(call.collective), tensor.defined() ? tensor.device().str() : "");
-  member_->post(call);
-}
+  [[nodiscard]] std::string_view name() const override { return "mpi"; }
+  void run(const PostedCall& call) override { member_->run(call); }
+  void close(std::string_view reason) noexcept override { member_->close(reason); }
+  [[nodiscard]] at::Tensor empty_shared(at::IntArrayRef sizes,
+                                        const at::TensorOptions& options) override {
+    return at::empty(sizes, options);
+  }
+  [[nodiscard]] std::shared_ptr<BlockingEngine> subset(std::span<const int> ranks,
+                                                       const std::string& name, int rank,
+                                                       Duration) override {
+    std::vector<int> world_ranks;
+    for (int member : ranks) world_ranks.push_back(member_->world_ranks().at(member));
+    auto id = combine_fingerprints(member_->id(), fingerprint(name));
+    return std::make_shared<MpiEngine>(
+        progress_, std::make_shared<Member>(progress_, id, std::move(world_ranks), rank));
+  }
 
-at::Tensor MpiBackend::empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options) {
-  return at::empty(sizes, options);
-}
+ private:
+  ProgressThread& progress_;
+  std::shared_ptr<Member> member_;
+};
 
-std::shared_ptr<Backend> MpiBackend::subset(std::span<const int> ranks, std::string_view name) {
-  std::vector<int> world_ranks;
-  for (int rank : ranks) world_ranks.push_back(member_->world_ranks().at(rank));
-  auto own = static_cast<int>(std::ranges::find(ranks, rank()) - ranks.begin());
-  auto id = combine_fingerprints(member_->id(), fingerprint(name));
-  auto member = std::make_shared<Member>(progress_, member_->group().part(ranks, std::string(name)),
-                                         id, std::move(world_ranks), own);
-  return sys::make_shared_of_process<MpiBackend>(progress_, std::move(member), store_);
-}
+}  // namespace
 
 bool has_mpi() { return !libraries().empty(); }
 
@@ -73,14 +73,16 @@ std::shared_ptr<Backend> make(std::shared_ptr<Store> store, int rank, int size,
     words >> world_ranks.emplace_back(-1) >> begun >> std::ws;
     std::getline(words, processes.emplace_back());
   }
-  // No other world has the time and the process of rank 0.
-  auto member = std::make_shared<Member>(progress, GroupNames(), fingerprint(texts.front()),
-                                         std::move(world_ranks), rank);
-  progress.give([&progress, member, processes] {
+  progress.give([&progress, world_ranks, processes] {
     for (std::size_t other = 0; other < processes.size(); ++other)
-      progress.watch(member->world_ranks()[other], processes[other]);
+      progress.watch(world_ranks[other], processes[other]);
   });
-  return sys::make_shared_of_process<MpiBackend>(progress, std::move(member), std::move(store));
+  // No other world has the time and the process of rank 0.
+  auto member =
+      std::make_shared<Member>(progress, fingerprint(texts.front()), std::move(world_ranks), rank);
+  return sys::make_shared_of_process<BlockingBackend>(
+      std::make_shared<MpiEngine>(progress, std::move(member)), std::move(store), GroupNames(),
+      rank, size, join_timeout);
 }
 
 }  // namespace lockstep::mpi

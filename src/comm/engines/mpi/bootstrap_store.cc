@@ -1,25 +1,21 @@
 #include "comm/engines/mpi/bootstrap_store.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/comm/group.h>
 #include <lockstep/store/store_server.h>
 #include <lockstep/store/tcp_store.h>
 
 #include "base/fingerprint.h"
 #include "base/format.h"
-#include "comm/call/all_ranks.h"
-#include "comm/engines/mpi/backend.h"
+#include "comm/engines/mpi/progress_thread.h"
 #include "comm/rendezvous/served_store.h"
-#include "sys/own_process.h"
 #include "sys/socket_address.h"
-
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
+#include <cstddef>
+#include <future>
 #include <random>
+#include <span>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -41,23 +37,50 @@ std::string new_secret() {
   return secret;
 }
 
-// All ranks of MPI's world; no store is needed for it.
-Group everybody(ProgressThread& progress, Duration timeout) {
-  auto id = fingerprint_of(fingerprint("a meeting of everybody"), progress.next_bootstrap());
-  auto member = std::make_shared<Member>(progress, GroupNames("mpirun"), id,
-                                         all_ranks(progress.size()), progress.rank());
-  auto backend = sys::make_shared_of_process<MpiBackend>(progress, std::move(member), nullptr);
-  return {std::move(backend), "mpirun", timeout};
+// Takes the text that rank 0 of MPI's world sends to all others.
+class Invitation final : public MessageHandler {
+ public:
+  explicit Invitation(ProgressThread& progress) : progress_(progress) {}
+
+  [[nodiscard]] std::future<std::string> text() { return text_->get_future(); }
+
+  void arrived(Arrival arrival) override {
+    if (std::exchange(is_decided_, true)) return progress_.discard(arrival);
+    auto text = std::make_shared<std::string>(arrival.header.bytes, '\0');
+    auto* to = reinterpret_cast<std::byte*>(text->data());
+    progress_.fetch(arrival, to, text, [told = text_, text] { told->set_value(*text); });
+  }
+  void lost(int from, const std::string& how) override {
+    if (from > 0 || std::exchange(is_decided_, true)) return;
+    text_->set_exception(std::make_exception_ptr(
+        PeerLost(formatted("mpirun's rank 0, which serves the store, was lost: {}", how))));
+  }
+
+ private:
+  ProgressThread& progress_;
+  bool is_decided_ = false;
+  const std::shared_ptr<std::promise<std::string>> text_ =
+      std::make_shared<std::promise<std::string>>();
+};
+
+void invite(ProgressThread& progress, std::uint64_t meeting, const std::string& text) {
+  progress.give([&progress, meeting, text = std::make_shared<const std::string>(text)] {
+    for (int rank = 1; rank < progress.size(); ++rank)
+      progress.send(rank, {.group = meeting}, std::as_bytes(std::span(*text)), text, nullptr);
+  });
 }
 
-std::string tell_all(Group& group, const std::string& mine) {
-  auto length = at::full({1}, static_cast<std::int64_t>(mine.size()), at::kLong);
-  group.broadcast(length).wait();
-  auto bytes = at::empty({length.item<std::int64_t>()}, at::kByte);
-  if (group.is_root()) std::memcpy(bytes.mutable_data_ptr(), mine.data(), mine.size());
-  group.broadcast(bytes).wait();
-  return {static_cast<const char*>(bytes.const_data_ptr()),
-          static_cast<std::size_t>(bytes.numel())};
+std::string await_invitation(ProgressThread& progress, std::uint64_t meeting, Deadline deadline) {
+  auto invitation = std::make_shared<Invitation>(progress);
+  auto text = invitation->text();
+  progress.give([&progress, meeting, invitation] { progress.attach(meeting, invitation); });
+  // Cut, because a duration of ages overflows in wait_for().
+  const auto end = text.wait_for(std::min<Duration>(deadline.left(), 24h));
+  progress.give([&progress, meeting] { progress.detach(meeting); });
+  if (end != std::future_status::ready)
+    throw Timeout(formatted("rank {} timed out waiting for mpirun's rank 0 to serve the store",
+                            progress.rank()));
+  return text.get();
 }
 
 std::shared_ptr<Store> connect(const std::string& invitation, Deadline deadline) {
@@ -83,13 +106,14 @@ std::shared_ptr<Store> connect(const std::string& invitation, Deadline deadline)
 
 std::shared_ptr<Store> open_mpi_store(Deadline deadline) {
   auto& progress = ProgressThread::open();
-  auto group = everybody(progress, deadline.left());
-  if (!group.is_root()) return connect(tell_all(group, {}), deadline);
+  const auto meeting =
+      fingerprint_of(fingerprint("a meeting of everybody"), progress.next_bootstrap());
+  if (progress.rank() != 0) return connect(await_invitation(progress, meeting, deadline), deadline);
   auto secret = new_secret();
   auto server =
       std::make_shared<StoreServer>(StoreServerOptions{.host = "0.0.0.0", .secret = secret});
   auto addresses = listed(sys::own_addresses(), " ");
-  tell_all(group, formatted("{}{} {}", secret, server->port(), addresses));
+  invite(progress, meeting, formatted("{}{} {}", secret, server->port(), addresses));
   TcpStoreOptions own{.port = server->port(), .secret = secret};
   return rendezvous::keep_serving(std::move(server), std::make_shared<TcpStore>(own));
 }

@@ -13,24 +13,20 @@
 namespace lockstep::mpi {
 
 enum class Kind : std::uint32_t {
-  part,             // a piece of a collective's round
-  message,          // of send()
-  acknowledgement,  // no content: what send() sent is what the receiver expected
-  call,             // no content: the sender has posted this call
-  failed,           // the group is dead: a letter for the kind of error and its sentence
-  left,             // the sender leaves the group: its last call
-  question,         // what did you post?
-  answer,           // that
-  goodbye           // the sender's process needs nobody any more
+  collective,  // a piece of a collective's round
+  message,     // the same of send() and recv()
+  failed,      // the group is dead: why the sender closed it
+  left,        // the sender has completed its calls and leaves the group
+  goodbye      // the sender's process needs no other any more
 };
 
 struct Header {
   std::uint64_t group = 0;        // fingerprint of its name
   std::uint64_t number = 0;       // of the collective in its group, or of the message in its pair
-  std::uint64_t fingerprint = 0;  // of the call; 0: none
+  std::uint64_t fingerprint = 0;  // of the call
   std::uint64_t bytes = 0;        // of the content
   std::uint64_t awaited = 0;      // in return, in an all_to_all with counts
-  Kind kind = Kind::part;
+  Kind kind = Kind::collective;
   std::uint32_t round = 0;
   std::int32_t tag = 0;  // 0: the content follows at once
   std::uint32_t unused = 0;

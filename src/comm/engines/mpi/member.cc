@@ -3,236 +3,189 @@
 #include <lockstep/base/error.h>
 
 #include "base/format.h"
-#include "comm/diagnose/report.h"
+#include "base/log.h"
+#include "base/visible.h"
+#include "comm/backend/blocking_engine.h"
 
 #include <algorithm>
 #include <utility>
 
 namespace lockstep::mpi {
 
-using diagnose::FailureKind;
-
-namespace {
-
-std::span<std::byte> bytes_of(const at::Tensor& tensor) {
-  return {static_cast<std::byte*>(tensor.data_ptr()), static_cast<std::size_t>(tensor.nbytes())};
-}
-
-}  // namespace
-
-Member::Member(ProgressThread& progress, GroupNames group, std::uint64_t id,
-               std::vector<int> world_ranks, int rank)
+Member::Member(ProgressThread& progress, std::uint64_t id, std::vector<int> world_ranks, int rank)
     : progress_(progress),
-      group_(std::move(group)),
       id_(id),
       world_ranks_(std::move(world_ranks)),
       rank_(rank),
-      size_(static_cast<int>(world_ranks_.size())),
-      calls_(group_.name()) {}
+      size_(static_cast<int>(world_ranks_.size())) {}
 
 void Member::join() {
   progress_.give([self = shared_from_this()] { self->progress_.attach(self->id_, self); });
 }
 
-void Member::post(const Call& call) {
-  calls_.refuse_if_failed(call.collective);
+void Member::run(const PostedCall& call) {
   auto operation = std::make_shared<Operation>(call, rank_, size_);
-  calls_.add(call.id.channel, operation->call(), operation->fingerprint());
-  progress_.give([self = shared_from_this(), operation] { self->begin(operation); });
+  progress_.give([self = shared_from_this(), operation] { self->start(operation); });
+  operation->wait();
 }
 
-void Member::wait(CallId id) {
-  auto ask_why = [this, id](CallQuery::Cause cause, Duration waited) {
-    progress_.give(
-        [self = shared_from_this(), id, cause, waited] { self->overdue(id, cause, waited); });
-  };
-  calls_.wait(
-      id,
-      {.on_deadline = [&](const auto& call) { ask_why(CallQuery::Cause::deadline, call.timeout); },
-       .on_notice = [&](const auto&,
-                        Duration waited) { ask_why(CallQuery::Cause::notice, waited); }});
-}
-
-void Member::abort(std::string_view reason) {
-  auto text = diagnose::aborted_sentence(rank_, reason, group_);
-  // At once: no later call of this rank gets through.
-  calls_.fail(std::make_exception_ptr(Aborted(text)));
-  progress_.give([self = shared_from_this(), text] {
-    self->die({FailureKind::aborted, text}, true);
+void Member::close(std::string_view reason) noexcept try {
+  progress_.give([self = shared_from_this(), reason = std::string(reason)] {
+    if (self->error_) return;
+    self->tell_others(Kind::failed, shortened(reason, eager_limit));
+    self->suspect_others();
+    self->end_all(std::make_exception_ptr(Aborted("this rank has closed the group")));
   });
+} catch (const std::exception& error) {
+  log::warning("the backend mpi: a group cannot be closed: {}", error.what());
 }
 
-void Member::leave(const rendezvous::GracePeriod& grace) {
-  calls_.drain(grace);
-  progress_.give([self = shared_from_this(), by_exception = grace.is_by_exception()] {
-    // Of the collectives only: by its number the others see which of them miss this rank.
-    auto text = self->calls_.with_history([](const diagnose::CallHistory& history) {
-      const auto* last = history.find({}, history.last_number({}));
-      return last != nullptr ? written(last->call, eager_limit) : std::string();
-    });
-    for (int rank = 0; rank < self->size_ && !self->dead_; ++rank) {
-      if (rank != self->rank_) self->post_to(rank, Kind::left, 0, 0, text, by_exception ? 1 : 0);
-    }
-    self->die({FailureKind::aborted, "this rank has left the group"}, false);
+void Member::leave() noexcept try {
+  progress_.give([self = shared_from_this()] {
+    self->tell_others(Kind::left, {});
+    self->end_all(std::make_exception_ptr(Aborted("this rank has left the group")));
     self->progress_.detach(self->id_);
   });
+} catch (const std::exception& error) {
+  log::warning("the backend mpi: a group cannot be left: {}", error.what());
+}
+
+void Member::tell_others(Kind kind, std::string_view content) {
+  for (int rank = 0; rank < size_; ++rank) {
+    if (rank == rank_) continue;
+    progress_.send(world_ranks_[rank], {.group = id_, .kind = kind},
+                   std::as_bytes(std::span(content)), nullptr, nullptr);
+  }
+}
+
+void Member::suspect_others() {
+  for (int rank = 0; rank < size_; ++rank) {
+    if (rank != rank_ && !gone_.contains(rank)) progress_.suspect(world_ranks_[rank]);
+  }
 }
 
 int Member::rank_of(int world_rank) const {
   return static_cast<int>(std::ranges::find(world_ranks_, world_rank) - world_ranks_.begin());
 }
 
-void Member::post_to(int rank, Kind kind, std::uint64_t number, std::uint64_t fingerprint,
-                     std::string_view content, std::uint32_t round) {
-  auto text = std::as_bytes(std::span(content)).first(std::min(content.size(), eager_limit));
-  progress_.send(
-      world_ranks_[rank],
-      {.group = id_, .number = number, .fingerprint = fingerprint, .kind = kind, .round = round},
-      text, nullptr, nullptr);
-}
-
-void Member::begin(const Pointer& operation) {
-  if (dead_) return;
-  progress_.expect(1);
-  const auto id = operation->call().id;
-  bool is_one_message = is_message(operation->call().collective);
-  if (is_one_message) {
-    messages_.emplace(id, operation);
-  } else {
-    queue_.push_back(operation);
-  }
-  auto claims = claims_.extract(id);
-  if (!claims.empty()) {
-    for (auto [from, fingerprint] : claims.mapped()) {
-      Header said{.number = id.number,
-                  .fingerprint = fingerprint,
-                  .kind = is_one_message ? Kind::message : Kind::call};
-      if (!agrees(from, said)) return;
-    }
-  }
-  if (is_one_message) return start(operation);
-  advance();
-}
-
-// A loop: as many operations as are queued may be complete as soon as they start.
-void Member::advance() {
-  if (advancing_) return;
-  advancing_ = true;
-  while (!queue_.empty() && !queue_.front()->is_started) start(Pointer(queue_.front()));
-  advancing_ = false;
-}
-
 void Member::start(const Pointer& operation) {
-  operation->is_started = true;
-  check_gone(*operation);
-  if (dead_) return;
-  const auto& call = operation->call();
-  if (!is_message(call.collective)) {
-    tell_next(operation);
-    return enter_round(operation);
-  }
-  if (call.collective == Collective::recv) {
-    return await(operation, {call.root, Kind::message, call.number, 0}, bytes_of(call.output));
-  }
-  Header header{.group = id_,
-                .number = call.number,
-                .fingerprint = operation->fingerprint(),
-                .kind = Kind::message};
-  operation->pending = 2;  // the send, and until both are begun
-  progress_.send(world_ranks_[call.root], header, bytes_of(call.input), operation,
-                 [self = shared_from_this(), operation] { self->transfer_done(operation); });
-  await(operation, {call.root, Kind::acknowledgement, call.number, 0}, {});
-  transfer_done(operation);
-}
-
-void Member::tell_next(const Pointer& operation) {
-  int next = (rank_ + 1) % size_;
-  for (const auto& round : operation->plan().rounds) {
-    if (std::ranges::find(round.sends, next, &Transfer::peer) != round.sends.end()) return;
-  }
-  post_to(next, Kind::call, operation->call().number, operation->fingerprint(), {});
-}
-
-void Member::await_previous(const Pointer& operation) {
-  int last = (rank_ + size_ - 1) % size_;
-  for (const auto& round : operation->plan().rounds) {
-    if (std::ranges::find(round.receives, last, &Transfer::peer) != round.receives.end()) return;
-  }
-  await(operation, {last, Kind::call, operation->call().number, 0}, {});
+  if (error_) return operation->end(error_);
+  running_.insert(operation);
+  progress_.expect(1);
+  enter_round(operation);
 }
 
 void Member::enter_round(const Pointer& operation) {
-  if (operation->round == operation->plan().rounds.size()) return complete(operation);
+  if (operation->round == operation->plan().rounds.size()) return end(operation, nullptr);
   const auto& round = operation->plan().rounds[operation->round];
-  auto number = static_cast<std::uint32_t>(operation->round);
   operation->copy(round);
   operation->pending = 1;  // until all are begun
-  for (const auto& send : round.sends) {
-    ++operation->pending;
-    progress_.send(world_ranks_[send.peer],
-                   {.group = id_,
-                    .number = operation->call().number,
-                    .fingerprint = operation->fingerprint(),
-                    .awaited = operation->bytes_from(send.peer),
-                    .kind = Kind::part,
-                    .round = number},
-                   operation->bytes_of(send.piece), operation,
-                   [self = shared_from_this(), operation] { self->transfer_done(operation); });
-  }
-  for (const auto& receive : round.receives) {
-    await(operation, {receive.peer, Kind::part, operation->call().number, number},
-          operation->bytes_of(receive.piece));
-    if (dead_) return;
-  }
-  if (operation->round + 1 == operation->plan().rounds.size()) await_previous(operation);
+  for (const auto& transfer : round.sends) send(operation, transfer);
+  for (const auto& transfer : round.receives) await(operation, transfer);
   transfer_done(operation);
 }
 
-void Member::await(const Pointer& operation, Key key, std::span<std::byte> memory) {
+// A rank that has gone can receive nothing; had it completed this call, it would have received
+// this before.
+void Member::send(const Pointer& operation, const Transfer& transfer) {
+  if (operation->is_over) return;
+  if (auto why = gone_.find(transfer.peer); why != gone_.end()) return end(operation, why->second);
   ++operation->pending;
-  auto early = unexpected_.extract(key);
-  if (!early.empty()) return take(early.mapped(), {operation, memory});
-  awaited_.emplace(key, Awaited{operation, memory});
-  if (auto absence = gone_.find(key.from); absence != gone_.end())
-    miss(*operation, key.from, absence->second);
+  progress_.send(world_ranks_[transfer.peer],
+                 {.group = id_,
+                  .number = operation->number(),
+                  .fingerprint = operation->fingerprint(),
+                  .awaited = operation->bytes_from(transfer.peer),
+                  .kind = operation->kind(),
+                  .round = static_cast<std::uint32_t>(operation->round)},
+                 operation->bytes_of(transfer.piece), operation,
+                 [self = shared_from_this(), operation] { self->transfer_done(operation); });
+}
+
+void Member::await(const Pointer& operation, const Transfer& transfer) {
+  if (operation->is_over) return;
+  const Key key{.from = transfer.peer,
+                .kind = operation->kind(),
+                .number = operation->number(),
+                .round = static_cast<std::uint32_t>(operation->round)};
+  const Awaited awaited{operation, operation->bytes_of(transfer.piece)};
+  ++operation->pending;
+  if (auto early = unexpected_.extract(key)) return take(early.mapped(), awaited);
+  if (auto why = gone_.find(transfer.peer); why != gone_.end()) return end(operation, why->second);
+  awaited_.emplace(key, awaited);
+}
+
+void Member::arrived(Arrival arrival) {
+  const int from = rank_of(arrival.from);
+  if (from == size_ || error_) return progress_.discard(arrival);
+  const auto& header = arrival.header;
+  if (header.kind == Kind::left) return gone(from, "left the group");
+  if (header.kind == Kind::failed) {
+    const std::string_view reason(reinterpret_cast<const char*>(arrival.content.data()),
+                                  arrival.content.size());
+    gone(from, formatted("closed the group{}{}", reason.empty() ? "" : ": ", reason));
+    suspect_others();
+    return end_all(gone_.at(from));
+  }
+  const Key key{from, header.kind, header.number, header.round};
+  if (auto awaited = awaited_.extract(key)) return take(arrival, awaited.mapped());
+  unexpected_.emplace(key, std::move(arrival));
 }
 
 void Member::take(const Arrival& arrival, const Awaited& awaited) {
   const auto& operation = awaited.operation;
-  bool counts_differ = arrival.header.kind == Kind::part &&
-                       arrival.header.awaited != operation->bytes_for(rank_of(arrival.from));
-  if (arrival.header.bytes != awaited.memory.size() || counts_differ) {
-    // Of an all_to_all with counts: the one thing in which equal calls can differ.
+  const auto& header = arrival.header;
+  const int from = rank_of(arrival.from);
+  if (header.fingerprint != operation->fingerprint() || header.bytes != awaited.memory.size() ||
+      header.awaited != operation->bytes_for(from)) {
     progress_.discard(arrival);
-    return ask({.cause = CallQuery::Cause::difference,
-                .call = operation->call(),
-                .fingerprint = operation->fingerprint(),
-                .rank = rank_,
-                .asked = {rank_of(arrival.from)}});
+    return end(operation, std::make_exception_ptr(CallDiffers(from)));
   }
-  if (arrival.header.kind == Kind::message)
-    post_to(rank_of(arrival.from), Kind::acknowledgement, arrival.header.number, 0, {});
   progress_.fetch(arrival, awaited.memory.data(), operation,
                   [self = shared_from_this(), operation] { self->transfer_done(operation); });
 }
 
 void Member::transfer_done(const Pointer& operation) {
-  if (--operation->pending > 0 || dead_) return;
-  if (is_message(operation->call().collective)) return complete(operation);
+  if (operation->is_over || --operation->pending > 0) return;
   operation->sum(operation->plan().rounds[operation->round]);
   ++operation->round;
   enter_round(operation);
 }
 
-void Member::complete(const Pointer& operation) {
+void Member::end(const Pointer& operation, std::exception_ptr error) {
+  std::erase_if(awaited_, [&](const auto& entry) { return entry.second.operation == operation; });
   progress_.expect(-1);
-  if (is_message(operation->call().collective)) {
-    messages_.erase(operation->call().id);
-  } else {
-    queue_.pop_front();
+  operation->end(std::move(error));
+  running_.erase(operation);
+}
+
+void Member::end_all(std::exception_ptr error) {
+  if (error_) return;
+  error_ = std::move(error);
+  for (const auto& operation : std::set(running_)) end(operation, error_);
+  for (const auto& [key, arrival] : unexpected_) progress_.discard(arrival);
+  unexpected_.clear();
+}
+
+void Member::gone(int rank, const std::string& why) {
+  gone_.emplace(rank, std::make_exception_ptr(PeerLost(formatted("rank {} {}", rank, why))));
+  std::set<Pointer> waiting;
+  for (const auto& [key, awaited] : awaited_) {
+    if (key.from == rank) waiting.insert(awaited.operation);
   }
-  calls_.complete(operation->call().id);
-  advance();
+  for (const auto& operation : waiting) end(operation, gone_.at(rank));
+}
+
+void Member::lost(int from, const std::string& how) {
+  if (error_) return;
+  if (from < 0) return end_all(std::make_exception_ptr(Aborted(how)));
+  const int rank = rank_of(from);
+  if (rank == size_) return;
+  gone(rank, formatted("of {} was lost: {}", size_, how));
+  // A transfer that has begun may never end.
+  for (const auto& operation : std::set(running_)) {
+    if (operation->needs(rank)) end(operation, gone_.at(rank));
+  }
 }
 
 }  // namespace lockstep::mpi

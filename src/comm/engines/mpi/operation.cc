@@ -9,6 +9,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include <cstring>
+#include <utility>
 
 namespace lockstep::mpi {
 namespace {
@@ -18,8 +19,8 @@ std::byte* memory_of(const at::Tensor& tensor) {
 }
 
 // Whether the smaller operand lies at this rank's place in the larger one, where it belongs.
-bool lies_in_place(const Call& call, const std::byte* input, const std::byte* output, int rank,
-                   int size) {
+bool lies_in_place(const PostedCall& call, const std::byte* input, const std::byte* output,
+                   int rank, int size) {
   if (input == nullptr || output == nullptr) return false;
   std::int64_t begin = 0;
   if (call.output_counts.empty()) {
@@ -33,16 +34,14 @@ bool lies_in_place(const Call& call, const std::byte* input, const std::byte* ou
   return call.collective == Collective::scatter ? output == input + begin : input == output + begin;
 }
 
-Plan plan_of(const Call& call, const PostedCall& posted, bool in_own_part, int rank, int size) {
-  if (is_message(posted.collective)) return {};
+Plan plan_of(const PostedCall& call, bool in_own_part, int rank, int size) {
   return make_plan(
       {.collective = call.collective,
        .root = call.root,
        .rank = rank,
        .size = size,
-       .element_bytes =
-           posted.dtype ? static_cast<std::int64_t>(lockstep::bytes_of(*posted.dtype)) : 1,
-       .elements = posted.elements,
+       .element_bytes = call.dtype ? static_cast<std::int64_t>(lockstep::bytes_of(*call.dtype)) : 1,
+       .elements = call.elements,
        .input_counts = call.input_counts,
        .output_counts = call.output_counts,
        .in_own_part = in_own_part});
@@ -64,11 +63,25 @@ void sum_with_aten(const PostedCall& call, const std::vector<const std::byte*>& 
 
 }  // namespace
 
-Operation::Operation(const Call& call, int rank, int size)
+Operation::Operation(const PostedCall& call, int rank, int size)
     : call_(call), size_(size), input_(memory_of(call.input)), output_(memory_of(call.output)) {
-  plan_ = plan_of(call, call_, lies_in_place(call, input_, output_, rank, size), rank, size);
+  plan_ = plan_of(call_, lies_in_place(call, input_, output_, rank, size), rank, size);
   if (plan_.scratch_bytes > 0)
     scratch_ = std::make_unique_for_overwrite<std::byte[]>(plan_.scratch_bytes);
+}
+
+void Operation::end(std::exception_ptr error) {
+  is_over = true;
+  if (error) return end_.set_exception(std::move(error));
+  end_.set_value();
+}
+
+Kind Operation::kind() const {
+  return is_message(call_.collective) ? Kind::message : Kind::collective;
+}
+
+bool Operation::needs(int rank) const {
+  return !is_message(call_.collective) || call_.root == rank;
 }
 
 std::uint64_t Operation::bytes_for(int peer) const {

@@ -1,11 +1,14 @@
-// One posted call of the engine mpi: its tensors, its plan, and how far it has come.
+// One call of the engine mpi while it runs: its tensors, its plan, and how far it has come.
 #pragma once
 
 #include "comm/backend/posted_call.h"
+#include "comm/engines/mpi/header.h"
 #include "comm/engines/mpi/plan.h"
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
+#include <future>
 #include <memory>
 #include <span>
 
@@ -14,12 +17,19 @@ namespace lockstep::mpi {
 class Operation {
  public:
   // Of rank `rank` of a group of `size`.
-  Operation(const Call& call, int rank, int size);
+  Operation(const PostedCall& call, int rank, int size);
 
-  [[nodiscard]] const PostedCall& call() const { return call_; }
+  // Blocks until end(), and throws its error. Any thread; everything else is the progress thread's.
+  void wait() { end_.get_future().get(); }
+  // Null: the operation is complete.
+  void end(std::exception_ptr error);
+
+  [[nodiscard]] Kind kind() const;
+  [[nodiscard]] std::uint64_t number() const { return call_.number; }
   [[nodiscard]] std::uint64_t fingerprint() const { return call_.fingerprint; }
+  // Whether that rank takes part: every rank in a collective.
+  [[nodiscard]] bool needs(int rank) const;
 
-  // Of a collective.
   [[nodiscard]] const Plan& plan() const { return plan_; }
   [[nodiscard]] std::span<std::byte> bytes_of(Piece piece) const;
   // By the counts of an all_to_all; without counts, and in anything else, 0.
@@ -29,7 +39,7 @@ class Operation {
   void copy(const Round& round) const;
   void sum(const Round& round) const;
 
-  bool is_started = false;
+  bool is_over = false;
   std::size_t round = 0;
   int pending = 0;  // transfers of this round that are not done
 
@@ -42,6 +52,7 @@ class Operation {
   std::byte* input_ = nullptr;
   std::byte* output_ = nullptr;
   std::unique_ptr<std::byte[]> scratch_;
+  std::promise<void> end_;
 };
 
 }  // namespace lockstep::mpi

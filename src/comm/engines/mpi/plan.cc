@@ -1,7 +1,8 @@
 #include "comm/engines/mpi/plan.h"
 
-#include <lockstep/base/error.h>
+#include "comm/call/traits.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace lockstep::mpi {
@@ -58,6 +59,11 @@ class Planner {
   void all_to_all();
   void gather();
   void scatter();
+  void send();
+  void receive();
+  // Each rank hears from the one before it, if only that it made the call: so calls that differ
+  // meet wherever their own messages go. Two roots of one broadcast would both be content.
+  void hear_of_previous();
 
   Round& round() { return plan_.rounds.emplace_back(); }
   // The others, beginning with the next rank, so that not all send to the same one first.
@@ -224,6 +230,30 @@ void Planner::scatter() {
   for (int peer : others()) add(first.sends, peer, parts.piece(Memory::input, peer));
 }
 
+// A send is complete when the receiver says that it has the message.
+void Planner::send() {
+  round().sends.push_back({x_.root, whole_});
+  round().receives.push_back({x_.root, {}});
+}
+
+void Planner::receive() {
+  round().receives.push_back({x_.root, {Memory::output, 0, whole_.bytes}});
+  round().sends.push_back({x_.root, {}});
+}
+
+void Planner::hear_of_previous() {
+  const int next = (x_.rank + 1) % x_.size;
+  const int previous = (x_.rank + x_.size - 1) % x_.size;
+  bool tells = false;
+  bool hears = false;
+  for (const auto& round : plan_.rounds) {
+    tells |= std::ranges::find(round.sends, next, &Transfer::peer) != round.sends.end();
+    hears |= std::ranges::find(round.receives, previous, &Transfer::peer) != round.receives.end();
+  }
+  if (!tells) plan_.rounds.front().sends.push_back({next, {}});
+  if (!hears) plan_.rounds.front().receives.push_back({previous, {}});
+}
+
 Plan Planner::plan() {
   switch (x_.collective) {
     case Collective::barrier:
@@ -254,9 +284,13 @@ Plan Planner::plan() {
       scatter();
       break;
     case Collective::send:
+      send();
+      break;
     case Collective::recv:
-      throw InvalidArgument("a message is no collective");
+      receive();
+      break;
   }
+  if (x_.size > 1 && !is_message(x_.collective)) hear_of_previous();
   return std::move(plan_);
 }
 

@@ -1,4 +1,4 @@
-// How a collective is carried out by messages: pure arithmetic, the same on every rank but for the
+// How a call is carried out by messages of MPI: pure arithmetic, the same on every rank but for the
 // rank's number.
 //
 // A plan is one round or two. In a round a rank copies, sends pieces and receives pieces, all at
@@ -7,7 +7,8 @@
 // sends directly to every other: a round costs one latency, and what a rank sends in all is the
 // least that the operation needs (2 (n-1)/n of the tensor for an all_reduce; reduce_scatter then
 // all_gather, R. Rabenseifner, Optimization of Collective Reduction Operations, ICCS 2004). Small
-// all_reduces, reduces and broadcasts go whole, in one round.
+// all_reduces, reduces and broadcasts go whole, in one round. Every rank hears from the one before
+// it, if only by a message without a byte, so that calls that differ meet.
 #pragma once
 
 #include <lockstep/comm/call.h>
@@ -54,10 +55,10 @@ struct Plan {
   std::int64_t scratch_bytes = 0;
 };
 
-// A collective as the arithmetic needs it. Counts are elements; none: even parts.
+// A call as the arithmetic needs it. Counts are elements; none: even parts.
 struct Exchange {
   Collective collective = Collective::barrier;
-  int root = -1;
+  int root = -1;  // of a rooted collective; the peer of a message
   int rank = 0;
   int size = 1;
   std::int64_t element_bytes = 1;

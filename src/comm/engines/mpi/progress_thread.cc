@@ -26,11 +26,11 @@ constexpr int header_tag = 0;
 // So many headers may arrive before the thread looks again without MPI having to keep them.
 constexpr int envelopes = 16;
 constexpr std::size_t piece_bytes = std::size_t{1} << 30;
-// How often to look whether the peers' processes live, and to call check_progress().
+// How often to look whether the peers' processes live.
 constexpr auto look_every = 10ms;
 // How long MPI may fail to reach a rank before that counts, and not what becomes of its process.
 constexpr auto end_of_process = 200ms;
-// How long a process of which some group died waits for the others at its end.
+// How long a process waits at its end for ranks that may never come.
 constexpr auto longest_parting = 3s;
 
 }  // namespace
@@ -161,6 +161,7 @@ bool ProgressThread::take_headers() {
 }
 
 void ProgressThread::deliver(Arrival arrival) {
+  suspected_.erase(arrival.from);
   if (arrival.header.kind == Kind::goodbye) {
     departed_.insert(arrival.from);
     return;
@@ -301,7 +302,10 @@ void ProgressThread::check_processes() {
   auto now = Clock::now();
   if (now - last_look_ < look_every) return;
   last_look_ = now;
-  for (int rank : processes_.ended()) {
+  const auto ended = processes_.ended();
+  // One that ends in order says goodbye first, perhaps after the last look at the headers.
+  if (!ended.empty() && broken_.empty()) take_headers();
+  for (int rank : ended) {
     const auto process = processes_.pid(rank);
     processes_.forget(rank);
     unreachable_.erase(rank);
@@ -314,8 +318,6 @@ void ProgressThread::check_processes() {
     unreachable_.erase(rank);
     note_lost(rank, trouble.what);
   }
-  auto handlers = handlers_;  // they may detach themselves
-  for (auto& [group, handler] : handlers) handler->check_progress();
 }
 
 void ProgressThread::note_unreachable(int rank, int code) {
@@ -348,7 +350,6 @@ void ProgressThread::rest(int idle_rounds) {
 
 void ProgressThread::break_down(const std::string& why) {
   broken_ = why;
-  a_group_failed_ = true;
   auto handlers = handlers_;
   for (auto& [group, handler] : handlers) handler->lost(-1, why);
 }
@@ -371,7 +372,7 @@ void ProgressThread::part() {
     progress = take_finished() || progress;
     check_processes();
     // MPI's own end would wait for ever.
-    if (!lost_.empty() || (a_group_failed_ && Clock::now() - begin > longest_parting)) return;
+    if (!lost_.empty() || (!suspected_.empty() && Clock::now() - begin > longest_parting)) return;
     if (!progress) std::this_thread::sleep_for(Clock::now() - begin < 100ms ? 50us : 2000us);
   }
   for (auto& envelope : envelopes_) check(mpi_->cancel(&envelope.request), "MPI_Cancel");

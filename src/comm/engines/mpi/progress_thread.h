@@ -27,7 +27,6 @@
 #include <list>
 #include <map>
 #include <memory>
-#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -49,8 +48,6 @@ class MessageHandler {
   virtual void arrived(Arrival arrival) = 0;
   // That rank is gone; -1: nothing moves any more. `how` says why.
   virtual void lost(int from, const std::string& how) = 0;
-  // Now and then, for deadlines.
-  virtual void check_progress() = 0;
 };
 
 class ProgressThread {
@@ -60,8 +57,8 @@ class ProgressThread {
   static ProgressThread& open();
 
   ProgressThread();
-  // Waits until all ranks of the world are about to end, as MPI's own end does, unless some group
-  // died here: then for a few seconds only, and without them MPI is left as it is.
+  // Waits until all ranks of the world are about to end, as MPI's own end does, but a few seconds
+  // only for ranks that are suspected: without them MPI is left as it is.
   ~ProgressThread();
   ProgressThread(const ProgressThread&) = delete;
   ProgressThread& operator=(const ProgressThread&) = delete;
@@ -92,15 +89,13 @@ class ProgressThread {
   void detach(std::uint64_t group);
   // Watches the process of a rank, where it is one of this host.
   void watch(int rank, std::string_view identity);
-  // The number of that process, when it is stopped.
-  [[nodiscard]] std::optional<std::string> stopped_process(int rank) const {
-    if (!processes_.is_stopped(rank)) return std::nullopt;
-    return processes_.pid(rank);
-  }
   // So many operations more (less) are waiting for messages: how eagerly to look for it.
   void expect(int operations) { expected_ += operations; }
-  // A group died: the world may not come to its orderly end.
-  void note_failure() { a_group_failed_ = true; }
+  // A group of that rank failed: it may never come to its end, unless a message from it arrives
+  // from now on.
+  void suspect(int rank) {
+    if (!departed_.contains(rank)) suspected_.insert(rank);
+  }
 
  private:
   struct Envelope {  // a receive that waits for anybody's header
@@ -165,9 +160,9 @@ class ProgressThread {
   std::map<int, Trouble> unreachable_;
   std::map<int, std::string> lost_;  // and how
   std::set<int> departed_;           // that said goodbye
+  std::set<int> suspected_;          // see suspect()
   Clock::time_point last_look_{};
   int expected_ = 0;
-  bool a_group_failed_ = false;
   bool parting_ = false;
   std::string broken_;  // why nothing moves any more
 

@@ -289,6 +289,44 @@ TEST_P(Plans, ABarrierHearsOfEveryRank) {
   for (const auto& row : knows) EXPECT_EQ(std::ranges::count(row, true), size());
 }
 
+// By this two ranks find that their calls differ, whatever they are.
+TEST_P(Plans, EachRankHearsFromTheOneBeforeIt) {
+  if (size() == 1) return;
+  using enum Collective;
+  for (auto collective : {all_reduce, reduce, broadcast, all_gather, reduce_scatter, all_to_all,
+                          gather, scatter, barrier}) {
+    for (std::int64_t elements : {0, size(), 100'000 * size()}) {
+      for (int rank = 0; rank < size(); ++rank) {
+        const auto plan = make_plan({.collective = collective,
+                                     .root = 0,
+                                     .rank = rank,
+                                     .size = size(),
+                                     .elements = elements});
+        bool hears = false;
+        for (const auto& round : plan.rounds) {
+          for (const auto& receive : round.receives)
+            hears |= receive.peer == (rank + size() - 1) % size();
+        }
+        EXPECT_TRUE(hears) << name_of(collective) << " of " << elements << ", rank " << rank;
+      }
+    }
+  }
+}
+
+TEST(Plan, AMessageIsAnswered) {
+  for (std::int64_t bytes : {0, 5}) {
+    World world(2);
+    world.rank(0).exchange = {.collective = Collective::send, .root = 1, .rank = 0, .size = 2};
+    world.rank(1).exchange = {.collective = Collective::recv, .root = 0, .rank = 1, .size = 2};
+    for (int rank : {0, 1}) world.rank(rank).exchange.elements = bytes;
+    world.rank(0).input = values(0, bytes);
+    world.rank(1).output.resize(bytes);
+    world.run();
+    EXPECT_EQ(world.rank(1).output, world.rank(0).input);
+    EXPECT_EQ(world.rank(0).plan.rounds.back().receives.size(), 1U) << "the receiver's answer";
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Sizes, Plans, testing::Values(1, 2, 3, 4, 5, 7, 8, 17));
 
 }  // namespace
