@@ -1,4 +1,4 @@
-#include "comm/engines/c10d/custom.h"
+#include "comm/engines/c10d/make.h"
 
 #include <lockstep/base/error.h>
 

@@ -1,4 +1,4 @@
-#include "comm/engines/c10d/gloo.h"
+#include "comm/engines/c10d/make.h"
 
 #include <lockstep/base/error.h>
 
@@ -6,7 +6,6 @@
 #include "base/mutex.h"
 #include "base/text.h"
 #include "comm/backend/one_line.h"
-#include "comm/engines/c10d/make.h"
 #include "comm/engines/c10d/store_adapter.h"
 #include "comm/rendezvous/exchange.h"
 #include "sys/signals.h"

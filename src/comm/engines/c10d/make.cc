@@ -1,9 +1,6 @@
 #include "comm/engines/c10d/make.h"
 
 #include "comm/backend/blocking_backend.h"
-#include "comm/engines/c10d/custom.h"
-#include "comm/engines/c10d/gloo.h"
-#include "comm/engines/c10d/nccl.h"
 #include "comm/engines/c10d/runner.h"
 #include "sys/own_process.h"
 

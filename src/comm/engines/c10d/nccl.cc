@@ -1,10 +1,9 @@
-#include "comm/engines/c10d/nccl.h"
+#include "comm/engines/c10d/make.h"
 
 #include <lockstep/base/error.h>
 
 #include "base/format.h"
 #include "comm/engines/c10d/gpus.h"
-#include "comm/engines/c10d/make.h"
 #include "comm/engines/c10d/store_adapter.h"
 #include "comm/rendezvous/grace_period.h"
 #include "comm/rendezvous/peer_registry.h"

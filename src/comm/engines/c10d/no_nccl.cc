@@ -1,8 +1,6 @@
-#include "comm/engines/c10d/nccl.h"
+#include "comm/engines/c10d/make.h"
 
 #include <lockstep/base/error.h>
-
-#include "comm/engines/c10d/make.h"
 
 namespace lockstep::c10d_engine {
 

@@ -6,10 +6,15 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <utility>
 
 namespace lockstep::c10d_engine {
+
+std::string Engine::objection_to(const at::Tensor& tensor) { return not_on_host(tensor); }
+
+void Engine::finish(c10d::Work& work) { work.wait(); }
 
 void C10dRunner::run(const PostedCall& call) {
   auto device = engine_->device();
