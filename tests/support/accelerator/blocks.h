@@ -1,0 +1,74 @@
+// The caching allocator: a freed block goes back to the stream that allocated it, and is given out
+// again there at once, as CUDA's does. A block that other streams were recorded for comes back when
+// these have finished the tasks that they had when it was freed.
+#pragma once
+
+#include "support/accelerator/clock.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace lockstep::test::accelerator {
+
+struct Block {
+  std::size_t begin = 0;  // an offset of device memory
+  std::size_t bytes = 0;  // rounded up
+  std::size_t wanted = 0;
+  Actor stream = 0;              // of its allocation
+  std::uint64_t generation = 0;  // the number of the allocation
+  bool is_live = true;
+  std::set<Actor> recorded = {};    // other streams that use it
+  std::vector<Event> pending = {};  // the ends of these streams when it was freed
+};
+
+// Every function needs the machine's mutex.
+class Blocks {
+ public:
+  // The offset of a block for a stream; std::bad_alloc if the device is full.
+  [[nodiscard]] std::size_t allocate(Actor stream, std::size_t bytes);
+  // Frees a block. `end_of(stream)` is an event at the end of a stream.
+  template <class EndOf>
+  void release(std::size_t begin, EndOf end_of) {
+    Block& block = blocks_.at(begin);
+    block.is_live = false;
+    for (Actor stream : block.recorded)
+      if (stream != block.stream) block.pending.push_back(end_of(stream));
+    if (block.pending.empty())
+      pool_[{block.stream, block.bytes}].push_back(begin);
+    else
+      deferred_.push_back(begin);
+  }
+  // Takes back blocks whose recorded streams are done. Calls forget(block, clock) for each event:
+  // whatever uses the block next comes after it.
+  template <class IsDone, class Forget>
+  void collect(IsDone is_done, Forget forget) {
+    std::erase_if(deferred_, [&](std::size_t begin) {
+      Block& block = blocks_.at(begin);
+      std::erase_if(block.pending, [&](const Event& event) {
+        const bool done = is_done(event);
+        if (done) forget(block, event.clock);
+        return done;
+      });
+      if (block.pending.empty()) pool_[{block.stream, block.bytes}].push_back(begin);
+      return block.pending.empty();
+    });
+  }
+  void record(std::size_t offset, Actor stream);
+  // Null if no block has ever had that byte.
+  [[nodiscard]] const Block* at(std::size_t offset) const;
+  // "block #3 (64 bytes allocated on sim:0/stream 0) at byte 8".
+  [[nodiscard]] std::string describe(std::size_t offset) const;
+
+ private:
+  std::map<std::size_t, Block> blocks_;  // by where they begin
+  std::array<std::size_t, device_count> used_{};
+  std::map<std::pair<Actor, std::size_t>, std::vector<std::size_t>> pool_;  // last freed last
+  std::vector<std::size_t> deferred_;
+  std::uint64_t allocations_ = 0;
+};
+
+}  // namespace lockstep::test::accelerator

@@ -1,0 +1,104 @@
+#include "support/accelerator/expectations.h"
+
+#include <lockstep/store/memory_store.h>
+
+#include "comm/init/backends.h"
+
+#include <c10/core/DeviceGuard.h>
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace lockstep::test::accelerator {
+
+void AcceleratorTest::SetUp() {
+  (void)device(0);
+  Machine::get().set({});
+  (void)Machine::get().take_reports();
+}
+
+void AcceleratorTest::TearDown() {
+  for (int i = 0; i < device_count; ++i) Machine::get().synchronize_device(i, "end of the test");
+  expect_no_faults();
+  Machine::get().set({});
+}
+
+void expect_no_faults() {
+  constexpr std::size_t most = 10;
+  const auto reports = Machine::get().take_reports();
+  for (std::size_t i = 0; i < std::min(most, reports.size()); ++i) ADD_FAILURE() << reports[i];
+  if (reports.size() > most) ADD_FAILURE() << "and " << reports.size() - most << " more";
+}
+
+void expect_fault(Fault fault, const std::string& text, const std::string& other) {
+  const auto reports = Machine::get().take_reports();
+  const bool found = std::ranges::any_of(reports, [&](const Report& report) {
+    return report.fault == fault && report.text.find(text) != std::string::npos &&
+           report.text.find(other) != std::string::npos;
+  });
+  EXPECT_TRUE(found) << "no such report with '" << text << "' and '" << other << "' among "
+                     << reports.size();
+  if (found) return;
+  for (const Report& report : reports) ADD_FAILURE() << report;
+}
+
+void expect_synchronizations_at_most(int most, int host, const std::function<void()>& body) {
+  Machine::get().reset_counts();
+  body();
+  const auto counts = Machine::get().counts(host);
+  EXPECT_LE(counts.all_synchronizations(), most);
+  if (counts.all_synchronizations() <= most) return;
+  for (const auto& [cause, times] : counts.synchronizations)
+    ADD_FAILURE() << times << " times " << cause;
+}
+
+void run_ranks(int size, const RankBody& body, Omission omission) {
+  using std::chrono::seconds;
+  auto& machine = Machine::get();
+  const auto store = std::make_shared<MemoryStore>();
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    machine.set_host(rank, rank);
+    threads.emplace_back([&, rank] {
+      const auto own = device(rank);
+      const c10::DeviceGuard guard(own);
+      const BackendOptions options{.join_timeout = seconds(20),
+                                   .c10d = make_backends(own, omission)};
+      try {
+        body(Group(make_backend("sim", store, rank, size, options), "world", seconds(20)), own);
+      } catch (const std::exception& error) {
+        ADD_FAILURE() << "rank " << rank << ": " << error.what();
+      }
+    });
+  }
+  threads.clear();
+  for (int rank = 0; rank < size; ++rank) machine.set_host(rank, 0);
+}
+
+int expect_dropped_waits_found(int host, const std::function<bool()>& is_right) {
+  auto& machine = Machine::get();
+  machine.set({});
+  EXPECT_TRUE(is_right());
+  expect_no_faults();
+  const int waits = machine.counts(host).waits;
+  int found = 0;
+  for (int number = 1; number <= waits; ++number) {
+    machine.set(
+        {.seed = static_cast<std::uint64_t>(number), .drop_host = host, .drop_wait = number});
+    const bool right = is_right();
+    const bool is_reported = !machine.take_reports().empty();
+    found += is_reported ? 1 : 0;
+    EXPECT_TRUE(right || is_reported) << "wait " << number << " of " << waits << " was left out";
+  }
+  machine.set({});
+  EXPECT_GT(found, 0) << "none of " << waits << " waits is needed";
+  return found;
+}
+
+}  // namespace lockstep::test::accelerator

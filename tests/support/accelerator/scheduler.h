@@ -1,0 +1,94 @@
+// Streams of tasks and one worker that runs them, late and in any order that the streams allow: a
+// seed chooses among the streams whose first task is ready. In a lazy schedule tasks run only
+// while a host waits, and no further than to the task that ends the wait.
+#pragma once
+
+#include "support/accelerator/clock.h"
+#include "support/accelerator/reports.h"
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace lockstep::test::accelerator {
+
+// A condition of a task besides the order of its stream. Guarded by the machine's mutex.
+class Gate {
+ public:
+  Gate() = default;
+  virtual ~Gate() = default;
+  Gate(const Gate&) = delete;
+  Gate& operator=(const Gate&) = delete;
+  // The task is the first of its stream. May be called again and again.
+  virtual void arrive() = 0;
+  [[nodiscard]] virtual bool is_open() const = 0;
+  // Opens for ever: nothing can run otherwise, which has been reported.
+  virtual void give_up() = 0;
+  [[nodiscard]] virtual std::string state() const = 0;
+};
+
+struct Task {
+  std::string name;
+  std::function<void()> run;  // null: a wait
+  Event after = {};
+  std::shared_ptr<Gate> gate = nullptr;
+};
+
+using Lock = std::unique_lock<std::mutex>;
+
+// Every function needs the machine's mutex.
+class Scheduler {
+ public:
+  explicit Scheduler(Reports& reports) : reports_(reports) {}
+  // Runs tasks for ever, unlocking the mutex while one runs.
+  void work(Lock& lock);
+
+  void choose_by(std::uint64_t seed, bool lazy, std::chrono::milliseconds longest_idle);
+  void push(Actor stream, Task task);
+  // How many tasks the stream has been given, and how many of those are over.
+  [[nodiscard]] std::uint64_t given(Actor stream) const { return queues_.at(stream).given; }
+  [[nodiscard]] std::uint64_t done(Actor stream) const { return queues_.at(stream).done; }
+  [[nodiscard]] bool is_done(const Event& event) const;
+  // Blocks until done() is true; reports a stall, and opens all gates, if no stream can go on.
+  void block_until(Lock& lock, std::function<bool()> done);
+  // Lets one task run if one can: for a host that polls.
+  void advance(Lock& lock);
+
+ private:
+  struct Queue {
+    std::deque<Task> tasks;
+    std::uint64_t given = 0;
+    std::uint64_t done = 0;
+    bool is_running = false;
+  };
+  struct Waiter {
+    std::function<bool()> done;
+    bool is_satisfied = false;
+  };
+
+  [[nodiscard]] bool may_run() const { return !is_lazy_ || !waiters_.empty(); }
+  [[nodiscard]] bool is_ready(const Queue& queue) const;
+  [[nodiscard]] std::vector<Actor> ready_streams();
+  void run_one(Lock& lock, Actor stream);
+  // Waits that have ended no longer keep the worker going.
+  void settle_waiters();
+  [[nodiscard]] std::uint64_t progress() const;
+  void report_stall();
+
+  Reports& reports_;
+  std::condition_variable changed_;
+  std::array<Queue, stream_count> queues_;
+  std::vector<Waiter*> waiters_;
+  std::mt19937_64 random_{1};
+  bool is_lazy_ = true;
+  std::chrono::milliseconds longest_idle_{0};  // then a stall is reported
+};
+
+}  // namespace lockstep::test::accelerator
