@@ -1,4 +1,4 @@
-// The simulated accelerator itself: memory, streams, events, blocks and what is reported of them.
+// The simulated accelerator itself: memory, streams, events, blocks and the faults that it reports.
 #include "support/accelerator/expectations.h"
 
 #include <ATen/ops/arange.h>

@@ -18,6 +18,7 @@
 #include <memory>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,13 +35,16 @@ struct CopyBack {
   at::Tensor source;
 };
 
+// The end of a call, and the wait for it: of the current stream, or of the host for a barrier.
 class DeviceWork final : public c10d::Work {
  public:
-  DeviceWork(c10::Stream stream, Tensors kept, std::vector<CopyBack> to_host, Omission omission)
+  DeviceWork(c10::Stream stream, Tensors kept, std::vector<CopyBack> to_host, bool blocks,
+             Omission omission)
       : stream_(stream),
         end_(stream.device_type()),
         kept_(std::move(kept)),
         to_host_(std::move(to_host)),
+        blocks_(blocks),
         omission_(omission) {
     end_.record(stream);
   }
@@ -50,7 +54,11 @@ class DeviceWork final : public c10d::Work {
     return true;
   }
   void synchronize() override {
-    if (omission_ != Omission::wait_for_call) current_stream(stream_.device()).wait(end_);
+    if (blocks_)
+      end_.synchronize();
+    else if (omission_ != Omission::wait_for_call)
+      current_stream(stream_.device()).wait(end_);
+    const c10::StreamGuard guard(stream_);
     for (const CopyBack& copy : to_host_) copy.target.copy_(copy.source);  // blocks
     to_host_.clear();
     kept_.clear();
@@ -61,6 +69,7 @@ class DeviceWork final : public c10d::Work {
   c10::Event end_;
   Tensors kept_;  // until a stream that may free them comes after the call
   std::vector<CopyBack> to_host_;
+  bool blocks_;  // the host, as NCCL's barrier does
   Omission omission_;
 };
 
@@ -156,38 +165,35 @@ class DeviceBackend final : public c10d::Backend {
 
   WorkPointer allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
     TORCH_CHECK(options.reduceOp == c10d::ReduceOp::SUM, "only sums");
-    Use use(*this, tensors.at(0), tensors.at(0));
-    return use.launch("all_reduce " + text_of(tensors[0]), sum_of(tensors[0].scalar_type()));
+    RankCall call(*this, tensors.at(0), tensors.at(0));
+    return call.launch("all_reduce " + text_of(tensors[0]), sum_of(tensors[0].scalar_type()));
   }
   WorkPointer reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
     TORCH_CHECK(options.reduceOp == c10d::ReduceOp::SUM, "only sums");
     const bool is_root = getRank() == options.rootRank;
-    Use use(*this, tensors.at(0), is_root ? tensors[0] : at::Tensor());
-    return use.launch("reduce " + text_of(tensors[0]), sum_of(tensors[0].scalar_type()));
+    RankCall call(*this, tensors.at(0), is_root ? tensors[0] : at::Tensor());
+    return call.launch("reduce " + text_of(tensors[0]), sum_of(tensors[0].scalar_type()));
   }
   WorkPointer broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
     const bool is_root = getRank() == options.rootRank;
-    Use use(*this, is_root ? tensors.at(0) : at::Tensor(), is_root ? at::Tensor() : tensors.at(0));
-    return use.launch("broadcast " + text_of(tensors[0]),
-                      [root = static_cast<int>(options.rootRank)](const auto& parts) {
-                        copy_from_root(parts, root);
-                      });
+    RankCall call(*this, is_root ? tensors.at(0) : at::Tensor(),
+                  is_root ? at::Tensor() : tensors.at(0));
+    return call.launch("broadcast " + text_of(tensors[0]),
+                       [root = static_cast<int>(options.rootRank)](const auto& parts) {
+                         copy_from_root(parts, root);
+                       });
   }
   WorkPointer allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                         const c10d::AllgatherOptions&) override {
-    const auto all = at::empty({inputs.at(0).numel() * getSize()}, options_of(inputs[0]));
-    Use use(*this, inputs[0], all);
-    use.unpack(outputs.at(0));
-    return use.launch("all_gather " + text_of(inputs[0]), &gather_all);
+    RankCall call(*this, inputs.at(0), {});
+    call.gather_into(outputs.at(0));
+    return call.launch("all_gather " + text_of(inputs[0]), &gather_all);
   }
   WorkPointer gather(std::vector<Tensors>& outputs, Tensors& inputs,
                      const c10d::GatherOptions& options) override {
-    at::Tensor all;
-    if (getRank() == options.rootRank)
-      all = at::empty({inputs.at(0).numel() * getSize()}, options_of(inputs.at(0)));
-    Use use(*this, inputs.at(0), all);
-    if (all.defined()) use.unpack(outputs.at(0));
-    return use.launch("gather " + text_of(inputs[0]), &gather_all);
+    RankCall call(*this, inputs.at(0), {});
+    if (getRank() == options.rootRank) call.gather_into(outputs.at(0));
+    return call.launch("gather " + text_of(inputs[0]), &gather_all);
   }
   WorkPointer scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                       const c10d::ScatterOptions& options) override {
@@ -197,33 +203,34 @@ class DeviceBackend final : public c10d::Backend {
       for (const auto& input : inputs.at(0)) flat.push_back(input.view({-1}));
       all = at::cat(flat);
     }
-    Use use(*this, all, outputs.at(0));
-    return use.launch("scatter " + text_of(outputs[0]),
-                      [root = static_cast<int>(options.rootRank)](const auto& parts) {
-                        scatter_from(parts, root);
-                      });
+    RankCall call(*this, all, outputs.at(0));
+    return call.launch("scatter " + text_of(outputs[0]),
+                       [root = static_cast<int>(options.rootRank)](const auto& parts) {
+                         scatter_from(parts, root);
+                       });
   }
   WorkPointer alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>&,
                             std::vector<std::int64_t>& input_counts,
                             const c10d::AllToAllOptions&) override {
-    Use use(*this, input, output);
+    RankCall call(*this, input, output);
     for (int rank = 0; rank < getSize(); ++rank) {
       const auto rows = input_counts.empty() ? input.numel() / getSize() : input_counts.at(rank);
-      use.part.input_counts.push_back(rows * input.element_size());
+      call.part.input_counts.push_back(rows * input.element_size());
     }
-    return use.launch("all_to_all", &exchange_all);
+    return call.launch("all_to_all", &exchange_all);
   }
   WorkPointer send(Tensors& tensors, int target, int) override {
-    Use use(*this, tensors.at(0), {}, message_channel(getRank(), target), 0);
-    return use.launch("message " + text_of(tensors[0]), &copy_message);
+    RankCall call(*this, tensors.at(0), {}, message_channel(getRank(), target), 0);
+    return call.launch("message " + text_of(tensors[0]), &copy_message);
   }
   WorkPointer recv(Tensors& tensors, int source, int) override {
-    Use use(*this, {}, tensors.at(0), message_channel(source, getRank()), 1);
-    return use.launch("message " + text_of(tensors[0]), &copy_message);
+    RankCall call(*this, {}, tensors.at(0), message_channel(source, getRank()), 1);
+    return call.launch("message " + text_of(tensors[0]), &copy_message);
   }
   WorkPointer barrier(const c10d::BarrierOptions&) override {
-    Use use(*this, {}, {});
-    return use.launch("barrier", [](const auto&) {});
+    RankCall call(*this, {}, {});
+    call.blocks = true;
+    return call.launch("barrier", [](const auto&) {});
   }
   void abort() override {
     const std::lock_guard lock(mutex_);
@@ -236,13 +243,16 @@ class DeviceBackend final : public c10d::Backend {
     c10::Stream stream;
   };
 
-  // One call: its tensors on the device, and the copies that it needs.
-  struct Use {
-    Use(DeviceBackend& owner, const at::Tensor& input, const at::Tensor& output)
-        : Use(owner, input, output, owner.channel("all", owner.getSize()), owner.getRank()) {}
-    Use(DeviceBackend& owner, const at::Tensor& input, const at::Tensor& output, Channel where,
-        int number)
+  // One call of this rank: its tensors on the device, and the copies that it needs.
+  struct RankCall {
+    RankCall(DeviceBackend& owner, const at::Tensor& input, const at::Tensor& output)
+        : RankCall(owner, input, output, owner.channel("all", owner.getSize()), owner.getRank()) {}
+    RankCall(DeviceBackend& owner, const at::Tensor& input, const at::Tensor& output, Channel where,
+             int number)
         : backend(owner), channel(std::move(where)), rank(number) {
+      uses_device = is_on_accelerator(input) || is_on_accelerator(output);
+      const c10::OptionalStreamGuard guard(
+          uses_device ? std::nullopt : std::optional<c10::Stream>(channel.stream));
       if (input.defined()) source = on_device(input, false);
       if (output.defined()) target = output.is_same(input) ? source : on_device(output, true);
       if (output.defined() && output.is_same(input)) note_copy_back(output);
@@ -272,8 +282,14 @@ class DeviceBackend final : public c10d::Backend {
     void note_copy_back(const at::Tensor& output) {
       if (!is_on_accelerator(output)) to_host.push_back({output, source});
     }
-    // The output is to be copied to these tensors.
-    void unpack(const Tensors& targets) {
+    // Receives every rank's input, and copies each to its tensor.
+    void gather_into(const Tensors& targets) {
+      const c10::StreamGuard guard(channel.stream);
+      target =
+          at::empty({source.numel() * static_cast<std::int64_t>(targets.size())}, source.options());
+      part.output = target.data_ptr();
+      part.output_bytes = target.nbytes();
+      kept.push_back(target);
       std::int64_t begin = 0;
       for (const at::Tensor& one : targets) {
         const auto piece = target.narrow(0, begin, one.numel()).view(one.sizes());
@@ -284,19 +300,21 @@ class DeviceBackend final : public c10d::Backend {
     WorkPointer launch(const std::string& signature, CollectiveKernel kernel) {
       c10::Event ready(device_type);
       ready.record(current_stream(backend.device_));
-      if (backend.omission_ != Omission::wait_for_caller) channel.stream.wait(ready);
+      if (uses_device && backend.omission_ != Omission::wait_for_caller) channel.stream.wait(ready);
       channel.communicator->launch(rank, actor_of(channel.stream), signature, part,
                                    std::move(kernel));
       const c10::StreamGuard guard(channel.stream);
       for (const CopyBack& copy : after) copy.target.copy_(copy.source);
       for (const CopyBack& copy : after) kept.push_back(copy.target);
       return c10::make_intrusive<DeviceWork>(channel.stream, std::move(kept), std::move(to_host),
-                                             backend.omission_);
+                                             blocks, backend.omission_);
     }
 
     DeviceBackend& backend;
     Channel channel;
     int rank;
+    bool uses_device = false;  // else the call does not concern the current stream
+    bool blocks = false;
     at::Tensor source, target;
     Part part;
     Tensors kept;
@@ -307,9 +325,6 @@ class DeviceBackend final : public c10d::Backend {
   static void copy_message(const std::vector<Part>& parts) { copy_from_root(parts, 0); }
   static std::string text_of(const at::Tensor& tensor) {
     return std::string(toString(tensor.scalar_type())) + " x " + std::to_string(tensor.numel());
-  }
-  [[nodiscard]] at::TensorOptions options_of(const at::Tensor& tensor) const {
-    return tensor.options().device(device_);
   }
   Channel channel(const std::string& what, int size) {
     const std::lock_guard lock(mutex_);

@@ -16,7 +16,7 @@
 
 namespace lockstep::test::accelerator {
 
-// What one rank gives to a call: bytes that it reads and bytes that it writes.
+// One rank's bytes in a call: those that it reads and those that it writes.
 struct Part {
   const void* input = nullptr;
   std::size_t input_bytes = 0;

@@ -15,7 +15,9 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <optional>
 #include <string>
+#include <vector>
 
 namespace lockstep::test::accelerator {
 
@@ -26,7 +28,9 @@ class AcceleratorTest : public testing::Test {
   void TearDown() override;
 };
 
-void expect_no_faults();
+// Takes all reports and fails if there is one of another kind.
+void expect_no_faults_but(std::optional<Fault> allowed);
+inline void expect_no_faults() { expect_no_faults_but(std::nullopt); }
 // Takes all reports. Fails unless one of them is of this kind and has both texts.
 void expect_fault(Fault fault, const std::string& text = {}, const std::string& other = {});
 // Fails if a host waited for its devices more often while `body` ran.
@@ -36,6 +40,9 @@ void expect_synchronizations_at_most(int most, int host, const std::function<voi
 // and is host r. An exception of a rank fails the test.
 using RankBody = std::function<void(Group group, c10::Device device)>;
 void run_ranks(int size, const RankBody& body, Omission omission = Omission::none);
+// The same, for programs that may fail: returns the errors.
+[[nodiscard]] std::vector<std::string> errors_of_ranks(int size, const RankBody& body,
+                                                       Omission omission = Omission::none);
 
 // Leaves out each wait of a host's streams in turn. `is_right()` runs the program and says whether
 // its numbers are right. Fails if a wait was left out that made them wrong without a report, or if

@@ -209,7 +209,10 @@ void Call::find_results_among_arguments() {
 }
 
 std::vector<Access> Call::argument_accesses() const {
-  const bool moves = name_.starts_with("clone") || name_.starts_with("cat");
+  // These pass on values that they do not look at.
+  static const std::set<std::string> movers{"clone",     "cat",     "index_copy",
+                                            "index_put", "scatter", "_index_put_impl_"};
+  const bool moves = movers.contains(name_);
   std::vector<Access> accesses;
   for (std::size_t i = 0; i < arguments_.size(); ++i) {
     const auto& argument = schema_.arguments()[i];

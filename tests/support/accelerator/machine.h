@@ -53,7 +53,7 @@ struct Launch {
   std::shared_ptr<Gate> gate = nullptr;
 };
 
-// What a host has done since reset_counts().
+// Counts of a host since reset_counts().
 struct Counts {
   int launches = 0;
   int waits = 0;                                  // of streams for events

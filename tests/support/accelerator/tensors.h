@@ -48,8 +48,8 @@ void for_each_tensor(const c10::IValue& value, const std::function<void(const at
 // Launches with the thread state that kernels need; the name gets that of the autograd node.
 void launch_kernel(Launch launch);
 
-// What a worker's thread needs to run operations of LibTorch: below autograd, and allowed to write
-// tensors made in inference mode.
+// Thread state for kernels of LibTorch: below autograd, and allowed to write tensors that were made
+// in inference mode.
 class KernelScope {
  private:
   c10::InferenceMode mode_;
