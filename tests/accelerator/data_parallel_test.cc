@@ -1,0 +1,113 @@
+// DistributedDataParallel on the simulated accelerator.
+#include <lockstep/models/mlp.h>
+#include <lockstep/parallel/data/distributed_data_parallel.h>
+
+#include "parallel/support.h"
+#include "support/accelerator/expectations.h"
+
+#include <ATen/ops/mse_loss.h>
+#include <torch/optim/sgd.h>
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+using namespace lockstep;
+using namespace lockstep::test::accelerator;
+
+namespace {
+
+constexpr int ranks = 2;
+constexpr int steps = 3;
+constexpr int most_synchronizations = 4;  // of a step with one bucket
+
+class DataParallel : public AcceleratorTest {};
+
+models::Mlp model_on(c10::Device device) {
+  models::Mlp model(models::MlpOptions{{16, 32, 16}});
+  test::fill_parameters(*model, 1);
+  model->to(device);
+  return model;
+}
+
+at::Tensor loss_of(models::Mlp& model, int batch, c10::Device device) {
+  const auto inputs = test::values({4, 16}, 100 + batch).to(device);
+  return at::mse_loss(model->forward(inputs), test::values({4, 16}, 200 + batch).to(device));
+}
+
+// One process with the rows of all ranks. An average of two ranks rounds as this does.
+std::vector<at::Tensor> trained_alone() {
+  auto model = model_on(c10::kCPU);
+  torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  for (int step = 0; step < steps; ++step) {
+    sgd.zero_grad();
+    for (int rank = 0; rank < ranks; ++rank)
+      (loss_of(model, step * ranks + rank, c10::kCPU) / ranks).backward();
+    sgd.step();
+  }
+  return model->parameters();
+}
+
+// Trains and returns rank 0's parameters, on the CPU; none if a rank failed. Small buckets: several
+// a step.
+std::vector<at::Tensor> trained(std::int64_t bucket_bytes = 1000) {
+  std::vector<at::Tensor> found;
+  const auto errors = errors_of_ranks(ranks, [&](Group group, c10::Device device) {
+    auto model = model_on(device);
+    DistributedDataParallel ddp(model, group, {.bucket_bytes = bucket_bytes});
+    torch::optim::SGD sgd(ddp.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    for (int step = 0; step < steps; ++step) {
+      ddp.zero_grad();
+      loss_of(model, step * ranks + group.rank(), device).backward();
+      sgd.step();
+    }
+    if (group.rank() != 0) return;
+    for (const auto& parameter : model->parameters()) found.push_back(parameter.detach().cpu());
+  });
+  return errors.empty() ? found : std::vector<at::Tensor>();
+}
+
+bool are_equal(const std::vector<at::Tensor>& found, const std::vector<at::Tensor>& expected) {
+  if (found.size() != expected.size()) return false;
+  for (std::size_t i = 0; i < found.size(); ++i)
+    if (!found[i].equal(expected[i])) return false;
+  return true;
+}
+
+TEST_F(DataParallel, TrainsWithTheBitsOfOneProcessUnderEverySchedule) {
+  const auto expected = trained_alone();
+  for (std::uint64_t seed = 0; seed < 10; ++seed) {
+    Machine::get().set({.seed = seed, .lazy = seed % 2 == 0});
+    EXPECT_TRUE(are_equal(trained(), expected)) << "seed " << seed;
+  }
+}
+
+TEST_F(DataParallel, EveryWaitThatMattersIsReportedWhenItIsLeftOut) {
+  const auto expected = trained_alone();
+  RecordProperty("reported",
+                 expect_dropped_waits_found(1, [&] { return are_equal(trained(), expected); }));
+}
+
+// The wait for each bucket blocks the host, once a bucket, and so does the exchange of the status.
+TEST_F(DataParallel, AStepBlocksTheHostOnlyForWhatItExchanges) {
+  run_ranks(ranks, [](Group group, c10::Device device) {
+    auto model = model_on(device);
+    DistributedDataParallel ddp(model, group, {.bucket_bytes = 1 << 20});
+    torch::optim::SGD sgd(ddp.parameters(), torch::optim::SGDOptions(0.1));
+    const auto inputs = test::values({4, 16}, 100).to(device);
+    int before = 0;
+    for (int step = 0; step < 3; ++step) {
+      before = Machine::get().counts(group.rank()).all_synchronizations();
+      ddp.zero_grad();
+      model->forward(inputs).square().sum().backward();
+      sgd.step();
+    }
+    const auto counts = Machine::get().counts(group.rank());
+    EXPECT_LE(counts.all_synchronizations() - before, most_synchronizations);
+    if (counts.all_synchronizations() - before > most_synchronizations)
+      for (const auto& [cause, times] : counts.synchronizations)
+        ADD_FAILURE() << times << " times " << cause;
+  });
+}
+
+}  // namespace
