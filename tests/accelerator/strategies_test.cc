@@ -1,0 +1,99 @@
+// Every strategy on the simulated accelerator: the losses of one process on the CPU, and no fault of
+// synchronisation, under schedules that run everything as late as possible and as soon as possible.
+#include "parallel/composition.h"
+#include "support/accelerator/expectations.h"
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+using namespace lockstep;
+using namespace lockstep::test::accelerator;
+
+namespace {
+
+constexpr int compared_steps = 3;
+constexpr double tolerance = 1e-10;  // relative, of a loss in double precision
+
+struct Case {
+  test::Composition how;
+  bool has_experts = false;
+  // Its groups launch from threads of their own, in no common order: docs/gpu.md.
+  bool has_open_order = false;
+};
+
+void PrintTo(const Case& what, std::ostream* out) { *out << test::text_of(what.how); }
+
+std::string name_of(const testing::TestParamInfo<Case>& info) {
+  return (info.param.has_experts ? "moe_" : "gpt_") + test::test_name_of(info.param.how);
+}
+
+class Strategies : public AcceleratorTest, public testing::WithParamInterface<Case> {
+ protected:
+  // The losses of all ranks, on their devices.
+  template <typename Make>
+  static void compare(const Make& make, std::uint64_t seed) {
+    const auto& how = GetParam().how;
+    const auto expected = test::losses_of_one(make(), at::kDouble, compared_steps, 1, 1);
+    Machine::get().set({.seed = seed, .lazy = seed % 2 == 0});
+    run_ranks(test::ranks_of(how), [&](Group world, c10::Device device) {
+      auto model = make();
+      model->to(device);
+      test::Composed composed(model, std::move(world), how);
+      const auto optimizer = test::parity_optimizer(at::kDouble, composed.all().parameters());
+      for (int step = 0; step < compared_steps; ++step) {
+        const test::TokenBatch batch(step % 7, test::rows_of_step);
+        composed.all().zero_grad();
+        const double loss = composed.step(batch.ids.to(device), batch.targets.to(device));
+        EXPECT_GT(composed.all().clip_grad_norm(1e9), 0);
+        optimizer->step();
+        EXPECT_NEAR(loss, expected.at(step), tolerance * std::abs(expected.at(step))) << step;
+      }
+      for (const auto& parameter : composed.all().parameters())
+        EXPECT_EQ(parameter.device(), device);
+    });
+  }
+};
+
+TEST_P(Strategies, TrainAsOneProcess) {
+  for (std::uint64_t seed : {0, 1}) {
+    if (GetParam().has_experts)
+      compare([] { return test::moe_of(1.5, at::kDouble); }, seed);
+    else
+      compare(
+          [] {
+            return test::made_alike([] { return models::Gpt(test::composed_gpt()); }, at::kDouble);
+          },
+          seed);
+    if (GetParam().has_open_order) expect_no_faults_but(Fault::order);
+  }
+}
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  const std::vector<test::Composition> meshes = {
+      {.axes = {{"dp", 2}}},
+      {.axes = {{"tp", 2}}},
+      {.axes = {{"tp", 2}}, .sequence = true},
+      {.axes = {{"cp", 2}}},
+      {.axes = {{"cp", 2}}, .context = ContextMethod::ulysses},
+      {.axes = {{"dp", 2}, {"tp", 2}}}};
+  const std::vector<test::Composition> without_order = {
+      {.axes = {{"fsdp", 2}}, .level = ShardLevel::optimizer},
+      {.axes = {{"fsdp", 2}}, .level = ShardLevel::gradients},
+      {.axes = {{"fsdp", 2}}},
+      {.axes = {{"fsdp", 4}}, .checkpoints = true},
+      {.axes = {{"pp", 2}}},
+      {.axes = {{"pp", 2}}, .schedule = "zbv"},
+      {.axes = {{"fsdp", 2}, {"tp", 2}}},
+      {.axes = {{"pp", 2}, {"fsdp", 2}}}};
+  for (const auto& how : meshes) all.push_back({.how = how});
+  for (const auto& how : without_order) all.push_back({.how = how, .has_open_order = true});
+  for (const char* axis : {"dp", "ep"})
+    all.push_back({.how = {.axes = {{axis, 2}}, .micro_batches = 1}, .has_experts = true});
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(OnDevices, Strategies, testing::ValuesIn(cases()), name_of);
+
+}  // namespace
