@@ -1,5 +1,5 @@
-// Every strategy on the simulated accelerator: the losses of one process on the CPU, and no fault of
-// synchronisation, under schedules that run everything as late as possible and as soon as possible.
+// Every strategy on the simulated accelerator: the losses of one process on the CPU, and no fault
+// of synchronisation, under schedules that run everything as late or as soon as possible.
 #include "parallel/composition.h"
 #include "support/accelerator/expectations.h"
 

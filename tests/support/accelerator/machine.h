@@ -35,7 +35,7 @@ struct Schedule {
   int drop_host = 0;
   int drop_wait = 0;
   // A host that waits this long while nothing runs or is launched is a stall.
-  std::chrono::milliseconds longest_idle = std::chrono::seconds(5);
+  std::chrono::milliseconds longest_idle = std::chrono::seconds(15);
 };
 
 // The pinned buffer of an asynchronous copy.
