@@ -43,5 +43,5 @@ for dtype in float32 bf16 float32 bf16; do
   one "$python" "$bench/gpt_step.py" $dtype
   one "$build/bin/lockstep" run -n 1 "$build/bench/gpt_step" dp=-1 $dtype
 done
-for mesh in dp=2 fsdp=2 tp=2 pp=2; do one "$build/bin/lockstep" run -n 2 "$build/bench/gpt_step" $mesh bf16; done
+for mesh in dp=2 fsdp=2 tp=2 pp=2; do one "$build/bin/lockstep" run -n 2 --share-gpus "$build/bench/gpt_step" $mesh bf16; done
 exit $status

@@ -109,6 +109,10 @@ void declare(CommandOptions& options, launch::WorkerSpec& spec, std::string& nod
   };
   add("ranks", "N", number_into(spec.ranks, 1, most_ranks), "1", "Number of ranks on this node",
       'n');
+  add("gpus-per-rank", "N", number_into(spec.gpus_per_rank, 0, 1024), "0",
+      "Give each rank N GPUs of its own, by CUDA_VISIBLE_DEVICES; 0: each rank sees all");
+  options.add({"share-gpus", "", "Let ranks share a GPU if there are more ranks than GPUs"},
+              flag_into(spec.shares_gpus));
   add("log-dir", "DIR", text_into(spec.log_folder), "",
       "Also write each rank's output, unchanged, to DIR/rank-N.log");
   add("prefix", "STYLE",

@@ -85,6 +85,7 @@ WorkerSpec checked(WorkerSpec spec) {
               "port of the store: expected 0 to 65535, found {}", spec.store_port);
   check_rounds(spec);
   check_nodes(spec);
+  static_cast<void>(gpus_of(spec, 0));
   return spec;
 }
 

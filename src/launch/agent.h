@@ -79,6 +79,8 @@ struct WorkerSpec {
   // A worker is killed, and has failed, if it or a process below it is stopped (SIGSTOP, a
   // debugger) for this long; 0: no worker is.
   Duration hung_after = {};
+  int gpus_per_rank = 0;     // CUDA_VISIBLE_DEVICES gives each rank that many of its own; 0: all
+  bool shares_gpus = false;  // ranks may share a GPU (LOCKSTEP_SHARE_GPUS)
   Environment environment = current_environment();  // what the ranks' own variables are added to
   std::string log_folder = {};  // made when missing; gets rank-0.log, ... Empty: no logs
   PrefixStyle prefix = PrefixStyle::rank;

@@ -63,6 +63,11 @@ void set_round(Environment& environment, const RankSpec& place) {
   set_or_unset(environment, variable::error_file, place.error_file);
 }
 
+void set_gpus(Environment& environment, const RankSpec& place) {
+  if (!place.gpus.empty()) set(environment, variable::visible_gpus, place.gpus);
+  if (place.shares_gpus) set(environment, variable::share_gpus, "1");
+}
+
 void set_rendezvous(Environment& environment, const RankSpec& place) {
   set(environment, variable::master_address, place.master_address);
   set(environment, variable::master_port, std::to_string(place.master_port));
@@ -147,13 +152,16 @@ void spin_briefly() {
 Environment rank_environment(Environment base, const RankSpec& place) {
   set_rank(base, place);
   set_round(base, place);
+  set_gpus(base, place);
   set_rendezvous(base, place);
   fill_gaps(base, place);
   return base;
 }
 
 Environment reserve_environment(Environment base, const RankSpec& place, int descriptor) {
-  Environment environment = rank_environment(std::move(base), place);
+  RankSpec nowhere = place;
+  nowhere.gpus.clear();
+  Environment environment = rank_environment(std::move(base), nowhere);
   std::erase_if(environment, [](const auto& entry) { return is_of_place(entry.first); });
   set(environment, variable::reserve_descriptor, std::to_string(descriptor));
   return environment;
@@ -161,7 +169,9 @@ Environment reserve_environment(Environment base, const RankSpec& place, int des
 
 Environment place_environment(const RankSpec& place) {
   Environment environment = rank_environment({}, place);
-  std::erase_if(environment, [](const auto& entry) { return !is_of_place(entry.first); });
+  std::erase_if(environment, [](const auto& entry) {
+    return !is_of_place(entry.first) && entry.first != variable::visible_gpus;
+  });
   return environment;
 }
 

@@ -32,7 +32,9 @@ struct RankSpec {
   std::string store;  // empty: no store, LOCKSTEP_STORE is not set
   int secret_descriptor = -1;
   int agent_descriptor = -1;
-  int cores = 1;  // that this process may use
+  int cores = 1;     // that this process may use
+  std::string gpus;  // of this rank, for CUDA_VISIBLE_DEVICES; empty: as `base` says
+  bool shares_gpus = false;
 };
 
 using Environment = std::vector<std::pair<std::string, std::string>>;

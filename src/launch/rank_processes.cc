@@ -4,6 +4,7 @@
 #include "base/format.h"
 #include "base/text.h"
 #include "launch/run_report.h"
+#include "rank_env/visible_gpus.h"
 #include "sys/file_descriptor.h"
 #include "sys/topology.h"
 
@@ -205,6 +206,15 @@ std::set<pid_t> numbers_of(const std::vector<sys::Process*>& processes) {
 
 }  // namespace
 
+std::string gpus_of(const WorkerSpec& spec, int local_rank) {
+  if (spec.gpus_per_rank == 0) return {};
+  const auto same = [](const auto& entry) { return entry.first == variable::visible_gpus; };
+  const auto visible = std::ranges::find_if(spec.environment, same);
+  return rank_env::gpus_of_rank(
+      local_rank, spec.ranks, spec.gpus_per_rank,
+      visible == spec.environment.end() ? std::nullopt : std::optional(visible->second));
+}
+
 void Reserve::allow() {
   is_allowed_ = true;
   fill_at_ = Clock::now();
@@ -301,7 +311,8 @@ RankSpec RankProcesses::place_of_all() const {
                  .run_id = store_.run_id,
                  .store = store_.address,
                  .agent_descriptor = this_process_.get(),
-                 .cores = sys::usable_cores()};
+                 .cores = sys::usable_cores(),
+                 .shares_gpus = run_.spec.shares_gpus};
   if (may_have_more_rounds(run_.spec)) place.round = plan.round;
   return place;
 }
@@ -338,6 +349,7 @@ void RankProcesses::start(Worker& worker, RankSpec place) {
   const sys::FileDescriptor secret = store_.secret_descriptor();
   place.rank = worker.rank();
   place.local_rank = worker.rank() - run_.first_rank();
+  place.gpus = gpus_of(run_.spec, std::max(0, place.local_rank));
   place.secret_descriptor = secret.get();
   if (may_have_more_rounds(run_.spec)) place.worker = worker.name();
   place.error_file = errors_->file(std::max(0, place.round), place.rank);

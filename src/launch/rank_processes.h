@@ -113,6 +113,10 @@ struct FoundProgram {
 // folder.
 [[nodiscard]] FoundProgram find_program(const std::string& name, std::string_view path);
 
+// The GPUs of a rank, for CUDA_VISIBLE_DEVICES; empty if the ranks see what their agent sees.
+// BadInput if there are too few for all ranks of this node.
+[[nodiscard]] std::string gpus_of(const WorkerSpec& spec, int local_rank);
+
 // In a run that may have more rounds SIGTERM waits for the agents' decision.
 [[nodiscard]] inline Grace grace_of(const WorkerSpec& spec) {
   Grace grace{.stop = spec.grace, .failure = spec.failure_grace};

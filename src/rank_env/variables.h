@@ -64,8 +64,16 @@ inline constexpr const char* reserve_descriptor = "LOCKSTEP_RESERVE_FD";
 // files.
 inline constexpr const char* flight_folder = "LOCKSTEP_FLIGHT";
 
-// "1" means that the agent prefixes each line of a rank with the rank, so that the rank's own log
-// need not do so.
+// Set by the user, for init(): the device of a rank ("cpu", "cuda", "cuda:1"); unset: the one that
+// init() chooses.
+inline constexpr const char* device = "LOCKSTEP_DEVICE";
+// "1", by --share-gpus or by the user: ranks of one host may share a GPU.
+inline constexpr const char* share_gpus = "LOCKSTEP_SHARE_GPUS";
+// The GPUs of a rank: its part of the list that the agent has, or of all; with --gpus-per-rank.
+inline constexpr const char* visible_gpus = "CUDA_VISIBLE_DEVICES";
+
+// "1": each line that a rank prints gets its rank in front, so that the rank's own log need not
+// name it.
 inline constexpr const char* names_lines = "LOCKSTEP_NAMES_LINES";
 
 // The variables below are set only if the user has not set them.

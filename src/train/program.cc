@@ -75,7 +75,7 @@ int be_a_rank(const RankProgram& program) {
     speaks_for_all = group.is_root();
   };
   std::optional<Group> world;
-  if (!is_elastic) world = init();
+  if (!is_elastic) world = init({.device = "cpu"});
   try {
     if (is_elastic) return program.elastic_body(begins);
     begins(*world);

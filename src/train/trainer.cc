@@ -89,7 +89,8 @@ std::optional<Report> train_elastically(Configuration& configuration,
     }
   };
   const int of_a_model = ranks_of_a_model(given);
-  const LoopOptions loop{.reserve = true,
+  const LoopOptions loop{.init = {.device = "cpu"},
+                         .reserve = true,
                          .ranks_wanted = [&](int there) { return there / of_a_model * of_a_model; },
                          // It must end together with the others, which save first.
                          .while_waiting = [] { return std::make_shared<Interrupt>(); },

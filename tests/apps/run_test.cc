@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <thread>
@@ -31,6 +32,23 @@ TEST(LockstepRun, StartsAProgramAsRanks) {
   EXPECT_EQ(run.error, "");
 }
 
+TEST(LockstepRun, GivesEachRankGpusOfItsOwn) {
+  ::unsetenv("CUDA_VISIBLE_DEVICES");
+  const std::string echo =
+      "echo $RANK: $CUDA_VISIBLE_DEVICES, ${LOCKSTEP_SHARE_GPUS:-not} shared >&2; sleep 0.1";
+  const auto lines_of = [&](std::vector<std::string> words) {
+    words.insert(words.end(), {"sh", "-c", echo});
+    const Finished run = lockstep_command(words);
+    EXPECT_EQ(run.status, sys::ExitStatus{});
+    return run.error;
+  };
+  const std::string each = lines_of({"run", "-n", "2", "--gpus-per-rank", "2"});
+  EXPECT_NE(each.find("0: 0,1, not shared"), std::string::npos) << each;
+  EXPECT_NE(each.find("1: 2,3, not shared"), std::string::npos) << each;
+  const std::string all = lines_of({"run", "-n", "1", "--share-gpus"});
+  EXPECT_NE(all.find("0: , 1 shared"), std::string::npos) << all;
+}
+
 TEST(LockstepRun, ReturnsTheExitCodeOfTheFirstFailure) {
   const Finished run =
       lockstep_command({"run", "-n", "2", "sh", "-c", "[ $RANK = 0 ] || exit 42; sleep 0.2"});
@@ -44,6 +62,8 @@ TEST(LockstepRun, MistakesAreOneLineAndCode2) {
       {{"-n", "0", "true"}, "--ranks: expected a whole number from 1 to 10000, found '0'"},
       {{"-n", "two", "true"}, "--ranks: expected a whole number from 1 to 10000, found 'two'"},
       {{"--rnaks", "2", "true"}, "unknown option '--rnaks'; did you mean '--ranks'?"},
+      {{"--gpus-per-rank", "-1", "true"},
+       "--gpus-per-rank: expected a whole number from 0 to 1024, found '-1'"},
       {{"--grace", "soon", "true"},
        "--grace: expected a time such as 10, 2.5s or 1m, found 'soon'"},
       {{"--prefix", "rnak", "true"}, "--prefix: unknown value 'rnak'; did you mean 'rank'?"},

@@ -19,8 +19,8 @@
 
 #include <algorithm>
 #include <csignal>
-#include <cstdlib>
 #include <memory>
+#include <optional>
 #include <string>
 
 using namespace lockstep;
@@ -30,15 +30,17 @@ namespace {
 
 constexpr auto nccl_limit = 60s;
 
-std::shared_ptr<Backend> nccl_backend(const test::TemporaryFolder& folder, int rank, int size) {
-  return make_backend("nccl", std::make_shared<FileStore>(folder.path()), rank, size,
-                      {.join_timeout = nccl_limit});
+std::shared_ptr<Backend> nccl_backend(const test::TemporaryFolder& folder, int rank, int size,
+                                      std::optional<int> gpu) {
+  BackendOptions options{.join_timeout = nccl_limit};
+  if (gpu) options.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(*gpu));
+  return make_backend("nccl", std::make_shared<FileStore>(folder.path()), rank, size, options);
 }
 
 // What rank 0 of two is told where NCCL cannot be.
-std::string refusal(const test::TemporaryFolder& folder, int rank) {
+std::string refusal(const test::TemporaryFolder& folder, int rank, std::optional<int> gpu) {
   try {
-    static_cast<void>(nccl_backend(folder, rank, 2));
+    static_cast<void>(nccl_backend(folder, rank, 2, gpu));
   } catch (const BadInput& error) {
     return error.what();
   }
@@ -63,7 +65,7 @@ TEST_F(NcclWithoutDevice, SaysOnEveryRankWhichOnesHaveNoGpu) {
   if (test::cuda_devices() > 0) GTEST_SKIP() << "this machine has a GPU";
   test::TemporaryFolder folder;
   test::expect_ranks(2, [&](int rank) {
-    EXPECT_EQ(refusal(folder, rank),
+    EXPECT_EQ(refusal(folder, rank, std::nullopt),
               "the backend nccl: expected a GPU in every rank's process, found none in ranks 0, 1 "
               "of 2: is there an NVIDIA driver, and what does CUDA_VISIBLE_DEVICES say?");
   });
@@ -72,8 +74,7 @@ TEST_F(NcclWithoutDevice, SaysOnEveryRankWhichOnesHaveNoGpu) {
 TEST_F(Nccl, RefusesTwoRanksOnOneGpu) {
   test::TemporaryFolder folder;
   test::expect_ranks(2, [&](int rank) {
-    ::setenv("CUDA_VISIBLE_DEVICES", "0", 1);
-    const auto text = refusal(folder, rank);
+    const auto text = refusal(folder, rank, 0);
     EXPECT_NE(text.find("expected a GPU for each rank, found ranks 0 and 1 on one"),
               std::string::npos)
         << text;
@@ -86,7 +87,7 @@ class OneNcclRank : public Nccl {
   static void run(const std::function<void(Backend&)>& body) {
     test::TemporaryFolder folder;
     test::expect_ranks(
-        1, [&](int) { body(*nccl_backend(folder, 0, 1)); }, nccl_limit);
+        1, [&](int) { body(*nccl_backend(folder, 0, 1, 0)); }, nccl_limit);
   }
   static void perform(Backend& backend, Call call) {
     call.elements = call.input.defined() ? call.input.numel() : 0;
@@ -152,7 +153,7 @@ TEST_F(SeveralNcclRanks, GiveTheNumbersThatTensorsOfTheHostGet) {
   test::expect_ranks(
       size,
       [&](int rank) {
-        Group group(nccl_backend(folder, rank, size), "world", nccl_limit);
+        Group group(nccl_backend(folder, rank, size, rank), "world", nccl_limit);
         Group on_host(make_backend("shm", std::make_shared<FileStore>(of_host.path()), rank, size,
                                    {.join_timeout = nccl_limit, .arena_bytes = 64 << 20}),
                       "host", nccl_limit);
@@ -175,7 +176,7 @@ TEST_F(SeveralNcclRanks, GiveTheNumbersThatTensorsOfTheHostGet) {
 TEST_F(SeveralNcclRanks, AKilledRankIsLostToTheOthersLongBeforeTheDeadline) {
   test::TemporaryFolder folder;
   test::RankProcesses processes(2, [&](int rank) {
-    Group group(nccl_backend(folder, rank, 2), "world", nccl_limit);
+    Group group(nccl_backend(folder, rank, 2, rank), "world", nccl_limit);
     auto tensor =
         at::full({1 << 20}, 1.0f, at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(rank)));
     group.all_reduce(tensor).wait();

@@ -99,6 +99,21 @@ TEST(RankEnvironment, OfAProcessInReserveComesInTwoParts) {
   EXPECT_EQ(found, as_map(rank_environment(outer, place)));
 }
 
+TEST(RankEnvironment, GpusOfARankReplaceTheListOfItsAgent) {
+  const Environment outer{{"CUDA_VISIBLE_DEVICES", "2,3,4,5"}};
+  EXPECT_EQ(as_map(rank_environment(outer, place)).at("CUDA_VISIBLE_DEVICES"), "2,3,4,5");
+  EXPECT_FALSE(as_map(rank_environment({}, place)).contains("LOCKSTEP_SHARE_GPUS"));
+  RankSpec with_gpus = place;
+  with_gpus.gpus = "4,5";
+  with_gpus.shares_gpus = true;
+  const auto found = as_map(rank_environment(outer, with_gpus));
+  EXPECT_EQ(found.at("CUDA_VISIBLE_DEVICES"), "4,5");
+  EXPECT_EQ(found.at("LOCKSTEP_SHARE_GPUS"), "1");
+  EXPECT_EQ(as_map(reserve_environment(outer, with_gpus, 33)).at("CUDA_VISIBLE_DEVICES"), "2,3,4,5")
+      << "a process in reserve has no rank yet";
+  EXPECT_EQ(as_map(place_environment(with_gpus)).at("CUDA_VISIBLE_DEVICES"), "4,5");
+}
+
 TEST(RankEnvironment, LeavesTheUsersThreadSettings) {
   const auto found =
       as_map(rank_environment({{"OMP_NUM_THREADS", "5"}, {"OMP_WAIT_POLICY", "active"}}, place));

@@ -4,6 +4,7 @@
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/comm/c10d.h>
+#include <lockstep/comm/device.h>
 #include <lockstep/comm/group.h>
 
 #include <chrono>
@@ -17,10 +18,10 @@ namespace lockstep {
 
 struct InitOptions {
   // The engine; empty: LOCKSTEP_BACKEND, else by where the ranks are.
-  //   "shm"           all ranks on one host; the default there
+  //   "nccl"          one GPU per rank; the default if every rank has a GPU of its own. Tensors in
+  //                   host memory are copied to it and back
+  //   "shm"           all ranks on one host; the default there without nccl
   //   "gloo"          TCP; the default for several hosts with one rank each
-  //   "nccl"          GPUs, one a rank: the one of the first tensor, else the one with this rank's
-  //                   number on its host; tensors in host memory are copied to it and back
   //   "mpi"           the MPI whose mpirun started the program (LOCKSTEP_MPI=openmpi or mpich where
   //                   that does not show); the default where mpirun started ranks on several hosts
   //   "hierarchical"  shm inside each host and another engine across; the default for several hosts
@@ -30,6 +31,13 @@ struct InitOptions {
   std::string backend = {};
   // Makes another engine of c10d; `backend` is then its name.
   MakeC10dBackend c10d = {};
+  // The device of this rank, which device() returns and which becomes the current device of the
+  // calling thread: "cpu", "cuda" or "cuda:1". Empty: LOCKSTEP_DEVICE, else the GPU with this
+  // rank's number among the ranks of its host, or the CPU if this process sees no GPU. Two ranks
+  // with one GPU are BadInput unless `share_gpus` is set; they then exchange through host memory.
+  std::string device = {};
+  // Unset: LOCKSTEP_SHARE_GPUS (1 or 0), which `lockstep run --share-gpus` sets, else false.
+  std::optional<bool> share_gpus = {};
   Duration timeout = std::chrono::minutes(10);      // deadline of one wait
   Duration join_timeout = std::chrono::minutes(5);  // for all ranks to arrive
   // Address space of this rank's shared arena; pages are taken only when touched. 0: LOCKSTEP_ARENA
@@ -58,10 +66,10 @@ struct InitOptions {
 // them the world is one rank. The ranks tell each other which of them share a host; no variable
 // does. For tests, ranks with different values of LOCKSTEP_HOST behave as on different hosts.
 //
-// What else it sets: the number of threads of this process, to its share of the cores, unless
-// OMP_NUM_THREADS is set; the library that multiplies matrices (onednn_matmul); and malloc keeps
-// freed blocks of many megabytes, which training steps allocate again, unless MALLOC_* or
-// GLIBC_TUNABLES are set.
+// What else it sets: the device of this rank (device()); the number of threads of this process, to
+// its share of the cores, unless OMP_NUM_THREADS is set; the library that multiplies matrices
+// (onednn_matmul); and malloc keeps freed blocks of many megabytes, which training steps allocate
+// again, unless MALLOC_* or GLIBC_TUNABLES are set.
 //
 // The group owns what it has opened. When its last handle is destroyed, this rank leaves in order.
 // On `shm` it leaves at once, and its peers complete what it posted without it. The other engines

@@ -63,7 +63,7 @@ class Ranks {
     const std::vector<MeshAxis> axes = parse_axes(mesh);
     check_input(axes.size() == 1 && axes.front().name == "tp",
                 "--mesh {}: expected one axis, tp, over which layers are cut", visible(mesh));
-    group_ = init();
+    group_ = init({.device = "cpu"});
     const int wanted = axes.front().size;
     check_input(wanted == -1 || wanted == group_.size(),
                 "--mesh {}: expected {} ranks, found {}: start them by lockstep run -n {} lockstep "

@@ -1,9 +1,9 @@
 #include "comm/backend/staged_backend.h"
 
+#include "comm/backend/accelerator.h"
 #include "comm/backend/flat.h"
 #include "sys/own_process.h"
 
-#include <ATen/DeviceAccelerator.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
@@ -15,7 +15,7 @@ namespace {
 
 // Pinned where LibTorch can: the device then copies without going through other memory.
 at::Tensor host_memory(const at::Tensor& device) {
-  const bool pinned = device.is_cuda() || device.is_xpu();
+  const bool pinned = pins_host_memory(device.device().type());
   return at::empty(device.sizes(), device.options().device(at::kCPU).pinned_memory(pinned));
 }
 
@@ -116,7 +116,7 @@ std::shared_ptr<Backend> StagedBackend::subset(std::span<const int> ranks, std::
 }
 
 std::shared_ptr<Backend> staged(std::shared_ptr<Backend> backend) {
-  bool needs_it = at::accelerator::getAccelerator() && backend->name() != "nccl";
+  bool needs_it = accelerator() && backend->name() != "nccl";
   return needs_it ? sys::make_shared_of_process<StagedBackend>(std::move(backend))
                   : std::move(backend);
 }

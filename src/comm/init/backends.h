@@ -5,6 +5,8 @@
 #include <lockstep/comm/c10d.h>
 #include <lockstep/store/store.h>
 
+#include <c10/core/Device.h>
+
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -22,8 +24,9 @@ struct BackendOptions {
   std::optional<bool> arena_tensors;    // shm: whether CPU tensors are made in the arena
   std::string address = "127.0.0.1";    // gloo: of this machine, as its peers reach it
   MakeC10dBackend c10d = {};            // the engine, which `name` only names
-  std::vector<std::string> hosts = {};  // hierarchical, nccl: of each rank
+  std::vector<std::string> hosts = {};  // hierarchical: of each rank
   std::vector<int> world_ranks = {};    // shm: of these ranks, where they are a part of the world
+  std::optional<c10::Device> device = {};  // nccl: of this rank
 };
 
 // Those of this build: "shm", "gloo", "nccl", "mpi", "hierarchical", "hierarchical:gloo", ...

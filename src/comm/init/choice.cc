@@ -1,7 +1,13 @@
 #include "comm/init/choice.h"
 
+#include <lockstep/base/error.h>
+
+#include "base/format.h"
+
 #include <algorithm>
+#include <map>
 #include <set>
+#include <utility>
 
 namespace lockstep {
 namespace {
@@ -11,6 +17,49 @@ std::string across_hosts(bool by_mpirun, std::span<const std::string_view> names
     return std::ranges::find(names, name) != names.end();
   };
   return is_here("mpi") && (by_mpirun || !is_here("gloo")) ? "mpi" : "gloo";
+}
+
+// Of each rank, in its own list.
+std::vector<std::optional<int>> chosen_devices(const RankPlaces& places) {
+  std::map<std::pair<std::string, std::vector<std::string>>, int> turns;
+  std::vector<std::optional<int>> chosen;
+  for (std::size_t rank = 0; rank < places.hosts.size(); ++rank) {
+    const auto& devices = places.devices[rank];
+    chosen.emplace_back();
+    if (devices.empty()) continue;
+    const int turn = turns[{places.hosts[rank], devices}]++;
+    chosen.back() = turn % static_cast<int>(devices.size());
+  }
+  return chosen;
+}
+
+using Pair = std::pair<std::size_t, std::size_t>;
+
+// The first two ranks that have one device.
+std::optional<Pair> first_to_share(const RankPlaces& places,
+                                   std::span<const std::optional<int>> chosen) {
+  std::map<std::pair<std::string_view, std::string_view>, std::size_t> users;
+  for (std::size_t rank = 0; rank < chosen.size(); ++rank) {
+    if (!chosen[rank]) continue;
+    const std::string_view name = places.devices[rank].at(static_cast<std::size_t>(*chosen[rank]));
+    const auto [user, is_first] = users.try_emplace({places.hosts[rank], name}, rank);
+    if (!is_first) return Pair(user->second, rank);
+  }
+  return std::nullopt;
+}
+
+[[noreturn]] void refuse_to_share(const RankPlaces& places, const Pair& ranks) {
+  const auto& host = places.hosts[ranks.first];
+  std::set<std::string_view> devices;
+  for (std::size_t rank = 0; rank < places.hosts.size(); ++rank)
+    if (places.hosts[rank] == host)
+      devices.insert(places.devices[rank].begin(), places.devices[rank].end());
+  throw BadInput(formatted(
+      "init: ranks {} and {} would share a GPU, because their host has {} ranks and {} for them: "
+      "start one rank per GPU, or allow sharing by `lockstep run --share-gpus` or "
+      "LOCKSTEP_SHARE_GPUS=1, or compute on the CPU with LOCKSTEP_DEVICE=cpu",
+      ranks.first, ranks.second, std::ranges::count(places.hosts, host),
+      devices.size() == 1 ? "1 GPU" : formatted("{} GPUs", devices.size())));
 }
 
 }  // namespace
@@ -23,6 +72,29 @@ std::string choose_backend(std::string_view asked, std::span<const std::string> 
   if (asked.empty() && different.size() == 1) return "shm";
   if (asked.empty() && different.size() == hosts.size()) return across;
   return "hierarchical:" + across;
+}
+
+Choice choose(int rank, const RankPlaces& places, const Wishes& wishes,
+              std::string_view device_backend, std::span<const std::string_view> names) {
+  const auto devices = chosen_devices(places);
+  const auto shared = first_to_share(places, devices);
+  if (shared && !wishes.shares_gpus) refuse_to_share(places, *shared);
+  const auto without = std::ranges::find(devices, std::optional<int>()) - devices.begin();
+  Choice choice{.device = devices[static_cast<std::size_t>(rank)], .backend = {}, .reason = {}};
+  if (!wishes.backend.empty())
+    choice.reason = "as asked for";
+  else if (without < std::ssize(devices))
+    choice.reason = formatted("rank {} has no GPU", without);
+  else if (shared)
+    choice.reason = formatted("ranks {} and {} share a GPU", shared->first, shared->second);
+  else if (device_backend.empty())
+    choice.reason = "this build has no backend for GPUs";
+  else
+    return {.device = choice.device,
+            .backend = std::string(device_backend),
+            .reason = "each rank has a GPU of its own"};
+  choice.backend = choose_backend(wishes.backend, places.hosts, wishes.by_mpirun, names);
+  return choice;
 }
 
 }  // namespace lockstep

@@ -1,9 +1,11 @@
-// Which engine a group gets that was not asked for one: by where its ranks are.
+// The device of each rank and the backend of their group: pure functions of where the ranks are.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace lockstep {
 
@@ -13,5 +15,32 @@ namespace lockstep {
 // "hierarchical" is completed: "hierarchical:gloo".
 [[nodiscard]] std::string choose_backend(std::string_view asked, std::span<const std::string> hosts,
                                          bool by_mpirun, std::span<const std::string_view> names);
+
+// What every rank knows of all ranks after the handshake, so that all choose the same.
+struct RankPlaces {
+  std::span<const std::string> hosts;                 // of each rank
+  std::span<const std::vector<std::string>> devices;  // names of those that each rank may use
+};
+
+struct Wishes {
+  std::string_view backend = {};  // empty: to be chosen
+  bool shares_gpus = false;       // ranks may share a device
+  bool by_mpirun = false;         // as for choose_backend()
+};
+
+struct Choice {
+  std::optional<int> device;  // its place in the list of this rank; nothing: the CPU
+  std::string backend;
+  std::string reason;  // for the log; begins in lower case
+};
+
+// Ranks of a host with equal lists of devices take turns: the k-th of them gets device k, modulo
+// their number. `device_backend` is the backend for ranks with a device each, empty if there is
+// none: it is chosen if no two ranks share a device and none has the CPU. All other groups go
+// through the host's memory (choose_backend()). BadInput if two ranks would share a device that
+// they may not share.
+[[nodiscard]] Choice choose(int rank, const RankPlaces& places, const Wishes& wishes,
+                            std::string_view device_backend,
+                            std::span<const std::string_view> names);
 
 }  // namespace lockstep

@@ -12,9 +12,11 @@
 #include "comm/backend/staged_backend.h"
 #include "comm/init/backends.h"
 #include "comm/init/choice.h"
+#include "comm/init/devices.h"
 #include "comm/init/place.h"
 #include "comm/init/run_store.h"
 #include "comm/init/waiting_threads.h"
+#include "comm/rendezvous/exchange.h"
 #include "comm/rendezvous/handshake.h"
 #include "comm/rendezvous/meeting_store.h"
 #include "matmul/matmul.h"
@@ -30,7 +32,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -87,7 +91,7 @@ std::shared_ptr<Store> until_all_have_met(std::shared_ptr<Store> store,
 // A store that rank 0 of an earlier group of this run still holds may vanish while the ranks meet
 // for the next one: then they meet again, in the new one.
 rendezvous::WorldInfo meet(const rank_env::RankInfo& info, std::string_view backend,
-                           const StoreFilter& filter, Deadline deadline,
+                           const Devices& devices, const StoreFilter& filter, Deadline deadline,
                            const std::shared_ptr<std::atomic<bool>>& all_have_met) {
   for (;;) {
     auto store = open_run_store(info, deadline);
@@ -95,7 +99,7 @@ rendezvous::WorldInfo meet(const rank_env::RankInfo& info, std::string_view back
       store = until_all_have_met(std::move(store), info, all_have_met);
     if (filter) store = filter(std::move(store));
     try {
-      return rendezvous::handshake(store, info, backend, deadline);
+      return rendezvous::handshake(store, info, backend, devices.names, deadline);
     } catch (const PeerLost&) {
       if (deadline.passed() || !info.rendezvous->is_at_rank_0() || info.rank == 0) throw;
     }
@@ -105,6 +109,60 @@ rendezvous::WorldInfo meet(const rank_env::RankInfo& info, std::string_view back
 // Where rank 0 has no name, as under mpirun, any address by which others reach this host must do.
 std::string address_of_this_host(const rank_env::RankRendezvous& rendezvous) {
   return sys::address_towards(rendezvous.host.empty() ? sys::host_name() : rendezvous.host);
+}
+
+Devices devices_of_rank(const InitOptions& options) {
+  if (!options.device.empty())
+    return usable_devices(visible_devices(), options.device, "init: the option device");
+  return usable_devices(visible_devices(),
+                        environment::text(rank_env::variable::device).value_or(""),
+                        rank_env::variable::device);
+}
+
+bool may_share_gpus(const InitOptions& options) {
+  if (options.share_gpus) return *options.share_gpus;
+  return environment::flag(rank_env::variable::share_gpus).value_or(false);
+}
+
+// The backend of ranks that have one of `devices` each.
+std::string_view device_backend(const Devices& devices) {
+  const auto names = backend_names();
+  const bool has_nccl = std::ranges::find(names, "nccl") != names.end();
+  return devices.type == c10::kCUDA && has_nccl ? "nccl" : "";
+}
+
+// choose(). All ranks refuse alike, and rank 0 may hold the store that the others still read: it
+// stays until they have come as far.
+Choice choose_or_refuse(int rank, const rendezvous::WorldInfo& world, const Wishes& wishes,
+                        const Devices& devices) {
+  try {
+    return choose(rank, {.hosts = world.hosts, .devices = world.devices}, wishes,
+                  device_backend(devices), backend_names());
+  } catch (const BadInput&) {
+    const std::string refused = "refused/all";
+    try {
+      const bool is_last =
+          rendezvous::come_to(*world.store, refused, static_cast<int>(world.hosts.size()));
+      if (rank == 0 && !is_last)
+        rendezvous::wait_for_all(*world.store, refused, Deadline::after(std::chrono::seconds(2)));
+    } catch (const Error&) {
+      // The ranks were told different things; there is nothing more to do for the others.
+    }
+    throw;
+  }
+}
+
+// Makes the choice this rank's. Rank 0 logs it if it has a device.
+std::optional<c10::Device> use_choice(const Choice& choice, const Devices& devices, int rank) {
+  if (!choice.device) {
+    use_device(c10::kCPU);
+    return std::nullopt;
+  }
+  const c10::Device own(devices.type, devices.indices.at(static_cast<std::size_t>(*choice.device)));
+  use_device(own);
+  if (rank == 0)
+    log::info("init: device {}, backend {}: {}", own.str(), choice.backend, choice.reason);
+  return own;
 }
 
 }  // namespace
@@ -119,22 +177,32 @@ Group init_at(const rank_env::RankInfo& info, const InitOptions& options,
   rank_env::watch_agent();
   matmul::choose(options.onednn_matmul);
   auto asked = asked_backend(options);
+  const auto devices = devices_of_rank(options);
   if (info.size == 1) {
+    const bool has_device = !devices.indices.empty();
+    static_cast<void>(use_choice({.device = has_device ? std::optional(0) : std::nullopt,
+                                  .backend = "one",
+                                  .reason = "there is one rank"},
+                                 devices, info.rank));
     share_cores(1);
     warn_of_waiting_threads();
     return {nullptr, "world", options.timeout};
   }
   auto deadline = Deadline::after(options.join_timeout);
   auto all_have_met = std::make_shared<std::atomic<bool>>(false);
-  auto world_info = meet(info, asked, filter, deadline, all_have_met);
+  auto world_info = meet(info, asked, devices, filter, deadline, all_have_met);
   bool by_mpirun = info.rendezvous->kind == rank_env::RankRendezvous::Kind::mpi;
-  auto name = choose_backend(asked, world_info.hosts, by_mpirun, backend_names());
+  const auto choice = choose_or_refuse(
+      info.rank, world_info,
+      {.backend = asked, .shares_gpus = may_share_gpus(options), .by_mpirun = by_mpirun}, devices);
+  const auto& name = choice.backend;
   check_input(name != "shm" || world_info.is_one_host(),
               "the backend shm needs all ranks on one host; rank {} shares its own with {} of {}",
               info.rank, world_info.local_size - 1, info.size - 1);
   share_cores(world_info.local_size);
   if (!environment::flag(rank_env::variable::names_lines).value_or(false))
     log::set_prefix(formatted("rank {}", info.rank));
+  const auto device = use_choice(choice, devices, info.rank);
   if (is_first_on_host(world_info.hosts, info.rank)) warn_of_waiting_threads();
   BackendOptions backend{
       .timeout = options.timeout,
@@ -142,7 +210,8 @@ Group init_at(const rank_env::RankInfo& info, const InitOptions& options,
       .arena_bytes = options.arena_bytes,
       .arena_tensors = options.arena_tensors,
       .c10d = options.c10d,
-      .hosts = world_info.hosts};
+      .hosts = world_info.hosts,
+      .device = device};
   if (!world_info.is_one_host()) backend.address = address_of_this_host(*info.rendezvous);
   auto world = make_backend(name, world_info.store, info.rank, info.size, backend);
   *all_have_met = true;

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/format.h"
+#include "base/text.h"
 #include "comm/rendezvous/exchange.h"
 #include "sys/topology.h"
 
@@ -17,25 +18,33 @@ namespace lockstep::rendezvous {
 namespace {
 
 // Changes when ranks of different builds could no longer understand each other.
-constexpr auto version = "1";
+constexpr auto version = "2";
 
 struct Hello {
   std::string size;
   std::string version;
   std::string engine;
   std::string host;
+  std::string devices;
 
   [[nodiscard]] std::string text() const {
-    return formatted("{}\n{}\n{}\n{}", size, version, engine, host);
+    return formatted("{}\n{}\n{}\n{}\n{}", size, version, engine, host, devices);
   }
   static Hello read(const std::string& text) {
     std::istringstream lines(text);
     Hello hello;
-    for (auto* field : {&hello.size, &hello.version, &hello.engine, &hello.host})
+    for (auto* field : {&hello.size, &hello.version, &hello.engine, &hello.host, &hello.devices})
       std::getline(lines, *field);
     return hello;
   }
 };
+
+std::vector<std::string> words_of(const std::string& text) {
+  std::istringstream words(text);
+  std::vector<std::string> result;
+  for (std::string word; words >> word;) result.push_back(word);
+  return result;
+}
 
 void compare(const std::string& mine, const std::string& other, int rank, int other_rank,
              std::string_view what) {
@@ -61,13 +70,16 @@ void refuse(Store& store, const rank_env::RankInfo& info, int other_rank) {
 }  // namespace
 
 WorldInfo handshake(const std::shared_ptr<Store>& store, const rank_env::RankInfo& info,
-                    std::string_view engine, Deadline deadline) {
+                    std::string_view engine, std::span<const std::string> devices,
+                    Deadline deadline) {
   auto attempt = formatted("lockstep/{}/", info.attempt);
   auto round = store->add(formatted("{}round/{}", attempt, info.rank), 1);
   WorldInfo world{.store = std::make_shared<PrefixStore>(formatted("{}{}/", attempt, round), store),
                   .hosts = {},
+                  .devices = {},
                   .local_size = 0};
-  Hello mine{std::to_string(info.size), version, std::string(engine), sys::host_of_rank()};
+  Hello mine{std::to_string(info.size), version, std::string(engine), sys::host_of_rank(),
+             join(devices, " ")};
   auto check = [&](int rank, const std::string& text) {
     auto hello = Hello::read(text);
     try {
@@ -79,6 +91,7 @@ WorldInfo handshake(const std::shared_ptr<Store>& store, const rank_env::RankInf
       throw;
     }
     world.hosts.push_back(hello.host);
+    world.devices.push_back(words_of(hello.devices));
   };
   static_cast<void>(exchange(
       *world.store,

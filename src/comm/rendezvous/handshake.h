@@ -1,9 +1,9 @@
-// Who is there: every rank tells the others its world size, its machine and the engine it was asked
-// for, and they compare.
+// Who is there: every rank tells the others its world size, its machine, the engine it was asked
+// for and the devices that it may use, and they compare.
 //
 // Keys, under "lockstep/<attempt>/": "round/<rank>" counts the calls of init() of one rank, so that
-// the n-th calls of all ranks meet; "<n>/hello/<rank>" is what that rank says, four lines: world
-// size, version, engine, host;
+// the n-th calls of all ranks meet; "<n>/hello/<rank>" is what that rank says, five lines: world
+// size, version, engine, host, names of its devices with a space between them;
 // "<n>/refused/<rank>" that it ends because of what it read.
 #pragma once
 
@@ -13,7 +13,9 @@
 #include "rank_env/rank_info.h"
 
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace lockstep::rendezvous {
@@ -21,15 +23,17 @@ namespace lockstep::rendezvous {
 struct WorldInfo {
   std::shared_ptr<Store> store;    // the part of the store that belongs to these ranks
   std::vector<std::string> hosts;  // of each rank
-  int local_size = 1;              // ranks on this rank's host
+  std::vector<std::vector<std::string>> devices;  // names of those that each rank may use
+  int local_size = 1;                             // ranks on this rank's host
 
   [[nodiscard]] bool is_one_host() const { return local_size == static_cast<int>(hosts.size()); }
 };
 
-// Blocks until all have come. `engine` is what this rank was asked for, or "". BadInput when two
-// ranks were told different things; Timeout names those that did not come.
+// Blocks until all have come. `engine` is what this rank was asked for, or ""; `devices` names the
+// devices that it may use. BadInput when two ranks were told different things; Timeout names those
+// that did not come.
 [[nodiscard]] WorldInfo handshake(const std::shared_ptr<Store>& store,
                                   const rank_env::RankInfo& info, std::string_view engine,
-                                  Deadline deadline);
+                                  std::span<const std::string> devices, Deadline deadline);
 
 }  // namespace lockstep::rendezvous

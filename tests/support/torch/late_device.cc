@@ -7,6 +7,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -80,6 +81,16 @@ c10::StreamId& current() {
   return stream;
 }
 
+std::atomic<int>& device_count() {
+  static std::atomic<int> count{0};
+  return count;
+}
+
+c10::DeviceIndex& current_index() {
+  thread_local c10::DeviceIndex index = 0;
+  return index;
+}
+
 c10::Stream stream_of(c10::StreamId id) {
   return c10::Stream(c10::Stream::UNSAFE, c10::Device(type, 0), id);
 }
@@ -150,18 +161,26 @@ bool has_same_kind(const at::Tensor& one, const at::Tensor& other) {
   return one.device() == other.device();
 }
 
-// Reports no devices: if it reported one, autograd would start a thread, and ranks could not be
-// forked.
+// It counts no device before count_late_devices(): for one, autograd would start a thread, and then
+// no rank could be forked. Memory and streams are those of one device, whichever is current.
 struct LateGuard final : c10::impl::DeviceGuardImplInterface {
   using Place = Streams::Place;
   LateGuard() = default;
 
   [[nodiscard]] c10::DeviceType type() const override { return c10::DeviceType::PrivateUse1; }
-  [[nodiscard]] c10::Device exchangeDevice(c10::Device) const override { return getDevice(); }
-  [[nodiscard]] c10::Device getDevice() const override { return late_device(); }
-  void setDevice(c10::Device) const override {}
-  void uncheckedSetDevice(c10::Device) const noexcept override {}
-  [[nodiscard]] c10::DeviceIndex deviceCount() const noexcept override { return 0; }
+  [[nodiscard]] c10::Device exchangeDevice(c10::Device device) const override {
+    return {device.type(), std::exchange(current_index(), device.index())};
+  }
+  [[nodiscard]] c10::Device getDevice() const override {
+    return {c10::DeviceType::PrivateUse1, current_index()};
+  }
+  void setDevice(c10::Device device) const override { current_index() = device.index(); }
+  void uncheckedSetDevice(c10::Device device) const noexcept override {
+    current_index() = device.index();
+  }
+  [[nodiscard]] c10::DeviceIndex deviceCount() const noexcept override {
+    return static_cast<c10::DeviceIndex>(device_count());
+  }
 
   [[nodiscard]] c10::Stream getStream(c10::Device) const override { return stream_of(current()); }
   [[nodiscard]] c10::Stream getNewStream(c10::Device, int) const override {
@@ -217,6 +236,11 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
 c10::Device late_device() { return c10::Device(type, 0); }
 
 at::Tensor on_late_device(const at::Tensor& host) { return host.to(late_device()); }
+
+void count_late_devices(int count) {
+  if (!c10::is_privateuse1_backend_registered()) c10::register_privateuse1_backend("late");
+  device_count() = count;
+}
 
 c10::Stream new_late_stream() { return stream_of(streams().make()); }
 

@@ -124,7 +124,7 @@ Engines engines_of(const CollectivesOptions& options, const Group& world) {
   if (options.engines.empty()) return {world};
   Engines engines;
   for (const std::string& name : options.engines)
-    engines.push_back(name == world.backend() ? world : init({.backend = name}));
+    engines.push_back(name == world.backend() ? world : init({.backend = name, .device = "cpu"}));
   return engines;
 }
 

@@ -18,7 +18,7 @@ std::shared_ptr<Engine> make_engine(std::string_view name, const std::shared_ptr
     return make_gloo(store, "world", rank, size,
                      {.address = options.address, .join_timeout = options.join_timeout});
   return make_nccl(store, rank, size,
-                   {.local_rank = options.local_rank, .join_timeout = options.join_timeout});
+                   {.device = options.device, .join_timeout = options.join_timeout});
 }
 
 }  // namespace

@@ -5,12 +5,14 @@
 #include <lockstep/comm/c10d.h>
 #include <lockstep/store/store.h>
 
-#include "comm/engines/c10d/engine.h"
+#include <c10/core/Device.h>
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace lockstep::c10d_engine {
 
@@ -18,48 +20,14 @@ namespace lockstep::c10d_engine {
 [[nodiscard]] bool has_gloo();
 [[nodiscard]] bool has_nccl();
 
-// Gloo, where its headers were found when this was built.
-
-struct GlooOptions {
-  std::string address = "127.0.0.1";  // of this machine, as its peers reach it
-  Duration join_timeout = std::chrono::minutes(5);
-};
-
-// Connects with size - 1 peers that meet under `name` in the store. Blocks until all have come.
-// BadInput in a build without Gloo; Timeout when they do not come.
-[[nodiscard]] std::shared_ptr<Engine> make_gloo(std::shared_ptr<Store> store,
-                                                const std::string& name, int rank, int size,
-                                                GlooOptions options);
-
-// NCCL, where LibTorch comes with CUDA and the CUDA headers were found when this was built.
-
-struct NcclOptions {
-  // Among the ranks of this machine: the number of the GPU, modulo how many this process sees, of a
-  // rank whose first call has no tensor on one.
-  int local_rank = 0;
-  Duration join_timeout = std::chrono::minutes(5);
-};
-
-// Meets size - 1 peers in the store. Blocks until all have come; the GPUs connect in the first
-// call. BadInput in a build without NCCL, where a rank sees no GPU, and where two would share one;
-// Timeout when the peers do not come.
-[[nodiscard]] std::shared_ptr<Engine> make_nccl(const std::shared_ptr<Store>& store, int rank,
-                                                int size, NcclOptions options);
-
-// An engine of c10d that the user made.
-
-// Blocks until all have come under `group` in the store. `name` is the engine's. PeerLost when it
-// cannot be made; InvalidArgument when `make` returns nothing.
-[[nodiscard]] std::shared_ptr<Engine> make_custom(const MakeC10dBackend& make,
-                                                  const std::string& name,
-                                                  std::shared_ptr<Store> store,
-                                                  const std::string& group, int rank, int size,
-                                                  Duration timeout);
+// A name for each GPU that this process sees, the same in every process: NVIDIA's UUID. Empty in a
+// build without NCCL, which cannot tell.
+[[nodiscard]] std::vector<std::string> gpu_names();
 
 struct Options {
   Duration join_timeout = std::chrono::minutes(5);
   std::string address = "127.0.0.1";  // gloo: of this machine, as its peers reach it
-  int local_rank = 0;                 // nccl: as in NcclOptions
+  std::optional<c10::Device> device;  // nccl: of this rank
   MakeC10dBackend custom = {};        // makes the engine, which has the name
 };
 

@@ -55,18 +55,11 @@ void set_environment() {
   for (auto [name, value] : settings) c10::utils::set_env(name, value);
 }
 
-// Differs from GPU to GPU of all machines; empty where this process sees none.
 std::string name_of_gpu(c10::DeviceIndex index) {
-  if (c10::cuda::device_count() == 0) return {};
   const auto& uuid = at::cuda::getDeviceProperties(index)->uuid;
   std::string name = "GPU-";
   for (char byte : uuid.bytes) name += formatted("{:02x}", static_cast<unsigned char>(byte));
   return name;
-}
-
-c10::DeviceIndex gpu_of(int local_rank) {
-  const int count = std::max<int>(c10::cuda::device_count(), 1);
-  return static_cast<c10::DeviceIndex>(local_rank % count);
 }
 
 // What the NCCL groups of one process share: its GPU, and c10d's groups. These stay until every
@@ -76,9 +69,10 @@ class Family {
  public:
   Family(std::shared_ptr<Store> store, int rank, int size, NcclOptions options)
       : store_(std::move(store)),
-        usual_gpu_(gpu_of(options.local_rank)),
+        device_(options.device.value_or(at::kCUDA)),
         world_(std::make_shared<rendezvous::PeerRegistry>(
-            store_, "world", rank, size, name_of_gpu(usual_gpu_), options.join_timeout)) {
+            store_, "world", rank, size, options.device ? name_of_gpu(device_.index()) : "",
+            options.join_timeout)) {
     std::vector<std::string> gpus;
     for (int other = 0; other < size; ++other) gpus.push_back(world_->words(other));
     check_gpus(gpus);
@@ -101,23 +95,7 @@ class Family {
     return world_;
   }
 
-  // The first call decides.
-  [[nodiscard]] at::Device device() {
-    std::lock_guard lock(mutex_);
-    if (!gpu_) gpu_ = usual_gpu_;
-    return {at::kCUDA, *gpu_};
-  }
-  [[nodiscard]] std::string objection_to(const at::Tensor& tensor) {
-    if (tensor.is_cpu()) return {};
-    if (!tensor.is_cuda())
-      return formatted("takes tensors of CUDA devices and of the host; this one is on {}",
-                       tensor.device().str());
-    std::lock_guard lock(mutex_);
-    if (!gpu_) gpu_ = tensor.device().index();
-    if (*gpu_ == tensor.device().index()) return {};
-    return formatted("works on cuda:{}, which this rank's first call decided; this tensor is on {}",
-                     *gpu_, tensor.device().str());
-  }
+  [[nodiscard]] at::Device device() const { return device_; }
 
   // Not connected yet.
   [[nodiscard]] Connection make(const std::string& name, int rank, int size) {
@@ -143,12 +121,11 @@ class Family {
  private:
   const rendezvous::GracePeriod grace_;
   std::shared_ptr<Store> store_;
-  const c10::DeviceIndex usual_gpu_;
+  const at::Device device_;
   const std::shared_ptr<const rendezvous::PeerRegistry> world_;
   std::atomic<bool> has_failed_{false};
-  std::mutex mutex_;  // guards what follows
-  std::optional<c10::DeviceIndex> gpu_;
-  std::vector<Connection> connections_;
+  std::mutex mutex_;
+  std::vector<Connection> connections_;  // guarded by mutex_
 };
 
 // NCCL carries out what one communicator is given in one order, which two ranks that send to each
@@ -162,7 +139,9 @@ class NcclEngine final : public Engine {
   [[nodiscard]] std::string_view name() const override { return "nccl"; }
   [[nodiscard]] Carrier carrier_of(const PostedCall& call) override;
   [[nodiscard]] std::string objection_to(const at::Tensor& tensor) override {
-    return family_->objection_to(tensor);
+    if (tensor.is_cpu() || tensor.device() == family_->device()) return {};
+    return formatted("works on {}, the device of this rank; this tensor is on {}",
+                     family_->device().str(), tensor.device().str());
   }
   [[nodiscard]] std::optional<at::Device> device() override { return family_->device(); }
   [[nodiscard]] bool works_on_wholes() const override { return true; }
@@ -251,6 +230,13 @@ std::shared_ptr<Engine> NcclEngine::make_group(const std::string& name, int rank
 }  // namespace
 
 bool has_nccl() { return true; }
+
+std::vector<std::string> gpu_names() {
+  std::vector<std::string> names;
+  for (c10::DeviceIndex index = 0; index < c10::cuda::device_count(); ++index)
+    names.push_back(name_of_gpu(index));
+  return names;
+}
 
 std::shared_ptr<Engine> make_nccl(const std::shared_ptr<Store>& store, int rank, int size,
                                   NcclOptions options) {

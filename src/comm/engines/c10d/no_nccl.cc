@@ -6,6 +6,8 @@ namespace lockstep::c10d_engine {
 
 bool has_nccl() { return false; }
 
+std::vector<std::string> gpu_names() { return {}; }
+
 std::shared_ptr<Engine> make_nccl(const std::shared_ptr<Store>&, int, int, NcclOptions) {
   throw BadInput(
       "the backend nccl is not in this build: it needs a LibTorch with CUDA and the CUDA headers");

@@ -1,0 +1,50 @@
+#include "rank_env/visible_gpus.h"
+
+#include <lockstep/base/error.h>
+
+#include "base/check.h"
+#include "base/text.h"
+
+#include <algorithm>
+#include <span>
+
+namespace lockstep::rank_env {
+namespace {
+
+std::string without_spaces(std::string_view text) {
+  std::string result(text);
+  std::erase(result, ' ');
+  return result;
+}
+
+}  // namespace
+
+std::vector<std::string> listed_gpus(std::string_view text) {
+  std::vector<std::string> entries;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    if (auto entry = without_spaces(text.substr(begin, end - begin)); !entry.empty())
+      entries.push_back(std::move(entry));
+    begin = end + 1;
+  }
+  return entries;
+}
+
+std::string gpus_of_rank(int local_rank, int local_ranks, int per_rank,
+                         const std::optional<std::string>& visible) {
+  const auto needed = static_cast<std::size_t>(local_ranks) * static_cast<std::size_t>(per_rank);
+  std::vector<std::string> all;
+  if (visible) {
+    all = listed_gpus(*visible);
+  } else {
+    for (std::size_t number = 0; number < needed; ++number) all.push_back(std::to_string(number));
+  }
+  check_input(
+      all.size() >= needed,
+      "--gpus-per-rank {}: {} ranks on this node need {} GPUs, CUDA_VISIBLE_DEVICES names {}",
+      per_rank, local_ranks, needed, all.size());
+  const auto begin = static_cast<std::size_t>(local_rank) * static_cast<std::size_t>(per_rank);
+  return join(std::span(all).subspan(begin, per_rank), ",");
+}
+
+}  // namespace lockstep::rank_env
