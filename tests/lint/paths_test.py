@@ -6,7 +6,7 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-FOLDERS = ("include/lockstep", "src/comm", "docs")
+FOLDERS = ("include/lockstep", "src", "docs")
 GROUP_STATE = "src/comm/api/group_state.cc"
 HANDLE = "src/parallel/handle.cc"
 
@@ -43,6 +43,14 @@ def move(folder, source, begin_of_function, target):
     path.write_text(text[:begin] + text[end:])
 
 
+def divide_file(folder):
+    move(folder, GROUP_STATE, "void Work::wait()", "src/comm/api/work.cc")
+
+
+def divide_module(folder):
+    move(folder, HANDLE, "std::vector<at::Tensor> Handle::parameters()", "src/parallel/handle_parameters.cc")
+
+
 def replace_in_document(old, new):
     def change(folder):
         path = folder / "docs/life_of_an_all_reduce.md"
@@ -50,10 +58,16 @@ def replace_in_document(old, new):
     return change
 
 
+def rename_header(folder):
+    (folder / "src/apps/commands.h").rename(folder / "src/apps/command.h")
+
+
 expect(lambda folder: None, 0, "all_reduce of a float tensor of 64 KiB in the arena, shm: 26 files")
 expect(rename, 1, "GroupState::post_to_backend: expected one definition, found []")
 expect(copy, 1, "expected one definition, found [")
-expect(divide, 1, "27 files")
+expect(divide_file, 1, "27 files")
+expect(divide_module, 1, "28 modules")
+expect(rename_header, 1, "src/apps/commands.h: expected one header, found none")
 expect(replace_in_document("`Operands::place()`", "`Operands::put()`"), 1, "names Operands::put(), which is not")
 expect(replace_in_document("../src/comm/engines/shm/plan.cc", "plan"), 1, "does not link src/comm/engines/shm/p")
-print("paths: finds all five")
+print("paths: finds all seven")

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Counts the files or modules that a reader opens to follow one call from its public function to what it does.
 
-A path is a list of the functions and types that the call passes. The script looks for each definition, so a name that is
-gone or was renamed is an error, and a merged or divided file changes the count by itself. A definition in a source counts
-its header, too.
+A path is a list of the functions and types that the call passes, without leaf helpers and objects that are only made. The
+script looks for each definition, so a name that is gone or was renamed is an error, and a merged or divided file changes the
+count by itself. A definition in a source counts its header, too. A module is a header with its source.
 
 Documents about comm are held to the sources: each function and type that one names must be there, and the document of a path
 must link every file of it (of a source and its header, one).
@@ -24,26 +24,73 @@ class Path:
     types: list           # likewise
     without: tuple = ()   # headers that declare other things than what the path passes
     also: tuple = ()      # headers that have another name than their sources
+    document: str = ""    # that tells the path
 
 
 SHM = "engines/shm"
 PATHS = [
-    ("all_reduce of a float tensor of 64 KiB in the arena, shm", 26,
-     ["comm/api/Group::all_reduce", "GroupState::post", "GroupState::post_to_backend", "Backend::check_process", "dtype_of",
-      "FlightRecorder::note_post", "engines/shm/Group::post", "SharedGroup::fail", "Operands::place", "Operands::must_precede",
-      "Operands::stage", "Operands::deliver", "Channel::fill_next", "Channel::post_next", "engines/shm/Operation::publish",
-      "engines/shm/Operation::look", "engines/shm/Plan::segment", "Channel::claim_next", "ProgressEngine::post",
-      "ProgressEngine::wait", "engines/shm/Operation::run", "comm/kernels/combine", "Work::wait", "GroupState::wait"],
-     ["ShmBackend", "Op", "CallId", "DType", "CallInfo", "Work", "Call", "Backend", "GroupBlock", "Slot", "ChannelMemory", "Plan",
-      "Peers", "Channel", "SharedGroup", "ProgressEngine", "SpinPolicy", "Operands", "Combination"],
-     ["combines"]),
+    Path("all_reduce of a float tensor of 64 KiB in the arena, shm", 26, "files",
+         ("comm/api", "comm/backend", "comm/call", "comm/diagnose", f"comm/{SHM}", "comm/kernels"),
+         ["comm/api/Group::all_reduce", "GroupState::post", "GroupState::post_to_backend", "Backend::check_process", "dtype_of",
+          "FlightRecorder::note_post", f"{SHM}/Group::post", "SharedGroup::fail", "Operands::place", "Operands::must_precede",
+          "Operands::stage", "Operands::deliver", "Channel::fill_next", "Channel::post_next", f"{SHM}/Operation::publish",
+          f"{SHM}/Operation::look", f"{SHM}/Plan::segment", "Channel::claim_next", "ProgressEngine::post",
+          "ProgressEngine::wait", f"{SHM}/Operation::run", "comm/kernels/combine", "Work::wait", "GroupState::wait", "combines"],
+         ["ShmBackend", "Op", "CallId", "DType", "CallInfo", "Work", "Call", "Backend", "GroupBlock", "Slot", "ChannelMemory",
+          "Plan", "Peers", "Channel", "SharedGroup", "ProgressEngine", "SpinPolicy", "Operands", "Combination"],
+         without=("src/comm/engines/shm/backend.h",), document="docs/life_of_an_all_reduce.md"),
+    Path("a killed rank on shm, from the watcher to the flight record", 36, "files",
+         ("comm/api", "comm/backend", "comm/call", "comm/diagnose", f"comm/{SHM}"),
+         ["Watcher::run", "Endpoint::on_peer_end", f"{SHM}/Group::fail_by_end", "lost_rank",
+          "PostedCalls::last", "lost_sentence", "describe_fully", "GroupNames::ranks", "SharedGroup::fail", "Peers::ring",
+          "ProgressEngine::wait", f"{SHM}/Group::throw_failure", f"{SHM}/Group::settle", "SharedGroup::throw_failure", "error_of",
+          "Work::wait", "GroupState::wait",
+          "FlightRecorder::note_failure", "to_json"],
+         ["ShmBackend", "Op", "Work", "Backend", "Peers", "Slot", "GroupBlock", "CallRecord", "GroupNames", "DType", "LostRank",
+          "FailureKind", "shm/peers/Presence", "Channel", "Operation", "SharedGroup", "ProgressEngine"],
+         without=("src/comm/engines/shm/backend.h",)),
+    Path("init() on shm under `lockstep run`", 59, "files",
+         ("comm", "rank_env", "store", "matmul"),
+         ["comm/init/init_at", "detect_rank", "check_only_copy", "watch_agent", "matmul/choose", "open_run_store",
+          "store/open_store", "read_secret", "check_rank_ends", "MeetingStore::wait_in_parts", "handshake", "choose_backend",
+          "comm/init/make_backend", "warn_of_waiting_threads", "staged", "recorded_world", f"{SHM}/make",
+          "Endpoint::make_block", "Arena::allocate_zeroed", "Allocator::allocate", "hand_over", "comm/rendezvous/exchange",
+          f"{SHM}/Group::add_channel", "Watcher::run", "ProgressEngine::start_helping", "ArenaTensors::~ArenaTensors"],
+         ["RankInfo", "MeetingStore", "TcpStore", "WaitingCall", "Backend", "comm/group/Group", "GroupNames", "GroupState",
+          "StagedBackend", "FlightRecorder", "ShmBackend", "Endpoint", "Arena", "Peers", "GroupBlock", "SharedGroup", "Channel",
+          "ProgressEngine", "Watcher", "ArenaTensors"]),
+    Path("lockstep run -n 2 PROGRAM, up to the second fork", 21, "files",
+         ("apps", "base", "launch", "sys"),
+         ["apps/lockstep/main", "run_command", "sys/run_program", "CommandOptions::read", "Agent::Run::run",
+          "find_program", "serve_store", "OneRound::offer", "RoundSession::begin_round", "RankProcesses::open",
+          "Guard::Guard", "Worker::start", "rank_environment", "Process::spawn"],
+         ["CommandOptions", "launch/agent/Agent", "RoundSource", "RoundSession", "RankProcesses", "Guard", "RankSpec",
+          "Process"],
+         also=("src/apps/commands.h",)),
+    Path("one parameter through fully_shard() and AdamW", 27, "modules",
+         ("dispatch", "layout", "optim", "parallel"),
+         ["parallel/sharded/fully_shard", "ShardedState::complete", "check_memory", "plan_units", "names_path",
+          "whole_slice", "Unit::take_parameters", "UnitStorage::make_shard", "Unsharder::pin", "dispatch/intercept",
+          "Call::redispatch", "bring_memory", "check_parts", "PartKinds::whole_part", "Handle::parameters",
+          "BackwardStep::on_gradient", "StepWatch::watch", "StateBroadcast::post", "UnitReducer::post_ready",
+          "UnitGradients::post", "AbsentGradients::leave_in_slice", "step_adam", "make_entries", "make_spans"],
+         ["Call", "ShardOptions", "ShardedState", "Handle", "HandleState", "FlatLayout", "TensorSlice", "LazyStorage",
+          "Part", "PartRecord", "Unit",
+          "UnitStorage", "Unsharder", "Reducer", "UnitGradients", "LazyGradient", "StepClock", "UpdateEntry", "ParameterSpan",
+          "GradientHooks"]),
+    Path("one linear on a global tensor", 18, "modules",
+         ("dispatch", "global"),
+         ["global/distribute", "dispatch/intercept", "hand_to_carrier", "run_operation", "operation_of", "Arguments::add",
+          "add_matmul_rules", "parse_rule", "decide", "global/choose", "converted", "global/redistributed", "PlainCheck::look",
+          "MeshContext::of", "global/wrap", "global/cut"],
+         ["Placement", "Spec", "MeshContext", "GlobalTensor", "Call", "Operation", "Arguments", "Rule", "RuleLine", "Decision",
+          "Chosen", "PlainCheck"]),
 ]
-# Documents, and the number of the path that they tell, if any.
-DOCUMENTS = {"docs/life_of_an_all_reduce.md": 0, "docs/add_a_backend.md": None}
+
+# Documents about comm.
+DOCUMENTS = ("docs/life_of_an_all_reduce.md", "docs/add_a_backend.md")
 NAME = re.compile(r"`((?:\w+::)*)(\w+)(\(\))?`")
 LINK = re.compile(r"\]\(\.\./([^)#]+)\)")
-FOLDERS = ("include/lockstep/comm", "src/comm/api", "src/comm/backend", "src/comm/call", "src/comm/diagnose",
-           "src/comm/engines/shm", "src/comm/kernels")
 
 
 def sources_of(root, folders):
@@ -64,16 +111,15 @@ def within(sources, place):
     return {path: text for path, text in sources.items() if place in path.with_suffix("").as_posix()}
 
 
-# Functions are looked for in sources, and constexpr ones in headers.
+# Functions are looked for in headers, if they are constexpr or inline there, and in sources.
 def file_of_function(sources, name):
     folder, _, short = name.rpartition("/")
-    files = within(sources, folder)
+    files, word = within(sources, folder), short + "("
+    inline = rf"^(?:\[\[nodiscard\]\] )?(?:constexpr|inline) [\w:&<>*]+ {re.escape(word)}"
+    if any(word in text and re.search(inline, text, re.MULTILINE) for path, text in files.items() if path.suffix == ".h"):
+        return found(files, name, inline, word)
     in_sources = {path: text for path, text in files.items() if path.suffix == ".cc"}
-    pattern = rf"^[\w:&<>*\[\] ]*\b{re.escape(short)}\([^;{{}}]*\)[^;{{}}]*\{{"
-    word = short + "("
-    if not any(word in text and re.search(pattern, text, re.MULTILINE) for text in in_sources.values()):
-        return found(files, name, rf"constexpr bool {re.escape(word)}", word)
-    return found(in_sources, name, pattern, word)
+    return found(in_sources, name, rf"^[\w:&<>*\[\] ]*\b{re.escape(short)}\([^;{{}}]*\)[^;{{}}]*\{{", word)
 
 
 def file_of_type(sources, name):
@@ -126,18 +172,21 @@ def problems_of_document(root, document, path):
 
 
 def main(root):
-    problems = 0
-    paths = []
-    for title, most, functions, types, predicates in PATHS:
-        files = files_of(sources, functions, types, predicates)
-        paths.append(files)
-        lines = sum(sources[path].count("\n") for path in files)
-        print(f"{title}: {len(files)} files, {lines} lines (at most {most} files)")
-        for path in sorted(files):
-            print(f"  {path.relative_to(root)}")
-        problems += len(files) > most
-    for document, number in DOCUMENTS.items():
-        for problem in problems_of_document(root, document, paths[number] if number is not None else ()):
+    problems, told = 0, {}
+    for path in PATHS:
+        sources = sources_of(root, path.folders)
+        files = files_of(path, sources, root)
+        names = {file.relative_to(root).as_posix() for file in files}
+        if path.counted == "modules":
+            names = {module_of(file, root) for file in files}
+        lines = sum(sources[file].count("\n") for file in files)
+        print(f"{path.title}: {len(names)} {path.counted}, {lines} lines (at most {path.most} {path.counted})")
+        for name in sorted(names):
+            print(f"  {name}")
+        problems += len(names) > path.most
+        told[path.document] = files
+    for document in DOCUMENTS:
+        for problem in problems_of_document(root, document, told.get(document, ())):
             print(problem)
             problems += 1
     return 1 if problems else 0

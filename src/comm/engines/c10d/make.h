@@ -5,6 +5,8 @@
 #include <lockstep/comm/c10d.h>
 #include <lockstep/store/store.h>
 
+#include "comm/engines/c10d/engine.h"
+
 #include <c10/core/Device.h>
 
 #include <chrono>
@@ -23,6 +25,42 @@ namespace lockstep::c10d_engine {
 // A name for each GPU that this process sees, the same in every process: NVIDIA's UUID. Empty in a
 // build without NCCL, which cannot tell.
 [[nodiscard]] std::vector<std::string> gpu_names();
+
+// Gloo, where its headers were found when this was built.
+
+struct GlooOptions {
+  std::string address = "127.0.0.1";  // of this machine, as its peers reach it
+  Duration join_timeout = std::chrono::minutes(5);
+};
+
+// Connects with size - 1 peers that meet under `name` in the store. Blocks until all have come.
+// BadInput in a build without Gloo; Timeout when they do not come.
+[[nodiscard]] std::shared_ptr<Engine> make_gloo(std::shared_ptr<Store> store,
+                                                const std::string& name, int rank, int size,
+                                                GlooOptions options);
+
+// NCCL, where LibTorch comes with CUDA and the CUDA headers were found when this was built.
+
+struct NcclOptions {
+  std::optional<c10::Device> device;  // of this rank; std::nullopt: it has no GPU
+  Duration join_timeout = std::chrono::minutes(5);
+};
+
+// Meets size - 1 peers in the store. Blocks until all have come; the GPUs connect in the first
+// call. BadInput in a build without NCCL, if a rank has no GPU, and if two would share one;
+// Timeout when the peers do not come.
+[[nodiscard]] std::shared_ptr<Engine> make_nccl(const std::shared_ptr<Store>& store, int rank,
+                                                int size, NcclOptions options);
+
+// An engine of c10d that the user made.
+
+// Blocks until all have come under `group` in the store. `name` is the engine's. PeerLost when it
+// cannot be made; InvalidArgument when `make` returns nothing.
+[[nodiscard]] std::shared_ptr<Engine> make_custom(const MakeC10dBackend& make,
+                                                  const std::string& name,
+                                                  std::shared_ptr<Store> store,
+                                                  const std::string& group, int rank, int size,
+                                                  Duration timeout);
 
 struct Options {
   Duration join_timeout = std::chrono::minutes(5);
