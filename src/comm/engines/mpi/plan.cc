@@ -1,6 +1,6 @@
 #include "comm/engines/mpi/plan.h"
 
-#include "comm/call/traits.h"
+#include <lockstep/comm/call.h>
 
 #include <algorithm>
 #include <utility>
