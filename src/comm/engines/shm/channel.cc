@@ -51,7 +51,7 @@ bool Channel::all_have_carried_out() {
   return true;
 }
 
-void Channel::fill_next(const CallInfo& info, Operands operands) {
+void Channel::fill_next(const CallInfo& info, Operands&& operands) {
   if (info.is_uneven()) memory_.make_counts(peers(), me_);
   record(posted() + 1).fill(peers(), me_, info, std::move(operands));
 }

@@ -136,12 +136,12 @@ class Channel {
   [[nodiscard]] std::string overdue(const Awaited& awaited, std::span<const int> late,
                                     Duration waited) const;
   // Places the operands of a call on this channel.
-  [[nodiscard]] Operands place(const CallInfo& info, CallBuffers buffers) const {
+  [[nodiscard]] Operands place(const CallInfo& info, CallBuffers&& buffers) const {
     return Operands::place(peers(), memory_, me_, info, std::move(buffers));
   }
   // Prepares the next operation: what may be slow and needs no lock. Room in the ring is the
   // caller's business.
-  void fill_next(const CallInfo& info, Operands operands);
+  void fill_next(const CallInfo& info, Operands&& operands);
   // Publishes it. When everybody else has posted too, peers have something to do or to hear.
   [[nodiscard]] WakeScope post_next(const CallInfo& info);
   // The operation posted last is the only one under way, and peers have not posted it: there was

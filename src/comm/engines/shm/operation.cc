@@ -37,7 +37,7 @@ constexpr std::string_view for_a_copy =
 }  // namespace
 
 Operands Operands::place(const Peers& peers, const ChannelMemory& memory, int me,
-                         const CallInfo& info, CallBuffers buffers) {
+                         const CallInfo& info, CallBuffers&& buffers) {
   Operands placed;
   bool reads = reads_input(info.collective, me, info.root);
   if (reads) placed.input_ = buffers.input;
@@ -166,7 +166,7 @@ void Operation::agree(const CallInfo& info) {
   print_ = Fingerprint::of(info, shape_.count, counts_);
 }
 
-void Operation::fill(const Peers& peers, int me, const CallInfo& info, Operands operands) {
+void Operation::fill(const Peers& peers, int me, const CallInfo& info, Operands&& operands) {
   check_combination(info);
   operands.stage(peers);
   agree(info);

@@ -116,7 +116,7 @@ class Operands {
   Operands() = default;
   // Those of a call of member `me` of a channel. Every rank decides alike where peers must know it.
   [[nodiscard]] static Operands place(const Peers& peers, const ChannelMemory& memory, int me,
-                                      const CallInfo& info, CallBuffers buffers);
+                                      const CallInfo& info, CallBuffers&& buffers);
   // Copies in what must be copied, unless the call is carried. Throws BadInput when the arena is
   // full.
   void stage(const Peers& peers);
@@ -191,7 +191,7 @@ class Operation {
 
   // Stages the operands, which are placed. Throws InvalidArgument when the call makes no sense,
   // BadInput when the arena is full; the record is then empty.
-  void fill(const Peers& peers, int me, const CallInfo& info, Operands operands);
+  void fill(const Peers& peers, int me, const CallInfo& info, Operands&& operands);
   // Publishes the descriptor, and what is carried.
   void publish(const Peers& peers, const ChannelMemory& memory, const CallInfo& info);
   // Reads what others have posted since the last look and, when all have, makes the plan. After
