@@ -53,7 +53,7 @@ MUTANTS = [
      "  bool reads_ours = overlap(output_, later.input_);",
      "  if (MUTANT) return false;\n  bool reads_ours = overlap(output_, later.input_);", "shm", "Posting.*"),
     ("a slot is posted again before all have read it", "comm/engines/shm/channel.cc",
-     "  return consumed_by_all_ >= next - depth;\n", "  return MUTANT || consumed_by_all_ >= next - depth;\n", "shm", "Carried.*"),
+     "  return consumed_by_all_ >= next - depth;\n", "  return MUTANT || consumed_by_all_ >= next - depth;\n", "shm", "Inline.*"),
     ("a wait of the store does not wait", "store/requests.cc",
      "return ready ? Outcome{done(request, {}), {}}", "return ready || MUTANT ? Outcome{done(request, {}), {}}",
      "store", "*tore*"),

@@ -108,7 +108,7 @@ struct Ends {
 
 class ShmBackend : public Backend {
  public:
-  ShmBackend(std::shared_ptr<Ends> ends, Group& group)
+  ShmBackend(std::shared_ptr<Ends> ends, GroupMember& group)
       : Backend(group.rank(), group.size()),
         ends_(std::move(ends)),
         endpoint_(&ends_->endpoint),
@@ -190,7 +190,7 @@ class ShmBackend : public Backend {
   const rendezvous::GracePeriod grace_;
   const std::shared_ptr<Ends> ends_;
   Endpoint* const endpoint_;
-  Group& group_;
+  GroupMember& group_;
 };
 
 }  // namespace

@@ -27,7 +27,7 @@ Channel::Channel(const SharedGroup& group, ChannelKey name, ChannelMemory memory
 bool Channel::is_slot_free() {
   auto depth = static_cast<std::uint64_t>(memory_.depth());
   std::uint64_t next = posted() + 1;
-  if (next <= depth || !record(next).is_carried() || consumed_by_all_ >= next - depth) return true;
+  if (next <= depth || !record(next).is_inline() || consumed_by_all_ >= next - depth) return true;
   consumed_by_all_ = next;
   for (int member = 0; member < memory_.members(); ++member) {
     consumed_by_all_ =
@@ -38,16 +38,16 @@ bool Channel::is_slot_free() {
 
 // A member whose process has left writes nothing any more.
 bool Channel::is_late(int member) const {
-  return memory_.consumed(member).load(std::memory_order_acquire) < last_carried_ &&
+  return memory_.consumed(member).load(std::memory_order_acquire) < last_inline_ &&
          !group_.presence().has_left(world_ranks_[member]);
 }
 
-bool Channel::all_have_carried_out() {
-  if (known_carried_out_ == last_carried_) return true;
+bool Channel::have_all_run_inline() {
+  if (known_run_everywhere_ == last_inline_) return true;
   for (int member = 0; member < memory_.members(); ++member) {
     if (is_late(member)) return false;
   }
-  known_carried_out_ = last_carried_;
+  known_run_everywhere_ = last_inline_;
   return true;
 }
 
@@ -61,15 +61,15 @@ WakeScope Channel::post_next(const CallInfo& info) {
   Operation& operation = record(sequence);
   operation.publish(peers(), memory_, info);
   posted_.store(sequence, std::memory_order_relaxed);
-  PollResult result = look(operation);
+  PollResult result = poll(operation);
   if (result != PollResult::ready) return WakeScope::nobody;
-  if (operation.is_carried()) return WakeScope::waiting;
+  if (operation.is_inline()) return WakeScope::waiting;
   return operation.plan().is_single() ? WakeScope::nobody : WakeScope::everybody;
 }
 
-PollResult Channel::look(Operation& operation) {
+PollResult Channel::poll(Operation& operation) {
   if (operation.is_planned()) return PollResult::ready;
-  PollResult result = operation.look(peers(), memory_);
+  PollResult result = operation.poll(peers(), memory_);
   if (result == PollResult::mismatch && !group_.has_failed())
     group_.fail(FailureKind::mismatch, difference_between(posted_calls(), operation.sequence(), me_,
                                                           operation.mismatched(), group_.names()));
@@ -77,14 +77,14 @@ PollResult Channel::look(Operation& operation) {
 }
 
 bool Channel::is_done(const Operation& operation) {
-  if (operation.is_barrier()) return all_have_carried_out();
+  if (operation.is_barrier()) return have_all_run_inline();
   // Without segments there is nothing to do but to have posted.
   return operation.plan().total() == 0 || all_done(memory_.done(operation.sequence()),
                                                    operation.sequence(), operation.plan().total());
 }
 
 void Channel::complete(std::uint64_t sequence) {
-  if (record(sequence).is_carried()) last_carried_ = sequence;
+  if (record(sequence).is_inline()) last_inline_ = sequence;
   complete_.store(sequence, std::memory_order_release);
   // No doorbell check follows: a rank that waits for this nudges this process, and a fence follows
   // there.
@@ -101,7 +101,7 @@ bool Channel::misses_a_post() const {
 
 void Channel::stop() {
   Task none;
-  (void)claim_next(ProgressScope::carried, none);
+  (void)claim_next(ProgressScope::inline_only, none);
   stopped_ = true;
 }
 
@@ -118,20 +118,20 @@ bool Channel::claim_next(ProgressScope scope, Task& task) {
   if (stopped_) return false;
   while (completed() < posted()) {
     Operation& operation = record(completed() + 1);
-    PollResult result = look(operation);
-    bool carried = operation.is_carried();
+    PollResult result = poll(operation);
+    bool is_inline = operation.is_inline();
     if (result == PollResult::complete ||
-        (result == PollResult::ready && !carried && is_done(operation))) {
+        (result == PollResult::ready && !is_inline && is_done(operation))) {
       complete(operation.sequence());
       continue;
     }
     if (result != PollResult::ready) return false;
-    if (carried) {  // also in a group that has died since: all that it needs is here
-      operation.run_carried();
+    if (is_inline) {  // also in a group that has died since: all that it needs is here
+      operation.run_inline();
       complete(operation.sequence());
       continue;
     }
-    if (scope == ProgressScope::carried || group_.has_failed()) return false;
+    if (scope == ProgressScope::inline_only || group_.has_failed()) return false;
     if (operation.plan().is_single()) return claim_part(operation, 0, task);
     if (claim_part(operation, me_, task)) return true;
     if (scope == ProgressScope::own_part) return false;

@@ -9,11 +9,11 @@
 //   - finished <= complete <= posted <= finished + depth. `complete`: all its segments are done, no
 //     peer touches its buffers any more. `finished`: its outputs are where the caller wants them
 //     and its tensors are released.
-//   - A carried operation (operation.h) is complete here when this process has read all inputs,
+//   - An inline operation (operation.h) is complete here when this process has read all inputs,
 //     which it then says in shared memory; others may be further or less far. A slot is posted
-//     again only when every member has consumed what it carried. A barrier is complete when every
-//     member has consumed what was carried before it: what that wrote to memory that ranks share
-//     is then there, and nothing of it comes later.
+//     again only when every member has consumed its inline input. A barrier is complete when every
+//     member has executed the inline operations before it: what they wrote to memory that ranks
+//     share is then there, and nothing of it comes later.
 //   - post_next() and claim_next() are called under the mutex of the progress engine, execute() is
 //     not. finish() has its own lock, because it copies. Posts come from one thread at a time.
 #pragma once
@@ -74,15 +74,15 @@ class GuardedCount {
   std::atomic<std::uint64_t> word_{0};
 };
 
-// What a thread is willing to do: when it must not be kept long, what nobody else can do (carried
-// operations); at a post, its own part of what is ready; while it waits, anything.
-enum class ProgressScope { carried, own_part, anything };
+// What a thread is willing to do: when it must not be kept long, only its own outputs of inline
+// operations; at a post, its own part of what is ready; while it waits, anything.
+enum class ProgressScope { inline_only, own_part, anything };
 
 // Whom a post has news for: nobody, threads that wait, or helpers too.
 enum class WakeScope { nobody, waiting, everybody };
 
 // What a thread waits for: that an operation is complete, or that every member has consumed what
-// the slot of the next operation carried last.
+// the slot of the next operation had inline last.
 struct Awaited {
   enum class Kind { completion, free_slot };
   Kind kind = Kind::completion;
@@ -119,7 +119,7 @@ class Channel {
     return completed() == posted() && executing_.load(std::memory_order_acquire) == 0;
   }
 
-  // Whether every member has consumed what the next operation's slot carried last.
+  // Whether every member has consumed what the next operation's slot had inline last.
   [[nodiscard]] bool is_slot_free();
 
   [[nodiscard]] bool is_over(const Awaited& awaited) {
@@ -127,7 +127,7 @@ class Channel {
                                                      : is_slot_free();
   }
   // The members (numbers of the group) that have posted small operations and must look at them
-  // first: they have not consumed what a slot or what precedes a barrier carried. Under the
+  // first: they have not consumed the inline inputs of a slot or before a barrier. Under the
   // engine's mutex.
   [[nodiscard]] std::vector<int> late_members(const Awaited& awaited) const;
   // Kills the group when what is waited for misses a member that will not post any more.
@@ -175,7 +175,7 @@ class Channel {
   // Gives out the results of everything up to `sequence` that is complete, in order.
   void finish(std::uint64_t sequence);
   // After an error. Under the engine's mutex: notes what is complete, and nothing more is claimed
-  // or carried out here.
+  // or executed here.
   void stop();
   [[nodiscard]] bool is_stopped() const { return stopped_; }
   // Empties the record of a call that is not posted, because the channel has stopped.
@@ -201,12 +201,12 @@ class Channel {
   [[nodiscard]] const Operation& record(std::uint64_t sequence) const {
     return records_[memory_.position(sequence)];
   }
-  [[nodiscard]] PollResult look(Operation& operation);
+  [[nodiscard]] PollResult poll(Operation& operation);
   [[nodiscard]] bool is_done(const Operation& operation);
   [[nodiscard]] const Peers& peers() const { return group_.peers(); }
   [[nodiscard]] bool is_late(int member) const;
   [[nodiscard]] std::vector<int> slow_readers() const;
-  [[nodiscard]] bool all_have_carried_out();
+  [[nodiscard]] bool have_all_run_inline();
   void complete(std::uint64_t sequence);
   [[nodiscard]] bool claim_part(const Operation& operation, int part, Task& task);
 
@@ -220,10 +220,10 @@ class Channel {
 
   std::unique_ptr<Operation[]> records_;
   std::uint64_t consumed_by_all_ = 0;  // at least; only the poster looks
-  // Under the engine's mutex: the last carried operation that is complete here, and the last one
+  // Under the engine's mutex: the last inline operation that is complete here, and the last one
   // of which it is known that every member has consumed it.
-  std::uint64_t last_carried_ = 0;
-  std::uint64_t known_carried_out_ = 0;
+  std::uint64_t last_inline_ = 0;
+  std::uint64_t known_run_everywhere_ = 0;
   std::atomic<std::uint64_t> posted_{0};
   std::atomic<std::uint64_t> complete_{0};
   mutable GuardedCount finished_;  // locked while results are given out

@@ -96,11 +96,13 @@ std::byte* Endpoint::make_block(int members, std::string key) {
   return block;
 }
 
-Group& Endpoint::add_group(const GroupNames& names, std::vector<int> members, std::byte* block) {
+GroupMember& Endpoint::add_group(const GroupNames& names, std::vector<int> members,
+                                 std::byte* block) {
   GroupBlock memory(block, static_cast<int>(members.size()));
   auto me = std::ranges::find(members, peers().rank()) - members.begin();
   try {
-    auto group = std::make_shared<Group>(*progress_, peers(), presence_, names, members, block);
+    auto group =
+        std::make_shared<GroupMember>(*progress_, peers(), presence_, names, members, block);
     std::lock_guard lock(progress_->mutex());
     check_alive(names, members);
     groups_.push_back(std::move(group));
@@ -121,7 +123,7 @@ void Endpoint::check_alive(const GroupNames& names, std::span<const int> members
   }
 }
 
-Group& Endpoint::make_group(const std::string& name, std::vector<int> members) {
+GroupMember& Endpoint::make_group(const std::string& name, std::vector<int> members) {
   auto key = formatted("{}group/{}", prefix_, name);
   const GroupNames names = names_.part(members, name);
   int owner = members.front();
@@ -196,12 +198,12 @@ std::uint64_t Endpoint::find_block(const std::string& key, const GroupNames& nam
   }
 }
 
-void Endpoint::leave(Group& group, bool by_exception) {
+void Endpoint::leave(GroupMember& group, bool by_exception) {
   if (process_.is_copy_of_parent()) return;
-  std::shared_ptr<Group> kept;  // from here on another thread may reap it
+  std::shared_ptr<GroupMember> kept;  // from here on another thread may reap it
   {
     std::lock_guard lock(progress_->mutex());
-    kept = *std::ranges::find(groups_, &group, &std::shared_ptr<Group>::get);
+    kept = *std::ranges::find(groups_, &group, &std::shared_ptr<GroupMember>::get);
     kept->leave(by_exception);
     leaving_.push_back(kept.get());
     progress_->set_due(leaving_.size());
@@ -212,14 +214,15 @@ void Endpoint::leave(Group& group, bool by_exception) {
   reap();
 }
 
-void Endpoint::give_up(Group& group, std::byte* held) {
+void Endpoint::give_up(GroupMember& group, std::byte* held) {
   Arena::release_hold(held);
   std::lock_guard lock(progress_->mutex());
-  given_up_.push_back({*std::ranges::find(groups_, &group, &std::shared_ptr<Group>::get), held});
+  given_up_.push_back(
+      {*std::ranges::find(groups_, &group, &std::shared_ptr<GroupMember>::get), held});
 }
 
 void Endpoint::reap() {
-  std::vector<std::shared_ptr<Group>> ended;  // without the lock: tensors go with them
+  std::vector<std::shared_ptr<GroupMember>> ended;  // without the lock: tensors go with them
   std::lock_guard lock(progress_->mutex());
   std::erase_if(given_up_, [&](GivenUp& block) {
     if (!block.group->is_deserted()) return false;
@@ -227,12 +230,12 @@ void Endpoint::reap() {
     ended.push_back(std::move(block.group));
     return true;
   });
-  std::erase_if(leaving_, [&](Group* group) {
+  std::erase_if(leaving_, [&](GroupMember* group) {
     if (!group->is_settled() && !group->has_failed()) return false;
     progress_->forget(group->channels());
     if (!group->is_settled()) return true;  // it stays: peers may still write into its buffers
     group->go();
-    auto place = std::ranges::find(groups_, group, &std::shared_ptr<Group>::get);
+    auto place = std::ranges::find(groups_, group, &std::shared_ptr<GroupMember>::get);
     ended.push_back(std::move(*place));
     groups_.erase(place);
     return true;

@@ -14,7 +14,7 @@
 #pragma once
 
 #include "comm/engines/shm/arena.h"
-#include "comm/engines/shm/group.h"
+#include "comm/engines/shm/group_member.h"
 #include "comm/engines/shm/hand_over.h"
 #include "comm/engines/shm/peers.h"
 #include "comm/engines/shm/progress.h"
@@ -55,14 +55,14 @@ class Endpoint {
 
   // The groups stay the endpoint's; leave() says that a group's handle is gone, and waits for
   // nobody.
-  [[nodiscard]] Group& world() { return *world_; }
+  [[nodiscard]] GroupMember& world() { return *world_; }
   // All `members` (world ranks) call with the same unique name. Throws PeerLost when one of them
   // has ended, and BadInput on all of them when the first has no room for the group's block.
-  [[nodiscard]] Group& make_group(const std::string& name, std::vector<int> members);
-  void leave(Group& group, bool by_exception = false);
+  [[nodiscard]] GroupMember& make_group(const std::string& name, std::vector<int> members);
+  void leave(GroupMember& group, bool by_exception = false);
   // A call of the group failed that had allocated this block for its members to take: it is free
   // again when those that did have let go, and the others have left the group.
-  void give_up(Group& group, std::byte* held);
+  void give_up(GroupMember& group, std::byte* held);
 
  private:
   struct OwnBlock {
@@ -71,7 +71,7 @@ class Endpoint {
     std::string key;  // in the store, where the other members look for it
   };
   struct GivenUp {
-    std::shared_ptr<Group> group;
+    std::shared_ptr<GroupMember> group;
     std::byte* held;
   };
 
@@ -83,8 +83,8 @@ class Endpoint {
   void refuse(const std::string& key, const std::string& why) noexcept;
   // Of groups that all members have left.
   void erase_used_keys();
-  [[nodiscard]] Group& add_group(const GroupNames& names, std::vector<int> members,
-                                 std::byte* block);
+  [[nodiscard]] GroupMember& add_group(const GroupNames& names, std::vector<int> members,
+                                       std::byte* block);
   // Throws PeerLost unless all of them can take part in a new group.
   void check_alive(const GroupNames& names, std::span<const int> members) const;
   // Where the first member has put the group's block, in its arena.
@@ -108,11 +108,11 @@ class Endpoint {
   std::unique_ptr<ProgressEngine> progress_;
 
   // The rest is guarded by the engine's mutex.
-  std::vector<std::shared_ptr<Group>> groups_;
-  std::vector<Group*> leaving_;  // those that have left and are to be reaped
+  std::vector<std::shared_ptr<GroupMember>> groups_;
+  std::vector<GroupMember*> leaving_;  // those that have left and are to be reaped
   std::vector<GivenUp> given_up_;
   std::vector<std::string> used_keys_;  // to be erased from the store
-  Group* world_ = nullptr;
+  GroupMember* world_ = nullptr;
 
   std::unique_ptr<Watcher> watcher_;
 };

@@ -16,12 +16,12 @@
 namespace lockstep::shm {
 namespace {
 
-// Whether a call is small enough to be carried.
+// Whether the input of a call is small enough for its slot.
 bool fits_slot(const CallInfo& info, const ChannelMemory& memory) {
   if (info.is_uneven() || info.collective == Collective::barrier) return false;
   auto bytes = static_cast<std::size_t>(count_of(info, memory.members())) * bytes_of(*info.dtype);
   return bytes * (gives_each_its_part(info.collective) ? memory.members() : 1) <=
-         memory.carried_bytes();
+         memory.inline_bytes();
 }
 
 // Nowhere for a buffer that must be staged.
@@ -44,8 +44,8 @@ Operands Operands::place(const Peers& peers, const ChannelMemory& memory, int me
   if (writes_output(info.collective, me, info.root)) placed.output_ = buffers.output;
   placed.keep_input_ = std::move(buffers.keep_input);
   placed.keep_output_ = std::move(buffers.keep_output);
-  placed.carried_ = fits_slot(info, memory);
-  if (placed.carried_) {
+  placed.inline_ = fits_slot(info, memory);
+  if (placed.inline_) {
     placed.keeps_own_part_ = reads && (info.collective == Collective::all_to_all ||
                                        info.collective == Collective::scatter);
     if (reads && !combines(info.collective))
@@ -59,7 +59,7 @@ Operands Operands::place(const Peers& peers, const ChannelMemory& memory, int me
 }
 
 void Operands::stage(const Peers& peers) {
-  if (carried_) return;
+  if (inline_) return;
   Arena& arena = *peers.arena();
   auto allocate = [&arena](std::size_t bytes) {
     return ArenaBlock(arena.allocate(bytes, for_a_copy), {&arena});
@@ -95,9 +95,9 @@ void Operands::leak() {
 bool Operands::must_precede(const Operands& later, bool same_channel) const {
   bool reads_ours = overlap(output_, later.input_);
   bool writes_output = overlap(output_, later.output_);
-  bool is_copied = (carried_ && !keeps_own_part_) || input_block_ != nullptr;
-  bool later_copies = later.carried_ || !later.input_location_.is_somewhere();
-  bool delivers_late = carried_ || staged_output() != nullptr;  // by the owner, after peers went on
+  bool is_copied = (inline_ && !keeps_own_part_) || input_block_ != nullptr;
+  bool later_copies = later.inline_ || !later.input_location_.is_somewhere();
+  bool delivers_late = inline_ || staged_output() != nullptr;  // by the owner, after peers went on
   if (same_channel && !keeps_own_part_)
     return delivers_late ? reads_ours || writes_output : reads_ours && later_copies;
   return reads_ours || writes_output || (!is_copied && overlap(input_, later.output_));
@@ -180,7 +180,7 @@ void Operation::fill(const Peers& peers, int me, const CallInfo& info, Operands&
   seen_.reset();
   seen_.set(me);
   unseen_ = shape_.size - 1;
-  if (is_carried())
+  if (is_inline())
     std::ranges::fill(outputs_, nullptr);
   else
     note(peers, me, operands_.input_location(), operands_.output_location());
@@ -190,24 +190,24 @@ void Operation::fill(const Peers& peers, int me, const CallInfo& info, Operands&
 
 void Operation::publish(const Peers& peers, const ChannelMemory& memory, const CallInfo& info) {
   if (info.is_uneven()) publish_counts(peers, memory, info);
-  if (is_carried()) {
-    inputs_[me_] = memory.carried(me_, sequence_);
+  if (is_inline()) {
+    inputs_[me_] = memory.inline_input(me_, sequence_);
     if (!combines(collective_)) origins_[me_] = operands_.input().data;
-    carry_input();
+    write_inline_input();
   }
   write(memory.slot(me_, sequence_), sequence_,
         {print_, operands_.input_location(), operands_.output_location()}, info, file_in_slot_);
 }
 
 // This rank's own part of what each gets its part of is read where it lies.
-void Operation::carry_input() const {
+void Operation::write_inline_input() const {
   const Buffer input = operands_.input();
   if (input.bytes == 0) return;
-  std::byte* carried = inputs_[static_cast<std::size_t>(me_)];
+  std::byte* slot_input = inputs_[static_cast<std::size_t>(me_)];
   const std::size_t part = operands_.keeps_own_part() ? input.bytes / inputs_.size() : 0;
   const std::size_t begin = part * static_cast<std::size_t>(me_);
-  std::memcpy(carried, input.data, begin);
-  std::memcpy(carried + begin + part, input.data + begin + part, input.bytes - begin - part);
+  std::memcpy(slot_input, input.data, begin);
+  std::memcpy(slot_input + begin + part, input.data + begin + part, input.bytes - begin - part);
 }
 
 // A member may still read those of the operation that stood here, which others have completed.
@@ -228,8 +228,8 @@ void Operation::note(const Peers& peers, int member, Location input, Location ou
   inputs_[member] = peers.address(input);
 }
 
-// Its lines are in that member's cache; they come over while this rank still looks and plans.
-void Operation::note_carried(int member, std::byte* input, std::byte* origin) {
+// Its lines are in that member's cache; they come over while this rank still polls and plans.
+void Operation::note_inline(int member, std::byte* input, std::byte* origin) {
   inputs_[member] = input;
   origins_[member] = origin;
   std::size_t output = operands_.output().bytes;
@@ -244,7 +244,7 @@ void Operation::note_carried(int member, std::byte* input, std::byte* origin) {
   for (std::size_t i = 0; i < bytes; i += line_bytes) __builtin_prefetch(input + begin + i);
 }
 
-PollResult Operation::look(const Peers& peers, const ChannelMemory& memory) {
+PollResult Operation::poll(const Peers& peers, const ChannelMemory& memory) {
   for (int member = 0; unseen_ > 0 && member < memory.members(); ++member) {
     if (seen_.test(member)) continue;
     Descriptor descriptor;
@@ -257,9 +257,9 @@ PollResult Operation::look(const Peers& peers, const ChannelMemory& memory) {
     }
     seen_.set(member);
     --unseen_;
-    if (is_carried())
-      note_carried(member, memory.carried(member, sequence_),
-                   combines(collective_) ? nullptr : peers.address(descriptor.input));
+    if (is_inline())
+      note_inline(member, memory.inline_input(member, sequence_),
+                  combines(collective_) ? nullptr : peers.address(descriptor.input));
     else
       note(peers, member, descriptor.input, descriptor.output);
   }
@@ -296,7 +296,7 @@ PollResult Operation::make_plan(const Peers& peers, const ChannelMemory& memory)
     shape_.exchange = &exchange_;
   }
   planned_ = true;
-  if (is_carried()) {
+  if (is_inline()) {
     if (!combines(collective_)) plan_ = Plan(shape_);
     outputs_[me_] = operands_.output().data;
     return PollResult::ready;
@@ -332,9 +332,9 @@ void Operation::run(int part, std::int64_t index) const {
   for (int each = 0; each < plan_.parts(); ++each) run_part(each, 0);
 }
 
-void Operation::run_carried() const {
+void Operation::run_inline() const {
   if (operands_.output().bytes == 0) return;
-  if (!combines(collective_)) return move_carried();
+  if (!combines(collective_)) return move_inline();
   std::array<const std::byte*, kernels::max_ranks> inputs;
   std::int64_t first = collective_ == Collective::reduce_scatter ? shape_.count * me_ : 0;
   for (std::size_t member = 0; member < inputs_.size(); ++member)
@@ -344,15 +344,15 @@ void Operation::run_carried() const {
       {dtype_, op_, std::span(inputs.data(), inputs_.size()), std::span(&output, 1), shape_.count});
 }
 
-void Operation::move_carried() const {
+void Operation::move_inline() const {
   bool mine_only = gives_each_its_part(collective_);
   for (int part = mine_only ? me_ : 0; part < (mine_only ? me_ + 1 : plan_.parts()); ++part) {
     plan_.moves(part, {0, plan_.part_length(part)}, [&](const Move& move) {
       if (me_ < move.first() || me_ >= move.end(shape_.size)) return;
       std::byte* to = at_element(outputs_[me_], move.destination_offset, dtype_);
       if (to == at_element(origins_[move.source], move.source_offset, dtype_)) return;
-      const auto& carried = move.source == me_ && operands_.keeps_own_part() ? origins_ : inputs_;
-      const std::byte* from = at_element(carried[move.source], move.source_offset, dtype_);
+      const auto& inputs = move.source == me_ && operands_.keeps_own_part() ? origins_ : inputs_;
+      const std::byte* from = at_element(inputs[move.source], move.source_offset, dtype_);
       std::memcpy(to, from, static_cast<std::size_t>(move.length) * bytes_of(dtype_));
     });
   }

@@ -5,7 +5,7 @@
 // when the operation is complete; a thread that has claimed a segment of it keeps it incomplete,
 // and so keeps the record.
 //
-// A small operation is carried: each rank's input rides in its slot, and each computes its own
+// A small operation is inline: each rank's input rides in its slot, and each computes its own
 // output from all of them, in the same order as everybody else. One hand-off, no segments, and
 // nobody touches another's buffers. Where ranks share memory, what already lies at its place is
 // left alone, as in every operation: its owner may have gone on and written there again.
@@ -104,7 +104,7 @@ using ArenaBlock = std::unique_ptr<std::byte, FreeInArena>;
 // Operands: the buffers of one call of this rank, and where peers find them. Peers touch only what
 // lies in an arena; everything else is copied:
 //
-//   carried   a small operation: the input rides in the slot, and this rank computes its own output
+//   inline    a small operation: the input rides in the slot, and this rank computes its own output
 //   staged    the input is copied into an arena block at the post, and the output out of one after
 //             completion, by the owner; the naive way, which works everywhere
 //   direct    the descriptor says where the buffer lies, and peers read and write it there
@@ -117,7 +117,7 @@ class Operands {
   // Those of a call of member `me` of a channel. Every rank decides alike where peers must know it.
   [[nodiscard]] static Operands place(const Peers& peers, const ChannelMemory& memory, int me,
                                       const CallInfo& info, CallBuffers&& buffers);
-  // Copies in what must be copied, unless the call is carried. Throws BadInput when the arena is
+  // Copies in what must be copied, unless the call is inline. Throws BadInput when the arena is
   // full.
   void stage(const Peers& peers);
   // The operation is complete: the output goes where the caller wants it.
@@ -127,11 +127,11 @@ class Operands {
   // Never frees it: peers may still write there.
   void leak();
 
-  [[nodiscard]] bool is_carried() const { return carried_; }
-  // Carried: of what each rank gets a part of, this rank's own is not passed on but taken from the
-  // input when the call is carried out.
+  [[nodiscard]] bool is_inline() const { return inline_; }
+  // Inline: of what each rank gets a part of, this rank's own is not passed on but taken from the
+  // input when the call is executed.
   [[nodiscard]] bool keeps_own_part() const { return keeps_own_part_; }
-  // Where peers access a buffer. Carried: where an input that is moved lies in an arena, if it
+  // Where peers access a buffer. Inline: where an input that is moved lies in an arena, if it
   // does. Nowhere for a buffer that is not used.
   [[nodiscard]] Location input_location() const { return input_location_; }
   [[nodiscard]] Location output_location() const { return output_location_; }
@@ -172,7 +172,7 @@ class Operands {
   Buffer output_;
   Location input_location_;
   Location output_location_;
-  bool carried_ = false;
+  bool inline_ = false;
   bool keeps_own_part_ = false;
   ArenaBlock input_block_;   // where the input is staged, and the output of a call in place
   ArenaBlock output_block_;  // where any other output is staged
@@ -180,7 +180,7 @@ class Operands {
   KeepAlive keep_output_;
 };
 
-// What looking at the members' slots has found.
+// What polling the members' slots has found.
 enum class PollResult { waiting, ready, complete, mismatch };
 
 class Operation {
@@ -192,15 +192,15 @@ class Operation {
   // Stages the operands, which are placed. Throws InvalidArgument when the call makes no sense,
   // BadInput when the arena is full; the record is then empty.
   void fill(const Peers& peers, int me, const CallInfo& info, Operands&& operands);
-  // Publishes the descriptor, and what is carried.
+  // Publishes the descriptor, and the inline input.
   void publish(const Peers& peers, const ChannelMemory& memory, const CallInfo& info);
-  // Reads what others have posted since the last look and, when all have, makes the plan. After
+  // Reads what others have posted since the last poll and, when all have, makes the plan. After
   // `mismatch`, mismatched() is a member that does not agree with this rank.
-  [[nodiscard]] PollResult look(const Peers& peers, const ChannelMemory& memory);
+  [[nodiscard]] PollResult poll(const Peers& peers, const ChannelMemory& memory);
 
   [[nodiscard]] std::uint64_t sequence() const { return sequence_; }
   // Also of the operation that was here last.
-  [[nodiscard]] bool is_carried() const { return operands_.is_carried(); }
+  [[nodiscard]] bool is_inline() const { return operands_.is_inline(); }
   [[nodiscard]] bool is_barrier() const { return collective_ == Collective::barrier; }
   [[nodiscard]] bool is_planned() const { return planned_; }
   [[nodiscard]] const Plan& plan() const { return plan_; }
@@ -208,8 +208,8 @@ class Operation {
 
   // Moves or combines the bytes of one segment.
   void run(int part, std::int64_t index) const;
-  // All that this rank gets out of a carried operation.
-  void run_carried() const;
+  // All that this rank gets out of an inline operation.
+  void run_inline() const;
 
   [[nodiscard]] Operands& operands() { return operands_; }
   [[nodiscard]] const Operands& operands() const { return operands_; }
@@ -224,12 +224,12 @@ class Operation {
   void publish_counts(const Peers& peers, const ChannelMemory& memory, const CallInfo& info) const;
   // These are the buffers of a member that has posted.
   void note(const Peers& peers, int member, Location input, Location output);
-  // The same for one whose slot carries its input, which lies at `origin`.
-  void note_carried(int member, std::byte* input, std::byte* origin);
+  // The same for one whose slot has its input, which lies at `origin`.
+  void note_inline(int member, std::byte* input, std::byte* origin);
   // Sets what all ranks agree on: shape and fingerprint.
   void agree(const CallInfo& info);
-  void carry_input() const;
-  void move_carried() const;
+  void write_inline_input() const;
+  void move_inline() const;
   [[nodiscard]] bool read_exchange(const Peers& peers, const ChannelMemory& memory);
   [[nodiscard]] PollResult make_plan(const Peers& peers, const ChannelMemory& memory);
   [[nodiscard]] bool moves_nothing() const;
@@ -251,7 +251,7 @@ class Operation {
 
   std::vector<std::byte*> inputs_;  // one per member, null if it has none
   std::vector<std::byte*> outputs_;
-  std::vector<std::byte*> origins_;  // carried: where in an arena the input lies
+  std::vector<std::byte*> origins_;  // inline: where in an arena the input lies
   std::bitset<kernels::max_ranks> seen_;
   int unseen_ = 0;
   int mismatched_ = -1;

@@ -88,7 +88,7 @@ bool ProgressEngine::post(Channel& channel, const CallInfo& info) {
 
 std::optional<std::size_t> ProgressEngine::claim(ProgressScope scope, Channel::Task& task) {
   auto place = marks_.free_place();
-  if (!claim_of_busy(place ? scope : ProgressScope::carried, task)) return std::nullopt;
+  if (!claim_of_busy(place ? scope : ProgressScope::inline_only, task)) return std::nullopt;
   marks_.set(*place, execution_word(task.channel->key(), task.sequence));
   return place;
 }
@@ -189,8 +189,8 @@ std::vector<int> ProgressEngine::urge(const Channel& channel, const Awaited& awa
 }
 
 void ProgressEngine::on_urge(int rank) {
-  (void)try_progress(ProgressScope::carried);
-  // Whichever thread carried them out has said so without one (Channel::complete, peers.h).
+  (void)try_progress(ProgressScope::inline_only);
+  // Whichever thread executed them has said so without one (Channel::complete, peers.h).
   std::atomic_thread_fence(std::memory_order_seq_cst);
   peers_.ring(std::span(&rank, 1), false);
 }

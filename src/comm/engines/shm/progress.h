@@ -1,4 +1,4 @@
-// ProgressEngine: carries out what the channels of one process have under way, on the threads that
+// ProgressEngine: executes what the channels of one process have under way, on the threads that
 // post and wait, and on a helper thread where there are cores to spare. It knows channels and
 // nothing above them.
 //
@@ -131,7 +131,7 @@ class ProgressEngine {
   void stop_helping();
 
   // For the owner of channels, under mutex():
-  // the engine carries out their operations, until remove(), which is before they go;
+  // the engine executes their operations, until remove(), which is before they go;
   void add(Channel& channel) { channels_.push_back(&channel); }
   void remove(std::span<Channel* const> channels);
   // it looks for work in them no more;
@@ -152,7 +152,7 @@ class ProgressEngine {
   bool try_progress(ProgressScope scope) noexcept;
   // Asks the watchers of late_members() to look at what they have posted; returns those members.
   std::vector<int> urge(const Channel& channel, const Awaited& awaited);
-  // A peer asks this process to look: it waits for what was carried to be read.
+  // A peer asks this process to look: it waits for inline inputs to be read.
   void on_urge(int rank);
   // Whether operations under way in channels of other groups use bytes of that buffer.
   [[nodiscard]] bool is_used_besides(const SharedGroup& group, Buffer buffer);

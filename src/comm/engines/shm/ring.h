@@ -1,6 +1,6 @@
 // The ring of a channel in shared memory: `depth` operations among its members. Each has a slot per
-// member, room for the input that a small operation carries with it, the words by which segments
-// are claimed and counted, how far each member has read what is carried, and the place of its
+// member, room for the inline input of a small operation, the words by which segments
+// are claimed and counted, how far each member has read inline inputs, and the place of its
 // uneven counts. Zero is the valid beginning of everything in it.
 #pragma once
 
@@ -246,8 +246,8 @@ inline void write(Slot& slot, std::uint64_t sequence, const Descriptor& descript
 
 struct ChannelSize {
   int members;
-  int depth;                  // a power of two: a position in the ring costs no division
-  std::size_t carried_bytes;  // the largest input that a slot carries; a multiple of 64
+  int depth;                 // a power of two: a position in the ring costs no division
+  std::size_t inline_bytes;  // the largest inline input; a multiple of 64
 };
 
 // The counts that one member passed with its uneven calls, for each operation of the ring. A view.
@@ -288,7 +288,7 @@ class ChannelMemory {
 
   [[nodiscard]] int members() const { return members_; }
   [[nodiscard]] int depth() const { return depth_; }
-  [[nodiscard]] std::size_t carried_bytes() const { return carried_bytes_; }
+  [[nodiscard]] std::size_t inline_bytes() const { return inline_bytes_; }
 
   // Where in the ring an operation lies.
   [[nodiscard]] std::size_t position(std::uint64_t sequence) const {
@@ -297,10 +297,10 @@ class ChannelMemory {
   [[nodiscard]] Slot& slot(int member, std::uint64_t sequence) const {
     return reinterpret_cast<Slot*>(base_)[position(sequence) * members_ + member];
   }
-  [[nodiscard]] std::byte* carried(int member, std::uint64_t sequence) const {
-    return base_ + carried_ + (position(sequence) * members_ + member) * carried_bytes_;
+  [[nodiscard]] std::byte* inline_input(int member, std::uint64_t sequence) const {
+    return base_ + inline_inputs_ + (position(sequence) * members_ + member) * inline_bytes_;
   }
-  // The last operation whose carried inputs `member` has read and will not read again; only that
+  // The last operation whose inline inputs `member` has read and will not read again; only that
   // member writes.
   [[nodiscard]] std::atomic<std::uint64_t>& consumed(int member) const {
     return *reinterpret_cast<std::atomic<std::uint64_t>*>(base_ + consumed_ + member * line_bytes);
@@ -329,8 +329,8 @@ class ChannelMemory {
   std::byte* base_;
   int members_;
   int depth_;
-  std::size_t carried_bytes_;
-  std::size_t carried_;  // where each region begins
+  std::size_t inline_bytes_;
+  std::size_t inline_inputs_;  // where each region begins
   std::size_t words_;
   std::size_t consumed_;
   std::size_t counts_;
@@ -342,9 +342,9 @@ inline ChannelMemory::ChannelMemory(std::byte* base, ChannelSize size)
     : base_(base),
       members_(size.members),
       depth_(size.depth),
-      carried_bytes_(size.carried_bytes),
-      carried_(sizeof(Slot) * members_ * depth_),
-      words_(carried_ + carried_bytes_ * members_ * depth_),
+      inline_bytes_(size.inline_bytes),
+      inline_inputs_(sizeof(Slot) * members_ * depth_),
+      words_(inline_inputs_ + inline_bytes_ * members_ * depth_),
       consumed_(words_ + line_bytes * (members_ + 1) * depth_),
       counts_(consumed_ + line_bytes * members_) {}
 

@@ -34,10 +34,10 @@ void release_hold_of(const Peers& peers, std::uint64_t word) {
 }
 
 constexpr ChannelSize message_channel{2, GroupBlock::message_depth,
-                                      GroupBlock::message_carried_bytes};
+                                      GroupBlock::message_inline_bytes};
 
 ChannelSize collective_channel(int members) {
-  return {members, GroupBlock::collective_depth, GroupBlock::collective_carried_bytes(members)};
+  return {members, GroupBlock::collective_depth, GroupBlock::collective_inline_bytes(members)};
 }
 
 }  // namespace

@@ -56,10 +56,10 @@ class GroupBlock {
                 std::has_single_bit(unsigned{message_depth}));
   // A copy of so much costs less than a second hand-off. With more ranks each reads more, which one
   // of them could do for all.
-  [[nodiscard]] static constexpr std::size_t collective_carried_bytes(int members) {
+  [[nodiscard]] static constexpr std::size_t collective_inline_bytes(int members) {
     return members <= 8 ? 4096 : 1024;
   }
-  static constexpr std::size_t message_carried_bytes = 256;
+  static constexpr std::size_t message_inline_bytes = 256;
 
   GroupBlock(std::byte* base, int members) : base_(base), members_(members) {}
   [[nodiscard]] static std::size_t bytes(int members);

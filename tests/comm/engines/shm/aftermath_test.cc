@@ -102,8 +102,8 @@ TEST(Aftermath, ARankThatIsStoppedInASegmentWritesNothingLater) {
     SharedByProcesses<Board> board;
     TemporaryFolder folder;
     RankProcesses ranks(2, on_endpoint(folder, 2, [&](Endpoint& endpoint) {
-                          Group& group = endpoint.world();
-                          Group& spare = endpoint.make_group("spare", {0, 1});
+                          GroupMember& group = endpoint.world();
+                          GroupMember& spare = endpoint.make_group("spare", {0, 1});
                           RenewableArray values(endpoint, 8 << 20);
                           values.fill(3);
                           run(group, barrier_call());
@@ -134,10 +134,10 @@ TEST(Aftermath, ARankThatIsStoppedInASegmentWritesNothingLater) {
 // No rank is stopped: a group is ended while both execute.
 TEST(Aftermath, NothingIsWrittenAfterAnAbort) {
   run_as_rank_threads(2, [](Endpoint& endpoint) {
-    Group& steer = endpoint.make_group("steer", {0, 1});
+    GroupMember& steer = endpoint.make_group("steer", {0, 1});
     RenewableArray values(endpoint, 1 << 20);
     for (int round = 0; round < 100; ++round) {
-      Group& group = endpoint.make_group("group " + std::to_string(round), {0, 1});
+      GroupMember& group = endpoint.make_group("group " + std::to_string(round), {0, 1});
       values.fill(1);
       run(steer, barrier_call());
       std::thread ender;
@@ -173,8 +173,8 @@ struct SlowPeer {
 
 TEST(Aftermath, AWaitEndsWhenNobodyExecutesAnyMore) {
   run_as_rank_threads(2, [](Endpoint& endpoint) {
-    Group& group = endpoint.world();
-    Group& other = endpoint.make_group("other", {0, 1});
+    GroupMember& group = endpoint.world();
+    GroupMember& other = endpoint.make_group("other", {0, 1});
     RenewableArray values(endpoint, 10'000);
     if (group.rank() == 0) {
       SlowPeer peer(endpoint, 1, 1);
@@ -198,8 +198,8 @@ TEST(Aftermath, AWaitEndsWhenNobodyExecutesAnyMore) {
 
 TEST(Aftermath, OnlyWhatAPeerMayStillWriteToIsRenewed) {
   run_as_rank_threads(2, [](Endpoint& endpoint) {
-    Group& group = endpoint.world();
-    Group& other = endpoint.make_group("other", {0, 1});
+    GroupMember& group = endpoint.world();
+    GroupMember& other = endpoint.make_group("other", {0, 1});
     RenewableArray first(endpoint, 10'000);
     RenewableArray second(endpoint, 10'000);
     if (group.rank() == 0) {
@@ -225,8 +225,8 @@ TEST(Aftermath, OnlyWhatAPeerMayStillWriteToIsRenewed) {
 // Another group is at work on the same memory, so it has to stay: the error says so.
 TEST(Aftermath, WhatCannotBeRenewedIsNamed) {
   run_as_rank_threads(2, [](Endpoint& endpoint) {
-    Group& group = endpoint.world();
-    Group& other = endpoint.make_group("other", {0, 1});
+    GroupMember& group = endpoint.world();
+    GroupMember& other = endpoint.make_group("other", {0, 1});
     RenewableArray values(endpoint, 10'000);
     values.fill(1);
     if (group.rank() == 0) {
@@ -256,8 +256,8 @@ TEST(Aftermath, WhatCannotBeRenewedIsNamed) {
 
 TEST(Aftermath, MemoryThatRanksShareIsNamed) {
   run_as_rank_threads(2, [](Endpoint& endpoint) {
-    Group& group = endpoint.world();
-    Group& other = endpoint.make_group("other", {0, 1});
+    GroupMember& group = endpoint.world();
+    GroupMember& other = endpoint.make_group("other", {0, 1});
     if (group.rank() == 0) {
       constexpr std::size_t count = 10'000;
       struct {
@@ -286,8 +286,8 @@ TEST(Aftermath, MemoryThatRanksShareIsNamed) {
 // A peer posts at the moment at which this rank gives up: nobody carries that out here any more.
 TEST(Aftermath, SmallOperationsAreNotCarriedOutLater) {
   run_as_rank_threads(2, [](Endpoint& endpoint) {
-    Group& group = endpoint.world();
-    Group& other = endpoint.make_group("other", {0, 1});
+    GroupMember& group = endpoint.world();
+    GroupMember& other = endpoint.make_group("other", {0, 1});
     std::vector<float> values(10, 1);
     if (group.rank() == 0) {
       auto ticket = post(group, call(Collective::all_reduce, values, values));

@@ -46,7 +46,7 @@ struct Outside {
 template <typename Memory>
 void check_all(Endpoint& endpoint, std::size_t count) {
   Memory memory{endpoint};
-  Group& group = endpoint.world();
+  GroupMember& group = endpoint.world();
   int me = group.rank();
   int size = group.size();
 
@@ -117,7 +117,7 @@ TEST_P(ShmCollectives, AreRightOutsideTheArena) {
 
 TEST_P(ShmCollectives, TakeUnevenCounts) {
   run_as_rank_threads(GetParam(), [](Endpoint& endpoint) {
-    Group& group = endpoint.world();
+    GroupMember& group = endpoint.world();
     int me = group.rank();
     int size = group.size();
     std::vector<std::int64_t> counts(size);
@@ -170,7 +170,7 @@ TEST_P(ShmCollectives, TakeUnevenCounts) {
 
 TEST_P(ShmCollectives, PassMessagesInOrder) {
   run_as_rank_threads(GetParam(), [](Endpoint& endpoint) {
-    Group& group = endpoint.world();
+    GroupMember& group = endpoint.world();
     int me = group.rank();
     int size = group.size();
     constexpr int rounds = 40;  // more than a channel's ring holds

@@ -53,7 +53,7 @@ std::string error_of(Body&& body) {
   return {};
 }
 
-void all_reduce(Group& group, std::size_t count) {
+void all_reduce(GroupMember& group, std::size_t count) {
   auto values = std::make_unique<std::vector<float>>(count, 1);
   auto posting = call(Collective::all_reduce, *values, *values);
   // After an error peers may still write there.
@@ -68,7 +68,7 @@ TEST(Failure, NamesAKilledRankWhileOthersWait) {
   SharedMoment killed;
   RankProcesses ranks(
       3, on_endpoint(folder, 3, [&](Endpoint& endpoint) {
-        Group& group = endpoint.world();
+        GroupMember& group = endpoint.world();
         all_reduce(group, 1000);
         if (group.rank() == 1) {
           std::this_thread::sleep_for(200ms);  // the others sleep in a futex by now
@@ -93,7 +93,7 @@ TEST(Failure, FindsADeathWhileNobodyWaits) {
   SharedMoment killed;
   RankProcesses ranks(
       2, on_endpoint(folder, 2, [&](Endpoint& endpoint) {
-        Group& group = endpoint.world();
+        GroupMember& group = endpoint.world();
         if (group.rank() == 1) killed.note();  // a little early, so that rank 0 finds it noted
         all_reduce(group, 10);
         if (group.rank() == 1) raise(SIGKILL);
@@ -115,7 +115,7 @@ TEST(Failure, NamesARankKilledInTheMiddleOfTheWork) {
     SharedMoment killed;
     RankProcesses ranks(
         3, on_endpoint(folder, 3, [&](Endpoint& endpoint) {
-          Group& group = endpoint.world();
+          GroupMember& group = endpoint.world();
           std::thread killer;
           if (group.rank() == 2) {
             killer = std::thread([&] {
@@ -139,7 +139,7 @@ TEST(Failure, SaysWhoNeverCalled) {
   TemporaryFolder folder;
   RankProcesses ranks(
       4, on_endpoint(folder, 4, [&](Endpoint& endpoint) {
-        Group& group = endpoint.world();
+        GroupMember& group = endpoint.world();
         std::vector<float> values(3000, 1);
         auto first = call(Collective::broadcast, values, values);
         first.tag = "weights";
@@ -162,7 +162,7 @@ TEST(Failure, SaysWhoNeverCalled) {
 
 TEST(Failure, SaysWhichMessageIsMissing) {
   run_as_rank_threads(2, [](Endpoint& endpoint) {
-    Group& group = endpoint.world();
+    GroupMember& group = endpoint.world();
     if (group.rank() == 0) {
       std::vector<float> values(10);
       auto posting = call(Collective::recv, values, values, 1);
@@ -178,7 +178,7 @@ TEST(Failure, SaysWhichMessageIsMissing) {
 
 TEST(Failure, SaysThatTheMissingRankWaitsForAMessageItself) {
   run_as_rank_threads(2, [](Endpoint& endpoint) {
-    Group& group = endpoint.world();
+    GroupMember& group = endpoint.world();
     std::vector<float> values(10);
     auto posting = call(Collective::recv, values, values, 1 - group.rank());
     posting.timeout = 200ms;
@@ -194,7 +194,7 @@ using Change = std::function<void(Posting&)>;
 void expect_mismatch(const Change& change, const std::string& left, const std::string& right) {
   for (int late : {0, 1}) {
     run_as_rank_threads(3, [&](Endpoint& endpoint) {
-      Group& group = endpoint.world();
+      GroupMember& group = endpoint.world();
       all_reduce(group, 10);
       std::vector<float> values(24, 1);
       auto posting = call(Collective::all_reduce, values, values);
@@ -228,7 +228,7 @@ TEST(Failure, ShowsBothCallsOfAMismatch) {
 
 TEST(Failure, ShowsAMismatchOfUnevenCounts) {
   run_as_rank_threads(2, [](Endpoint& endpoint) {
-    Group& group = endpoint.world();
+    GroupMember& group = endpoint.world();
     std::vector<float> out(4);
     std::vector<float> in(4);
     std::vector<std::int64_t> sends{1, 3};
@@ -251,7 +251,7 @@ TEST(Failure, ShowsAMismatchOfUnevenCounts) {
 
 TEST(Failure, ShowsTheFirstPartThatRanksCountDifferently) {
   run_as_rank_threads(2, [](Endpoint& endpoint) {
-    Group& group = endpoint.world();
+    GroupMember& group = endpoint.world();
     std::vector<std::int64_t> counts{2, group.rank() == 0 ? 3 : 4};
     std::vector<float> in(static_cast<std::size_t>(counts[group.rank()]));
     std::vector<float> out(static_cast<std::size_t>(2 + counts[1]));
@@ -269,8 +269,8 @@ TEST(Failure, IsNoneWhenARankLeavesInOrder) {
   TemporaryFolder folder;
   expect_ranks(
       3, on_endpoint(folder, 3, [&](Endpoint& endpoint) {
-        Group& group = endpoint.world();
-        Group& pair = group.rank() != 1 ? endpoint.make_group("pair", {0, 2}) : group;
+        GroupMember& group = endpoint.world();
+        GroupMember& pair = group.rank() != 1 ? endpoint.make_group("pair", {0, 2}) : group;
         constexpr std::size_t count = 300'000;
         static std::vector<float> values(count);  // lives until peers are done with it
         static std::vector<float> gathered(3 * count);
@@ -306,7 +306,7 @@ TEST(Failure, SaysWhoseCallANewGroupWaitsFor) {
 
 TEST(Failure, EndsWaitsWhenAGroupIsAborted) {
   run_as_rank_threads(2, [](Endpoint& endpoint) {
-    Group& group = endpoint.world();
+    GroupMember& group = endpoint.world();
     if (group.rank() == 1) {
       std::this_thread::sleep_for(50ms);
       group.fail(shm::FailureKind::aborted, "rank 1 ended the group: enough");

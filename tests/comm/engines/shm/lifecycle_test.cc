@@ -34,7 +34,7 @@ Posting lasting_call() {
   return call(Collective::all_gather, lasting_values(), gathered);
 }
 
-void all_reduce_some(Group& group) {
+void all_reduce_some(GroupMember& group) {
   std::vector<float> values(100, 1);
   run(group, call(Collective::all_reduce, values, values));
   EXPECT_EQ(values.back(), static_cast<float>(group.size()));
@@ -43,14 +43,14 @@ void all_reduce_some(Group& group) {
 // As the handle of a group does when it goes.
 struct Handle {
   Endpoint& endpoint;
-  Group& group;
+  GroupMember& group;
   ~Handle() { endpoint.leave(group); }
 };
 
 TEST(Lifecycle, ThreadsMakeAndLeaveGroupsAtOnce) {
   run_as_rank_threads(2, [](Endpoint& endpoint) {
     constexpr int threads = 3;
-    std::vector<Group*> steering;  // in one order on all ranks
+    std::vector<GroupMember*> steering;  // in one order on all ranks
     for (int number = 0; number < threads; ++number)
       steering.push_back(&endpoint.make_group("steer" + std::to_string(number), {0, 1}));
     std::vector<std::thread> running;
@@ -125,7 +125,7 @@ TEST(Lifecycle, LeavingAGroupWaitsForNobody) {
   of_rank_1.assign(lasting_count, 2);
   lasting_values().assign(lasting_count, 1);
   run_as_rank_threads(2, [](Endpoint& endpoint) {
-    Group& second = endpoint.make_group("second", {0, 1});
+    GroupMember& second = endpoint.make_group("second", {0, 1});
     if (endpoint.world().rank() == 0) {
       auto posting = lasting_call();
       (void)post(second, std::move(posting));
@@ -155,7 +155,7 @@ TEST(Lifecycle, AnExceptionDoesNotWaitForOpenOperations) {
     Clock::time_point begin;
     try {
       Endpoint endpoint(store, 0, 2, small_options());
-      Group& second = endpoint.make_group("second", {0, 1});
+      GroupMember& second = endpoint.make_group("second", {0, 1});
       auto posting = lasting_call();
       (void)post(second, std::move(posting));
       run(endpoint.world(), barrier_call());
@@ -167,7 +167,7 @@ TEST(Lifecycle, AnExceptionDoesNotWaitForOpenOperations) {
   });
   {
     Endpoint endpoint(store, 1, 2, small_options());
-    Group& second = endpoint.make_group("second", {0, 1});
+    GroupMember& second = endpoint.make_group("second", {0, 1});
     run(endpoint.world(), barrier_call());
     rank_0.join();
     std::vector<float> gathered(2 * lasting_count);
@@ -181,8 +181,8 @@ TEST(Lifecycle, AnExceptionDoesNotWaitForOpenOperations) {
 TEST(Lifecycle, TwoRanksThatEndWithOpenOperationsDoNotWaitForEachOther) {
   auto begin = Clock::now();
   run_as_rank_threads(2, [](Endpoint& endpoint) {
-    Group& one = endpoint.make_group("one", {0, 1});
-    Group& other = endpoint.make_group("other", {1, 0});
+    GroupMember& one = endpoint.make_group("one", {0, 1});
+    GroupMember& other = endpoint.make_group("other", {1, 0});
     auto posting = lasting_call();
     (void)post(endpoint.world().rank() == 0 ? one : other, std::move(posting));
   });
@@ -195,7 +195,7 @@ TEST(Lifecycle, AnEndpointEndsAfterManyGroupsWithOpenOperations) {
   gathered.assign(values.size(), std::vector<float>(2 * lasting_count));
   run_as_rank_threads(2, [](Endpoint& endpoint) {
     int rank = endpoint.world().rank();
-    std::vector<Group*> groups;
+    std::vector<GroupMember*> groups;
     for (int number = 0; number < 20; ++number)
       groups.push_back(&endpoint.make_group(std::to_string(number), {0, 1}));
     run(endpoint.world(), barrier_call());
@@ -288,7 +288,7 @@ struct Kept {
 TEST(Lifecycle, AGroupLeftWithAnOpenOperationEndsWhenThatIsComplete) {
   Kept kept;
   run_as_rank_threads(2, [&](Endpoint& endpoint) {
-    Group& second = endpoint.make_group("second", {0, 1});
+    GroupMember& second = endpoint.make_group("second", {0, 1});
     std::vector<float> values(20'000, 1);
     auto posting = call(Collective::all_reduce, values, values);
     if (endpoint.world().rank() == 0) {

@@ -21,7 +21,7 @@ using Clock = std::chrono::steady_clock;
 // Rank 0 kills rank 1 and returns once its group has detected it; meanwhile it calls `learn`.
 template <typename Learn>
 Clock::duration time_to_learn(Endpoint& endpoint, const Learn& learn) {
-  Group& group = endpoint.world();
+  GroupMember& group = endpoint.world();
   std::vector<float> values(100'000, 1);
   run(group, call(Collective::all_reduce, values, values));
   if (group.rank() != 0) {
@@ -37,12 +37,12 @@ Clock::duration time_to_learn(Endpoint& endpoint, const Learn& learn) {
   return took;
 }
 
-void look_at_flag(Group& group) {
+void look_at_flag(GroupMember& group) {
   for (auto begin = Clock::now(); !group.has_failed() && Clock::now() - begin < 5s;)
     std::this_thread::sleep_for(100us);
 }
 
-void wait_for_operation(Group& group) {
+void wait_for_operation(GroupMember& group) {
   std::vector<float> values(100'000, 1);
   EXPECT_THROW(run(group, call(Collective::all_reduce, values, values)), PeerLost);
 }

@@ -31,7 +31,7 @@ TEST(ManyRanks, MeetAndWorkWithTheArenaThatTheyGet) {
   auto body = on_endpoint(
       folder, ranks,
       [](Endpoint& endpoint) {
-        Group& group = endpoint.world();
+        GroupMember& group = endpoint.world();
         auto with_time = [](Posting posting) {
           posting.timeout = std::chrono::seconds(35);
           return posting;

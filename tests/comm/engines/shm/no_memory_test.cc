@@ -46,8 +46,8 @@ TEST(NoMemory, ACallThatThrowsIsNotTakenForTheNext) {
   bool was_refused = false;
   for (int number = 40; number >= 0 && !was_refused; --number) {
     run_as_rank_threads(2, [&](Endpoint& endpoint) {
-      Group& steer = endpoint.make_group("steer", {0, 1});
-      Group& group = endpoint.world();
+      GroupMember& steer = endpoint.make_group("steer", {0, 1});
+      GroupMember& group = endpoint.world();
       Exchange exchange(group.rank());
       std::optional<CallId> id;
       try {

@@ -23,7 +23,7 @@ std::vector<float> constant(std::size_t count, float value) {
 
 TEST(Posting, NeedsNoLaterAttention) {
   run_as_rank_threads(3, [](Endpoint& endpoint) {
-    Group& group = endpoint.world();
+    GroupMember& group = endpoint.world();
     auto values = constant(300'000, 1);
     auto ticket = post(group, call(Collective::all_reduce, values, values));
     if (group.rank() == 1) {
@@ -43,7 +43,7 @@ TEST(Posting, NeedsNoLaterAttention) {
 TEST(Posting, ComesTrueForARankThatOnlyPolls) {
   TemporaryFolder folder;
   auto body = on_endpoint(folder, 2, [](Endpoint& endpoint) {
-    Group& group = endpoint.world();
+    GroupMember& group = endpoint.world();
     ArenaArray<float> values(endpoint, 1 << 18);
     std::fill_n(values.data(), values.size(), 1.0F);
     if (group.rank() == 0) std::this_thread::sleep_for(100ms);
@@ -65,8 +65,8 @@ TEST(Posting, ComesTrueForARankThatOnlyPolls) {
 
 TEST(Posting, LetsTwoGroupsBeWaitedForInOppositeOrder) {
   run_as_rank_threads(2, [](Endpoint& endpoint) {
-    Group& a = endpoint.make_group("a", {0, 1});
-    Group& b = endpoint.make_group("b", {1, 0});
+    GroupMember& a = endpoint.make_group("a", {0, 1});
+    GroupMember& b = endpoint.make_group("b", {1, 0});
     for (int round = 0; round < 50; ++round) {
       auto x = constant(20'000, 1);
       auto y = constant(20'000, 2);
@@ -88,7 +88,7 @@ TEST(Posting, LetsTwoGroupsBeWaitedForInOppositeOrder) {
 
 TEST(Posting, KeepsPostOrderOnTheSameBuffer) {
   run_as_rank_threads(3, [](Endpoint& endpoint) {
-    Group& group = endpoint.world();
+    GroupMember& group = endpoint.world();
     for (std::size_t count : {5, 50'000}) {
       auto outside = constant(count, 1);
       ArenaArray<float> inside(endpoint, count);
@@ -108,7 +108,7 @@ TEST(Posting, KeepsPostOrderOnTheSameBuffer) {
 
 TEST(Posting, OrdersMessagesAfterCollectivesOnTheSameBuffer) {
   run_as_rank_threads(2, [](Endpoint& endpoint) {
-    Group& group = endpoint.world();
+    GroupMember& group = endpoint.world();
     for (int round = 0; round < 50; ++round) {
       ArenaArray<float> values(endpoint, 30'000);
       for (std::size_t i = 0; i < values.size(); ++i) values[i] = 1;
@@ -126,7 +126,7 @@ TEST(Posting, OrdersMessagesAfterCollectivesOnTheSameBuffer) {
 
 TEST(Posting, DeliversDroppedOperationsWithALaterWait) {
   run_as_rank_threads(2, [](Endpoint& endpoint) {
-    Group& group = endpoint.world();
+    GroupMember& group = endpoint.world();
     std::vector<std::vector<float>> dropped(200, constant(1000, 1));  // more than the ring holds
     for (auto& values : dropped) (void)post(group, call(Collective::all_reduce, values, values));
     run(group, barrier_call());
@@ -136,7 +136,7 @@ TEST(Posting, DeliversDroppedOperationsWithALaterWait) {
 
 TEST(Posting, DeliversDroppedMessagesWithALaterWait) {
   run_as_rank_threads(2, [](Endpoint& endpoint) {
-    Group& group = endpoint.world();
+    GroupMember& group = endpoint.world();
     for (int round = 0; round < 20; ++round) {
       auto values = constant(100, static_cast<float>(round));
       if (group.rank() == 0) {
@@ -155,7 +155,7 @@ TEST(Posting, DeliversDroppedMessagesWithALaterWait) {
 TEST(Posting, WorksInOverlappingGroups) {
   run_as_rank_threads(3, [](Endpoint& endpoint) {
     int me = endpoint.world().rank();
-    std::vector<Group*> mine;
+    std::vector<GroupMember*> mine;
     for (const auto& [name, members] :
          {std::pair("01", std::vector{0, 1}), std::pair("12", std::vector{1, 2}),
           std::pair("20", std::vector{2, 0})}) {
@@ -174,7 +174,7 @@ TEST(Posting, WorksInOverlappingGroups) {
       }
     }
     run(endpoint.world(), barrier_call());
-    for (Group* group : mine) endpoint.leave(*group);
+    for (GroupMember* group : mine) endpoint.leave(*group);
   });
 }
 
@@ -185,8 +185,8 @@ TEST(Posting, IsFedWhileAnotherThreadMakesProgress) {
   run_as_rank_threads(
       2,
       [](Endpoint& endpoint) {
-        Group& large = endpoint.make_group("large", {0, 1});
-        Group& small = endpoint.make_group("small", {0, 1});
+        GroupMember& large = endpoint.make_group("large", {0, 1});
+        GroupMember& small = endpoint.make_group("small", {0, 1});
         std::atomic<bool> is_over{false};
         std::thread looks([&] {
           for (std::vector<float> over{0}; over[0] == 0;) {
@@ -213,7 +213,7 @@ TEST(Posting, IsFedWhileAnotherThreadMakesProgress) {
 TEST(Posting, SurvivesManyRoundsOfTheRing) {
   for (int size : {2, 3, 5}) {
     run_as_rank_threads(size, [](Endpoint& endpoint) {
-      Group& group = endpoint.world();
+      GroupMember& group = endpoint.world();
       std::mt19937 shared(11);               // the same on all ranks
       std::mt19937 own(group.rank() + 100);  // when to be late
       struct Pending {
@@ -264,12 +264,12 @@ TEST(Posting, SurvivesManyRoundsOfTheRing) {
 
 TEST(Posting, GivesMemoryBack) {
   run_as_rank_threads(2, [](Endpoint& endpoint) {
-    Group& world = endpoint.world();
+    GroupMember& world = endpoint.world();
     auto resident = [&] { return endpoint.arena()->used(); };
     run(world, barrier_call());
     auto before = resident();
     for (int round = 0; round < 20; ++round) {
-      Group& group = endpoint.make_group("group " + std::to_string(round), {0, 1});
+      GroupMember& group = endpoint.make_group("group " + std::to_string(round), {0, 1});
       auto values = constant(10'000, 1);
       run(group, call(Collective::all_reduce, values, values));
       endpoint.leave(group);
@@ -284,8 +284,8 @@ TEST(Posting, GivesMemoryBack) {
 // Channels of messages and uneven counts lie outside of a group's block.
 TEST(Posting, GivesTheMemoryOfMessagesAndUnevenCallsBack) {
   run_as_rank_threads(3, [](Endpoint& endpoint) {
-    Group& world = endpoint.world();
-    auto use = [&](Group& group) {
+    GroupMember& world = endpoint.world();
+    auto use = [&](GroupMember& group) {
       int next = (group.rank() + 1) % 3;
       int previous = (group.rank() + 2) % 3;
       auto sent = constant(100, static_cast<float>(group.rank()));
@@ -307,7 +307,7 @@ TEST(Posting, GivesTheMemoryOfMessagesAndUnevenCallsBack) {
     use(world);
     std::size_t most = 0;
     for (int round = 0; round < 30; ++round) {
-      Group& group = endpoint.make_group("group " + std::to_string(round), {0, 1, 2});
+      GroupMember& group = endpoint.make_group("group " + std::to_string(round), {0, 1, 2});
       use(group);
       run(group, barrier_call());
       endpoint.leave(group);
@@ -323,7 +323,7 @@ TEST(Posting, GivesTheMemoryOfMessagesAndUnevenCallsBack) {
 TEST(Posting, BothEndsOfAMessageMayMakeItsChannel) {
   run_as_rank_threads(2, [](Endpoint& endpoint) {
     for (int round = 0; round < 50; ++round) {
-      Group& group = endpoint.make_group("group " + std::to_string(round), {0, 1});
+      GroupMember& group = endpoint.make_group("group " + std::to_string(round), {0, 1});
       run(group, barrier_call());
       auto values = constant(10, static_cast<float>(round));
       bool sends = group.rank() == round % 2;
@@ -342,7 +342,7 @@ TEST(Posting, TellsWhenTheArenaIsFullAndLivesOn) {
   run_as_rank_threads(
       2,
       [](Endpoint& endpoint) {
-        Group& group = endpoint.world();
+        GroupMember& group = endpoint.world();
         std::vector<char> large(80 << 20);
         Posting posting;
         posting.collective = Collective::all_reduce;

@@ -17,7 +17,7 @@ using namespace std::chrono_literals;
 // Rank 0's call after all others have posted theirs.
 template <typename Memory>
 void expect_quiet(Endpoint& endpoint, std::size_t count) {
-  Group& group = endpoint.world();
+  GroupMember& group = endpoint.world();
   Memory values(endpoint, count);
   auto posting = [&] { return call(Collective::all_reduce, values, values); };
   for (int i = 0; i < 100; ++i) run(group, posting());

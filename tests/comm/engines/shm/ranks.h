@@ -25,7 +25,7 @@
 namespace lockstep::test {
 
 using shm::Endpoint;
-using shm::Group;
+using shm::GroupMember;
 using RankOnEndpoint = std::function<void(Endpoint& endpoint)>;
 
 inline shm::EndpointOptions small_options() {
@@ -144,7 +144,7 @@ inline Posting barrier_call(std::source_location where = std::source_location::c
 }
 
 // As GroupState numbers it.
-inline CallId next_id(const Group& group, const CallInfo& call) {
+inline CallId next_id(const GroupMember& group, const CallInfo& call) {
   const auto key = channel_of(call.collective, call.root, group.rank());
   for (const auto* channel : group.channels()) {
     if (channel->name() == key) return {key, channel->posted() + 1};
@@ -152,7 +152,7 @@ inline CallId next_id(const Group& group, const CallInfo& call) {
   return {key, 1};
 }
 
-inline CallId post(Group& group, Posting posting) {
+inline CallId post(GroupMember& group, Posting posting) {
   if (posting.collective == Collective::barrier) posting.dtype.reset();
   const bool by_output = posting.collective == Collective::all_gather ||
                          posting.collective == Collective::scatter ||
@@ -165,6 +165,8 @@ inline CallId post(Group& group, Posting posting) {
   group.post(posting, std::move(buffers));
   return id;
 }
-inline void run(Group& group, Posting posting) { group.wait(post(group, std::move(posting))); }
+inline void run(GroupMember& group, Posting posting) {
+  group.wait(post(group, std::move(posting)));
+}
 
 }  // namespace lockstep::test

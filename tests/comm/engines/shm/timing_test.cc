@@ -67,7 +67,7 @@ void pause_randomly(std::mt19937& random) {
 }
 
 void expect_same_bits(Endpoint& endpoint) {
-  Group& group = endpoint.world();
+  GroupMember& group = endpoint.world();
   std::mt19937 late(static_cast<unsigned>(group.rank()) + 7);
   for (std::size_t count : {3, 200, 3001, 70'001}) {
     auto expected = tree_sum(group.size(), count, static_cast<int>(count));
@@ -91,7 +91,7 @@ void expect_same_bits(Endpoint& endpoint) {
 
 // Ranks run ahead of each other by as much as a channel takes, through its ring many times.
 void exchange_far_ahead(Endpoint& endpoint) {
-  Group& group = endpoint.world();
+  GroupMember& group = endpoint.world();
   struct Exchange {
     std::vector<std::int64_t> sends, expects;
     std::vector<float> out, in;
@@ -177,7 +177,7 @@ bool stop_in_the_middle(Endpoint& endpoint) {
 template <typename Error, typename Memory>
 std::string error_after(int signal, Endpoint& endpoint, Memory& values,
                         const std::filesystem::path& posted) {
-  Group& group = endpoint.world();
+  GroupMember& group = endpoint.world();
   run(group, barrier_call());
   auto posting = call(Collective::all_reduce, values, values);
   posting.timeout = 500ms;

@@ -16,9 +16,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-TEST(Carried, OperationsNeedNoLaterAttention) {
+TEST(Inline, OperationsNeedNoLaterAttention) {
   run_as_rank_threads(3, [](Endpoint& endpoint) {
-    Group& group = endpoint.world();
+    GroupMember& group = endpoint.world();
     std::vector<float> values(100, 1);
     auto ticket = post(group, call(Collective::all_reduce, values, values));
     if (group.rank() == 1) std::this_thread::sleep_for(300ms);
@@ -30,13 +30,13 @@ TEST(Carried, OperationsNeedNoLaterAttention) {
   });
 }
 
-// If a rank has filled its ring with posts and does not process them, the other ranks must not
-// stall: its watcher reads the inputs on its behalf.
-TEST(Carried, InputsAreReadForARankThatBlocksElsewhere) {
+// A ring of posts that one rank has made and never looked at must not hold the others up: they are
+// read on its behalf by its watcher.
+TEST(Inline, InputsAreReadForARankThatBlocksElsewhere) {
   std::atomic<bool> all_posted{false};
   std::atomic<bool> released{false};
   run_as_rank_threads(2, [&](Endpoint& endpoint) {
-    Group& group = endpoint.world();
+    GroupMember& group = endpoint.world();
     constexpr int ring = shm::GroupBlock::collective_depth;
     std::vector<std::vector<float>> values(ring + 8, std::vector<float>(50, 1));
     auto post_one = [&](int i) {
@@ -59,9 +59,9 @@ TEST(Carried, InputsAreReadForARankThatBlocksElsewhere) {
   });
 }
 
-TEST(Carried, OperationsAndLargeOnesKeepTheirOrder) {
+TEST(Inline, OperationsAndLargeOnesKeepTheirOrder) {
   run_as_rank_threads(3, [](Endpoint& endpoint) {
-    Group& group = endpoint.world();
+    GroupMember& group = endpoint.world();
     ArenaArray<float> large(endpoint, 60'000);
     for (int round = 0; round < 30; ++round) {
       for (std::size_t i = 0; i < large.size(); ++i) large[i] = 1;
@@ -106,14 +106,14 @@ struct SharedFloats {
   float* first = nullptr;
 };
 
-// Rank 0 writes again as soon as its own wait() has returned; rank 1 has posted, but waits later.
-TEST(Carried, WhatLiesAtItsPlaceInSharedMemoryIsNotMoved) {
+// Rank 0 writes again as soon as its own wait() has returned; rank 1 has posted and looks later.
+TEST(Inline, WhatLiesAtItsPlaceInSharedMemoryIsNotMoved) {
   for (auto collective : {Collective::all_gather, Collective::broadcast}) {
     std::atomic<std::size_t> offset{0};
     std::atomic<bool> posted{false};
     std::atomic<bool> written{false};
     run_as_rank_threads(2, [&](Endpoint& endpoint) {
-      Group& group = endpoint.world();
+      GroupMember& group = endpoint.world();
       SharedFloats shared(endpoint, offset);
       auto all = shared.all();
       auto mine = shared.half(group.rank());
@@ -139,15 +139,15 @@ TEST(Carried, WhatLiesAtItsPlaceInSharedMemoryIsNotMoved) {
   }
 }
 
-// Rank 1 posts and then blocks outside of the library: its watcher executes the inline gather
-// before the barrier is complete on any rank.
-TEST(Carried, ABarrierComesAfterWhatSmallOperationsWriteToSharedMemory) {
+// Rank 1 posts and then blocks outside of the library: its watcher carries the gather out for it
+// before the barrier is complete anywhere.
+TEST(Inline, ABarrierComesAfterWhatSmallOperationsWriteToSharedMemory) {
   for (bool polls : {false, true}) {
     std::atomic<std::size_t> offset{0};
     std::atomic<bool> posted{false};
     std::atomic<bool> written{false};
     run_as_rank_threads(2, [&](Endpoint& endpoint) {
-      Group& group = endpoint.world();
+      GroupMember& group = endpoint.world();
       SharedFloats shared(endpoint, offset);
       auto all = shared.all();
       std::vector<float> values(SharedFloats::count / 2, 1);
@@ -175,10 +175,10 @@ TEST(Carried, ABarrierComesAfterWhatSmallOperationsWriteToSharedMemory) {
   }
 }
 
-TEST(Carried, PostsSayWhoNeverLooked) {
+TEST(Inline, PostsSayWhoNeverLooked) {
   TemporaryFolder folder;
   RankProcesses ranks(2, on_endpoint(folder, 2, [](Endpoint& endpoint) {
-                        Group& group = endpoint.world();
+                        GroupMember& group = endpoint.world();
                         std::vector<float> values(10, 1);
                         auto one = [&] {
                           auto posting = call(Collective::broadcast, values, values);

@@ -1,4 +1,4 @@
-// Group: some ranks of the host with their own numbering, as the backend uses it: post, wait, done.
+// GroupMember: the part of this process in a group, as the backend uses it: post, wait, done.
 // It owns this process's channels of the group.
 //
 // Invariants:
@@ -25,15 +25,15 @@
 
 namespace lockstep::shm {
 
-class Group {
+class GroupMember {
  public:
   // As SharedGroup's.
-  Group(ProgressEngine& progress, const Peers& peers, const Presence& presence, GroupNames names,
-        std::vector<int> members, std::byte* block);
+  GroupMember(ProgressEngine& progress, const Peers& peers, const Presence& presence,
+              GroupNames names, std::vector<int> members, std::byte* block);
   // Nothing of it is under way any more, or the whole endpoint ends.
-  ~Group();
-  Group(const Group&) = delete;
-  Group& operator=(const Group&) = delete;
+  ~GroupMember();
+  GroupMember(const GroupMember&) = delete;
+  GroupMember& operator=(const GroupMember&) = delete;
 
   [[nodiscard]] int rank() const { return shared_.rank(); }
   [[nodiscard]] int size() const { return shared_.size(); }

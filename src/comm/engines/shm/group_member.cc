@@ -1,4 +1,4 @@
-#include "comm/engines/shm/group.h"
+#include "comm/engines/shm/group_member.h"
 
 #include "base/check.h"
 #include "comm/call/all_ranks.h"
@@ -17,15 +17,15 @@
 
 namespace lockstep::shm {
 
-Group::Group(ProgressEngine& progress, const Peers& peers, const Presence& presence,
-             GroupNames names, std::vector<int> members, std::byte* block)
+GroupMember::GroupMember(ProgressEngine& progress, const Peers& peers, const Presence& presence,
+                         GroupNames names, std::vector<int> members, std::byte* block)
     : progress_(progress),
       shared_(peers, presence, std::move(names), std::move(members), block),
       channels_(1 + 2 * static_cast<std::size_t>(size())) {
   (void)add_channel({}, this->block().collectives(), all_ranks(size()));
 }
 
-Group::~Group() {
+GroupMember::~GroupMember() {
   {
     std::lock_guard lock(progress_.mutex());
     progress_.remove(active_);
@@ -33,7 +33,7 @@ Group::~Group() {
   for (Channel* channel : active_) channel->leak_unfinished();
 }
 
-bool Group::add_channel(ChannelKey key, ChannelMemory memory, std::vector<int> ranks) {
+bool GroupMember::add_channel(ChannelKey key, ChannelMemory memory, std::vector<int> ranks) {
   auto channel = std::make_unique<Channel>(shared_, key, memory, std::move(ranks));
   std::scoped_lock lock(progress_.mutex(), active_mutex_);
   if (stopped_) return false;
@@ -43,7 +43,7 @@ bool Group::add_channel(ChannelKey key, ChannelMemory memory, std::vector<int> r
   return true;
 }
 
-Channel& Group::open_channel(ChannelKey key) {
+Channel& GroupMember::open_channel(ChannelKey key) {
   const auto index = key.index_at(rank());
   if (!channels_[index]) {
     auto memory = block().make_messages(shared_.peers(), key.source, key.destination);
@@ -53,7 +53,7 @@ Channel& Group::open_channel(ChannelKey key) {
   return *channels_[index];
 }
 
-void Group::post(const CallInfo& info, CallBuffers buffers) {
+void GroupMember::post(const CallInfo& info, CallBuffers buffers) {
   if (has_failed()) throw_failure();
   Channel& channel = open_channel(info.id.channel);
   const auto next = info.id.number;
@@ -71,7 +71,7 @@ void Group::post(const CallInfo& info, CallBuffers buffers) {
   throw_failure();
 }
 
-bool Group::post_next(Channel& channel, const CallInfo& info) {
+bool GroupMember::post_next(Channel& channel, const CallInfo& info) {
   const auto before = channel.posted();
   try {
     return progress_.post(channel, info);
@@ -85,7 +85,7 @@ bool Group::post_next(Channel& channel, const CallInfo& info) {
   }
 }
 
-void Group::fail_by_error(const std::exception& error) const {
+void GroupMember::fail_by_error(const std::exception& error) const {
   try {
     fail(FailureKind::aborted, diagnose::aborted_sentence(rank(), error.what(), names()));
   } catch (const std::bad_alloc&) {
@@ -93,20 +93,21 @@ void Group::fail_by_error(const std::exception& error) const {
   }
 }
 
-void Group::wait_for_conflicts(const Channel& channel, const Operands& operands, Duration timeout) {
+void GroupMember::wait_for_conflicts(const Channel& channel, const Operands& operands,
+                                     Duration timeout) {
   for (Channel* earlier : active_) {
     if (auto sequence = earlier->last_conflict(&channel, operands))
       wait(*earlier, {.sequence = sequence}, timeout);
   }
 }
 
-void Group::finish_complete() {
+void GroupMember::finish_complete() {
   for (Channel* channel : active_) {
     if (channel->finished() < channel->completed()) channel->finish(channel->completed());
   }
 }
 
-void Group::wait(CallId id) {
+void GroupMember::wait(CallId id) {
   Channel& channel = this->channel(id);
   if (channel.finished() >= id.number) return;
   wait(channel, {.sequence = id.number}, channel.timeout_of(id.number));
@@ -118,19 +119,19 @@ void Group::wait(CallId id) {
   finish_complete();
 }
 
-bool Group::has_unfinished_besides(const Channel& channel) {
+bool GroupMember::has_unfinished_besides(const Channel& channel) {
   std::lock_guard lock(active_mutex_);
   return std::ranges::any_of(active_, [&channel](const Channel* other) {
     return other != &channel && other->finished() < other->posted();
   });
 }
 
-void Group::wait(Channel& channel, const Awaited& awaited, Duration timeout) {
+void GroupMember::wait(Channel& channel, const Awaited& awaited, Duration timeout) {
   if (!channel.is_over(awaited) && !progress_.wait(channel, awaited, timeout)) throw_failure();
   if (awaited.kind == Awaited::Kind::completion) channel.finish(awaited.sequence);
 }
 
-bool Group::done(CallId id) {
+bool GroupMember::done(CallId id) {
   Channel& channel = this->channel(id);
   const Awaited awaited{.sequence = id.number};
   if (channel.is_over(awaited)) return true;
@@ -141,7 +142,7 @@ bool Group::done(CallId id) {
   return channel.is_over(awaited) || has_failed();
 }
 
-void Group::fail_by_end(int world_rank, const std::string& process) const {
+void GroupMember::fail_by_end(int world_rank, const std::string& process) const {
   auto place = std::ranges::find(members(), world_rank);
   if (place == members().end()) return;
   auto lost = lost_rank(channels_[0]->posted_calls(), static_cast<int>(place - members().begin()));
@@ -149,28 +150,28 @@ void Group::fail_by_end(int world_rank, const std::string& process) const {
   fail(FailureKind::peer_lost, diagnose::lost_sentence(lost, names()));
 }
 
-void Group::throw_failure() {
+void GroupMember::throw_failure() {
   std::call_once(settled_, [this] { unsettled_ = settle(); });
   shared_.throw_failure(unsettled_);
 }
 
-void Group::leave(bool by_exception) const {
+void GroupMember::leave(bool by_exception) const {
   const std::uint32_t why = by_exception ? GroupBlock::by_exception : 0;
   block().left(rank()).store(GroupBlock::posts_no_more | why, std::memory_order_seq_cst);
 }
 
-void Group::go() const {
+void GroupMember::go() const {
   block().release_hold(shared_.peers(), rank());
   auto& left = block().left(rank());
   const auto why = left.load(std::memory_order_relaxed) & GroupBlock::by_exception;
   left.store(GroupBlock::gone | why, std::memory_order_release);
 }
 
-bool Group::is_settled() const {
+bool GroupMember::is_settled() const {
   return std::ranges::all_of(active_, [](const Channel* channel) { return channel->is_settled(); });
 }
 
-bool Group::is_deserted() const {
+bool GroupMember::is_deserted() const {
   for (int number = 0; number < size(); ++number) {
     if (!shared_.has_departed(number) && !shared_.presence().has_ended(shared_.world_rank(number)))
       return false;
@@ -213,7 +214,7 @@ std::vector<Writer> writers_in(const SharedGroup& group, const std::vector<Chann
 
 }  // namespace
 
-std::string Group::settle() {
+std::string GroupMember::settle() {
   {
     std::lock_guard lock(progress_.mutex());
     stopped_ = true;
@@ -241,7 +242,7 @@ std::string Group::settle() {
   return text;
 }
 
-std::string Group::renew(Operation& operation) {
+std::string GroupMember::renew(Operation& operation) {
   Operands& operands = operation.operands();
   Buffer exposed = operands.exposed();
   if (exposed.bytes == 0) return {};
