@@ -54,7 +54,8 @@ std::vector<at::Tensor> trained(std::int64_t bucket_bytes = 1000) {
   std::vector<at::Tensor> found;
   const auto errors = errors_of_ranks(ranks, [&](Group group, c10::Device device) {
     auto model = model_on(device);
-    DistributedDataParallel ddp(model, group, {.bucket_bytes = bucket_bytes});
+    DistributedDataParallel ddp(model, group,
+                                {.bucket_bytes = bucket_bytes, .first_bucket_bytes = bucket_bytes});
     torch::optim::SGD sgd(ddp.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
     for (int step = 0; step < steps; ++step) {
       ddp.zero_grad();

@@ -1,0 +1,199 @@
+// Options of data-parallel and sharded training on the simulated accelerator: the bits of the same
+// two ranks on the CPU, under several schedules.
+#include <lockstep/comm/local.h>
+#include <lockstep/models/mlp.h>
+#include <lockstep/parallel/data/communication_hook.h>
+#include <lockstep/parallel/data/diloco.h>
+#include <lockstep/parallel/data/distributed_data_parallel.h>
+#include <lockstep/parallel/data/local_sgd.h>
+#include <lockstep/parallel/data/power_sgd.h>
+#include <lockstep/parallel/sharded/fully_shard.h>
+
+#include "parallel/support.h"
+#include "support/accelerator/expectations.h"
+
+#include <ATen/ops/mse_loss.h>
+#include <torch/optim/sgd.h>
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+using namespace lockstep;
+using namespace lockstep::test::accelerator;
+
+namespace {
+
+constexpr int ranks = 2;
+constexpr int steps = 4;
+
+using Values = std::map<std::string, at::Tensor>;
+// Trains on the device and returns the parameters, on the CPU.
+using Program = std::function<Values(Group group, c10::Device device)>;
+
+struct Variant {
+  std::string name;
+  Program program;
+  // Its groups launch from threads of their own, in no common order: docs/gpu.md.
+  bool has_open_order = false;
+};
+
+void PrintTo(const Variant& variant, std::ostream* out) { *out << variant.name; }
+
+models::Mlp model_on(c10::Device device, at::ScalarType dtype = at::kFloat) {
+  models::Mlp model(models::MlpOptions{{16, 32, 16, 16}});
+  test::fill_parameters(*model, 1);
+  model->to(dtype);
+  model->to(device);
+  return model;
+}
+
+at::Tensor loss_of(models::Mlp& model, int batch, at::ScalarType dtype = at::kFloat) {
+  const auto device = model->parameters().front().device();
+  const auto inputs = test::values({4, 16}, 100 + batch).to(dtype).to(device);
+  const auto targets = test::values({4, 16}, 200 + batch).to(dtype).to(device);
+  return at::mse_loss(model->forward(inputs), targets);
+}
+
+Values on_cpu(const Handle& handle) {
+  Values values;
+  for (const auto& [name, tensor] : handle.state_dict()) values[name] = tensor.detach().cpu();
+  return values;
+}
+
+// A loop of every handle; `after` is called after each step of the optimizer.
+template <typename Parallel>
+Values train(models::Mlp& model, Parallel& handle, int rank, at::ScalarType dtype = at::kFloat,
+             const std::function<void()>& after = {}) {
+  torch::optim::SGD sgd(handle.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  for (int step = 0; step < steps; ++step) {
+    handle.zero_grad();
+    loss_of(model, step * ranks + rank, dtype).backward();
+    sgd.step();
+    if (after) after();
+  }
+  return on_cpu(handle);
+}
+
+Program data_parallel(DataParallelOptions (*options)(), at::ScalarType dtype = at::kFloat) {
+  return [=](Group group, c10::Device device) {
+    auto model = model_on(device, dtype);
+    DistributedDataParallel ddp(model, group, options());
+    return train(model, ddp, group.rank(), dtype);
+  };
+}
+
+Program sharded(const ShardOptions& options, at::ScalarType dtype = at::kFloat) {
+  return [=](Group group, c10::Device device) {
+    auto model = model_on(device);
+    auto own = options;
+    own.units = {"layers.*"};
+    auto handle = fully_shard(model, group, own);
+    return train(model, handle, group.rank(), dtype);
+  };
+}
+
+// Two backward() per step, of which the second one exchanges the sum.
+template <typename Parallel>
+Values accumulate(models::Mlp& model, Parallel& handle, int rank) {
+  torch::optim::SGD sgd(handle.parameters(), torch::optim::SGDOptions(0.1));
+  for (int step = 0; step < steps; ++step) {
+    handle.zero_grad();
+    {
+      const auto scope = handle.no_sync();
+      loss_of(model, step * ranks + rank).backward();
+    }
+    loss_of(model, 50 + step * ranks + rank).backward();
+    sgd.step();
+  }
+  return on_cpu(handle);
+}
+
+Values accumulate_data_parallel(Group group, c10::Device device) {
+  auto model = model_on(device);
+  DistributedDataParallel ddp(model, group);
+  return accumulate(model, ddp, group.rank());
+}
+
+Values accumulate_sharded(Group group, c10::Device device) {
+  auto model = model_on(device);
+  auto handle = fully_shard(model, group, {.units = {"layers.*"}});
+  return accumulate(model, handle, group.rank());
+}
+
+Values train_local_sgd(Group group, c10::Device device) {
+  auto model = model_on(device);
+  LocalSgd local(model, group, {.period = 2});
+  return train(model, local, group.rank(), at::kFloat, [&] { local.step(); });
+}
+
+Values train_diloco(Group group, c10::Device device) {
+  auto model = model_on(device);
+  DiLoCo diloco(model, group, {.inner_steps = 2, .fragments = 2, .overlap_steps = 1});
+  return train(model, diloco, group.rank(), at::kFloat, [&] { diloco.step(); });
+}
+
+DataParallelOptions small_buckets() { return {.bucket_bytes = 600, .first_bucket_bytes = 600}; }
+DataParallelOptions in_place() { return {.in_place_bytes = 256}; }
+DataParallelOptions unused() { return {.find_unused_parameters = true}; }
+DataParallelOptions bf16_hook() { return {.hook = bf16_compression()}; }
+DataParallelOptions power_hook() {
+  return {.hook = power_sgd({.rank = 2, .start_step = 1, .min_compression_rate = 1})};
+}
+
+std::vector<Variant> variants() {
+  std::vector<Variant> all{{"DdpSmallBuckets", data_parallel(&small_buckets)},
+                           {"DdpInPlace", data_parallel(&in_place)},
+                           {"DdpFindUnused", data_parallel(&unused)},
+                           {"DdpBfloat16", data_parallel(&small_buckets, at::kBFloat16)},
+                           {"DdpBfloat16Hook", data_parallel(&bf16_hook)},
+                           {"DdpPowerSgd", data_parallel(&power_hook)},
+                           {"DdpAccumulates", &accumulate_data_parallel},
+                           {"LocalSgd", &train_local_sgd},
+                           {"DiLoCo", &train_diloco}};
+  auto add = [&](std::string name, Program program) {
+    all.push_back({std::move(name), std::move(program), /*has_open_order=*/true});
+  };
+  const std::map<std::string, ShardLevel> levels{{"ShardOptimizer", ShardLevel::optimizer},
+                                                 {"ShardGradients", ShardLevel::gradients},
+                                                 {"ShardFull", ShardLevel::full}};
+  for (const auto& [name, level] : levels) {
+    add(name, sharded({.level = level}));
+    add(name + "OnTheHost", sharded({.level = level, .offload_to_host = true}));
+    add(name + "Bfloat16",
+        sharded({.level = level, .compute_dtype = at::kBFloat16}, at::kBFloat16));
+  }
+  add("ShardKeepsUnits", sharded({.reshard_after_forward = false}));
+  add("ShardPrefetchesTwo", sharded({.prefetch = 2}));
+  add("ShardAccumulates", &accumulate_sharded);
+  return all;
+}
+
+class Variants : public AcceleratorTest, public testing::WithParamInterface<Variant> {};
+
+void expect_equal(const Values& found, const Values& expected) {
+  ASSERT_EQ(found.size(), expected.size());
+  for (const auto& [name, tensor] : expected) EXPECT_TRUE(found.at(name).equal(tensor)) << name;
+}
+
+TEST_P(Variants, TrainWithTheBitsOfTheSameRanksOnTheCpu) {
+  std::vector<Values> expected(ranks);
+  run_as_threads(ranks, [&](const Group& group) {
+    expected[group.rank()] = GetParam().program(group, c10::kCPU);
+  });
+  for (std::uint64_t seed = 0; seed < 4; ++seed) {
+    Machine::get().set({.seed = seed, .lazy = seed % 2 == 0});
+    std::vector<Values> found(ranks);
+    run_ranks(ranks, [&](const Group& group, c10::Device device) {
+      found[group.rank()] = GetParam().program(group, device);
+    });
+    for (int rank = 0; rank < ranks; ++rank) expect_equal(found[rank], expected[rank]);
+    if (GetParam().has_open_order) expect_no_faults_but(Fault::order);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(OnDevices, Variants, testing::ValuesIn(variants()),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
