@@ -14,7 +14,7 @@ void AgentStateMachine::could_not_start(int alive) {
 
 void AgentStateMachine::ended(int rank, sys::ExitStatus status, Time now) {
   --living_;
-  // In `failed` the cause is known, or is that one rank could not be started.
+  // In `failed` the cause is already known, or it is that one rank could not be started.
   if (!status.success() && cause_ < 0 && state_ != State::failed) {
     cause_ = rank;
     cause_status_ = status;
@@ -53,7 +53,7 @@ void AgentStateMachine::signalled(int signal, Time now) {
   } else if (signal == SIGINT && state_ == State::failed) {
     kill_now();
   } else if (state_ == State::stopping && !killing_) {
-    if (signal == SIGINT) {  // the next one kills
+    if (signal == SIGINT) {  // a second signal kills
       stop_signal_ = SIGINT;
       stop_asked_at_ = now;
     }

@@ -1,16 +1,17 @@
-// What the agent does next, decided from what has happened. Pure: it is told the time and sends
-// nothing itself.
+// State machine that decides the agent's next action from the events so far. Pure: the caller
+// passes the time and sends the signals.
 //
 //   starting --all started--> running --a rank fails-----> failed ----+
 //       |                        |                                    +--none alive--> done
 //       +--cannot start--> failed+--asked to stop--> stopping --------+
 //
-// In `failed` the survivors first get a moment to notice by themselves (their errors name the dead
-// rank), then SIGTERM, then SIGKILL. In `stopping` they have been passed the signal; SIGKILL
-// follows.
+// In `failed` the survivors first get a moment to notice the failure by themselves (their errors
+// name the dead rank), then SIGTERM, then SIGKILL. In `stopping` the signal has been forwarded to
+// them; SIGKILL follows.
 //
-// In a run that may have more rounds it speaks of one round. There the agents decide together what
-// follows a failure, so that SIGTERM waits for end_ranks(); a rank that waits for the next round
+// In a run that may have more rounds, the state machine covers one round. There the agents decide
+// together how to react to a failure, so SIGTERM waits for end_ranks(); a rank that waits for the
+// next round does not count as alive.
 // does not count as alive.
 #pragma once
 
@@ -27,7 +28,7 @@ enum class State { starting, running, stopping, failed, done };
 struct Grace {
   Duration stop = std::chrono::seconds(30);
   Duration failure = std::chrono::seconds(5);
-  // For survivors to find out themselves; nothing: until end_ranks().
+  // Time for survivors to notice the failure by themselves; std::nullopt: until end_ranks().
   std::optional<Duration> notice = std::chrono::seconds(1);
   Duration same_key =
       std::chrono::milliseconds(300);  // a second SIGINT this soon is an echo of the first
@@ -39,11 +40,11 @@ class AgentStateMachine {
 
   AgentStateMachine(int ranks, Grace grace) : living_(ranks), grace_(grace) {}
 
-  // What happened.
+  // Events.
   void all_started();
-  void could_not_start(int alive);  // a rank; `alive` others run already
-  // A failure on another node, or another round: SIGTERM after the notice, unless they have been
-  // told before.
+  void could_not_start(int alive);  // a rank could not start; `alive` others run already
+  // Call after a failure on another node or when another round begins: sends SIGTERM after
+  // `notice`, unless it was sent before.
   void end_ranks(Time now, Duration notice);
   void left();  // a rank waits for the next round
   void ended(int rank, sys::ExitStatus status, Time now);
@@ -52,17 +53,17 @@ class AgentStateMachine {
 
   // The signal that all living ranks must get now, once.
   [[nodiscard]] std::optional<int> take_signal();
-  // When time_is() must be called at the latest, if nothing else happens.
+  // The latest time for the next call of time_is() if nothing else happens.
   [[nodiscard]] std::optional<Time> next() const { return next_; }
 
   [[nodiscard]] State state() const { return state_; }
   [[nodiscard]] int living() const { return living_; }
-  // The first rank that ended badly, or -1.
+  // The first rank that failed, or -1.
   [[nodiscard]] int cause() const { return cause_; }
-  // The signal that asked for the end, or 0.
+  // The signal that requested the stop, or 0.
   [[nodiscard]] int stop_signal() const { return stop_signal_; }
-  // 0 when all ranks ended well; else the cause's, but 128 + the signal asked for when the grace
-  // period killed it.
+  // Returns 0 if all ranks succeeded, else the exit code of cause(). If the grace period expired
+  // and killed that rank, returns 128 + the signal that requested the stop.
   [[nodiscard]] int exit_code() const;
 
  private:
@@ -78,8 +79,8 @@ class AgentStateMachine {
   int stop_signal_ = 0;
   Time stop_asked_at_;
   bool killing_ = false;
-  bool told_ = false;         // SIGTERM has been due
-  std::optional<int> send_;   // due now
+  bool told_ = false;         // SIGTERM was scheduled
+  std::optional<int> send_;   // to be sent now
   std::optional<Time> next_;  // when next_signal_ is due
   int next_signal_ = 0;
 };

@@ -56,7 +56,8 @@ bool is_zombie(pid_t pid) {
   return stat && stat->state == 'Z';
 }
 
-// By a signal. What a tracer has stopped, as strace does at each system call, goes on at once.
+// Returns true if a signal stopped the process. A process that a tracer stops (strace does at each
+// system call) does not count: it continues at once.
 bool is_stopped(pid_t pid) {
   const auto stat = sys::read_process_stat(pid);
   return stat && stat->state == 'T';
@@ -105,7 +106,7 @@ std::set<pid_t> Subreaper::stopped(const std::set<pid_t>& roots) {
 void Subreaper::collect(const std::set<pid_t>& own) const {
   siginfo_t ended = {};
   if (::waitid(P_ALL, 0, &ended, WEXITED | WNOHANG | WNOWAIT) != 0 || ended.si_pid == 0)
-    return;  // spares the search
+    return;  // avoids the search
   for (pid_t child : children_of(read_process_tree(), ::getpid()))
     if (!own.contains(child) && !older_.contains(child) && is_zombie(child))
       ::waitpid(child, nullptr, WNOHANG);
@@ -115,7 +116,7 @@ int Subreaper::end_all(Duration grace, const std::set<pid_t>& kept) const {
   int count = 0;
   const Deadline polite = Deadline::after(grace);
   const Deadline hopeless =
-      Deadline::after(grace + std::chrono::seconds(5));  // the kernel itself holds a process
+      Deadline::after(grace + std::chrono::seconds(5));  // a process hangs in the kernel
   std::set<pid_t> asked;
   for (collect(kept); true; collect(kept)) {
     const std::vector<pid_t> left = descendants(kept);
@@ -127,7 +128,7 @@ int Subreaper::end_all(Duration grace, const std::set<pid_t>& kept) const {
         ::kill(pid, SIGKILL);
       } else if (is_new) {
         ::kill(pid, SIGTERM);
-        ::kill(pid, SIGCONT);  // a stopped process would not see it
+        ::kill(pid, SIGCONT);  // a stopped process would not handle SIGTERM
       }
     }
     ::poll(nullptr, 0, 5);
@@ -136,14 +137,14 @@ int Subreaper::end_all(Duration grace, const std::set<pid_t>& kept) const {
 
 namespace {
 
-// The guard is a fork of a process that may have threads: between fork() and its end only system
-// calls are allowed, and no memory is taken.
+// The guard is a fork of a process that may have threads: between fork() and its exit it may only
+// use system calls and must not allocate memory.
 
 constexpr const char* guard_name = "lockstep-guard";
 constexpr std::size_t most_environment = 4 << 20;
 constexpr int most_passes = 1000, milliseconds_between = 5;
 
-// As getdents64() fills them in.
+// Layout of a getdents64() record.
 struct Entry {
   std::uint64_t inode;
   std::int64_t offset;
@@ -152,7 +153,7 @@ struct Entry {
   char name[1];
 };
 
-// What the guard has, made before the fork.
+// The state of the guard, made before the fork.
 struct Watch {
   int agent;
   int all_is_well;
@@ -163,14 +164,14 @@ struct Watch {
   std::string line;
 };
 
-// -1 where the name is not a number.
+// Returns -1 if the name is not a number.
 pid_t number_of(const char* name) {
   pid_t number = 0;
   for (; *name >= '0' && *name <= '9'; ++name) number = number * 10 + (*name - '0');
   return *name == '\0' && number > 0 ? number : -1;
 }
 
-// The content of /proc/PID/FILE, cut at `most`.
+// Returns the content of /proc/PID/FILE, truncated to `most` bytes.
 std::string_view read_of_process(const char* pid, const char* file, char* buffer,
                                  std::size_t most) {
   char path[64];
@@ -199,7 +200,7 @@ bool has_entry(std::string_view environment, std::string_view entry) {
   return false;
 }
 
-// The guard of an inner run has the marks of the outer one, and still has to do its work.
+// The guard of a nested run has the marks of the outer run but must finish its own work.
 bool is_a_guard(const char* pid) {
   char name[32];
   const std::string_view found = read_of_process(pid, "/comm", name, sizeof(name));
@@ -215,7 +216,7 @@ bool belongs_to_the_run(const Watch& watch, const char* pid) {
   return !is_a_guard(pid);
 }
 
-// Calls visit(folder's descriptor, NAME) for each entry of a folder.
+// Calls visit(descriptor of the folder, NAME) for each entry of a folder.
 template <typename Visit>
 void for_each_entry(const char* path, const Visit& visit) {
   const int folder = ::open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
@@ -233,7 +234,7 @@ void for_each_entry(const char* path, const Visit& visit) {
   ::close(folder);
 }
 
-// How many there were.
+// Returns the number of processes that were killed.
 int kill_those_left(const Watch& watch) {
   int count = 0;
   for_each_entry("/proc", [&](int, const char* name) {
@@ -253,8 +254,8 @@ void prepare(const Watch& watch) {
   ::setsid();
   ::prctl(PR_SET_NAME, guard_name);
   [[maybe_unused]] const int at_root = ::chdir("/");
-  // Numbers below the ones it needs, above them and between: a rank that waits for the end of one
-  // of the agent's pipes must not wait for the guard.
+  // Close all descriptors below, between and above the three that the guard needs: a rank that
+  // waits for end-of-file on one of the agent's pipes must not wait for the guard.
   int kept[] = {watch.agent, watch.all_is_well, watch.error};
   std::sort(std::begin(kept), std::end(kept));
   int next = 0;
@@ -271,7 +272,7 @@ void prepare(const Watch& watch) {
   while (entries[1].revents == 0) {
     if (::poll(entries, 2, -1) < 0 && errno != EINTR) ::_exit(1);
     if ((entries[0].revents & POLLIN) != 0) ::_exit(0);
-    if (entries[0].revents != 0) entries[0].fd = -1;  // the pipe's end comes with the agent's
+    if (entries[0].revents != 0) entries[0].fd = -1;  // the pipe closes when the agent ends
   }
   bool any = false;
   for (int pass = 0; pass < most_passes && kill_those_left(watch) > 0; ++pass) {
@@ -309,7 +310,7 @@ Guard::Guard(const sys::FileDescriptor& agent, const std::vector<std::string>& m
                         "ended\n"};
   sigset_t all, before;
   ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);  // for good in the guard
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);  // stays blocked in the guard
   pid_ = ::fork();
   const int fork_error = errno;
   if (pid_ == 0) guard(watch);

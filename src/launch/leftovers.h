@@ -1,5 +1,5 @@
-// Processes that the ranks of a run have started, and their end: the agent finds its descendants,
-// and a guard ends what is left when the agent itself is killed.
+// Terminates processes that the ranks of a run have started: the agent finds its descendants, and a
+// guard kills the remaining ones if the agent itself is killed.
 #pragma once
 
 #include "launch/environment.h"
@@ -15,10 +15,10 @@
 
 namespace lockstep::launch {
 
-// Makes this process adopt orphaned descendants while the object lives. So whatever its ranks
-// started is found in /proc as its descendant, also after it has left their sessions and lost its
-// parents. Children that exist already, and what descends from them, are not ours to end.
-// SystemError where /proc shows no processes.
+// Makes this process adopt orphaned descendants during the object's lifetime
+// (PR_SET_CHILD_SUBREAPER). Every process that its ranks started then appears in /proc as its
+// descendant, even after it has left their sessions and lost its parents. Children that exist
+// already and their descendants are not terminated. Throws SystemError if /proc shows no processes.
 class Subreaper {
  public:
   Subreaper();
@@ -26,20 +26,20 @@ class Subreaper {
   Subreaper(const Subreaper&) = delete;
   Subreaper& operator=(const Subreaper&) = delete;
 
-  // A child that was started since is not ours to end either.
+  // Excludes a child that was started since from termination, too.
   void leave_alone(pid_t child) { older_.insert(child); }
 
-  // All living or uncollected descendants, parents before children, but for `kept` children and
-  // what descends from them.
+  // Returns all living or uncollected descendants, parents before children, without the children in
+  // `kept` and their descendants.
   [[nodiscard]] std::vector<pid_t> descendants(const std::set<pid_t>& kept = {}) const;
-  // Those of `roots` that the kernel says are stopped (SIGSTOP, a debugger), or that have a stopped
+  // Returns the members of `roots` that are stopped (SIGSTOP, a debugger) or have a stopped
   // descendant.
   [[nodiscard]] static std::set<pid_t> stopped(const std::set<pid_t>& roots);
-  // Collects adopted processes that have ended; `own` are children that other code waits for.
+  // Reaps adopted processes that have ended; `own` are children that other code waits for.
   void collect(const std::set<pid_t>& own) const;
-  // SIGTERM to all descendants, SIGKILL to those that are left after `grace`, until none is left.
-  // Returns how many there were. Only when no child but `kept` is left that other code waits for;
-  // those are left alone, with what descends from them.
+  // Sends SIGTERM to all descendants, then SIGKILL to those alive after `grace`, until all have
+  // ended. Returns the number of descendants. Leaves the `kept` children and their descendants
+  // alone. Call only if other code waits for no child except `kept`.
   int end_all(Duration grace, const std::set<pid_t>& kept = {}) const;
 
  private:
@@ -47,20 +47,20 @@ class Subreaper {
   std::set<pid_t> older_;
 };
 
-// What ends a run when its agent is killed: a process beside the agent that does nothing else.
+// A process beside the agent that terminates the run if the agent is killed.
 //
 // The kernel kills the agent's own children with it (PR_SET_PDEATHSIG), and init() watches the
-// agent from inside each rank. This is for the rest: children of a rank, programs behind `sh -c` or
-// in a session of their own that never call init().
+// agent from inside each rank. The guard handles the rest: children of a rank, and programs behind
+// `sh -c` or in a session of their own that never call init().
 class Guard {
  public:
-  // Forks. When this process ends before the object does, SIGKILL goes to every process of the same
-  // user whose environment has all of `marks`, until none is left, and one line to descriptor
-  // `error` if there was one; `folder` (absolute; empty: none) is removed with the files in it.
-  // SystemError when there can be no process.
+  // Forks. If this process ends before the object is destroyed, the guard sends SIGKILL to every
+  // process of the same user whose environment has all of `marks`, until none is left. If there was
+  // one, it writes one line to the descriptor `error`. It then removes `folder` (absolute; empty:
+  // none) with its files. Throws SystemError if the process cannot be made.
   Guard(const sys::FileDescriptor& agent, const std::vector<std::string>& marks, int error,
         const std::string& folder);
-  // Ends the guard, and collects it.
+  // Ends and reaps the guard.
   ~Guard();
   Guard(const Guard&) = delete;
   Guard& operator=(const Guard&) = delete;
@@ -72,8 +72,8 @@ class Guard {
   sys::FileDescriptor all_is_well_;  // a byte in this pipe ends the guard
 };
 
-// "LOCKSTEP_AGENT=0", "TORCHELASTIC_RUN_ID=lockstep-5f3a...": only the ranks of one agent have
-// both.
+// Returns "LOCKSTEP_AGENT=0", "TORCHELASTIC_RUN_ID=lockstep-5f3a...": only the ranks of one agent
+// have both.
 [[nodiscard]] std::vector<std::string> marks_of_ranks(const RankSpec& place);
 
 }  // namespace lockstep::launch

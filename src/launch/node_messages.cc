@@ -15,7 +15,7 @@ namespace lockstep::launch {
 
 namespace {
 
-// Takes one line after the other off the front.
+// Reads a text line by line.
 class MessageLines {
  public:
   MessageLines(const char* what, std::string_view text) : what_(what), left_(text) {
@@ -36,7 +36,7 @@ class MessageLines {
     return line;
   }
 
-  // The rest of a line that begins with that word and a blank.
+  // Returns the rest of a line that begins with `word` and a blank.
   std::string_view take(std::string_view word) {
     const std::string_view line = take();
     if (!line.starts_with(word) || line.substr(word.size(), 1) != " ") fail(word, line);
@@ -57,7 +57,7 @@ struct Range {
   std::int64_t least, most;
 };
 
-// Numbers with one blank between them, and then what is left of the line.
+// Reads numbers that are separated by one blank; `rest` receives the remainder of the line.
 template <std::size_t count>
 std::array<std::int64_t, count> take_numbers(const MessageLines& lines, std::string_view& rest,
                                              const std::array<Range, count>& ranges) {
@@ -179,7 +179,7 @@ constexpr Range counts{0, most_rounds};
 constexpr Range worker_counts{1, most_ranks_of_a_node};
 constexpr Range ports{1, 65535};
 
-// Nodes stand where they stood; nothing where one has left.
+// Returns the nodes of the last round at their places; std::nullopt for a node that has left.
 std::vector<std::optional<Offer>> old_places(const RoundPlan* last, std::vector<Offer>& offers) {
   std::vector<std::optional<Offer>> places;
   if (last == nullptr) return places;
@@ -195,7 +195,7 @@ std::vector<std::optional<Offer>> old_places(const RoundPlan* last, std::vector<
   return places;
 }
 
-// New nodes take places of the size that they need.
+// Puts new nodes into free places with the same number of workers.
 void fill(std::vector<std::optional<Offer>>& places, const RoundPlan& last,
           std::vector<Offer>& offers) {
   for (std::size_t i = 0; i < places.size(); ++i) {
@@ -214,7 +214,7 @@ RoundPlan::Node to_node(const Offer& offer) {
   return node;
 }
 
-// "NODE.NUMBER"
+// Checks a name of the form "NODE.NUMBER".
 std::string checked_worker(const MessageLines& lines, std::string_view name) {
   const std::size_t dot = name.find('.');
   const auto node = parse_integer(name.substr(0, dot));

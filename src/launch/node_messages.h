@@ -1,13 +1,13 @@
-// What the agents of a run tell each other over their store: what a node brings to a round, which
-// worker has which rank in it, how the run has ended. Pure functions and texts, no store and no
+// Messages that the agents of a run exchange over their store: a node's offer for a round, the
+// assignment of ranks to workers, the result of the run. Pure functions and texts: no store and no
 // time.
 //
-// Every reader takes bytes from a peer, bounds what it makes of them, and throws BadInput for
-// anything that is not exactly one such text.
+// Every reader takes bytes from a peer, bounds the memory that it allocates for them, and throws
+// BadInput for anything that is not exactly one such text.
 //
-// A worker is one process that an agent has started; its name, "NODE.NUMBER", is never used again.
-// A node is an agent, by a number that is never used again either: a machine whose agent is started
-// anew is another node.
+// A worker is one process that an agent has started; its name, "NODE.NUMBER", is never reused. A
+// node is an agent, identified by a number that is never reused either: if a machine's agent is
+// restarted, the machine counts as a new node.
 //
 //   offer    lockstep-offer 1            what a node brings to the next round
 //            node 2 node7                its number, its host
@@ -34,9 +34,8 @@
 //            log FILE                    empty: none
 //            | LINE                      one for each of its last lines
 //
-// Each line ends with '\n', and a text holds nothing else that visible_line() would write
-// otherwise, such as control characters: what the writers are given they make so, and cut where it
-// is too long.
+// Each line ends with '\n'. Writers replace characters that visible_line() would replace, such as
+// control characters, and truncate long texts.
 #pragma once
 
 #include "base/visible.h"
@@ -54,37 +53,37 @@ namespace lockstep::launch {
 inline constexpr std::size_t most_text_bytes = 4 << 20;
 inline constexpr std::size_t most_line_bytes = 4096;
 
-// What the writers are given, fit for one line.
+// Makes a text fit for one line of a message.
 inline std::string tidy(std::string_view text) { return visible_line(text, most_line_bytes - 64); }
 
 inline constexpr int most_nodes = 10'000;
-// Of a run whose nodes come and go: each has a number of its own.
+// For a run whose nodes come and go: each has its own number.
 inline constexpr int most_node_number = 999'999;
 inline constexpr int most_ranks_of_a_node = 10'000;
 
-// What an agent of a fixed run claims its node rank with.
+// The text with which an agent of a fixed run claims its node rank.
 struct NodeClaim {
   int pid = 0;
   std::string mark;     // random letters that no other agent has
   std::string address;  // as the store sees it
-  std::string host;     // a name for people
+  std::string host;     // a human-readable name
 
   bool operator==(const NodeClaim&) const = default;
 };
 
-// How a run has ended.
+// The result of a run.
 struct RunResult {
   enum class Kind { done, stopped, failed };
   Kind kind = Kind::done;
   int signal = 0;  // stopped
-  int node = 0;    // stopped, failed: where it began; failed: -1 where that is no node
+  int node = 0;    // stopped, failed: the node where it began; failed: -1 if it was not a node
 
   // failed:
   int exit_code = 1;
   int rank = -1;  // -1: the agent itself
   int pid = 0;
   Duration after = {};
-  std::string at;   // time of day there
+  std::string at;   // time of day on that node
   std::string how;  // "exit code 3"; of an agent "program 'x' was not found"
   std::string log_file;
   std::vector<std::string> last_lines;
@@ -126,28 +125,28 @@ struct RoundPlan {
   std::vector<Node> nodes;
 
   [[nodiscard]] int ranks() const;
-  // Which of `nodes` it is, GROUP_RANK; -1: the round goes without it.
+  // Returns the index in `nodes` (GROUP_RANK), or -1 if the round runs without `node`.
   [[nodiscard]] int group_rank(int node) const;
-  // Of that group rank.
+  // Returns the first rank of that group rank.
   [[nodiscard]] int first_rank(int group_rank) const;
   bool operator==(const RoundPlan&) const = default;
 };
 
-// Survivors keep their ranks where they can: a node stays at its place; a new one takes the place
-// of one that has left and had as many workers; then the rest close up, and what is left of the new
-// ones comes last. A new worker has the rank of the one that it replaces. `last` is null before
-// the first round; there is an offer.
+// Assigns ranks; survivors keep theirs if possible. A node keeps its place; a new node takes the
+// place of a departed node with the same number of workers; then the remaining nodes close the
+// gaps, and the remaining new nodes come last. A new worker gets the rank of the worker it
+// replaces. `last` is null before the first round; `offers` must not be empty.
 [[nodiscard]] RoundPlan plan_round(const RoundPlan* last, std::vector<Offer> offers);
 
-// The value of lockstep-round/R/workers: a line "RANK WORKER NODE LOCAL_RANK LOCAL_WORLD HOST" for
-// each rank, in their order; NODE is the group rank.
+// Returns the value of lockstep-round/R/workers: one line "RANK WORKER NODE LOCAL_RANK LOCAL_WORLD
+// HOST" per rank, in rank order; NODE is the group rank.
 [[nodiscard]] std::string workers_text(const RoundPlan& plan);
 
 [[nodiscard]] std::string to_text(const Offer& offer);
 [[nodiscard]] std::string to_text(const NodeClaim& claim);
 [[nodiscard]] std::string to_text(const RoundPlan& plan);
 [[nodiscard]] std::string to_text(const RunResult& run_result);
-// BadInput for anything else.
+// The parsers throw BadInput for any other text.
 [[nodiscard]] Offer parse_offer(std::string_view text);
 [[nodiscard]] RoundPlan parse_round_plan(std::string_view text);
 [[nodiscard]] RunResult parse_run_result(std::string_view text);

@@ -31,7 +31,7 @@ bool asks_for_the_end(int signal) {
   return signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT;
 }
 
-// Every other thread holds it back, so it comes to this one.
+// All other threads block the signal, so it is delivered to this thread.
 void let_it_have_its_effect(int signal) {
   sigset_t one, before;
   ::sigemptyset(&one);
@@ -92,7 +92,8 @@ void WaitingLines::take_signals() {
 
 namespace {
 
-constexpr std::chrono::milliseconds look_again{500};  // which nodes have come, which have refused
+// Interval between checks for nodes that have joined or refused.
+constexpr std::chrono::milliseconds look_again{500};
 
 std::vector<int> missing_nodes(Store& store, const NodeSpec& spec) {
   const std::vector<std::string> claimed = store.keys(round_key::of_agents);
@@ -120,7 +121,7 @@ void claim(const NodeSpec& spec, TcpStore& store) {
   store.set_on_disconnect(round_key::gone(spec.node), round_key::gone_without_a_word);
 }
 
-// Some may have come and left again, or have refused the run.
+// Some nodes may have joined and left again, or have refused the run.
 void check_nodes(Store& store, const NodeSpec& spec) {
   if (const auto text = store.try_get(round_key::result))
     throw BadInput(parse_run_result(*text).how);
@@ -134,7 +135,7 @@ void check_nodes(Store& store, const NodeSpec& spec) {
   }
 }
 
-// Returns what it has told the other nodes.
+// Returns the reason that it published to the other nodes.
 std::string give_up_on(const std::vector<int>& nodes, Store& store, const NodeSpec& spec) {
   const std::string why =
       formatted("node {} waited {} for {}: no agent with --node-rank {} came", spec.node,
@@ -145,7 +146,7 @@ std::string give_up_on(const std::vector<int>& nodes, Store& store, const NodeSp
   return why;
 }
 
-// Returns the nodes that have not come by the deadline.
+// Returns the nodes that have not joined by the deadline.
 std::vector<int> wait_for_all(const NodeSpec& spec, Store& store, Deadline deadline,
                               WaitingLines& lines) {
   std::vector<std::string> keys;
@@ -190,7 +191,7 @@ std::vector<NodeClaim> claim_node_rank(const NodeSpec& spec, TcpStore& store, De
     const std::vector<int> missing = wait_for_all(spec, store, deadline, lines);
     if (missing.empty()) return claims_of_all(spec, store);
     why = give_up_on(missing, store, spec);
-  } catch (const Timeout&) {  // of a call
+  } catch (const Timeout&) {  // of a single call
     why = silence_of_node_0(spec);
   }
   throw Timeout(why);

@@ -1,5 +1,5 @@
-// Nodes of a run that is fixed (may_have_more_rounds() is false): each agent claims the number that
-// --node-rank gives it, and waits until all of them have come.
+// Nodes of a fixed run (may_have_more_rounds() is false): each agent claims the number that
+// --node-rank gives it and blocks until all nodes have joined.
 #pragma once
 
 #include "base/mutex.h"
@@ -20,20 +20,19 @@
 
 namespace lockstep::launch {
 
-// What an agent says while it waits for the agents of other nodes, which may take minutes.
-
-// From a thread of its own: a line after a second, then one every ten, and one when a signal comes
-// that asks for the end.
+// Progress lines of an agent that waits for the agents of other nodes, which may take minutes. A
+// thread prints a line after one second, then one every ten seconds, and one when a signal arrives
+// that requests the end.
 class WaitingLines {
  public:
-  // `say` is called from that thread. With `signals`, those of SignalQueue are held back in the
-  // calling thread for as long as this lives, and have their ordinary effect after the line.
+  // Calls `say` from that thread. With `signals`, the signals of SignalQueue are blocked in the
+  // calling thread during the object's lifetime and take their default effect after the line.
   WaitingLines(std::function<void(const std::string&)> say, bool signals);
   ~WaitingLines();
   WaitingLines(const WaitingLines&) = delete;
   WaitingLines& operator=(const WaitingLines&) = delete;
 
-  // What is waited for from now on: "node 0 at host-a:29400".
+  // Sets the awaited nodes for the next lines: "node 0 at host-a:29400".
   void wait_for(std::string what);
 
  private:
@@ -49,21 +48,21 @@ class WaitingLines {
   sys::Thread thread_;
 };
 
-// Blocks until all nodes have come, and returns their claims by node rank; keeps `lines` told which
-// nodes are missing. Throws BadInput if another agent has the same number, or refuses the run;
-// Timeout names the nodes that did not come by the deadline, or node 0 if it does not answer;
-// PeerLost: node 0 left. The first text under round_key::result says to all nodes why there will be
-// no run.
+// Blocks until all nodes have joined and returns their claims by node rank; keeps `lines` informed
+// of the missing nodes. Throws BadInput if another agent has the same number or refuses the run;
+// Timeout, which names the nodes that did not join by the deadline, or node 0 if it does not
+// answer; PeerLost if node 0 left. The first text under round_key::result tells all nodes why there
+// will be no run.
 [[nodiscard]] std::vector<NodeClaim> claim_node_rank(const NodeSpec& spec, TcpStore& store,
                                                      Deadline deadline, WaitingLines& lines);
 
-// For nodes whose calls of node 0's store are not answered.
+// Returns the message for nodes that get no answer from node 0's store.
 [[nodiscard]] std::string silence_of_node_0(const NodeSpec& spec);
 
-// Throws BadInput with that text, or with the one that another agent was first to write.
+// Throws BadInput with `why`, or with the reason of the agent that wrote one first.
 [[noreturn]] void refuse_run(Store& store, int node, const std::string& why);
 
-// An address of this node, node 0, at which the other nodes reach it.
+// Returns an address of this node (node 0) that the other nodes can reach.
 [[nodiscard]] std::string address_for_others(const NodeSpec& spec,
                                              const std::vector<NodeClaim>& claims);
 

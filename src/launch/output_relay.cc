@@ -72,7 +72,7 @@ namespace {
 
 constexpr std::string_view line_ends = "\n\r";
 
-// The length of the first line with its end; "\r\n" is one end.
+// Returns the length of the first line including its end; "\r\n" is one end.
 std::size_t first_line(std::string_view text) {
   const std::size_t end = text.find_first_of(line_ends);
   if (end == std::string_view::npos) return text.size();
@@ -82,7 +82,8 @@ std::size_t first_line(std::string_view text) {
 }  // namespace
 
 std::size_t unfinished(std::string_view text) {
-  // A '\r' at the very end may be half of "\r\n": the line is finished when the next byte is known.
+  // A '\r' at the very end may be half of "\r\n": the next byte decides whether the line is
+  // complete.
   const std::size_t limit = text.ends_with('\r') ? text.size() - 1 : text.size();
   const std::size_t end = text.substr(0, limit).find_last_of(line_ends);
   return end == std::string_view::npos ? 0 : end + 1;
@@ -152,7 +153,7 @@ namespace {
 
 constexpr std::size_t most_failures = 100, most_shown = 1000;
 
-// What the C++ runtime prints before the text of an exception that nobody caught.
+// The text that the C++ runtime prints before the message of an uncaught exception.
 constexpr std::string_view announcement =
     "terminate called after throwing an instance of 'lockstep::";
 constexpr std::string_view before_text = "  what():  ";
@@ -163,14 +164,15 @@ bool take(std::string_view& text, std::string_view words) {
   return true;
 }
 
-// How many characters of the front are between `least` and `most`.
+// Returns the number of leading characters between `least` and `most`.
 std::size_t run_of(std::string_view text, char least, char most) {
   return static_cast<std::size_t>(
       std::ranges::find_if(text, [=](char c) { return c < least || c > most; }) - text.begin());
 }
 
-// The sentence of a line "14:03:21.042 [rank 2] error: the group failed: SENTENCE"; empty for any
-// other. The path of the flight record, which differs from rank to rank, is no part of it.
+// Returns the sentence of a line "14:03:21.042 [rank 2] error: the group failed: SENTENCE", or an
+// empty string for any other line. The path of the flight record is cut off because it differs per
+// rank.
 std::string_view marked_sentence(std::string_view line) {
   const auto parsed = parse_log_line(line);
   if (!parsed) return {};
@@ -179,8 +181,9 @@ std::string_view marked_sentence(std::string_view line) {
   return rest.substr(0, rest.rfind(rank_env::flight_record_mark));
 }
 
-// The sentence of "lockstep train: SENTENCE" or "lockstep train: rank 2: SENTENCE", by which a
-// program says why it ends; empty for any other line. An agent among the ranks says much else.
+// Returns the sentence of "lockstep train: SENTENCE" or "lockstep train: rank 2: SENTENCE", with
+// which a program explains its exit, or an empty string for any other line. Lines of "lockstep
+// run", from an agent among the ranks, do not count.
 std::string_view complaint(std::string_view line) {
   if (!take(line, "lockstep ") || line.starts_with("run: ")) return {};
   line.remove_prefix(run_of(line, 'a', 'z'));
@@ -255,11 +258,12 @@ bool SharedFailures::is_repeated(std::string_view line) const {
 
 namespace {
 
-// What the C library collects for a pipe. A stream that stops at a multiple of it has stopped by
-// chance, in the middle of a line; one that stops elsewhere was flushed on purpose: a question.
+// The buffer size of stdio for a pipe. A stream that pauses at a multiple of it paused by chance in
+// the middle of a line; a stream that pauses elsewhere was flushed on purpose, for example a
+// prompt.
 constexpr std::size_t stdio_buffer = 4096;
 
-// Only the agent's end does not block: a rank must find the pipe it expects.
+// Only the agent's end is non-blocking: a rank must get an ordinary pipe.
 void make_pipe(sys::FileDescriptor& read_end, sys::FileDescriptor& write_end) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError("making a pipe for a rank's output", errno);
@@ -268,8 +272,8 @@ void make_pipe(sys::FileDescriptor& read_end, sys::FileDescriptor& write_end) {
   ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
 }
 
-// A FIFO or a device of that name could hold the agent up, or take what was meant to be kept. What
-// the file held is dropped only once it is known to be a file.
+// Rejects anything but a regular file: a FIFO or a device of that name could block the agent, or
+// discard the log. The file is truncated only after this check.
 sys::FileDescriptor open_log(const std::string& name, bool append) {
   const int flags = O_WRONLY | O_CREAT | O_CLOEXEC | O_APPEND | O_NONBLOCK;
   sys::FileDescriptor log(::open(name.c_str(), flags, 0666));
@@ -291,7 +295,7 @@ bool readable(int descriptor) {
   return descriptor >= 0 && ::poll(&entry, 1, 0) > 0;
 }
 
-// Two numbers, for two streams, that no other object has had.
+// Returns two numbers, for two streams, that no other object has.
 int next_sources() {
   static std::atomic<int> next = 0;
   return next.fetch_add(2);
@@ -329,8 +333,8 @@ void RankOutput::read(int stream, Clock::time_point now) {
 
 void RankOutput::finish() {
   for (int stream = 0; stream < 2; ++stream) {
-    // What is left is what the pipe held when its writers had ended; writers that live on must not
-    // keep us here.
+    // Read only the bytes that the pipe held when its writers ended; writers that live on must not
+    // block the agent here.
     for (int round = 0; round < 8; ++round) read(stream, Clock::now());
     show(stream, streams_[stream].waiting.size());
   }
@@ -343,7 +347,7 @@ Deadline RankOutput::show_unfinished(Clock::time_point now) {
     if (from.waiting.empty() || from.taken % stdio_buffer == 0) continue;
     const Duration left = from.waiting_since + partial_line_timeout - now;
     if (left <= Duration::zero()) {
-      if (readable(from.read_end.get())) continue;  // its end may be on its way
+      if (readable(from.read_end.get())) continue;  // its end may follow
       show(stream, from.waiting.size());
     } else {
       next = next.or_sooner(Deadline::after(left));

@@ -1,4 +1,4 @@
-// Where the ranks' output goes, and the agent's own lines.
+// Relays the ranks' output and the agent's own lines.
 #pragma once
 
 #include "base/text.h"
@@ -18,30 +18,31 @@
 
 namespace lockstep::launch {
 
-// Where output goes: a terminal, a pipe, a file. Never blocks, and outlives a reader that has gone.
-// Holds what the descriptor cannot take yet. The descriptor is not owned and its flags are not
-// touched (the shell shares them): POLLOUT promises room for one page, so no more than that is
-// written at a time.
+// A destination of output: a terminal, a pipe, a file. Never blocks, and stays usable after its
+// reader has gone. Queues the bytes that the descriptor cannot take yet. The descriptor is not
+// owned and its flags are not changed (the shell shares them): POLLOUT guarantees room for one
+// page, so a write is at most one page.
 class Sink {
  public:
   explicit Sink(int descriptor);
 
-  // Queues the bytes and writes what can be written now. Dropped when the sink is lost.
+  // Queues the bytes and writes as many as possible without blocking. Drops them if the sink is
+  // lost.
   void write(std::string_view bytes);
-  // Writes what can be written now.
+  // Writes as many queued bytes as possible without blocking.
   void flush();
 
   [[nodiscard]] int descriptor() const { return descriptor_; }
   [[nodiscard]] std::size_t pending() const { return queue_.size() - sent_; }
-  // The caller of write() should wait until it has drained.
+  // Returns true if the caller of write() should wait until the queue has drained.
   [[nodiscard]] bool full() const { return pending() > (1 << 20); }
-  // errno of the write that failed for good (EPIPE: the reader has gone), else 0.
+  // Returns the errno of the write that failed permanently (EPIPE: the reader has gone), else 0.
   [[nodiscard]] int lost() const { return lost_; }
-  // Both write to the same terminal, pipe or file.
+  // Returns true if both write to the same terminal, pipe or file.
   [[nodiscard]] bool same_place(const Sink& other) const;
 
  private:
-  // Bytes written; 0: not now.
+  // Returns the number of bytes written; 0: try again later.
   std::size_t write_some();
 
   int descriptor_;
@@ -51,25 +52,25 @@ class Sink {
   int lost_ = 0;
 };
 
-// Which rank has printed the beginning of a line that is not finished yet. Shared by the printers
-// of stdout and stderr where both are the same terminal.
+// The stream that has printed the beginning of an unfinished line. The printers of stdout and
+// stderr share it if both are the same terminal.
 struct OpenLine {
   static constexpr int nobody = -1;
   int stream = nobody;
 };
 
-// Puts the output of many ranks onto one terminal, line by line, each with its rank in front.
+// Prints the output of many ranks to one terminal, line by line, each with its rank as a prefix.
 class Printer {
  public:
-  // Both outlive the printer.
+  // Both arguments must outlive the printer.
   Printer(Sink& sink, OpenLine& open, PrefixStyle style)
       : sink_(sink), open_(open), style_(style) {}
 
-  // Prints text of `rank`; -1: of a process in reserve. It need not end with a line's end; `stream`
-  // (a number from 0, one for each pipe) says which later text continues it. Text of another stream
-  // then begins on a new line.
+  // Prints text of `rank`; -1: of a process in reserve. The text need not end with a newline. A
+  // later text with the same `stream` (a number from 0, one per pipe) continues the line; text of
+  // another stream begins a new line.
   void print(int stream, int rank, std::string_view text);
-  // Prints a line of the agent's own.
+  // Prints one of the agent's own lines.
   void say(std::string_view line);
 
  private:
@@ -78,17 +79,18 @@ class Printer {
   PrefixStyle style_;
 };
 
-// Where the last line of `text` begins that has no end ('\n', or the '\r' of progress bars) yet.
+// Returns the offset of the last line of `text` without an end ('\n', or the '\r' of progress
+// bars).
 [[nodiscard]] std::size_t unfinished(std::string_view text);
 
-// The end of what a rank has printed, for the report of its failure.
+// The last lines that a rank has printed, for the report of its failure.
 class LastLines {
  public:
-  // Bytes as they come from one of the rank's streams.
+  // Adds bytes in the order in which they arrive from one of the rank's streams.
   void add(int stream, std::string_view bytes);
 
-  // At most `most` lines, the oldest first, made fit for a terminal: of a line that was overwritten
-  // by '\r' the last state, control characters made visible, long lines cut.
+  // Returns at most `most` lines, the oldest first, fit for a terminal: only the last state of a
+  // line that was overwritten by '\r', control characters made visible, long lines truncated.
   [[nodiscard]] std::vector<std::string> lines(std::size_t most) const;
 
  private:
@@ -99,14 +101,14 @@ class LastLines {
 };
 
 // A line of the library's log on a rank's standard error:
-// "14:03:21.042 [rank 2] error: TEXT"; a rank that is alone has no "[rank 2] ".
+// "14:03:21.042 [rank 2] error: TEXT"; if the group has one rank, without "[rank 2] ".
 struct LogLine {
   std::string_view time;  // "14:03:21.042 "
   std::optional<std::int64_t> rank;
   std::string_view rest;  // "error: TEXT"
 };
 
-// Nothing for any other line.
+// Returns std::nullopt for any other line.
 inline std::optional<LogLine> parse_log_line(std::string_view line) {
   constexpr std::string_view form = "00:00:00.000 ";  // '0' stands for a digit
   constexpr std::string_view begin = "[rank ", end = "] ";
@@ -125,30 +127,31 @@ inline std::optional<LogLine> parse_log_line(std::string_view line) {
   return parsed;
 }
 
-// A failure that ends several ranks is shown once. Ranks whose group dies say why in one line of
-// the library's log on standard error, all in the same words (rank_env::failure_mark), and most
-// programs then print the exception as well. Only lines that say nothing else are hidden:
-//  - the log's line, when its sentence was shown already;
+// Shows a failure that ends several ranks once. Ranks of a failed group print the reason as one
+// line of the library's log on standard error, all with the same sentence (rank_env::failure_mark),
+// and most programs then print the exception as well. Hides only lines that say nothing else:
+//  - the log's line, if its sentence was shown already;
 //  - the sentence alone, or after the words of the C++ runtime or of our own programs;
-//  - a line that ends with the sentence and has been shown before, letter by letter: what a program
-//    puts before the sentence is shown once;
-//  - the line by which one of our programs says why it ends ("lockstep train: rank 1: SENTENCE"),
-//    when another rank's said the same.
+//  - a line that ends with the sentence and was shown before, letter by letter, so that the text in
+//    front of the sentence is shown once;
+//  - the line with which one of our programs explains its exit, if another rank has printed the
+//    same sentence ("lockstep train: rank 1: SENTENCE").
 class SharedFailures {
  public:
   struct Failure {
     std::string sentence;
-    std::vector<int> ranks;     // that said it, in the order in which they did
-    bool is_complaint = false;  // of one of our programs, and not of a group that has failed
+    std::vector<int> ranks;     // ranks that printed it, in order
+    bool is_complaint = false;  // one of our programs' errors, not a group failure
   };
 
-  // What is to be shown of `text`, which are lines of that rank's standard error; the last one may
-  // lack its end.
+  // Returns the part of `text` to show. `text` is lines of that rank's standard error; the last one
+  // may be incomplete.
   [[nodiscard]] std::string take(int rank, std::string_view text);
-  // Whether the line only repeats what was shown, or announces it. Without its end.
+  // Returns true if the line (without its end) only repeats, or announces, a sentence that was
+  // shown.
   [[nodiscard]] bool is_repeated(std::string_view line) const;
   [[nodiscard]] const std::vector<Failure>& failures() const { return failures_; }
-  // Returns true if one of our programs has said on this rank why it ends.
+  // Returns true if one of our programs has explained its exit on this rank.
   [[nodiscard]] bool has_complained(int rank) const;
 
  private:
@@ -162,46 +165,47 @@ class SharedFailures {
 
 struct LogFile {
   std::string name = {};  // empty: none
-  bool append = false;    // to what an earlier round has left there
+  bool append = false;    // to the content from an earlier round
 };
 
-// The output of one rank: read from its two pipes, kept in its log, shown by lines.
+// The output of one rank: read from its two pipes, written to its log, shown line by line.
 class RankOutput {
  public:
-  // A line that is begun but not ended is shown after this time where it was flushed so, or when it
-  // is longer than that.
+  // An unfinished line is shown after this time if it was flushed on purpose, or if it is longer
+  // than longest_line.
   static constexpr std::chrono::milliseconds partial_line_timeout{100};
   static constexpr std::size_t longest_line = 64 << 10;
 
-  // The log is created, or emptied. SystemError when it cannot be, BadInput when it is there and is
-  // no regular file. `failures`, which outlives this, is shared by the ranks.
+  // Creates or truncates the log. Throws SystemError if that fails, BadInput if the path exists and
+  // is not a regular file. The ranks share `failures`, which must outlive this object.
   RankOutput(int rank, Printer& output, Printer& error, SharedFailures& failures,
              const LogFile& log);
-  // Of a rank that has none yet.
+  // Opens a log for a rank that has none yet.
   void begin_log(const LogFile& log);
-  // Of the lines that are shown from now on.
+  // Sets the rank for lines that are shown from now on.
   void set_rank(int rank) { rank_ = rank; }
 
-  // Makes the pipes; the rank's ends are for spawn() and are given up by close_rank_ends().
+  // The constructor makes the pipes; spawn() uses the rank's ends, and close_rank_ends() closes
+  // them.
   [[nodiscard]] int rank_output() const { return streams_[0].write_end.get(); }
   [[nodiscard]] int rank_error() const { return streams_[1].write_end.get(); }
   void close_rank_ends();
 
-  // For poll(): descriptors to read from, -1 once closed.
+  // Returns a descriptor to poll and read, -1 once closed.
   [[nodiscard]] int descriptor(int stream) const { return streams_[stream].read_end.get(); }
-  // Reads what is there from one of the two, at most about a quarter of a megabyte; never blocks.
+  // Reads the available bytes of one of the two streams, at most about 256 KB; never blocks.
   void read(int stream, Clock::time_point now);
-  // Reads all that is there and shows all of it, unfinished lines too.
+  // Reads all available bytes and shows them, including unfinished lines.
   void finish();
-  // Shows unfinished lines that have waited long enough; when to call again.
+  // Shows unfinished lines that have waited long enough; returns the time of the next call.
   Deadline show_unfinished(Clock::time_point now);
 
   [[nodiscard]] const LastLines& last_lines() const { return last_lines_; }
-  // Returns true if the last line on standard error may be the reason why the rank has ended: if
-  // there is one, and it is not a line of the library's log.
+  // Returns true if there is a last line on standard error that may explain the rank's exit: any
+  // line except one of the library's log.
   [[nodiscard]] bool says_why() const;
   [[nodiscard]] const std::string& log_file() const { return log_file_; }
-  // errno of the log write that failed, once, else 0.
+  // Returns the errno of a failed log write once, else 0.
   [[nodiscard]] int take_log_error() { return std::exchange(log_error_, 0); }
 
  private:
@@ -228,13 +232,13 @@ class RankOutput {
   int log_error_ = 0;
 };
 
-// Goes before each of the agent's own lines.
+// Prefix of each of the agent's own lines.
 inline constexpr const char* speaker = "lockstep run: ";
 
 // The output of all ranks, and the agent's own lines.
 class OutputRelay {
  public:
-  // Of the run of `spec`, which outlives this.
+  // Serves the run of `spec`, which must outlive this object.
   explicit OutputRelay(const WorkerSpec& spec);
 
   // For RankOutput.
@@ -242,20 +246,21 @@ class OutputRelay {
   [[nodiscard]] Printer& error() { return error_printer_; }
   [[nodiscard]] SharedFailures& failures() { return failures_; }
 
-  // Prints a line of the agent's own. Much of it may have come from ranks and other nodes.
+  // Prints one of the agent's own lines. Sanitizes it, because parts may come from ranks and other
+  // nodes.
   void say(const std::string& line);
-  // Writes what is left as soon as the readers take it.
+  // Polls the sinks and writes queued bytes as soon as their readers take them.
   void watch(Poller& poller);
-  // Reads what a rank prints, unless that must wait for a reader.
+  // Polls the rank's pipes and reads them, unless that must wait for a reader.
   void watch(Poller& poller, RankOutput& rank);
-  // Shows lines of the ranks that are not finished; when to call again.
+  // Shows unfinished lines of the ranks; returns the time of the next call.
   [[nodiscard]] static Deadline show_unfinished(const std::vector<RankOutput*>& ranks,
                                                 Clock::time_point now);
-  // Says once what is lost because it cannot be written. Returns true, once, if the reader of
-  // standard output has gone and the run is to stop with it.
+  // Reports each loss of output once. Returns true, once, if the reader of standard output has gone
+  // and the run should stop for that reason.
   [[nodiscard]] bool say_losses(const std::vector<RankOutput*>& ranks);
-  // Writes what is left, as slowly as the reader takes it, until `interrupted` or until the reader
-  // takes nothing at all for a while.
+  // Writes the queued bytes at the reader's speed, until `interrupted` or until the reader takes
+  // nothing for a while.
   void drain(const std::function<void(Poller&)>& watch_signals, const bool& interrupted);
 
  private:

@@ -1,5 +1,5 @@
-// poll() with an action for each descriptor: made anew for every wait, so that what is watched is
-// plain to see.
+// poll() with an action per descriptor. Made anew for every wait, so that the watched descriptors
+// are easy to see.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -14,15 +14,15 @@ namespace lockstep::launch {
 
 class Poller {
  public:
-  // Negative descriptors are left out.
+  // Negative descriptors are ignored.
   void watch(int descriptor, short events, std::function<void()> action) {
     if (descriptor < 0) return;
     entries_.push_back({descriptor, events, 0});
     actions_.push_back(std::move(action));
   }
 
-  // Waits until something is ready or the deadline has passed, then does what belongs to it, in the
-  // order of watch().
+  // Blocks until a descriptor is ready or the deadline passes, then runs the actions of the ready
+  // descriptors in the order of watch().
   void wait(Deadline deadline) {
     if (::poll(entries_.data(), entries_.size(), deadline.poll_milliseconds()) <= 0) return;
     for (std::size_t i = 0; i < entries_.size(); ++i)

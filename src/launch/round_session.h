@@ -1,5 +1,5 @@
-// What an agent does with its own workers when a round ends and another begins, and what it tells
-// the other agents.
+// An agent's side of a round: manages its own workers when a round ends and the next begins, and
+// informs the other agents.
 #pragma once
 
 #include "launch/output_relay.h"
@@ -18,25 +18,26 @@ namespace lockstep::launch {
 
 class RoundSession {
  public:
-  // All of which outlives this.
+  // All arguments must outlive this object.
   RoundSession(RunState& run, OutputRelay& relay, RankProcesses& processes, RunReport& report,
                RoundSource& source)
       : run_(run), relay_(relay), processes_(processes), report_(report), source_(source) {}
 
-  // Does what the source's events ask for, which may begin a round with other workers.
+  // Handles the source's events; may begin a round with other workers.
   void take_events();
-  // Does what is due: kills workers that do not leave their round in time, says that all have ended
-  // well, and offers for the next round when everything of the last one that does not wait for it
-  // has ended.
+  // Does the work that is due: kills workers that do not leave their round in time, announces that
+  // all have ended successfully, and sends the offer for the next round once all processes of the
+  // last one have ended, except those that wait for the next.
   void go_on();
-  // When go_on() must be called at the latest, if nothing else happens.
+  // Returns the latest time for the next call of go_on() if nothing else happens.
   [[nodiscard]] Deadline next_wake(Clock::time_point now) const;
 
-  // A rank of this node has ended.
+  // Call when a rank of this node has ended.
   void note_end(Worker& worker, sys::ExitStatus status);
-  // This node cannot go on. `how` is for the others, and has been said here.
+  // Announces that this node cannot go on. `how` is for the other nodes; it was printed here
+  // already.
   void tell_failure(const std::string& how);
-  // While no ranks run that could be told, or while a round ends.
+  // Call if no ranks run that could get the signal, or while a round ends.
   void ask_to_stop(int signal);
 
  private:
@@ -58,12 +59,12 @@ class RoundSession {
   RankProcesses& processes_;
   RunReport& report_;
   RoundSource& source_;
-  std::set<std::string> kept_;  // workers that came over from the round before
+  std::set<std::string> kept_;  // workers that came from the previous round
   int next_worker_ = 0;
   std::optional<Clock::time_point> keepers_limit_, waiting_line_, offer_after_;
-  std::string pause_line_;  // to be said when the round has been reported
-  std::string spare_line_;  // said now and then while a round runs without this node; else empty
-  bool told_ = false;       // the other nodes, how it went here
+  std::string pause_line_;  // printed after the round's report
+  std::string spare_line_;  // printed now and then while a round runs without this node; else empty
+  bool told_ = false;       // the other nodes know this node's outcome
 };
 
 }  // namespace lockstep::launch

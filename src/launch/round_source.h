@@ -1,5 +1,5 @@
-// What an agent hears about the rounds of its run, and what it says about its own workers. A round
-// is a period with a fixed set of workers and ranks.
+// The source of an agent's events about the rounds of its run, and the receiver of its statements
+// about its own workers. A round is a period with a fixed set of workers and ranks.
 #pragma once
 
 #include "base/mutex.h"
@@ -18,25 +18,25 @@ namespace lockstep::launch {
 
 struct RoundEvent {
   enum class Kind {
-    pause,    // `why`: offer() not before `pause` from now
-    gather,   // end what is left of the last round, then offer() for round `round`
-    waiting,  // these workers wait for it
-    begin,    // it begins
+    pause,    // wait `pause` before offer(); `why` is the reason
+    gather,   // end the processes of the last round, then offer() for round `round`
+    waiting,  // these workers wait for the round
+    begin,    // the round begins
     spare,    // a round runs without this node, which waits until there is room for it
-    reserve,  // the program's processes may wait in reserve; once
+    reserve,  // the program's processes may wait in reserve; sent once
     over,     // the run is over; the last event
   };
   Kind kind = Kind::gather;
   int round = 0;
-  std::string why = {};                // gather: the end of the last round; empty: there was none
+  std::string why = {};                // gather: why the last round ended; empty: there was none
   Duration pause = {};                 // pause
-  std::set<std::string> workers = {};  // gather: those of the last round that keep themselves
+  std::set<std::string> workers = {};  // gather: workers of the last round that stay by themselves
   RoundPlan plan = {};                 // begin, spare; over: of a round that did not begin here
   RunResult result = {};               // over
   bool store_lost = false;             // over: a failure on this node may have come first
 };
 
-// None of its functions waits, except wait_for_the_others(). Events may come from other threads.
+// Only wait_for_the_others() blocks. Events may come from other threads.
 class RoundSource {
  public:
   virtual ~RoundSource() = default;
@@ -44,38 +44,38 @@ class RoundSource {
   RoundSource& operator=(const RoundSource&) = delete;
 
   [[nodiscard]] const RoundStore& store() const { return store_; }
-  // The number of this agent: in a fixed run its node rank.
+  // This agent's number; in a fixed run its node rank.
   [[nodiscard]] int node() const { return node_; }
-  // The host of a node of a fixed run; "unknown" for a number that no node has.
+  // Returns the host of a node of a fixed run; "unknown" if no node has that number.
   [[nodiscard]] virtual std::string host(int node) const = 0;
-  // This node's offer without its workers.
+  // Returns this node's offer without its workers.
   [[nodiscard]] Offer empty_offer() const;
 
-  // For poll(): readable when there are events.
+  // Returns a descriptor to poll; it is readable when there are events.
   [[nodiscard]] int descriptor() const { return changed_.get(); }
   [[nodiscard]] std::vector<RoundEvent> take_events();
 
   virtual void offer(int round, const Offer& offer) = 0;
-  // A worker of this node has ended badly in that round, which ends. Another round follows, after a
-  // pause if workers have failed before init() several times in a row; the run is over if restarts
-  // are used up, and after an error of use (exit code 2 before init()). If a node of the round has
-  // gone, that is the cause.
+  // Reports that a worker of this node has failed in that round, which ends. Another round follows,
+  // after a pause if workers have failed before init() several times in a row. The run is over if
+  // the restarts are used up, and after a usage error (exit code 2 before init()). If a node of the
+  // round has gone, that is the cause.
   virtual void fail(const RoundPlan& plan, const RunResult& failure) = 0;
-  // All workers of this node have ended well.
+  // Reports that all workers of this node have succeeded.
   virtual void done(int round) = 0;
-  // This node was asked to stop: it leaves if the run can go on without it, as without any spare;
-  // else the run ends.
+  // Reports that this node was asked to stop. It leaves if the run can go on without it, as it can
+  // without a spare; otherwise the run ends.
   virtual void stop(const RunResult& stopped, bool is_spare) = 0;
-  // Ends the run for all.
+  // Ends the run for all nodes.
   virtual void end_run(const RunResult& result) = 0;
 
-  // Blocks until the other agents have left the store that this one serves, until the deadline, or
-  // until `give_up` says so. At once elsewhere.
+  // Blocks until the other agents have left the store that this one serves, the deadline passes, or
+  // `give_up` returns true. Returns at once if this agent does not serve the store.
   virtual void wait_for_the_others(Deadline deadline, const std::function<bool()>& give_up) = 0;
 
  protected:
   explicit RoundSource(RoundStore store);
-  // Any thread. Events after the last one are dropped.
+  // Thread-safe. Drops events after the last one (`over`).
   void emit(RoundEvent event);
 
   RoundStore store_;
@@ -89,8 +89,8 @@ class RoundSource {
   std::vector<RoundEvent> events_ LOCKSTEP_GUARDED_BY(events_mutex_);
 };
 
-// The one round of a run on one node without restarts: what is said is answered at once, and
-// nothing is written into the store.
+// The one round of a run on one node without restarts: answers at once and writes nothing to the
+// store.
 class OneRound : public RoundSource {
  public:
   explicit OneRound(RoundStore store);

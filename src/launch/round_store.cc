@@ -44,15 +44,15 @@ RendezvousEndpoint parse_rendezvous_endpoint(std::string_view text, const char* 
 
 namespace {
 
-// A machine's own name often means a loopback address there (Debian: 127.0.1.1), where nobody could
-// come.
+// A host's own name often resolves to a loopback address on that host (Debian: 127.0.1.1), which no
+// other host could reach.
 std::string listen_host(const std::string& host) {
   const bool everywhere =
       !sys::is_loopback_name(host) && sys::SocketAddress::tcp(host, 0).is_loopback();
   return everywhere ? "0.0.0.0" : host;
 }
 
-// The content of --secret-file, or at a loopback address the user's own.
+// Returns the content of --secret-file, or the user's own secret if the address is loopback.
 std::string secret_of_agents(const NodeSpec& spec, const RendezvousEndpoint& at) {
   if (!spec.secret_file.empty()) return read_secret_file(spec.secret_file);
   check_input(sys::is_loopback_name(at.host),
@@ -77,13 +77,13 @@ std::unique_ptr<StoreServer> serve_agents(const NodeSpec& spec, const Rendezvous
   }
 }
 
-// How long a store that was lost is waited for: where it is served apart, which may start it anew.
+// Returns how long to wait for a lost store: only a separately served store may be restarted.
 Duration time_to_reconnect(const NodeSpec& spec) {
   return spec.store.empty() ? Duration::zero() : spec.join_timeout;
 }
 
-// Blocks until the server answers or the deadline passes. Errors call this side `self` ("node 1")
-// and the other `server` ("node 0").
+// Blocks until the server answers or the deadline passes. Errors refer to this side as `self`
+// ("node 1") and to the other as `server` ("node 0").
 std::shared_ptr<TcpStore> come_to_store(const NodeSpec& spec, const RendezvousEndpoint& at,
                                         const std::string& secret, Deadline deadline,
                                         const std::string& self, const std::string& server) {
@@ -169,7 +169,7 @@ std::string fresh_run_id() { return "lockstep-" + hexadecimal(random_bytes(8)); 
 
 int free_port() {
   const sys::FileDescriptor six(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in6 any_six = {};  // both families: IPV6_V6ONLY is off by default
+  sockaddr_in6 any_six = {};  // dual-stack: IPV6_V6ONLY is off by default
   any_six.sin6_family = AF_INET6;
   socklen_t size = sizeof(any_six);
   auto* address = reinterpret_cast<sockaddr*>(&any_six);

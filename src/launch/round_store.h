@@ -1,4 +1,5 @@
-// The store of a run: where its agents and its ranks meet, its secret, and the name of the run.
+// The store of a run, through which its agents and ranks communicate; its secret and the run's
+// name.
 #pragma once
 
 #include "launch/agent.h"
@@ -18,7 +19,7 @@ namespace lockstep::launch {
 
 namespace round_key = rank_env::round_key;
 
-// Where the agents of several nodes meet, as --rendezvous says it.
+// The endpoint where the agents of several nodes meet, as --rendezvous gives it.
 struct RendezvousEndpoint {
   std::string host;
   std::uint16_t port = 0;
@@ -27,42 +28,44 @@ struct RendezvousEndpoint {
   [[nodiscard]] std::string text() const;
 };
 
-// BadInput, which names the option, for anything that is not HOST:PORT, and for a host that is
-// every address of a machine: the other nodes could not come to it. Looks nothing up.
+// Throws BadInput, which names the option, if the text is not HOST:PORT or if the host is a
+// wildcard address, which other nodes could not connect to. Resolves no names.
 [[nodiscard]] RendezvousEndpoint parse_rendezvous_endpoint(std::string_view text,
                                                            const char* option = "--rendezvous");
 
-// Where it is: NodeSpec::store, else NodeSpec::rendezvous. BadInput as parse_rendezvous_endpoint().
+// Returns the endpoint: NodeSpec::store, else NodeSpec::rendezvous. Throws BadInput as
+// parse_rendezvous_endpoint() does.
 [[nodiscard]] inline RendezvousEndpoint endpoint_of(const NodeSpec& spec) {
   return spec.store.empty() ? parse_rendezvous_endpoint(spec.rendezvous)
                             : parse_rendezvous_endpoint(spec.store, "--store");
 }
 
 struct RoundStore {
-  std::unique_ptr<StoreServer> server;  // where this agent serves it
-  std::shared_ptr<TcpStore> store;      // null: this agent itself writes nothing there
+  std::unique_ptr<StoreServer> server;  // null unless this agent serves the store
+  std::shared_ptr<TcpStore> store;      // null: this agent itself writes nothing to the store
   std::string address;                  // "tcp://HOST:PORT", as LOCKSTEP_STORE names it
   std::string secret;
-  std::string run_id;  // what another run does not share
+  std::string run_id;  // unique per run
 
-  // A new descriptor for one rank to inherit, with a number that scripts do not use for their own.
+  // Returns a new descriptor for one rank to inherit, with a number that scripts do not use
+  // themselves.
   [[nodiscard]] sys::FileDescriptor secret_descriptor() const;
 };
 
-// Serves a store on 127.0.0.1:port (0: a free port) under a fresh secret. BadInput when the port is
-// in use.
+// Serves a store on 127.0.0.1:port (0: a free port) under a fresh secret. Throws BadInput if the
+// port is in use.
 [[nodiscard]] RoundStore serve_store(int port);
 
-// Serves the store of a run on one node at 127.0.0.1:port, or serves that of several nodes, or
-// comes to it until `join_deadline`, as `nodes` says. BadInput: the port is in use, the address is
-// not this machine's, the secret is missing, cannot be read or is another one; Timeout: there is no
+// Serves the store of a run on one node at 127.0.0.1:port, or serves the store of several nodes, or
+// connects to it until `join_deadline`, as `nodes` says. Throws BadInput if the port is in use, the
+// address is not this host's, or the secret is missing, unreadable or wrong; Timeout if there is no
 // server.
 [[nodiscard]] RoundStore open_round_store(const NodeSpec& nodes, int port, Deadline join_deadline);
 
-// A name that no other run has.
+// Returns a name that no other run has.
 [[nodiscard]] std::string fresh_run_id();
 
-// A TCP port that is free now on all addresses.
+// Returns a TCP port that is currently free on all addresses.
 [[nodiscard]] int free_port();
 
 }  // namespace lockstep::launch

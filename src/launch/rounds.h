@@ -1,13 +1,13 @@
 // Rounds of a run whose workers may fail and whose nodes may come and go. A round is a period with
-// a fixed set of workers and ranks; when one of them is lost, or a node comes, the round ends, the
-// nodes gather, and the next one begins with those that are there.
+// a fixed set of workers and ranks. If a worker or a node is lost, or a node joins, the round ends,
+// the nodes gather, and the next round begins with the nodes that are present.
 //
-// A run over several nodes without restarts whose nodes may not come and go is fixed: it has one
-// round, its nodes are numbered by --node-rank, and a node that is lost ends it at once.
+// A run over several nodes without restarts and with a constant set of nodes is fixed: it has one
+// round, --node-rank numbers its nodes, and the loss of a node ends the run at once.
 //
-// No agent leads. Each looks at the store, does what follows from what it sees, and tells the
-// others to look again; decisions are made by the first compare_set(). Keys of the agents, all
-// below lockstep-run/:
+// There is no leader. Each agent looks at the store, acts on its content, and tells the others to
+// look again; the first compare_set() makes each decision. Keys of the agents, all below
+// lockstep-run/:
 //
 //   name, terms        of the run: what no other run has; what all agents must have been told
 //   agents, agents/N   how many have come; the host of agent N, or its claim (node_ranks.h)
@@ -58,17 +58,17 @@
 
 namespace lockstep::launch {
 
-// What agents leave time for before the store that they serve goes with them.
+// Time that agents leave for reading the store before the agent that serves it exits.
 inline constexpr std::chrono::seconds time_to_read{3};
 
-// "the store's key KEY holds what no agent wrote (WHY); ..."
+// Returns "the store's key KEY holds what no agent wrote (WHY); ..."
 [[nodiscard]] std::string spoiled(const std::string& key, const std::string& why);
 
 class Rounds : public RoundSource {
  public:
-  // Blocks for some round trips; in a fixed run until all nodes have come, at most until
-  // `join_deadline`, while `lines` say which are missing. BadInput when the other agents were told
-  // other terms; in a fixed run also as claim_node_rank().
+  // Blocks for some round trips; in a fixed run until all nodes have joined, at most until
+  // `join_deadline`, while `lines` show the missing nodes. Throws BadInput if the other agents have
+  // other terms; in a fixed run also throws as claim_node_rank() does.
   Rounds(const NodeSpec& nodes, int max_restarts, RoundStore store, Deadline join_deadline,
          WaitingLines& lines);
   ~Rounds() override;
@@ -122,16 +122,16 @@ class Rounds : public RoundSource {
 
   const NodeSpec nodes_;
   const int least_, most_, max_restarts_;
-  const bool others_may_come_;  // as nodes of the run, or as spares for the only one
+  const bool others_may_come_;  // as nodes of the run, or as spares if it has one node
   const bool is_fixed_;
   Store& keys_;
   std::vector<NodeClaim> claims_;  // in a fixed run, by node
 
-  // The following thread's.
-  int round_ = -1;  // the newest whose plan is known
+  // Owned by the following thread.
+  int round_ = -1;  // the newest round with a known plan
   bool gathering_ = false;
   RoundPlan plan_;
-  std::int64_t news_ = 0;  // that have been looked at
+  std::int64_t news_ = 0;  // changes that have been seen
   bool keepers_ = false;   // some workers may wait for the next round
   bool has_reserve_ = false;
   std::optional<Clock::time_point> gathering_since_, enough_since_;

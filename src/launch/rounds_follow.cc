@@ -1,4 +1,4 @@
-// What an agent sees in the store, and what follows from it: the same for all agents.
+// How an agent reads the store and acts on it; the same for all agents.
 #include "base/check.h"
 #include "base/format.h"
 #include "base/text.h"
@@ -46,7 +46,7 @@ void Rounds::follow() noexcept {
   }
 }
 
-// False when the run is over.
+// Returns false if the run is over.
 bool Rounds::look() {
   news_ = parse_integer(keys_.try_get(round_key::news).value_or("0")).value_or(0);
   if (is_fixed_) end_if_a_node_is_gone();
@@ -78,7 +78,8 @@ void Rounds::end_if_a_node_is_gone() {
   }
 }
 
-// Other agents may have ended a round that this one has not seen begin.
+// Returns true if the run has a result. Other agents may have ended a round whose begin this agent
+// has not seen.
 bool Rounds::is_over() {
   const auto text = keys_.try_get(round_key::result);
   if (!text) return false;
@@ -94,8 +95,8 @@ bool Rounds::is_over() {
   return true;
 }
 
-// While the store could not be reached, it has marked this node as gone, and perhaps all others.
-// If no round was planned without this node's workers, it erases the mark and goes on.
+// While the store was unreachable, it has marked this node as gone, and perhaps all others. If no
+// round was planned without this node's workers, erases the mark and goes on.
 bool Rounds::comes_back() {
   if (leaving_) return false;
   if (const auto text = keys_.try_get(round_key::plan(round_ + 1))) {
@@ -108,7 +109,7 @@ bool Rounds::comes_back() {
   return true;
 }
 
-// If this agent had lost the store, others may have lost it as well, and come back to it later.
+// If this agent had lost the store, other agents may have lost it as well and reconnect later.
 bool Rounds::waits_for_the_others() {
   const std::int64_t connections = store_.store->connections();
   if (connections_.exchange(connections) != connections) back_since_ = Clock::now();
@@ -178,7 +179,7 @@ void Rounds::look_at_gathering() {
         .workers = names_below(keys_, round_key::of_waiting(round - 1))});
 }
 
-// Any agent may: the first plan stands.
+// Any agent may write a plan: the first one counts.
 void Rounds::try_to_plan(int round) {
   if (round_ >= 0 && gone_node(plan_) && waits_for_the_others()) return;
   const auto live = live_nodes();
@@ -206,7 +207,8 @@ void Rounds::try_to_plan(int round) {
   keys_.compare_set(round_key::plan(round), "", to_text(plan));
 }
 
-// A node may still end the ranks that it has. Nodes of a fixed run have none, and have all joined.
+// The node may still be ending its ranks. Nodes of a fixed run have no ranks yet, and all have
+// joined.
 void Rounds::note_missing_offer(int node) {
   if (!is_fixed_ || Clock::now() - *gathering_since_ < nodes_.join_timeout) return;
   const RunResult no_offer{
@@ -219,14 +221,14 @@ void Rounds::note_missing_offer(int node) {
   announce();
 }
 
-// Before the first round more nodes may be on their way.
+// Before the first round, more nodes may be about to join.
 bool Rounds::is_time_to_plan(std::size_t nodes) {
   if (round_ >= 0 || static_cast<int>(nodes) == most_) return true;
   if (!enough_since_) enough_since_ = Clock::now();
   return Clock::now() - *enough_since_ >= nodes_.last_call;
 }
 
-// Each of its nodes makes it known, because the one that has planned it may be gone.
+// Each node of the plan publishes it, because the node that wrote it may have gone.
 void Rounds::adopt(RoundPlan plan) {
   check_input(plan.round == round_ + 1, "the plan of round {} says that it is of round {}",
               round_ + 1, plan.round);
@@ -250,7 +252,7 @@ std::set<int> Rounds::live_nodes() {
   return live;
 }
 
-// Those of the last round first, then in the order in which they have come.
+// Members of the last round come first, then newcomers in order of arrival.
 std::vector<int> Rounds::chosen(const std::set<int>& live) const {
   std::vector<int> nodes;
   if (round_ >= 0)
@@ -270,7 +272,7 @@ std::optional<std::string> Rounds::lost_node(const RoundPlan& plan) {
                    visible(keys_.try_get(round_key::gone(lost.node)).value_or(""), 200));
 }
 
-// By its group rank.
+// Returns the group rank of a node of the plan that has gone.
 std::optional<int> Rounds::gone_node(const RoundPlan& plan) {
   if (!others_may_come_) return std::nullopt;
   for (const std::string& name : names_below(keys_, round_key::of_gone)) {
@@ -287,7 +289,7 @@ void Rounds::wait_for_news() {
   try {
     static_cast<void>(keys_.get(round_key::news_of(news_ + 1), Deadline::after(turn)));
   } catch (const Timeout&) {
-    return;  // of the key, or of a store that does not answer: the next look() tells
+    return;  // of the key, or of a store that does not answer: the next look() finds out
   }
 }
 

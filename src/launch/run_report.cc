@@ -44,18 +44,18 @@ std::vector<int> sorted(std::vector<int> ranks) {
   return ranks;
 }
 
-// Enough to tell it from others.
+// Returns a prefix that is long enough to identify the sentence.
 std::string beginning(const std::string& sentence) {
   constexpr std::size_t most = 60;
   return sentence.size() <= most ? sentence : sentence.substr(0, most) + "...";
 }
 
-// Whether the one failure that was shown is that rank's own.
+// Returns true if exactly one failure was shown and it is that rank's own.
 bool is_all_of(const std::vector<SharedFailures::Failure>& failures, int rank) {
   return failures.size() == 1 && failures[0].ranks == std::vector<int>{rank};
 }
 
-// The error file, unless it says the same sentence as the rank has printed.
+// Adds the error file's text, unless it repeats the sentence that the rank has printed.
 void add_recorded(const FailureReport& report, std::vector<std::string>& lines) {
   const auto is_recorded = [&](const SharedFailures::Failure& failure) {
     return report.recorded == std::vector<std::string>{failure.sentence};
@@ -115,7 +115,7 @@ std::vector<std::string> describe(const FailureReport& report) {
 
 namespace fs = std::filesystem;
 
-// The kernel stamps files with the time of its last tick.
+// File times have the resolution of the kernel's tick.
 constexpr std::chrono::milliseconds coarseness{50};
 
 FlightFolder::FlightFolder(const Environment& environment, const std::string& log_folder,
@@ -156,7 +156,7 @@ std::string FlightFolder::records(int ranks) const {
 void FlightFolder::discard(int ranks) const {
   if (!temporary_) return;
   std::error_code ignored;
-  // A rank that was killed while it wrote its record has left a file without its final name.
+  // A rank that was killed while it wrote its record has left a partial file.
   for (const auto& entry : fs::directory_iterator(path_, ignored)) {
     const std::string name = entry.path().filename().string();
     if (name.starts_with(".flight-rank-") && name.ends_with(".partial"))
@@ -164,7 +164,7 @@ void FlightFolder::discard(int ranks) const {
   }
   for (int rank = 0; rank < ranks; ++rank)
     fs::remove(fs::path(path_) / ("flight-rank-" + std::to_string(rank) + ".json"), ignored);
-  fs::remove(path_, ignored);  // not when there is anything else in it
+  fs::remove(path_, ignored);  // fails if the folder has other content
 }
 
 namespace {
@@ -176,7 +176,8 @@ constexpr std::size_t most_bytes = 1 << 20;
 constexpr sys::JsonLimits limits{.depth = 8, .members = 1000, .values = 10'000};
 constexpr std::size_t most_lines = 40;
 
-// Empty where there is none. A FIFO of that name must not hold us up.
+// Returns an empty string if there is no such file. Opens without blocking, because the path may be
+// a FIFO.
 std::string content_of(const std::string& file) {
   const sys::FileDescriptor open(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat found = {};
@@ -188,7 +189,7 @@ std::string content_of(const std::string& file) {
   return content;
 }
 
-// Null where it is no error file.
+// Returns null if the text is not an error file.
 json parsed(std::string_view text) {
   try {
     json error = sys::parse_json(text, limits);
@@ -216,7 +217,7 @@ std::vector<std::string> lines_of(std::string_view text) {
   return lines;
 }
 
-// As Python's subprocess counts: a signal is negative.
+// Returns the exit code as Python's subprocess does: negative for a signal.
 int python_code(const RankEnd& end) {
   const bool by_signal = end.exit_code > 128 && end.how.starts_with("killed");
   return by_signal ? 128 - end.exit_code : end.exit_code;
@@ -240,7 +241,7 @@ json own_error(const WorkerFailure& failure, std::int64_t now) {
 
 std::string write(const std::string& file, const std::string& text) {
   std::error_code ignored;
-  fs::remove(file, ignored);  // also what is no file
+  fs::remove(file, ignored);  // removes anything that is not a file, too
   std::ofstream stream(file, std::ios::binary | std::ios::trunc);
   stream << text;
   stream.close();
@@ -339,8 +340,8 @@ const RankEnd& RunReport::cause_here() const {
   return *std::ranges::find(run_.result.ends, run_.machine.cause(), &RankEnd::rank);
 }
 
-// The rank that ended first, unless it was silent because another one speaks for all that fail
-// together ("lockstep train: ...").
+// Returns the rank that ended first, unless it was silent and another rank has explained the
+// failure of all ("lockstep train: ...").
 const RankEnd& RunReport::end_to_report() const {
   const RankEnd& cause = cause_here();
   const SharedFailures& failures = relay_.failures();
@@ -351,7 +352,8 @@ const RankEnd& RunReport::end_to_report() const {
   return speaker == run_.result.ends.end() ? cause : *speaker;
 }
 
-// If the rank that ended first has not said why: one that ended by itself and has.
+// If the rank that ended first has not explained its exit, returns a rank that ended by itself and
+// has.
 std::optional<Witness> RunReport::witness_of(const RankEnd& cause) const {
   const auto output_of = [&](const RankEnd& end) -> const RankOutput& {
     return run_.worker(end.rank).output();
@@ -393,7 +395,7 @@ void RunReport::report() {
        .ended_together = cause != first});
 }
 
-// Its own, where that stays, and the one that this agent's parent has named.
+// Writes the rank's own error file, if it is kept, and the file that this agent's parent has named.
 void RunReport::write_error_files(const RankEnd& cause) {
   Worker& worker = run_.worker(cause.rank);
   const WorkerFailure failure{.end = cause,
@@ -412,7 +414,7 @@ bool RunReport::report_elsewhere() {
   if (!told || told->kind != RunResult::Kind::failed) return false;
   result.exit_code = std::max(1, told->exit_code);
   if (told->node == run_.node && run_.own_failure)
-    return run_.own_failure->rank < 0;  // has been said
+    return run_.own_failure->rank < 0;  // was printed already
   if (told->rank < 0) {
     relay_.say(run_.failure);
     if (!result.ends.empty()) relay_.say("the ranks of this node: " + describe(result.ends));
@@ -439,7 +441,7 @@ void RunReport::say(const FailureReport& failure) {
   for (const std::string& line : describe(failure)) relay_.say(line);
 }
 
-// Records of ranks that were asked to stop, or that have ended well all the same, are of no use.
+// The records are useless if the run succeeded or was asked to stop.
 void RunReport::report_records() {
   if (!flight_) return;
   const int ranks = run_.plan.ranks();

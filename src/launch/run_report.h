@@ -1,4 +1,4 @@
-// What an agent says at the end of a round or of the run, and the files that stay of a failure.
+// The agent's report at the end of a round or of the run, and the files that a failure leaves.
 #pragma once
 
 #include "launch/agent.h"
@@ -15,7 +15,7 @@
 
 namespace lockstep::launch {
 
-// A rank that ended by itself, and what it said before that.
+// A rank that ended by itself, and its last output.
 struct Witness {
   RankEnd end;
   std::vector<std::string> last_lines;
@@ -26,38 +26,39 @@ inline constexpr std::size_t reported_lines = 20;
 struct FailureReport {
   RankEnd cause;
   int ranks = 1;
-  std::string where;  // "node 1, host b"; empty: there is one node
+  std::string where;  // "node 1, host b"; empty: there is only one node
   std::string at;     // time of day
   std::vector<std::string> last_lines;
-  const SharedFailures* shared = nullptr;  // what was shown already; null: nothing
+  const SharedFailures* shared = nullptr;  // failures that were shown already; null: none
   std::string log_file;                    // empty: none
-  std::vector<std::string> recorded = {};  // what it has written into its error file
-  std::string error_file = {};             // that stays; empty: none
-  std::optional<Witness> witness = {};     // where the cause has said nothing
+  std::vector<std::string> recorded = {};  // the content of its error file
+  std::string error_file = {};             // the error file, if it is kept; empty: none
+  std::optional<Witness> witness = {};     // if the cause has not explained its exit
   std::vector<RankEnd> others;             // ranks of this node that ended after it
   bool ended_together = false;             // or a moment before it
 };
 
-// Lines without their ends: the cause, its last lines but for those that repeat a shared failure,
-// where its log is, who ended of such a failure, and one line for all the others.
+// Returns lines without their ends: the cause, its last lines without those that repeat a shared
+// failure, the path of its log, the ranks that ended from such a failure, and one line for all
+// other ranks.
 [[nodiscard]] std::vector<std::string> describe(const FailureReport& report);
 
 // "rank 0: exit code 1; ranks 2-3: killed by signal 15 (SIGTERM)".
 [[nodiscard]] std::string describe(const std::vector<RankEnd>& ends);
 
-// Where the ranks of a run put their flight records, and what they have put there.
+// The folder of the ranks' flight records, and access to the records in it.
 class FlightFolder {
  public:
-  // What the environment says, else the log folder, else a fresh name in the folder for temporary
-  // files. Nothing is made: the first rank that writes makes it.
+  // Takes the folder from the environment, else the log folder, else a new name in the temporary
+  // folder. Creates nothing: the first rank that writes creates the folder.
   FlightFolder(const Environment& environment, const std::string& log_folder,
                const std::string& run_id);
 
   [[nodiscard]] const std::string& path() const { return path_; }
-  // How a shell names the records of this run, for `lockstep report hang`; empty when there is
-  // none.
+  // Returns a shell pattern for the records of this run, for `lockstep report hang`; empty if there
+  // are no records.
   [[nodiscard]] std::string records(int ranks) const;
-  // Removes the records, where nobody has named a folder for them.
+  // Removes the records if the user has not named a folder for them.
   void discard(int ranks) const;
 
  private:
@@ -66,25 +67,26 @@ class FlightFolder {
   std::filesystem::file_time_type begin_;
 };
 
-// Error files in torchrun's format: where a rank says why it has failed, and what the agent makes
-// of it. See torch.distributed.elastic.multiprocessing.errors.
+// Error files in torchrun's format: a rank writes why it failed, and the agent completes the file.
+// See torch.distributed.elastic.multiprocessing.errors.
 //
 //   {"message": {"message": "ValueError: ...",
 //                "extraInfo": {"py_callstack": "Traceback ...", "timestamp": "1760000000"}}}
 
-// A folder with a file for each worker of a run. Only this agent's workers write there.
+// A folder with one file per worker of a run. Only this agent's workers write there.
 class ErrorFolder {
  public:
-  // Makes it: below the log folder where there is one, where it stays, or SystemError; else below
-  // the folder for temporary files, and where that takes nothing ranks have no error files.
+  // Creates the folder. If there is a log folder, creates it there and keeps it; throws SystemError
+  // if that fails. Otherwise creates it in the temporary folder; if that fails, ranks have no error
+  // files.
   ErrorFolder(const std::string& log_folder, const std::string& run_id);
-  // Removes it where it is temporary.
+  // Removes the folder if it is temporary.
   ~ErrorFolder();
   ErrorFolder(const ErrorFolder&) = delete;
   ErrorFolder& operator=(const ErrorFolder&) = delete;
 
-  // Of a worker that is about to be started; what an older run has left there is removed. Empty:
-  // none.
+  // Returns the path for a worker that is about to be started and removes a file that an older run
+  // has left there. Returns an empty string if there is no folder.
   [[nodiscard]] std::string file(int round, int rank) const;
   [[nodiscard]] const std::string& path() const { return path_; }  // empty: there is none
   [[nodiscard]] bool is_temporary() const { return temporary_; }
@@ -94,8 +96,8 @@ class ErrorFolder {
   bool temporary_ = false;
 };
 
-// What a rank has written, for a report: the lines of its call stack, else of its message. Empty
-// when there is no such file, or it is no error file of at most 1 MiB.
+// Returns the lines of the rank's error file for a report: its call stack, else its message.
+// Returns no lines if the file does not exist or is not an error file of at most 1 MiB.
 [[nodiscard]] std::vector<std::string> recorded_error(const std::string& file);
 
 struct WorkerFailure {
@@ -105,34 +107,34 @@ struct WorkerFailure {
   std::vector<std::string> last_lines;
 };
 
-// The text of an error file about a rank that has failed. What the rank has written (`recorded`,
-// the content of its own file) is kept, and is given the exit code as torchrun does it
-// ("errorCode", negative for a signal); where that is empty or no error file the agent says what it
-// knows: message, and in extraInfo py_callstack (the last lines), timestamp, rank, round, host,
-// pid, exitcode.
+// Returns the text of an error file for a rank that has failed. Keeps `recorded`, the content of
+// the rank's own file, and adds the exit code as torchrun does ("errorCode", negative for a
+// signal). If `recorded` is empty or not an error file, the agent writes its own: message, and in
+// extraInfo py_callstack (the last lines), timestamp, rank, round, host, pid, exitcode.
 [[nodiscard]] std::string error_text(const WorkerFailure& failure, std::string_view recorded,
                                      std::int64_t now);
 
-// Writes error_text() into `file`, the worker's own, where it was to be kept, and into `copy`,
-// which is the agent's own TORCHELASTIC_ERROR_FILE: its parent's way to learn. Empty: not. Gives
-// what went wrong, else "".
+// Writes error_text() to `file`, the worker's own, if `keep` is set, and to `copy`, the agent's own
+// TORCHELASTIC_ERROR_FILE, from which its parent learns of the failure. Skips an empty path.
+// Returns an error message, or "" on success.
 [[nodiscard]] std::string write_error_files(const WorkerFailure& failure, const std::string& file,
                                             bool keep, const std::string& copy);
 
 class RunReport {
  public:
-  // All of which outlives this.
+  // Both arguments must outlive this object.
   RunReport(RunState& run, OutputRelay& relay) : run_(run), relay_(relay) {}
 
-  // Makes the folders of the run, and tells the ranks where they put their flight records. Before
-  // they are started. SystemError as Agent::run().
+  // Creates the folders of the run and sets where the ranks write their flight records. Call before
+  // the ranks are started. Throws SystemError as Agent::run() does.
   void open(const std::string& run_id);
   [[nodiscard]] const ErrorFolder& errors() const { return *errors_; }
-  // Of the first rank of this node that has failed, or that the ranks were stopped.
+  // Reports the first rank of this node that has failed, or that the ranks were stopped.
   void report();
-  // Of a failure on another node. Returns false if the cause, if there is one, is on this node.
+  // Reports a failure on another node. Returns false if the cause, if there is one, is on this
+  // node.
   [[nodiscard]] bool report_elsewhere();
-  // Names the flight records, or removes them where they are of no use.
+  // Names the flight records, or removes them if they are useless.
   void report_records();
 
  private:

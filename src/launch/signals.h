@@ -1,4 +1,4 @@
-// Signals as something to poll for, instead of something that interrupts.
+// Signals as a descriptor to poll instead of interrupting handlers.
 #pragma once
 
 #include "sys/file_descriptor.h"
@@ -8,9 +8,9 @@
 
 namespace lockstep::launch {
 
-// Blocks the signals an agent passes on, in the calling thread, until destroyed; threads started
-// meanwhile inherit that. SIGHUP stays ignored where it was (nohup). SIGINT does not: scripts start
-// background jobs so, and may still want to stop them.
+// Blocks the signals that an agent forwards, in the calling thread, until destroyed; threads that
+// are started meanwhile inherit the mask. If SIGHUP was ignored (nohup), it stays ignored. SIGINT
+// does not: scripts start background jobs with SIGINT ignored and may still want to interrupt them.
 class SignalQueue {
  public:
   SignalQueue();
@@ -19,7 +19,7 @@ class SignalQueue {
   SignalQueue& operator=(const SignalQueue&) = delete;
 
   [[nodiscard]] int descriptor() const { return descriptor_.get(); }
-  // Those that have come, in the order of their numbers; never blocks.
+  // Returns the pending signals in the order of their numbers; never blocks.
   [[nodiscard]] std::vector<int> take();
 
  private:
@@ -27,9 +27,9 @@ class SignalQueue {
   sys::FileDescriptor descriptor_;
 };
 
-// While the object lives, a reader that has gone and a file that may not grow further are errors of
-// write(), not signals; and children that end can be waited for, also where the process has
-// inherited an ignored SIGCHLD.
+// During the object's lifetime, SIGPIPE and SIGXFSZ are ignored, so that write() returns an error
+// instead. An inherited ignored SIGCHLD gets its default action, so that children can be waited
+// for.
 class SignalActions {
  public:
   SignalActions();
