@@ -1,4 +1,4 @@
-// Engines of LibTorch's c10d that Lockstep does not know by name: UCC, XCCL, one of your own.
+// Support for backends of LibTorch's c10d that Lockstep does not know by name: UCC, XCCL, your own.
 //
 //   auto make = [](const auto& store, int rank, int size, lockstep::Duration) {
 //     return c10::make_intrusive<c10d::ProcessGroupUCC>(store, rank, size, ...);
@@ -21,15 +21,19 @@ class Store;
 
 namespace lockstep {
 
-// Makes the engine of one group of `size` ranks, this one being `rank`: called for the world and
-// for each part, on all of its ranks, each time with a store of its own. May block until all have
-// come, `timeout` at most. Sums and averages of float, double, int and long go to its allreduce and
-// reduce. All other reductions, reduce_scatter and everything in half precision, which is combined
-// in float, are composed of its allgather (small ones), alltoall_base and gather. Everything else
-// moves as bytes (broadcast, allgather, gather, scatter, alltoall_base, send, recv, barrier).
-// Tensors of a device reach it where they are, on a stream that is current in the calling thread
-// and comes after what the poster's had been given. An error of it is a PeerLost. Its abort() must
-// end what is under way, or a group that fails waits for it when it is destroyed.
+// Makes the c10d backend of one group of `size` ranks, in which this process is `rank`. Called for
+// the world and for each subgroup, on all ranks of the group, each time with a separate store. May
+// block until all ranks have joined, at most `timeout`.
+//
+// Its allreduce and reduce perform sums and averages of float, double, int and long. All other
+// reductions, reduce_scatter, and every reduction in half precision (accumulated in float) are
+// composed of its allgather (small tensors), alltoall_base and gather. All other collectives move
+// bytes (broadcast, allgather, gather, scatter, alltoall_base, send, recv, barrier).
+//
+// Device tensors are passed as they are; the current stream of the calling thread is ordered after
+// the work that the posting thread had queued. An error of the backend becomes PeerLost. Its
+// abort() must end operations in progress; otherwise the destructor of a failed group blocks until
+// they end.
 using MakeC10dBackend = std::function<c10::intrusive_ptr<c10d::Backend>(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, Duration timeout)>;
 

@@ -1,10 +1,10 @@
-// The flight record: the latest calls of a rank on every group that came from its init(), each with
-// its place in the source and the times of its post and of the end of its wait. When a group dies,
-// each rank writes its record as one file into the folder that LOCKSTEP_FLIGHT names (`lockstep
-// run` names one). `lockstep report hang FILE...` reads the files of several ranks and says which
-// rank waits for which. docs/errors.md shows one; src/comm/diagnose/flight_file.h has the format.
+// The flight record: a rank's latest calls on every group that came from its init(), each with its
+// source location and the times of its post and of the end of its wait. When a group fails, each
+// rank writes its record as one file to the folder that LOCKSTEP_FLIGHT names (`lockstep run` sets
+// it). `lockstep report hang FILE...` reads the files of several ranks and shows which rank waits
+// for which. docs/errors.md shows a report; src/comm/diagnose/flight_file.h has the format.
 //
-// Recording costs nanoseconds a call, a fixed 128 KiB a process, and no system call.
+// Recording costs nanoseconds per call, a fixed 128 KiB per process, and no system call.
 #pragma once
 
 #include <lockstep/comm/group.h>
@@ -15,11 +15,11 @@
 
 namespace lockstep {
 
-// Writes the record of this rank as it is now, as `folder`/flight-rank-N.json, whole or not at all,
-// and returns that path. An empty folder means LOCKSTEP_FLIGHT's. Local: no peer takes part; any
-// thread, also while others wait in operations. The group lives on. InvalidArgument: no folder is
-// named, or nothing is recorded, as in groups of one rank and of threads. SystemError: the disk is
-// full, or the folder cannot be written.
+// Writes this rank's current record atomically to `folder`/flight-rank-N.json and returns that
+// path. An empty folder means the one that LOCKSTEP_FLIGHT names. Not collective. Thread-safe, also
+// while other threads wait in operations. The group stays usable. Throws InvalidArgument if no
+// folder is named or nothing is recorded, as in groups of one rank and of threads; SystemError if
+// the disk is full or the folder is not writable.
 std::string write_flight_record(const Group& group, const std::string& folder = {});
 
 }  // namespace lockstep

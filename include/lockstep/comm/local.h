@@ -13,8 +13,8 @@
 
 namespace lockstep {
 
-// `size` handles of one group, one for each thread that will be a rank. A rank leaves when its last
-// handle is destroyed; peers that still need it get PeerLost.
+// Returns `size` handles of one group, one per thread that will be a rank. A rank leaves when its
+// last handle is destroyed; peers that still need it get PeerLost.
 [[nodiscard]] std::vector<Group> local_groups(int size,
                                               Duration timeout = std::chrono::minutes(10));
 

@@ -1,4 +1,4 @@
-// What must succeed on every rank or counts for none: reading data, opening folders, saving.
+// Actions that must succeed on every rank or count for none: reading data, opening folders, saving.
 #pragma once
 
 #include <lockstep/base/error.h>
@@ -11,8 +11,8 @@
 
 namespace lockstep {
 
-// A step of the program failed on some rank, and every rank knows: all of them throw this with the
-// same words, so that one of them may speak for all. The group lives on.
+// Thrown on all ranks with the same message if a step of the program failed on some rank, so that
+// one rank may print it for all. The group stays usable.
 class CommonFailure : public Error {
  public:
   CommonFailure(const std::string& what, int rank) : Error(what), rank_(rank) {}
@@ -23,13 +23,14 @@ class CommonFailure : public Error {
   int rank_;
 };
 
-// Collective. Runs `action` on this rank and returns when it has succeeded on all; if it threw a
-// std::exception on some, throws CommonFailure with the words of the first of them on every rank,
-// after "rank 2 on host b: " where it went well on others: a file may be missing on one host alone.
-// `action` itself must not use the group. Throws the group's errors.
+// Collective. Runs `action` on this rank and returns when it has succeeded on all ranks. If it
+// threw a std::exception on some ranks, throws CommonFailure on every rank with the message of the
+// first of them. The message is prefixed with "rank 2 on host b: " if other ranks succeeded,
+// because a file may be missing on one host only. `action` must not use the group. Throws the
+// group's errors.
 void together(Group& group, const std::function<void()>& action);
 
-// Collective. The text that `root` passes; what the others pass is not looked at. Throws the
+// Collective. Returns the text that `root` passes; the texts of other ranks are ignored. Throws the
 // group's errors.
 [[nodiscard]] std::string broadcast_text(Group& group, std::string text, int root = 0);
 

@@ -24,7 +24,7 @@ void check_defined(const at::Tensor& input, std::string_view name) {
   check(input.defined(), "{}: the input is undefined", name);
 }
 
-// The dim counted from the front.
+// Returns the dim counted from the front.
 std::int64_t place_of(const at::Tensor& input, std::int64_t dim, std::string_view name) {
   check_defined(input, name);
   check(input.dim() > 0, "{}: expected a tensor with dims, found a scalar; unsqueeze(0) makes one",

@@ -1,5 +1,5 @@
-// Groups from groups: every rank learns what the others asked for, and those that belong together
-// ask the backend.
+// Subgroups: every rank learns the arguments of the others, then the members of each subgroup make
+// it through the backend.
 #include "base/fingerprint.h"
 #include "base/format.h"
 #include "comm/api/group_state.h"
@@ -16,7 +16,7 @@
 namespace lockstep {
 namespace {
 
-// `mine` of every rank, in rank order.
+// Returns `mine` of every rank, in rank order.
 std::vector<std::int64_t> exchange(Group group, const std::vector<std::int64_t>& mine,
                                    std::string_view tag, Group::Where where) {
   auto input = at::tensor(mine, at::kLong);
@@ -26,7 +26,7 @@ std::vector<std::int64_t> exchange(Group group, const std::vector<std::int64_t>&
           output.const_data_ptr<std::int64_t>() + output.numel()};
 }
 
-// Enough to notice that two ranks meant different lists.
+// Good enough to notice that two ranks passed different lists.
 std::int64_t hash_of(std::span<const int> ranks) {
   return static_cast<std::int64_t>(fingerprint_of(ranks));
 }

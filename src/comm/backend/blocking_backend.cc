@@ -15,7 +15,7 @@ namespace {
 
 using diagnose::FailureKind;
 
-// What a run may take to end after the engine was closed.
+// Time limit for a run to end after the engine was closed.
 constexpr auto longest_end = std::chrono::seconds(5);
 
 void check_device(const Call& call, BlockingEngine& engine) {
@@ -52,7 +52,7 @@ BlockingBackend::BlockingBackend(std::shared_ptr<BlockingEngine> engine,
 BlockingBackend::~BlockingBackend() {
   bool complete = calls_->drain(grace_);
   watch_->leave(watched_, complete, grace_.is_by_exception());
-  // Or a queue would wait for ever.
+  // Without this, a queue could wait forever.
   if (!complete) engine_->close("a rank left before its operations were complete");
   for (auto& [channel, queue] : queues_) {
     if (!queue->end(complete ? Deadline::never().left() : longest_end))
@@ -99,7 +99,7 @@ void BlockingBackend::fail_by(const std::exception_ptr& problem, const CallRecor
     std::rethrow_exception(problem);
   } catch (const CallDiffers& found) {
     fail(FailureKind::mismatch, call, diagnosis_.difference(call, found.rank()));
-  } catch (const Mismatch& error) {  // of a part of the operation, in words of its own
+  } catch (const Mismatch& error) {  // of a part of the operation, with its own message
     auto sentence = diagnosis_.difference(call);
     fail(FailureKind::mismatch, call, sentence.empty() ? error.what() : sentence);
   } catch (const std::exception& error) {

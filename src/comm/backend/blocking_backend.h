@@ -1,14 +1,14 @@
 // A Backend for engines whose operations block. It runs them on task queues: one for the
-// collectives, which therefore take effect in the order of their posts and go on while their rank
-// is busy elsewhere, and one for each direction of each pair of ranks that exchange messages.
+// collectives, which therefore run in the order of their posts and progress while the posting
+// thread is busy, and one per direction of each pair of ranks that exchange messages.
 //
 // Such engines do not compare calls themselves: the call watch does (comm/diagnose), and all ranks
-// of a dying group agree on one failure report.
+// of a failed group agree on one failure report.
 //
-// An operation that does not end even when the engine is closed is left behind with its thread, its
-// tensors and the engine, so that leaving a dead group never hangs; Life keeps it from using the
-// backend when that is gone.
-// Once the group has failed the engine is closed or being closed, and open calls stay open.
+// An operation that does not end even when the engine is closed is abandoned together with its
+// thread, its tensors and the engine, so that leaving a failed group never hangs; Life prevents the
+// operation from using the destroyed backend. Once the group has failed, the engine is closed or is
+// being closed, and open calls stay open.
 #pragma once
 
 #include <lockstep/comm/backend.h>
@@ -33,11 +33,11 @@ namespace lockstep {
 
 class BlockingBackend final : public Backend {
  public:
-  // The groups of one family share a watch; the first has none yet.
+  // The groups of one family share a watch; pass null for the first group.
   BlockingBackend(std::shared_ptr<BlockingEngine> engine, std::shared_ptr<Store> store,
                   GroupNames group, int rank, int size, Duration join_timeout,
                   std::shared_ptr<diagnose::CallWatch> watch = nullptr);
-  // Waits for what was posted (rendezvous/grace_period.h), and leaves.
+  // Waits for posted operations (rendezvous/grace_period.h), then leaves the group.
   ~BlockingBackend() override;
 
   [[nodiscard]] std::string_view name() const override { return engine_->name(); }
@@ -54,16 +54,17 @@ class BlockingBackend final : public Backend {
 
  private:
   struct Life {
-    std::shared_mutex mutex;  // shared: a call uses the backend; alone: it ends
+    std::shared_mutex mutex;  // shared: a call uses the backend; exclusive: the backend ends
     bool is_over = false;
   };
 
-  // On a queue: carries the call out, and tells the backend unless that is gone.
+  // Runs on a queue: performs the call and reports to the backend unless it is gone.
   static void carry_out(const std::shared_ptr<Life>& life, BlockingBackend* backend,
                         BlockingEngine& engine, const PostedCall& call);
-  // Ends the group: agrees with the others on the reason, closes the engine, wakes the waiting.
+  // Fails the group: agrees with the other ranks on the reason, closes the engine, wakes the
+  // waiters.
   void fail(diagnose::FailureKind kind, const CallRecord& call, std::string_view detail);
-  // The same, for what the engine threw in `call`.
+  // Fails the group with the exception that the engine threw in `call`.
   void fail_by(const std::exception_ptr& problem, const CallRecord& call);
 
   const rendezvous::GracePeriod grace_;
@@ -76,8 +77,8 @@ class BlockingBackend final : public Backend {
   const std::shared_ptr<Life> life_ = std::make_shared<Life>();
   const std::shared_ptr<diagnose::OpenCalls> calls_;  // shared with the watch
   const std::shared_ptr<diagnose::CallWatch> watch_;
-  const std::shared_ptr<diagnose::WatchedGroup> watched_;  // what the others learn of its calls
-  // Of the thread that posts. Last: their threads use what is above.
+  const std::shared_ptr<diagnose::WatchedGroup> watched_;  // publishes its calls to other ranks
+  // Used by the posting thread. Last member: the queues' threads use the members above.
   std::map<ChannelKey, std::unique_ptr<sys::TaskQueue>> queues_;
 };
 

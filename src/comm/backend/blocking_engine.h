@@ -1,4 +1,4 @@
-// What an engine must write whose operations block (blocking_backend.h runs them on task queues).
+// The interface of an engine whose operations block (blocking_backend.h runs them on task queues).
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -14,8 +14,7 @@
 
 namespace lockstep {
 
-// What run() throws when it finds that another rank made a different call; what that was, the watch
-// knows.
+// Thrown by run() if another rank made a different call; the call watch knows which call.
 class CallDiffers : public std::runtime_error {
  public:
   explicit CallDiffers(int rank) : std::runtime_error("a peer's call differs"), rank_(rank) {}
@@ -25,7 +24,7 @@ class CallDiffers : public std::runtime_error {
   int rank_;
 };
 
-// The objection of an engine that takes the host's memory only.
+// Returns the objection of an engine that takes host memory only.
 [[nodiscard]] std::string not_on_host(const at::Tensor& tensor);
 
 class BlockingEngine {
@@ -37,28 +36,28 @@ class BlockingEngine {
 
   // "gloo", "hierarchical".
   [[nodiscard]] virtual std::string_view name() const = 0;
-  // What keeps it from working with the memory that this tensor is in, to follow its name in a
-  // message; empty: nothing. Called in the order of the posts.
+  // Returns why the engine cannot use the memory of this tensor, a phrase that follows the engine's
+  // name in a message; empty: it can. Called in the order of the posts.
   [[nodiscard]] virtual std::string objection_to(const at::Tensor& tensor) {
     return not_on_host(tensor);
   }
-  // Carries out a call and returns when this rank's part is complete. Throws when it cannot:
-  // CallDiffers, a Mismatch that says all, or anything else, of which the group is to find out. The
-  // collectives come one after the other from one thread; so do the messages of one pair in one
-  // direction, from another.
+  // Performs a call; returns when this rank's part is complete. Throws on failure: CallDiffers, a
+  // Mismatch with a complete message, or any other exception, whose cause the group then
+  // determines. One thread runs the collectives one after another; another thread runs the messages
+  // of one pair in one direction.
   virtual void run(const PostedCall& call) = 0;
-  // Ends every run that is under way, here and on the peers. Any thread, also beside a run; never
-  // throws. `reason` is for those that learn of it by this.
+  // Ends every run in progress, here and on the peers. Thread-safe, also during a run; never
+  // throws. `reason` is for peers that learn of the failure this way.
   virtual void close(std::string_view reason) noexcept = 0;
-  // As Backend's.
+  // As Backend::empty_shared().
   [[nodiscard]] virtual at::Tensor empty_shared(at::IntArrayRef sizes,
                                                 const at::TensorOptions& options) = 0;
-  // For a group `name` of some ranks of this one, in which this rank is number `rank`. Blocks until
-  // all of them have come.
+  // Makes the engine of the subgroup `name`, in which this rank is number `rank`. Blocks until all
+  // of its ranks have joined.
   [[nodiscard]] virtual std::shared_ptr<BlockingEngine> subset(std::span<const int> ranks,
                                                                const std::string& name, int rank,
                                                                Duration timeout) = 0;
-  // The same where another engine does all of such a group: its backend, else null.
+  // Returns a backend if another engine performs all operations of such a subgroup, else null.
   [[nodiscard]] virtual std::shared_ptr<Backend> backend_of(std::span<const int> /*ranks*/,
                                                             const std::string& /*name*/) {
     return nullptr;

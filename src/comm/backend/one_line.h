@@ -1,4 +1,4 @@
-// LibTorch's errors end with a backtrace; ours are one line.
+// Reduces LibTorch's errors, which end with a backtrace, to one line.
 #pragma once
 
 #include <string>

@@ -8,7 +8,7 @@
 namespace lockstep {
 namespace {
 
-// LibTorch lets each namespace of operators be registered once in a process.
+// LibTorch allows only one registration per operator namespace and process.
 bool register_namespace() {
   try {
     static const auto* kept = new c10::RegistrationHandleRAII(

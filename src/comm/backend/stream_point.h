@@ -1,6 +1,6 @@
-// The order of a device's work. A device does what it is given later, in the order of a stream,
-// so a call that another thread carries out must come after what its own thread had given to the
-// device. For every device of LibTorch that has streams; the host's memory needs none of it.
+// Ordering of a device's work. A device executes queued work later, in stream order, so a call that
+// another thread performs must be ordered after the work that the posting thread had queued. Works
+// for every LibTorch device with streams; host memory needs no ordering.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,16 +10,17 @@
 
 namespace lockstep {
 
-// What this thread's current stream of one device had been given when the point was made.
+// The work that this thread had queued on its current stream of one device when the point was made.
 class StreamPoint {
  public:
   explicit StreamPoint(c10::Device device);
 
-  // What the calling thread gives to `stream` from now on comes after the point. Any thread.
+  // Orders work that the calling thread queues on `stream` from now on after the point.
+  // Thread-safe.
   void precede(const c10::Stream& stream) const { event_.block(stream); }
-  // The same for its current stream of the point's device.
+  // Does the same for the calling thread's current stream of the point's device.
   void precede_current() const;
-  // Blocks the calling thread until the device has come to the point.
+  // Blocks the calling thread until the device has reached the point.
   void wait() const { event_.synchronize(); }
 
  private:
@@ -27,7 +28,7 @@ class StreamPoint {
   c10::Event event_;
 };
 
-// The point where this thread is on the tensor's device; null for the host's memory.
+// Returns the current point of this thread on the tensor's device; null for host memory.
 [[nodiscard]] std::shared_ptr<const StreamPoint> stream_point(const at::Tensor& tensor);
 
 }  // namespace lockstep

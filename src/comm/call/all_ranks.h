@@ -1,4 +1,3 @@
-// The ranks of a group, as a list.
 #pragma once
 
 #include <numeric>
@@ -6,7 +5,7 @@
 
 namespace lockstep {
 
-// 0, 1, ..., size - 1.
+// Returns 0, 1, ..., size - 1.
 [[nodiscard]] inline std::vector<int> all_ranks(int size) {
   std::vector<int> ranks(static_cast<std::size_t>(size));
   std::iota(ranks.begin(), ranks.end(), 0);

@@ -12,7 +12,7 @@ GroupNames::GroupNames(std::string name, std::vector<int> world_ranks)
     : name_(std::move(name)), world_ranks_(std::move(world_ranks)) {}
 
 int GroupNames::world_rank(int rank) const {
-  const auto index = static_cast<std::size_t>(rank);  // a peer's text may name any number
+  const auto index = static_cast<std::size_t>(rank);  // a peer's text may contain any number
   return index < world_ranks_.size() ? world_ranks_[index] : rank;
 }
 

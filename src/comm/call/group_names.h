@@ -1,5 +1,5 @@
-// How sentences name a group and its ranks: a rank of a part of the world also by its number in the
-// world, if the two differ.
+// The names of a group and its ranks in messages. A rank of a subgroup is also named by its world
+// rank if the two differ.
 #pragma once
 
 #include <span>
@@ -10,12 +10,12 @@ namespace lockstep {
 
 class GroupNames {
  public:
-  // `world_ranks`: the ranks of the group as numbers of the world; empty if they are the same.
+  // `world_ranks`: the world ranks of the group's ranks; empty if they are the same.
   GroupNames(std::string name = "world", std::vector<int> world_ranks = {});
 
   [[nodiscard]] const std::string& name() const { return name_; }
   [[nodiscard]] int world_rank(int rank) const;
-  // The names of a group of these ranks, in their order.
+  // Returns the names of a subgroup of these ranks, in their order.
   [[nodiscard]] GroupNames part(std::span<const int> ranks, std::string name) const;
 
   // "rank 1", "rank 1 (rank 3 of the world)"
@@ -24,7 +24,7 @@ class GroupNames {
   [[nodiscard]] std::string ranks_own(int rank) const;
   // "ranks 0, 2", "ranks 0-2 (ranks 4-6 of the world)"
   [[nodiscard]] std::string ranks(std::span<const int> ranks) const;
-  // What ends a sentence: " [group world/split#1/0]", nothing for the world.
+  // Returns the end of a sentence: " [group world/split#1/0]", or nothing for the world.
   [[nodiscard]] std::string ending() const;
 
  private:

@@ -1,4 +1,4 @@
-// Reads a line of words apart by single blanks, as a peer has written it.
+// Reads a line of words separated by single blanks, as a peer has written it.
 #pragma once
 
 #include "base/text.h"
@@ -20,7 +20,7 @@ class WordReader {
     rest_.remove_prefix(std::min(rest_.size(), word.size() + 1));
     return word;
   }
-  // A number of that range; else `least`, and the line is not good.
+  // Returns a number in the given range. Otherwise returns `least` and marks the line as invalid.
   std::int64_t number(std::int64_t least, std::int64_t most) {
     auto value = parse_integer(next());
     good_ = good_ && value && *value >= least && *value <= most;
@@ -34,9 +34,9 @@ class WordReader {
     return value;
   }
 
-  // What has not been read.
+  // Returns the text that has not been read.
   [[nodiscard]] std::string_view rest() const { return rest_; }
-  // Whether everything was what it was read as.
+  // Returns true if every word had the form it was read as.
   [[nodiscard]] bool is_good() const { return good_; }
 
  private:

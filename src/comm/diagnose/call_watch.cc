@@ -41,16 +41,16 @@ class WatchCore {
     std::erase(groups_, group);
   }
   void something_was_posted();
-  // The thread's life.
+  // The thread's function.
   void run();
-  // Asks the thread to end; whether it has.
+  // Asks the thread to end; returns true if it has.
   [[nodiscard]] bool end(Duration limit);
 
  private:
-  // Whether something may be found here without another post.
+  // Returns true if something may be found here without another post.
   [[nodiscard]] bool look(WatchedGroup& group);
   void ask_for_end(WatchedGroup& group);
-  // Tells the group, unless it has left.
+  // Calls the group's on_end, unless the group has left.
   static void tell(WatchedGroup& group, const std::string& mismatch);
   void compare(WatchedGroup& group, const std::vector<int>& partners);
 
@@ -64,8 +64,8 @@ class WatchCore {
   bool has_ended_ LOCKSTEP_GUARDED_BY(mutex_) = false;
 };
 
-// The watch's look() finds the call in the history, or has cleared dirty_ before
-// something_was_posted() reads it.
+// No post is missed: either the watch's look() finds the call in the history, or it has cleared
+// dirty_ before something_was_posted() reads it.
 void WatchedGroup::note_post() { core_.something_was_posted(); }
 
 void WatchedGroup::state(Store& store, std::string_view process, Presence presence) {
@@ -141,11 +141,12 @@ bool WatchCore::look(WatchedGroup& group) {
   try {
     if (!is_new && is_open) ask_for_end(group);
     if (!is_new) return is_open && !group.is_over_;
-    // First said, then read: of two ranks that do this at once, at least one sees the other's.
+    // Write before read: if two ranks do this at once, at least one sees the other's statement.
     group.state(*store_, process_, WatchedGroup::Presence::stays);
     compare(group, group.partners(channels));
   } catch (const std::exception& error) {
-    // Without the store nothing can be compared; what that means for the group, its engine says.
+    // Without the store, calls cannot be compared; the engine reports the consequence for the
+    // group.
     group.is_over_ = true;
     log::debug("group {}: comparing calls: {}", group.group_.name(), error.what());
   }
@@ -212,13 +213,13 @@ void CallWatch::leave(const std::shared_ptr<WatchedGroup>& group, bool is_comple
     try {
       group->state(*core->store(), core->process(), presence);
     } catch (const std::exception& error) {
-      // The store's server may have left before this rank; then nobody is there to be told.
+      // The store's server may have left before this rank; then no rank is left to inform.
       log::debug("group {}: leaving: {}", group->group_.name(), error.what());
     }
   };
   try {
     static_cast<void>(sys::run_with_timeout(say, store_timeout_));
-  } catch (const std::exception& error) {  // no thread can be made
+  } catch (const std::exception& error) {  // the thread could not be started
     log::debug("group {}: leaving: {}", group->group_.name(), error.what());
   }
 }

@@ -1,23 +1,24 @@
-// The call watch, a detector of desynchronised ranks: tells the ranks of engines that exchange no
-// descriptors what the others have called.
+// The call watch detects desynchronized ranks: it compares the calls of all ranks for engines that
+// do not compare descriptors themselves.
 //
-// Each rank keeps a statement in the store (history.h): its process, and what it called last. One
-// thread a process renews the statements of those groups in which something was posted, at most
-// every `period`, and compares them with those of the neighbours (rank - 1 and rank + 1) and of the
-// ranks that messages were exchanged with. So a call that differs on any two ranks is found within
-// about two periods, also where the engine would move wrong bytes without noticing, and an
-// operation costs what it takes to note it. Where calls are open and nothing new is posted, the
-// thread asks whether the others have ended the group: the rank that this one waits for may not
-// know of it. While nothing is open it sleeps.
+// Each rank keeps a statement in the store (history.h): its process and its latest calls. One
+// thread per process renews the statements of groups with new posts, at most once per `period`, and
+// compares them with the statements of the neighbours (rank - 1 and rank + 1) and of the ranks that
+// it exchanged messages with. A call that differs on any two ranks is therefore found within about
+// two periods, even if the engine would move wrong bytes without noticing; an operation costs only
+// the time to note it. If calls are open and nothing new is posted, the thread checks whether other
+// ranks have ended the group, because the rank that this one waits for may not know of it. While no
+// call is open, the thread sleeps.
 //
-// Keys: "lockstep/calls/<group>/<rank>"; diagnosis.h has those of a group's end.
+// Keys: "lockstep/calls/<group>/<rank>"; diagnosis.h has the keys of a group's end.
 //
-// A store may stop answering, with the process that serves it: then nothing is compared any more,
-// and the thread is left behind when the watch goes.
+// If the store stops answering (with the process that serves it), nothing is compared any more, and
+// the thread is abandoned when the watch is destroyed.
 //
-// Invariants: gate_ is held while on_end runs, and gone_ is set under it, so that after leave() it
-// is not called; the core's groups and flags are guarded by its mutex_, which is a leaf lock, as
-// that of OpenCalls is: acquire nothing while holding one. gate_ and stating_ are not.
+// Invariants: gate_ is held while on_end runs, and gone_ is set under it, so that on_end is not
+// called after leave(). The core's mutex_ guards its groups and flags. That mutex and the one of
+// OpenCalls are leaf locks: acquire nothing while holding one. gate_ and stating_ are not leaf
+// locks.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -41,10 +42,10 @@ namespace lockstep::diagnose {
 
 class WatchCore;
 
-// This rank's part in one group.
+// This rank's membership in one watched group.
 class WatchedGroup {
  public:
-  // After each call that was added to the group's calls. Any thread.
+  // Call after each call that was added to the group's calls. Thread-safe.
   void note_post();
 
  private:
@@ -62,7 +63,7 @@ class WatchedGroup {
 
   [[nodiscard]] std::vector<int> partners(const std::vector<ChannelKey>& channels) const;
   enum class Presence { stays, left, left_by_exception };
-  // Tells the others what this rank has posted, and (from then on) that it has left.
+  // Publishes the calls that this rank has posted and, once it has left, that it has left.
   void state(Store& store, std::string_view process, Presence presence);
 
   WatchCore& core_;  // note_post() is called while the watch lives
@@ -75,29 +76,30 @@ class WatchedGroup {
   Presence presence_ LOCKSTEP_GUARDED_BY(stating_) = Presence::stays;
   Mutex gate_;
   bool gone_ LOCKSTEP_GUARDED_BY(gate_) = false;
-  std::uint64_t stated_ = 0;  // the history's version that the others can read; the watch's thread
-  bool is_over_ = false;      // nothing more is to be found here; the watch's thread
+  std::uint64_t stated_ = 0;  // version of the history in the store; the watch's thread
+  bool is_over_ = false;      // nothing more can be found; the watch's thread
 };
 
 class CallWatch {
  public:
   static constexpr std::chrono::milliseconds period{100};
 
-  // `store_timeout`: how long the store may take for what nobody needs to wait for.
+  // `store_timeout`: time limit for store operations that no caller depends on.
   explicit CallWatch(std::shared_ptr<Store> store,
                      Duration store_timeout = std::chrono::seconds(2));
   ~CallWatch();
   CallWatch(const CallWatch&) = delete;
   CallWatch& operator=(const CallWatch&) = delete;
 
-  // Says to the others that this rank is in the group, and from then on which `calls` it makes.
-  // `on_end` is called on the watch's thread, at most once: with a sentence that names both calls,
-  // or with none when the others have agreed on why the group ends. A store operation.
+  // Publishes that this rank is in the group, and from then on its `calls`. Calls `on_end` at most
+  // once, on the watch's thread: with a sentence that names both calls of a mismatch, or with an
+  // empty one if other ranks have agreed on why the group ends. A store operation.
   [[nodiscard]] std::shared_ptr<WatchedGroup> join(const GroupNames& names, int rank, int size,
                                                    std::shared_ptr<OpenCalls> calls,
                                                    std::function<void(const std::string&)> on_end);
-  // The group's on_end is not running and will not be called any more. `is_complete`: tells the
-  // others that this rank has left, and whether by an exception. Never throws; not from on_end.
+  // Afterwards the group's on_end is not running and will not be called again. If `is_complete`,
+  // publishes that this rank has left, and whether by an exception. Never throws; must not be
+  // called from on_end.
   void leave(const std::shared_ptr<WatchedGroup>& group, bool is_complete,
              bool by_exception = false) noexcept;
 
@@ -107,10 +109,10 @@ class CallWatch {
   sys::Thread thread_;
 };
 
-// Where the ranks of a dying group say why.
+// Returns the store key for the reason why a group ends.
 [[nodiscard]] std::string key_of_end(std::string_view group, std::string_view name);
 
-// What a rank of the group has said so far; nothing when it has not joined.
+// Returns the latest statement of a rank of the group; std::nullopt if it has not joined.
 [[nodiscard]] std::optional<Statement> statement_of(Store& store, std::string_view group, int rank);
 
 }  // namespace lockstep::diagnose

@@ -22,13 +22,13 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// How long the reporter waits for statements (they are at most a period old), and how long the
-// others wait for its report.
+// How long the reporter waits for statements (they are at most one period old), and how long the
+// other ranks wait for its report.
 constexpr auto survey_time = 400ms;
 constexpr auto report_wait = 3s;
 
-// Runs it in a thread of its own. False, with the problem if that is known, when it has not ended
-// within the limit, has failed, or no thread could be made.
+// Runs `action` in a separate thread. Returns false if it has not ended within the limit, has
+// failed, or could not start; sets `problem` if the reason is known.
 bool run_in_time(std::function<void()> action, Duration limit, std::string& problem) {
   auto failed = std::make_shared<std::atomic<bool>>(false);
   try {
@@ -36,7 +36,7 @@ bool run_in_time(std::function<void()> action, Duration limit, std::string& prob
         [failed, action = std::move(action)] {
           try {
             action();
-          } catch (const std::exception&) {  // there is no memory for what it has to say
+          } catch (const std::exception&) {  // out of memory for the message
             *failed = true;
           }
         },
@@ -50,7 +50,7 @@ bool run_in_time(std::function<void()> action, Duration limit, std::string& prob
 
 }  // namespace
 
-// What is known of the ranks that an operation needs.
+// The known state of the ranks that an operation needs.
 struct Diagnosis::Survey {
   struct Surveyed {
     int rank = 0;
@@ -85,7 +85,7 @@ struct Diagnosis::Survey {
   }
 };
 
-// `number` is that of the call that others wait in.
+// `number` is the number of the call that other ranks wait in.
 PeerStatus Diagnosis::Survey::Surveyed::status(ChannelKey channel, std::uint64_t number) const {
   PeerStatus result{.rank = rank, .has_called = has_called};
   const auto* told = &statement.of(channel);
@@ -131,7 +131,7 @@ std::exception_ptr Diagnosis::agree_in_time(FailureKind kind, const CallRecord& 
                                             const std::function<void()>& close) {
   struct Shared {
     std::mutex mutex;
-    std::function<void()> close;  // empty once the caller has gone on
+    std::function<void()> close;  // empty once the caller has returned
     std::optional<FailureReport> report;
   };
   auto shared = std::make_shared<Shared>();
@@ -237,7 +237,7 @@ FailureReport Diagnosis::report(FailureKind kind, const CallRecord& call, std::s
 std::string Diagnosis::lost_in(const Survey& survey, const CallRecord& call,
                                std::string_view detail) const {
   auto gone = survey.ranks_where([](const auto& one) { return one.is_gone(); });
-  if (gone.empty()) {  // on another machine, or only its connection is
+  if (gone.empty()) {  // the process is on another host, or only its connection is gone
     auto silent = survey.ranks_where([](const auto& one) { return !one.has_called; });
     return gone_sentence(call, silent, survey.waiting(), detail, group_);
   }

@@ -1,8 +1,9 @@
-// How the ranks of a dying group agree on why: the first that notices becomes the reporter, reads
-// what all have told the call watch, and writes the failure report that all throw. Ranks notice
-// when the reporter closes its connections, or with their next call.
+// How the ranks of a failed group agree on the cause: the first rank that notices becomes the
+// reporter, reads the statements of all ranks from the call watch, and writes the failure report
+// that all ranks throw. The other ranks notice when the reporter closes its connections, or at
+// their next call.
 //
-// Keys, under "lockstep/end/<group>/": "reporter" the rank that writes the report; "report" a
+// Keys, under "lockstep/end/<group>/": "reporter", the rank that writes the report; "report", a
 // letter for the kind of error and its text.
 #pragma once
 
@@ -22,46 +23,48 @@
 
 namespace lockstep::diagnose {
 
-// A copy speaks for the same rank of the same group.
+// Copies act for the same rank of the same group.
 class Diagnosis {
  public:
-  // `store_timeout`: how long the store may take for all of one agreement.
+  // `store_timeout`: the time limit of all store operations of one agreement.
   Diagnosis(std::shared_ptr<Store> store, GroupNames group, int rank, int size,
             Duration store_timeout = std::chrono::seconds(5));
 
-  // The error that all ranks of the group throw. `kind` is what this rank noticed in `call`;
-  // `close` ends this rank's connections. `detail` is what the engine said, the sentence of a
-  // mismatch, or the reason of an abort. Blocks for a second or two, and a few more where the store
-  // does not answer; never throws. Without memory for a sentence: the error that says so.
+  // Returns the error that all ranks of the group throw. `kind` is the failure that this rank
+  // noticed in `call`; `close` ends this rank's connections. `detail` is the engine's error text,
+  // the sentence of a mismatch, or the reason of an abort. Blocks for a second or two, and a few
+  // more if the store does not answer; never throws. If memory for the message runs out, returns an
+  // error that says so.
   [[nodiscard]] std::exception_ptr agree(FailureKind kind, const CallRecord& call,
                                          std::string_view detail,
                                          const std::function<void()>& close) noexcept;
 
-  // "rank 3 never called all_reduce #417 (bucket 2, 12 MB, train.cc:88) that ranks 0-2 wait in; its
-  // last call was ...", as far as is known now; empty without memory for it. Blocks at most
+  // Returns "rank 3 never called all_reduce #417 (bucket 2, 12 MB, train.cc:88) that ranks 0-2 wait
+  // in; its last call was ...", as far as is known now; empty if memory runs out. Blocks at most
   // `store_timeout`; never throws.
   [[nodiscard]] std::string overdue(const CallRecord& call, Duration waited) noexcept;
 
-  // The sentence of a mismatch with what rank `other` called; without one, with any rank that
-  // called something else, and empty when none has. Blocks at most `store_timeout`; never throws.
+  // Returns the sentence of a mismatch with the call of rank `other`; without `other`, with any
+  // rank that made a different call. Empty if no rank did. Blocks at most `store_timeout`; never
+  // throws.
   [[nodiscard]] std::string difference(const CallRecord& call,
                                        std::optional<int> other = std::nullopt) noexcept;
 
  private:
   struct Survey;
   using Say = std::string(Diagnosis&);
-  // The result of `say`; if the store fails, that of `otherwise` and the store's error. Throws
-  // std::bad_alloc.
+  // Returns the result of `say`; if the store fails, that of `otherwise` and the store's error.
+  // Throws std::bad_alloc.
   [[nodiscard]] std::string said_in_time(const std::function<std::string()>& otherwise,
                                          std::function<Say> say);
-  // agree(), which throws std::bad_alloc.
+  // Implements agree(); throws std::bad_alloc.
   [[nodiscard]] std::exception_ptr agree_in_time(FailureKind kind, const CallRecord& call,
                                                  std::string_view detail,
                                                  const std::function<void()>& close);
   [[nodiscard]] FailureReport agree_now(FailureKind kind, const CallRecord& call,
                                         std::string_view detail,
                                         const std::function<void()>& close);
-  // What can be said without the store.
+  // Returns the report that this rank can make without the store.
   [[nodiscard]] FailureReport alone(FailureKind kind, const CallRecord& call,
                                     std::string_view detail, std::string_view problem) const;
   [[nodiscard]] FailureReport read_or_write_report(FailureKind kind, const CallRecord& call,
@@ -69,7 +72,8 @@ class Diagnosis {
                                                    const std::function<void()>& close);
   [[nodiscard]] FailureReport report(FailureKind kind, const CallRecord& call,
                                      std::string_view detail);
-  // Reads until all have said that they made the call, or cannot any more, or the limit has passed.
+  // Reads statements until all ranks have made the call or cannot make it any more, or the limit
+  // passes.
   [[nodiscard]] Survey survey(const CallRecord& call, Duration limit);
   [[nodiscard]] std::string difference_in(const Survey& survey, const CallRecord& call) const;
   [[nodiscard]] std::string lost_in(const Survey& survey, const CallRecord& call,

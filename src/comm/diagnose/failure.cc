@@ -10,7 +10,7 @@ namespace lockstep::diagnose {
 namespace {
 
 constexpr std::string_view dead_group_words = ", which is dead: ";
-constexpr std::string_view letters = "-PTMA";  // of the kinds, in their order
+constexpr std::string_view letters = "-PTMA";  // one per kind, in their order
 
 std::string text_of(const std::exception_ptr& error) {
   try {

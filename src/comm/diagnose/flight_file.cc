@@ -18,8 +18,8 @@ std::string_view name_of(Progress progress) {
   return names.at(static_cast<std::size_t>(progress));
 }
 
-// Tags are cut at a number of bytes, which may be in the middle of a letter: what is no UTF-8
-// becomes the replacement character.
+// Tags are truncated at a number of bytes, possibly inside a character: invalid UTF-8 becomes the
+// replacement character.
 std::string quoted(std::string_view text) {
   std::string result = "\"";
   while (!text.empty()) {
@@ -36,7 +36,7 @@ std::string quoted(std::string_view text) {
   return result + '"';
 }
 
-// {"a": 1, "b": "x"}, member by member.
+// Builds {"a": 1, "b": "x"}, member by member.
 class Object {
  public:
   Object& text(std::string_view name, std::string_view value) { return raw(name, quoted(value)); }

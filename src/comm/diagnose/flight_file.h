@@ -9,10 +9,11 @@
 //               "posted": 1732204852.0, "ended": 1732204852.1, "progress": "done",
 //               "where": "trainer.cc:88"}]}
 //
-// Times are seconds since 1970. `root` is there for rooted operations, `peer` for messages, `op`
-// for reductions, `dtype`, `elements` and `bytes` where there is a tensor, `counts` (a hash) where
-// sizes are uneven, `ended` once the rank has waited for it. `progress` is posting (the post has
-// not returned), posted (the rank went on), waiting, done, failed or refused. Calls are in the
+// Times are seconds since 1970. Some members are optional: `root` for rooted operations, `peer` for
+// messages, `op` for reductions, `dtype`, `elements` and `bytes` for calls with a tensor, `counts`
+// (a hash) for uneven sizes, `ended` once the rank has waited for the call. `progress` is posting
+// (the post has not returned), posted (the rank went on), waiting, done, failed or refused. Calls
+// are in the order of their posts.
 // order of their posts.
 #pragma once
 

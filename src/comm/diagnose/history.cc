@@ -168,7 +168,7 @@ std::optional<Difference> CallHistory::compare(ChannelKey channel, const Line& m
                                                const ChannelStatement& theirs) {
   auto chains = theirs.marks;
   for (const auto& known : theirs.calls) chains.push_back({known.call.number, known.chain});
-  std::uint64_t agreed = 0;  // equal chains up to here
+  std::uint64_t agreed = 0;  // the chains are equal up to this number
   for (const auto& mark : chains) {
     if (mine.chain_at(mark.number) == mark.chain) agreed = std::max(agreed, mark.number);
   }

@@ -10,7 +10,7 @@ namespace lockstep::diagnose {
 namespace {
 
 constexpr Duration notice_after = std::chrono::seconds(30);
-// Waits of the condition variable are cut, because a duration of ages overflows in it.
+// The condition variable waits in parts, because very long durations overflow in it.
 constexpr Duration longest_sleep = std::chrono::hours(1);
 constexpr Duration sleep_while_failing = std::chrono::seconds(1);
 

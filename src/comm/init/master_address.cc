@@ -20,12 +20,13 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Names of a cluster's hosts are made known while its jobs start.
+// Host names of a cluster may become resolvable only while its jobs start.
 constexpr auto until_known = 10s;
 constexpr auto until_notice = 5s;
 constexpr auto between_attempts = 200ms;
 
-// What a datagram socket says, which sends nothing: 0, or why such an address cannot be used.
+// Checks an address with a datagram socket, which sends nothing. Returns 0, or the errno that says
+// why the address cannot be used.
 int error_of(const sys::SocketAddress& address, decltype(&::connect) use) {
   const sys::FileDescriptor socket(::socket(address.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!socket) return errno;
@@ -69,7 +70,7 @@ void MasterAddress::wait_for_listener(int rank, std::string_view listener,
   auto notice = Deadline::after(until_notice);
   for (;;) {
     std::string problem;
-    bool may_come = false;  // at one of the addresses
+    bool may_come = false;  // at one of the addresses the listener may still appear
     for (const auto& address : addresses_) {
       try {
         if (sys::try_connect(address, Deadline::after(until_notice).or_sooner(deadline))) return;

@@ -1,5 +1,5 @@
-// MASTER_ADDR and MASTER_PORT, as ranks use them to meet. They are checked here first: c10d's store
-// would try any address until the deadline, and say nothing but its own warnings.
+// MASTER_ADDR and MASTER_PORT, the rendezvous address of ranks. Checked here first: c10d's store
+// would try any address until the deadline and print only its own warnings.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -15,7 +15,8 @@ namespace lockstep {
 
 class MasterAddress {
  public:
-  // Looks the name up, again for some seconds if it is not known yet. BadInput names MASTER_ADDR.
+  // Resolves the name; retries for some seconds if it is unknown. Throws BadInput, which names
+  // MASTER_ADDR.
   MasterAddress(const std::string& host, std::uint16_t port, Deadline deadline);
 
   // "10.0.0.7:29500".
@@ -23,11 +24,11 @@ class MasterAddress {
   // The host without brackets.
   [[nodiscard]] const std::string& host() const { return host_; }
 
-  // On rank 0, which is to listen there: a line of the log if no address is one of this host.
-  // BadInput if this host has no way there.
+  // For rank 0, which listens there: logs a warning if no address belongs to this host. Throws
+  // BadInput if this host has no route to it.
   void check_own() const;
-  // On the others: returns when `listener` is there, with a line of the log if that takes long.
-  // Timeout at the deadline; BadInput if there is no way there.
+  // For the other ranks: blocks until `listener` accepts connections; logs if that takes long.
+  // Throws Timeout at the deadline; BadInput if there is no route to it.
   void wait_for_listener(int rank, std::string_view listener, Deadline deadline) const;
 
  private:

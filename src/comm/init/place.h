@@ -1,5 +1,5 @@
-// init() at a place that the caller knows, in a process whose environment may say another one: what
-// the rounds of an elastic run need (src/elastic).
+// init() with a rank and world that the caller knows, in a process whose environment may say
+// otherwise: for the rounds of an elastic run (src/elastic).
 #pragma once
 
 #include <lockstep/comm/group.h>
@@ -13,11 +13,11 @@
 
 namespace lockstep {
 
-// What stands between the ranks and the run's store; empty: nothing.
+// Wraps the run's store for the ranks; empty: no wrapper.
 using StoreFilter = std::function<std::shared_ptr<Store>(std::shared_ptr<Store>)>;
 
-// Collective among the ranks that have the same `info.attempt`. As init(), which calls it with the
-// place of the environment.
+// Collective over the ranks with the same `info.attempt`. Behaves as init(), which calls it with
+// the values of the environment.
 [[nodiscard]] Group init_at(const rank_env::RankInfo& info, const InitOptions& options,
                             const StoreFilter& filter = {});
 

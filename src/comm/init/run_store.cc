@@ -38,7 +38,7 @@ std::shared_ptr<Store> open_c10d(const rank_env::RankInfo& info, Deadline deadli
   options.isServer = serves;
   options.waitWorkers = false;
   options.multiTenant =
-      true;  // a second group of this process while the first still holds the port
+      true;  // for a second group of this process while the first still holds the port
   options.timeout = std::max(
       milliseconds(100), std::min<milliseconds>(std::chrono::ceil<milliseconds>(deadline.left()),
                                                 std::chrono::hours(24)));

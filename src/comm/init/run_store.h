@@ -1,4 +1,4 @@
-// The store through which the ranks of a run find one another.
+// The store through which the ranks of a run meet.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -10,8 +10,8 @@
 
 namespace lockstep {
 
-// Opens it, or connects to it: waits for its server. Timeout when nobody answers, BadInput when the
-// port is in use or the secret is wrong.
+// Serves or connects to the store; waits for its server. Throws Timeout if no server answers,
+// BadInput if the port is in use or the secret is wrong.
 [[nodiscard]] std::shared_ptr<Store> open_run_store(const rank_env::RankInfo& info,
                                                     Deadline deadline);
 

@@ -16,7 +16,7 @@ namespace lockstep {
 namespace variable = rank_env::variable;
 
 std::string problem_of_waiting_threads(int threads, int cores, double load) {
-  constexpr double busy = 1.5;  // processes that want a core, for each core
+  constexpr double busy = 1.5;  // runnable processes per core
   if (threads < 2 || load < busy * cores) return {};
   for (const char* name :
        {variable::omp_wait_policy, variable::gomp_spin_count, variable::kmp_blocktime})

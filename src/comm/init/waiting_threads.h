@@ -1,4 +1,4 @@
-// Threads of OpenMP that take the cores of a busy host while they wait.
+// Warns of OpenMP threads that occupy the cores of a busy host while they wait.
 #pragma once
 
 #include <string>
@@ -9,7 +9,8 @@ namespace lockstep {
 // the host has cores to spare. `load` is its load average.
 [[nodiscard]] std::string problem_of_waiting_threads(int threads, int cores, double load);
 
-// Says it, once a process. LibTorch has read the environment by then, so nothing can be changed.
+// Logs the warning once per process. LibTorch has read the environment by then, so changing it has
+// no effect.
 void warn_of_waiting_threads();
 
 }  // namespace lockstep

@@ -34,8 +34,8 @@ std::vector<int> missing_ranks(Store& store, const Exchange& between) {
                           rank_list(missing_ranks(store, between)), between.purpose));
 }
 
-// The lowest rank that is there logs the missing ones. The other ranks stop at the first key that
-// they find: all ranks come here at once.
+// The lowest rank that is present logs the missing ones. The other ranks stop at the first key that
+// they find: all ranks call this at about the same time.
 void remind(Store& store, const Exchange& between, Duration left) {
   for (int lower = 0; lower < between.rank; ++lower)
     if (is_there(store, between, lower)) return;
@@ -46,7 +46,7 @@ void remind(Store& store, const Exchange& between, Duration left) {
                between.purpose, format_duration(std::chrono::ceil<std::chrono::seconds>(left)));
 }
 
-// `reminder`: never, once the missing ranks have been named, and without a deadline.
+// `reminder`: set to never once the missing ranks have been named, and if there is no deadline.
 std::string text_of(Store& store, const Exchange& between, int rank, Deadline deadline,
                     Deadline& reminder) {
   try {

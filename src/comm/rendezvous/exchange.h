@@ -1,7 +1,7 @@
-// The exchange through the store: every rank tells the others one text and learns theirs.
+// The exchange through the store: every rank publishes one text and reads those of the others.
 //
-// Keys of an exchange: its prefix and a rank, for what that rank tells. Of ranks that meet: the key
-// itself counts those that have come, and "<key>/all" says that all have.
+// Keys of an exchange: its prefix and a rank, for that rank's text. Keys of a meeting: the key
+// itself counts the ranks that have come, and "<key>/all" says that all have.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -16,26 +16,27 @@
 namespace lockstep::rendezvous {
 
 struct Exchange {
-  std::string prefix;  // of the keys; no other exchange on this store has it
+  std::string prefix;  // of the keys; unique on this store
   int rank = 0;
   int size = 1;
-  std::string purpose;  // ends the sentence of a timeout: "to call init()"
-  // A rank may have ended, and nothing here tells: after so long the lowest rank that is here logs
-  // which ranks are missing.
+  std::string purpose;  // the end of a timeout's message: "to call init()"
+  // A rank may have ended without any notice here: after this time, the lowest rank that is present
+  // logs which ranks are missing.
   Duration remind_after = std::chrono::seconds(20);
 };
-// Blocks until all texts are there, and returns them by rank. `check(rank, text)`, if any, is
-// called for each as it comes, in rank order, and may throw. Timeout: "rank 0 of 3 timed out after
-// 1m waiting for ranks 1, 2 to call init()".
+// Blocks until all texts are there, and returns them by rank. Calls `check(rank, text)`, if any,
+// for each text in rank order; it may throw. Throws Timeout: "rank 0 of 3 timed out after 1m
+// waiting for ranks 1, 2 to call init()".
 [[nodiscard]] std::vector<std::string> exchange(
     Store& store, const Exchange& between, std::string_view mine, Duration timeout,
     const std::function<void(int rank, const std::string& text)>& check = {});
 
-// Says that this rank has come to `key`, where `count` ranks meet once. True for the last of them.
+// Announces that this rank has come to `key`, where `count` ranks meet once. Returns true for the
+// last of them.
 bool come_to(Store& store, const std::string& key, int count);
-// Whether all have come.
+// Returns true if all have come.
 [[nodiscard]] bool have_all_come(Store& store, const std::string& key);
-// Blocks until all have. Timeout names the key.
+// Blocks until all have come. Throws Timeout, which names the key.
 void wait_for_all(Store& store, const std::string& key, Deadline deadline);
 
 }  // namespace lockstep::rendezvous

@@ -1,4 +1,4 @@
-// GracePeriod: how long the end of a rank's part in a group may wait for peers, for all engines.
+// GracePeriod: how long a rank that leaves a group may wait for its peers, for all engines.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -9,21 +9,21 @@
 
 namespace lockstep::rendezvous {
 
-// A member of what ends; made with it.
+// A member of the object that ends; constructed with it.
 class GracePeriod {
  public:
-  // Whether an exception unwinds the stack: then nobody is waited for, because the others wait for
-  // the sentence that says so.
+  // Returns true if an exception unwinds the stack. Then the rank waits for no peer, because the
+  // peers wait for the message about the exception.
   [[nodiscard]] bool is_by_exception() const { return std::uncaught_exceptions() > exceptions_; }
-  // For operations with such a deadline. Peers that are only late should find what was posted; but
-  // a destructor is no place for a deadline of minutes.
+  // Returns the grace period for operations with such a deadline. Peers that are only late should
+  // find the posted operations, but a destructor must not block for minutes.
   [[nodiscard]] Duration length(Duration deadline) const {
     return is_by_exception() ? Duration::zero() : std::min<Duration>(deadline, longest);
   }
 
  private:
   static constexpr auto longest = std::chrono::seconds(30);
-  int exceptions_ = std::uncaught_exceptions();  // that were under way before
+  int exceptions_ = std::uncaught_exceptions();  // exceptions in flight at construction
 };
 
 }  // namespace lockstep::rendezvous

@@ -1,5 +1,5 @@
-// MeetingStore: a store as ranks use it that are to meet. A rank that waits there for one that will
-// never come learns of it within a moment, and not at its deadline.
+// MeetingStore: wraps a store for ranks that are about to meet. A rank that waits in it for a rank
+// that will never come learns of that within a moment, not at its deadline.
 #pragma once
 
 #include "store/forwarding_store.h"
@@ -16,7 +16,7 @@ namespace lockstep::rendezvous {
 class MeetingStore : public ForwardingStore {
  public:
   // Called while a call waits, from any thread. Throws once the ranks have no reason to meet any
-  // more; returns false when it will never throw.
+  // more; returns false if it will never throw.
   using Check = std::function<bool(Store& below)>;
 
   MeetingStore(std::shared_ptr<Store> below, Check check)

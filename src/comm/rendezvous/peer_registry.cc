@@ -16,7 +16,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How often the store is asked, after a short while, and the peers' processes are looked at.
+// Longest pause between polls of the store, and between checks of the peers' processes.
 constexpr Duration longest_pause = milliseconds(10);
 constexpr Duration between_looks = milliseconds(100);
 

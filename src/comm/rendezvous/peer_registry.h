@@ -1,9 +1,9 @@
-// What the ranks of a group know of one another by the store, for engines that hear nothing
-// themselves when a peer ends: NCCL's kernels on one machine wait for ever.
+// The ranks' knowledge of one another through the store, for engines that do not notice when a peer
+// ends: NCCL's kernels on one host wait forever.
 //
-// Keys, under "lockstep/registry/<group>/": "rank/<rank>" a rank's process and its words;
-// "at/<place>" of the ranks that have come to a meeting (exchange.h); "left/<rank>" that a rank
-// needs no peer any more.
+// Keys, under "lockstep/registry/<group>/": "rank/<rank>", a rank's process and its words;
+// "at/<place>", the ranks that have come to a meeting (exchange.h); "left/<rank>", the rank needs
+// no peer any more.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -21,23 +21,23 @@ namespace lockstep::rendezvous {
 
 class PeerRegistry {
  public:
-  // Tells the others that this rank is here, and blocks until all have said so. Timeout names those
-  // that did not come.
+  // Publishes that this rank has joined, and blocks until all have. Throws Timeout, which names the
+  // missing ranks.
   PeerRegistry(std::shared_ptr<Store> store, std::string group, int rank, int size,
                std::string_view words, Duration join_timeout);
 
   [[nodiscard]] const std::string& group() const { return group_; }
-  // What rank `rank` said of itself.
+  // Returns the words that `rank` published.
   [[nodiscard]] const std::string& words(int rank) const { return words_.at(rank); }
 
   // Blocks until `count` ranks have come to `place`, a name that no other meeting of the group has.
-  // Aborted once `stop` is set; PeerLost as check_processes().
+  // Throws Aborted once `stop` is set; PeerLost as check_processes().
   void meet(const std::string& place, int count, const std::atomic<bool>& stop) const;
-  // PeerLost names a rank of this machine whose process has ended.
+  // Throws PeerLost, which names a rank of this host whose process has ended.
   void check_processes() const;
-  // Tells the others that this rank needs nobody any more.
+  // Publishes that this rank needs no peer any more.
   void leave() const;
-  // Blocks until all others have left or their processes have ended, `timeout` at most.
+  // Blocks until all other ranks have left or their processes have ended, at most `timeout`.
   void await_the_others(Duration timeout) const;
 
  private:
@@ -46,7 +46,7 @@ class PeerRegistry {
   std::shared_ptr<Store> store_;
   std::string group_;
   int rank_;
-  std::vector<std::string> words_;  // of each rank
+  std::vector<std::string> words_;  // by rank
   sys::PeerProcesses processes_;
 };
 

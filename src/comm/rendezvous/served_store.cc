@@ -25,17 +25,18 @@ std::string secret_of(const rank_env::RankRendezvous& at) {
 
 StoreServerOptions server_options(const rank_env::RankRendezvous& at, std::string secret) {
   if (at.port == 0) return {.host = at.address.substr(std::string_view("unix:").size())};
-  // Its own name is a loopback address on many machines: the secret is what keeps others out.
+  // The host's own name is often a loopback address, so listen on all addresses; the secret keeps
+  // others out.
   return {.host = "0.0.0.0", .port = at.port, .secret = std::move(secret)};
 }
 
 // The server of this process, which can listen at its address only once: a second group that is
-// made while the first lives uses the same.
+// made while the first lives shares it.
 std::shared_ptr<StoreServer> serve(const rank_env::RankRendezvous& at, const std::string& secret) {
   static std::mutex mutex;
   static std::weak_ptr<StoreServer> served;
   static std::string address;
-  static pid_t process = 0;  // a child that was forked has the pointer, but not the server's thread
+  static pid_t process = 0;  // a forked child has the pointer, but not the server's thread
   std::lock_guard lock(mutex);
   auto server = process == ::getpid() && address == at.address ? served.lock() : nullptr;
   if (server) return server;

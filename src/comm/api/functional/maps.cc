@@ -32,7 +32,7 @@ std::int64_t sum_of(const Sizes& sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
 }
 
-// Elements instead of lengths of dim 0.
+// Converts lengths of dim 0 to numbers of elements.
 Sizes counts_of(const Sizes& sizes, const at::Tensor& tensor) {
   std::int64_t row = 1;
   for (std::int64_t dim = 1; dim < tensor.dim(); ++dim) row *= tensor.size(dim);

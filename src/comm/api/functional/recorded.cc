@@ -15,7 +15,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// What the node of a recorded call keeps.
+// The state of a recorded call's autograd node.
 struct Pair : torch::CustomClassHolder {
   Pair(Site site, Map map, Map conjugate)
       : site(std::move(site)), map(std::move(map)), conjugate(std::move(conjugate)) {}
@@ -33,7 +33,7 @@ struct Recorded : torch::autograd::Function<Recorded> {
     return pair->map(passing, input);
   }
 
-  // An undefined gradient comes as zeros: this rank takes part all the same.
+  // An undefined gradient becomes zeros: this rank must take part anyway.
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     auto holder = context->saved_data.at(pair_key).toCapsule();
     const auto& pair = static_cast<const Pair&>(*holder);

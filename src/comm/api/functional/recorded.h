@@ -1,5 +1,5 @@
-// A linear map over the ranks of a group as an autograd function: its backward is the conjugate map
-// and the conjugate's backward is the map, so that any order of derivative comes for free.
+// A linear map over the ranks of a group as an autograd function. Its backward is the conjugate
+// map, and the conjugate's backward is the map, so derivatives of any order work.
 #pragma once
 
 #include <lockstep/comm/group.h>
@@ -12,22 +12,23 @@
 
 namespace lockstep::functional {
 
-// Who calls, and what its calls of the group carry: kept for backward().
+// The call site and the options of the group's calls; kept for backward().
 struct Site {
   Site(std::string_view name, Group group, const CallOptions& options, Group::Where where);
 
-  // Whether a call with this operand is recorded. The same on all ranks: it is part of the tag.
+  // Returns true if a call with this operand is recorded. The same on all ranks: it is part of the
+  // tag.
   [[nodiscard]] static bool records(const at::Tensor& input);
   [[nodiscard]] Site of_backward() const;
 
   Group group;
   std::string name;  // the user's tag, else the function's name
-  bool is_tagged;    // by the user
+  bool is_tagged;    // the user gave the tag
   std::optional<Duration> timeout;
   Group::Where where;
 };
 
-// What a map passes on to the group's call. Lives as long as that call.
+// The arguments that a map passes to the group's call. Lives as long as that call.
 class Passing {
  public:
   Passing(const Site& site, bool recorded);
@@ -44,7 +45,7 @@ class Passing {
 // Blocks until the result is complete; runs without grad mode.
 using Map = std::function<at::Tensor(Passing&, const at::Tensor&)>;
 
-// map(input), differentiable by `conjugate`.
+// Returns map(input), differentiable by `conjugate`.
 [[nodiscard]] at::Tensor perform(const at::Tensor& input, const Site& site, Map map, Map conjugate);
 
 }  // namespace lockstep::functional

@@ -1,5 +1,5 @@
-// What the adapter needs of a c10d backend beyond c10d::Backend's own virtuals; one implementation
-// an engine.
+// The operations that the adapter needs from a c10d backend beyond c10d::Backend's own virtuals;
+// one implementation per engine.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -24,7 +24,7 @@ class Work;
 
 namespace lockstep::c10d_engine {
 
-// The c10d group that carries a call, and the peer of a message as a number of that group.
+// The c10d group for a call; for a message, also the peer's rank in that group.
 struct Carrier {
   c10d::Backend& group;
   int peer = -1;
@@ -39,26 +39,27 @@ class Engine {
 
   // "gloo".
   [[nodiscard]] virtual std::string_view name() const = 0;
-  // The same for every message of one pair in one direction, and for all collectives. May block
-  // until the ranks that it concerns have come; close() ends that with an error.
+  // Returns the same carrier for every message of one pair in one direction, and for all
+  // collectives. May block until the ranks involved have joined; close() ends the wait with an
+  // error.
   [[nodiscard]] virtual Carrier carrier_of(const PostedCall& call) = 0;
-  // As Runner's.
+  // As BlockingEngine::objection_to().
   [[nodiscard]] virtual std::string objection_to(const at::Tensor& tensor);
-  // Where tensors must be: those that are elsewhere are copied there and back. Nothing: it takes
-  // them where they are.
+  // Returns the device that tensors must be on: tensors elsewhere are copied there and back.
+  // std::nullopt: the engine takes tensors on any device.
   [[nodiscard]] virtual std::optional<at::Device> device() { return std::nullopt; }
-  // Whether it has _allgather_base and _reduce_scatter_base, which spare it copies.
+  // Returns true if the engine has _allgather_base and _reduce_scatter_base, which avoid copies.
   [[nodiscard]] virtual bool works_on_wholes() const { return false; }
-  // What the next collective's messages are marked with: those with different marks never meet.
+  // Sets the mark of the next collective's messages: messages with different marks never match.
   virtual void mark_next(std::uint32_t mark) = 0;
-  // Returns when an operation that was started is complete, or throws why it is not. What this
-  // thread then gives to its current stream comes after the operation.
+  // Blocks until the operation completes; throws its error if it failed. Work that this thread then
+  // queues on its current stream is ordered after the operation.
   virtual void finish(c10d::Work& work);
-  // Ends every operation that is under way, here and on the peers. Any thread, also beside an
-  // operation, but none begins meanwhile or later; never throws. `are_running` says whether
-  // operations of this rank still are.
+  // Ends every operation in progress, here and on the peers. Thread-safe, also during an operation,
+  // but no operation may begin meanwhile or later; never throws. `are_running` tells whether
+  // operations of this rank are still running.
   virtual void close(const std::function<bool()>& are_running) noexcept = 0;
-  // A group of other ranks of the same machines. Blocks until all have come.
+  // Makes a group of other ranks of the same hosts. Blocks until all ranks have joined.
   [[nodiscard]] virtual std::shared_ptr<Engine> make_group(const std::string& name, int rank,
                                                            int size, Duration timeout) = 0;
 };

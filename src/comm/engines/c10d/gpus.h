@@ -1,4 +1,4 @@
-// Which GPU each rank has, for engines that give every rank one of its own.
+// Checks the GPU of each rank, for engines that need a separate GPU per rank.
 #pragma once
 
 #include <span>
@@ -6,8 +6,8 @@
 
 namespace lockstep::c10d_engine {
 
-// `gpus` names the GPU of each rank, empty where it sees none. BadInput names a rank that has none,
-// or two that would share one.
+// `gpus` names the GPU of each rank; an empty name means that it sees no GPU. Throws BadInput that
+// names a rank without a GPU, or two ranks that share one.
 void check_gpus(std::span<const std::string> gpus);
 
 }  // namespace lockstep::c10d_engine

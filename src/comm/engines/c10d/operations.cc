@@ -1,4 +1,4 @@
-// What C10dRunner makes of each operation.
+// How C10dRunner performs each operation.
 #include "base/scope_exit.h"
 #include "comm/engines/c10d/runner.h"
 
@@ -22,7 +22,7 @@ namespace {
 
 at::Tensor bytes_of(const at::Tensor& tensor) { return flat(tensor).view(at::kByte); }
 
-// Views of `whole`, one a rank.
+// Returns views of `whole`, one per rank.
 std::vector<at::Tensor> parts_of(const at::Tensor& whole, const std::vector<std::int64_t>& counts,
                                  int size) {
   std::vector<at::Tensor> parts;
@@ -40,7 +40,7 @@ std::vector<at::Tensor> bytes_of(std::vector<at::Tensor> tensors) {
   return tensors;
 }
 
-// The sizes in bytes of the parts of an all_to_all operand.
+// Returns the sizes in bytes of the parts of an all_to_all operand.
 std::vector<std::int64_t> byte_counts(const at::Tensor& tensor,
                                       const std::vector<std::int64_t>& counts, int size) {
   std::vector<std::int64_t> result;
@@ -51,7 +51,7 @@ std::vector<std::int64_t> byte_counts(const at::Tensor& tensor,
   return result;
 }
 
-// Engines would round half precision at every addition: its sums are composed here, too.
+// Engines would round half precision at every addition, so its sums are composed here, too.
 bool summed_by_engine(const PostedCall& call) {
   const auto dtype = call.input.scalar_type();
   bool known =
@@ -59,8 +59,9 @@ bool summed_by_engine(const PostedCall& call) {
   return known && (call.op == Op::sum || call.op == Op::average);
 }
 
-// Every rank gathers all inputs and combines them itself: one round instead of two. Two ranks send
-// no more bytes so, but each makes the whole sum: from 1 MiB on that was slower.
+// Returns true if every rank gathers all inputs and combines them itself: one round instead of two.
+// Two ranks send no more bytes this way, but each computes the whole sum, which was slower from 1
+// MiB on.
 bool goes_whole(const PostedCall& call, int size) {
   constexpr std::int64_t whole_bytes = 16 << 10, whole_bytes_of_two = 128 << 10;
   return static_cast<std::int64_t>(call.input.nbytes()) <=
@@ -285,7 +286,7 @@ void C10dRunner::barrier(const PostedCall& call) {
 void C10dRunner::message(const PostedCall& call) {
   bool sends = call.collective == Collective::send;
   std::vector<at::Tensor> tensors{bytes_of(sends ? call.input : call.output)};
-  auto tag = static_cast<int>(call.fingerprint & 0x7fffffff);  // c10d's tags are not negative
+  auto tag = static_cast<int>(call.fingerprint & 0x7fffffff);  // c10d's tags must not be negative
   const int peer = engine_->carrier_of(call).peer;
   await(call, [&](c10d::Backend& group) {
     return sends ? group.send(tensors, peer, tag) : group.recv(tensors, peer, tag);

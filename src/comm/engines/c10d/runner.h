@@ -1,11 +1,12 @@
-// The operations of Group in those of any c10d backend. Moves go as bytes, so that every dtype
-// works. What an engine lacks (uneven parts, averages, half precision summed in float, minima that
-// keep NaN) is composed here of moves: each rank gets every rank's values of one share, combines
-// them in the order of the tree and passes the result on, so what travels has the tensor's dtype.
+// Performs Group's operations with those of any c10d backend. Data moves as bytes, so that every
+// dtype works. Operations that an engine lacks (uneven parts, averages, half precision summed in
+// float, minima that keep NaN) are composed of moves: each rank receives every rank's values of one
+// share, combines them in the order of the reduction tree and passes the result on, so the
+// transferred data has the tensor's dtype.
 //
-// On a device a call runs on a stream of its channel's own, which comes after what the posting
-// thread had given to its stream until the post, and a run ends when the device has come to its
-// end: so what any thread gives to any stream after Work::wait() sees the outputs.
+// On a device, a call runs on a stream of its channel, ordered after the work that the posting
+// thread had queued on its stream before the post. A run returns when the device has finished the
+// call, so work that any thread queues on any stream after Work::wait() sees the outputs.
 #pragma once
 
 #include "base/mutex.h"
@@ -42,11 +43,11 @@ class C10dRunner final : public BlockingEngine {
                                                        Duration timeout) override;
 
  private:
-  // The stream of a call's channel on a device.
+  // Returns the stream of a call's channel on a device.
   [[nodiscard]] c10::Stream stream_of(const PostedCall& call, c10::Device device);
   void run_on(c10::Device device, const PostedCall& call);
 
-  // Starts and awaits one c10d operation or a few; throws what c10d throws, and Aborted when the
+  // Starts and awaits one or several c10d operations. Throws c10d's exceptions, and Aborted if the
   // engine is closed.
   void perform(const PostedCall& call);
   void all_reduce(const PostedCall& call);
@@ -55,24 +56,24 @@ class C10dRunner final : public BlockingEngine {
   void all_gather(const PostedCall& call);
   void reduce_scatter(const PostedCall& call);
   void all_to_all(const PostedCall& call);
-  // CallDiffers names a rank that sends or expects something else than this one's counts say. The
-  // engine would not find out: Gloo ends the process.
+  // Throws CallDiffers, which names a rank whose counts do not match this rank's. The engine would
+  // not notice: Gloo ends the process.
   void compare_counts(const PostedCall& call);
   void scatter(const PostedCall& call);
   void barrier(const PostedCall& call);
   void message(const PostedCall& call);
 
-  // Every rank's input.
+  // Returns every rank's input.
   std::vector<at::Tensor> all_inputs(const PostedCall& call);
   // Sends each rank its part of the input; returns every rank's values of this rank's part. The
   // parts have `counts` elements; empty: equal parts.
   std::vector<at::Tensor> dealt(const PostedCall& call, const std::vector<std::int64_t>& counts);
-  // The combination of all ranks' values of this rank's share of the input. It has as many elements
-  // on every rank; on the last ranks some of them may be padding.
+  // Returns the combination of all ranks' values of this rank's share of the input. The share has
+  // as many elements on every rank; on the last ranks some of them may be padding.
   at::Tensor combined_share(const PostedCall& call);
   // Fills `all` with every rank's `mine`.
   void gather_evenly(const PostedCall& call, const at::Tensor& all, const at::Tensor& mine);
-  // The same on the root; `all` is undefined elsewhere.
+  // Gathers every rank's `mine` into `all` on the root; `all` is undefined elsewhere.
   void gather_to_root(const PostedCall& call, const at::Tensor& all, const at::Tensor& mine);
   // Starts an operation under the mutex, marked for this call, and waits for it.
   template <class Start>
@@ -82,8 +83,8 @@ class C10dRunner final : public BlockingEngine {
   int rank_;
   int size_;
   Mutex launching_;  // held at each launch, and while the engine is being closed
-  bool closed_ LOCKSTEP_GUARDED_BY(launching_) = false;  // nothing is launched any more
-  std::atomic<int> running_{0};                          // launched and not over
+  bool closed_ LOCKSTEP_GUARDED_BY(launching_) = false;  // nothing may be launched any more
+  std::atomic<int> running_{0};                          // launched and not finished
   Mutex mutex_;
   std::map<std::pair<ChannelKey, c10::DeviceIndex>, c10::Stream> streams_
       LOCKSTEP_GUARDED_BY(mutex_);

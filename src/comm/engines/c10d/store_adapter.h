@@ -1,5 +1,5 @@
-// Between our Store and c10d's, both ways: Gloo and NCCL need a c10d store to meet, and under
-// torchrun the only store is a c10d one.
+// Adapters between Store and c10d::Store, in both directions: Gloo and NCCL need a c10d store for
+// rendezvous, and under torchrun the only store is a c10d store.
 #pragma once
 
 #include <lockstep/store/store.h>
@@ -15,13 +15,13 @@ class Store;
 
 namespace lockstep::c10d_engine {
 
-// A c10d store whose keys are `prefix` + key in `store`. Its waits end by the c10d store's own
+// Returns a c10d store whose keys are `prefix` + key in `store`. Its waits use the c10d store's
 // timeout.
 [[nodiscard]] c10::intrusive_ptr<c10d::Store> as_c10d_store(std::shared_ptr<Store> store,
                                                             std::string prefix);
 
-// A Store whose keys are `prefix` + key in `store`. Waits ask again and again (c10d's stores let
-// one call block all others of the same client), so any thread may call.
+// Returns a Store whose keys are `prefix` + key in `store`. Thread-safe: waits poll, because one
+// blocking call of a c10d store blocks all other calls of the same client.
 [[nodiscard]] std::shared_ptr<Store> as_store(c10::intrusive_ptr<c10d::Store> store,
                                               std::string prefix);
 

@@ -1,4 +1,4 @@
-// Our Store in c10d's clothes.
+// A c10d::Store on top of a Store.
 #include "comm/engines/c10d/store_adapter.h"
 
 #include <lockstep/base/error.h>
@@ -26,7 +26,7 @@ class StoreForC10d final : public c10d::Store {
   using c10d::Store::compareSet;
   using c10d::Store::set;
 
-  // Ours is safe from any thread, so a clone may share it.
+  // Store is thread-safe, so a clone may share it.
   c10::intrusive_ptr<c10d::Store> clone() override {
     return c10::make_intrusive<StoreForC10d>(store_, prefix_, timeout_);
   }
@@ -45,8 +45,8 @@ class StoreForC10d final : public c10d::Store {
     return bytes_of(store_->get(prefix_ + key, Deadline::after(timeout_)));
   }
 
-  // NCCL asks for several keys where a group has more than a hundred ranks, without asking first
-  // whether the store can.
+  // NCCL fetches several keys at once if a group has more than a hundred ranks, without asking
+  // whether the store supports it.
   std::vector<std::vector<std::uint8_t>> multiGet(const std::vector<std::string>& keys) override {
     std::vector<std::vector<std::uint8_t>> values;
     for (const auto& key : keys) values.push_back(get(key));

@@ -1,4 +1,4 @@
-// A c10d store in our Store's clothes.
+// A Store on top of a c10d::Store.
 #include "base/format.h"
 #include "base/text.h"
 #include "comm/engines/c10d/store_adapter.h"
@@ -58,7 +58,7 @@ class StoreFromC10d final : public Store {
     check_length(desired);
     auto stands = reach(
         [&] { return store_->compareSet(full(key), std::string(expected), std::string(desired)); });
-    // c10d returns what was expected where there is no such key.
+    // If there is no such key, c10d returns `expected`.
     return stands == expected && expected != desired ? try_get(key).value_or("") : stands;
   }
 
@@ -70,7 +70,7 @@ class StoreFromC10d final : public Store {
     auto all = reach([&] { return store_->listKeys(); });
     std::vector<std::string> result;
     for (const auto& key : all) {
-      // TCPStore lists its keys with a prefix of its own.
+      // TCPStore lists its keys with an additional prefix.
       auto begin = key.find(prefix_ + std::string(prefix));
       if (begin == 0 || (begin == 1 && key.front() == '/'))
         result.push_back(key.substr(begin + prefix_.size()));

@@ -1,4 +1,4 @@
-// Which ranks share a host, and who talks to whom across hosts: pure arithmetic.
+// Computes which ranks share a host and which communicate across hosts. Pure arithmetic.
 #pragma once
 
 #include <cstddef>
@@ -10,16 +10,16 @@
 namespace lockstep::hierarchical {
 
 struct Layout {
-  std::vector<std::vector<int>> hosts;  // the ranks of each, in order; hosts by their first rank
-  int host = 0;                         // of this rank
-  int place = 0;                        // of this rank among those of its host
+  std::vector<std::vector<int>> hosts;  // the ranks of each host, sorted; hosts by first rank
+  int host = 0;                         // this rank's host
+  int place = 0;                        // this rank's index among the ranks of its host
 
   [[nodiscard]] int size() const;
   [[nodiscard]] const std::vector<int>& local() const { return hosts[host]; }
-  // All hosts have equally many ranks.
+  // Returns true if all hosts have the same number of ranks.
   [[nodiscard]] bool is_even() const;
-  // The ranks that talk across hosts with this one: those with its place on each host where hosts
-  // are even, else the first of each host, this rank among them or not.
+  // Returns the ranks that communicate across hosts. If hosts are even: the ranks with this rank's
+  // place on each host; else the first rank of each host, which may exclude this rank.
   [[nodiscard]] std::vector<int> across() const;
   [[nodiscard]] bool is_across() const { return is_even() || place == 0; }
   [[nodiscard]] int host_of(int rank) const;
@@ -29,8 +29,8 @@ struct Layout {
 // names[r] is the host of rank r.
 [[nodiscard]] Layout make_layout(std::span<const std::string> names, int rank);
 
-// Where each rank's part begins and how long it is, when the parts lie one behind the other in this
-// order of ranks. By rank.
+// Returns, by rank, the begin and length of each rank's part if the parts are stored consecutively
+// in this order of ranks.
 struct Placed {
   std::size_t begin = 0;
   std::size_t count = 0;

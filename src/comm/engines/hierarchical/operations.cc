@@ -19,17 +19,18 @@ namespace {
 
 using Counts = std::vector<std::int64_t>;
 
-// What is reduced in one go; more is cut into segments that overtake each other's phases.
+// Larger tensors are split into segments whose phases overlap.
 constexpr std::int64_t segment_bytes = 8 << 20;
-// Below it the host's ranks reduce all of it together: two phases instead of three.
+// Below this size, the host's ranks reduce the whole tensor together: two phases instead of three.
 constexpr std::int64_t small_bytes = 8 << 10;
 
 bool is_half(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
 }
 
-// Of the parts of a call: so that they meet only those of an equal one. Two roots on one host, or a
-// sum and an average, have the same parts. A message is its only part.
+// Returns the tag of the inner operations of a call, so that they match only those of an equal
+// call. Two roots on one host, or a sum and an average, have the same inner operations. A message
+// has only one.
 std::string tag_of_parts(const PostedCall& call) {
   if (is_message(call.collective)) return call.tag;
   return formatted("{}{}for {} #{} [{:x}]", call.tag, call.tag.empty() ? "" : ", ",
@@ -60,7 +61,7 @@ class Performer {
   void message();
   void barrier();
 
-  // After the sum: the one division of an average.
+  // Divides once after the sum, for an average.
   void divide(const at::Tensor& tensor) const {
     if (call_.op == Op::average && !averages_twice_)
       tensor.div_(at::full({}, static_cast<double>(layout_.size()), tensor.options()));
@@ -74,9 +75,9 @@ class Performer {
   const Layout& layout_;
   const std::string tag_;
   CallOptions options_;
-  // The average over hosts of each host's average: a sum could leave the range of half precision.
+  // Averages the hosts' averages: a sum could overflow half precision.
   const bool averages_twice_;
-  const Op op_;  // of the parts
+  const Op op_;  // of the inner operations
 };
 
 void Performer::run() {
@@ -160,8 +161,8 @@ void Performer::all_reduce_in_segments(const at::Tensor& tensor) {
   for (auto& segment : segments) segment.work.wait();
 }
 
-// Half precision is divided before it is rounded for the way to the other hosts: a sum could leave
-// its range.
+// Half precision is divided before it is rounded for the transfer to other hosts: a sum could
+// overflow.
 void Performer::all_reduce_by_leaders(const at::Tensor& tensor) {
   auto local = parts_.local;
   const bool rounds = is_half(tensor);
@@ -185,8 +186,8 @@ void Performer::reduce() {
   if (call_.output.defined()) flat(call_.output).copy_(sum);
 }
 
-// Inside the root's host first; then from one rank of that host to one of each other; then inside
-// those. Where hosts are even the root itself can speak to the others.
+// Broadcasts first inside the root's host, then from one rank of that host to one rank of each
+// other host, then inside those hosts. If hosts are even, the root itself sends to the other hosts.
 void Performer::broadcast() {
   auto local = parts_.local;
   auto root_host = layout_.host_of(call_.root);
@@ -201,8 +202,9 @@ void Performer::broadcast() {
   if (!at_root) local.broadcast(call_.output, speaker, options_, call_.where).wait();
 }
 
-// Where hosts are even: each rank fetches the parts of its equals, then shares them inside. Else
-// the leaders fetch whole hosts. Both end with the parts in another order than that of the ranks.
+// If hosts are even, each rank gathers the parts of the ranks with its place, then shares them
+// inside its host. Otherwise the leaders gather whole hosts. In both cases the parts must be
+// reordered at the end.
 void Performer::all_gather() {
   auto counts = counts_of(call_.output_counts, call_.output.numel());
   auto local = parts_.local;
@@ -254,7 +256,7 @@ void Performer::all_gather() {
   }
 }
 
-// The parts of this rank's place on every host are summed inside, then each goes to its host.
+// Sums the parts of this rank's place on every host inside the host, then sends each to its host.
 void Performer::reduce_scatter() {
   auto input = flat(call_.input);
   auto counts = counts_of(call_.input_counts, input.numel());

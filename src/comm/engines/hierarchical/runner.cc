@@ -16,10 +16,11 @@
 namespace lockstep::hierarchical {
 namespace {
 
-// The whole has deadlines and says who is late; a part only ends when the whole does.
+// The whole group has timeouts and names late ranks; a subgroup ends only when the whole group
+// does.
 constexpr Duration practically_never = std::chrono::hours(24 * 365);
 
-// Parts are known by what they are: errors name them.
+// Subgroups have descriptive names, because errors show them.
 std::string inside_name(const std::string& group, int host) {
   return formatted("{}/host {}", group, host);
 }
@@ -42,13 +43,13 @@ class HierarchicalRunner final : public BlockingEngine {
   [[nodiscard]] std::shared_ptr<BlockingEngine> subset(std::span<const int> ranks,
                                                        const std::string& name, int rank,
                                                        Duration timeout) override;
-  // Ranks of one host need nothing across.
+  // Subgroups on one host need only the inner engine.
   [[nodiscard]] std::shared_ptr<Backend> backend_of(std::span<const int> ranks,
                                                     const std::string& name) override;
 
  private:
-  std::shared_ptr<Backend> inside_;  // null where this rank is alone on its host
-  std::shared_ptr<Backend> across_;  // of all ranks
+  std::shared_ptr<Backend> inside_;  // null if this rank is alone on its host
+  std::shared_ptr<Backend> across_;  // all ranks
   std::vector<std::string> hosts_;
   Parts parts_;
 };
@@ -82,7 +83,7 @@ void HierarchicalRunner::close(std::string_view reason) noexcept {
     try {
       if (part != nullptr) part->abort(reason);
     } catch (const std::exception&) {
-      // It is dead already, or its peers are out of reach.
+      // The subgroup is dead already, or its peers are unreachable.
     }
   }
 }
@@ -103,7 +104,7 @@ std::shared_ptr<BlockingEngine> HierarchicalRunner::subset(std::span<const int> 
   std::vector<std::string> hosts;
   for (int member : ranks) hosts.push_back(hosts_.at(member));
   auto layout = make_layout(hosts, rank);
-  std::vector<int> neighbours;  // as numbers of `inside_`
+  std::vector<int> neighbours;  // as ranks of `inside_`
   for (int member : layout.local()) neighbours.push_back(parts_.layout.place_of(ranks[member]));
   auto inside =
       neighbours.size() > 1 ? inside_->subset(neighbours, inside_name(name, layout.host)) : nullptr;

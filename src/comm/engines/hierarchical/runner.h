@@ -1,6 +1,6 @@
-// The engine "hierarchical": shared memory inside each host, another engine across. Its groups are
-// made of groups of those two; an error in one of them ends the whole. One of ranks of a single
-// host is a group of the engine inside.
+// The engine "hierarchical": shared memory inside each host, another engine across hosts. Its
+// groups consist of groups of those two engines; an error in one of them ends the whole group. A
+// subgroup of ranks of a single host is a group of the inner engine.
 #pragma once
 
 #include <lockstep/comm/backend.h>
@@ -16,15 +16,15 @@ namespace lockstep::hierarchical {
 
 struct Options {
   Duration join_timeout = std::chrono::minutes(5);
-  std::vector<std::string> hosts;  // of each rank
+  std::vector<std::string> hosts;  // by rank
 };
 
-// Makes a backend of an engine for these ranks of the world, which share `store`; this one is
-// number `place` of them.
+// Makes a backend for these world ranks, which share `store`; this rank is number `place` of them.
 using MakeEngine = std::function<std::shared_ptr<Backend>(std::shared_ptr<Store> store, int place,
                                                           std::span<const int> ranks)>;
 
-// `inside` is called for the ranks of this host, `across` for all. Blocks until all have come.
+// Calls `inside` for the ranks of this host and `across` for all ranks. Blocks until all have
+// joined.
 [[nodiscard]] std::shared_ptr<Backend> make(std::shared_ptr<Store> store, int rank,
                                             const Options& options, const MakeEngine& inside,
                                             const MakeEngine& across);

@@ -12,7 +12,7 @@ namespace lockstep::local {
 
 class LocalBackend final : public Backend {
  public:
-  // Takes place `rank` of the world; leaves it when destroyed.
+  // Takes place `rank` of the world; the destructor leaves it.
   LocalBackend(std::shared_ptr<World> world, int rank, int size);
   ~LocalBackend() override;
 

@@ -15,7 +15,7 @@ void copy_flat(const at::Tensor& to, const at::Tensor& from) {
   if (to.const_data_ptr() != from.const_data_ptr()) flat(to).copy_(flat(from));
 }
 
-// On the device of rank 0; copy_flat brings it to the others.
+// Combines on the device of rank 0; copy_flat brings the result to the others.
 at::Tensor combined(const std::vector<PostedCall>& calls) {
   const auto device = calls.front().input.device();
   std::vector<at::Tensor> values;
@@ -23,7 +23,7 @@ at::Tensor combined(const std::vector<PostedCall>& calls) {
   return reduce_in_tree(values, calls.front().op);
 }
 
-// Where part `part` of a flat operand begins.
+// Returns the offset of part `part` of a flat operand.
 std::int64_t part_begin(const std::vector<std::int64_t>& counts, std::int64_t all, int size,
                         int part) {
   std::int64_t begin = 0;
@@ -68,12 +68,12 @@ void scatter(const std::vector<PostedCall>& calls) {
     copy_flat(calls[rank].output, part_of(root.input, {}, size, rank));
 }
 
-// This thread's streams begin after what every rank had given to its own.
+// Orders this thread's streams after the work that every rank had queued on its own.
 void begin_after(const PostedCall& call) {
   if (call.after) call.after->precede_current();
 }
 
-// Whatever any thread gives to a device from now on comes after what this one has.
+// Blocks until the device has finished, so that work any thread queues from now on comes after it.
 void finish_on_device(const PostedCall& call) {
   if (call.after) stream_point(call.input.defined() ? call.input : call.output)->wait();
 }

@@ -1,5 +1,4 @@
-// The whole of one operation, done by one thread once every rank has posted: the naive engine's
-// work.
+// Performs an operation as a whole, in one thread, once every rank has posted it.
 #pragma once
 
 #include "comm/backend/posted_call.h"
@@ -8,9 +7,9 @@
 
 namespace lockstep::local {
 
-// calls[r] is rank r's call; they agree (same_call). Writes every output.
+// calls[r] is rank r's call; all calls agree (same_call). Writes every output.
 void perform(const std::vector<PostedCall>& calls);
-// The two ends of one message.
+// Performs one message, given its two ends.
 void perform(const PostedCall& send, const PostedCall& recv);
 
 }  // namespace lockstep::local

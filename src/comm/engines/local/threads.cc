@@ -14,8 +14,8 @@
 namespace lockstep {
 namespace {
 
-// The error to report of several threads: the first by time, but a rank's own goes before the
-// PeerLost that its end brought to the others, which may be noticed sooner.
+// The error to report from several threads: the first by time. A thread's own error takes
+// precedence over the PeerLost that its end caused on other ranks, which may be caught sooner.
 class FirstError {
  public:
   void take(std::exception_ptr error) {
@@ -62,13 +62,14 @@ std::vector<Group> local_groups(int size, Duration timeout) {
 
 void run_as_threads(int size, const std::function<void(Group)>& rank, Duration timeout) {
   auto groups = local_groups(size, timeout);
-  // The first call in a forked process renews LibTorch's pool, which threads must not do at once.
+  // The first call in a forked process rebuilds LibTorch's pool, which threads must not do
+  // concurrently.
   at::set_num_threads(at::get_num_threads());
   FirstError first;
   {
     std::vector<std::jthread> threads;
     for (auto& group : groups) {
-      // The thread alone holds its rank's group, so that its end is seen by the others.
+      // Only the thread holds its rank's group, so that the other ranks notice its end.
       threads.emplace_back([&rank, &first, mine = std::exchange(group, Group())]() mutable {
         at::set_num_threads(1);
         try {

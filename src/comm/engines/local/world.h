@@ -1,11 +1,10 @@
-// What the ranks (threads) of one local group share. One mutex, one condition variable; the last
-// rank to post an operation performs it. The reading path: an engine with the same contract and no
-// cleverness.
+// The state that the ranks (threads) of one local group share. One mutex, one condition variable;
+// the last rank to post an operation performs it. The reading path: an engine with the same
+// contract and the simplest implementation.
 //
 // Invariants, all under mutex_:
-// - pending_ holds exactly the operations that some rank has posted and that are not performed
-//   yet;
-// - once failure_ is set, no operation is performed and no tensor kept.
+// - pending_ holds exactly the operations that some rank has posted and that are not performed yet;
+// - once failure_ is set, no operation is performed and no tensor is kept.
 #pragma once
 
 #include "base/mutex.h"
@@ -30,19 +29,19 @@ class World {
  public:
   World(int size, GroupNames names);
 
-  // As Backend's, for `rank`. An error found by a post is thrown by the wait.
+  // As Backend's methods, for `rank`. An error that a post finds is thrown by the wait.
   void post(int rank, const Call& call);
   void wait(int rank, CallId id);
   [[nodiscard]] bool done(CallId id);
   void abort(int rank, std::string_view reason);
 
-  // This rank takes its place in the world of `ranks`, which the first of them makes.
+  // Joins the subgroup of `ranks` as one of them; the first caller makes it.
   [[nodiscard]] std::shared_ptr<World> child(int rank, std::span<const int> ranks,
                                              std::string_view name);
-  // The n-th tensor that all ranks share, for the n-th call of every rank: the first comer makes
-  // it, and each rank gets a tensor of its own over that memory.
+  // Returns a tensor that all ranks share: the n-th calls of all ranks share the n-th tensor. The
+  // first caller makes it, and each rank gets its own tensor object over that memory.
   [[nodiscard]] at::Tensor node_shared(int rank, const std::function<at::Tensor()>& make);
-  // This rank will post nothing more here.
+  // Declares that this rank posts nothing more.
   void leave(int rank, bool by_exception);
 
  private:
@@ -64,10 +63,10 @@ class World {
   };
 
   [[nodiscard]] std::vector<int> participants(CallId id) const;
-  // Each of these may end the group.
+  // Each of the checks may end the group.
   void check_agreement(const PendingOperation& pending, int rank) LOCKSTEP_REQUIRES(mutex_);
   void check_presence(CallId id, const PendingOperation& pending) LOCKSTEP_REQUIRES(mutex_);
-  // By the rank that was the last to post it.
+  // Called by the last rank that posted the operation.
   void complete(int rank, CallId id, PendingOperation& pending) LOCKSTEP_REQUIRES(mutex_);
   void fail(diagnose::FailureKind kind, const std::string& text) LOCKSTEP_REQUIRES(mutex_);
   [[nodiscard]] diagnose::PeerStatus status_of(int rank, CallId id,
@@ -80,7 +79,7 @@ class World {
   std::condition_variable changed_;
   std::map<CallId, PendingOperation> pending_ LOCKSTEP_GUARDED_BY(mutex_);
   std::vector<Member> members_ LOCKSTEP_GUARDED_BY(mutex_);
-  // Those whose ranks have not all arrived; those that some rank has still to take.
+  // Subgroups whose ranks have not all joined; shared tensors that some ranks have still to fetch.
   std::map<std::string, Child, std::less<>> children_ LOCKSTEP_GUARDED_BY(mutex_);
   std::map<std::uint64_t, NodeShared> node_shared_ LOCKSTEP_GUARDED_BY(mutex_);
   diagnose::Failure failure_ LOCKSTEP_GUARDED_BY(mutex_);

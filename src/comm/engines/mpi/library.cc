@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 constexpr auto variable = "LOCKSTEP_MPI";
 constexpr std::string_view known[] = {"openmpi", "mpich"};
 
-// Where the file lies that holds this code: liblockstep.so, or the program.
+// Adds the folder of the file that contains this code: liblockstep.so, or the program.
 void add_own_folder(std::vector<fs::path>& result) {
   Dl_info own{};
   if (::dladdr(reinterpret_cast<const void*>(&add_own_folder), &own) == 0) return;
@@ -28,8 +28,8 @@ void add_own_folder(std::vector<fs::path>& result) {
   if (!error) result.insert(result.end(), {file.parent_path(), file.parent_path() / "lockstep"});
 }
 
-// Beside the library or the program, in the lib folder next to the program, and where this build
-// leaves and installs them.
+// Returns the folders to search: beside the library or the program, the lib folder next to the
+// program, and this build's output and install folders.
 std::vector<fs::path> folders() {
   std::vector<fs::path> result;
   add_own_folder(result);
@@ -44,7 +44,7 @@ std::vector<fs::path> folders() {
   return result;
 }
 
-// What mpirun of each sets for the processes that it starts.
+// Detects the launcher by the variables that each mpirun sets for its processes.
 std::string_view launcher() {
   auto is_set = [](const char* name) { return environment::text(name).has_value(); };
   if (is_set("OMPI_COMM_WORLD_SIZE")) return "openmpi";
@@ -93,7 +93,7 @@ Library chosen_library() {
 }
 
 const lockstep_mpi_functions& open_library(const Library& library) {
-  // Global: OpenMPI opens plug-ins of its own that expect to find its symbols.
+  // RTLD_GLOBAL: OpenMPI opens its own plug-ins, which expect to find its symbols.
   void* handle = ::dlopen(library.file.c_str(), RTLD_NOW | RTLD_GLOBAL);
   check_input(handle != nullptr, "the backend mpi: cannot open {}: {}", library.file.string(),
               handle != nullptr ? "" : ::dlerror());

@@ -1,4 +1,4 @@
-// The MPI library that this process uses: which, where, opened.
+// Finds, chooses and opens the MPI library of this process.
 #pragma once
 
 #include "comm/engines/mpi/plugin/functions.h"
@@ -10,18 +10,20 @@
 
 namespace lockstep::mpi {
 
-// One a plug-in that lies beside the program or the installed library: "openmpi", "mpich".
+// A plug-in that lies beside the program or the installed library, one per name: "openmpi",
+// "mpich".
 struct Library {
   std::string name;
   std::filesystem::path file;
 };
 [[nodiscard]] std::vector<Library> libraries();
 
-// The one to use: LOCKSTEP_MPI, else the one whose launcher's variables are in the environment,
-// else the only one. BadInput when there is none or no telling.
+// Returns the library to use: the one that LOCKSTEP_MPI names, else the one whose launcher's
+// variables are set, else the only one. Throws BadInput if no library is found or the choice is
+// ambiguous.
 [[nodiscard]] Library chosen_library();
 
-// Opens it for good: MPI may not be unloaded. BadInput when it cannot be opened.
+// Opens it permanently: MPI must not be unloaded. Throws BadInput if it cannot be opened.
 [[nodiscard]] const lockstep_mpi_functions& open_library(const Library& library);
 
 }  // namespace lockstep::mpi

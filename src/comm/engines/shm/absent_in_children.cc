@@ -11,7 +11,7 @@
 
 namespace lockstep::shm {
 
-// Of the process. What runs in a child takes no locks and no memory.
+// The ranges of the process. Code that runs in a child takes no locks and allocates no memory.
 class AbsentRanges {
  public:
   using Entry = AbsentInChildren::Entry;
@@ -34,7 +34,7 @@ class AbsentRanges {
   }
 
  private:
-  // For what may not wait until the object is made.
+  // For functions that must not wait until the object is made.
   static std::atomic<AbsentRanges*>& installed() {
     static constinit std::atomic<AbsentRanges*> ranges{nullptr};
     return ranges;
@@ -51,13 +51,13 @@ class AbsentRanges {
     return entry;
   }
 
-  // But for pages that a handler which ran before this one has mapped there for itself.
+  // Leaves out pages that an earlier fork handler has mapped there for itself.
   static void close_pages(std::byte* begin, std::size_t bytes) {
     constexpr int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
     constexpr std::size_t page = 4096;
     void* closed = mmap(begin, bytes, PROT_NONE, flags, -1, 0);
     if (closed == begin) return;
-    if (closed != MAP_FAILED) munmap(closed, bytes);  // a kernel that does not know the flag
+    if (closed != MAP_FAILED) munmap(closed, bytes);  // a kernel without MAP_FIXED_NOREPLACE
     if (closed != MAP_FAILED || errno != EEXIST || bytes <= page) return;
     const std::size_t half = bytes / page / 2 * page;
     if (half == 0) return;
@@ -81,8 +81,7 @@ class AbsentRanges {
     if (sigaction(SIGSEGV, nullptr, &present) != 0 || present.sa_handler != SIG_DFL) return;
     struct sigaction explaining {};
     explaining.sa_sigaction = explain;
-    explaining.sa_flags =
-        SA_SIGINFO | SA_RESETHAND;  // the access is made again, and ends the child
+    explaining.sa_flags = SA_SIGINFO | SA_RESETHAND;  // the access is repeated, and ends the child
     sigaction(SIGSEGV, &explaining, nullptr);
   }
 

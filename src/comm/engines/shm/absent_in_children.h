@@ -1,7 +1,8 @@
 // Memory of this process that forked children do not have: a child would share it with its parent,
-// and each would see what the other writes. Nothing else comes to lie at its addresses in a child,
-// and touching it ends the child by SIGSEGV, as touching memory that an RDMA device uses does
-// (ibv_fork_init); it says why on standard error unless the program handles SIGSEGV itself.
+// and each would see the other's writes. In a child, no other mapping takes these addresses, and
+// touching them ends the child by SIGSEGV, as touching memory of an RDMA device does
+// (ibv_fork_init). The child prints the reason to standard error unless the program handles SIGSEGV
+// itself.
 #pragma once
 
 #include "sys/own_process.h"
@@ -11,8 +12,8 @@
 
 namespace lockstep::shm {
 
-// One range, which the kernel does not give to children (sys::SharedMemory::keep_from_children()),
-// for as long as the object lives. Any thread; in a child it changes nothing.
+// Excludes one range from children during the object's lifetime
+// (sys::SharedMemory::keep_from_children()). Thread-safe; has no effect in a child.
 class AbsentInChildren {
  public:
   AbsentInChildren(std::byte* begin, std::size_t bytes);
@@ -22,9 +23,9 @@ class AbsentInChildren {
 
  private:
   friend class AbsentRanges;
-  // Entries are never destroyed, so that a look at them needs no lock.
+  // Entries are never destroyed, so that reading them needs no lock.
   struct Entry {
-    std::atomic<std::byte*> begin{nullptr};  // null: to be used again
+    std::atomic<std::byte*> begin{nullptr};  // null: free for reuse
     std::atomic<std::size_t> bytes{0};
     std::atomic<bool> is_taken{false};
     Entry* next = nullptr;

@@ -34,7 +34,7 @@ std::optional<std::size_t> Allocator::place(std::size_t bytes, std::size_t align
     auto extent = free_.find(begin);
     std::size_t touched = extent->second.touched;
     erase(extent);
-    // Written pages are used up first: what is left over is untouched if anything is.
+    // Written pages are used up first: the rest is untouched if any part is.
     std::size_t before = offset - begin;
     std::size_t after = end - offset - bytes;
     std::size_t left = touched > bytes ? touched - bytes : 0;

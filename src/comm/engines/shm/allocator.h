@@ -1,8 +1,8 @@
 // Allocator: hands out ranges of an address space that it never touches. Best fit, lowest address
-// first; neighbours that are free grow together. Not synchronised.
+// first; adjacent free ranges are merged. Not synchronized.
 //
-// It also keeps an upper bound of the bytes in free ranges whose pages may be taken, so that its
-// owner can give them back.
+// It also keeps an upper bound of the bytes in free ranges that may have resident pages, so that
+// its owner can return them to the system.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ class Allocator {
  public:
   static constexpr std::size_t grain = 64;
   static constexpr std::size_t page = 4096;
-  static constexpr std::size_t large = 64 << 10;  // ranges from this size on begin at a page
+  static constexpr std::size_t large = 64 << 10;  // ranges of at least this size begin at a page
 
   struct Extent {
     std::size_t offset = 0;
@@ -28,18 +28,19 @@ class Allocator {
   // Hands out [begin, end), both multiples of `page`.
   Allocator(std::size_t begin, std::size_t end);
 
-  // A range of at least `bytes`; nothing when no free range is large enough.
+  // Returns the offset of a range of at least `bytes`; std::nullopt if no free range is large
+  // enough.
   [[nodiscard]] std::optional<std::size_t> allocate(std::size_t bytes);
   void free(std::size_t offset);
 
-  // Of the range that was handed out there.
+  // Returns the size of the range that was handed out at `offset`.
   [[nodiscard]] std::size_t bytes_at(std::size_t offset) const { return used_ranges_.at(offset); }
   [[nodiscard]] std::size_t used() const { return used_; }
   [[nodiscard]] std::size_t largest_free() const;
-  // Free bytes that may have been written to.
+  // Returns the number of free bytes that may have been written to.
   [[nodiscard]] std::size_t touched_free() const { return touched_; }
-  // The free range with the most touched bytes, from now on counted as untouched: its owner gives
-  // the pages back.
+  // Returns the free range with the most touched bytes and counts it as untouched from now on: the
+  // owner returns its pages.
   [[nodiscard]] std::optional<Extent> take_touched();
 
  private:
@@ -60,41 +61,40 @@ class Allocator {
   std::size_t touched_ = 0;
 };
 
-// Reuse: how much of the memory that was freed is handed out again soon.
+// Reuse: estimates how much of the freed memory is soon handed out again.
 //
-// A training step frees its activations and allocates as many in the next one. An arena that gave
-// their pages back in between would have the kernel zero all of them in every step. So it keeps
-// free as much as was handed out again, of what had been freed, at most at a time: the deepest fall
-// of the free bytes from a height before it, if nothing were given back. What was freed and not
-// wanted again does not count.
+// A training step frees its activations and allocates as many in the next one. If an arena returned
+// their pages in between, the kernel would zero all of them in every step. So the arena keeps as
+// many bytes free as were reused: the largest drop of the free bytes from an earlier peak, assuming
+// that no pages are returned. Freed blocks that were never reused are not counted.
 //
-// Only the last two windows count, so that a program that comes to need less keeps less. A window
-// ends when so many bytes were handed out in it that a training step would have happened several
-// times. Not synchronised.
+// Only the last two windows count, so that a program whose needs shrink keeps less. A window ends
+// when enough bytes were handed out for several training steps. Not synchronized.
 class Reuse {
  public:
-  // A window is `turnovers` times what is in use at most in it, or `least_window` where that is
-  // more. A training step hands out two to four times what it holds at most.
+  // The length of a window is `turnovers` times the peak use in it, and at least `least_window`. A
+  // training step hands out two to four times its peak use.
   static constexpr std::size_t turnovers = 16;
   static constexpr std::size_t least_window = std::size_t{4} << 30;
 
   void allocated(std::size_t bytes);
   void freed(std::size_t bytes);
-  // Bytes that are worth keeping free: twice what is handed out again, because what is free lies in
-  // pieces, some of which fit nothing, and pages that are given back are those of the largest.
+  // Returns the number of bytes that are worth keeping free: twice the reused bytes. Free memory is
+  // fragmented, some fragments fit nothing, and the largest fragments are the ones whose pages are
+  // returned.
   [[nodiscard]] std::size_t bytes() const;
 
  private:
   std::size_t used_ = 0;
-  std::size_t free_ = 0;  // if nothing were given back
+  std::size_t free_ = 0;  // assuming that no pages are returned
 
-  // Of this window.
+  // Of the current window.
   std::size_t handed_out_ = 0;
   std::size_t most_used_ = 0;
   std::size_t most_free_ = 0;
   std::size_t reused_ = 0;
 
-  std::size_t reused_before_ = 0;  // of the last window
+  std::size_t reused_before_ = 0;  // in the previous window
 };
 
 }  // namespace lockstep::shm

@@ -20,13 +20,13 @@ namespace lockstep::shm {
 namespace {
 
 // Freed memory is kept for the next buffer, which then needs no page faults: as much as is in use
-// or is worth keeping, and at least this. A user who lets malloc keep less
-// (MALLOC_TRIM_THRESHOLD_) means this memory, too.
+// or is worth keeping, and at least this. MALLOC_TRIM_THRESHOLD_, with which a user makes malloc
+// keep less, limits this memory, too.
 constexpr std::size_t kept_at_least = 256 << 20;
 
-// The beginning of a held block, in the memory of all holders.
+// The header of a held block, in memory that all holders share.
 struct HeldBlock {
-  std::atomic<std::uint32_t> to_come{0};  // who have not taken it
+  std::atomic<std::uint32_t> to_come{0};  // processes that have not taken it yet
   std::atomic<std::uint32_t> holders{0};
 
   static HeldBlock& of(std::byte* held) {

@@ -1,11 +1,10 @@
-// Arena: the shared memory of one rank, mapped by every rank of the host, and what it has handed
-// out of it.
+// Arena: the shared memory of one rank, mapped by every rank of the host, and its allocations.
 //
 // Allocation is local: only the owner allocates and frees, at any time, from any thread; peers find
-// a buffer by its offset. A block may be handed to several processes; then the last of them frees
-// it. Shared ownership: tensors in the
-// arena keep it mapped after the engine has gone. In a forked child, which has the same memory and
-// a copy of what was handed out of it, it hands out nothing and takes nothing back.
+// a buffer by its offset. Several processes may hold a block; it is freed when the last of them
+// releases it. Shared ownership: tensors in the arena keep it mapped after the engine is gone. In a
+// forked child, which has the same memory and a copy of the bookkeeping, the arena allocates and
+// frees nothing.
 #pragma once
 
 #include "comm/engines/shm/allocator.h"
@@ -24,45 +23,45 @@ namespace lockstep::shm {
 
 class Arena {
  public:
-  // Its first bytes, which are zero at first and never handed out: the control page (peers.h).
+  // The first bytes, initially zero and never handed out: the control page (peers.h).
   static constexpr std::size_t reserved_bytes = 4096;
 
-  // `bytes` of address space; a page is taken when it is first touched.
+  // `bytes` of address space; pages become resident when they are first touched.
   explicit Arena(std::size_t bytes);
 
   [[nodiscard]] std::byte* data() const { return memory_.data(); }
   [[nodiscard]] std::size_t bytes() const { return memory_.bytes(); }
   [[nodiscard]] int file() const { return memory_.file(); }
 
-  // 64-byte aligned and uninitialised. Throws BadInput with the sizes when there is no room, ending
-  // in `advice`, and InvalidArgument in a forked child.
+  // Returns a 64-byte aligned, uninitialized block. If there is no room, throws BadInput with the
+  // sizes and `advice` at the end; in a forked child throws InvalidArgument.
   [[nodiscard]] std::byte* allocate(std::size_t bytes, std::string_view advice = {});
-  // The same; empty when there is no room. As long as what was handed out.
+  // Returns the block with its actual length; empty if there is no room.
   [[nodiscard]] std::span<std::byte> try_allocate(std::size_t bytes);
-  // The same from fresh pages, which read as zero.
+  // Allocates from fresh pages, which read as zero.
   [[nodiscard]] std::byte* allocate_zeroed(std::size_t bytes);
-  // Returns its length.
+  // Frees the block; returns its length.
   std::size_t free(std::byte* block);
-  // A block that `holders` processes hold from now on and `takers` more are still to take. Each
-  // lets it go, on the address where it sees the block; once all have, it is free again. The owner
-  // finds that out at a later call.
+  // Allocates a block that `holders` processes hold now and `takers` more will take. Each process
+  // releases it by the address at which it sees the block; once all have, it is free again. The
+  // owner notices that in a later call.
   [[nodiscard]] std::byte* allocate_held(std::size_t bytes, int holders, int takers = 0);
   static void take(std::byte* held);
   static void release_hold(std::byte* held);
-  // By the owner, when those that have not taken it never will.
+  // Called by the owner if the remaining takers never will take the block.
   static void expect_nobody(std::byte* held);
-  // Whether that byte lies in such a block.
+  // Returns true if `data` points into a held block.
   [[nodiscard]] bool is_held(const std::byte* data);
-  // Bytes handed out now.
+  // Returns the number of bytes handed out now.
   [[nodiscard]] std::size_t used();
 
-  // Of pages that are taken now.
+  // Returns the number of resident bytes.
   [[nodiscard]] std::size_t resident_bytes() const { return memory_.resident_bytes(); }
-  // Takes the pages of a block now. False: the system does not have them.
+  // Makes the pages of a block resident now. Returns false if the system does not have them.
   [[nodiscard]] bool reserve(std::span<const std::byte> block) const;
-  // Gives the pages of all that is free back to the system. By itself an arena keeps some.
+  // Returns the pages of all free memory to the system. Otherwise an arena keeps some.
   void give_back_pages();
-  // A child that is forked from now on does not have the memory: touching it ends the child.
+  // Excludes the memory from children that are forked from now on: touching it ends the child.
   void keep_from_children() const { memory_.keep_from_children(); }
 
   [[nodiscard]] bool contains(const void* data, std::size_t bytes) const {
@@ -76,23 +75,23 @@ class Arena {
   void free_released();
 
   const sys::OwnProcess process_;
-  const std::optional<std::size_t> users_limit_;  // of freed memory that stays
+  const std::optional<std::size_t> users_limit_;  // for freed memory that stays resident
   sys::SharedMemory memory_;
   std::mutex mutex_;
   Allocator allocator_;
   Reuse reuse_;
-  std::vector<std::byte*> held_;  // blocks, each beginning with a HeldBlock
+  std::vector<std::byte*> held_;  // blocks, each with a HeldBlock header
 };
 
-// Address space for one of `ranks` arenas: `asked` (its origin is `name`, for messages), else a
-// share of the machine's memory. BadInput when more was asked for than is free now.
+// Returns the address space of one of `ranks` arenas: `asked` (its origin is `name`, for messages),
+// else a share of the host's memory. Throws BadInput if `asked` is more than is free now.
 [[nodiscard]] std::size_t arena_bytes(std::optional<std::int64_t> asked, std::string_view name,
                                       int ranks);
 
-// How many bytes of address space tensors get beside those of such an arena: as much as the machine
-// has memory, since pages that nobody touches cost nothing, but no more than a file may have, and
-// half of the address space stays free in a process that maps the arenas of all ranks (it ends at
-// 2^47 bytes, or at ulimit -v).
+// Returns the address space for tensors beside those bytes of an arena: as much as the host has
+// memory, since untouched pages cost nothing. It is limited by the maximal size of a file, and so
+// that half of the address space (2^47 bytes, or ulimit -v) stays free in a process that maps the
+// arenas of all ranks.
 [[nodiscard]] std::size_t bytes_for_tensors(std::size_t arena_bytes, int ranks);
 
 }  // namespace lockstep::shm

@@ -1,5 +1,5 @@
-// The LibTorch face of the shared-memory engine: turns a Call on tensors into a posting on
-// addresses, and keeps the tensors until the engine says that no peer will touch them again.
+// The shared-memory engine's Backend: turns a Call on tensors into a posting on addresses, and
+// keeps the tensors until the engine reports that no peer will touch them again.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -17,21 +17,20 @@ namespace lockstep::shm {
 struct BackendOptions {
   Duration timeout =
       std::chrono::minutes(10);  // of a wait that has no call of its own: a full ring, subset()
-  Duration join_timeout = std::chrono::minutes(5);  // until every rank must have arrived
+  Duration join_timeout = std::chrono::minutes(5);  // time limit for every rank to join
   std::int64_t arena_bytes = 0;  // 0: LOCKSTEP_ARENA, else a share of the machine's memory
-  // This process's CPU tensors are made in the arena (tensor_allocator.h) as long as a backend of
-  // this world lives, beside the bytes that are for everything else. Unset:
-  // LOCKSTEP_ARENA_TENSORS, else they are, but in a build with a sanitizer.
+  // If true, this process's CPU tensors are made in the arena (tensor_allocator.h) while a backend
+  // of this world lives, in addition to the bytes for everything else. If unset,
+  // LOCKSTEP_ARENA_TENSORS decides; its default is true, except in builds with a sanitizer.
   std::optional<bool> has_tensors = {};
-  std::vector<int> world_ranks = {};  // where these ranks are a part of the world
+  std::vector<int> world_ranks = {};  // if these ranks are a part of the world
 };
 
-// The world of `size` ranks of this host, numbered 0..size-1. Every rank calls it with a client of
-// the same store (keys lie under "shm/"; several rounds on one store are told apart). Blocks until
-// all have arrived. The backends made from it share what was opened; when the last one goes, this
-// rank leaves in order.
-// Timeout names the ranks that never came; BadInput: world sizes or versions differ, or the arena
-// is more than is free.
+// Makes the world of `size` ranks of this host, numbered 0..size-1. Every rank calls it with a
+// client of the same store (keys are under "shm/"; several rounds on one store are kept apart).
+// Blocks until all ranks have joined. The backends made from it share its resources; when the last
+// one is destroyed, this rank leaves in order. Throws Timeout, which names the ranks that never
+// joined; BadInput if world sizes or versions differ, or the arena is larger than the free memory.
 [[nodiscard]] std::shared_ptr<Backend> make(std::shared_ptr<Store> store, int rank, int size,
                                             BackendOptions options = {});
 

@@ -28,21 +28,21 @@
 namespace lockstep::shm {
 namespace {
 
-// 128 random bits, as text.
+// 128 random bits as text.
 using Token = std::array<char, 32>;
 
-// What the two ends of a connection tell each other, beside a descriptor.
+// The greeting that the two ends of a connection exchange, beside a descriptor.
 struct Greeting {
   static constexpr std::uint64_t right_magic = 0x6b636f6c6d6873;  // "shmlock"
   static constexpr std::uint32_t right_version =
-      5;  // of everything in this folder that lies in shared memory
+      5;  // of all data structures of this folder in shared memory
 
   std::uint64_t magic = right_magic;
   std::uint32_t version = right_version;
   std::uint32_t size = 0;
   std::uint32_t rank = 0;
   std::uint32_t reserved = 0;
-  Token token{};  // of the rank that was connected to
+  Token token{};  // of the rank that accepts the connection
   std::uint64_t arena_bytes = 0;
   std::uint64_t world_block = 0;
 };
@@ -55,8 +55,8 @@ Token random_token() {
   return token;
 }
 
-// What a rank publishes in the store: "NAME TOKEN". Every process of the host can list the names of
-// abstract sockets; the token only those learn who may read the store.
+// The text that a rank publishes in the store: "NAME TOKEN". Every process of the host can list the
+// names of abstract sockets; only processes that may read the store learn the token.
 struct Published {
   std::string name;
   Token token{};
@@ -88,10 +88,11 @@ struct Caller {
     try {
       process = sys::open_pidfd(pid);
     } catch (const SystemError&) {
-      // It has ended: its connection says so, too.
+      // The process has ended; its connection reports that, too.
     }
   }
-  // That it lives now shows that the number was still its own when the process was opened.
+  // Returns true if the process has left. If it has not, its pid was still valid when the pidfd was
+  // opened.
   [[nodiscard]] bool has_left() const {
     char byte = 0;
     return ::recv(socket.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
@@ -117,9 +118,9 @@ Received receive(int socket, Deadline deadline) {
 
 constexpr std::size_t most_strangers = 64;
 constexpr int milliseconds_between_questions = 200;
-constexpr int newcomers_a_turn = 16;  // then those that have spoken are heard
+constexpr int newcomers_a_turn = 16;  // before sockets with data are served
 
-// Any user of the host can connect to an abstract name.
+// Any user of the host can connect to an abstract socket.
 bool is_of_this_user(int socket) { return sys::peer_credentials(socket).uid == geteuid(); }
 
 class Meeting {
@@ -151,7 +152,7 @@ class Meeting {
   [[nodiscard]] Greeting greeting(const Token& token) const;
   void send(int socket, const Greeting& ours) const;
   void take(int rank, Caller caller, Received received);
-  // `expected`: the rank at the other end, -1 when it is still to be learned.
+  // `expected`: the rank at the other end, -1 if it is unknown.
   [[nodiscard]] int check_greeting(const Greeting& theirs, int expected) const;
   void check_places(const Greeting& theirs) const;
   [[noreturn]] void throw_timeout() const;
@@ -164,8 +165,8 @@ class Meeting {
   Deadline deadline_;
   sys::FileDescriptor listener_;
   Token token_ = random_token();
-  std::vector<Caller> strangers_;  // that have connected, and said nothing yet
-  int missing_ = 0;                // higher ranks that have not come
+  std::vector<Caller> strangers_;  // connections that have sent nothing yet
+  int missing_ = 0;                // higher ranks that have not joined
   std::vector<Peer> peers_;
   std::uint64_t world_block_;
 };
@@ -183,7 +184,7 @@ void Meeting::run() {
   }
 }
 
-// One that has published its name listens until it ends: where it has, the store may say so.
+// A rank that has published its name listens until it ends; if it has ended, the store may know.
 sys::FileDescriptor Meeting::connected(const Published& peer) const {
   const auto address = sys::SocketAddress::abstract(peer.name);
   const auto turn = std::chrono::milliseconds(milliseconds_between_questions);
@@ -200,7 +201,8 @@ sys::FileDescriptor Meeting::connected(const Published& peer) const {
 void Meeting::connect_to(int rank) {
   const auto published = Published::read(store_.get(key(rank), deadline_), rank);
   try {
-    // The process is opened before it answers, which shows that it was the right one.
+    // The pidfd is opened before the process answers; the answer shows that it was the right
+    // process.
     Caller caller(connected(published));
     auto user = sys::peer_credentials(caller.socket.get()).uid;
     check_input(user == geteuid(), "shared memory: expected a peer of user {}, found user {}",
@@ -215,8 +217,8 @@ void Meeting::connect_to(int rank) {
   }
 }
 
-// Any process can connect. Only one that knows the token is a rank, and gets this rank's arena; any
-// other is dropped when it speaks or leaves, and holds nobody up until then.
+// Any process can connect. Only one that knows the token is a rank and gets this rank's arena; any
+// other is dropped when it sends something or leaves, and delays no rank until then.
 void Meeting::accept_higher() {
   missing_ = size_ - 1 - rank_;
   while (missing_ > 0) {
@@ -241,13 +243,14 @@ void Meeting::accept_higher() {
   }
 }
 
-// PeerLost where the store has gone, or where what stands before it (rendezvous/meeting_store.h)
-// knows that those that are missing will not come. It is asked for a key that no rank sets.
+// Throws PeerLost if the store has gone, or if the wrapper of the store
+// (rendezvous/meeting_store.h) knows that the missing ranks will not join. Asks for a key that no
+// rank sets.
 void Meeting::ask_store() const {
   try {
     static_cast<void>(store_.get(key(size_), Deadline::after(Duration::zero())));
   } catch (const Timeout&) {
-    // It is there, and does not know.
+    // The store answers, and the ranks are still expected.
   }
 }
 
@@ -256,12 +259,13 @@ void Meeting::take_newcomers() {
     auto socket = sys::accept_now(listener_.get());
     if (!socket) return;
     if (is_of_this_user(socket.get())) strangers_.emplace_back(std::move(socket));
-    // A rank speaks as soon as it has connected: the oldest of many silent ones is none.
+    // A rank sends its greeting as soon as it has connected: the oldest of many silent connections
+    // is not a rank.
     if (strangers_.size() > most_strangers) strangers_.erase(strangers_.begin());
   }
 }
 
-// What a rank has sent, which is there all at once; nothing from anybody else.
+// Returns a rank's greeting, which arrives as a whole; std::nullopt for any other data.
 std::optional<Received> Meeting::hear(int socket) const {
   try {
     auto received = receive(socket, Deadline::after(Duration::zero()));
@@ -273,8 +277,8 @@ std::optional<Received> Meeting::hear(int socket) const {
   return std::nullopt;
 }
 
-// A rank that has left before it was answered, and what it says that cannot be, are errors: it has
-// shown that it is one.
+// A rank that has left before it was answered, or that sends invalid values, is an error: its token
+// has shown that it is a rank.
 void Meeting::welcome(Caller caller, Received received) {
   try {
     if (caller.has_left()) throw PeerLost("the other side has closed the connection");
@@ -326,7 +330,7 @@ int Meeting::check_greeting(const Greeting& theirs, int expected) const {
   return rank;
 }
 
-// What will be read without further checks lies in the peer's memory.
+// Checks that data which is read without further checks lies in the peer's memory.
 void Meeting::check_places(const Greeting& theirs) const {
   const std::uint64_t block = theirs.rank == 0 ? GroupBlock::bytes(size_) : 0;
   const std::uint64_t most = std::uint64_t{1} << 48;  // an address space
@@ -342,7 +346,7 @@ void Meeting::throw_timeout() const {
     if (rank != rank_ && !peers_[rank].socket && !store_.try_get(key(rank)))
       missing.push_back(rank);
   }
-  if (missing.empty()) {  // they published a name and then said no more
+  if (missing.empty()) {  // they published a name and then stopped responding
     for (int rank = 0; rank < size_; ++rank) {
       if (rank != rank_ && !peers_[rank].socket) missing.push_back(rank);
     }

@@ -36,8 +36,8 @@ namespace {
 
 std::int64_t divide_up(std::int64_t value, std::int64_t by) { return (value + by - 1) / by; }
 
-// The operations whose elements lie at the same place in every buffer, so that any rank can do any
-// share of them.
+// Returns true for operations whose elements have the same offset in every buffer, so that any rank
+// can process any share of them.
 bool is_shared_out(Collective collective) {
   switch (collective) {
     case Collective::all_reduce:

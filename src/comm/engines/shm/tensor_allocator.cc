@@ -16,13 +16,13 @@
 namespace lockstep::shm {
 namespace {
 
-// An arena that serves tensors or has done so. Entries are never destroyed, so that a look at them
-// needs no lock; an entry whose arena has gone is used again. A look at one that changes meanwhile
-// finds nothing: what an address belongs to was there before and after.
+// An arena that serves tensors or has done so. Entries are never destroyed, so that reading them
+// needs no lock; an entry whose arena has gone is reused. A lookup that meets a changing entry
+// finds nothing in it, which is correct: the entry of the address it looks for is not changing.
 struct Serving {
   std::atomic<std::byte*> begin{nullptr};  // null: no arena
   std::atomic<std::size_t> bytes{0};
-  std::shared_ptr<Arena> arena;  // the rest under the mutex
+  std::shared_ptr<Arena> arena;  // the mutex guards the rest
   std::optional<AbsentInChildren> absent;
   std::size_t most = 0;  // bytes for tensors
   ArenaTensors::Pages pages = ArenaTensors::Pages::when_touched;
@@ -41,7 +41,7 @@ struct Serving {
 
 class TensorAllocator final : public c10::Allocator {
  public:
-  // Priority 0 is that of LibTorch's own.
+  // LibTorch's own allocator has priority 0.
   TensorAllocator() : under_(c10::GetCPUAllocator()) {
     c10::SetCPUAllocator(this, 1);
     sys::also_return_freed_memory([] { of_process().give_back_pages(); });
@@ -54,7 +54,7 @@ class TensorAllocator final : public c10::Allocator {
     }
     return under_->allocate(bytes);
   }
-  // For memory of both kinds.
+  // For memory of both allocators.
   [[nodiscard]] c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override {
     default_copy_data(to, from, bytes);
@@ -62,9 +62,10 @@ class TensorAllocator final : public c10::Allocator {
 
   [[nodiscard]] bool serves_here() const { return !process_.is_copy_of_parent(); }
 
-  // False: another arena serves.
+  // Returns false if another arena serves.
   bool begin(std::shared_ptr<Arena> arena, std::size_t most, ArenaTensors::Pages pages) {
-    // No arena serves there, and a thread of the parent may have had the mutex when it forked.
+    // In a forked child no arena serves, and a thread of the parent may have held the mutex at the
+    // fork.
     if (process_.is_copy_of_parent()) return false;
     std::lock_guard lock(mutex_);
     if (current_ != nullptr) return false;
@@ -81,7 +82,7 @@ class TensorAllocator final : public c10::Allocator {
 
   void end() {
     if (process_.is_copy_of_parent()) return;
-    std::shared_ptr<Arena> gone;  // after the lock
+    std::shared_ptr<Arena> gone;  // destroyed after the lock
     std::lock_guard lock(mutex_);
     auto* ended = std::exchange(current_, nullptr);
     ended->has_ended = true;

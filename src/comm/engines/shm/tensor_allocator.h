@@ -1,15 +1,15 @@
-// LibTorch's CPU allocator on top of arenas: tensors of some size then lie where peers can read and
-// write them, so that operations on them move no byte more than they must.
+// LibTorch's CPU allocator on top of arenas: tensors above a minimal size are placed where peers
+// can read and write them, so that operations on them avoid copies.
 //
-// LibTorch has one CPU allocator a process, which tensors remember for as long as they live, so it
-// is installed once and never removed. What changes is the arena that it takes memory from. An
-// arena that served tensors stays mapped until the last of them has gone.
+// LibTorch has one CPU allocator per process, which tensors reference during their whole lifetime,
+// so it is installed once and never removed. Only the arena that it takes memory from changes. An
+// arena that served tensors stays mapped until the last of them is gone.
 //
-// Invariant: memory goes back to where it came from, whatever serves now: an address lies in at
-// most one arena, or it is the previous allocator's.
+// Invariant: memory is returned to where it came from, regardless of which arena serves now: an
+// address lies in at most one arena, or it belongs to the previous allocator.
 //
-// Any thread. A forked child gets all its memory from the previous allocator, and the arena is not
-// mapped there: shared with the parent, the tensors of one would change under the other
+// Thread-safe. A forked child gets all its memory from the previous allocator, and the arena is not
+// mapped there: if it were shared with the parent, tensors of one would change under the other
 // (absent_in_children.h).
 #pragma once
 
@@ -20,23 +20,23 @@
 
 namespace lockstep::shm {
 
-// While it lives, tensors that are made on the CPU take their memory from that arena, from
-// `least_bytes` on, `most_bytes` in all and where there is room; else from the allocator that was
-// there before. Of several at once the first serves. What is free in the arena goes back to the
-// system by sys::return_freed_memory() too.
+// During the object's lifetime, new CPU tensors of at least `least_bytes` take their memory from
+// the arena, up to `most_bytes` in total and if there is room; all others take it from the previous
+// allocator. If there are several objects at once, the first one serves. sys::return_freed_memory()
+// returns the arena's free pages to the system, too.
 class ArenaTensors {
  public:
-  // Less is copied sooner than it is looked for in the arenas.
+  // Copying fewer bytes is faster than looking for them in the arenas.
   static constexpr std::size_t least_bytes = 64 << 10;
 
-  // When the system gives a tensor its pages. `at_once` costs time, but then making the tensor
-  // fails where there are none, as with LibTorch's own allocator, and touching it never does.
+  // When the system provides a tensor's pages. `at_once` costs time, but if memory runs out, making
+  // the tensor fails, as with LibTorch's own allocator, and touching it never does.
   enum class Pages { when_touched, at_once };
 
   ArenaTensors(const std::shared_ptr<Arena>& arena, std::size_t most_bytes,
                Pages pages = Pages::when_touched);
   ~ArenaTensors();
-  // Whether this process can have any: not a forked child of one that has had some.
+  // Returns false in a forked child of a process that has had such an object.
   [[nodiscard]] static bool are_possible();
   ArenaTensors(const ArenaTensors&) = delete;
   ArenaTensors& operator=(const ArenaTensors&) = delete;

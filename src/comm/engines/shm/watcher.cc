@@ -41,8 +41,8 @@ Watcher::~Watcher() {
 }
 
 void Watcher::run(const Peers& peers) {
-  // Two entries a peer: its process, where it can be seen, and its socket; poll() passes over
-  // negative numbers.
+  // Two entries per peer: its process, if visible, and its socket; poll() ignores negative
+  // descriptors.
   std::vector<pollfd> entries{{stop_.get(), POLLIN, 0}};
   for (int rank = 0; rank < peers.size(); ++rank) {
     entries.push_back({peers.peer(rank).process.get(), POLLIN, 0});

@@ -1,6 +1,6 @@
-// Watcher: one thread a process that sleeps until a peer's process ends, and then says so, within
-// milliseconds and also while nobody waits. Peers can also nudge it, when they need something of
-// this process that only this process can do.
+// Watcher: one thread per process that sleeps until a peer's process ends, and then reports that
+// within milliseconds, also while no thread waits. Peers can also nudge it if they need something
+// that only this process can do.
 #pragma once
 
 #include "comm/engines/shm/peers.h"
@@ -13,8 +13,8 @@ namespace lockstep::shm {
 
 class Watcher {
  public:
-  // Calls on_end(rank) once for each peer that ends or closes its socket, and on_nudge(rank) after
-  // that peer's nudge(), from its own thread. `peers` outlives it.
+  // Calls on_end(rank) once per peer that ends or closes its socket, and on_nudge(rank) after that
+  // peer's nudge(), from its own thread. `peers` must outlive it.
   Watcher(const Peers& peers, std::function<void(int)> on_end, std::function<void(int)> on_nudge);
   ~Watcher();
   Watcher(const Watcher&) = delete;
@@ -29,7 +29,7 @@ class Watcher {
   sys::Thread thread_;
 };
 
-// Asks a peer's watcher to look. Never blocks; several nudges may be one.
+// Wakes a peer's watcher. Never blocks; several nudges may be merged into one.
 void nudge(const Peer& peer);
 
 }  // namespace lockstep::shm

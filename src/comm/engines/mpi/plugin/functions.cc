@@ -8,7 +8,7 @@ namespace {
 
 static_assert(sizeof(MPI_Request) <= sizeof(lockstep_mpi_request));
 
-MPI_Comm world = MPI_COMM_NULL;  // a communicator of our own: its messages meet no others
+MPI_Comm world = MPI_COMM_NULL;  // a separate communicator: its messages match no others
 bool began_here = false;
 
 constexpr int needs_all_threads = -1;
@@ -48,7 +48,7 @@ int start(lockstep_mpi_world* facts) {
   int* greatest = nullptr;
   int found = 0;
   MPI_Comm_get_attr(world, MPI_TAG_UB, &greatest, &found);
-  facts->greatest_tag = found != 0 ? *greatest : 32767;  // what the standard promises at least
+  facts->greatest_tag = found != 0 ? *greatest : 32767;  // the minimum that the standard guarantees
   char version[MPI_MAX_LIBRARY_VERSION_STRING];
   int length = 0;
   MPI_Get_library_version(version, &length);

@@ -1,9 +1,11 @@
-// What an MPI plug-in offers: the little of MPI that the engine `mpi` needs, over raw bytes.
+// The interface of an MPI plug-in: the few functions of MPI that the engine `mpi` needs, over raw
+// bytes.
 //
-// Lockstep links no MPI. Each implementation found when it is built becomes one small library of
-// this one source (functions.cc), and the engine opens the one whose launcher started the program.
-// Only C crosses the border. Every call comes from one thread, that of start(); none blocks, but
-// start() and stop(). Calls that can fail return 0 or the code that describe() explains.
+// Lockstep links no MPI. For each implementation found at build time, this source (functions.cc) is
+// compiled into one small library, and the engine opens the one whose launcher started the program.
+// The interface is plain C. All calls come from one thread, the one that calls start(); none blocks
+// except start() and stop(). Calls that can fail return 0, or an error code that describe()
+// explains.
 #pragma once
 
 #include <cstddef>
@@ -24,24 +26,25 @@ struct lockstep_mpi_world {
 };
 
 struct lockstep_mpi_functions {
-  // Initialises MPI unless the program has done so, which must then allow calls from any thread.
+  // Initializes MPI unless the program has done so. In that case MPI must allow calls from any
+  // thread.
   int (*start)(lockstep_mpi_world* world);
-  // At most 2^30 bytes a message. The memory belongs to MPI until test() says that it is done.
+  // At most 2^30 bytes per message. The memory belongs to MPI until test() sets `done`.
   int (*send)(const void* data, std::size_t bytes, int to, int tag, lockstep_mpi_request* request);
-  // `from` may be -1: from anybody.
+  // `from` may be -1: any source.
   int (*receive)(void* data, std::size_t bytes, int from, int tag, lockstep_mpi_request* request);
   int (*test)(lockstep_mpi_request* request, int* done, int* from);
-  // Of a receive: gives its memory back.
+  // Cancels a receive and releases its memory.
   int (*cancel)(lockstep_mpi_request* request);
-  // Ends MPI if start() began it. A collective operation of the whole world.
+  // Finalizes MPI if start() initialized it. Collective over the whole world.
   int (*stop)();
   void (*describe)(int code, char* text, std::size_t bytes);
 };
 
-// The one symbol of a plug-in.
+// The only symbol of a plug-in.
 constexpr const char* lockstep_mpi_symbol = "lockstep_mpi_plugin";
 using lockstep_mpi_plugin_function = const lockstep_mpi_functions* (*)(std::uint32_t version);
-// Goes up with every change above; a plug-in of another version answers with null.
+// Increased with every change above; a plug-in of another version returns null.
 constexpr std::uint32_t lockstep_mpi_version = 1;
 
 }  // extern "C"
