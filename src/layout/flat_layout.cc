@@ -150,7 +150,7 @@ struct OpenBucket {
   std::string kind;
   std::vector<int> items = {};
   std::int64_t bytes = 0;
-  std::size_t last = 0;  // place of its last item in the order
+  std::size_t last = 0;  // position of its last item in the order
 };
 
 void check_permutation(std::span<const int> order, std::size_t count) {

@@ -1,13 +1,13 @@
-// FlatLayout: where each of some tensors lies when they share one flat storage. Pure arithmetic,
-// the same on every rank that passes the same tensors; DDP's buckets, its coalesced broadcasts and
-// sharded units are all laid out by it.
+// FlatLayout: the offsets of several tensors in one flat storage. Pure arithmetic, the same on
+// every rank that passes the same tensors. DDP's buckets, its coalesced broadcasts and sharded
+// units use it.
 //
 //   offset   0            12  16        20     24
 //            | a.weight   |pad| b.weight | pad |     alignment 16 bytes, multiple 8, float: numel()
 //            is 24
 //
-// A tensor that comes twice (a tied weight: equal, non-null `identity`) gets one place, and both
-// entries name it.
+// A tensor that occurs twice (a tied weight: equal, non-null `identity`) gets one place, which both
+// entries name.
 #pragma once
 
 #include <lockstep/layout/tensor_slice.h>
@@ -21,23 +21,23 @@
 
 namespace lockstep::layout {
 
-// What its elements are: a name that tells it from others ("Float"; a literal), and their size.
+// The dtype of the elements: a unique name ("Float"; a literal), and their size.
 struct Dtype {
   std::string_view name = "Float";
   std::int64_t bytes = 4;
   bool operator==(const Dtype&) const = default;
 };
 
-// What the arithmetic needs to know of a tensor.
+// The description of a tensor for the arithmetic.
 struct TensorSpec {
   std::string name;
   std::vector<std::int64_t> sizes;
   Dtype dtype = {};
-  const void* identity = nullptr;  // equal for tied tensors (its TensorImpl); null: tied to nothing
-  bool follows = false;            // it begins where the one before it ends, aligned or not
+  const void* identity = nullptr;  // equal for tied tensors (the TensorImpl); null: not tied
+  bool follows = false;            // begins where the tensor before it ends, aligned or not
 };
 
-// One tensor's place. Offsets and counts are in elements of the layout's dtype.
+// The place of one tensor. Offsets and counts are in elements of the layout's dtype.
 struct FlatEntry {
   std::string name;
   std::vector<std::int64_t> sizes;
@@ -50,7 +50,7 @@ struct FlatEntry {
 struct FlatSlice {
   int entry = 0;
   Range of_tensor;          // elements of the tensor, row-major
-  std::int64_t offset = 0;  // where they begin, counted from the range's begin
+  std::int64_t offset = 0;  // where they begin, relative to the range's begin
 };
 
 struct FlatOptions {
@@ -61,24 +61,25 @@ struct FlatOptions {
 
 class FlatLayout {
  public:
-  // In the order given. InvalidArgument when dtypes differ, a size is negative, tied tensors differ
-  // in sizes, or the alignment is not a multiple of an element's size.
+  // Places the tensors in the given order. Throws InvalidArgument if dtypes differ, a size is
+  // negative, tied tensors differ in sizes, or the alignment is not a multiple of the element size.
   explicit FlatLayout(std::span<const TensorSpec> tensors, FlatOptions options = {});
 
-  // One a tensor, in the order given.
+  // One per tensor, in the given order.
   [[nodiscard]] const std::vector<FlatEntry>& entries() const { return entries_; }
   [[nodiscard]] const FlatEntry& entry(int i) const {
     return entries_.at(static_cast<std::size_t>(i));
   }
 
-  // Elements of the flat storage, padding included; and without any padding, each tied tensor once.
+  // numel() counts the elements of the flat storage, including padding; used() counts them without
+  // padding, each tied tensor once.
   [[nodiscard]] std::int64_t numel() const { return numel_; }
   [[nodiscard]] std::int64_t used() const { return used_; }
   [[nodiscard]] std::int64_t bytes() const;
   [[nodiscard]] Dtype dtype() const { return dtype_; }
 
-  // The pieces of tensors that lie in `range`, by offset; padding belongs to none and a tied tensor
-  // comes once. What a rank that owns `range` holds.
+  // Returns the pieces of tensors in `range`, sorted by offset: the data of a rank that owns
+  // `range`. Padding belongs to no piece, and a tied tensor occurs once.
   [[nodiscard]] std::vector<FlatSlice> slices_in(Range range) const;
 
  private:
@@ -91,78 +92,80 @@ class FlatLayout {
   Dtype dtype_;
 };
 
-// Which parameters are gathered and released together, and which part of them each rank keeps.
-// Pure: the same on every rank that passes the same items and patterns.
+// The plan of units: groups of parameters that are gathered and released together, and the part
+// that each rank keeps. Pure: the same on every rank that passes the same items and patterns.
 //
-// A unit is one flat storage, so it has one kind of parameters (dtype, device, whether they train):
-// where a module has several, each kind is a unit of its own, named "blocks.0", "blocks.0 (2)", ...
+// A unit is one flat storage, so its parameters have one kind (dtype, device, whether they train).
+// If a module has parameters of several kinds, each kind becomes its own unit, named "blocks.0",
+// "blocks.0 (2)", ...
 
-// What the plan needs to know of a parameter.
+// The description of a parameter for the plan.
 struct UnitItem {
   std::string name;                       // "blocks.0.fc.weight"
-  std::string kind = "";                  // what all parameters of a unit have in common
-  std::vector<std::string> aliases = {};  // its other names, where a weight is tied
+  std::string kind = "";                  // common to all parameters of a unit
+  std::vector<std::string> aliases = {};  // its other names if the weight is tied
 };
 
 struct PlannedUnit {
-  std::string name;        // the module's path: "blocks.0"; "rest" for what no pattern names
-  int pattern = -1;        // the pattern that made it; -1 for the rest
-  std::vector<int> items;  // in the order given
+  std::string name;        // the module's path: "blocks.0"; "rest" for unmatched parameters
+  int pattern = -1;        // the pattern that made the unit; -1 for the rest
+  std::vector<int> items;  // in the given order
   bool operator==(const PlannedUnit&) const = default;
 };
 
-// A parameter belongs to the deepest of the modules around it (or to itself) that a pattern names,
-// by the first pattern that does (lockstep/layout/name_pattern.h); a tied one by the first of its
-// names for which there is one. Every item comes once; units come in the order of their first
-// items. InvalidArgument for a pattern that names nothing: it says what was probably meant.
+// Assigns each parameter to the deepest module around it (or to itself) that a pattern matches,
+// using the first pattern that does (lockstep/layout/name_pattern.h); a tied parameter uses the
+// first of its names with a match. The plan contains each item exactly once; units are in the order
+// of their first items. Throws InvalidArgument for a pattern that matches nothing; the message
+// suggests a likely name.
 [[nodiscard]] std::vector<PlannedUnit> plan_units(std::span<const UnitItem> items,
                                                   std::span<const std::string> patterns);
 
-// The layout of a unit: tensors begin at multiples of `alignment` bytes, and the whole is padded so
-// that the shards of `world` ranks are equally long and begin at such multiples too.
+// Returns the layout of a unit: tensors begin at multiples of `alignment` bytes, and the total is
+// padded so that the shards of `world` ranks have equal lengths and also begin at such multiples.
 [[nodiscard]] FlatLayout unit_layout(std::span<const TensorSpec> tensors, int world,
                                      std::int64_t alignment = 64);
 
-// What rank `rank` keeps of each distinct tensor, in the layout's order: side by side in its shard
-// but for the padding between tensors, and empty where another rank has all of it. Offsets count
-// from the shard's begin.
+// Returns the slice of each distinct tensor that rank `rank` keeps, in the layout's order. The
+// slices are contiguous in its shard except for the padding between tensors; a slice is empty if
+// other ranks have the whole tensor. Offsets are relative to the shard's begin.
 [[nodiscard]] std::vector<FlatSlice> owned_slices(const FlatLayout& layout, int world, int rank);
 
-// Which parameters are reduced together. Pure: the same plan on every rank that passes the same
-// items and order.
+// The plan of buckets: groups of parameters that are reduced together. Pure: the same plan on every
+// rank that passes the same items and order.
 //
-// A bucket fills up in the order in which gradients become ready; it is closed when it has reached
-// its limit, so it may exceed it by part of its last parameter. The first bucket is small, so that
-// communication begins early. Parameters of another kind fill a bucket of their own, and where
-// kinds alternate each keeps its bucket open. A large parameter is a bucket of its own. Buckets
-// come in the order in which their last parameters become ready.
+// A bucket fills up in the order in which gradients become ready and is closed when it reaches its
+// limit, so its last parameter may exceed the limit. The first bucket is small, so that
+// communication begins early. Parameters of another kind fill a separate bucket; if kinds
+// alternate, each keeps its bucket open. A large parameter gets its own bucket. Buckets are in the
+// order in which their last parameters become ready.
 
-// What the plan needs to know of a parameter.
+// The description of a parameter for the plan.
 struct PlanItem {
   std::int64_t bytes = 0;
-  std::string kind = "";  // dtype and device: what all parameters of a bucket have in common
+  std::string kind = "";  // dtype and device: common to all parameters of a bucket
 };
 
 struct PlanOptions {
   std::int64_t first_bucket_bytes = std::int64_t{1} << 20;  // 1 MiB
   std::int64_t bucket_bytes = std::int64_t{25} << 20;       // 25 MiB
-  // From so many bytes on a parameter is a bucket of its own. All at least 1.
+  // Parameters of at least this many bytes get their own bucket. All limits must be at least 1.
   std::int64_t alone_bytes = std::numeric_limits<std::int64_t>::max();
 };
 
-// Item numbers, bucket by bucket, in the order given within each.
+// Item numbers, bucket by bucket, in the given order within each.
 using BucketPlan = std::vector<std::vector<int>>;
 
-// count - 1, ..., 1, 0: what backward is expected to do before it has been seen.
+// Returns count - 1, ..., 1, 0: the expected order of gradients before the first backward().
 [[nodiscard]] std::vector<int> reverse_order(int count);
 
-// Every item once. InvalidArgument unless `order` is a permutation of the items' numbers and the
-// limits are positive.
+// The returned plan contains each item exactly once. Throws InvalidArgument unless `order` is a
+// permutation of the items' numbers and the limits are positive.
 [[nodiscard]] BucketPlan plan_buckets(std::span<const PlanItem> items, std::span<const int> order,
                                       PlanOptions options = {});
 
-// `observed` with the numbers below `count` that are not in it appended, greatest first: an order
-// of readiness in which some parameters had no part.
+// Completes an order of readiness in which some parameters took no part: appends to `observed` the
+// missing numbers below `count`, greatest first.
 [[nodiscard]] std::vector<int> complete_order(std::span<const int> observed, int count);
 
 }  // namespace lockstep::layout

@@ -10,7 +10,7 @@
 namespace lockstep::layout {
 namespace {
 
-// '*' stands for any letters; neither has a dot.
+// '*' matches any characters; neither argument contains a dot.
 bool names_part(std::string_view pattern, std::string_view part) {
   if (pattern.empty()) return part.empty();
   if (pattern.front() != '*')

@@ -1,5 +1,5 @@
-// Runs: boxes of a row-major tensor whose elements lie one after the other, as a file holds them.
-// Pure arithmetic: any thread.
+// Runs: boxes of a row-major tensor whose elements are contiguous, as in a file. Pure arithmetic,
+// thread-safe.
 #pragma once
 
 #include <lockstep/layout/tensor_slice.h>
@@ -11,12 +11,12 @@
 namespace lockstep::layout {
 
 // Calls action(run) for runs that together are `box`, in the order of a row-major tensor of
-// `sizes`, none with more than `most` elements. InvalidArgument unless `most` is positive and the
-// box lies in the tensor.
+// `sizes`, each with at most `most` elements. Throws InvalidArgument unless `most` is positive and
+// the box lies in the tensor.
 void for_each_run(const Box& box, std::span<const std::int64_t> sizes, std::int64_t most,
                   const std::function<void(const Box&)>& action);
 
-// How many elements of a row-major tensor of `sizes` come before the first one of `box`.
+// Returns the number of elements of a row-major tensor of `sizes` before the first one of `box`.
 [[nodiscard]] std::int64_t first_element(const Box& box, std::span<const std::int64_t> sizes);
 
 }  // namespace lockstep::layout

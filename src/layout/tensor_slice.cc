@@ -50,8 +50,8 @@ namespace {
 
 std::int64_t end_of(const Box& box, std::size_t dim) { return box.offsets[dim] + box.sizes[dim]; }
 
-// Adds the boxes of `range`, which is not empty, of the dims from `dim` on; `box` says which one
-// element of the dims before is meant.
+// Adds the boxes of the non-empty `range` over the dims from `dim` on; `box` gives the index in the
+// dims before.
 void add_boxes(std::span<const std::int64_t> sizes, std::size_t dim, Range range, Box box,
                std::vector<Box>& boxes) {
   if (dim == sizes.size()) {
@@ -127,7 +127,7 @@ std::vector<Box> subtract(const Box& a, const Box& b) {
   Box common = intersect(a, b);
   if (common.empty()) return {a};
   std::vector<Box> boxes;
-  Box rest = a;  // shrinks, dim by dim, to what both have
+  Box rest = a;  // shrinks, dim by dim, to the intersection
   for (std::size_t dim = 0; dim < a.sizes.size(); ++dim) {
     std::int64_t below = common.offsets[dim] - rest.offsets[dim];
     std::int64_t above = end_of(rest, dim) - end_of(common, dim);
@@ -165,7 +165,7 @@ std::vector<int> order_of(const TensorSlice& slice) {
   return order;
 }
 
-// `values` of the dims, the outermost in memory first.
+// Returns the dims' `values`, the outermost in memory first.
 std::vector<std::int64_t> in_order(const std::vector<std::int64_t>& values,
                                    const std::vector<int>& order) {
   std::vector<std::int64_t> ordered;

@@ -9,7 +9,7 @@
 namespace lockstep::layout {
 namespace {
 
-// Calls found(source, box) until every element of `wanted` was found.
+// Calls found(source, box) until every element of `wanted` is found.
 template <typename Found>
 void find_in(const std::vector<std::vector<Box>>& sources, Box wanted, const Found& found) {
   std::vector<Box> missing = {std::move(wanted)};
