@@ -22,7 +22,7 @@
 namespace lockstep {
 namespace {
 
-// The outermost module around a parameter that a pattern names; empty: none.
+// Returns the outermost module around a parameter that a pattern matches, or an empty text.
 std::string_view block_of(const std::vector<std::string>& patterns,
                           const NamedParameter& parameter) {
   const auto around = [&](const std::string& name) -> std::string_view {
@@ -63,7 +63,7 @@ void check_options(const ActivationOptions& options) {
   }
 }
 
-// Operations on it come to the interceptors: on the same memory, with one more dispatch key.
+// Routes operations on the parameter to the interceptors: same memory, with one more dispatch key.
 void give_key(const at::Tensor& parameter) {
   const c10::DispatchKey key = dispatch::key();
   if (parameter.key_set().has(key)) return;
@@ -101,7 +101,7 @@ ActivationCheckpoints checkpoint_activations(const ModuleRef& module,
     if (std::ranges::all_of(parameters,
                             [&](const auto& one) { return block_of({pattern}, one).empty(); }))
       refuse(pattern, parameters);
-  std::map<std::string_view, int> number;  // of the modules that the patterns name
+  std::map<std::string_view, int> number;  // index among the modules that the patterns match
   for (const NamedParameter& parameter : parameters) {
     const std::string_view block = block_of(patterns, parameter);
     if (!block.empty()) number.emplace(block, static_cast<int>(number.size()));

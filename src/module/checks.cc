@@ -42,7 +42,7 @@ std::vector<Digest> exchange(Group group, Digest mine, const CallOptions& call) 
   return all;
 }
 
-// The texts of all ranks.
+// Returns the texts of all ranks.
 std::vector<std::string> exchange(Group group, const std::string& mine,
                                   const std::vector<Digest>& all, const CallOptions& call) {
   std::vector<std::int64_t> counts;
@@ -64,7 +64,7 @@ std::vector<std::string> exchange(Group group, const std::string& mine,
   return texts;
 }
 
-// The first line that differs, as each of the two has it.
+// Returns the first line that differs, in both versions.
 std::pair<std::string, std::string> first_difference(const std::string& a, const std::string& b) {
   std::istringstream lines_of_a(a), lines_of_b(b);
   for (;;) {
@@ -138,7 +138,7 @@ bool has_dense_memory(const at::Tensor& tensor) {
 
 const void* storage_of(const at::Tensor& tensor) { return tensor.storage().unsafeGetStorageImpl(); }
 
-// Elements from the first to behind the last.
+// Returns the number of elements between the first and the end of the last.
 std::int64_t extent_of(const at::Tensor& tensor) {
   std::int64_t last = 0;
   for (std::int64_t dim = 0; dim < tensor.dim(); ++dim)
@@ -146,7 +146,7 @@ std::int64_t extent_of(const at::Tensor& tensor) {
   return last + 1;
 }
 
-// Bytes in an address space: the process's, or that of a storage without memory.
+// Bytes in an address space: the process's, or the one of a storage without memory.
 struct Span {
   const void* space = nullptr;
   std::int64_t begin = 0;
@@ -163,14 +163,15 @@ Span span_of(const at::Tensor& tensor, std::size_t number) {
           number};
 }
 
-// Flags of `count` elements, those of `tensor` set; its first one is number `begin`.
+// Returns flags for `count` elements, with those of `tensor` set; its first element is number
+// `begin`.
 at::Tensor marked(const at::Tensor& tensor, std::int64_t begin, std::int64_t count) {
   at::Tensor flags = at::zeros({count}, at::kBool);
   without_repetitions(flags.as_strided(tensor.sizes(), tensor.strides(), begin)).fill_(true);
   return flags;
 }
 
-// Of spans that overlap: they may lie in each other's gaps.
+// Returns true if overlapping spans have common elements: they may be interleaved.
 bool have_common_elements(const at::Tensor& a, const Span& of_a, const at::Tensor& b,
                           const Span& of_b) {
   auto size = static_cast<std::int64_t>(a.element_size());
@@ -224,13 +225,13 @@ std::vector<std::optional<std::size_t>> first_sharing(std::span<const at::Tensor
 bool is_held_elsewhere(const at::Tensor& tensor, std::span<const at::Tensor> tensors) {
   if (!has_dense_memory(tensor) || dispatch::is_lazy(tensor)) return false;
   std::set<const void*> holders;
-  std::map<const at::TensorImpl*, std::size_t> views;  // of each base
+  std::map<const at::TensorImpl*, std::size_t> views;  // per base
   for (const at::Tensor& one : tensors) {
     if (!one.has_storage() || storage_of(one) != storage_of(tensor)) continue;
     bool is_new = holders.insert(one.unsafeGetTensorImpl()).second;
     if (is_new && one.is_view()) ++views[one._base().unsafeGetTensorImpl()];
   }
-  // What a tensor is a view of it holds itself: the result of randn(12), where view() follows.
+  // A view itself holds its base: randn(12) in randn(12).view(...).
   for (const auto& [base, count] : views)
     if (c10::raw::intrusive_ptr::use_count(const_cast<at::TensorImpl*>(base)) == count)
       holders.insert(base);
@@ -239,7 +240,7 @@ bool is_held_elsewhere(const at::Tensor& tensor, std::span<const at::Tensor> ten
 
 namespace {
 
-// A module's own parameters, without the copy that named_parameters() makes.
+// Gives access to a module's own parameters without the copy that named_parameters() makes.
 struct Inside : torch::nn::Module {
   static const torch::OrderedDict<std::string, at::Tensor>& of(const torch::nn::Module& module) {
     return module.*(&Inside::parameters_);

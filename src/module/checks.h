@@ -1,5 +1,5 @@
-// Checks of a module: do all ranks hold the same model, which memory do its tensors share, and has
-// it changed since a handle was made?
+// Checks of a module: whether all ranks hold the same model, which tensors share memory, and
+// whether the module has changed since a handle was made.
 #pragma once
 
 #include "module/tensors.h"
@@ -21,44 +21,44 @@ class Module;
 
 namespace lockstep::modules {
 
-// One line for each parameter and buffer: name, dtype, sizes, ties, whether it requires a gradient,
-// and what it shares memory with.
+// Returns one line per parameter and buffer: name, dtype, sizes, ties, whether it requires a
+// gradient, and the tensors that it shares memory with.
 [[nodiscard]] std::vector<std::string> lines_of(const ModuleTensors& tensors);
 
-// Collective: every rank passes one line for each thing that must be equal, in order ("parameter
-// fc1.weight: Float [3, 4]"). Exchanges a fingerprint, and the lines themselves only when
-// fingerprints differ. Throws Mismatch with the first difference, both ranks and both lines, on
-// every rank alike; the group lives on.
+// Collective. Every rank passes one line per property that must be equal, in order ("parameter
+// fc1.weight: Float [3, 4]"). Exchanges a fingerprint, and the lines only if fingerprints differ.
+// Throws Mismatch with the first difference, both ranks and both lines, on every rank alike; the
+// group stays usable.
 void check_same_lines(const Group& group, const std::vector<std::string>& lines,
                       const CallOptions& call = {});
 
-// A view without the repetitions that expand() makes: dims of stride 0 have one element.
+// Returns a view without the repetitions of expand(): dims of stride 0 get one element.
 [[nodiscard]] at::Tensor without_repetitions(const at::Tensor& tensor);
 
-// Whether two elements of it are one place in memory.
+// Returns true if two elements of the tensor share a memory location.
 [[nodiscard]] bool repeats_elements(const at::Tensor& tensor);
 
-// For each tensor the first one before it that has a place in memory in common with it. The same
-// tensor twice has nothing in common with itself.
+// Returns, for each tensor, the index of the first earlier one that overlaps it in memory. The same
+// tensor twice does not count as overlapping.
 [[nodiscard]] std::vector<std::optional<std::size_t>> first_sharing(
     std::span<const at::Tensor> tensors);
 
-// Whether something beside these tensors holds the storage of `tensor`, which is one of them: a
+// Returns true if another object beside `tensors` holds the storage of `tensor` (one of them): a
 // view, or the graph of an operation that made one.
 [[nodiscard]] bool is_held_elsewhere(const at::Tensor& tensor, std::span<const at::Tensor> tensors);
 
-// ModuleWatch: notices parameters that a handle does not know.
+// ModuleWatch: detects parameters that a handle does not know.
 //
-// A module may get parameters after its handle was made, or train what was frozen then. Nobody
-// would reduce their gradients, so each rank would train its own.
+// A module may get parameters after its handle was made, or unfreeze parameters. Their gradients
+// would not be reduced, so each rank would train its own copy.
 class ModuleWatch {
  public:
-  // `ignored` as the handle was given them; the module outlives this object. `made`: "since
-  // fully_shard() was called", for the messages.
+  // `ignored`: the names that the handle ignores. `made`: "since fully_shard() was called", for
+  // messages. The module must outlive this object.
   ModuleWatch(const torch::nn::Module& module, std::vector<std::string> ignored, std::string made);
 
-  // InvalidArgument names the first such parameter. Local; takes about a microsecond for ten
-  // parameters as long as nothing has changed.
+  // Throws InvalidArgument, which names the first such parameter. Not collective; takes about a
+  // microsecond per ten parameters if nothing has changed.
   void check() const;
 
  private:
@@ -70,8 +70,8 @@ class ModuleWatch {
   const torch::nn::Module& module_;
   std::vector<std::string> ignored_;
   std::string made_;
-  std::vector<Trains> as_made_;    // in the order of the modules, tied ones more than once
-  std::vector<at::Tensor> known_;  // keeps those tensors
+  std::vector<Trains> as_made_;    // in the order of the modules, tied ones repeatedly
+  std::vector<at::Tensor> known_;  // keeps those tensors alive
 };
 
 }  // namespace lockstep::modules

@@ -1,30 +1,30 @@
-// checkpoint_activations: activation checkpointing (Chen et al., arXiv:1604.06174). What blocks of
-// a model compute in forward() is not kept for backward(), but computed again there, from what went
-// into the block.
+// checkpoint_activations: activation checkpointing (Chen et al., arXiv:1604.06174). The activations
+// of a model's blocks are not kept between forward() and backward(), but recomputed in backward()
+// from the block's inputs.
 //
 //   lockstep::checkpoint_activations(model, {"transformer.h.*"});
-//   loss(model->forward(batch)).backward();               // as ever
+// as before
 //
-// How: the module stays as it is. A block begins where an operation uses one of its parameters, and
-// ends where one uses a parameter of another block, or of none. Results of operations in between
-// lie in memory that is given back when the block has been left, and comes again when an operation
-// of backward() uses one of them: the operations that are needed for it run again, with the random
-// numbers that they had drawn, on the same threads. Gradients are those without it, bit for bit.
+// How: the module is not changed. A block begins at an operation that uses one of its parameters,
+// and ends at one that uses a parameter of another block, or of none. Results of operations in
+// between live in memory that is released after the block, and restored when an operation of
+// backward() uses one of them: the operations that produced it run again, with the same random
+// numbers, on the same threads. Gradients are bit-identical to those without checkpointing.
 //
-// What stays of a block between forward and backward is what comes into it, and what is used
-// outside of it. The first forward() learns what that is, where operations before the block's first
-// parameter use it (normalisations do), and computes such results twice once.
+// Between forward and backward, only a block's inputs and the results that are used outside of it
+// stay in memory. If operations before the block's first parameter use such results (normalizations
+// do), the first forward() learns that and computes these results twice, once.
 //
-// Works on plain modules, inside fully_shard() (units are gathered again), on the parts of
-// parallelize() (collectives run again, and are counted), and in the stages of a Pipeline. Called
-// before or after these, on the same module; what a stage's module names is a part of the model's.
+// Works on plain modules, inside fully_shard() (units are gathered again), on sharded modules of
+// parallelize() (collectives run again, and are counted), and in the stages of a Pipeline. Call it
+// before or after these, on the same module; a stage's module has a part of the model's names.
 //
-// Limits. A block that uses no parameter has no begin. Operations that write something from outside
-// of the block (a buffer; running statistics of batch normalisation excepted) keep what was
-// computed before them. With retain_graph what was computed again stays until the graph goes.
-// Memory that a kernel of one's own reads past LibTorch's operations must be there: use it in an
-// operation before. An argument that has been written between forward and backward is an
-// InvalidArgument that names the operation.
+// Limits. A block that uses no parameter has no begin. Operations that write something outside of
+// the block (a buffer; running statistics of batch normalization excepted) keep the results that
+// were computed before them. With retain_graph, recomputed results stay until the graph is
+// released. A custom kernel that reads memory past LibTorch's dispatcher needs the memory present:
+// use the tensor in an operation before. If an argument was written between forward and backward,
+// throws InvalidArgument, which names the operation.
 #pragma once
 
 #include <lockstep/module/module_ref.h>
@@ -43,25 +43,25 @@ class Recomputation;
 }
 
 struct ActivationOptions {
-  // Of the modules that the patterns name, in the module's order: the first one and every nth after
-  // it.
+  // Checkpoints the first and every nth module after it, among the modules that the patterns match,
+  // in the module's order.
   int every = 1;
-  // Selective checkpointing: operations whose results stay all the same, because they cost much to
+  // Selective checkpointing: operations whose results are kept anyway because they are expensive to
   // compute ("aten::mm", "aten::addmm", "aten::_scaled_dot_product_flash_attention_for_cpu").
   std::vector<std::string> keep = {};
 };
 
-// What has been saved and paid, on all threads, since the call or the last reset().
+// Savings and costs, on all threads, since the call or the last reset().
 class ActivationCheckpoints {
  public:
   explicit ActivationCheckpoints(std::shared_ptr<dispatch::Recomputation> state)
       : state_(std::move(state)) {}
 
   struct Counts {
-    std::int64_t blocks = 0;          // that forward() has left
-    std::int64_t released_bytes = 0;  // of their results, together
-    std::int64_t recomputations = 0;  // of a block's results or some of them
-    std::int64_t operations = 0;      // that ran again for that
+    std::int64_t blocks = 0;          // that forward() has finished
+    std::int64_t released_bytes = 0;  // of the blocks' results, in total
+    std::int64_t recomputations = 0;  // of a block's results or part of them
+    std::int64_t operations = 0;      // that ran again in recomputations
   };
   [[nodiscard]] Counts counts() const;
   void reset();
@@ -70,12 +70,12 @@ class ActivationCheckpoints {
   std::shared_ptr<dispatch::Recomputation> state_;
 };
 
-// Local. `patterns` name modules (lockstep/layout/name_pattern.h), {"blocks.*"} for instance; if
-// such modules lie inside each other, the outermost one is the block. Lasts as long as the module's
-// parameters; the result only counts. No pattern changes nothing. InvalidArgument, before anything
-// is changed: a pattern that names no module with parameters (and what was probably meant), `every`
-// below 1, an operation in `keep` that LibTorch does not know, a module that has been given to this
-// function before.
+// Not collective. `patterns` match modules (lockstep/layout/name_pattern.h), for example
+// {"blocks.*"}; if matched modules are nested, the outermost one is the block. Takes effect for the
+// lifetime of the module's parameters; the returned object only counts. Without patterns, changes
+// nothing. Throws InvalidArgument, before anything is changed, if a pattern matches no module with
+// parameters (the message suggests a likely name), `every` is below 1, LibTorch does not know an
+// operation in `keep`, or the module was passed to this function before.
 ActivationCheckpoints checkpoint_activations(const ModuleRef& module,
                                              const std::vector<std::string>& patterns,
                                              const ActivationOptions& options = {});

@@ -5,7 +5,7 @@
 //   lockstep::fully_shard(net.ptr(), world);  // a shared_ptr: the same
 //   lockstep::fully_shard(*net, world);       // a reference: the module must outlive the handle
 //
-// It is meant for parameters of functions; it converts from all of these.
+// Intended for function parameters; converts implicitly from all of these.
 #pragma once
 
 #include <lockstep/module/torchscript.h>
@@ -31,7 +31,7 @@ class ModuleRef {
     requires std::convertible_to<Impl*, torch::nn::Module*>
   ModuleRef(std::shared_ptr<Impl> module) : module_(std::move(module)) {}
 
-  // A holder, as TORCH_MODULE makes them. An empty one counts as a null pointer.
+  // Converts from a holder, as TORCH_MODULE makes it. An empty holder counts as a null pointer.
   template <typename Holder>
     requires requires(const Holder& holder) {
       { holder.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>;
@@ -42,14 +42,14 @@ class ModuleRef {
     module_ = holder.ptr();
   }
 
-  // Does not compile: the message says how a TorchScript module is trained.
+  // Does not compile: the error message explains how to train a TorchScript module.
   template <TorchScript Model>
   ModuleRef(const Model& /*module*/) {
     refuse_torchscript<Model>();
   }
 
-  // The module; of a reference a pointer that owns nothing. InvalidArgument, which begins with
-  // `caller`, if it is null.
+  // Returns the module; for a reference, a pointer without ownership. Throws InvalidArgument, which
+  // begins with `caller`, if it is null.
   [[nodiscard]] std::shared_ptr<torch::nn::Module> shared(std::string_view caller) const;
 
  private:

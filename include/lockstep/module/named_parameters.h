@@ -1,8 +1,8 @@
-// A module's parameters, each tensor once.
+// The parameters of a module, each tensor once.
 //
 // LibTorch lists a tied weight under each of its names, and an optimizer built on that list steps
-// it twice. Everything here that lays parameters flat or reduces their gradients starts from this
-// list instead.
+// it twice. All code of Lockstep that flattens parameters or reduces their gradients starts from
+// this list instead.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,7 +24,8 @@ struct NamedParameter {
   std::vector<std::string> aliases;  // its other names
 };
 
-// In the order of module.named_parameters(). Tensors are the same when they share a TensorImpl.
+// Returns the parameters in the order of module.named_parameters(). Tensors with the same
+// TensorImpl count as one.
 [[nodiscard]] std::vector<NamedParameter> unique_parameters(const torch::nn::Module& module);
 
 }  // namespace lockstep

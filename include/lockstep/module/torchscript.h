@@ -1,4 +1,4 @@
-// What the strategies say of a TorchScript module, when the program is compiled.
+// The compile-time error of the strategies for TorchScript modules.
 #pragma once
 
 #include <concepts>
