@@ -1,4 +1,4 @@
-// How autograd's edges hold a node: by std::shared_ptr up to LibTorch 2.12, by c10::intrusive_ptr
+// How autograd's edges hold a node: a std::shared_ptr up to LibTorch 2.12, a c10::intrusive_ptr
 // since.
 #pragma once
 

@@ -1,7 +1,7 @@
-// Call: one operation on its way from LibTorch's dispatcher, past the interceptors, to its kernel.
+// Call: one operation on its way from LibTorch's dispatcher through the interceptors to its kernel.
 //
 // An interceptor is a function that is called for every operation on a tensor with our key
-// (dispatch/key.h). It does what it has to do, and proceeds:
+// (dispatch/key.h). It does its work and proceeds:
 //
 //   void bring_memory(Call& call) {
 //     ...                 // before
@@ -9,7 +9,7 @@
 //     ...                 // after, unless something was thrown
 //   }
 //
-// Interceptors do not know each other: key.cc lists them, the outermost first.
+// Interceptors do not know each other: key.cc lists them from the outermost to the innermost.
 #pragma once
 
 #include "dispatch/key.h"
@@ -28,10 +28,10 @@ namespace lockstep::dispatch {
 
 class Call {
  public:
-  // What an operation does with the memory of its arguments.
+  // How an operation uses the memory of its arguments.
   enum class Kind {
-    query,    // nothing: it asks what kinds of tensors they are
-    view,     // nothing yet: its result lies in the same memory
+    query,    // not at all: it only asks for properties of tensors
+    view,     // not yet: its result is in the same memory
     compute,  // reads or writes it
   };
 
@@ -40,15 +40,15 @@ class Call {
   Call& operator=(const Call&) = delete;
 
   [[nodiscard]] const c10::OperatorHandle& operation() const { return operation_; }
-  // The arguments are its last items, and the results after proceed() or redispatch().
+  // The last items are the arguments; after proceed() or redispatch(), the results.
   [[nodiscard]] torch::jit::Stack& stack() const { return stack_; }
   [[nodiscard]] static c10::DispatchKey key() { return our_key; }
   [[nodiscard]] Kind kind() const { return kind_; }
 
-  // The interceptors that follow, and then the kernel. Once.
+  // Runs the interceptors that follow, then the kernel. Call once.
   void proceed();
-  // LibTorch's kernel at once. The operations that it calls in its turn on the same tensors are
-  // calls of their own.
+  // Runs LibTorch's kernel directly. Operations that the kernel calls on the same tensors are
+  // separate calls.
   void redispatch();
 
  private:
@@ -56,23 +56,21 @@ class Call {
   c10::DispatchKeySet keys_;
   torch::jit::Stack& stack_;
   Kind kind_;
-  std::size_t next_ = 0;  // interceptor
+  std::size_t next_ = 0;  // index of the next interceptor
 };
 
 using Interceptor = void (*)(Call& call);
 
-// The function that is registered with the dispatcher for our keys.
+// The function registered with the dispatcher for our keys.
 void intercept(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
                torch::jit::Stack* stack);
 
-// Whether an operation writes this argument.
+// Returns true if an operation writes this argument.
 [[nodiscard]] inline bool is_written(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
 
-// The tensors among an operation's arguments or results.
-
-// Calls action(tensor) for each that is defined.
+// Calls action(tensor) for each defined tensor in an operation's argument or result.
 template <typename Action>
 void for_each_tensor_in(const c10::IValue& value, Action&& action) {
   if (value.isTensor()) {
@@ -85,30 +83,31 @@ void for_each_tensor_in(const c10::IValue& value, Action&& action) {
   }
 }
 
-// Carrier: what stands behind a tensor that has no memory of its own, and runs its operations.
+// Carrier: the object behind a tensor without memory of its own; it runs the tensor's operations.
 //
 // Such a tensor is an ordinary TensorImpl without storage, with the dispatch key (dispatch/key.h)
 // and a Carrier as its backend's data, which its aliases (detach(), data(), set_data()) share.
 class Carrier : public c10::BackendMeta {
  public:
-  // Runs an operation that has such a tensor among its arguments: instead of proceed(), or before.
+  // Runs an operation with such a tensor among its arguments, instead of proceed() or before it.
   virtual void run(Call& call) = 0;
 
-  // Where the values lie that this process has.
+  // Returns the tensor with the values that this process has.
   [[nodiscard]] virtual const at::Tensor& memory() const = 0;
-  // The same tensor, with its values in other memory that is laid out alike.
+  // Returns the same tensor with its values in other memory of the same layout.
   [[nodiscard]] virtual at::Tensor in_memory(at::Tensor memory) const = 0;
-  // Makes tensors like this one, of the values that it has now, and holds no memory.
+  // Returns a function that makes tensors like this one with its current values; the function holds
+  // no memory.
   [[nodiscard]] virtual std::function<at::Tensor(at::Tensor memory)> maker() = 0;
 };
 
-// Null for any other tensor.
+// Returns null for any other tensor.
 [[nodiscard]] inline Carrier* carrier_of(const c10::TensorImpl& tensor, c10::DispatchKey key) {
   if (!tensor.key_set().has(key) || tensor.has_storage()) return nullptr;
   return static_cast<Carrier*>(const_cast<c10::TensorImpl&>(tensor).get_backend_meta());
 }
 
-// The interceptor: the carrier of the first such argument runs the operation.
+// The interceptor: the first argument with a carrier has its carrier run the operation.
 void hand_to_carrier(Call& call);
 
 }  // namespace lockstep::dispatch

@@ -36,15 +36,15 @@
 namespace lockstep::dispatch {
 namespace {
 
-// The outermost first. A thread that records operations has no use for what follows, unless the
-// recorder proceeds; blocks are recorded as the program runs them, not as carriers do; what a
-// carrier runs comes again with the tensors that it runs on; memory is brought last, for operations
-// that really run.
+// From the outermost to the innermost. A thread that records operations skips the rest unless the
+// recorder proceeds. Blocks are recorded as the program runs them, not as carriers do. Operations
+// that a carrier runs arrive again with the tensors that it runs on. Memory is provided last, for
+// operations that really run.
 constexpr Interceptor interceptors[] = {&record_operation, &record_block, &hand_to_carrier,
                                         &check_parts, &bring_memory};
 
 Call::Kind kind_of(const c10::FunctionSchema& schema) {
-  // Some backends answer set_data()'s question themselves.
+  // Some backends answer the query of set_data() themselves.
   if (schema.name() == "aten::_has_compatible_shallow_copy_type") return Call::Kind::query;
   if (schema.returns().empty()) return Call::Kind::compute;
   const c10::Argument& result = schema.returns().front();
@@ -59,7 +59,7 @@ Call::Call(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch
 
 void Call::proceed() {
   if (next_ < std::size(interceptors)) return interceptors[next_++](*this);
-  // Some operations return a view or a copy, as it comes out: what copies inside comes here again.
+  // Some operations return either a view or a copy; the copy inside arrives here again.
   if (kind_ != Kind::compute) return redispatch();
   const c10::impl::ExcludeDispatchKeyGuard without_our_keys(
       c10::DispatchKeySet({our_key, factory_key}));
@@ -67,7 +67,7 @@ void Call::proceed() {
 }
 
 void Call::redispatch() {
-  // The highest key is the one of our keys by which the call came.
+  // The highest key is the one of our keys through which the call arrived.
   const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, keys_.highestPriorityTypeId());
   operation_.redispatchBoxed(keys_ & below, &stack_);
 }
@@ -80,7 +80,7 @@ void intercept(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
 
 namespace {
 
-// Brings memory when asked, and takes it away after every operation.
+// Provides memory on request, and releases it after every operation.
 class TestOwner final : public StorageOwner {
  public:
   void pin(const StorageUse& use) override {
@@ -100,7 +100,7 @@ class TestOwner final : public StorageOwner {
 
 at::Tensor twice(const at::Tensor& tensor) { return tensor + tensor; }
 
-// An operation of a library that was loaded after our function was registered.
+// An operation of a library that is loaded after our function was registered.
 class LateOperation {
  public:
   LateOperation() {
@@ -119,7 +119,7 @@ class LateOperation {
                           __LINE__};
 };
 
-// Each kind of operation comes as itself, and not as operations that LibTorch makes it of.
+// Checks that each kind of operation arrives as a whole, not decomposed by LibTorch.
 std::string first_kind_wrong(const TestOwner& owner, const at::Tensor& weight,
                              const at::Tensor& plain) {
   const LateOperation late;
@@ -196,7 +196,7 @@ using c10::DispatchKey;
 using c10::KernelFunction;
 using c10::OperatorHandle;
 
-// Destroying them unregisters our functions.
+// The destructors unregister our functions.
 using Registrations = std::vector<c10::RegistrationHandleRAII>;
 
 struct Layout {
@@ -211,8 +211,8 @@ constexpr Layout other_layouts[] = {{DispatchKey::Sparse, "sparse"},
 constexpr c10::BackendComponent devices[] = {c10::BackendComponent::CPUBit,
                                              c10::BackendComponent::CUDABit};
 
-// Takes the place of a kernel of LibTorch for tensors in another layout, and calls it unless one of
-// ours is among the arguments.
+// Replaces a kernel of LibTorch for tensors of another layout, and calls it unless one of our
+// tensors is among the arguments.
 class RefuseBeside final : public c10::OperatorKernel {
  public:
   RefuseBeside(c10::SafeKernelFunction kernel, const char* layout)
@@ -243,12 +243,12 @@ class RefuseBeside final : public c10::OperatorKernel {
   const char* layout_;
 };
 
-// LibTorch warns once per process when a kernel takes the place of another.
+// Suppresses LibTorch's warning, once per process, that a kernel replaces another.
 class NoWarnings final : public c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
 
-// The number of arguments that are tensors. A list may hold several, and counts twice.
+// Returns the number of tensor arguments. A list may hold several and counts twice.
 int count_tensors(const c10::FunctionSchema& schema) {
   const auto is_tensor = [](const c10::Type& type) {
     return type.isSubtypeOf(*c10::OptionalType::ofTensor());
@@ -287,7 +287,8 @@ class Kernels {
  private:
   [[nodiscard]] bool has(DispatchKey key) const { return operation_.hasKernelForDispatchKey(key); }
 
-  // An operation that is made of others comes as these, unless a device has a kernel for it.
+  // Returns true if the operation arrives as a whole. One composed of others arrives as those,
+  // unless a device has a kernel for it.
   [[nodiscard]] bool comes_whole() const {
     return !has(DispatchKey::CompositeImplicitAutograd) || has(DispatchKey::CPU) ||
            has(DispatchKey::CUDA) || has(DispatchKey::PrivateUse1);
@@ -308,8 +309,8 @@ class Kernels {
   Registrations& made_;
 };
 
-// A kernel that LibTorch makes for all backends (CompositeExplicitAutograd) wins over the fallback
-// for a key, so a fallback alone would not see cat() or native_layer_norm().
+// A kernel that LibTorch registers for all backends (CompositeExplicitAutograd) takes precedence
+// over the fallback for a key, so a fallback alone would miss cat() or native_layer_norm().
 Registrations register_all() {
   NoWarnings none;
   const c10::WarningUtils::WarningHandlerGuard guard(&none);
@@ -324,15 +325,15 @@ Registrations register_all() {
   return made;
 }
 
-// Registers our functions and tries the key. Returns why it does not work; if it works, returns an
-// empty text and keeps the registrations.
+// Registers our functions and tests the key. If it does not work, returns the reason; otherwise
+// keeps the registrations and returns an empty text.
 std::string take_key() {
   c10::InferenceMode off(false);
   try {
     Registrations made = register_all();
     std::string wrong = try_key();
     if (wrong.empty()) {
-      // Tensors of any handle may still have the key when the process ends.
+      // Tensors of some handles may still have the key when the process ends.
       static const auto* kept = new Registrations(std::move(made));
       static_cast<void>(kept);
     }

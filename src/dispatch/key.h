@@ -1,19 +1,19 @@
-// The dispatch key by which operations on our tensors come to the interceptors (dispatch/call.h).
+// The dispatch key that routes operations on our tensors to the interceptors (dispatch/call.h).
 //
-// C++ modules have no hooks around forward(), but every operation passes LibTorch's dispatcher. A
-// tensor with one more key than usual passes a function of ours on its way, below autograd: so
-// autograd saves the tensor itself, and backward and recomputation come again by themselves.
+// C++ modules have no hooks around forward(), but every operation passes LibTorch's dispatcher. An
+// operation on a tensor with one additional key passes our function on its way, below autograd:
+// autograd saves the tensor itself, so backward and recomputation pass our function again.
 //
-// LibTorch has no key for this, so one below autograd that nothing else uses takes our function: as
-// the kernel of each operation, and as the fallback for operations that are defined later. It is
-// used only if a self-test passes: operations, a view and backward through released memory give the
-// right values.
+// LibTorch has no key for this purpose, so our function uses one below autograd that nothing else
+// uses: as the kernel of each operation, and as the fallback for operations that are defined later.
+// The key is used only if a self-test passes: operations, a view and backward through released
+// memory must give the right values.
 //
-// Keys of other layouts (sparse, CSR, nested, oneDNN) are higher: an operation on such a tensor and
-// one of ours would go past the interceptors. It throws InvalidArgument.
+// Keys of other layouts (sparse, CSR, nested, oneDNN) have a higher priority: an operation on such
+// a tensor and one of ours would bypass the interceptors, so it throws InvalidArgument.
 //
-// The registrations stay for the life of the process. They cost operations on other dense tensors
-// nothing, and operations of several tensors in another layout one boxed call.
+// The registrations stay for the lifetime of the process. They cost nothing for operations on other
+// dense tensors, and one boxed call for operations on several tensors of another layout.
 #pragma once
 
 #include <c10/core/DispatchKey.h>
@@ -22,24 +22,22 @@
 
 namespace lockstep::dispatch {
 
-// For custom random generators out of LibTorch's tree; no generator of LibTorch has it.
+// LibTorch reserves it for out-of-tree random generators and does not use it itself.
 inline constexpr c10::DispatchKey our_key = c10::DispatchKey::CustomRNGKeyId;
 
-// Factories without tensor arguments (empty(), zeros(), ...) compute the keys of their device and
-// lose ours, which a thread that builds with Deferral includes. That thread includes this key, too:
-// factories have our function as their kernel for it, and other operations pass it by. LibTorch
-// keeps it for deferred construction out of its tree.
+// Factories without tensor arguments (empty(), zeros(), ...) compute their keys from the device and
+// drop our key, even if a thread that constructs with Deferral includes it. That thread therefore
+// includes this key, too: our function is the factories' kernel for it, and other operations ignore
+// it. LibTorch reserves it for out-of-tree deferred construction.
 inline constexpr c10::DispatchKey factory_key = c10::DispatchKey::DeferredInit;
 
-// Returns our_key, which works. Any thread; the first call registers our function, which takes some
-// 20 milliseconds, and other threads must not be computing meanwhile. If the key does not work,
-// throws Error, which says why.
+// Returns our_key once it is known to work. Thread-safe. The first call registers our function,
+// which takes about 20 ms; other threads must not be computing meanwhile. Throws Error with the
+// reason if the key does not work.
 [[nodiscard]] c10::DispatchKey key();
 
-// The self-test of our dispatch key (dispatch/key.h).
-
-// Uses a released tensor directly, through a view, in place and in backward, and in each kind of
-// operation. Returns what came out wrong; empty if nothing did.
+// Self-test of the dispatch key: uses a released tensor directly, through a view, in place and in
+// backward, and in each kind of operation. Returns the first wrong result; empty if all are right.
 [[nodiscard]] std::string try_key();
 
 }  // namespace lockstep::dispatch

@@ -28,7 +28,8 @@ class LazyStorageImpl final : public c10::StorageImpl {
   const std::weak_ptr<StorageOwner> owner;
   std::shared_ptr<const StorageRecord> record;
 
-  // A record may hold weak references to storages, which keep the object: it goes before.
+  // A record may hold weak references to storages, which keep this object: destroy the record
+  // first.
   void release_resources() override {
     record.reset();
     c10::StorageImpl::release_resources();
@@ -43,8 +44,8 @@ LazyStorageImpl* impl_of(const c10::TensorImpl& tensor) {
 }
 
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13
-// Up to LibTorch 2.12 nothing public lets a storage be accessed that has once refused it. An
-// explicit instantiation may name private members.
+// Up to LibTorch 2.12, there is no public way to allow access to a storage that has once refused
+// it. An explicit instantiation may name private members.
 template <auto Refuses, auto Refresh>
 struct PrivateMembers {
   friend void allow_access(c10::StorageImpl& storage) {
@@ -89,7 +90,7 @@ void LazyStorage::attach(c10::StorageImpl& storage, const at::Tensor& buffer) {
   check(buffer.nbytes() >= storage.nbytes(), "lazy storage: needs {} bytes, found {}",
         storage.nbytes(), buffer.nbytes());
   auto kept = std::make_unique<at::Tensor>(buffer);
-  static std::byte nothing;  // where a storage without elements lies, which has its memory too
+  static std::byte nothing;  // the address of a storage without elements
   void* data = kept->mutable_data_ptr();
   if (data == nullptr) data = &nothing;
   storage.set_data_ptr_noswap(at::DataPtr(data, kept.release(), &drop_buffer, storage.device()));
@@ -154,7 +155,7 @@ class Pins {
     wanted_.push_back({std::move(owner), use});
   }
 
-  // An owner is asked once, for all that the operation does with its storage.
+  // Pins each owner once, for all uses of its storage by the operation.
   void pin_all() {
     for (Wanted& wanted : wanted_) {
       wanted.owner->pin(wanted.use);
@@ -180,7 +181,7 @@ class Pins {
   c10::SmallVector<Pin, 4> pins_;
 };
 
-// action(owner, use) for every argument that lies in a lazy storage.
+// Calls action(owner, use) for every argument in a lazy storage.
 template <typename Action>
 void for_each_use(const Call& call, Action&& action) {
   const c10::FunctionSchema& schema = call.operation().schema();

@@ -1,11 +1,11 @@
-// LazyStorage: memory for tensors that is there only while an operation uses them.
+// LazyStorage: a tensor storage whose memory is present only while operations use it.
 //
-// Tensors in it are ordinary dense tensors with one more dispatch key (dispatch/key.h). Before an
-// operation reads or writes one of them, the owner is asked to bring the memory; views share the
-// storage and the key, so they hold nothing back. Reading a released one past the dispatcher
-// (data_ptr()) is an error that says what it belongs to.
+// Its tensors are ordinary dense tensors with an additional dispatch key (dispatch/key.h). Before
+// an operation reads or writes one of them, the owner must provide the memory; views share the
+// storage and the key, so they do not keep the memory alive. Reading a released tensor past the
+// dispatcher (data_ptr()) is an error that names what it belongs to.
 //
-// attach() and detach() are called by the owner, which orders them; pins are counted by it too.
+// The owner calls attach() and detach(), and is responsible for their order and for counting pins.
 #pragma once
 
 #include "dispatch/call.h"
@@ -21,7 +21,7 @@
 
 namespace lockstep::dispatch {
 
-// How an operation uses a tensor.
+// An operation's use of a tensor.
 struct StorageUse {
   std::string_view operation;  // "aten::mm"
   std::int64_t offset = 0;     // of the tensor in its storage, in elements
@@ -31,19 +31,19 @@ struct StorageUse {
 class StorageOwner {
  public:
   virtual ~StorageOwner() = default;
-  // An operation is about to use the storage: on return its memory is there, and stays until
-  // unpin(). Any thread. What it throws, the operation throws.
+  // Called when an operation is about to use the storage: on return the memory must be present, and
+  // stay until unpin(). Thread-safe. The operation throws the exceptions of this function.
   virtual void pin(const StorageUse& use) = 0;
-  // An operation is about to make a view of a tensor in it, which needs no memory. Any thread. What
-  // it throws, the operation throws.
+  // Called when an operation is about to make a view of a tensor in the storage, which needs no
+  // memory. Thread-safe. The operation throws the exceptions of this function.
   virtual void view(const StorageUse& /*use*/) {}
-  // The operation has written. Called before unpin(), and only when nothing was thrown.
+  // Called after the operation has written, before unpin(), and only if nothing was thrown.
   virtual void written() = 0;
   virtual void unpin() noexcept = 0;
 };
 
-// What is remembered of a storage, and found again from any tensor in it; what it is only the code
-// knows that made it.
+// Data attached to a storage that can be found from any tensor in it; only its creator knows the
+// concrete type.
 class StorageRecord {
  public:
   virtual ~StorageRecord() = default;
@@ -51,30 +51,31 @@ class StorageRecord {
 
 class LazyStorage {
  public:
-  // Released at first. `released` is the text of the error that a read throws then. The owner may
-  // go before the storage: uses are then errors while it is released. The record lives as long as
-  // the storage; null: there is none.
+  // Initially released. `released` is the error text of a read while it is released. The owner may
+  // be destroyed before the storage: uses are then errors while it is released. The record lives as
+  // long as the storage; it may be null.
   LazyStorage(std::int64_t bytes, c10::Device device, std::weak_ptr<StorageOwner> owner,
               c10::DispatchKey key, std::string released,
               std::shared_ptr<const StorageRecord> record = nullptr);
 
-  // A tensor in it. Offset and strides are in elements.
+  // Returns a tensor in the storage. Offset and strides are in elements.
   [[nodiscard]] at::Tensor place(c10::ScalarType dtype, std::int64_t offset, at::IntArrayRef sizes,
                                  at::IntArrayRef strides) const;
 
-  // The storage's memory becomes that of `buffer`, which has at least its bytes and is kept alive.
+  // Makes the memory of `buffer`, which must be large enough and is kept alive, the storage's
+  // memory.
   void attach(const at::Tensor& buffer);
   void detach();
-  // The same where the LazyStorage is gone.
+  // For callers without the LazyStorage, which may have been destroyed.
   static void attach(c10::StorageImpl& storage, const at::Tensor& buffer);
   static void detach(c10::StorageImpl& storage, std::string_view released);
   [[nodiscard]] c10::StorageImpl& impl() const { return *storage_.unsafeGetStorageImpl(); }
   [[nodiscard]] const c10::Storage& storage() const { return storage_; }
-  // From now on the error of a released storage is `text`.
+  // Sets the error text of a read while the storage is released.
   void explain(std::string text);
 
   [[nodiscard]] bool holds(const at::Tensor& tensor) const;
-  // Whether there is a tensor in it.
+  // Returns true if a tensor uses the storage.
   [[nodiscard]] bool is_used() const { return storage_.use_count() > 1; }
 
  private:
@@ -84,24 +85,23 @@ class LazyStorage {
   std::string released_;
 };
 
-// The owner of the storage that `tensor` lies in; null when it is not a lazy one or its owner is
-// gone.
+// Returns the owner of the tensor's storage; null if the storage is not lazy or its owner is gone.
 [[nodiscard]] std::shared_ptr<StorageOwner> owner_of(const c10::TensorImpl& tensor);
-// What is remembered of that storage; null when it is not a lazy one or there is nothing.
+// Returns the record of the tensor's storage; null if the storage is not lazy or has no record.
 [[nodiscard]] const StorageRecord* record_of(const c10::TensorImpl& tensor);
 [[nodiscard]] bool is_lazy(const at::Tensor& tensor);
-// Whether `tensor` can be read where it lies now: false for a lazy one that is released.
+// Returns true if the tensor's memory can be read now: false for a lazy tensor that is released.
 [[nodiscard]] bool has_memory(const at::Tensor& tensor);
 
-// The interceptor that brings memory: it pins the lazy storages (dispatch/lazy_storage.h) among an
-// operation's arguments while it runs.
+// Interceptor that provides memory: pins the lazy storages among an operation's arguments while the
+// operation runs.
 
-// An operation that only makes a view runs without memory; owners are told of it. What an owner
-// throws, the operation throws.
+// An operation that only makes a view runs without memory, after a call of StorageOwner::view().
+// The operation throws the owner's exceptions.
 void bring_memory(Call& call);
 
-// The same for what reads a tensor past the dispatcher: its memory is there while one of these
-// lives. Nothing for other tensors.
+// Does the same for code that reads a tensor past the dispatcher: provides the memory during the
+// object's lifetime. Has no effect on other tensors.
 class [[nodiscard]] MemoryUse {
  public:
   MemoryUse(const at::Tensor& tensor, std::string_view operation);
@@ -113,30 +113,30 @@ class [[nodiscard]] MemoryUse {
   std::shared_ptr<StorageOwner> owner_;
 };
 
-// ValueSource: the owner of a LazyStorage whose values can be had piece by piece, where they are
-// used, instead of all at once in memory.
+// ValueSource: the owner of a LazyStorage whose values can be read in pieces where they are needed,
+// instead of all at once into memory.
 //
 //   if (auto source = dispatch::source_of(tensor))
 //     source->read(tensor.storage_offset() + begin, count, buffer);     // a few at a time
 //   else
 //     ...                                                              // tensor's own memory
 //
-// Code that knows nothing of it uses the tensor as any other: the first operation that does brings
-// all of its memory.
+// Code that does not know ValueSource uses the tensor as any other: its first operation loads all
+// of the memory.
 class ValueSource : public StorageOwner {
  public:
-  // Elements [begin, begin + count) of the storage, in the dtype of its tensors. Any thread.
+  // Reads elements [begin, begin + count) of the storage, in the dtype of its tensors. Thread-safe.
   virtual void read(std::int64_t begin, std::int64_t count, void* to) const = 0;
-  // Bytes of memory that read() reads for each element.
+  // Returns the number of bytes that read() reads from memory per element.
   [[nodiscard]] virtual std::int64_t bytes_an_element() const = 0;
 };
 
-// Null when `tensor` is not lazy, has its memory, or has another kind of owner.
+// Returns null if `tensor` is not lazy, has its memory, or has another kind of owner.
 [[nodiscard]] std::shared_ptr<ValueSource> source_of(const at::Tensor& tensor);
 
-// For kernels that read or write memory past the dispatcher: asks the owner of a lazy tensor, as an
-// operation would. Memory is there afterwards if it stays when nobody uses it. Other tensors are
-// left alone. `operation` is for messages.
+// Provides memory for kernels that read or write it past the dispatcher: asks the owner of a lazy
+// tensor, as an operation would. Afterwards the memory is present only if the owner keeps it
+// without a pin. Other tensors are not changed. `operation` is for messages.
 void bring(const at::Tensor& tensor, const char* operation, bool writes);
 
 }  // namespace lockstep::dispatch

@@ -15,12 +15,13 @@
 namespace lockstep::dispatch {
 namespace {
 
-// Made for modes of threads; nothing of LibTorch's own uses it outside of its tests.
+// A key made for per-thread modes; LibTorch uses it only in its tests.
 constexpr auto mode_key = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 thread_local at::Generator* own_generator = nullptr;
 
-// Whether the operation computes on the CPU: by its tensors, else by the device it is given.
+// Returns true if the operation computes on the CPU: decided by its tensors, else by its device
+// argument.
 bool is_on_cpu(const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> arguments) {
   for (const c10::IValue& argument : arguments)
     if (argument.isTensor() && argument.toTensor().defined()) return argument.toTensor().is_cpu();
@@ -50,7 +51,7 @@ bool takes_generator(const c10::FunctionSchema& schema) {
   return false;
 }
 
-// Kept for the life of the process: a thread may be inside an operation when it ends.
+// Kept for the lifetime of the process: a thread may be inside an operation when the process ends.
 using Registrations = std::vector<c10::RegistrationHandleRAII>;
 
 std::unique_ptr<Registrations> register_kernels() {

@@ -1,12 +1,11 @@
-// Random numbers of a thread's own.
+// A random number generator per thread.
 //
-// LibTorch has one default generator for the CPU. Threads that compute side by side would take its
-// numbers in whatever order they come, and a run would not repeat. While a ThreadGenerator lives,
-// operations of its thread on the CPU that are given no generator (dropout, rand(), init) draw from
-// its own.
+// LibTorch has one default generator for the CPU. Concurrent threads would draw its numbers in
+// arbitrary order, and a run would not be reproducible. During the lifetime of a ThreadGenerator,
+// CPU operations of its thread without an explicit generator (dropout, rand(), init) draw from it.
 //
-// How: operations that take a generator get a kernel for a dispatch key of LibTorch's that only
-// threads have, not tensors. Others fall through it, at no cost.
+// How: operations that take a generator get a kernel for a dispatch key of LibTorch that only
+// threads have, not tensors. Other operations fall through, at no cost.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -19,11 +18,11 @@ namespace lockstep::dispatch {
 
 class [[nodiscard]] ThreadGenerator {
  public:
-  // Registers the kernels, which other threads must not be computing meanwhile; once a process.
-  // Error where this LibTorch leaves no key for them.
+  // Registers the kernels, once per process; other threads must not be computing meanwhile. Throws
+  // Error if this LibTorch has no free key for them.
   static void prepare();
 
-  // After prepare(). They nest.
+  // Call prepare() before. Objects may be nested.
   explicit ThreadGenerator(std::uint64_t seed);
   ~ThreadGenerator();
   ThreadGenerator(const ThreadGenerator&) = delete;

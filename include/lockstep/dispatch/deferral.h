@@ -1,19 +1,19 @@
-// Deferral: while one lives, large tensors that its thread makes get no memory, and how their
-// values come about is recorded instead.
+// Deferral: during the lifetime of such an object, large tensors that its thread makes get no
+// memory; the way to compute their values is recorded instead.
 //
-// Everything is computed once, as always, so random numbers are drawn in the order of the program
-// and what is thrown is thrown where it would be; of a large result only the recipe is kept: the
-// operations that made it, with copies of their small arguments and of the generators as they were.
-// So values can be had later, in any order, or never, and are the same bits.
+// Everything is computed once, as usual, so random numbers are drawn in program order and
+// exceptions are thrown at their usual place. For a large result, only the recipe is kept: the
+// operations that made it, with copies of their small arguments and of the generators' states. The
+// values can be computed later, in any order, or never, and are bit-identical.
 //
-// Inside the scope an operation that uses a deferred tensor computes its values again, for that
-// operation. Outside the first such operation gives it its memory for good. Reading it past the
-// dispatcher (data_ptr(), accessor()) is an error before that.
+// Inside the scope, an operation that uses a deferred tensor recomputes its values for that
+// operation. Outside the scope, the first such operation gives the tensor its memory permanently.
+// Reading a tensor without memory past the dispatcher (data_ptr(), accessor()) is an error.
 //
 // Views, in-place operations on them, ties (one storage or one tensor in several places) and
-// autograd are as always. What stays an ordinary tensor from the beginning: what is small, what is
-// computed from ordinary tensors by kernels that make their own memory, and what takes more
-// operations to make than are worth remembering (a table that is written element by element).
+// autograd work as usual. Some tensors are ordinary from the beginning: small ones, those that
+// kernels which allocate their own memory compute from ordinary tensors, and those made by too many
+// operations to record (a table that is written element by element).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,8 +29,8 @@ class Recorder;
 
 class [[nodiscard]] Deferral {
  public:
-  // Tensors of at least `smallest` bytes are deferred. Error when this LibTorch leaves no dispatch
-  // key for it.
+  // Defers tensors of at least `smallest` bytes. Throws Error if this LibTorch has no free dispatch
+  // key.
   explicit Deferral(std::int64_t smallest);
   ~Deferral();
   Deferral(const Deferral&) = delete;
@@ -41,15 +41,15 @@ class [[nodiscard]] Deferral {
   std::unique_ptr<Scope> scope_;
 };
 
-// Whether `tensor` was deferred; it may have its memory by now.
+// Returns true if `tensor` was deferred; it may have its memory by now.
 [[nodiscard]] bool is_deferred(const at::Tensor& tensor);
 
-// Gives a deferred tensor, and all that share its storage, memory with its values; nothing when it
-// has them. Any thread.
+// Gives a deferred tensor, and all tensors that share its storage, memory with its values; does
+// nothing if it has memory. Thread-safe.
 void give_values(const at::Tensor& tensor);
-// The same without values, before all of them are written.
+// Gives the tensor memory without values; for callers that write all of them.
 void give_memory(const at::Tensor& tensor);
-// An ordinary tensor in the same memory. The tensor is deferred.
+// Returns an ordinary tensor in the same memory. `tensor` must be deferred.
 [[nodiscard]] at::Tensor as_ordinary(const at::Tensor& tensor);
 
 }  // namespace lockstep::dispatch

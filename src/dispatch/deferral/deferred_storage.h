@@ -1,4 +1,4 @@
-// What a deferred tensor's storage knows of its values.
+// The storage of a deferred tensor.
 #pragma once
 
 #include "dispatch/deferral/recorded_call.h"
@@ -13,21 +13,21 @@ namespace lockstep::dispatch {
 // Lives as long as the storage. Thread-safe.
 class DeferredStorage final : public StorageOwner, public StorageRecord {
  public:
-  // A tensor in a new storage of so many bytes, of which nothing is written yet.
+  // Returns a tensor in a new storage of `bytes` bytes that has not been written.
   [[nodiscard]] static at::Tensor make(std::int64_t bytes, const at::Tensor& shape);
-  // Null when `tensor` is not in one.
+  // Returns null if `tensor` is not in a deferred storage.
   [[nodiscard]] static std::shared_ptr<DeferredStorage> of(const at::Tensor& tensor);
 
   [[nodiscard]] const StorageId& id() const { return id_; }
 
-  // The call that wrote it last; null: none, or it has its memory.
+  // Returns the last call that wrote the storage; null if it has memory or was not written.
   [[nodiscard]] std::shared_ptr<const RecordedCall> last_write() const;
   void set_last_write(std::shared_ptr<const RecordedCall> call);
-  // RecordedCall::time of the last call that used it.
+  // RecordedCall::time of the last call that used the storage.
   [[nodiscard]] std::int64_t time() const;
   void set_time(std::int64_t time);
 
-  // Undefined until it has it.
+  // Returns the storage's memory; undefined if it has none yet.
   [[nodiscard]] at::Tensor memory() const;
   void give_memory(const at::Tensor& memory);
   void give_memory(bool with_values);
@@ -39,7 +39,7 @@ class DeferredStorage final : public StorageOwner, public StorageRecord {
  private:
   mutable std::mutex mutex_;
   StorageId id_;
-  c10::StorageImpl* storage_ = nullptr;  // the caller has a tensor in it
+  c10::StorageImpl* storage_ = nullptr;  // the caller holds a tensor in it
   std::shared_ptr<const RecordedCall> last_write_;
   std::int64_t time_ = 0;
   at::Tensor memory_;

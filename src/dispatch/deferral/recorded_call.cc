@@ -20,12 +20,12 @@ namespace {
 
 using Calls = std::vector<std::shared_ptr<const RecordedCall>>;
 
-// For observers that count LibTorch's memory (its profiler, and our tests).
+// Reports to observers of LibTorch's memory (its profiler, and our tests).
 void count_memory(void* data, std::int64_t bytes) {
   c10::reportMemoryUsageToProfiler(data, bytes, 0, 0, c10::kCPU);
 }
 
-// `last` and all that must run before it, in the order of the program.
+// Returns `last` and all calls that must run before it, in program order.
 Calls all_before(const std::shared_ptr<const RecordedCall>& last) {
   Calls calls = {last};
   std::set<const RecordedCall*> seen = {last.get()};
@@ -36,7 +36,7 @@ Calls all_before(const std::shared_ptr<const RecordedCall>& last) {
   return calls;
 }
 
-// Storages of which `call` is the last of `calls` to use them.
+// Returns, for each storage, the last of `calls` that uses it.
 std::map<StorageId, const RecordedCall*> last_uses(const Calls& calls) {
   std::map<StorageId, const RecordedCall*> uses;
   for (const auto& call : calls) {

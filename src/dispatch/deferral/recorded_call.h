@@ -1,4 +1,4 @@
-// One operation of a Deferral, as it can be run again.
+// A recorded operation of a Deferral that can be run again.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,13 +13,13 @@
 
 namespace lockstep::dispatch {
 
-// A deferred storage; the object's address is what tells it from others.
+// A deferred storage; the address of the object identifies it.
 struct StorageSpec {
   std::int64_t bytes = 0;
 };
 using StorageId = std::shared_ptr<const StorageSpec>;
 
-// A tensor in one.
+// A tensor in a deferred storage.
 struct TensorPlace {
   StorageId storage;
   c10::ScalarType dtype = c10::ScalarType::Float;
@@ -28,13 +28,13 @@ struct TensorPlace {
   std::int64_t offset = 0;  // in elements
 };
 
-// All bytes of storages.
+// The bytes of storages.
 using Memories = std::map<StorageId, at::Tensor>;
 
-// A tensor among arguments or results.
+// The position of a tensor among arguments or results.
 struct StackIndex {
   std::size_t item = 0;
-  int element = -1;  // of a list; -1: the item itself
+  int element = -1;  // index in a list; -1: the item itself
   bool operator==(const StackIndex&) const = default;
 };
 
@@ -48,41 +48,43 @@ struct RecordedCall {
     StorageId storage;
   };
 
-  // More than that of every call before it that uses one of the same storages.
+  // Greater than the time of every earlier call that shares a storage with this one.
   std::int64_t time = 0;
-  int depth = 0;  // the longest way along `before`
+  int depth = 0;  // length of the longest path along `before`
   c10::OperatorHandle operation;
-  torch::jit::Stack arguments;  // deferred tensors are among `deferred` instead
-  int generator = -1;           // the argument that is a generator, as it was
+  torch::jit::Stack arguments;  // without deferred tensors, which are in `deferred`
+  int generator = -1;           // index of the generator argument, a copy; -1: none
   std::vector<Argument> deferred;
   std::vector<Result> made;
-  // What must have run before: the last calls that wrote what this one uses.
+  // Calls that must run before: the last writers of the storages that this call uses.
   std::vector<std::shared_ptr<const RecordedCall>> before;
 };
 
-// Where `tensor` lies, which is in `storage`; and a tensor that lies there in ordinary memory.
+// place_of() returns the position of `tensor` in `storage`; tensor_in() returns the tensor at that
+// place in ordinary memory.
 [[nodiscard]] TensorPlace place_of(const at::Tensor& tensor, const StorageId& storage);
 [[nodiscard]] at::Tensor tensor_in(const at::Tensor& memory, const TensorPlace& place);
-// Bytes in pages of their own: what comes and goes in the course of a construction would leave
-// malloc's memory in pieces.
+// Allocates separate pages: short-lived buffers of a construction would fragment malloc's memory.
 [[nodiscard]] at::Tensor new_memory(const StorageSpec& storage);
-// All bytes of its storage, in such memory.
+// Returns a copy of all bytes of the tensor's storage, in such memory.
 [[nodiscard]] at::Tensor copy_of_storage(const at::Tensor& tensor);
 
-// action(place, tensor) for every tensor that is defined.
+// Calls action(index, tensor) for every defined tensor.
 void for_each_tensor_on(const torch::jit::Stack& items,
                         const std::function<void(StackIndex, const at::Tensor&)>& action);
 void set_tensor(torch::jit::Stack& items, StackIndex where, const at::Tensor& tensor);
 
-// `arguments` with the deferred ones in `memories`, which get memory where they have none.
+// Returns `arguments` with the deferred ones in `memories`, allocating their memory if they have
+// none.
 [[nodiscard]] torch::jit::Stack filled(torch::jit::Stack arguments,
                                        const std::vector<RecordedCall::Argument>& deferred,
                                        Memories& memories);
 
-// Runs the operation on ordinary tensors, unrecorded and below autograd.
+// Runs the operation on ordinary tensors, without recording and below autograd.
 void run_plainly(const c10::OperatorHandle& operation, torch::jit::Stack& stack);
 
-// The values of a storage after `last`, which wrote it: runs that call and all it needs again.
+// Returns the values of a storage after its writer `last`: runs that call and all its predecessors
+// again.
 [[nodiscard]] at::Tensor replayed(const std::shared_ptr<const RecordedCall>& last,
                                   const StorageId& storage);
 

@@ -17,17 +17,17 @@ namespace {
 using Operation = c10::OperatorHandle;
 using torch::jit::Stack;
 
-// Where more calls than these would have to run again, one after the other, values are kept.
+// If more calls than this would have to run again one after another, the values are kept.
 constexpr int deepest = 64;
 
 thread_local Recorder* recorder_of_this_thread = nullptr;
 
-// Makes views, or turns a tensor into another view of its storage.
+// Returns true if the call makes views or turns a tensor into another view of its storage.
 bool only_looks_elsewhere(const Call& call) {
   return call.kind() == Call::Kind::view || call.operation().hasTag(at::Tag::inplace_view);
 }
 
-// Is made of other operations, which come to the recorder one by one.
+// Returns true if the operation is composed of others, which reach the recorder one by one.
 bool is_composite(const Operation& operation) {
   using c10::DispatchKey;
   return (operation.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
@@ -40,7 +40,7 @@ bool is_random(const Operation& operation) {
   return operation.hasTag(at::Tag::nondeterministic_seeded);
 }
 
-// Gives its first argument values that do not depend on those before.
+// Returns true if the new values of the first argument do not depend on its old ones.
 bool overwrites(std::string_view operation) {
   constexpr std::string_view names[] = {
       "aten::uniform_",   "aten::normal_", "aten::random_", "aten::exponential_", "aten::cauchy_",
@@ -52,8 +52,8 @@ bool fills_its_storage(const at::Tensor& tensor) {
   return tensor.is_non_overlapping_and_dense() && tensor.nbytes() == tensor.storage().nbytes();
 }
 
-// The program may change or free it before the call runs again. A number that was written in an
-// expression has no dtype of its own, and no copy has that.
+// Copies an argument, because the program may change or free it before the call runs again. Wrapped
+// numbers, which have no dtype of their own, are kept: a copy would lose that property.
 at::Tensor kept(const at::Tensor& tensor) {
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) return tensor;
   Recorder::Pause pause;
@@ -61,7 +61,8 @@ at::Tensor kept(const at::Tensor& tensor) {
   return tensor.clone();
 }
 
-// The generator that the call is about to draw from, as it is; -1 when it is not told of one.
+// Copies the generator that the call is about to draw from; returns its index, or -1 if it has
+// none.
 int keep_generator(const Operation& operation, Stack& arguments) {
   auto index = operation.schema().argumentIndexWithName("generator");
   if (!index) return -1;
@@ -75,7 +76,7 @@ int keep_generator(const Operation& operation, Stack& arguments) {
 
 }  // namespace
 
-// The deferred tensors without memory among the arguments.
+// The deferred tensors without memory among the arguments of a call.
 struct Recorder::Uses {
   struct Use {
     RecordedCall::Argument argument;
@@ -95,7 +96,7 @@ struct Recorder::Uses {
     });
   }
 
-  // Whether the first one gets all of its storage's values, whatever they were.
+  // Returns true if the call overwrites all values of the first tensor's storage.
   [[nodiscard]] bool overwrite(const Operation& operation) const {
     const Use& first = all.front();
     bool once = std::ranges::count(all, first.storage, &Use::storage) == 1;
@@ -137,7 +138,7 @@ void Recorder::run(Call& call) {
   stack.insert(stack.end(), arguments.begin(), arguments.end());
 }
 
-// Whether that is all the operation does, and it is much.
+// Returns true if the operation only allocates memory, at least `smallest` bytes.
 bool Recorder::make_memory(const Operation& operation, Stack& stack) {
   const c10::FunctionSchema& schema = operation.schema();
   if (schema.name() != "aten::empty" && schema.name() != "aten::empty_strided") return false;
@@ -162,7 +163,7 @@ bool Recorder::make_memory(const Operation& operation, Stack& stack) {
   return true;
 }
 
-// `items` are the arguments, and then the results.
+// `items` are the arguments, followed by the results.
 void Recorder::compute(const Operation& operation, Stack& items, Uses& uses) {
   auto call = std::make_shared<RecordedCall>(
       RecordedCall{.operation = operation, .arguments = items, .deferred = uses.arguments()});
@@ -211,7 +212,7 @@ Memories Recorder::values_of(const Uses& uses, bool overwrite) const {
   return memories;
 }
 
-// A result that is one of the arguments it ran on is the argument itself.
+// If the operation returned one of the arguments it ran on, returns the program's argument instead.
 void Recorder::give_back(const Uses& uses, const Stack& run_on, Stack& results) {
   for_each_tensor_on(Stack(results), [&](StackIndex where, const at::Tensor& result) {
     for_each_tensor_on(run_on, [&](StackIndex at, const at::Tensor& argument) {

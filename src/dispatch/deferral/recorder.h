@@ -1,5 +1,5 @@
-// Runs the operations of a thread that builds with Deferral, and records what large tensors are
-// made by.
+// Runs the operations of a thread that constructs with Deferral, and records how large tensors are
+// made.
 #pragma once
 
 #include "dispatch/call.h"
@@ -19,10 +19,10 @@ class Recorder {
  public:
   explicit Recorder(std::int64_t smallest) : smallest_(smallest) {}
 
-  // Null: nothing is recorded.
+  // Returns null if the thread records nothing.
   [[nodiscard]] static Recorder* of_this_thread();
 
-  // `recorder` is this thread's for as long as it lives.
+  // Makes `recorder` this thread's recorder during the object's lifetime.
   class Turn {
    public:
     explicit Turn(Recorder* recorder);
@@ -33,7 +33,7 @@ class Recorder {
    private:
     Recorder* before_;
   };
-  // Nothing is.
+  // Disables recording during the object's lifetime.
   class Pause : Turn {
    public:
     Pause() : Turn(nullptr) {}
@@ -51,7 +51,7 @@ class Recorder {
                         torch::jit::Stack& results);
   void defer_large(torch::jit::Stack& results, const std::shared_ptr<RecordedCall>& call);
 
-  // The values of a storage after a call: those that the last operation used.
+  // The values of a storage after a call, cached for the storages that the last operation used.
   struct Recent {
     std::shared_ptr<const RecordedCall> after;
     at::Tensor memory;
@@ -61,7 +61,7 @@ class Recorder {
   std::map<StorageId, Recent> recent_;
 };
 
-// The interceptor for deferred construction: a thread with a Recorder gives it its operations.
+// The interceptor for deferred construction: passes operations to the thread's Recorder, if any.
 void record_operation(Call& call);
 
 }  // namespace lockstep::dispatch

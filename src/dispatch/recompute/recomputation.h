@@ -1,4 +1,4 @@
-// Recomputation: what the blocks of one model whose activations are computed again have in common.
+// Recomputation: the shared state of one model's checkpointed blocks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,20 +18,20 @@ namespace lockstep::dispatch {
 class Recomputation {
  public:
   struct Counts {
-    std::int64_t blocks = 0;             // left, in forwards
-    std::int64_t released_bytes = 0;     // then
-    std::int64_t recomputed_blocks = 0;  // of which something was computed again
+    std::int64_t blocks = 0;             // finished in forward passes
+    std::int64_t released_bytes = 0;     // at the end of the blocks
+    std::int64_t recomputed_blocks = 0;  // of which some results were recomputed
     std::int64_t operations = 0;         // that ran again
   };
 
-  // `kept`: operations whose results stay ("aten::mm").
+  // `kept`: operations whose results are kept ("aten::mm").
   explicit Recomputation(std::set<std::string> kept) : kept_(std::move(kept)) {}
 
   [[nodiscard]] bool keeps(const std::string& operation) const { return kept_.contains(operation); }
   [[nodiscard]] Counts counts() const;
   void reset_counts();
 
-  // Result `number` of a block is used outside of it, in forward: it stays from the next time on.
+  // Result `number` of a block is used outside of it in forward: it is kept from the next pass on.
   [[nodiscard]] bool is_used_outside(int block, std::size_t number) const;
   void note_use_outside(int block, std::size_t number);
 
@@ -45,16 +45,17 @@ class Recomputation {
   Counts counts_;
 };
 
-// A use of this parameter in forward is where a pass through `block` begins, unless it is in it
-// already; block -1: where the one before ends. Stays with the parameter, whatever memory it gets.
+// A use of this parameter in forward begins a pass through `block`, unless the pass is in that
+// block already; block -1 ends the previous block. The mark stays with the parameter even if its
+// memory changes.
 void mark_block(const at::Tensor& parameter, std::shared_ptr<Recomputation> model, int block);
-// Whether a parameter has been marked.
+// Returns true if a parameter has been marked.
 [[nodiscard]] bool has_block_mark(const at::Tensor& parameter);
 
-// A pass through a model has ended on this thread: `results` stay.
+// Ends a pass through a model on this thread; keeps `results`.
 void leave_block(const std::vector<at::Tensor>& results);
 
-// Nothing is recorded on this thread while one of these lives.
+// Disables recording on this thread during the object's lifetime.
 class [[nodiscard]] BlockPause {
  public:
   BlockPause();

@@ -20,8 +20,8 @@
 namespace lockstep::dispatch {
 namespace {
 
-// Among the hooks of a parameter, which stay with it when it gets other memory. It changes no
-// gradient.
+// Stored among the hooks of a parameter, which stay with it when its memory changes. It does not
+// change gradients.
 struct Mark {
   std::shared_ptr<Recomputation> model;
   int block = -1;
@@ -40,10 +40,10 @@ const Mark* mark_of(const c10::TensorImpl& tensor) {
 struct Pass {  // through a model, on this thread
   std::shared_ptr<Recomputation> model;
   int block = -1;
-  const c10::TensorImpl* first = nullptr;  // the parameter with which the block began
-  std::weak_ptr<Region> region;            // held by what lies in it
-  bool changes = false;                    // the region is that of the block before
-  int depth = 0;                           // of recorded operations, and of what runs again
+  const c10::TensorImpl* first = nullptr;  // the parameter at which the block began
+  std::weak_ptr<Region> region;            // kept alive by its storages
+  bool changes = false;                    // the region is still the previous block's
+  int depth = 0;                           // nesting of recorded operations and replays
 
   void end(const Region::Storages& used) {
     if (const auto before = region.lock()) before->end(used);
@@ -51,7 +51,7 @@ struct Pass {  // through a model, on this thread
     changes = false;
   }
   void leave() {
-    // Of a block that backward() begins with nothing would be gained.
+    // Releasing the block with which backward() begins would gain nothing.
     if (const auto last = region.lock()) last->keep_all();
     end({});
     model.reset();
@@ -111,7 +111,7 @@ std::optional<RandomState> random_state(const Call& call, const torch::jit::Stac
   return RandomState{*generator, generator->get_state()};
 }
 
-// What an operation does to memory besides reading it.
+// The effects of an operation on memory besides reading.
 struct Effect {
   bool makes = false;           // new memory
   bool writes_inside = false;   // of the region

@@ -1,13 +1,13 @@
-// The interceptor that records the operations of blocks whose activations are computed again.
+// The interceptor that records the operations of checkpointed blocks.
 #pragma once
 
 #include "dispatch/call.h"
 
 namespace lockstep::dispatch {
 
-// A block begins where an operation uses one of its parameters (dispatch/recompute/recomputation.h)
-// while gradients are recorded, and ends where one uses a parameter of another block or of none, or
-// backward() begins.
+// While gradients are recorded, a block begins at an operation that uses one of its parameters
+// (dispatch/recompute/recomputation.h). It ends at an operation that uses a parameter of another
+// block or of none, or when backward() begins.
 void record_block(Call& call);
 
 }  // namespace lockstep::dispatch

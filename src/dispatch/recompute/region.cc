@@ -20,7 +20,7 @@ constexpr std::string_view released_text =
     "this activation has no memory between forward and backward (checkpoint_activations()): use it "
     "in an operation, which computes it again";
 
-// All bytes of a storage.
+// Returns all bytes of a storage.
 at::Tensor bytes_of(const c10::Storage& storage) {
   c10::InferenceMode off(false);
   const auto bytes = static_cast<std::int64_t>(storage.nbytes());
@@ -38,12 +38,13 @@ const Activation* activation_of(const at::Tensor& memory) {
   return dynamic_cast<const Activation*>(record_of(*memory.unsafeGetTensorImpl()));
 }
 
-// Statistics that a batch normalisation updates, annotated or not: they change no result of it.
+// Running statistics that batch normalization updates, annotated or not: its results do not depend
+// on them.
 bool is_running_statistic(const c10::Argument& argument) {
   return argument.name() == "running_mean" || argument.name() == "running_var";
 }
 
-// The generator's numbers are those of another time while one of these lives.
+// Sets the generator to an earlier state during the object's lifetime.
 class NumbersAgain {
  public:
   explicit NumbersAgain(const std::optional<RandomState>& random) : random_(random) {
@@ -197,7 +198,7 @@ void Region::end(const Storages& used) {
   model_->count_end(bytes);
 }
 
-// Runs operations of a region again, those that some of its entries need.
+// Runs those operations of a region again that some of its entries need.
 class Region::Replay {
  public:
   Replay(Region& region, std::vector<bool> wanted)
@@ -219,7 +220,7 @@ class Region::Replay {
   }
 
  private:
-  // What is there, as it was when operations read it.
+  // Returns an entry's storage if it still has the values that operations read.
   [[nodiscard]] c10::Storage there(std::size_t number) const {
     const Entry& entry = region_.entries_[number];
     if (entry.is_changed) return {};
@@ -296,10 +297,10 @@ class Region::Replay {
 
   Region& region_;
   const std::vector<bool> wanted_;
-  std::vector<bool> needed_;           // of entries: their values of then
-  std::vector<bool> runs_;             // of operations
-  std::vector<std::size_t> last_use_;  // of entries, by an operation that runs
-  std::vector<at::Tensor> memories_;   // bytes of entries
+  std::vector<bool> needed_;           // entries whose earlier values are needed
+  std::vector<bool> runs_;             // per operation
+  std::vector<std::size_t> last_use_;  // by entry: the last operation that runs and uses it
+  std::vector<at::Tensor> memories_;   // by entry: its bytes
 };
 
 void Region::pin(std::size_t number, bool writes) {

@@ -1,11 +1,11 @@
 // Region: the operations of one pass through a block of a model, whose results take no memory
 // between forward and backward.
 //
-// Results of recorded operations lie in lazy storages. When the block has been left, end() gives
-// their memory back, but for what is used further on. When an operation of backward() uses one of
-// them, the operations that the ones still alive need run again, in their order, with the random
-// numbers that they had drawn. Storages hold the region, and the region holds what came into the
-// block, so all of it goes with the graph.
+// Results of recorded operations are in lazy storages. At the end of the block, end() releases
+// their memory, except for results that are used later. When an operation of backward() uses one of
+// them, the operations that the remaining results need run again, in their order, with the same
+// random numbers. Storages hold the region, and the region holds the block's inputs, so everything
+// is released with the graph.
 //
 // Thread-safe after end().
 #pragma once
@@ -33,7 +33,7 @@ namespace lockstep::dispatch {
 
 class Activation;
 
-// Where a generator stood before an operation drew from it.
+// The state of a generator before an operation drew from it.
 struct RandomState {
   at::Generator generator;
   at::Tensor state;
@@ -46,16 +46,17 @@ class Region : public std::enable_shared_from_this<Region> {
   Region(std::shared_ptr<Recomputation> model, int block, c10::DispatchKey key)
       : model_(std::move(model)), block_(block), key_(key) {}
 
-  // An operation has run, on `arguments`; its results are on the call's stack, and those in new
-  // memory are replaced by tensors in lazy storages.
+  // Records an operation that has run on `arguments`. Its results are on the call's stack; results
+  // in new memory are replaced by tensors in lazy storages.
   void add(const Call& call, const torch::jit::Stack& arguments, std::optional<RandomState> random);
-  // Whether a tensor lies in a storage of this region.
+  // Returns true if the tensor is in a storage of this region.
   [[nodiscard]] bool has(const at::Tensor& tensor) const;
-  // An operation outside is about to be recorded elsewhere, and has written these of its arguments.
+  // Call before an operation that is recorded elsewhere and has written some of these arguments.
   void note_writes(const c10::FunctionSchema& schema, const torch::jit::Stack& arguments);
-  // Something outside was written: nothing until here can be computed again.
+  // Call when data outside was written: no operation up to here can run again, so keeps all
+  // results.
   void keep_all();
-  // The block has been left: what lies in `used` is needed outside and stays.
+  // Ends the block: storages in `used` are needed outside and are kept.
   void end(const Storages& used);
 
  private:
@@ -68,13 +69,13 @@ class Region : public std::enable_shared_from_this<Region> {
     bool is_kept = false;
     bool is_read = false;
     bool is_changed = false;  // written after it was read
-    at::Tensor memory = {};   // of a result that stays though nobody else may hold it
+    at::Tensor memory = {};   // of a result that is kept although nothing else may hold it
   };
-  struct Use {  // of an entry by an operation
+  struct Use {  // use of an entry by an operation
     StackIndex where;
     std::size_t entry = 0;
     TensorPlace place;
-    std::function<at::Tensor(at::Tensor)> carrier;  // null: none
+    std::function<at::Tensor(at::Tensor)> carrier;  // null: no carrier
   };
   struct Made {
     StackIndex where;
@@ -90,8 +91,8 @@ class Region : public std::enable_shared_from_this<Region> {
     std::vector<Use> uses;
     std::vector<Made> made;
     std::vector<std::size_t> written;
-    std::vector<StackIndex> copied;  // statistics that it updates besides
-    std::vector<Version> versions;   // of what came from outside
+    std::vector<StackIndex> copied;  // statistics that it also updates
+    std::vector<Version> versions;   // of inputs from outside
     std::optional<RandomState> random;
   };
   class Replay;
@@ -103,7 +104,7 @@ class Region : public std::enable_shared_from_this<Region> {
   const std::shared_ptr<Recomputation> model_;
   const int block_;
   const c10::DispatchKey key_;
-  std::recursive_mutex mutex_;  // operations that run again use its storages
+  std::recursive_mutex mutex_;  // recursive: operations that run again use the region's storages
   std::vector<Entry> entries_;
   std::vector<Operation> operations_;
   bool has_ended_ = false;
@@ -127,7 +128,8 @@ class Activation final : public StorageOwner, public StorageRecord {
   const std::size_t number_;
 };
 
-// Where the values of a tensor lie: itself, or what its carrier has. Undefined where there is none.
+// Returns the tensor with the values: `tensor` itself or its carrier's memory, else an undefined
+// tensor.
 [[nodiscard]] at::Tensor memory_of(const at::Tensor& tensor, c10::DispatchKey key);
 
 }  // namespace lockstep::dispatch
