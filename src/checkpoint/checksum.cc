@@ -26,8 +26,8 @@ std::uint32_t crc32_of_copied(std::span<std::byte> to, std::span<const std::byte
   return crc32_copied_by(fastest_kernel(), to, from, 0);
 }
 
-// crc(a + b) = shift(crc(a), length of b) ^ crc(b), and shift(c, n) is what zlib calls combining
-// with an empty text's checksum of n bytes.
+// crc(a + b) = shift(crc(a), length of b) ^ crc(b), and shift(c, n) is zlib's crc32_combine with
+// the checksum 0 and length n.
 std::uint32_t crc32_share(std::uint32_t checksum, std::uint64_t behind) {
   return static_cast<std::uint32_t>(::crc32_combine(checksum, 0, static_cast<z_off_t>(behind)));
 }

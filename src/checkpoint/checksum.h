@@ -1,5 +1,5 @@
-// The checksum by which damage to files is found: CRC-32 as zlib, gzip and PNG have it (Python:
-// zlib.crc32). It finds mistakes of disks and copies, not attackers.
+// The checksum that detects damage to files: CRC-32 as in zlib, gzip and PNG (Python: zlib.crc32).
+// It detects errors of disks and copies, not attacks.
 #pragma once
 
 #include <cstddef>
@@ -8,15 +8,17 @@
 
 namespace lockstep::checkpoint {
 
-// Of `bytes` behind others whose checksum was `before`; 0: behind none.
+// Returns the checksum of `bytes` appended to data with the checksum `before`; 0: to no data.
 [[nodiscard]] std::uint32_t crc32_of(std::span<const std::byte> bytes, std::uint32_t before = 0);
 
-// Of `from`, which is copied to as many bytes of `to` past the caches (sys/streaming_copy.h).
+// Returns the checksum of `from` and copies it to `to`, bypassing the caches
+// (sys/streaming_copy.h). Both have the same size.
 [[nodiscard]] std::uint32_t crc32_of_copied(std::span<std::byte> to,
                                             std::span<const std::byte> from);
 
-// What a stretch of a file with this checksum adds to the checksum of the whole, when `behind`
-// bytes follow it there: the exclusive or of all stretches' shares, in any order, is the whole's.
+// Returns the contribution of a part of a file with this checksum to the checksum of the whole, if
+// `behind` bytes follow it: the exclusive or of all parts' contributions, in any order, is the
+// checksum of the whole.
 [[nodiscard]] std::uint32_t crc32_share(std::uint32_t checksum, std::uint64_t behind);
 
 }  // namespace lockstep::checkpoint

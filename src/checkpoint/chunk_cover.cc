@@ -20,7 +20,7 @@ bool overlap(const Box& a, const Box& b) {
   return true;
 }
 
-// How many pairs of boxes overlap in one dim, whatever they do in the others.
+// Returns the number of pairs of boxes that overlap in one dim, ignoring the other dims.
 std::size_t overlapping_pairs(std::span<const Box> boxes, std::size_t dim) {
   std::vector<std::int64_t> begins, ends;
   for (const Box& box : boxes) {

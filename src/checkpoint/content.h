@@ -1,4 +1,4 @@
-// Content: what one checkpoint will hold, and how its folder is written.
+// Content: the data of one checkpoint, and the functions that write its folder.
 #pragma once
 
 #include "checkpoint/layout_json.h"
@@ -17,41 +17,42 @@
 
 namespace lockstep::checkpoint {
 
-// The tensors of one of its files, or of the shards of that.
+// The tensors of one file of the checkpoint, or of its shards.
 struct PlannedFile {
   const char* name;  // one of tensor_files
   PlannedTensors tensors;
 };
 
 struct Content {
-  std::string name;  // of the folder, rank 0's
-  LayoutJson json;   // rank 0's counts
+  std::string name;  // folder name, rank 0's
+  LayoutJson json;   // rank 0's is used
   std::vector<PlannedFile> files;
   std::int64_t keep = 0;
   std::function<void()> before_naming;
 
-  // Local: copies all tensors that this rank writes into memory of the caller's, which must stay
-  // until the folder is written. Then training may go on.
+  // Not collective. Copies all tensors that this rank writes into memory of the caller, which must
+  // stay valid until the folder is written. Training may then continue.
   [[nodiscard]] std::size_t snapshot_bytes() const;
   void take_snapshot(std::span<std::byte> bytes);
 };
 
-// Local: what is saved beside the tensors. InvalidArgument for texts that are no UTF-8.
+// Not collective. Returns the values to save beside the tensors. Throws InvalidArgument for texts
+// that are not UTF-8.
 [[nodiscard]] LayoutJson layout_json(const TrainingState& state, const SaveOptions& options,
                                      int ranks);
 
-// Collective: refers to the tensors of handle and optimizer until a snapshot is taken.
-// CommonFailure for what cannot be saved.
+// Collective. The result refers to the tensors of handle and optimizer until a snapshot is taken.
+// Throws CommonFailure for data that cannot be saved.
 [[nodiscard]] Content content_of(Group& group, const Handle& handle,
                                  const torch::optim::Optimizer& optimizer,
                                  const TrainingState& state, const SaveOptions& options);
 
-// Collective: CommonFailure where such a checkpoint could not be written into `out`: it is there
-// already, or a newer one is. Reads the folder, and changes nothing.
+// Collective. Throws CommonFailure if such a checkpoint cannot be written into `out` because it, or
+// a newer one, exists. Reads the folder and changes nothing.
 void check_place(Group& group, const std::filesystem::path& out, const Content& content);
 
-// Collective: writes the folder and removes older ones; returns its path. CommonFailure when it
-// failed on a rank, and then nothing is left of it.
+// Collective. Writes the folder and removes older ones; returns its path. Throws CommonFailure if a
+// rank failed; all new files are then removed.
 std::filesystem::path write_content(Group& group, const std::filesystem::path& out,
                                     Content& content);
 

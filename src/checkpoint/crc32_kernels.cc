@@ -21,13 +21,13 @@ std::uint32_t by_zlib(std::span<const std::byte> bytes, std::uint32_t before) {
 
 #ifdef __x86_64__
 
-// Several times as fast as zlib: lanes of 16 bytes are multiplied by powers of x, without carries,
-// so that they stand for what lies a round further on (Gopal and others, "Fast CRC Computation for
-// Generic Polynomials Using PCLMULQDQ Instruction", Intel 2009). All bits are reflected.
+// Several times as fast as zlib: 16-byte lanes are multiplied, without carries, by powers of x that
+// move them to the position of the next round (Gopal and others, "Fast CRC Computation for Generic
+// Polynomials Using PCLMULQDQ Instruction", Intel 2009). All bits are reflected.
 constexpr std::size_t lane_bytes = 16;
 
-// x^power modulo the polynomial of CRC-32, the bit of x^0 first, and one place further: the product
-// of reflected numbers is short of one.
+// Returns x^power modulo the polynomial of CRC-32, the bit of x^0 first, shifted by one: the
+// carry-less product of reflected numbers is one bit short.
 constexpr std::uint64_t power_of_x(unsigned power) {
   constexpr std::uint32_t polynomial = 0xedb88320;
   std::uint32_t value = 0x80000000;  // x^0
@@ -35,7 +35,7 @@ constexpr std::uint64_t power_of_x(unsigned power) {
   return std::uint64_t{value} << 1;
 }
 
-// What moves a lane by `bits`: of its two halves, the first is 64 bits further from the end.
+// The factors that move a lane by `bits`: the first of its halves is 64 bits further from the end.
 constexpr std::array<std::uint64_t, 2> moving_by(unsigned bits) {
   return {power_of_x(bits + 32), power_of_x(bits - 32)};
 }
@@ -52,7 +52,7 @@ __attribute__((target("pclmul"))) __m128i moved(__m128i lane, __m128i by) {
   return _mm_xor_si128(_mm_clmulepi64_si128(lane, by, 0x00), _mm_clmulepi64_si128(lane, by, 0x11));
 }
 
-// The checksum of what lanes stand for that follow each other.
+// Returns the checksum of consecutive lanes.
 __attribute__((target("pclmul"))) std::uint32_t of_lanes(const std::byte* lanes,
                                                          std::size_t count) {
   constexpr auto by_lane = moving_by(8 * lane_bytes);
@@ -91,7 +91,7 @@ __attribute__((target("pclmul"))) std::uint32_t by_four_lanes(std::span<const st
 
 bool has_lanes() { return __builtin_cpu_supports("pclmul") != 0; }
 
-// The same with four lanes in each of four registers.
+// The same algorithm with four lanes in each of four registers.
 constexpr std::size_t sixteen_lanes = 16 * lane_bytes;
 
 #define LOCKSTEP_WIDE __attribute__((target("avx512f,vpclmulqdq,pclmul")))
@@ -105,7 +105,7 @@ LOCKSTEP_WIDE __m512i moved_onto(__m512i lanes, __m512i by, __m512i next) {
                                    exclusive_or_of_three);
 }
 
-// What stands at `place`; copied to a line of its own where it is to be.
+// Loads the lanes at `place`, and copies them to a separate cache line if `copies` is set.
 template <bool copies>
 LOCKSTEP_WIDE __m512i taken(const std::byte* place, std::byte* to) {
   const __m512i lanes = lanes_at(place);
@@ -132,7 +132,7 @@ LOCKSTEP_WIDE std::uint32_t sum_wide(std::span<const std::byte> bytes, std::uint
     c = moved_onto(c, round, at(place + 128));
     d = moved_onto(d, round, at(place + 192));
   }
-  if constexpr (copies) _mm_sfence();  // such writes come in no order with others
+  if constexpr (copies) _mm_sfence();  // streaming stores are not ordered with other stores
   std::array<std::byte, sixteen_lanes> lanes{};
   _mm512_storeu_si512(lanes.data(), a);
   _mm512_storeu_si512(lanes.data() + 64, b);
@@ -170,7 +170,7 @@ std::span<const Crc32Kernel> crc32_kernels() { return kernels; }
 
 std::uint32_t crc32_by(const Crc32Kernel& kernel, std::span<const std::byte> bytes,
                        std::uint32_t before) {
-  // zlib takes a null pointer for a wish to begin anew.
+  // zlib interprets a null pointer as a request to start anew.
   if (bytes.empty()) return before;
   const std::size_t whole = bytes.size() / kernel.round_bytes * kernel.round_bytes;
   if (whole != 0) before = kernel.of(bytes.first(whole), before);

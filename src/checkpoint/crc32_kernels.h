@@ -1,4 +1,4 @@
-// The ways to compute a CRC-32, the fastest first. checksum.h chooses one of them; tests compare
+// The implementations of CRC-32, the fastest first. checksum.h selects one of them; tests compare
 // them all with the last.
 #pragma once
 
@@ -10,25 +10,25 @@ namespace lockstep::checkpoint {
 
 struct Crc32Kernel {
   const char* name;
-  // Whether this processor has the instructions.
+  // Returns true if this processor has the instructions.
   bool (*is_available)();
-  // Takes a multiple of this many bytes, but not none; zlib takes the rest.
+  // The number of bytes must be a positive multiple of this; zlib processes the rest.
   std::size_t round_bytes;
-  // Of `bytes` behind others whose checksum was `before`.
+  // Returns the checksum of `bytes` appended to data with the checksum `before`.
   std::uint32_t (*of)(std::span<const std::byte> bytes, std::uint32_t before);
-  // The same, and copies them past the caches to the beginning of a line of 64 bytes; null where
-  // this is not one loop.
+  // Also copies the bytes, bypassing the caches, to a 64-byte aligned address; null if there is no
+  // fused loop.
   std::uint32_t (*of_copied)(std::span<const std::byte> bytes, std::uint32_t before,
                              std::byte* to) = nullptr;
 };
 
-// The last is zlib's, which works by tables and on every processor.
+// The last kernel is zlib's, which uses tables and works on every processor.
 [[nodiscard]] std::span<const Crc32Kernel> crc32_kernels();
 
-// Of bytes of any length.
+// Accepts bytes of any length.
 [[nodiscard]] std::uint32_t crc32_by(const Crc32Kernel& kernel, std::span<const std::byte> bytes,
                                      std::uint32_t before);
-// Of bytes of any length, which it copies to any place.
+// Accepts bytes of any length and copies them to any address.
 std::uint32_t crc32_copied_by(const Crc32Kernel& kernel, std::span<std::byte> to,
                               std::span<const std::byte> from, std::uint32_t before);
 

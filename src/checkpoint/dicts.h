@@ -1,4 +1,4 @@
-// LibTorch's dict of values of any type, as state_dicts have it.
+// LibTorch's dict with values of any type, as in state_dicts.
 #pragma once
 
 #include <ATen/core/Dict.h>

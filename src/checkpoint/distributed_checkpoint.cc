@@ -39,8 +39,8 @@ constexpr std::string_view root_class = "torch.distributed.checkpoint.metadata.M
                            index_class = "torch.distributed.checkpoint.metadata.MetadataIndex",
                            storage_class = "torch.distributed.checkpoint.metadata.StorageMeta",
                            place_class = "torch.distributed.checkpoint.filesystem._StorageInfo";
-constexpr std::size_t most_chunks = 4096;      // of one tensor
-constexpr std::size_t most_values = 64 << 20;  // of .metadata: some 30 for each part of a tensor
+constexpr std::size_t most_chunks = 4096;      // per tensor
+constexpr std::size_t most_values = 64 << 20;  // of .metadata: about 30 per part of a tensor
 constexpr std::size_t most_attributes = 64;
 
 const std::vector<std::string_view>& metadata_globals() {
@@ -68,7 +68,7 @@ const std::vector<std::string_view>& metadata_globals() {
   return globals;
 }
 
-// The attributes of an object of a dataclass.
+// The attributes of a dataclass object.
 class Attributes {
  public:
   Attributes(const Pickle& pickle, Ref object, std::string_view name)
@@ -117,7 +117,7 @@ class Attributes {
   Ref state_ = Pickle::nothing;
 };
 
-// The first of what TensorProperties gives for its state.
+// Returns the dtype, the first item of the state of TensorProperties.
 at::ScalarType dtype_in(const Pickle& pickle, Ref properties) {
   const Ref state = pickle[properties].state;
   const bool is_known = pickle.called(properties) == properties_class && state != Pickle::nothing &&
@@ -167,7 +167,7 @@ DistributedFolder::Entry tensor_entry(const Pickle& pickle, const std::string& n
   return entry;
 }
 
-// A plain name of a file in the folder.
+// Returns a plain file name in the folder.
 std::string file_name_in(const Attributes& info) {
   std::string name = info.text("relative_path");
   check_input(!name.empty() && name.find('/') == std::string::npos &&
@@ -219,7 +219,7 @@ void DistributedFolder::read_places(const Pickle& pickle, Ref metadata) {
     const Attributes index(pickle, items[i], index_class);
     const Attributes info(pickle, items[i + 1], place_class);
     const std::string name = index.text("fqn");
-    const std::optional<Ref> offset = index.find("offset");  // of a tensor
+    const std::optional<Ref> offset = index.find("offset");  // present for tensors
     std::vector<std::int64_t> offsets;
     if (offset && pickle[*offset].kind != Kind::none) offsets = numbers_of(pickle, *offset);
     const auto found = wanted.find({name, offsets});
@@ -238,7 +238,7 @@ void DistributedFolder::read_places(const Pickle& pickle, Ref metadata) {
   }
 }
 
-// planner_data of PyTorch's own planner; without it the names are all there is.
+// Reads planner_data of PyTorch's planner; without it, only the names are known.
 void DistributedFolder::read_paths(const Pickle& pickle, Ref metadata) {
   const Attributes root(pickle, metadata, root_class);
   const std::optional<Ref> paths = root.find("planner_data");
@@ -320,7 +320,7 @@ c10::IValue DistributedFolder::value(const Entry& entry) const {
 
 namespace {
 
-// Dicts whose keys are the whole numbers from 0 on become lists.
+// Converts dicts whose keys are 0, 1, 2, ... to lists.
 c10::IValue with_lists(const c10::IValue& value) {
   if (!value.isGenericDict()) return value;
   const Dict from = value.toGenericDict();
@@ -361,7 +361,7 @@ c10::IValue read_distributed_checkpoint(const fs::path& folder, TorchReading how
         place = found->value().toGenericDict();
       }
     }
-    // A leaf that is a dict itself was saved as one value.
+    // A leaf that is itself a dict was saved as one value.
     check_input(place.insert(entry.path.back(), from.value(entry)).second,
                 "{}: '{}' is where another entry is", folder.string(), visible(name));
   }

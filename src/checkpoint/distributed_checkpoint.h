@@ -1,4 +1,4 @@
-// The folder of a distributed checkpoint of PyTorch, tensor by tensor.
+// Reads the folder of a distributed checkpoint of PyTorch, tensor by tensor.
 #pragma once
 
 #include "checkpoint/pickle.h"
@@ -34,30 +34,30 @@ class DistributedFolder {
     bool is_tensor = false;
     at::ScalarType dtype{};
     std::vector<std::int64_t> sizes;
-    std::vector<Chunk> chunks;                  // of a tensor: each element in one of them
-    std::set<std::vector<std::int64_t>> empty;  // where parts without elements begin
-    Place place;                                // of what is no tensor
-    std::vector<c10::IValue> path;  // keys that lead to it: texts, and whole numbers in lists
+    std::vector<Chunk> chunks;                  // of a tensor: each element is in one chunk
+    std::set<std::vector<std::int64_t>> empty;  // offsets of parts without elements
+    Place place;                                // of a value that is not a tensor
+    std::vector<c10::IValue> path;  // keys that lead to it: strings, and indices of lists
   };
 
   using Entries = std::map<std::string, Entry>;
 
-  // Reads and checks .metadata; BadInput and SystemError name the file.
+  // Reads and checks .metadata. Throws BadInput and SystemError, which name the file.
   DistributedFolder(std::filesystem::path folder, TorchReading how);
   DistributedFolder(const DistributedFolder&) = delete;
   DistributedFolder& operator=(const DistributedFolder&) = delete;
 
   [[nodiscard]] const Entries& entries() const { return entries_; }
-  // The same in the order of the state_dict that was saved. PyTorch's planner keeps it in
+  // Returns the entries in the order of the saved state_dict. PyTorch's planner keeps it in
   // planner_data; the order of state_dict_metadata also depends on which rank wrote a tensor.
   [[nodiscard]] const std::vector<const Entries::value_type*>& in_order() const {
     return in_order_;
   }
 
-  // A whole tensor, put together; or what else was saved there. BadInput and SystemError name the
-  // file.
+  // tensor() returns a whole tensor, assembled from its parts; value() returns any other saved
+  // value. Throw BadInput and SystemError, which name the file.
   [[nodiscard]] at::Tensor tensor(const Entry& entry) const;
-  // One of its parts; with TorchReading::map only what is touched is read.
+  // Returns one part of a tensor; with TorchReading::map, only touched pages are read.
   [[nodiscard]] at::Tensor part(const Entry& entry, const Chunk& chunk) const;
   [[nodiscard]] c10::IValue value(const Entry& entry) const;
 

@@ -1,4 +1,4 @@
-// The names that the safetensors format has for dtypes.
+// The dtype names of the safetensors format.
 #pragma once
 
 #include "base/format.h"
@@ -39,7 +39,7 @@ inline constexpr std::array<DtypeName, 17> dtype_names{{
     {"C64", c10::ScalarType::ComplexFloat},
 }};
 
-// Throws InvalidArgument for a dtype without one.
+// Throws InvalidArgument for a dtype without a name.
 [[nodiscard]] inline std::string_view name_of(c10::ScalarType dtype) {
   auto row = std::ranges::find(dtype_names, dtype, &DtypeName::dtype);
   if (row == dtype_names.end())

@@ -27,7 +27,7 @@ constexpr std::string_view partial_end = ".partial";
 constexpr std::size_t random_digits = 16;
 
 void remove_quietly(const fs::path& folder) {
-  std::error_code ignored;  // what stays harms nobody
+  std::error_code ignored;  // leftover files do no harm
   fs::remove_all(folder, ignored);
 }
 
@@ -42,7 +42,7 @@ bool is_older(const fs::path& path, std::chrono::hours least_age) {
   throw SystemError("looking for checkpoints in " + out.string(), error);
 }
 
-// A folder, also behind a link. SystemError where that cannot be known.
+// Returns true for a folder, also behind a link. Throws SystemError if that cannot be determined.
 bool is_folder(const fs::path& path) {
   std::error_code error;
   const bool found = fs::is_directory(path, error);
@@ -50,7 +50,7 @@ bool is_folder(const fs::path& path) {
   return found;
 }
 
-// What has the name of a checkpoint, oldest first.
+// Returns all paths with the name of a checkpoint, oldest first.
 std::vector<fs::path> checkpoint_names_in(const fs::path& out) {
   std::vector<fs::path> found;
   std::error_code error;
@@ -63,7 +63,7 @@ std::vector<fs::path> checkpoint_names_in(const fs::path& out) {
   return found;
 }
 
-// While a checkpoint is saved: what else has such a name is none of its business.
+// For saving: ignores other files with the name of a checkpoint.
 std::vector<fs::path> folders_in(const fs::path& out) {
   std::vector<fs::path> found = checkpoint_names_in(out);
   std::erase_if(found, [](const fs::path& path) { return !is_folder(path); });
@@ -87,7 +87,7 @@ std::int64_t step_of(const fs::path& folder) {
                    std::ranges::all_of(digits, [](unsigned char c) { return std::isdigit(c); });
   if (!is_number) return -1;
   const std::int64_t step = std::stoll(digits);
-  return name == checkpoint_name(step) ? step : -1;  // a step has one name
+  return name == checkpoint_name(step) ? step : -1;  // a step has only one valid name
 }
 
 std::string random_word() {
@@ -138,7 +138,7 @@ void point_latest_quietly(const fs::path& out) {
   try {
     point_latest(out);
   } catch (const SystemError&) {
-    // What is loaded is found by the folders' names.
+    // Loading finds checkpoints by the folders' names, not by this file.
   }
 }
 

@@ -12,9 +12,9 @@ namespace lockstep::checkpoint {
 namespace {
 
 constexpr int most_nested = 4;
-constexpr std::size_t most_dims = 64;  // as many as LibTorch's operations take
+constexpr std::size_t most_dims = 64;  // the limit of LibTorch's operations
 
-// Nothing where a size of 0 hides others whose strides overflow.
+// Returns std::nullopt on overflow, also if a size of 0 hides it: the strides would overflow.
 std::optional<std::uint64_t> bytes_of(c10::ScalarType dtype,
                                       const std::vector<std::int64_t>& shape) {
   std::uint64_t bytes = c10::elementSize(dtype);
@@ -28,7 +28,7 @@ std::optional<std::uint64_t> bytes_of(c10::ScalarType dtype,
 
 }  // namespace
 
-// The reference library takes "__metadata__": null for none.
+// The reference library accepts "__metadata__": null.
 bool HeaderEvents::null() {
   return (in_metadata_ && place_ == Place::entry && depth_ == 1) || scalar("null");
 }
@@ -85,7 +85,7 @@ bool HeaderEvents::scalar(std::string_view shown) {
   return true;
 }
 
-// The value of a key of the root is an object, those of shape and data_offsets are lists.
+// The value of a key of the root must be an object; those of shape and data_offsets must be lists.
 bool HeaderEvents::start_object(std::size_t) {
   if (depth_ >= 2 && place_ != Place::ignored) scalar("an object");
   open("an object");

@@ -1,5 +1,5 @@
-// A safetensors header as the parser's events, from which its entries are made one after the other:
-// no tree of the whole text is built, so the time is linear in it.
+// Parses a safetensors header by the parser's events, which are converted to entries one after
+// another: no tree of the whole text is built, so the time is linear in its length.
 #pragma once
 
 #include "checkpoint/safetensors_header.h"
@@ -14,8 +14,8 @@
 
 namespace lockstep::checkpoint {
 
-// Every event throws BadInput for what the format does not allow, so all return true. Whether names
-// of tensors are there twice is seen by the caller in the end.
+// Every event throws BadInput for text that the format does not allow, so all return true. The
+// caller checks for duplicate tensor names at the end.
 class HeaderEvents final : public nlohmann::json_sax<nlohmann::json> {
  public:
   bool null() override;
@@ -33,14 +33,14 @@ class HeaderEvents final : public nlohmann::json_sax<nlohmann::json> {
   bool parse_error(std::size_t position, const std::string& last_token,
                    const nlohmann::detail::exception& error) override;
 
-  // What was read, in the order of the text.
+  // Returns the parsed header, in the order of the text.
   [[nodiscard]] SafetensorsHeader take() { return std::move(header_); }
 
  private:
-  // What a value is for, by the keys that led to it.
+  // The meaning of a value, determined by the keys that lead to it.
   enum class Place { root, entry, metadata, dtype, shape, offsets, ignored };
 
-  // A value that is neither a list nor an object, as a message shows it.
+  // Handles a value that is neither a list nor an object; `shown` is its text in messages.
   bool scalar(std::string_view shown);
   void open(std::string_view shown);
   void finish_entry();
@@ -50,14 +50,14 @@ class HeaderEvents final : public nlohmann::json_sax<nlohmann::json> {
   [[nodiscard]] bool in_list() const { return depth_ == 3; }
 
   SafetensorsHeader header_;
-  int depth_ = 0;  // objects and lists that are open
+  int depth_ = 0;  // number of open objects and lists
   Place place_ = Place::root;
   bool in_metadata_ = false, has_metadata_ = false;
   std::string metadata_key_;
   TensorEntry entry_;
-  std::vector<std::uint64_t> numbers_;  // of the list at hand
+  std::vector<std::uint64_t> numbers_;  // of the current list
   bool has_dtype_ = false, has_shape_ = false, has_offsets_ = false;
-  std::vector<std::set<std::string>> keys_{5};  // of objects at each depth
+  std::vector<std::set<std::string>> keys_{5};  // of the open object at each depth
 };
 
 }  // namespace lockstep::checkpoint

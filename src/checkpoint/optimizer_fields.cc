@@ -22,10 +22,10 @@ using namespace torch::optim;
 
 constexpr const char* master = "master_parameter";
 
-// Which fields there must and may be, and whether a state is there before the first step.
+// The fields that a state must and may have, and whether it exists before the first step.
 struct Rules {
   std::set<std::string> required;
-  std::set<std::string> allowed;  // besides
+  std::set<std::string> allowed;  // in addition
   bool from_the_beginning = false;
 };
 
@@ -58,7 +58,7 @@ std::string shown_key(const std::string& parameter, const std::string& field) {
   return visible(optimizer_key(parameter, field));
 }
 
-// A state is kept as its parameter is, or as float32.
+// Returns true if the dtype is valid: a state has the dtype of its parameter, or float32.
 bool is_dtype_of(const std::string& field, at::ScalarType found, at::ScalarType parameter) {
   if (field == "step") return found == at::kLong;
   if (field == master) return found == at::kFloat;
@@ -93,7 +93,8 @@ std::unique_ptr<OptimizerParamState> with_step(std::unique_ptr<State> state,
   return state;
 }
 
-// Of lockstep::optim's types where there is one, which LibTorch's optimizers take as their own.
+// Returns an empty state, of lockstep::optim's types if there is one; LibTorch's optimizers accept
+// these as their own.
 std::unique_ptr<OptimizerParamState> empty_state(const OptimizerOptions& options,
                                                  const StateFields& fields) {
   if (dynamic_cast<const AdamWOptions*>(&options) != nullptr)
@@ -129,12 +130,12 @@ const OptimizerOptions* GroupOptions::find(const at::Tensor& parameter) const {
 }
 
 StateFields fields_of(const Optimizer& optimizer, const OptimizerParamState& state) {
-  // A state of ours may be LibTorch's optimizer's, too: make_state() makes no others.
+  // LibTorch's optimizer may also hold a state of ours, because make_state() makes no others.
   const bool is_ours = dynamic_cast<const optim::TransformsGradients*>(&optimizer) != nullptr;
   if (auto* ours = dynamic_cast<const optim::ExtraState*>(&state); ours != nullptr && is_ours)
     return ours->plain_fields();
   StateFields fields;
-  // The tensors are only looked at.
+  // The tensors are only read.
   for (const optim::StateField& field : optim::fields_of(const_cast<OptimizerParamState&>(state)))
     if (field.values->defined()) fields.emplace(field.name, *field.values);
   if (auto step = step_in(state)) fields["step"] = at::scalar_tensor(*step, at::kLong);

@@ -1,4 +1,4 @@
-// What an optimizer keeps of a handle's parameters as parts of a file's tensors, both ways.
+// Converts an optimizer's state of a handle's parameters to parts of a file's tensors, and back.
 #pragma once
 
 #include "checkpoint/file_part.h"
@@ -14,13 +14,13 @@ class Optimizer;
 
 namespace lockstep::checkpoint {
 
-// Local; refers to the optimizer. InvalidArgument names an optimizer that cannot be saved, and for
-// one that has parameters which are not the handle's.
+// Not collective; the result refers to the optimizer. Throws InvalidArgument, which names the
+// optimizer, if it cannot be saved or has parameters that are not the handle's.
 [[nodiscard]] std::vector<FilePart> optimizer_parts(const torch::optim::Optimizer& optimizer,
                                                     const Handle& handle);
 
-// Collective: checks first, and gives the optimizer this state instead of its own. CommonFailure
-// when it does not fit; then nothing was changed.
+// Collective. Checks first, then replaces the optimizer's state. Throws CommonFailure if the state
+// does not fit; nothing is changed in that case.
 class OptimizerReading {
  public:
   OptimizerReading(torch::optim::Optimizer& optimizer, const Handle& handle, PartsReader& file);
@@ -28,8 +28,8 @@ class OptimizerReading {
   OptimizerReading(const OptimizerReading&) = delete;
   OptimizerReading& operator=(const OptimizerReading&) = delete;
 
-  // With `verify`, checksums are compared before the optimizer is changed: while its state is read,
-  // beside the old one, where all ranks have the memory for both; else by reading twice.
+  // With `verify`, compares checksums before the optimizer is changed: while its state is read,
+  // beside the old one, if all ranks have the memory for both; otherwise by reading twice.
   void read(bool verify);
 
  private:
@@ -44,7 +44,7 @@ class OptimizerReading {
   torch::optim::Optimizer& optimizer_;
   const Handle& handle_;
   PartsReader& file_;
-  std::vector<Kept> kept_;  // of each parameter that has some
+  std::vector<Kept> kept_;  // of each parameter with state
 };
 
 }  // namespace lockstep::checkpoint

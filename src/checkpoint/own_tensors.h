@@ -1,4 +1,4 @@
-// Tensors of each rank's own (SaveOptions::own) as entries of a file, both ways.
+// Converts each rank's own tensors (SaveOptions::own) to entries of a file, and back.
 #pragma once
 
 #include "checkpoint/file_part.h"
@@ -12,14 +12,14 @@
 
 namespace lockstep::checkpoint {
 
-// What stands in a file before the name of a tensor that belongs to one rank: "rank3.".
+// Returns the prefix, in a file, of the names of tensors that belong to one rank: "rank3.".
 [[nodiscard]] std::string prefix_of(int rank);
 
-// Local. InvalidArgument names a tensor that is not dense.
+// Not collective. Throws InvalidArgument, which names a tensor that is not dense.
 [[nodiscard]] std::vector<FilePart> own_parts(const std::map<std::string, at::Tensor>& own,
                                               int rank);
 
-// Collective: those of this rank.
+// Collective. Returns the tensors of this rank.
 [[nodiscard]] std::map<std::string, at::Tensor> read_own(PartsReader& file);
 
 }  // namespace lockstep::checkpoint

@@ -1,4 +1,4 @@
-// How a PartsReader opens its files, and which ranks see the same ones.
+// How a PartsReader opens its files, and determines which ranks see the same ones.
 #include "base/check.h"
 #include "base/fingerprint.h"
 #include "base/text.h"
@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Texts as one, and back.
+// Concatenates texts reversibly.
 void append(std::string& all, const std::string& text) {
   all += formatted("{} ", text.size()) + text;
 }
@@ -32,7 +32,7 @@ std::string take(std::string_view& all) {
   return text;
 }
 
-// How a description begins.
+// The first character of a description.
 constexpr char indexed = 'i', alone = 'a';
 bool is_indexed(const std::string& description) { return description.front() == indexed; }
 
@@ -81,7 +81,7 @@ PartsReader::Shard PartsReader::open(const fs::path& path) {
   return shard;
 }
 
-// What other ranks must find to read the same files.
+// Describes the files; other ranks with the same description can read the same files.
 std::string PartsReader::description(bool is_indexed) const {
   std::string text(1, is_indexed ? indexed : alone);
   for (const Shard& shard : shards_) {
@@ -127,7 +127,7 @@ void PartsReader::open_as_described(Shard& shard, SeenFiles seen, bool& all_same
   shard.file = std::move(own.file);
 }
 
-// Of a shard of another disk nothing is read, so one number stands for all files.
+// Shards on another disk are not read, so one number is enough for all files.
 void PartsReader::exchange_copies(bool sees) {
   std::int64_t copy = no_copy;
   together(group_, [&] {

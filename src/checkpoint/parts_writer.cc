@@ -25,11 +25,11 @@
 namespace lockstep::checkpoint {
 namespace {
 
-// One of the files that are written.
+// One of the files to write.
 struct Shard {
   std::filesystem::path path;
   sys::PositionedFile file;
-  std::int64_t data_begin = 0;  // behind the header, whose length follows from rank 0's metadata
+  std::int64_t data_begin = 0;  // after the header, whose length follows from rank 0's metadata
   bool is_written_to = false;   // by this rank
   std::vector<std::uint32_t> checksums;
 };
@@ -42,8 +42,8 @@ class PartsWriter {
       shards_.push_back({.path = std::move(shard), .file = {}, .checksums = {}});
   }
 
-  // With its length, before another rank opens it: a client of a network filesystem that knows the
-  // file as an empty one writes zeros over what others wrote into the same page.
+  // Creates the files in full length before another rank opens them: if a client of a network
+  // filesystem knows a file as empty, it writes zeros over data of others in the same page.
   void create() {
     if (!group_.is_root()) return;
     const std::vector<std::uint64_t> bytes = planned_.bytes_by_shard();
@@ -57,7 +57,7 @@ class PartsWriter {
       if (!group_.is_root()) shard.file = sys::PositionedFile::open_to_write(shard.path);
   }
 
-  // Collective: which ranks see the files.
+  // Collective. Determines which ranks see the files.
   void find_blind() {
     std::int64_t sees =
         std::ranges::all_of(shards_, [](const Shard& shard) { return shard.file.is_open(); }) ? 1
@@ -69,7 +69,7 @@ class PartsWriter {
         .wait();
   }
 
-  // Local: this rank's boxes, and on rank 0 those that it will be sent.
+  // Not collective. Plans this rank's boxes and, on rank 0, the boxes that it will receive.
   void plan() {
     std::vector<bool> wanted(planned_.by_rank().size());
     for (std::size_t rank = 0; rank < wanted.size(); ++rank)
@@ -93,7 +93,7 @@ class PartsWriter {
     for (std::size_t i = 0; i < shards_.size(); ++i) shards_[i].data_begin = begins[i];
   }
 
-  // Local: what this rank can write itself.
+  // Not collective. Writes the boxes that this rank can write itself.
   void write_own() {
     if (!sees()) return;
     for_each_box([&](const PlannedBox& box, std::size_t own) {
@@ -103,8 +103,8 @@ class PartsWriter {
     });
   }
 
-  // Messages to rank 0, which takes them all even when it cannot write them any more: an `error`
-  // of one rank must not leave another one waiting.
+  // Sends data to rank 0, which receives all messages even if it cannot write them any more: an
+  // `error` of one rank must not leave another one waiting.
   void pass_on_all(std::exception_ptr& error) {
     for_each_box([&](const PlannedBox& box, std::size_t own) {
       if (sees_[static_cast<std::size_t>(box.holder)] == 0)
@@ -117,7 +117,7 @@ class PartsWriter {
       if (shard.is_written_to) shard.file.flush();
   }
 
-  // Collective: the shares of all ranks on rank 0.
+  // Collective. Collects the contributions of all ranks on rank 0.
   void gather_checksums() {
     std::vector<std::int64_t> own;
     for (const Shard& shard : shards_)
@@ -163,7 +163,7 @@ class PartsWriter {
     layout::for_each_run(box.box, of.shape, elements_at_once(of.dtype), action);
   }
 
-  // With the number of the box among this rank's own, where it is one of them.
+  // Also passes the index of the box among this rank's own boxes, if it is one of them.
   void for_each_box(const std::function<void(const PlannedBox&, std::size_t)>& action) const {
     std::size_t own = 0;
     for (const PlannedBox& box : plan_.boxes) action(box, box.holder == group_.rank() ? own++ : 0);

@@ -1,5 +1,5 @@
-// Writes a safetensors file, or its shards, of which every rank has parts, side by side and without
-// a whole of anything.
+// Writes a safetensors file, or its shards. Every rank writes its parts concurrently, and no rank
+// holds a whole tensor or file.
 //
 //   rank 0      makes the files and reserves their space, before another rank opens them
 //   all ranks   write the runs of their own boxes, each element once, and flush them to the disk
@@ -16,9 +16,9 @@
 
 namespace lockstep::checkpoint {
 
-// Collective. `path` is one that was never used before, so that a rank either sees these files or
-// none. CommonFailure on every rank when it failed on one; errors of the group. What was written
-// stays there then.
+// Collective. `path` must never have been used before, so that a rank sees either these files or
+// none. Throws CommonFailure on every rank if one rank failed; errors of the group. The written
+// files stay in these cases.
 void write_parts(Group& group, const std::filesystem::path& path, PlannedTensors& tensors);
 
 }  // namespace lockstep::checkpoint

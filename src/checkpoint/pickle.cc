@@ -14,7 +14,7 @@ using Kind = Pickle::Kind;
 using Node = Pickle::Node;
 using Ref = Pickle::Ref;
 
-// The stack and the memo, while a pickle is read.
+// The stack and the memo while a pickle is read.
 class PickleMachine {
  public:
   explicit PickleMachine(Pickle& tree) : tree_(tree), left_(tree.pickle_) {
@@ -76,7 +76,7 @@ class PickleMachine {
     push({.kind = Kind::text, .text = text});
   }
 
-  // What lies below the last mark belongs to others.
+  // Values below the last mark do not belong to this opcode.
   void need(std::size_t count) const {
     const std::size_t floor = marks_.empty() ? 0 : marks_.back();
     if (stack_.size() - floor < count) fail("an opcode without its operands");
@@ -259,14 +259,14 @@ class PickleMachine {
     if (tree_[call[0]].kind != Kind::global || tree_[call[1]].kind != Kind::tuple)
       fail(formatted("expected a call of a global with a tuple, found {} and {}",
                      name_of(tree_[call[0]].kind), name_of(tree_[call[1]].kind)));
-    // An ordered dict is one as any other here: items keep the file's order.
+    // An ordered dict becomes an ordinary dict, whose items keep the file's order.
     if (tree_.global(call[0]) == "collections.OrderedDict" && tree_[call[1]].items.empty())
       push({.kind = Kind::dict});
     else
       push({.kind = Kind::call, .items = std::move(call)});
   }
 
-  // Of a dict these are attributes, as the _metadata of a module's state_dict(): passed over.
+  // A dict's state is its attributes, like the _metadata of a module's state_dict(): ignored.
   void set_state(Ref object, Ref state) {
     Node& target = tree_.nodes_[object];
     if (target.kind == Kind::dict) return;
@@ -320,8 +320,8 @@ class PickleMachine {
   std::size_t at_ = 0;
   std::vector<Ref> stack_;
   std::vector<std::size_t> marks_;
-  std::vector<Ref> memo_;                          // places from 0 on, as Python's pickler has them
-  std::unordered_map<std::uint64_t, Ref> others_;  // any other place
+  std::vector<Ref> memo_;                          // indices from 0, as Python's pickler uses them
+  std::unordered_map<std::uint64_t, Ref> others_;  // any other index
   std::unordered_map<std::string_view, std::size_t> globals_;
 };
 

@@ -1,10 +1,9 @@
-// A closed machine for Python's pickles (CPython, Lib/pickletools.py says what each opcode does).
+// A restricted reader of Python's pickles (CPython, Lib/pickletools.py documents each opcode).
 //
 // It builds a tree of plain values and executes nothing: a call of a global, such as
-// torch._utils._rebuild_tensor_v2, stays in the tree as what it is, a name beside arguments, and
-// the caller interprets it. It knows the opcodes that torch.save() and
-// pickle.dump() write of state_dicts, and the globals that it is told; any other one is BadInput in
-// a line that names it.
+// torch._utils._rebuild_tensor_v2, stays in the tree as a name and its arguments, and the caller
+// interprets it. It knows the opcodes that torch.save() and pickle.dump() write for state_dicts,
+// and the given globals; for any other one throws BadInput in a line that names it.
 #pragma once
 
 #include <cstddef>
@@ -29,10 +28,10 @@ class Pickle {
     bytes,       // text
     list,        // items
     tuple,       // items
-    dict,        // items: keys and values by turns, in the file's order
-    global,      // integer: its place among the names that are allowed
-    call,        // items: a global and a tuple; state where there is one
-    persistent,  // items: the id; what lies beside the pickle
+    dict,        // items: alternating keys and values, in the file's order
+    global,      // integer: index among the allowed names
+    call,        // items: a global and a tuple; state, if any
+    persistent,  // items: the id of an object outside of the pickle
   };
   using Ref = std::uint32_t;
   static constexpr Ref nothing = std::numeric_limits<Ref>::max();
@@ -49,8 +48,8 @@ class Pickle {
   static constexpr std::size_t most_bytes = 256 << 20;
   static constexpr std::size_t most_nodes = 8 << 20;
 
-  // `globals`: full names, which must outlive this. Throws BadInput without naming the file, also
-  // for more than `most` values. Time and memory are linear in the length of `pickle`.
+  // `globals`: full names, which must outlive this object. Throws BadInput without naming the file,
+  // also for more than `most` values. Time and memory are linear in the length of `pickle`.
   Pickle(std::string pickle, std::span<const std::string_view> globals,
          std::size_t most = most_nodes);
   Pickle(const Pickle&) = delete;
@@ -58,9 +57,9 @@ class Pickle {
 
   [[nodiscard]] Ref root() const { return root_; }
   [[nodiscard]] const Node& operator[](Ref ref) const { return nodes_[ref]; }
-  // The name of a global; empty for any other node.
+  // Returns the name of a global; empty for any other node.
   [[nodiscard]] std::string_view global(Ref ref) const;
-  // The name of what a call calls; empty for any other node.
+  // Returns the name of the global that a call calls; empty for any other node.
   [[nodiscard]] std::string_view called(Ref ref) const;
 
  private:
@@ -73,7 +72,7 @@ class Pickle {
   Ref root_ = nothing;
 };
 
-// "a list", for messages.
+// Returns "a list", for messages.
 [[nodiscard]] std::string_view name_of(Pickle::Kind kind);
 
 }  // namespace lockstep::checkpoint

@@ -26,7 +26,7 @@ void for_each_piece(
 
 void for_each_piece(std::span<const std::uint64_t> stretches, std::uint64_t most,
                     const std::function<void(std::size_t worker, const Piece& piece)>& work) {
-  std::vector<std::uint64_t> ends;  // by stretch, how many pieces it and those before it have
+  std::vector<std::uint64_t> ends;  // cumulative number of pieces by stretch
   for (const std::uint64_t bytes : stretches)
     ends.push_back((ends.empty() ? 0 : ends.back()) + (bytes + most - 1) / most);
   const std::uint64_t count = ends.empty() ? 0 : ends.back();
@@ -37,8 +37,8 @@ void for_each_piece(std::span<const std::uint64_t> stretches, std::uint64_t most
     return Piece{stretch, begin, std::min(stretches[stretch], begin + most)};
   };
   const auto workers = static_cast<std::size_t>(std::min<std::uint64_t>(count, piece_workers()));
-  // By `ended` this thread sees what the others wrote. The barrier of LibTorch's threads does that
-  // too, but not for the eyes of ThreadSanitizer.
+  // Reading `ended` makes the other threads' writes visible to this one. The barrier of LibTorch's
+  // threads does that too, but ThreadSanitizer does not know it.
   std::atomic<std::uint64_t> next, ended;
   next = ended = 0;
   optim::for_each_in_parallel(workers, [&](std::size_t worker) {

@@ -1,4 +1,4 @@
-// Long stretches of bytes, read or copied by several threads.
+// Long byte ranges, read or copied by several threads.
 #pragma once
 
 #include <cstddef>
@@ -8,20 +8,20 @@
 
 namespace lockstep::checkpoint {
 
-// How many threads for_each_piece() takes at most: as many as LibTorch's operations take, but no
-// more than the memory keeps busy.
+// Returns the maximum number of threads of for_each_piece(): as many as LibTorch's operations use,
+// but no more than saturate the memory.
 [[nodiscard]] std::size_t piece_workers();
 
-// Calls work(worker, begin, end) for pieces of 0 to `bytes`, each of `most` bytes or, the last one,
-// fewer. A thread that has finished a piece takes the next one; `worker`, below piece_workers(), is
-// never in two calls at once. Blocks until all is done, or throws what a call throws, when no other
-// call is under way any more.
+// Splits [0, bytes) into pieces of at most `most` bytes and calls work(worker, begin, end) for
+// each. A thread that has finished a piece takes the next one; no two concurrent calls have the
+// same `worker`, which is below piece_workers(). Blocks until all calls have ended; rethrows an
+// exception of a call after that.
 void for_each_piece(
     std::uint64_t bytes, std::uint64_t most,
     const std::function<void(std::size_t worker, std::uint64_t begin, std::uint64_t end)>& work);
 
-// The same of several stretches, given by their bytes: a thread that finds no more pieces of one
-// goes on with the next, so that threads wait for each other only once.
+// Overload for several byte ranges, given by their lengths. Threads move on to the next range
+// without a barrier, so there is a single wait at the end.
 struct Piece {
   std::size_t stretch = 0;
   std::uint64_t begin = 0, end = 0;  // in the stretch

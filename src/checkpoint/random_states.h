@@ -1,4 +1,4 @@
-// The states of all ranks' random generators (LibTorch's default one on the CPU), as tensors of one
+// The states of all ranks' random generators (LibTorch's default CPU generator), as tensors of one
 // file: rank0, rank1, ...
 #pragma once
 
@@ -11,18 +11,18 @@
 
 namespace lockstep::checkpoint {
 
-// Local: of this rank, now, and as what a rank writes.
+// Not collective. The current state of this rank, as a tensor and as the part that the rank writes.
 [[nodiscard]] at::Tensor own_random_state();
 [[nodiscard]] std::vector<FilePart> random_parts(int rank);
-// Of all ranks, where one writes what others have: a row for each.
+// Returns the states of all ranks, one per row of `states`, for a rank that writes them all.
 [[nodiscard]] std::vector<FilePart> random_parts_of_all(const at::Tensor& states);
 
-// Local, on a rank that sees the file: reads and checks each state, one at a time. BadInput names
-// the file where there are not `ranks` of them, or one that no generator takes.
+// Not collective; for a rank that sees the file. Reads and checks each state, one at a time. Throws
+// BadInput, which names the file, unless there are `ranks` valid states.
 void check_random_states(PartsReader& file, int ranks);
 
-// Collective: the state that this rank saved becomes its generator's. The file has been checked,
-// and as many ranks load it as saved it.
+// Collective. Restores this rank's generator from the state it saved. The file must have been
+// checked, and as many ranks must load it as saved it.
 void load_random_state(PartsReader& file);
 
 }  // namespace lockstep::checkpoint

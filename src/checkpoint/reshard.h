@@ -1,4 +1,4 @@
-// A checkpoint once more, in other files.
+// Copies a checkpoint with another division into files.
 #pragma once
 
 #include <lockstep/checkpoint/checkpoint.h>
@@ -7,10 +7,10 @@
 
 namespace lockstep::checkpoint {
 
-// Local. Writes the folder `to`, as save() writes one, with the tensors and layout.json of the
-// folder `from`, whose checksums are compared first. Takes the memory of the largest tensor. `to`
-// is not there yet; when it has the name of a step, that is the checkpoint's. BadInput for what is
-// not whole, CommonFailure for what cannot be written, and then nothing is left of it.
+// Not collective. Writes the folder `to`, as save() does, with the tensors and layout.json of the
+// folder `from`, whose checksums are compared first. Needs memory for the largest tensor. `to` must
+// not exist; if it has the name of a step, it must be the checkpoint's. Throws BadInput for a
+// damaged checkpoint, and CommonFailure if writing fails; all new files are then removed.
 void reshard(const std::filesystem::path& from, const std::filesystem::path& to,
              const Sharding& sharding);
 

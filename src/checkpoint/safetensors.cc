@@ -26,8 +26,8 @@ static_assert(std::endian::native == std::endian::little,
 namespace lockstep::checkpoint {
 namespace {
 
-// Large elements first, so that each tensor begins at a multiple of its own element size; then by
-// name.
+// Sorts by element size, largest first, so that each tensor begins at a multiple of its own element
+// size; then by name.
 std::vector<TensorSources::const_iterator> file_order(const TensorSources& tensors) {
   std::vector<TensorSources::const_iterator> order;
   for (auto item = tensors.begin(); item != tensors.end(); ++item) order.push_back(item);
@@ -53,12 +53,12 @@ std::span<const std::byte> bytes_in(const at::Tensor& dense) {
   return {static_cast<const std::byte*>(dense.const_data_ptr()), dense.nbytes()};
 }
 
-// The header has been checked, and so has that the file is as long as it says.
+// The header must have been checked, including that the file is as long as it says.
 at::Tensor read_tensor(sys::PlainFile& file, const TensorEntry& entry) {
   at::Tensor tensor;
   try {
     tensor = at::empty(entry.shape, at::TensorOptions(entry.dtype));
-  } catch (const std::exception&) {  // c10::Error, with a trace of the stack
+  } catch (const std::exception&) {  // c10::Error, with a stack trace
     throw BadInput(formatted("tensor '{}': its {} bytes could not be allocated",
                              visible(entry.name), entry.end - entry.begin));
   }
@@ -84,7 +84,7 @@ Safetensors read_open_file(sys::PlainFile& file, SafetensorsReading how) {
   return result;
 }
 
-// Of a file, or of all shards of one.
+// Checks that a file, or all of its shards, fit the memory.
 void check_fits(const std::vector<std::filesystem::path>& files) {
   std::uint64_t bytes = 0;
   for (const std::filesystem::path& file : files) bytes += sys::PlainFile(file).size();
@@ -100,7 +100,7 @@ Safetensors read_one(const std::filesystem::path& path, SafetensorsReading how) 
   }
 }
 
-// The tensors that the index names and no others, the metadata of the first shard.
+// Returns exactly the tensors that the index names, with the metadata of the first shard.
 Safetensors read_shards(const std::filesystem::path& index, const WeightMap& map,
                         const std::vector<std::filesystem::path>& files, SafetensorsReading how) {
   Safetensors all;
@@ -169,7 +169,7 @@ void write_safetensors(const std::filesystem::path& path, const NamedTensors& te
                        const Metadata& metadata, SafetensorsWriting how) {
   const TensorSources sources = sources_of(tensors);
   check_metadata(metadata);
-  (void)format_header(describe(file_order(sources), metadata));  // before a file is made
+  (void)format_header(describe(file_order(sources), metadata));  // throws before a file is made
   sys::AtomicFile file(path);
   write_tensors(file, sources, metadata, how);
   file.commit();

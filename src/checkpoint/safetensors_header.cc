@@ -114,7 +114,7 @@ std::string read_header_text(sys::PlainFile& file) {
 
 SafetensorsHeader parse_header(std::string_view text, std::uint64_t data_bytes) {
   if (text.empty() || text.front() != '{') throw BadInput("header does not begin with '{'");
-  // The parser takes a NUL for the end of the text.
+  // The parser would take a NUL for the end of the text.
   if (std::size_t place = text.find('\0'); place != std::string_view::npos)
     throw BadInput(formatted("header is not JSON: a NUL at byte {}", place));
   HeaderEvents events;

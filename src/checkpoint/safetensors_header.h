@@ -1,4 +1,4 @@
-// The header of a safetensors file, between text and values.
+// Converts the header of a safetensors file between text and values.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -15,7 +15,7 @@ class PlainFile;
 
 namespace lockstep::checkpoint {
 
-// What the header says of one tensor. `begin` and `end` count from the first byte after the header.
+// The header's entry of one tensor. `begin` and `end` count from the first byte after the header.
 struct TensorEntry {
   std::string name;
   c10::ScalarType dtype{};
@@ -29,19 +29,19 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
 };
 
-// The same bound as the reference implementation: no header is larger.
+// The maximum size of a header, as in the reference implementation.
 inline constexpr std::uint64_t max_header_bytes = 100'000'000;
 
-// The JSON text, padded with spaces so that 8 + its length is a multiple of 8. Entries must follow
-// one another without holes. Throws InvalidArgument for what the format cannot hold: a dtype
-// without a name, a tensor that is called __metadata__, a text that is longer than it may be.
+// Returns the JSON text, padded with spaces so that 8 + its length is a multiple of 8. Entries must
+// be contiguous. Throws InvalidArgument for content that the format cannot represent: a dtype
+// without a name, a tensor named __metadata__, a text that is too long.
 [[nodiscard]] std::string format_header(const SafetensorsHeader& header);
 
-// The JSON text at the beginning of a file from which nothing was read yet. Throws BadInput without
-// naming the file.
+// Returns the JSON text at the beginning of a file that has not been read yet. Throws BadInput
+// without naming the file.
 [[nodiscard]] std::string read_header_text(sys::PlainFile& file);
 
-// Checks everything against `data_bytes`, the length of what follows the header. Throws BadInput
+// Checks everything against `data_bytes`, the number of bytes after the header. Throws BadInput
 // without naming the file.
 [[nodiscard]] SafetensorsHeader parse_header(std::string_view text, std::uint64_t data_bytes);
 

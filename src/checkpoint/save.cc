@@ -53,7 +53,7 @@ void save_model(const fs::path& path, const Handle& handle, const ModelOptions& 
   together(group, [&] {
     if (group.is_root() && options.before_naming) options.before_naming();
     if (group.is_root()) sys::rename_durably(partial, path);
-    lock.reset();  // none is left where another rank looks
+    lock.reset();  // removed before other ranks look into the folder
   });
 }
 

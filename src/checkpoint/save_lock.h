@@ -1,5 +1,5 @@
-// SaveLock: one writer a name and folder: what another one is writing is neither removed as the
-// rest of a killed run nor overtaken.
+// SaveLock: allows one writer per name and folder, so that another writer's files are neither
+// removed as leftovers of a killed run nor overwritten.
 #pragma once
 
 #include "sys/file_lock.h"
@@ -12,11 +12,11 @@ namespace lockstep::checkpoint {
 
 class SaveLock {
  public:
-  // Takes `folder`/.NAME.lock and then removes what killed writers left there of what `is_ours`
-  // holds. BadInput when another one is writing, unless the caller knows that it will not get its
-  // name; SystemError. Where a writer on
-  // another host may not be seen, on a filesystem without locks or one of several hosts, nothing is
-  // removed that was changed during the last day.
+  // Locks `folder`/.NAME.lock, then removes partial files of killed writers for which `is_ours` is
+  // true. If another writer holds the lock, throws BadInput unless `passes_over_others` is set: the
+  // caller then knows that the other writer will not rename its files. Throws SystemError. If a
+  // writer on another host might not be visible (a filesystem without locks, or one of several
+  // hosts), files that changed during the last day are not removed.
   SaveLock(const std::filesystem::path& folder, const std::string& name,
            const std::function<bool(const std::string&)>& is_ours, bool passes_over_others = false);
 

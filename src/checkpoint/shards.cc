@@ -44,7 +44,7 @@ std::vector<fs::path> shard_paths(const fs::path& path, std::size_t count) {
 fs::path index_path(const fs::path& path) { return path.string() + index_end; }
 
 bool has_index(const fs::path& path) {
-  std::error_code unknown;  // is told when the file is opened
+  std::error_code unknown;  // opening the file will report the error
   return !fs::exists(path, unknown) && fs::exists(index_path(path), unknown);
 }
 

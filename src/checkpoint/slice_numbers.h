@@ -1,5 +1,5 @@
-// Equal slices of one tensor, found without comparing each with each: 1,000 ranks may have as many
-// slices of each tensor.
+// Finds equal slices of one tensor without pairwise comparison: 1,000 ranks may have as many slices
+// of each tensor.
 #pragma once
 
 #include <lockstep/layout/tensor_slice.h>
@@ -12,8 +12,8 @@ namespace lockstep::checkpoint {
 
 class SliceNumbers {
  public:
-  // Numbers from 0 on, in the order in which different slices come; equal slices have one number.
-  // `slice` is of the same tensor as all others, and must outlive this object.
+  // Returns numbers from 0 in the order of first occurrence; equal slices have the same number. All
+  // slices must belong to the same tensor. `slice` must outlive this object.
   std::size_t operator()(const layout::TensorSlice& slice) {
     return numbers_.try_emplace(&slice, numbers_.size()).first->second;
   }

@@ -1,6 +1,6 @@
-// Tensors whose memory is what a file has of them: dense, in host memory, and neither the conjugate
-// nor the negative of the values there, nor a tensor of zeros without memory, all of which LibTorch
-// calls contiguous.
+// Tensors whose memory can be written to a file unchanged: dense, in host memory, and not one of
+// the lazy forms that LibTorch also calls contiguous: the conjugate or negative of the values in
+// memory, or a tensor of zeros without memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,7 +13,7 @@ namespace lockstep::checkpoint {
          !tensor._is_zerotensor();
 }
 
-// The tensor itself where it lies so, else a copy.
+// Returns the tensor itself if its memory has this form, else a copy.
 [[nodiscard]] inline at::Tensor as_in_file(const at::Tensor& tensor) {
   if (tensor._is_zerotensor()) return at::zeros(tensor.sizes(), tensor.scalar_type());
   return tensor.detach().cpu().contiguous().resolve_conj().resolve_neg();

@@ -1,4 +1,4 @@
-// Tensors that are about to be written, of which one at a time has its values in memory.
+// Tensors to write, of which only one at a time has its values in memory.
 #pragma once
 
 #include <lockstep/checkpoint/safetensors.h>
@@ -20,7 +20,7 @@ namespace lockstep::checkpoint {
 struct TensorSource {
   at::ScalarType dtype{};
   std::vector<std::int64_t> sizes;
-  std::function<at::Tensor()> values;  // of this dtype and these sizes; asked once
+  std::function<at::Tensor()> values;  // of this dtype and these sizes; called once
 
   [[nodiscard]] std::uint64_t bytes() const;
 };
@@ -28,7 +28,8 @@ using TensorSources = std::map<std::string, TensorSource>;
 
 [[nodiscard]] TensorSources sources_of(const NamedTensors& tensors);
 
-// The content of a safetensors file, which the caller commits. Errors as of write_safetensors().
+// Writes the content of a safetensors file, which the caller commits. Throws as
+// write_safetensors().
 void write_tensors(sys::AtomicFile& file, const TensorSources& tensors, const Metadata& metadata,
                    SafetensorsWriting how);
 

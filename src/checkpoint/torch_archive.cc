@@ -26,7 +26,7 @@ std::span<std::byte> raw_bytes(const at::Tensor& bytes) {
   return {static_cast<std::byte*>(bytes.mutable_data_ptr()), bytes.nbytes()};
 }
 
-// What has the name or the beginning of something else that PyTorch writes.
+// Throws for files whose name or beginning is that of another PyTorch format.
 void check_kind(const sys::PlainFile& file, FileRange range) {
   char first = 0;
   if (range.bytes == 0) throw BadInput("expected a file of torch.save(), found an empty one");
@@ -45,7 +45,7 @@ class Archive {
     check_kind(source_->file, range);
     records_ = read_zip(source_->file, range);
     name_ = find_name();
-    // torch.serialization.set_crc32_options(False) leaves all of them 0.
+    // With torch.serialization.set_crc32_options(False), all checksums are 0.
     has_checksums_ =
         std::ranges::any_of(records_, [](const auto& item) { return item.second.crc32 != 0; });
     const auto order = records_.find(name_ + "/byteorder");
@@ -75,7 +75,7 @@ class Archive {
     at::ScalarType dtype;
   };
 
-  // All records lie in one folder of the archive.
+  // Returns the folder of the archive that contains all records.
   std::string find_name() const {
     std::string name;
     for (const auto& [path, record] : records_)
@@ -123,7 +123,7 @@ class Archive {
   at::Tensor bytes_in(const ZipRecord& record, const std::string& shown) const {
     const auto size = static_cast<std::int64_t>(record.bytes);
     at::Tensor bytes;
-    // The writer aligns each record to 64 bytes of its own archive.
+    // The writer aligns each record to 64 bytes within its own archive.
     if (source_->how.map && record.begin % 16 == 0 && record.bytes > 0 && !is_big_) {
       const auto place = source_->mapped.bytes().subspan(record.begin, record.bytes);
       bytes = at::from_blob(
@@ -132,7 +132,7 @@ class Archive {
     } else {
       try {
         bytes = at::empty({size}, at::TensorOptions(at::kByte));
-      } catch (const std::exception&) {  // c10::Error, with a trace of the stack
+      } catch (const std::exception&) {  // c10::Error, with a stack trace
         throw BadInput(
             formatted("storage '{}': its {} bytes could not be allocated", shown, record.bytes));
       }

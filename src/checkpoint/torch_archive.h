@@ -1,4 +1,4 @@
-// One archive of torch.save(): all of a .pt file, or a stretch of a larger one.
+// One archive of torch.save(): a whole .pt file, or a range of a larger one.
 #pragma once
 
 #include "checkpoint/zip_archive.h"
@@ -12,7 +12,7 @@
 
 namespace lockstep::checkpoint {
 
-// An open file, which tensors that lie in it keep.
+// An open file, kept alive by tensors that are mapped to it.
 struct TorchSource {
   TorchSource(const std::filesystem::path& path, TorchReading how);
 
@@ -21,7 +21,7 @@ struct TorchSource {
   sys::MappedFile mapped;  // empty unless how.map
 };
 
-// BadInput without naming the file.
+// Throws BadInput without naming the file.
 [[nodiscard]] c10::IValue read_archive(const std::shared_ptr<const TorchSource>& source,
                                        FileRange range);
 

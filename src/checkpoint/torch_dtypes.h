@@ -1,4 +1,4 @@
-// The names that torch.save() has for dtypes and for storages of them.
+// The names of torch.save() for dtypes and their storages.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -11,7 +11,7 @@ namespace lockstep::checkpoint {
 
 struct TorchDtype {
   std::string_view name;     // "torch.float32"
-  std::string_view storage;  // "torch.FloatStorage"; empty: kept in one without a type
+  std::string_view storage;  // "torch.FloatStorage"; empty: uses an untyped storage
   c10::ScalarType dtype;
 };
 
@@ -40,7 +40,7 @@ inline constexpr std::array<TorchDtype, 20> torch_dtypes{{
     {"torch.float8_e8m0fnu", "", c10::ScalarType::Float8_e8m0fnu},
 }};
 
-// Null for a dtype, or a name, that is not there. An empty storage is none.
+// Returns null for an unknown dtype or name. An empty storage name never matches.
 [[nodiscard]] inline const TorchDtype* find_torch_dtype(c10::ScalarType dtype) {
   auto row = std::ranges::find(torch_dtypes, dtype, &TorchDtype::dtype);
   return row == torch_dtypes.end() ? nullptr : &*row;

@@ -21,8 +21,8 @@ namespace {
 constexpr int deepest_name = 100;
 constexpr std::size_t most_flattened = 4 << 20;
 
-// LibTorch's writer, which knows nothing of a file that must not be seen half, nor how to go on
-// after an error of the disk: it is told that all went well, and the error is thrown in the end.
+// Wraps LibTorch's writer, which cannot write atomically or handle disk errors: it is always told
+// that writing succeeded, and the error is thrown at the end.
 class ArchiveFile {
  public:
   explicit ArchiveFile(const std::filesystem::path& path)

@@ -16,7 +16,7 @@
 namespace lockstep::checkpoint {
 namespace {
 
-// Protocol 2, as torch.save() writes it, without a memo.
+// Writes protocol 2, like torch.save(), without a memo.
 class Pickler {
  public:
   PickledValue take(const c10::IValue& value) {
@@ -57,7 +57,7 @@ class Pickler {
     text_ += value;
   }
 
-  // "torch.FloatStorage": the last point ends the module's name.
+  // "torch.FloatStorage": the last dot ends the module's name.
   void global(std::string_view name) {
     const std::size_t point = name.rfind('.');
     text_ += formatted("c{}\n{}\n", name.substr(0, point), name.substr(point + 1));
@@ -146,7 +146,8 @@ class Pickler {
     text_ += "tR";
   }
 
-  // Python takes a storage for one of the type under which it met it first: two for two dtypes.
+  // Python keeps the type under which it first meets a storage, so a storage with two dtypes
+  // becomes two.
   std::size_t storage_of(const at::Tensor& tensor) {
     const at::Storage& storage = tensor.storage();
     const auto [place, is_new] = keys_.emplace(
@@ -159,7 +160,7 @@ class Pickler {
           "sharded model");
     const at::Tensor bytes =
         at::empty({0}, tensor.options().dtype(at::kByte)).set_(storage, 0, {size}, {1});
-    kept_.push_back(tensor);  // its address must not become another's
+    kept_.push_back(tensor);  // keeps its address from being reused
     storages_.push_back(bytes.cpu());
     return place->second;
   }

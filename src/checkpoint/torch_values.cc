@@ -22,7 +22,7 @@ using Kind = Pickle::Kind;
 using Ref = Pickle::Ref;
 
 constexpr int most_nested_values = 100;
-constexpr std::size_t most_tensor_dims = 64;  // as many as LibTorch's operations take
+constexpr std::size_t most_tensor_dims = 64;  // the limit of LibTorch's operations
 
 constexpr std::string_view tensor_v2 = "torch._utils._rebuild_tensor_v2";
 constexpr std::string_view tensor_v3 = "torch._utils._rebuild_tensor_v3";
@@ -114,7 +114,7 @@ class Values {
     return values;
   }
 
-  // A dtype, as text.
+  // Converts a dtype to a string.
   c10::IValue global(Ref ref) const {
     const std::string_view name = pickle_.global(ref);
     check_input(find_torch_dtype(name) != nullptr, "expected a value, found the name {}", name);
@@ -141,7 +141,7 @@ class Values {
     if (name == "_codecs.encode") return latin1(arguments);
     if (name == "collections.Counter" && arguments.size() == 1)  // milestones of a scheduler
       return of(arguments[0], depth + 1);
-    // A device or a layout, as text.
+    // A device or a layout, as a string.
     check_input((name == "torch.device" || name == "torch.serialization._get_layout") &&
                     !arguments.empty() && pickle_[arguments[0]].kind == Kind::text,
                 "expected a value, found a call of {}", name);
@@ -153,7 +153,7 @@ class Values {
     return formatted("{}:{}", text, pickle_[arguments[1]].integer);
   }
 
-  // How protocol 2 keeps bytes: characters up to U+00FF.
+  // Protocol 2 stores bytes as characters up to U+00FF.
   c10::IValue latin1(const std::vector<Ref>& arguments) const {
     check_input(arguments.size() == 2 && pickle_[arguments[0]].kind == Kind::text &&
                     pickle_[arguments[1]].text == "latin1",
@@ -182,7 +182,7 @@ class Values {
   struct Storage {
     std::string key;
     std::uint64_t bytes;
-    const TorchDtype* dtype;  // null: without a type
+    const TorchDtype* dtype;  // null: untyped
   };
 
   Storage storage(Ref ref) const {
@@ -220,7 +220,7 @@ class Values {
     return at::empty({0}, dtype->dtype).set_(raw.storage(), offset, sizes, strides);
   }
 
-  // Every element of the view lies in the storage, and the view can be made dense.
+  // Checks that every element of the view lies in the storage, and that the view can be made dense.
   static void check_view(std::uint64_t elements, std::int64_t offset,
                          const std::vector<std::int64_t>& sizes,
                          const std::vector<std::int64_t>& strides, at::ScalarType dtype) {
@@ -230,7 +230,7 @@ class Values {
                     std::ranges::all_of(sizes, [](std::int64_t size) { return size >= 0; }) &&
                     std::ranges::all_of(strides, [](std::int64_t stride) { return stride >= 0; }),
                 "{} makes no sense", shown);
-    // Where strides are 0 a few bytes may stand for any number of elements.
+    // If strides are 0, a few bytes may represent any number of elements.
     const std::uint64_t bytes = checked_bytes(sizes, dtype);
     check_input(bytes <= elements * c10::elementSize(dtype) ||
                     bytes <= static_cast<std::uint64_t>(sys::memory_size().total),

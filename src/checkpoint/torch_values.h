@@ -1,4 +1,4 @@
-// What a pickle of torch.save() means: LibTorch's values for the tree of a Pickle, and back.
+// Converts between the tree of a Pickle of torch.save() and LibTorch's values.
 #pragma once
 
 #include "checkpoint/pickle.h"
@@ -15,32 +15,32 @@
 
 namespace lockstep::checkpoint {
 
-// The globals that state_dicts need: dtypes, storages, the functions that put tensors together.
+// Returns the globals that state_dicts need: dtypes, storages, the functions that rebuild tensors.
 [[nodiscard]] const std::vector<std::string_view>& torch_globals();
 
-// Gives the bytes of a storage by its key, as a tensor of Byte whose memory is aligned for any
-// element; BadInput when it has other than so many.
+// Returns the bytes of the storage with this key as a tensor of Byte whose memory is aligned for
+// any element type; throws BadInput if its size is not `bytes`.
 using ReadStorage =
     std::function<at::Tensor(const std::string& key, std::uint64_t bytes, at::ScalarType dtype)>;
 
-// Throws BadInput without naming the file. What the pickle shares is shared; dicts keep the file's
-// order, and their keys are whole numbers and texts.
+// Throws BadInput without naming the file. Tensors that share a storage in the pickle share it;
+// dicts keep the file's order, and their keys are integers and strings.
 [[nodiscard]] c10::IValue values_of(const Pickle& pickle, const ReadStorage& read_storage);
 
-// A tuple or torch.Size of whole numbers; BadInput when it is none.
+// Returns a tuple or torch.Size of integers; throws BadInput for any other value.
 [[nodiscard]] std::vector<std::int64_t> numbers_of(const Pickle& pickle, Pickle::Ref ref);
 
-// The bytes of sizes that are not negative and of a dtype; BadInput where their number overflows.
+// Returns the number of bytes for non-negative sizes and a dtype; throws BadInput on overflow.
 [[nodiscard]] std::uint64_t checked_bytes(std::span<const std::int64_t> sizes,
                                           at::ScalarType dtype);
 
-// The pickle of a value, and the storages that it names by their place here, each once.
+// The pickle of a value, and the storages that it refers to by their index, each once.
 struct PickledValue {
   std::string pickle;
   std::vector<at::Tensor> storages;  // of Byte, dense, on the CPU
 };
 
-// InvalidArgument for what weights_only=True would not load.
+// Throws InvalidArgument for values that weights_only=True would not load.
 [[nodiscard]] PickledValue pickled(const c10::IValue& value);
 
 }  // namespace lockstep::checkpoint

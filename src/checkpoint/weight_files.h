@@ -1,5 +1,5 @@
 // The tensors of a folder's model.safetensors, or of the shards that model.safetensors.index.json
-// names; the same of another name.
+// names; also under another file name.
 #pragma once
 
 #include "checkpoint/file_names.h"
@@ -21,21 +21,22 @@ namespace lockstep::checkpoint {
 
 class WeightFiles {
  public:
-  // Reads and checks the headers; every tensor stands in one file, the one that the index names.
-  // BadInput names the file, SystemError where there is none.
+  // Reads and checks the headers; every tensor must be in exactly one file, the one that the index
+  // names. Throws BadInput, which names the file; SystemError if there is no file.
   explicit WeightFiles(const std::filesystem::path& folder, const std::string& name = model_file);
-  // The same of one file, whatever its name.
+  // Opens one file with any name.
   [[nodiscard]] static WeightFiles of_file(const std::filesystem::path& path);
 
   [[nodiscard]] std::vector<std::string> names() const;
-  // The first file's, without checksums.
+  // Returns the metadata of the first file, without checksums.
   [[nodiscard]] Metadata metadata() const;
   [[nodiscard]] bool has(const std::string& name) const { return places_.contains(name); }
   [[nodiscard]] const TensorEntry& entry(const std::string& name) const;
-  // The file that has the tensor, for messages.
+  // Returns the file with the tensor, for messages.
   [[nodiscard]] const std::filesystem::path& file_of(const std::string& name) const;
 
-  // One tensor, as the file has it. BadInput when the file became shorter or its checksum is wrong.
+  // Reads one tensor as it is in the file. Throws BadInput if the file became shorter or the
+  // checksum is wrong.
   [[nodiscard]] at::Tensor read(const std::string& name) const;
 
  private:

@@ -52,7 +52,7 @@ std::string index_of(const std::vector<WeightShard>& shards) {
   return index_text(map, bytes);
 }
 
-// Files of an older model that the new one does not have.
+// Removes files of an older model that are not in `names`.
 void remove_other_weights(const fs::path& folder, const std::set<std::string>& names) {
   static const std::regex shard("model-[0-9]{5}-of-[0-9]{5}\\.safetensors");
   for (const auto& entry : fs::directory_iterator(folder)) {
@@ -83,7 +83,7 @@ void write_weight_folder(const fs::path& folder, const TensorSources& tensors,
     file->flush();
     names.insert(name);
   }
-  // From here on there is no model, or one whose files belong together.
+  // From here on, the folder has no model, or one whose files belong together.
   if (config) fs::remove(folder / "config.json");
   if (shards.size() > 1) remove_other_weights(folder, {});
   sys::flush_folder(folder);

@@ -1,5 +1,5 @@
-// A folder with model.safetensors, or with shards and their index, written so that it is never
-// taken for a model while it is half of one.
+// Writes a folder with model.safetensors, or with shards and their index, so that a half-written
+// model is never taken for a complete one.
 #pragma once
 
 #include "checkpoint/tensor_source.h"
@@ -12,8 +12,8 @@
 
 namespace lockstep::checkpoint {
 
-// `config`: the text of config.json, which is removed first and comes last: without it no reader of
-// models looks at the weights. Nothing: an older one stays where it is.
+// `config`: the text of config.json, which is removed first and written last, because no reader of
+// models looks at the weights without it. std::nullopt: an existing config.json is kept.
 void write_weight_folder(const std::filesystem::path& folder, const TensorSources& tensors,
                          const Metadata& metadata, ShardedWriting how,
                          const std::optional<std::string>& config = {});

@@ -22,7 +22,7 @@ constexpr std::uint32_t entry_mark = 0x02014b50, local_mark = 0x04034b50;
 constexpr std::uint64_t end_bytes = 22, end64_bytes = 56, locator_bytes = 20;
 constexpr std::uint64_t entry_bytes = 46, local_bytes = 30;
 
-// Numbers one after another; BadInput where the text ends.
+// Reads consecutive numbers; throws BadInput at the end of the text.
 class ZipNumbers {
  public:
   explicit ZipNumbers(std::string_view text) : text_(text) {}
@@ -116,7 +116,7 @@ class ZipReader {
     return found;
   }
 
-  // That of ZIP64, of which a locator before the last record tells; `behind` becomes its place.
+  // Finds the directory of ZIP64 by its locator before the last record; sets `behind` to its end.
   std::optional<ZipDirectory> find_large_directory(std::uint64_t end, std::uint64_t& behind) const {
     if (end < locator_bytes + end64_bytes) return std::nullopt;
     const std::string locator = text(end - locator_bytes, locator_bytes);
@@ -149,7 +149,7 @@ class ZipReader {
     std::uint32_t crc32;
   };
 
-  // Numbers that do not fit stand in an extra field of ZIP64.
+  // Values that do not fit their field are in an extra field of ZIP64.
   static void widen(Entry& entry, std::string_view extra) {
     ZipNumbers fields(extra);
     bool is_wide = false;

@@ -1,8 +1,8 @@
-// The records of a zip archive whose records are stored, not compressed, as torch.save() writes it
+// Reads the records of a zip archive that are stored uncompressed, as torch.save() writes it
 // (PKWARE, APPNOTE.TXT, sections 4.3 to 4.5: local headers, central directory, ZIP64).
 //
-// Closed: what torch.save() does not write is refused, and whatever two readers could understand in
-// two ways. Nothing is allocated by a length that the archive only claims.
+// Strict: refuses features that torch.save() does not use, and input that two readers could
+// interpret differently. Allocates nothing by a length that the archive only claims.
 #pragma once
 
 #include "sys/plain_file.h"
@@ -16,26 +16,26 @@
 namespace lockstep::checkpoint {
 
 struct ZipRecord {
-  std::uint64_t begin = 0;  // of its bytes, in the file
+  std::uint64_t begin = 0;  // of its bytes in the file
   std::uint64_t bytes = 0;
   std::uint32_t crc32 = 0;
 };
 
-// A stretch of a file.
+// A range of a file.
 struct FileRange {
   std::uint64_t begin = 0;
   std::uint64_t bytes = 0;
 };
 
-// The bytes of `range`; BadInput when the file became shorter. The caller has compared the length
-// with the file's.
+// Reads the bytes of `range`; throws BadInput if the file became shorter. The caller must have
+// compared the range with the file's length.
 void read_range(const sys::PlainFile& file, FileRange range, std::span<std::byte> into);
 [[nodiscard]] std::string read_text(const sys::PlainFile& file, FileRange range);
 
-// The archive that fills `range` of the file, from its first byte to its last. Each record's bytes
-// lie in the range, before the directory, and no two overlap. Throws BadInput without naming the
-// file: for what is no zip archive, is compressed, encrypted or divided, has two records of a name
-// or a name that is no UTF-8.
+// Reads the archive that fills `range` of the file exactly. Each record's bytes lie in the range,
+// before the directory, and no two overlap. Throws BadInput without naming the file if it is not a
+// zip archive, is compressed, encrypted or split, or has two records with the same name or a name
+// that is not UTF-8.
 [[nodiscard]] std::map<std::string, ZipRecord> read_zip(const sys::PlainFile& file,
                                                         FileRange range);
 

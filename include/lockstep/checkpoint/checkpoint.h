@@ -1,5 +1,5 @@
-// Saving and going on, for any loop and any strategy: no rank ever holds the whole model or the
-// whole optimizer state, neither here nor there.
+// Saves and loads training state, for any loop and any strategy. No rank ever holds the whole model
+// or the whole optimizer state.
 //
 //   std::int64_t step = 0;
 //   if (auto saved = lockstep::checkpoint::load_latest("out", handle, adamw)) step = saved->step;
@@ -10,27 +10,27 @@
 //   }
 //
 // A checkpoint is a folder (lockstep/checkpoint/training_state.h). It does not depend on the ranks
-// that wrote it: it is loaded on any number of ranks, under DistributedDataParallel, fully_shard()
-// at every level and Pipeline, with LibTorch's optimizer or ours, and at the same bits. But
-// optimizer state in 8 bits (StateFormat::blockwise) is divided into other blocks by another
-// number of ranks, and then rounded anew.
+// that wrote it: any number of ranks can load it, under DistributedDataParallel, fully_shard() at
+// every level and Pipeline, with LibTorch's optimizers or ours, bit-identically. One exception:
+// 8-bit optimizer state (StateFormat::blockwise) has other blocks on another number of ranks, so it
+// is rounded again.
 //
-// Every rank writes the elements that it has, each element once: what several ranks have is divided
-// among them. A rank that does not see the folder, because no disk is shared between hosts, sends
-// its parts to rank 0, and gets them from there, 4 MiB at a time. So rank 0 must see the folder.
+// Every rank writes its elements, each element once: elements that several ranks have are divided
+// among them. A rank that does not see the folder, because hosts share no disk, exchanges its parts
+// with rank 0, 4 MiB at a time. So rank 0 must see the folder.
 //
-// Everything here is collective over handle.group(), between steps, and blocks on the disk; ranks
-// wait for each other no longer than the group's timeout. An
-// error of one rank is thrown on all of them as one CommonFailure, the group lives on, and nothing
-// is left of what was being written: older checkpoints stay as they were. (When a rank is lost
-// while it saves, the others get PeerLost. When rank 0 is lost, what it leaves has a name that
-// nobody takes for a checkpoint, and the next save removes it.) One writer at a time saves into a
-// folder: another one is refused. A disk without room for all files is an error before the first is
-// written. checkpoint/async_saver.h saves while training goes on.
+// All functions here are collective over handle.group(), must be called between steps, and block on
+// the disk; ranks wait for each other at most for the group's timeout. An error of one rank is
+// thrown on all ranks as the same CommonFailure; the group stays usable, the unfinished files are
+// removed, and older checkpoints are not changed. If a rank is lost while it saves, the others get
+// PeerLost. If rank 0 is lost, the leftover folder has a name that is not taken for a checkpoint,
+// and the next save removes it. Only one writer at a time may save into a folder: others are
+// refused. If the disk has no room for all files, the save fails before the first is written.
+// checkpoint/async_saver.h saves during training.
 //
 // Optimizers: Adam, AdamW, SGD, RMSprop and Adagrad of LibTorch and those of lockstep::optim.
-// Another one, such as LBFGS, is refused by name before anything is written. All of the optimizer's
-// parameters must be the handle's. Its hyperparameters are not saved.
+// Others, such as LBFGS, are refused by name before anything is written. All of the optimizer's
+// parameters must belong to the handle. Its hyperparameters are not saved.
 #pragma once
 
 #include <lockstep/checkpoint/training_state.h>
@@ -58,98 +58,99 @@ class Scheduler;
 
 namespace lockstep::checkpoint {
 
-// In how many files the model stands, and the optimizer's state: each tensor in one of them, and
-// the files of about equal size. Any number of ranks writes and reads any number of files.
+// The number of files for the model, and for the optimizer's state. Each tensor is in one file, and
+// the files have about the same size. Any number of ranks can write and read any number of files.
 struct Sharding {
-  int files = 0;                               // 0: as many as have about `bytes` each
-  std::int64_t bytes = std::int64_t{4} << 30;  // so most models are one file
+  int files = 0;                               // 0: as many as give about `bytes` each
+  std::int64_t bytes = std::int64_t{4} << 30;  // large enough that most models are one file
 };
 
 struct SaveOptions {
-  // Saved beside the optimizer; null: there is none.
+  // Saved beside the optimizer; null: not used.
   const optim::Scheduler* scheduler = nullptr;
   const optim::GradScaler* scaler = nullptr;
-  std::int64_t keep = 0;      // how many checkpoints stay in the folder; 0: all
-  Metadata description = {};  // goes into the metadata of model.safetensors
+  std::int64_t keep = 0;      // number of checkpoints to keep in the folder; 0: all
+  Metadata description = {};  // added to the metadata of model.safetensors
   Sharding sharding = {};
-  // Tensors of this rank's own, by name: what a communication hook or DiLoCo keeps (their state()).
-  // Dense; ranks may have different ones, or none.
+  // This rank's own tensors by name, such as the state() of a communication hook or DiLoCo. Must be
+  // dense; ranks may have different ones, or none.
   std::map<std::string, at::Tensor> own = {};
-  // Called by rank 0 when all is written and before it gets its name; what it throws ends the save,
-  // and nothing has changed. For a folder that several hosts write into, one at a time, of which
-  // one may be cut off and come back: where this is given, another one's lock is passed over.
+  // Called by rank 0 after everything is written and before the final rename. If it throws, the
+  // save fails and nothing has changed. For a folder that several hosts write into, one at a time,
+  // if one of them may be cut off and come back: if it is set, another host's lock is ignored.
   std::function<void()> before_naming = {};
 };
 
-// Writes OUT/step-00000100 of state.step, with the random states of all ranks (LibTorch's default
-// generator on the CPU), and returns its path. OUT is made when it is not there. Rank 0's state and
-// options count. A step that is there already is never overwritten, and none is saved
-// beside a later one, which load_latest() would take.
+// Writes OUT/step-00000100 for state.step, with the random states of all ranks (LibTorch's default
+// CPU generator), and returns its path. Creates OUT if it does not exist. Uses rank 0's state and
+// options. Never overwrites an existing step, and saves no step earlier than an existing one,
+// because load_latest() would take the later one.
 //
-// Buffers are rank 0's. Tensors that the handle ignores are each rank's own, and saved for each.
+// Buffers are those of rank 0. Tensors that the handle ignores differ per rank and are saved for
+// each rank.
 std::filesystem::path save(const std::filesystem::path& out, const Handle& handle,
                            const torch::optim::Optimizer& optimizer, const TrainingState& state,
                            const SaveOptions& options = {});
 
-// Bytes of tensors that this rank has read from the disk.
+// The number of tensor bytes that this rank has read from the disk.
 struct LoadCounts {
-  std::uint64_t read = 0;      // into its parts; on rank 0 also for ranks that do not see the files
+  std::uint64_t read = 0;      // to load; on rank 0 also for ranks that do not see the files
   std::uint64_t verified = 0;  // only to compare checksums
 };
 
 struct LoadOptions {
-  // Given exactly when the checkpoint has a state for it: what would be forgotten is an error.
+  // Pass it if and only if the checkpoint contains its state; otherwise load() throws.
   optim::Scheduler* scheduler = nullptr;
   optim::GradScaler* scaler = nullptr;
-  // Compare each tensor with its checksum. All but the optimizer's state is read once more for it,
-  // each rank its share; that is compared while it is read, beside the old one, which goes when all
-  // is right. Where a rank has no memory for both, it too is read twice.
+  // Compares each tensor with its checksum. Each rank reads its share of everything except the
+  // optimizer's state a second time for it. The optimizer's state is compared while it is read,
+  // beside the old state, which is released when all checksums match. If a rank lacks memory for
+  // both, this state is also read twice.
   bool verify = true;
-  LoadCounts* counts = nullptr;  // what load() reads is added to it
-  // Gets what this rank has saved as SaveOptions::own: new tensors, on the CPU. Empty where other
-  // numbers of ranks save and load, and where there is none. A checkpoint that has such tensors is
-  // an error without it.
+  LoadCounts* counts = nullptr;  // load() adds the bytes that it reads
+  // Receives this rank's tensors of SaveOptions::own: new tensors, on the CPU. Empty if the numbers
+  // of ranks that save and load differ, or if there are no such tensors. Must be set if the
+  // checkpoint has such tensors; otherwise load() throws.
   std::map<std::string, at::Tensor>* own = nullptr;
 };
 
-// Gives the model, the optimizer and the others the values of a checkpoint's folder, and returns
-// what was saved beside them. Random generators go on where they were when as many ranks load as
-// saved (TrainingState::ranks); otherwise they stay as they are.
+// Loads the values of a checkpoint folder into the model, the optimizer and the other objects, and
+// returns the state that was saved beside them. Restores the random generators if as many ranks
+// load as saved (TrainingState::ranks); otherwise they are not changed.
 //
-// Everything is checked before anything is changed: each name, shape and dtype, and the checksums.
-// Only where the disk fails after that, model and optimizer are left without meaning.
+// Checks everything before changing anything: each name, shape and dtype, and the checksums. Only
+// if the disk fails after that, the values of model and optimizer are undefined.
 TrainingState load(const std::filesystem::path& folder, Handle& handle,
                    torch::optim::Optimizer& optimizer, const LoadOptions& options = {});
 
-// The newest checkpoint in `out`, as rank 0 sees it. Nothing is done when there is none.
+// Loads the newest checkpoint in `out`, as rank 0 sees it. Does nothing if there is no checkpoint.
 std::optional<TrainingState> load_latest(const std::filesystem::path& out, Handle& handle,
                                          torch::optim::Optimizer& optimizer,
                                          const LoadOptions& options = {});
 
-// What was saved beside model and optimizer, as rank 0 reads it.
+// Returns the state beside model and optimizer, as rank 0 reads it.
 [[nodiscard]] TrainingState read_training_state(Group& group, const std::filesystem::path& folder);
 
-// verify() of training_state.h by all ranks: each byte is read once, or once on each disk that has
-// a copy. CommonFailure on every rank for what is not whole.
+// Collective version of verify() of training_state.h: each byte is read once, or once per disk that
+// has a copy. Throws CommonFailure on every rank if the checkpoint is damaged or incomplete.
 void verify(Group& group, const std::filesystem::path& folder);
 
 struct ModelOptions {
   Metadata metadata = {};
-  // A tied weight stands in the file under each of its names, as PyTorch's state_dict() has it, and
-  // not once.
+  // If true, writes a tied weight under each of its names, like PyTorch's state_dict(); otherwise
+  // once.
   bool aliases = false;
-  std::function<void()> before_naming = {};  // as SaveOptions has it
+  std::function<void()> before_naming = {};  // as SaveOptions::before_naming
 };
 
-// The model alone, as one safetensors file under the names of Python's state_dict(). `path` is
-// replaced at the end, when the whole of the new one has reached the disk. Its folder must be
-// there.
+// Writes the model as one safetensors file under the names of Python's state_dict(). Replaces
+// `path` atomically, after the new file has reached the disk. The folder must exist.
 void save_model(const std::filesystem::path& path, const Handle& handle,
                 const ModelOptions& options = {});
 
-// From such a file, or one that Python wrote, with the same names, shapes and dtypes; or, where
-// there is no such file, from the shards that PATH.index.json names. Tied weights may have any of
-// their names; under several they must have equal values.
+// Loads such a file, or one that Python wrote, with the same names, shapes and dtypes. If the file
+// does not exist, loads the shards that PATH.index.json names. Tied weights may have any of their
+// names; if several are present, their values must be equal.
 void load_model(const std::filesystem::path& path, Handle& handle, bool verify = true);
 
 }  // namespace lockstep::checkpoint

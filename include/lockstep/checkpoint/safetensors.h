@@ -1,5 +1,5 @@
-// Named tensors in one file that PyTorch, JAX, Rust and the model hubs read: the safetensors format
-// (https://github.com/huggingface/safetensors, README, section "Format").
+// Named tensors in one file that PyTorch, JAX, Rust and the model hubs can read: the safetensors
+// format (https://github.com/huggingface/safetensors, README, section "Format").
 //
 //   8 bytes    N, the length of the header, little-endian
 //   N bytes    JSON: {"__metadata__": {...},
@@ -8,10 +8,10 @@
 //   the rest   the tensors, row-major, little-endian, back to back: no hole and no overlap;
 //              offsets count from here
 //
-// Among the metadata that we write is a checksum for each tensor, which other readers pass over:
-// `crc32.weight` holds the CRC-32 (zlib's) of the bytes of `weight`, as eight hexadecimal digits.
+// The metadata that we write contain a checksum per tensor, which other readers ignore:
+// `crc32.weight` is the CRC-32 (as in zlib) of the bytes of `weight`, as eight hexadecimal digits.
 //
-// Nothing here is collective and nothing is shared: any thread of any rank may call.
+// No function here is collective, and none has shared state: all are thread-safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,27 +36,26 @@ struct SafetensorsWriting {
   bool checksums = true;  // of each tensor, in the metadata
 };
 
-// Writes `tensors` (any device and strides, copied to dense host memory one at a time) to a
-// temporary name beside `path`, brings them to the disk and renames: a reader finds the old file or
-// the whole new one. Throws InvalidArgument for what the format cannot hold (a dtype without a
-// name, names that are no UTF-8, a header of more than 100 MB) and for metadata that begins with
-// `crc32.`; SystemError when the disk is full or the folder cannot be written; `path` is then as
-// before.
+// Writes `tensors` (any device and strides, copied to dense host memory one at a time) atomically:
+// writes a temporary file beside `path`, flushes it and renames it. Throws InvalidArgument for
+// content that the format cannot represent (a dtype without a name, names that are not UTF-8, a
+// header of more than 100 MB) and for metadata that begin with `crc32.`; SystemError if the disk is
+// full or the folder is not writable. `path` is then unchanged.
 void write_safetensors(const std::filesystem::path& path, const NamedTensors& tensors,
                        const Metadata& metadata = {}, SafetensorsWriting how = {});
 
 struct SafetensorsReading {
-  bool verify = true;   // compare each tensor that has a checksum with it
-  bool tensors = true;  // false: check the header, and return the metadata alone
+  bool verify = true;   // compare each tensor with its checksum, if it has one
+  bool tensors = true;  // false: check the header, and return only the metadata
 };
 
-// Reads the whole file into new tensors on the CPU, and the metadata without checksums; where there
-// is no such file, the shards that PATH.index.json names, as on the model hubs. The header
-// is checked before anything is allocated, in time linear in its length: every length, name, dtype,
-// shape and offset, and that the data is covered exactly once. Throws BadInput that names the file,
-// the tensor, what was expected and what was found, also where bytes were overwritten, for a pipe
-// or a device, and for a file that is larger than the host's memory; SystemError when the file
-// cannot be opened or the disk fails.
+// Reads the whole file into new CPU tensors, and the metadata without checksums. If the file does
+// not exist, reads the shards that PATH.index.json names, as on the model hubs. Checks the header
+// before allocating anything, in time linear in its length: every length, name, dtype, shape and
+// offset, and that the data are covered exactly once. Throws BadInput, which names the file, the
+// tensor, and the expected and found values; also for overwritten bytes, a pipe or a device, and a
+// file larger than the host's memory. Throws SystemError if the file cannot be opened or the disk
+// fails.
 [[nodiscard]] Safetensors read_safetensors(const std::filesystem::path& path,
                                            SafetensorsReading how = {});
 

@@ -1,8 +1,8 @@
-// Tensors in several safetensors files with an index, as the model hubs lay them out
+// Tensors in several safetensors files with an index, in the layout of the model hubs
 // (huggingface.co): model-00001-of-00003.safetensors, ..., and model.safetensors.index.json, which
 // names the file of each tensor; or all in one model.safetensors.
 //
-// Nothing here is collective; any thread of any rank may call. One writer at a time to a folder.
+// No function here is collective; all are thread-safe. Only one writer at a time per folder.
 #pragma once
 
 #include <lockstep/checkpoint/safetensors.h>
@@ -15,21 +15,21 @@
 namespace lockstep::checkpoint {
 
 struct ShardedWriting {
-  std::uint64_t shard_bytes = 5'000'000'000;  // of tensors in a file; one tensor may be larger
+  std::uint64_t shard_bytes = 5'000'000'000;  // of tensors per file; a single tensor may be larger
   bool checksums = true;
 };
 
-// Fills files in the order of the tensors' names; one file, without an index, where all fit. Makes
-// the folder. What is there of another model is replaced when all of the new one has reached the
-// disk: a process that is killed leaves the old model, the new one, or, where there were several
-// files, a folder without an index, which nobody takes for a model. Errors as of
-// write_safetensors(); the old model is then as before.
+// Fills files in the order of the tensors' names; writes one file without an index if all tensors
+// fit. Creates the folder. Replaces an existing model when the whole new one has reached the disk:
+// a killed process leaves the old model, the new one or, if there were several files, a folder
+// without an index, which is not taken for a model. Throws as write_safetensors(); the old model is
+// then unchanged.
 void write_sharded_safetensors(const std::filesystem::path& folder, const NamedTensors& tensors,
                                const Metadata& metadata = {}, ShardedWriting how = {});
 
-// Reads such a folder; metadata are the first file's. Each tensor stands in one file, and each file
-// is one that the index names. Errors as of read_safetensors(), and BadInput for an index that is
-// no JSON, leads out of the folder or names a tensor that is not there.
+// Reads such a folder; the metadata are those of the first file. Each tensor must be in exactly one
+// file, and the index must name each file. Throws as read_safetensors(), and BadInput for an index
+// that is not JSON, leads out of the folder or names a missing tensor.
 [[nodiscard]] Safetensors read_sharded_safetensors(const std::filesystem::path& folder);
 
 }  // namespace lockstep::checkpoint
