@@ -12,7 +12,7 @@
 // numbers, on the same threads. Gradients are bit-identical to those without checkpointing.
 //
 // Between forward and backward, only a block's inputs and the results that are used outside of it
-// stay in memory. If operations before the block's first parameter use such results (normalizations
+// stay in memory. If operations before the block's first parameter use such results (normalisations
 // do), the first forward() learns that and computes these results twice, once.
 //
 // Works on plain modules, inside fully_shard() (units are gathered again), on sharded modules of
@@ -20,7 +20,7 @@
 // before or after these, on the same module; a stage's module has a part of the model's names.
 //
 // Limits. A block that uses no parameter has no begin. Operations that write something outside of
-// the block (a buffer; running statistics of batch normalization excepted) keep the results that
+// the block (a buffer; running statistics of batch normalisation excepted) keep the results that
 // were computed before them. With retain_graph, recomputed results stay until the graph is
 // released. A custom kernel that reads memory past LibTorch's dispatcher needs the memory present:
 // use the tensor in an operation before. If an argument was written between forward and backward,

@@ -1,3 +1,4 @@
+// The numbers of all ranks of a group.
 #pragma once
 
 #include <numeric>
