@@ -1,15 +1,15 @@
-# Completion of `lockstep` for bash: what --help lists, asked once of each command in a shell.
+# Bash completion of `lockstep`: completes the commands and options in --help, which runs once per command and shell.
 declare -A _lockstep_known
 
-# Sets `help` to what the command's --help prints. Not in a subshell, which would forget it again.
+# Sets `help` to the output of the command's --help. A subshell would lose the variable.
 _lockstep_ask() {
   local key="$*"
   [ -n "${_lockstep_known[$key]}" ] || _lockstep_known[$key]="$("$@" --help 2>/dev/null)"
   help="${_lockstep_known[$key]}"
 }
 
-# What may follow the command whose help is in `help`: in lines of their own, "  run      start ...", or in the first
-# line, "train gpt|llama|moe|mnist|cifar|mlp".
+# Prints the words that may follow the command whose help is in `help`. They are in lines such as "  run      start ...",
+# or in the first line, as in "train gpt|llama|moe|mnist|cifar|mlp".
 _lockstep_commands() {
   sed -n -e '/^Options:/q' -e 's/^  \([a-z][a-z-]*\)  .*/\1/p' \
     -e '1s/^Usage: lockstep [a-z]* \([a-z][a-z|]*\) .*/\1/p' <<<"$help" | tr '|' '\n'
