@@ -8,8 +8,8 @@ _lockstep_ask() {
   help="${_lockstep_known[$key]}"
 }
 
-# Prints the words that may follow the command whose help is in `help`. They are in lines such as "  run      start ...",
-# or in the first line, as in "train gpt|llama|moe|mnist|cifar|mlp".
+# Prints the words that may follow the command whose help is in `help`. They are in lines such as
+# "  run      start ...", or in the first line, as in "train gpt|llama|moe|mnist|cifar|mlp".
 _lockstep_commands() {
   sed -n -e '/^Options:/q' -e 's/^  \([a-z][a-z-]*\)  .*/\1/p' \
     -e '1s/^Usage: lockstep [a-z]* \([a-z][a-z|]*\) .*/\1/p' <<<"$help" | tr '|' '\n'
