@@ -25,13 +25,13 @@ def expect(files, status, text):
 
 FOLDERS = ("base", "store", "comm", "data", "models", "parallel/data")
 HEADERS = {f"include/lockstep/{folder}/x.h": "" for folder in FOLDERS}
-expect(HEADERS | {"src/comm/x.cc": "#include <lockstep/base/x.h>\n"}, 0, "every include goes up")
+expect(HEADERS | {"src/comm/x.cc": "#include <lockstep/base/x.h>\n"}, 0, "every include goes down")
 expect(HEADERS | {"src/base/x.cc": "#include <lockstep/comm/x.h>\n"}, 1, "src/base/x.cc:1")
 expect(HEADERS | {"src/data/x.cc": "\n#include <lockstep/models/x.h>\n"}, 1, "src/data/x.cc:2")
 expect(HEADERS | {"src/store/x.cc": "#include <ATen/core/Tensor.h>\n"}, 1, "without LibTorch")
 shm = "src/comm/engines/shm/a.cc"
 expect(HEADERS | {shm: "#include <lockstep/comm/x.h>\n"}, 1, "a.cc is without LibTorch, but includes")
-expect(HEADERS | {shm: "#include <torch/torch.h>\n"}, 1, "comm/engines/shm is a floor without LibTorch")
+expect(HEADERS | {shm: "#include <torch/torch.h>\n"}, 1, "comm/engines/shm is a layer without LibTorch")
 beside = {"src/comm/engines/mpi/a.h": "", shm: '#include "comm/engines/mpi/a.h"\n'}
 expect(HEADERS | beside, 1, "comm/engines/shm includes comm/engines/mpi/a.h")
 below = {"src/comm/init/a.h": "", "src/comm/api/a.h": '#include "comm/init/a.h"\n'}

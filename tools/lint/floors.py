@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Checks the floors: an include only goes to a higher floor or stays in its own folder (docs/architecture.md).
+"""Checks the layers: an include goes down to a lower layer, or stays in its own folder (docs/architecture.md).
 
-Public and private headers alike. Needs no compiler. Prints each include that goes down or sideways, and exits with 1 if
+Checks public and private headers. Needs no compiler. Prints each include that goes up or sideways, and exits with 1 if
 there is one.
 """
 import pathlib
 import re
 import sys
 
-# Top first. Folders on one line are the same floor and never include each other.
+# From the bottom up. Folders on one line are in the same layer and never include each other.
 FLOORS = [
     ["base"],
     ["sys"],
@@ -36,7 +36,7 @@ FLOORS = [
     ["apps"],
 ]
 LEVEL = {folder: level for level, folders in enumerate(FLOORS) for folder in folders}
-# Public headers of comm lie in one folder; these belong to other floors than comm/api.
+# Public headers of comm are in one folder; these belong to other layers than comm/api.
 PUBLIC_OF_COMM = {
     "comm/call.h": "comm/call",
     "comm/backend.h": "comm/backend",
@@ -58,7 +58,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]')
 
 
 def folder_of(path):
-    """The floor folder of a path below include/lockstep, src or tests; None for what belongs to no floor."""
+    """The layer (folder) of a path below include/lockstep, src or tests; None for what belongs to no layer."""
     name = path.as_posix()
     if name in PUBLIC_OF_COMM:
         return PUBLIC_OF_COMM[name]
@@ -78,7 +78,7 @@ def is_without_libtorch(path):
 
 
 def strategy_of(path):
-    """parallel/data, parallel/tensor, ...: strategies are folders of one floor and do not include each other."""
+    """parallel/data, parallel/tensor, ...: strategies are folders of one layer and do not include each other."""
     return path.parts[1] if path.parts[0] == "parallel" and len(path.parts) > 2 else None
 
 
@@ -103,13 +103,13 @@ def problems_of(path, relative, root):
             continue
         where = f"{path.relative_to(root)}:{number}"
         if without_libtorch and LIBTORCH.match(match[1]):
-            yield f"{where}: {own} is a floor without LibTorch, but includes {match[1]}"
+            yield f"{where}: {own} is a layer without LibTorch, but includes {match[1]}"
         target = target_of(match[1], root)
         other = folder_of(target) if target else None
         if other is None:
             continue
         if other != own and LEVEL[other] >= LEVEL[own]:
-            yield f"{where}: {own} includes {match[1]}, which is on a lower floor or beside it ({other})"
+            yield f"{where}: {own} includes {match[1]}, which is in a higher layer or in the same layer ({other})"
         elif without_libtorch and not is_without_libtorch(target):
             yield f"{where}: {relative} is without LibTorch, but includes {match[1]}, which is not"
         mine, theirs = strategy_of(relative), strategy_of(target)
@@ -124,7 +124,7 @@ def main(root):
             if path.suffix in (".h", ".cc"):
                 count += 1
                 problems += problems_of(path, path.relative_to(root / tree), root)
-    print("\n".join(problems) if problems else f"floors: {count} files, every include goes up")
+    print("\n".join(problems) if problems else f"floors: {count} files, every include goes down")
     return 1 if problems else 0
 
 
