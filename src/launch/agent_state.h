@@ -12,7 +12,6 @@
 // In a run that may have more rounds, the state machine covers one round. There the agents decide
 // together how to react to a failure, so SIGTERM waits for end_ranks(); a rank that waits for the
 // next round does not count as alive.
-// does not count as alive.
 #pragma once
 
 #include <lockstep/base/deadline.h>

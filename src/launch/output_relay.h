@@ -246,7 +246,7 @@ class OutputRelay {
   [[nodiscard]] Printer& error() { return error_printer_; }
   [[nodiscard]] SharedFailures& failures() { return failures_; }
 
-  // Prints one of the agent's own lines. Sanitizes it, because parts may come from ranks and other
+  // Prints one of the agent's own lines. Sanitises it, because parts may come from ranks and other
   // nodes.
   void say(const std::string& line);
   // Polls the sinks and writes queued bytes as soon as their readers take them.
