@@ -1,4 +1,4 @@
-// The numbers of all ranks of a group.
+// The ranks of a group as a list.
 #pragma once
 
 #include <numeric>

@@ -1,4 +1,4 @@
-// The call watch detects desynchronized ranks: it compares the calls of all ranks for engines that
+// The call watch detects desynchronised ranks: it compares the calls of all ranks for engines that
 // do not compare descriptors themselves.
 //
 // Each rank keeps a statement in the store (history.h): its process and its latest calls. One

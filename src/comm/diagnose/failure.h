@@ -26,7 +26,7 @@ struct FailureReport {
 };
 
 // The error that ended a group: the first error is kept, and every later call throws it again. Not
-// synchronized.
+// synchronised.
 class Failure {
  public:
   [[nodiscard]] explicit operator bool() const { return error_ != nullptr; }

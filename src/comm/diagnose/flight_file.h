@@ -14,7 +14,6 @@
 // (a hash) for uneven sizes, `ended` once the rank has waited for the call. `progress` is posting
 // (the post has not returned), posted (the rank went on), waiting, done, failed or refused. Calls
 // are in the order of their posts.
-// order of their posts.
 #pragma once
 
 #include "comm/diagnose/flight_recorder.h"

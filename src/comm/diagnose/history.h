@@ -66,7 +66,7 @@ struct Difference {
 [[nodiscard]] std::string mismatch_sentence(const Difference& difference, const GroupNames& group,
                                             int rank, int other);
 
-// Not synchronized.
+// Not synchronised.
 class CallHistory {
  public:
   // `kept`: calls to compare with. `told`: calls to publish. Then the distance of marks and their

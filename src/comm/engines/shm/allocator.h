@@ -1,5 +1,5 @@
 // Allocator: hands out ranges of an address space that it never touches. Best fit, lowest address
-// first; adjacent free ranges are merged. Not synchronized.
+// first; adjacent free ranges are merged. Not synchronised.
 //
 // It also keeps an upper bound of the bytes in free ranges that may have resident pages, so that
 // its owner can return them to the system.
@@ -69,7 +69,7 @@ class Allocator {
 // that no pages are returned. Freed blocks that were never reused are not counted.
 //
 // Only the last two windows count, so that a program whose needs shrink keeps less. A window ends
-// when enough bytes were handed out for several training steps. Not synchronized.
+// when enough bytes were handed out for several training steps. Not synchronised.
 class Reuse {
  public:
   // The length of a window is `turnovers` times the peak use in it, and at least `least_window`. A

@@ -33,7 +33,7 @@ class Arena {
   [[nodiscard]] std::size_t bytes() const { return memory_.bytes(); }
   [[nodiscard]] int file() const { return memory_.file(); }
 
-  // Returns a 64-byte aligned, uninitialized block. If there is no room, throws BadInput with the
+  // Returns a 64-byte aligned, uninitialised block. If there is no room, throws BadInput with the
   // sizes and `advice` at the end; in a forked child throws InvalidArgument.
   [[nodiscard]] std::byte* allocate(std::size_t bytes, std::string_view advice = {});
   // Returns the block with its actual length; empty if there is no room.

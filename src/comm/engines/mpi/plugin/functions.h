@@ -26,7 +26,7 @@ struct lockstep_mpi_world {
 };
 
 struct lockstep_mpi_functions {
-  // Initializes MPI unless the program has done so. In that case MPI must allow calls from any
+  // Initialises MPI unless the program has done so. In that case MPI must allow calls from any
   // thread.
   int (*start)(lockstep_mpi_world* world);
   // At most 2^30 bytes per message. The memory belongs to MPI until test() sets `done`.
@@ -36,7 +36,7 @@ struct lockstep_mpi_functions {
   int (*test)(lockstep_mpi_request* request, int* done, int* from);
   // Cancels a receive and releases its memory.
   int (*cancel)(lockstep_mpi_request* request);
-  // Finalizes MPI if start() initialized it. Collective over the whole world.
+  // Finalises MPI if start() initialised it. Collective over the whole world.
   int (*stop)();
   void (*describe)(int code, char* text, std::size_t bytes);
 };
