@@ -3,7 +3,7 @@
 // from the block's inputs.
 //
 //   lockstep::checkpoint_activations(model, {"transformer.h.*"});
-// as before
+//   loss(model->forward(batch)).backward();               // as before
 //
 // How: the module is not changed. A block begins at an operation that uses one of its parameters,
 // and ends at one that uses a parameter of another block, or of none. Results of operations in
