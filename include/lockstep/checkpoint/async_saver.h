@@ -6,7 +6,7 @@
 //     ...
 //     if (++step % 100 == 0) saver.save("out", handle, adamw, {.step = step});
 //   }
-// otherwise an error of the last save is only logged
+//   saver.wait();                       // otherwise an error of the last save is only logged
 //
 // Saves the values that the tensors, the random generators, the scheduler and the scaler had when
 // save() was called. Each rank copies the elements that it writes; of elements that several ranks

@@ -37,7 +37,7 @@ namespace lockstep::checkpoint {
 // The progress of a program beside model and optimizer.
 struct TrainingState {
   std::int64_t step = 0;                       // number of updates; part of the folder's name
-  std::int64_t epoch = 0;                      // completed passes
+  std::int64_t epoch = 0;                      // passes begun before the current one
   std::map<std::string, double> numbers = {};  // the program's values, in full precision
   Metadata progress = {};                      // the program's texts: the position in the data
   Metadata config = {};                        // the options of the run, by name
