@@ -58,8 +58,8 @@ GradientHooks::~GradientHooks() {
   calls_.reset();
   for (at::Tensor& parameter : parameters_) {
     auto& slot = autograd::impl::post_acc_grad_hooks(parameter);
-    // Those without a living owner go, not only our own: another handle may have been removed while
-    // ours was above it.
+    // Remove all hooks without a living owner, not only our own: another handle may have been
+    // removed while our hook was above its hook.
     for (auto* hook = dynamic_cast<Hook*>(slot.get()); hook != nullptr && hook->calls.expired();
          hook = dynamic_cast<Hook*>(slot.get())) {
       auto previous = std::move(hook->previous);
@@ -70,7 +70,7 @@ GradientHooks::~GradientHooks() {
 
 namespace {
 
-// Lives in the task's list of callbacks, and goes with it.
+// Stored in the task's list of callbacks, and destroyed with it.
 struct Sentinel {
   explicit Sentinel(std::weak_ptr<BackwardObserver> observer) : observer(std::move(observer)) {}
   Sentinel(const Sentinel&) = delete;
@@ -82,8 +82,8 @@ struct Sentinel {
 
   void end() {
     called = true;
-    // The engine clears the node under evaluation when a top-level task ends; inside an outer one
-    // it is that one's node.
+    // The engine clears the node under evaluation when a top-level task ends; inside an outer task,
+    // it is the outer task's node.
     if (auto alive = observer.lock())
       alive->on_backward_end(autograd::get_current_node() != nullptr);
   }
@@ -106,9 +106,9 @@ void watch_backward(std::weak_ptr<BackwardObserver> observer) {
 }
 
 void watch_outer_backward(std::weak_ptr<BackwardObserver> observer) {
-  // The hook runs when the node's own work is done, in the outer task. It stays with the node,
-  // which a retained graph may run again, so it gives its sentinel away; if the node fails, the
-  // sentinel goes with the graph.
+  // The hook runs in the outer task when the node's own work is done. It stays with the node, which
+  // a retained graph may run again, so it moves its sentinel out; if the node fails, the sentinel
+  // is destroyed with the graph.
   auto holder =
       std::make_shared<std::shared_ptr<Sentinel>>(std::make_shared<Sentinel>(std::move(observer)));
   auto action = [holder](const autograd::variable_list& outputs, const autograd::variable_list&) {

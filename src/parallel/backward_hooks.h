@@ -1,8 +1,8 @@
-// GradientHooks: a call for every parameter whose gradient is complete, for as long as this object
-// lives.
+// GradientHooks: calls a function for every parameter whose gradient is complete, during the
+// object's lifetime.
 //
-// LibTorch has one post-accumulate slot a tensor. What was there runs first and comes back when the
-// hooks are removed; if other code has taken the slot (and chained our hook), ours stays in that
+// LibTorch has one post-accumulate slot per tensor. An existing hook runs first and is restored
+// when ours is removed; if other code has taken the slot (and chained our hook), ours stays in that
 // chain and does nothing.
 #pragma once
 
@@ -15,9 +15,10 @@
 
 namespace lockstep::parallel {
 
-// Whether the parameter has a hook of a GradientHooks that lives.
+// Returns true if the parameter has a hook of a living GradientHooks.
 [[nodiscard]] bool is_hooked(const at::Tensor& parameter);
-// Whether the owner of such a hook has averaged the gradients of the last backward() over ranks.
+// Returns true if the owner of such a hook has averaged the gradients of the last backward() over
+// ranks.
 [[nodiscard]] bool is_averaged(const at::Tensor& parameter);
 
 class GradientHooks {
@@ -25,10 +26,9 @@ class GradientHooks {
   using OnGradient = std::function<void(int)>;
   using HasAverages = std::function<bool()>;
 
-  // on_gradient(i) runs in the thread of backward(), after parameters[i].grad was written: once a
-  // backward(), also for a parameter used twice; never for an unused one. What it throws ends that
-  // backward().
-  // `has_averages` is asked by is_averaged(); null: never.
+  // Calls on_gradient(i) in the thread of backward() after parameters[i].grad was written: once per
+  // backward(), also for a parameter that is used twice; never for an unused one. Its exceptions
+  // end that backward(). is_averaged() calls `has_averages`; null: it returns false.
   GradientHooks(std::vector<at::Tensor> parameters, OnGradient on_gradient,
                 HasAverages has_averages = nullptr);
   ~GradientHooks();
@@ -44,46 +44,48 @@ class GradientHooks {
   friend bool is_hooked(const at::Tensor& parameter);
   friend bool is_averaged(const at::Tensor& parameter);
 
-  // The first whose owner lives; null: none.
+  // Returns the first hook whose owner lives; null if there is no such hook.
   [[nodiscard]] static const Hook* living_hook(const at::Tensor& parameter);
 
   std::vector<at::Tensor> parameters_;
   std::shared_ptr<Calls> calls_;
 };
 
-// BackwardWatch: tells when a running backward() has ended.
+// BackwardWatch: notifies an observer when a running backward() has ended.
 //
 // The engine runs callbacks at the end of a graph task, which is one call of backward(); a
-// backward() inside a node of another one is a task of its own. The watch follows from an inner
-// task to the one around it, and notices when a task is destroyed by an exception instead of
-// ending.
+// backward() inside a node of another one is a separate task. The watch continues from an inner
+// task to the enclosing one, and notices when an exception destroys a task before its end.
 class BackwardObserver {
  public:
   virtual ~BackwardObserver() = default;
-  // The watched backward() has computed everything. Runs in its thread; what it throws, backward()
-  // throws. When `nested`, an outer backward() is still running, and watch_outer() may be called.
+  // Called in the thread of the watched backward() after it has computed everything; backward()
+  // throws its exceptions. If `nested`, an outer backward() is still running, and
+  // watch_outer_backward() may be called.
   virtual void on_backward_end(bool nested) = 0;
-  // An exception ended it. Runs while that is on its way up: must not throw.
+  // Called when an exception has ended the backward(), during stack unwinding: must not throw.
   virtual void on_backward_failed() noexcept = 0;
 };
 
-// The backward() calls that one step of training consists of: more than one where some of them run
-// inside others. Not thread-safe.
+// The backward() calls of one training step: more than one if some of them are nested. Not
+// thread-safe.
 class StepWatch : public BackwardObserver, public std::enable_shared_from_this<StepWatch> {
  public:
-  // Called with each gradient: watches the backward() that it comes from, unless it does so.
+  // Call with each gradient: watches the backward() that it comes from, unless it is watched
+  // already.
   void watch();
-  // Called from the owner's on_backward_end(): whether the step has ended, because it is `complete`
-  // or nothing is left that runs. An outer backward() is watched from then on.
+  // Call from the owner's on_backward_end(). Returns true if the step has ended, because it is
+  // `complete` or no backward() is left that runs. Otherwise watches the outer backward() from then
+  // on.
   [[nodiscard]] bool is_over(bool nested, bool complete);
 
  private:
   std::vector<int> watched_;
-  int running_ = 0;  // those that have not ended
+  int running_ = 0;  // backward() calls that have not ended
 };
 
-// Tells an owner of the same two methods, while that lives. An owner makes one for each of its
-// steps, and drops it when the step has ended: watches that are left then tell nobody.
+// Forwards to the same two methods of an owner while it lives. An owner makes one observer per
+// step, and drops it at the end of the step: remaining watches then notify no object.
 template <class Owner>
 class StepObserver final : public StepWatch {
  public:
@@ -100,14 +102,15 @@ class StepObserver final : public StepWatch {
   std::weak_ptr<Owner> owner_;
 };
 
-// Identifies the innermost backward() that is running in this thread; -1 when none is.
+// Returns the id of the innermost backward() running in this thread; -1 if there is no running
+// backward().
 [[nodiscard]] int current_backward();
 
-// Watches the innermost one. One call of the observer follows, whatever happens, if it is still
-// there.
+// Watches the innermost backward(). The observer is called exactly once in any case, if it still
+// exists.
 void watch_backward(std::weak_ptr<BackwardObserver> observer);
 
-// Called from on_backward_end(nested = true): watches the backward() around it.
+// Call from on_backward_end(nested = true): watches the enclosing backward().
 void watch_outer_backward(std::weak_ptr<BackwardObserver> observer);
 
 }  // namespace lockstep::parallel

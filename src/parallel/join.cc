@@ -67,7 +67,7 @@ class Join::State final : public JoinLink {
     release();
   }
 
-  // Local.
+  // Not collective.
   void begin(const std::shared_ptr<JoinLink>& self) {
     try {
       for (Joinable* one : joinables_) one->set_join(self);
@@ -82,7 +82,7 @@ class Join::State final : public JoinLink {
   [[nodiscard]] bool is_over() const { return joinables_.empty(); }
 
  private:
-  // What every rank says.
+  // Exchanges the announcements of all ranks.
   JoinRound gather() {
     at::Tensor own = at::empty({1}, at::kLong).fill_(said_);
     at::Tensor all = at::empty({group_.size()}, at::kLong);
@@ -100,7 +100,7 @@ class Join::State final : public JoinLink {
     return ranks;
   }
 
-  // Of a round inside empty_step.
+  // Follows a round inside empty_step.
   JoinRound follow(std::int64_t code) {
     said_ = 0;
     JoinRound ranks = std::exchange(is_first_, false) ? latest_ : gather();
@@ -145,7 +145,7 @@ class Join::State final : public JoinLink {
   JoinRound latest_;
   std::int64_t said_ = 0;
   bool is_shadowing_ = false;  // inside empty_step
-  bool is_first_ = false;      // its first round comes, which finish() has heard of
+  bool is_first_ = false;      // its first round, which finish() has received already, is next
   std::vector<std::int64_t> codes_;
 };
 

@@ -29,7 +29,7 @@ void add_blocks(std::vector<ModelPiece>& pieces, const torch::nn::ModuleList& bl
 
 const std::vector<std::string> head_modules = {"transformer.ln_f", "transformer.wte"};
 
-// Of a Gpt, and of a Moe.
+// For a Gpt or a Moe.
 template <typename Transformer>
 ModelPiece embedding_of(const Transformer& transformer) {
   return {"embedding", {"transformer.wte", "transformer.wpe"}, [transformer](const Tensors& ids) {
@@ -56,7 +56,7 @@ std::vector<ModelPiece> gpt_pieces(const models::Gpt& model) {
   return pieces;
 }
 
-// The mixtures' losses go from block to block beside the activations.
+// The mixtures' losses are passed from block to block beside the activations.
 std::vector<ModelPiece> moe_pieces(const models::Moe& model) {
   std::vector<ModelPiece> pieces{embedding_of(model->transformer)};
   auto transformer = model->transformer;
@@ -140,7 +140,7 @@ std::vector<ModelPiece> mlp_pieces(const models::Mlp& model) {
   return pieces;
 }
 
-// Whole pairs only: an odd last layer is replicated.
+// Shards whole pairs only: an odd last layer is replicated.
 TensorPlan mlp_tensor_plan(const models::Mlp& model) {
   TensorPlan plan;
   for (std::size_t i = 0; i + 1 < model->layers->size(); i += 2) {
@@ -244,7 +244,7 @@ TensorPlan llama_tensor_plan(const models::LlamaOptions& options) {
 
 at::Tensor token_loss(const Tensors& outputs, const Tensors& targets) {
   at::Tensor flat = outputs[0].view({-1, outputs[0].size(-1)});
-  // A mean over many tokens in 16 bits would round most of them away.
+  // A mean over many tokens in 16 bits would lose most of them to rounding.
   flat = flat.to(c10::promoteTypes(flat.scalar_type(), at::kFloat));
   at::Tensor loss = at::cross_entropy_loss(flat, targets[0].reshape(-1), /*weight=*/{},
                                            at::Reduction::Mean, /*ignore_index=*/-1);

@@ -1,4 +1,4 @@
-// What parallelize() checks before anything is changed.
+// The checks of parallelize() before anything is changed.
 #include "parallel/parallel_composition.h"
 
 #include "base/check.h"
@@ -55,7 +55,7 @@ void Composition::check_axes() const {
           "parallelize: axis \"{}\": known axes are {}", axis.name, listed(known_axes, ", "));
 }
 
-// What ranks must agree on.
+// Returns the properties that must be equal on all ranks.
 std::vector<std::string> Composition::lines() const {
   const modules::ModuleTensors tensors = modules::tensors_of(*model_, ignored());
   std::vector<std::string> lines = shards() ? sharded::describe(*model_, tensors, options_.shard)
@@ -119,8 +119,8 @@ void Composition::check_copies() const {
         mesh_.layout().describe(), has_experts() ? " and a model with mixtures" : "");
 }
 
-// Of a weight that is cut in several parts, such as queries, keys and values, a rank's parts lie
-// side by side, and so in one unit.
+// If a weight is sharded in several parts, such as queries, keys and values, a rank's parts are
+// contiguous, and therefore in one unit.
 void Composition::check_units() const {
   std::vector<std::string> patterns;
   for (const UnitRule& rule : options_.shard.units) patterns.push_back(rule.pattern);
@@ -212,7 +212,7 @@ void Composition::check_experts() const {
           mixture->options().experts);
 }
 
-// What the strategies would find when activation checkpointing has marked the model.
+// Checks that the strategies would make after activation checkpointing has changed the model.
 void Composition::check_model() const {
   const modules::ModuleTensors tensors = modules::tensors_of(*model_, ignored());
   for (const auto& [name, tensor, aliases] : tensors.parameters)

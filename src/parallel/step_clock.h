@@ -1,4 +1,4 @@
-// StepClock: where the time of training steps goes (StepTiming of lockstep/parallel/handle.h).
+// StepClock: measures the phases of training steps (StepTiming of lockstep/parallel/handle.h).
 //
 // Thread-safe.
 #pragma once
@@ -19,13 +19,13 @@
 
 namespace lockstep::parallel {
 
-// WaitTime: how long a rank has stood still in waits for collectives. What other work hides is not
-// in it.
+// WaitTime: how long a rank was blocked in waits for collectives. Communication that overlaps with
+// other work does not count.
 //
 // Thread-safe.
 class WaitTime {
  public:
-  // Around a wait.
+  // Measures one wait.
   class [[nodiscard]] Scope {
    public:
     explicit Scope(WaitTime& time) : time_(time), began_(Clock::now()) {
@@ -51,7 +51,7 @@ class WaitTime {
 
 class StepClock {
  public:
-  // `waited`: seconds of waits so far.
+  // `waited`: returns the seconds of waits so far.
   explicit StepClock(std::function<double()> waited) : waits_(std::move(waited)) {}
   explicit StepClock(std::shared_ptr<WaitTime> waits)
       : StepClock([waits = std::move(waits)] { return waits->seconds(); }) {}
@@ -62,14 +62,14 @@ class StepClock {
     total_.update += lap();
     phase_ = Phase::forward;
   }
-  // Of a backward().
+  // Call at the first gradient of a backward().
   void first_gradient() {
     Lock lock(mutex_);
     if (double seconds = lap(); phase_ != Phase::none) total_.forward += seconds;
     phase_ = Phase::backward;
     waited_ = waits_();
   }
-  // `reduced`: an update comes next, else another forward.
+  // `reduced`: an update comes next, otherwise another forward.
   void backward_ended(bool reduced) {
     Lock lock(mutex_);
     double exposed = waits_() - waited_;
@@ -88,7 +88,7 @@ class StepClock {
   enum class Phase { none, forward, backward, update };
   using Clock = std::chrono::steady_clock;
 
-  // Seconds since the last call.
+  // Returns the seconds since the last call.
   double lap() LOCKSTEP_REQUIRES(mutex_) {
     Clock::time_point now = Clock::now();
     return std::chrono::duration<double>(now - std::exchange(last_, now)).count();

@@ -1,4 +1,4 @@
-// What Join is given of a handle that averages in backward().
+// Joinables for handles that average in backward().
 #pragma once
 
 #include "base/check.h"
@@ -14,10 +14,10 @@
 
 namespace lockstep::parallel {
 
-// Of one that communicates nowhere else: the end of backward() is a round.
+// For a handle that communicates only in backward(): the end of backward() is a round.
 class StepJoinable final : public Joinable {
  public:
-  // Both outlive this object.
+  // Both must outlive this object.
   StepJoinable(std::string name, const Group& group, BackwardStep& step)
       : name_(std::move(name)), group_(group), step_(step) {}
 
@@ -37,13 +37,13 @@ class StepJoinable final : public Joinable {
   BackwardStep& step_;
 };
 
-// Of a handle whose forward communicates, too: all of forward and backward is one round.
+// For a handle that also communicates in forward: a whole forward and backward is one round.
 class WholeStepJoinable final : public Joinable {
  public:
-  // What is to be called at the first use of a parameter in a forward; null: nothing.
+  // Sets the function to call at the first use of a parameter in a forward; null: no function.
   using OnForward = std::function<void(std::function<void()>)>;
 
-  // All outlive this object.
+  // All arguments must outlive this object.
   WholeStepJoinable(std::string name, const Group& group, BackwardStep& step, OnForward on_forward)
       : name_(std::move(name)), group_(group), step_(step), on_forward_(std::move(on_forward)) {}
 

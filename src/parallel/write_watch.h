@@ -1,14 +1,14 @@
-// WriteWatch: do the ranks of data parallelism still have the same parameters?
+// WriteWatch: checks that the ranks of data parallelism still have the same parameters.
 //
-// They do as long as all ranks write the same values. An operation of forward() that writes a
-// parameter by what its batch says, as an embedding with max_norm does, lets the ranks drift apart.
-// At the end of a reduced backward() these are compared:
+// Parameters stay equal as long as all ranks write the same values. If an operation of forward()
+// writes a parameter depending on the batch, as an embedding with max_norm does, the ranks diverge.
+// At the end of a reduced backward(), these are compared:
 //
 //   parameters that a rank has written since the handle's zero_grad()
 //   all parameters, in steps whose number is a power of two: forward() may have come before
 //   zero_grad(), or the program may have called the optimizer's
 //
-// A write by hand, the same on all ranks, is no difference.
+// A manual write that is the same on all ranks is not a difference.
 //
 // Not thread-safe: BackwardStep holds its mutex.
 #pragma once
@@ -23,26 +23,27 @@
 
 namespace lockstep::parallel {
 
-// Of all bits and their places: equal for equal values, on any machine.
+// Returns a fingerprint of all bits and their positions: equal for equal values, on any host.
 [[nodiscard]] std::int64_t fingerprint_of_bits(const at::Tensor& values);
 
 class WriteWatch {
  public:
-  // Parameters that every rank has, in the same order. `call`: the strategy's tag and deadline.
+  // Pass parameters that every rank has, in the same order. `call`: the strategy's tag and timeout.
   WriteWatch(std::vector<NamedParameter> parameters, CallOptions call)
       : parameters_(std::move(parameters)), call_(std::move(call)) {
     begin();
   }
 
-  // Of zero_grad(): what is written from now on is written by forward() or backward().
+  // Call in zero_grad(): later writes are attributed to forward() or backward().
   void begin();
-  // Local. Whether a parameter has been written since begin(); false after end().
+  // Not collective. Returns true if a parameter has been written since begin(); false after end().
   [[nodiscard]] bool has_written() const;
-  // The end of a reduced backward(): an optimizer may write now.
+  // Call at the end of a reduced backward(): an optimizer may write now.
   void end() { versions_.clear(); }
 
-  // Collective, once a step. `some_wrote`: has_written() of some rank. Mismatch, on all ranks,
-  // names the first parameter that has other values on a rank than on rank 0, beyond rounding.
+  // Collective; call once per step. `some_wrote`: has_written() of some rank. Throws Mismatch on
+  // all ranks, which names the first parameter whose values on a rank differ from rank 0's by more
+  // than rounding.
   void compare(Group& group, bool some_wrote);
 
  private:

@@ -1,4 +1,4 @@
-// Join: ranks whose inputs end at different times train together until the last one has ended. As
+// Join: trains with ranks whose inputs end at different times, until the last one has ended. As
 // torch.distributed.algorithms.Join:
 //
 //   lockstep::Join join({&ddp.joinable(), &sync.joinable()});   // every rank
@@ -9,20 +9,20 @@
 //   }
 //   join.finish([&] { sgd.step(); ddp.zero_grad(); });          // until all ranks have come here
 //
-// A rank that has come to finish() takes part in the collectives of the others, with gradients of
-// zero and batches without rows, and does after each of their averaged backward() calls what they
-// do: so its parameters, buffers and the state of its optimizer stay equal to theirs. (PyTorch's
-// leaves the optimizer out, and copies the parameters at the end.)
+// A rank in finish() takes part in the collectives of the others, with gradients of zero and
+// batches without rows, and performs the same update after each of their averaged backward() calls:
+// its parameters, buffers and optimizer state stay equal to theirs. (PyTorch does not update the
+// optimizer, and copies the parameters at the end.)
 //
-// How: before each round of collectives the active ranks announce it, in an all_gather of one
-// number a rank. A round is what one joinable does without waiting for anything else: the end of a
-// backward() with all that it posts, the forward of one SyncBatchNorm layer. Active ranks announce
-// the same rounds in the same order; a difference is a Mismatch that names both. What communicates
-// inside the loop and is no joinable meets no partner on ranks that have ended: it runs into its
-// deadline. With fully_shard() a whole forward and backward is one round, which begins with the
-// first use of a parameter; an evaluation inside the loop must not record gradients. A use without
-// gradient mode announces nothing: one that gathers, as the write of an embedding with max_norm
-// does, runs into its deadline once the inputs of a rank have ended.
+// How: before each round of collectives, the active ranks announce it in an all_gather of one
+// number per rank. A round consists of the calls of one joinable that wait for nothing else: the
+// end of a backward() with all its posts, or the forward of one SyncBatchNorm layer. Active ranks
+// must announce the same rounds in the same order; a difference is a Mismatch that names both.
+// Communication inside the loop that does not belong to a joinable finds no partner on ranks that
+// have ended, and times out. With fully_shard(), a whole forward and backward is one round, which
+// begins with the first use of a parameter; an evaluation inside the loop must not record
+// gradients. A use without grad mode announces nothing: if it gathers, as the write of an embedding
+// with max_norm does, it times out once the inputs of a rank have ended.
 #pragma once
 
 #include <lockstep/base/error.h>
@@ -38,26 +38,26 @@
 
 namespace lockstep {
 
-// With throw_on_early_termination, on every rank: the inputs of some rank have ended.
+// Thrown on every rank with throw_on_early_termination if the inputs of some rank have ended.
 class EarlyTermination : public Error {
   using Error::Error;
 };
 
 struct JoinOptions {
-  // Averages are sums divided by the number of all ranks, so that every batch counts the same
-  // whether or not others have ended; else by the number of ranks that still have inputs.
+  // If true, averages are sums divided by the number of all ranks, so that every batch has the same
+  // weight whether or not other ranks have ended; otherwise by the number of ranks with inputs.
   bool divide_by_initial_world_size = true;
-  // When the first rank's inputs end, all ranks get an EarlyTermination: from finish() there, from
-  // the next round of the others.
+  // When the first rank's inputs end, all ranks throw EarlyTermination: that rank from finish(),
+  // the others from their next round.
   bool throw_on_early_termination = false;
   // Forward and backward of the loop on a batch without rows. fully_shard() needs it: a rank whose
-  // inputs have ended gathers what the others gather by doing what they do.
+  // inputs have ended runs it to take part in the other ranks' gathers.
   //
   //   .empty_step = [&] { loss(model->forward(none)).sum().backward(); }
   std::function<void()> empty_step = nullptr;
 };
 
-// What all ranks know of a round.
+// The state of a round that all ranks know.
 struct JoinRound {
   int active = 1;        // ranks that still have inputs
   int first_active = 0;  // the lowest of them
@@ -65,60 +65,61 @@ struct JoinRound {
 
 class Joinable;
 
-// What Join gives to its joinables.
+// The interface of Join for its joinables.
 class JoinLink {
  public:
   virtual ~JoinLink() = default;
   [[nodiscard]] virtual const JoinOptions& options() const = 0;
-  // On a rank with inputs: says which round comes. Blocks until all ranks have said it, or have
-  // ended. Throws Mismatch, or EarlyTermination.
+  // Called on a rank with inputs: announces the next round. Blocks until all ranks have announced
+  // it or have ended. Throws Mismatch, or EarlyTermination.
   virtual JoinRound announce(const Joinable& joinable, int round) = 0;
-  // What the last announcement has found.
+  // Returns the result of the last announcement.
   [[nodiscard]] virtual JoinRound latest() const = 0;
-  // For Joinable::shadow(): runs options().empty_step, in which announce() follows the others. Its
-  // first announcement is the round that is shadowed; Mismatch where it or a later one is another.
+  // For Joinable::shadow(): runs options().empty_step, in which announce() follows the other ranks.
+  // Its first announcement must be the round that is shadowed; throws Mismatch if that one or a
+  // later one differs.
   virtual void run_empty_step() = 0;
 };
 
-// What communicates in the training loop: the handles of strategies, SyncBatchNorm, and classes of
-// a program's own.
+// An object that communicates in the training loop: the handles of strategies, SyncBatchNorm, and a
+// program's own classes.
 class Joinable {
  public:
   virtual ~Joinable() = default;
   // For messages: "DistributedDataParallel".
   [[nodiscard]] virtual std::string join_name() const = 0;
-  // All joinables of a Join have the same ranks.
+  // All joinables of a Join must have the same ranks.
   [[nodiscard]] virtual const Group& join_group() const = 0;
 
-  // Until it is given null, the joinable calls announce() before each round of collectives.
-  // InvalidArgument refuses options, and then nothing has changed.
+  // The joinable calls announce() before each round of collectives until `link` is set to null.
+  // Throws InvalidArgument to refuse options; nothing is changed in that case.
   virtual void set_join(std::shared_ptr<JoinLink> link) = 0;
-  // The inputs of this rank have ended, and shadow() comes. Gradients that its optimizer has taken
-  // must not count again.
+  // Called when the inputs of this rank have ended, before shadow(). Gradients that its optimizer
+  // has applied must not count again.
   virtual void end_inputs() {}
-  // On a rank whose inputs have ended: makes the calls of a round that the others have announced.
-  // Returns whether a training step follows it.
+  // Called on a rank whose inputs have ended: makes the calls of a round that the other ranks have
+  // announced. Returns true if a training step follows the round.
   [[nodiscard]] virtual bool shadow(int round, const JoinRound& ranks) = 0;
-  // Instead, where the others will throw EarlyTermination: meets the calls that they have posted
-  // before they announced the round.
+  // Called instead of shadow() if the other ranks will throw EarlyTermination: matches the calls
+  // that they posted before they announced the round.
   virtual void leave(int /*round*/) {}
 };
 
 class [[nodiscard]] Join {
  public:
-  // Collective: makes a group of its own for announcements. All joinables that the loop uses, in
-  // the same order on every rank; they outlive this object.
+  // Collective. Makes a separate group for announcements. Pass all joinables that the loop uses, in
+  // the same order on every rank; they must outlive this object.
   explicit Join(std::vector<Joinable*> joinables, JoinOptions options = {});
   Join(Join&&) noexcept;
   Join& operator=(Join&&) = delete;
-  // Local: the joinables are on their own again. Without finish() before, other ranks run into
-  // their deadline.
+  // Not collective. Detaches the joinables. If finish() was not called, other ranks time out.
   ~Join();
 
-  // The inputs of this rank have ended. Blocks until those of all ranks have; `after_backward` is
-  // called after each averaged backward() of the others, and must do what their loop does between
-  // backward() and the next forward, zero_grad() included. Throws what the collectives throw; after
-  // a ReductionFailed, which the others get too, it may be called again.
+  // Call when the inputs of this rank have ended. Blocks until those of all ranks have; calls
+  // `after_backward` after each averaged backward() of the others. It must do the same as their
+  // loop between backward() and the next forward, including zero_grad(). Throws the exceptions of
+  // the collectives; after a ReductionFailed, which the other ranks also get, it may be called
+  // again.
   void finish(const std::function<void()>& after_backward);
 
  private:

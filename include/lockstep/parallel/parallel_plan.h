@@ -1,6 +1,5 @@
-// ParallelPlan: what parallelize() (parallelize.h) must know about a model. A model describes
-// itself by one function that lies beside it and is found by its argument:
-//
+// ParallelPlan: the description of a model for parallelize() (parallelize.h). A model provides it
+// by one function beside it, which is found by argument-dependent lookup:
 //   lockstep::ParallelPlan parallel_plan(const Net& net) {
 //     return {.tensor = {{"blocks.*.wide", lockstep::Colwise()},
 //                        {"blocks.*.narrow", lockstep::Rowwise()}},
@@ -9,7 +8,8 @@
 //                        lockstep::piece_of("out", net->out)}};
 //   }
 //
-// Every field may be empty. An axis whose field is empty cannot be used, and parallelize() says so.
+// Every field may be empty. An axis whose field is empty cannot be used, and parallelize() reports
+// that.
 #pragma once
 
 #include <lockstep/parallel/pipeline/pipeline.h>
@@ -28,15 +28,15 @@
 namespace lockstep {
 
 struct ParallelPlan {
-  TensorPlan tensor = {};                // axis tp: how parameters are cut
+  TensorPlan tensor = {};                // axis tp: how parameters are sharded
   std::vector<std::string> blocks = {};  // axis fsdp: patterns of the modules that become units
-  // Axis pp: the steps of forward(). If they are given, step() computes them on every mesh. A
-  // module that several pieces name (a tied weight) becomes a unit of its own.
+  // Axis pp: the steps of forward(). If given, step() computes them on every mesh. A module in
+  // several pieces (a tied weight) becomes its own unit.
   std::vector<ModelPiece> pieces = {};
-  StageForward forward = {};  // of a model without pieces; parallelize(net) takes net's forward()
-  std::int64_t heads = 0;     // axis cp: heads of keys and values; 0: batches are no sequences
-  std::int64_t experts = 0;   // axis ep: experts of each mixture; 0: the model has none
-  PipelineLoss loss = {};     // of a step() or evaluate() that is given none
+  StageForward forward = {};  // of a model without pieces; parallelize(net) uses net's forward()
+  std::int64_t heads = 0;     // axis cp: key-value heads; 0: batches are not sequences
+  std::int64_t experts = 0;   // axis ep: experts per mixture; 0: the model has no experts
+  PipelineLoss loss = {};     // default loss of step() and evaluate()
 };
 
 // One step of forward() that is one module: `name` is the module's name in the model.

@@ -1,4 +1,4 @@
-// parallelize(): one model on one mesh, by every strategy that the mesh has an axis for.
+// parallelize(): applies to one model on one mesh all strategies for which the mesh has an axis.
 //
 //   const lockstep::Mesh mesh(world, {{"pp", 2}, {"dp", -1}, {"fsdp", 2}, {"tp", 2}});
 //   auto model = lockstep::deferred([&] { return lockstep::models::Gpt(shape); });
@@ -10,26 +10,26 @@
 //   gpt.clip_grad_norm(1.0);
 //   adamw.step();
 //
-// The same program runs on every mesh; with equal shares of a batch losses differ by rounding only.
-// Axes, in any order:
+// The same program runs on every mesh; with equal shares of a batch, losses differ only by
+// rounding. Axes, in any order:
 //
 //   pp     stages of a pipeline                       pipeline/pipeline.h
-//   dp     copies, each with rows of its own          data/distributed_data_parallel.h
-//   ep     owners of experts, with rows of their own
+//   dp     replicas, each with its own rows           data/distributed_data_parallel.h
+//   ep     owners of experts, with their own rows
 //   cp     parts of every sequence
-//   fsdp   shards, each with rows of its own          sharded/fully_shard.h
+//   fsdp   shards, each with its own rows             sharded/fully_shard.h
 //   tp     parts of every layer                       tensor/plan.h
 //
-// An absent axis has one rank, and options for it are ignored. Of the axes of one rank only fsdp
-// does something: the rank keeps its parameters as ShardOptions say (compute_dtype, offload). The
-// headers above say what each strategy does to the module and what its errors are.
+// An absent axis has size one, and its options are ignored. Among axes of size one, only fsdp has
+// an effect: the rank stores its parameters as ShardOptions say (compute_dtype, offload). The
+// headers above document the effect of each strategy on the module, and its errors.
 //
 // tp and cp: parameters become global tensors (lockstep/global/tensor.h), and operations of the
-// model's forward() run on each rank's parts by their rules. So do outputs. An optimizer is built
-// on the handle's parameters(): the module's are no leaves of autograd any more, and their .grad is
-// an error that says so. A batch, random numbers and other plain tensors must be the same on these
-// ranks: another batch or another state of the generator is a Mismatch of the first steps, or of
-// one of the next that are compared (GlobalOptions::replicate_plain).
+// model's forward() run on each rank's shards by their rules. Outputs are global tensors, too.
+// Build the optimizer on the handle's parameters(): the module's parameters are no longer leaves of
+// autograd, and using their .grad is an error that says so. A batch, random numbers and other plain
+// tensors must be the same on these ranks: another batch or another generator state is a Mismatch
+// in the first steps, or in a later step that is compared (GlobalOptions::replicate_plain).
 //
 //   tp   a pair of a Colwise() and a Rowwise() layer costs one all_reduce in forward and one in
 //        backward; with sequence_parallel (Korthikanti et al., arXiv:2205.05198) a reduce_scatter
@@ -43,14 +43,14 @@
 //        balanced over all rows of a micro-batch, as on one process
 //
 // Rows: a batch is divided over the ranks of data(). Each of them passes its rows to step(); ranks
-// of pp, cp and tp pass the same rows. A batch that data().size() does not divide loses no row.
-// Ranks weigh alike: losses and gradients are means of the ranks' means, so a row of a smaller
-// share counts more.
+// of pp, cp and tp pass the same rows. If data().size() does not divide a batch, no row is lost.
+// All ranks have the same weight: losses and gradients are means of the ranks' means, so a row of a
+// smaller share has a larger weight.
 //
 //   lockstep::Group data = gpt.data();
 //   at::Tensor own = batch.tensor_split(data.size())[data.rank()];
 //
-// Without an axis pp the module's own forward() and backward() work as with every other handle;
+// Without an axis pp, the module's own forward() and backward() work as with every other handle;
 // step() is then a loop over the micro-batches.
 //
 // step(), evaluate() and forward() are collective over all ranks of the mesh. Threads: one thread
@@ -83,8 +83,8 @@
 
 namespace lockstep {
 
-// How a sequence is cut. Under a causal mask the last tokens see the most keys: in zigzag order
-// each rank has one part from the front and one from the back.
+// How a sequence is divided. With a causal mask, the last tokens attend to the most keys: in zigzag
+// order, each rank has one part from the front and one from the back.
 enum class ContextBalance : std::uint8_t { contiguous, zigzag };
 
 struct PipelinePlan {
@@ -92,31 +92,31 @@ struct PipelinePlan {
   int stages_per_rank = 0;        // 0: plan::stages_per_rank(schedule)
 };
 
-// The same on all ranks.
+// Must be the same on all ranks.
 struct ParallelOptions {
   // tp. Empty: the model's plan.
   TensorPlan tensor = {};
-  // Activations between blocks are cut along the sequence too.
+  // Shards activations between blocks along the sequence, too.
   bool sequence_parallel = false;
   // cp. ulysses needs cp x tp to divide the heads.
   ContextMethod context = ContextMethod::ring;
   ContextBalance balance = ContextBalance::zigzag;
   // cp, and tp with sequence_parallel: the dim of inputs and targets that is the sequence.
   int sequence_dim = 1;
-  // On every mesh: activations of the modules that these patterns name are recomputed in
-  // backward(), of every nth of them.
+  // On every mesh: recomputes activations in backward(), for every nth of the modules that these
+  // patterns match.
   std::vector<std::string> activation_checkpointing = {};
   int checkpoint_every = 1;
-  // fsdp. Without units: the model's blocks, and modules of several pieces (tied weights). Here and
-  // in `data`, `ignored` needs a mesh of pp, dp and fsdp, and a model without mixtures.
+  // fsdp. Default units: the model's blocks, and modules in several pieces (tied weights). Here and
+  // in `data`, `ignored` requires a mesh of pp, dp and fsdp, and a model without mixtures.
   ShardOptions shard = {};
-  // dp, ep and cp, on a mesh without fsdp. A hook needs a mesh without pp, and a model without
-  // mixtures: each part has a handle of its own.
+  // dp, ep and cp, on a mesh without fsdp. A hook requires a mesh without pp and a model without
+  // mixtures, because each part has its own handle.
   DataParallelOptions data = {};
   // pp.
   PipelinePlan pipeline = {};
-  // On every mesh: parts into which step() cuts its rows. With pp these are the micro-batches of
-  // the schedule; otherwise gradients are accumulated.
+  // On every mesh: the number of parts into which step() divides its rows. With pp, these are the
+  // micro-batches of the schedule; otherwise gradients are accumulated.
   int micro_batches = 1;
 };
 
@@ -131,52 +131,54 @@ class [[nodiscard]] ParallelModel : public Handle {
   // Use parallelize().
   ParallelModel(Handle handle, std::shared_ptr<ParallelModelParts> parts);
 
-  // Forward, loss and backward of this rank's rows; adds to the gradients. Inputs and targets are
-  // tensors with equally many rows in dim 0, which are cut into micro-batches as equally as can be
-  // (10 rows in 4 micro-batches: 2, 3, 2, 3). `loss` is the mean over the rows of a micro-batch: a
-  // function of the model's outputs and the targets of these rows, called where the outputs are.
-  // Under tp and cp these are global tensors (lockstep/global/tensor.h). An empty `loss` is the
-  // plan's.
+  // Runs forward, loss and backward on this rank's rows; adds to the gradients. Inputs and targets
+  // are tensors with the same number of rows in dim 0, which are divided into micro-batches as
+  // evenly as possible (10 rows in 4 micro-batches: 2, 3, 2, 3). `loss` returns the mean over the
+  // rows of a micro-batch, given the model's outputs and the targets of these rows; it is called on
+  // the ranks with the outputs. Under tp and cp, both are global tensors
+  // (lockstep/global/tensor.h). An empty `loss` means the plan's.
   //
   // Returns the mean over this rank's rows, equal on all ranks that passed the same rows. Gradients
-  // are averaged over data() in the last backward; inside no_sync() they stay local. For a log of
-  // all rows: gpt.data().all_reduce(loss, Op::average).wait().
+  // are averaged over data() in the last backward; inside no_sync() they stay local. For the mean
+  // of all rows: gpt.data().all_reduce(loss, Op::average).wait().
   //
   // An invalid batch (no rows, fewer rows than micro-batches, different row counts, inputs that
-  // require a gradient) throws InvalidArgument on every rank that was given it and on the ranks of
-  // its pipeline, before gradients are computed. The groups stay usable if all ranks of data()
-  // were given such a batch; otherwise the other ranks wait for this one in the collectives of
-  // their step, until their deadline or until it ends: pass a row per micro-batch on every rank. An
-  // exception on one rank: with pp all ranks throw Aborted, which names rank, action and text;
-  // without pp the others throw PeerLost or Timeout, and on a mesh with fsdp also Aborted.
+  // require grad) throws InvalidArgument on every rank that passed it and on the ranks of its
+  // pipeline, before gradients are computed. The groups stay usable if all ranks of data() passed
+  // an invalid batch; otherwise the other ranks wait for this one in the collectives of their step,
+  // until their timeout or until it exits: pass one row per micro-batch on every rank. After an
+  // exception on one rank: with pp, all ranks throw Aborted, which names rank, action and text;
+  // without pp, the other ranks throw PeerLost or Timeout, and on a mesh with fsdp possibly
+  // Aborted.
   at::Tensor step(const Tensors& inputs, const Tensors& targets, const PipelineLoss& loss = {});
-  // The loss of step() without gradients, in the module's mode (train() or eval()). One row on each
-  // rank is enough: there are as many micro-batches as the fewest rows of a rank of data(), if
-  // these are fewer. An invalid batch on any rank throws InvalidArgument on all of them, here and
-  // in forward(); the groups stay usable.
+  // Returns the loss of step() without gradients, in the module's mode (train() or eval()). One row
+  // per rank is enough: the number of micro-batches is reduced to the fewest rows of a rank of
+  // data(). An invalid batch on any rank throws InvalidArgument on all of them, here and in
+  // forward(); the groups stay usable.
   [[nodiscard]] at::Tensor evaluate(const Tensors& inputs, const Tensors& targets,
                                     const PipelineLoss& loss = {});
-  // The model's outputs of this rank's rows, without gradients, whole on every rank that passed
-  // these rows. One row on each rank is enough. An output without dims has one element per
+  // Returns the model's outputs for this rank's rows, without gradients, whole on every rank that
+  // passed these rows. One row per rank is enough. An output without dims has one element per
   // micro-batch.
   [[nodiscard]] Tensors forward(const Tensors& inputs);
 
-  // Local. For a loop of one's own on a mesh with cp and without pp, which calls the module's
-  // forward(): this rank's part of each sequence, as global tensors. The batch as it is without cp.
+  // Not collective. For a custom loop on a mesh with cp and without pp that calls the module's
+  // forward(): returns this rank's part of each sequence, as global tensors. Without cp, returns
+  // the batch unchanged.
   [[nodiscard]] Tensors cut(const Tensors& batch) const;
 
-  // Local. The ranks that have rows of their own: those of dp, ep and fsdp, in this order.
+  // Not collective. The ranks with their own rows: those of dp, ep and fsdp, in this order.
   [[nodiscard]] Group data() const;
-  // Local. The mesh that parallelize() was given.
+  // Not collective. The mesh that parallelize() was given.
   [[nodiscard]] const Mesh& mesh() const;
-  // Local. Ranks that must draw the same random numbers (dropout under tp and cp) have the same
-  // number, all others another one: torch::manual_seed(seed + gpt.random_stream()).
+  // Not collective. Ranks that must draw the same random numbers (dropout under tp and cp) have the
+  // same number; all others have different ones: torch::manual_seed(seed + gpt.random_stream()).
   [[nodiscard]] int random_stream() const;
-  // Local. What each axis does to the model, in a few lines.
+  // Not collective. Describes the effect of each axis on the model, in a few lines.
   [[nodiscard]] std::string plan() const;
-  // Local. Of the latest step(), with pp; zeros otherwise.
+  // Not collective. The times of the latest step() with pp; zeros otherwise.
   [[nodiscard]] Pipeline::Measured measured() const;
-  // Local. Of options.activation_checkpointing; without it the counts are zero.
+  // Not collective. The counts of options.activation_checkpointing; zeros without it.
   [[nodiscard]] ActivationCheckpoints::Counts checkpoints() const;
 
  private:
@@ -187,19 +189,19 @@ class [[nodiscard]] ParallelModel : public Handle {
   std::shared_ptr<ParallelModelParts> parts_;
 };
 
-// Collective over the mesh, and blocks. Values are those of the first rank of the mesh's dp, ep,
-// cp, fsdp and tp; a model of deferred() gets no more memory on a rank than its parts and one whole
+// Collective over the mesh; blocks. The values are those of the first rank along the mesh's dp, ep,
+// cp, fsdp and tp. A model of deferred() allocates on a rank at most its shards and one whole
 // parameter. Shares ownership of the model.
 //
-// Every rank throws, before anything has changed: InvalidArgument for an unknown axis, an axis that
-// the plan says nothing about, blocks, heads or experts that the ranks do not divide, a pattern
-// that names nothing; Mismatch if ranks have different models or options.
+// Every rank throws before anything has changed: InvalidArgument for an unknown axis, an axis
+// without a field in the plan, blocks, heads or experts that the number of ranks does not divide,
+// or a pattern that matches nothing; Mismatch if ranks have different models or options.
 [[nodiscard]] ParallelModel parallelize(std::shared_ptr<torch::nn::Module> model, const Mesh& mesh,
                                         ParallelPlan plan, ParallelOptions options = {});
 
 namespace detail {
 
-// The forward() of a model, if it has one of tensors that is no template and not overloaded.
+// Returns the model's forward() if it takes tensors and is neither a template nor overloaded.
 template <typename Impl>
 StageForward own_forward(const torch::nn::ModuleHolder<Impl>& model) {
   if constexpr (requires { stage_of(std::string(), model.ptr(), &Impl::forward); })
@@ -209,7 +211,7 @@ StageForward own_forward(const torch::nn::ModuleHolder<Impl>& model) {
 
 }  // namespace detail
 
-// Takes the plan from parallel_plan(model). A model without that function trains on dp and fsdp.
+// Takes the plan from parallel_plan(model). A model without that function can train on dp and fsdp.
 template <typename Net>
   requires std::derived_from<Net, torch::nn::ModuleHolder<typename Net::ContainedType>>
 [[nodiscard]] ParallelModel parallelize(const Net& model, const Mesh& mesh,
@@ -221,7 +223,7 @@ template <typename Net>
                      std::move(options));
 }
 
-// Does not compile: says what to do instead.
+// Does not compile: the error message says what to do instead.
 template <TorchScript Model>
 ParallelModel parallelize(const Model& /*model*/, const Mesh& /*mesh*/,
                           const ParallelOptions& /*options*/ = {}) {

@@ -1,7 +1,7 @@
-// BucketReducer: gradients are averaged in buckets, and every rank has all averages.
+// BucketReducer: averages gradients in buckets; every rank has all averages.
 //
-// After the first step the buckets are laid out in the order in which rank 0's gradients became
-// ready. What is averaged is each parameter's .grad.
+// After the first step, the buckets are arranged in the order in which rank 0's gradients became
+// ready. The averaged tensors are the parameters' .grad.
 #pragma once
 
 #include "parallel/backward_step.h"
@@ -18,11 +18,11 @@ namespace lockstep::data_parallel {
 
 class BucketReducer final : public parallel::Reducer {
  public:
-  // `parameters`: those that require a gradient. Local. The handle keeps the group.
+  // `parameters`: those that require grad. Not collective. The handle owns the group.
   BucketReducer(Group& group, std::vector<NamedParameter> parameters,
                 const DataParallelOptions& options, std::shared_ptr<parallel::WaitTime> waits);
 
-  // Gradients become ordinary tensors.
+  // Turns gradients into ordinary tensors.
   void release();
 
   [[nodiscard]] const std::vector<NamedParameter>& parameters() const override {
@@ -51,10 +51,10 @@ class BucketReducer final : public parallel::Reducer {
   void adopt_order(const std::vector<int>& order) override;
 
  private:
-  // A parameter that had no part in a step.
+  // A parameter that was not used in a step.
   struct Absent {
     int number = 0;
-    at::Tensor values;  // of its .grad, when that lies in a bucket; else undefined
+    at::Tensor values;  // of its .grad, if that is in a bucket; else undefined
   };
   void lay_out();
   void forget_uses() { used_.assign(used_.size(), false); }

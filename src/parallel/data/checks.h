@@ -1,4 +1,4 @@
-// What DistributedDataParallel checks before anything is changed.
+// The checks of DistributedDataParallel before anything is changed.
 #pragma once
 
 #include <lockstep/parallel/data/distributed_data_parallel.h>
@@ -8,10 +8,10 @@
 
 namespace lockstep::data_parallel {
 
-// Local: InvalidArgument.
+// Not collective. Throws InvalidArgument.
 void check_options(const DataParallelOptions& options);
 
-// Options that all ranks must agree on, for modules::check_same_lines().
+// Returns the options that must be equal on all ranks, for modules::check_same_lines().
 [[nodiscard]] std::vector<std::string> lines_of(const DataParallelOptions& options);
 
 }  // namespace lockstep::data_parallel

@@ -1,4 +1,4 @@
-// Fragments of a model: parameters that DiLoCo sends together.
+// Fragments of a model: parameters that DiLoCo communicates together.
 #pragma once
 
 #include "parallel/data/pseudo_gradient.h"
@@ -16,17 +16,17 @@ struct Fragment {
   std::vector<NamedParameter> parameters;
   at::Tensor outer, momentum;  // flat; momentum is undefined before the first update
   std::int64_t first_step = 0;
-  std::int64_t posted = 0;  // the step at which it was posted; 0: it is not on its way
+  std::int64_t posted = 0;  // the step at which it was posted; 0: not in flight
   PseudoGradientAverage average;
-  at::Tensor arrived;  // the average, where it was waited for before its time
+  at::Tensor arrived;  // the average, if it was awaited before its time
 };
 
-// Those that are trained, one after the other, in runs of about equal numbers of elements.
+// Divides the trained parameters into runs with about the same number of elements. Throws
 // InvalidArgument for parameters that DiLoCo cannot train.
 [[nodiscard]] std::vector<std::vector<NamedParameter>> divide(
     const std::vector<NamedParameter>& parameters, int fragments);
 
-// A copy of their values, in one dimension.
+// Returns a copy of the values in one dimension.
 [[nodiscard]] at::Tensor flat_of(const std::vector<NamedParameter>& parameters);
 
 // Calls use(parameter, its part of `flat`).

@@ -27,7 +27,7 @@ using data_parallel::BucketReducer;
 using parallel::BackwardStep;
 using parallel::GradientHooks;
 
-// What all ranks must agree on.
+// Returns the properties that must be equal on all ranks.
 std::vector<std::string> describe(const modules::ModuleTensors& tensors,
                                   const DataParallelOptions& options) {
   std::vector<std::string> lines = data_parallel::lines_of(options);
@@ -80,7 +80,7 @@ DataParallelState::DataParallelState(std::shared_ptr<torch::nn::Module> module, 
   std::vector<NamedParameter> trainable;
   std::vector<at::Tensor> state;
   for (const NamedParameter& parameter : parameters_) {
-    // Parts of tensor parallelism lie in such storages too, which nobody takes away.
+    // Shards of tensor parallelism are in such storages, too, but always present.
     check(dispatch::owner_of(*parameter.tensor.unsafeGetTensorImpl()) == nullptr ||
               dispatch::is_deferred(parameter.tensor),
           "DistributedDataParallel: {} is sharded; the handle of fully_shard() averages its "

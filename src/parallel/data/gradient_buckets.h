@@ -1,18 +1,19 @@
 // GradientBuckets: the gradients of a list of parameters in the buckets that are reduced, and the
-// works of the step that is under way.
+// works of the current step.
 //
-// Beside the gradients, the last bucket carries the status of this rank (backward_step.h). Averaged
-// like everything else, it tells every rank how many ranks had no gradient for a parameter, or an
-// exception, for no message of its own. So the last bucket is posted when backward() has ended. In
-// a group of one rank nothing is laid out or copied; only the status remains.
+// The last bucket also carries the status of this rank (backward_step.h). Averaged like the
+// gradients, it tells every rank, without a separate message, how many ranks had no gradient for a
+// parameter, or an exception. So the last bucket is posted at the end of backward(). In a group of
+// one rank, nothing is arranged or copied; only the status remains.
 //
-// A gradient that the plan lets alone is reduced where autograd has put it, if it has that memory
-// to itself; else it is copied into a bucket, which is made then. Where that is the last bucket it
-// is posted as soon as it is ready, and the status is a call of its own.
+// A gradient with its own bucket is reduced in the memory that autograd allocated, if no other
+// tensor shares it; otherwise it is copied into a bucket, which is then allocated. If that is the
+// last bucket, it is posted as soon as it is ready, and the status is a separate call.
 //
-// With a communication hook, buckets go through it, on one rank too, and the status is a call of
-// its own behind the first calls of all buckets. Later steps of the hook run when all ranks' status
-// is known to be good, so that a rank whose backward() has failed need not take part in them.
+// With a communication hook, buckets go through it, on one rank too, and the status is a separate
+// call after the first calls of all buckets. Later steps of the hook run only once the status of
+// all ranks is known to be good, so that a rank whose backward() has failed need not take part in
+// them.
 //
 // Not thread-safe: BackwardStep holds its mutex.
 #pragma once
@@ -38,54 +39,54 @@ namespace lockstep::data_parallel {
 
 class GradientBuckets {
  public:
-  // Local. `order`: that in which gradients are expected to become ready. The group outlives this
-  // object.
+  // Not collective. `order`: the expected order in which gradients become ready. The group must
+  // outlive this object.
   GradientBuckets(Group& group, std::vector<NamedParameter> parameters, std::span<const int> order,
                   layout::PlanOptions limits, std::optional<Duration> timeout,
                   std::shared_ptr<CommunicationHook> hook = nullptr);
 
-  // False when a parameter has other sizes, dtype or device than at the construction.
+  // Returns false if a parameter's sizes, dtype or device have changed since the construction.
   [[nodiscard]] bool fit() const;
   [[nodiscard]] const layout::BucketPlan& plan() const { return plan_; }
 
-  // Writes into the place of parameter i what its .grad holds, or zeros; leaves .grad alone.
+  // Writes the .grad of parameter i, or zeros, into its place; does not change .grad.
   void fill(int i);
-  // Points .grad of i at its place.
+  // Points .grad of parameter i at its place.
   void adopt(int i);
-  // Both, but for a gradient that is reduced where it is.
+  // Does fill() and adopt(), except for a gradient that is reduced in place.
   void take(int i);
   [[nodiscard]] bool holds_gradient(int i) const;
-  // Every .grad that is a place of `old` becomes one of these, with the same values.
+  // Moves every .grad that is a place of `old` to the place in this object, with the same values.
   void take_over(const GradientBuckets& old);
-  // Every .grad that is a place becomes an ordinary tensor.
+  // Turns every .grad that is a place into an ordinary tensor.
   void release();
 
-  // A new step: no gradient is there.
+  // Begins a new step without gradients.
   void begin();
-  // The gradient of i is in its place. Posts, in order, what is complete now, but for the last
-  // bucket.
+  // Call when the gradient of parameter i is in its place. Posts, in order, the buckets that are
+  // complete, except the last one.
   void ready(int i);
-  // Posts what is left, complete or not, and what this rank says of the step.
+  // Posts the remaining buckets, complete or not, and this rank's status for the step.
   void post_rest(const parallel::StepStatus& own);
-  // Blocks until all that was posted is done, but for what the hook has. Throws the group's error.
+  // Blocks until all posts have completed, except those of the hook. Throws the group's error.
   void wait();
-  // The hook's later steps: its results lie in the buckets then. ReductionFailed for one of another
-  // shape.
+  // Runs the hook's later steps: afterwards its results are in the buckets. Throws ReductionFailed
+  // for a result of another shape.
   void finish_hook();
-  // Multiplies all that lies in buckets.
+  // Multiplies the contents of all buckets.
   void scale(double factor);
-  // Releases the references to gradients that were reduced in place; at the end of each step.
+  // Releases the references to gradients that were reduced in place; call at the end of each step.
   void finish() { in_place_.assign(plan_.size(), at::Tensor()); }
-  // Blocks for what the hook has posted in a step that has failed.
+  // Blocks for the hook's posts in a step that has failed.
   void abandon_hook();
-  // What all ranks say; after that.
+  // Returns the combined status of all ranks. Call after wait().
   [[nodiscard]] parallel::StepStatus status() const;
 
  private:
   struct Place {
     std::size_t bucket = 0;
     int entry = 0;
-    at::Tensor view;  // what is given out as .grad
+    at::Tensor view;  // the tensor given out as .grad
   };
   void lay_out(std::size_t number);
   [[nodiscard]] std::string name_of(std::size_t number) const;
@@ -94,7 +95,7 @@ class GradientBuckets {
     return hook_ == nullptr && !is_alone(plan_.size() - 1);
   }
   [[nodiscard]] parallel::Bucket& bucket(std::size_t number);
-  // What a step posts of a bucket.
+  // Returns the tensor that a step posts for a bucket.
   [[nodiscard]] at::Tensor reduced(std::size_t number);
   [[nodiscard]] bool can_be_reduced_in_place(int i) const;
   [[nodiscard]] const at::Tensor& view(int i);
@@ -107,7 +108,7 @@ class GradientBuckets {
   void post_status();
   [[nodiscard]] bool lays_out() const { return group_->size() > 1 || hook_ != nullptr; }
   [[nodiscard]] GradientBucket bucket_of_hook(std::size_t number) const;
-  // What `run` throws ends the group.
+  // An exception of `run` ends the group.
   void run_hook(const std::function<void()>& run, const parallel::Bucket& bucket);
   void take_result(const parallel::Bucket& bucket, const at::Tensor& values) const;
 
@@ -118,19 +119,20 @@ class GradientBuckets {
   layout::BucketPlan plan_;
   std::optional<Duration> timeout_;
   std::shared_ptr<CommunicationHook> hook_;
-  // Empty in a group of one rank without a hook. Absent: of a gradient that was never copied.
+  // Empty in a group of one rank without a hook. An element is std::nullopt if its gradient was
+  // never copied.
   std::vector<std::optional<parallel::Bucket>> buckets_;
-  std::vector<c10::Device> devices_;  // a bucket each
-  std::vector<Place> places_;         // a parameter each
+  std::vector<c10::Device> devices_;  // by bucket
+  std::vector<Place> places_;         // by parameter
 
-  std::vector<std::size_t> awaited_;  // gradients that each bucket still lacks
+  std::vector<std::size_t> awaited_;  // by bucket: number of gradients that are missing
   std::size_t posted_ = 0;            // buckets
-  // By bucket: what is reduced instead of it, in one dimension; undefined: nothing.
+  // By bucket: the tensor that is reduced instead of it, in one dimension; undefined: the bucket.
   std::vector<at::Tensor> in_place_;
   std::vector<Work> works_;
-  std::vector<BucketFuture> futures_;  // of the hook, a bucket each
+  std::vector<BucketFuture> futures_;  // of the hook, by bucket
   parallel::StepStatus status_;
-  at::Tensor status_sum_;  // with a hook: its call's
+  at::Tensor status_sum_;  // with a hook: the result of its call
 };
 
 }  // namespace lockstep::data_parallel

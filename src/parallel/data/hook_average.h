@@ -1,4 +1,4 @@
-// How hooks average a tensor over the group.
+// Averages a tensor over the group, for hooks.
 #pragma once
 
 #include <lockstep/comm/group.h>
@@ -10,7 +10,7 @@
 
 namespace lockstep::data_parallel {
 
-// In place. Half precision is divided before the sum, which could overflow.
+// Averages in place. Half precision is divided before the sum, which could overflow.
 [[nodiscard]] inline Work post_average(const at::Tensor& tensor, Group& group,
                                        const std::string& tag, std::optional<Duration> timeout) {
   const CallOptions call{.tag = tag, .timeout = timeout};

@@ -1,4 +1,4 @@
-// Which ranks of a group share a host.
+// Determines which ranks of a group share a host.
 #pragma once
 
 #include "base/fingerprint.h"
@@ -15,7 +15,7 @@
 
 namespace lockstep::data_parallel {
 
-// Collective. For each rank the first rank that is on the same host.
+// Collective. Returns, for each rank, the first rank on the same host.
 [[nodiscard]] inline std::vector<int> first_ranks_of_hosts(Group group) {
   const auto own = static_cast<std::int64_t>(fingerprint(sys::host_of_rank()));
   const at::Tensor all = at::empty({group.size()}, at::kLong);

@@ -15,7 +15,7 @@
 namespace lockstep {
 namespace {
 
-// The tensors that travel together.
+// Groups the tensors that are averaged together.
 std::vector<std::vector<int>> plan_of(const std::vector<at::Tensor>& tensors) {
   std::vector<layout::PlanItem> items;
   for (const at::Tensor& tensor : tensors)
@@ -141,7 +141,7 @@ class PostLocalSgd final : public CommunicationHook {
   bool differs_ = false;
 };
 
-// Of options that are checked here, before any call.
+// Describes options, after checking them before any call.
 std::vector<std::string> describe(const LocalSgdOptions& options) {
   check(options.period >= 1, "LocalSgd: period must be at least 1, found {}", options.period);
   return {formatted("option period = {}", options.period)};
@@ -181,7 +181,7 @@ class LocalSgdState final : public data_parallel::OwnCopies {
   ModelAverager& averager() { return averager_; }
 
  private:
-  // What is frozen later has been trained since the latest average, perhaps, and stays.
+  // Parameters that are frozen later may have been trained since the latest average, so they stay.
   void find_trained() {
     bool is_new = false;
     std::vector<at::Tensor> tensors;
@@ -196,7 +196,7 @@ class LocalSgdState final : public data_parallel::OwnCopies {
                               /*hook=*/nullptr, options_.timeout);
     averager_.set_steps(steps);
   }
-  // Every write into a tensor counts.
+  // Any write to a tensor changes its version.
   [[nodiscard]] std::vector<std::int64_t> versions() const {
     std::vector<std::int64_t> versions;
     for (const NamedParameter& parameter : parameters_)

@@ -1,5 +1,5 @@
-// OwnCopies: the handle of strategies whose ranks train copies of their own (LocalSgd, DiLoCo):
-// equal at the beginning, no communication in backward().
+// OwnCopies: the handle of strategies whose ranks train their own copies (LocalSgd, DiLoCo): equal
+// at the beginning, without communication in backward().
 #pragma once
 
 #include "parallel/whole_module_state.h"
@@ -17,7 +17,7 @@ namespace lockstep::data_parallel {
 
 class OwnCopies : public parallel::WholeModuleState {
  public:
-  // Collective. `options`: a line each, equal on all ranks.
+  // Collective. `options`: one line per option, equal on all ranks.
   OwnCopies(const ModuleRef& module, const Ranks& ranks, const std::string& strategy,
             std::vector<std::string> options, std::optional<Duration> timeout);
 

@@ -25,7 +25,7 @@ struct Shape {
   [[nodiscard]] std::int64_t numel() const { return rows * columns; }
 };
 
-// Of a gradient as a matrix; absent where it is none.
+// Returns the shape of a gradient as a matrix; std::nullopt if it is not a matrix.
 std::optional<Shape> shape_of(at::IntArrayRef sizes) {
   std::int64_t numel = c10::multiply_integers(sizes);
   if (sizes.size() < 2 || numel == 0) return std::nullopt;
@@ -51,10 +51,10 @@ class PowerSgd final : public CommunicationHook {
     std::string name;
     Shape shape;
     at::Tensor gradient;  // its place in the bucket
-    at::Tensor values;    // with the error of the last step
+    at::Tensor values;    // plus the error of the last step
     at::Tensor p, q;
   };
-  // One bucket in one step.
+  // The state of one bucket in one step.
   struct Pass {
     Pass(const GradientBucket& bucket, const Group& group) : bucket(bucket), group(group) {}
     GradientBucket bucket;
@@ -139,7 +139,7 @@ at::Tensor PowerSgd::first_q(const Matrix& matrix, std::int64_t step) const {
 PowerSgd::Matrix PowerSgd::matrix_of(const std::string& name, Shape shape,
                                      const at::Tensor& gradient, std::int64_t step) const {
   Matrix matrix{.name = name, .shape = shape, .gradient = gradient, .values = {}, .p = {}, .q = {}};
-  // The arithmetic is never narrower than float.
+  // The arithmetic uses at least float32.
   auto dtype = gradient.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   matrix.values = gradient.reshape({shape.rows, shape.columns}).to(dtype);
   auto error = errors_.find(name);
@@ -167,7 +167,7 @@ PowerSgd::Pass PowerSgd::split(const GradientBucket& bucket, const Group& group,
   return pass;
 }
 
-// One factor of all matrices, in the bucket's dtype.
+// Posts one factor of all matrices, in the bucket's dtype.
 std::vector<Work> PowerSgd::post(Pass& pass, at::Tensor Matrix::*factor, const char* name) {
   if (pass.matrices.empty()) return {};
   std::vector<at::Tensor> parts;

@@ -20,7 +20,7 @@ namespace {
 
 std::int64_t blocks_of(std::int64_t numel) { return (numel + int8_block - 1) / int8_block; }
 
-// [blocks, int8_block], with zeros at the end.
+// Returns the values as [blocks, int8_block], padded with zeros.
 at::Tensor in_blocks(const at::Tensor& values) {
   std::int64_t blocks = blocks_of(values.numel());
   return at::constant_pad_nd(values, {0, blocks * int8_block - values.numel()})
@@ -40,7 +40,7 @@ at::Tensor encode_int8(const at::Tensor& values) {
 
 at::Tensor decode_int8(const at::Tensor& bytes, std::int64_t n) {
   at::Tensor multiples = in_blocks(bytes.narrow(0, 0, n).view(at::kChar).to(at::kFloat));
-  // The scales begin wherever the multiples end: a copy is aligned.
+  // The scales may begin at an unaligned offset; a copy is aligned.
   at::Tensor scale = bytes.narrow(0, n, 4 * blocks_of(n)).clone().view(at::kFloat).unsqueeze(1);
   return (multiples * scale).view({-1}).narrow(0, 0, n);
 }

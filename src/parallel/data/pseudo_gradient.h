@@ -1,4 +1,5 @@
-// PseudoGradientAverage: the average over ranks of one flat tensor, as DiLoCo sends it.
+// PseudoGradientAverage: the average over ranks of one flat tensor, in DiLoCo's communication
+// format.
 #pragma once
 
 #include <lockstep/comm/group.h>
@@ -15,42 +16,45 @@ namespace lockstep::data_parallel {
 
 inline constexpr std::int64_t int8_block = 1024;
 
-// n numbers: n bytes of multiples, and then a float32 for each block. Not finite where a number is
-// not.
+// Encodes n numbers as n bytes of multiples, followed by one float32 per block. A non-finite number
+// makes its block non-finite.
 [[nodiscard]] at::Tensor encode_int8(const at::Tensor& values);
-// Back: n numbers in float32.
+// Decodes n numbers to float32.
 [[nodiscard]] at::Tensor decode_int8(const at::Tensor& bytes, std::int64_t n);
 
-// Where averages are made.
+// The groups that compute averages.
 struct AveragingGroups {
   Group all;
-  // Of int8: this host's ranks, which share memory, and the ranks at this one's place on each host.
-  // Where hosts have different numbers of ranks, or the ranks share one: this rank, and all.
+  // For int8: this host's ranks, which share memory, and the ranks with this rank's place on each
+  // host. If hosts have different numbers of ranks, or all ranks share one: this rank, and all
+  // ranks.
   Group inside, across;
 
-  // What this rank has given to calls of these groups.
+  // Returns the bytes that this rank has passed to calls of these groups.
   [[nodiscard]] std::int64_t bytes_given() const;
 };
 // Collective.
 [[nodiscard]] AveragingGroups averaging_groups(const Group& all, PseudoGradients format);
 
-// In int8 each host's ranks average their numbers in the dtype that these have, each rank a part of
-// them. Across hosts the average of a part is a reduce_scatter and an all_gather: each rank gets
-// every rank's numbers of its share, whole blocks, in int8, adds them in float32 in the order of
-// ranks, divides, and gives the result to all in int8. So all ranks have the same bits, on every
-// engine.
+// With int8, each host's ranks average their numbers in the original dtype, each rank a part of
+// them. Across hosts, the average of a part is a reduce_scatter and an all_gather: each rank
+// receives every rank's numbers of its share, in whole blocks, in int8, adds them in float32 in
+// rank order, divides, and sends the result to all ranks in int8. So all ranks have bit-identical
+// results, on every engine.
 class PseudoGradientAverage {
  public:
   PseudoGradientAverage() = default;
-  // Posts; in int8 blocks for the ranks of this host. `values`: one dimension, this rank's; belongs
-  // to this object.
+  // Posts; with int8, blocks for the ranks of this host. `values`: this rank's, in one dimension;
+  // owned by this object.
   PseudoGradientAverage(const AveragingGroups& groups, at::Tensor values, PseudoGradients format,
                         std::string tag, std::optional<Duration> timeout);
 
-  // Of int8: blocks for the first exchange and posts the second one, once; then, and of float32,
-  // does nothing. Every rank makes the call at the same place among its collectives.
+  // With int8, the first call blocks for the first exchange and posts the second one; later calls,
+  // and calls with float32, do nothing. Every rank must call it at the same place among its
+  // collectives.
   void advance();
-  // Blocks, once; does advance() first. After an exception nothing may be asked of this object.
+  // Blocks; may be called once; does advance() first. The object must not be used after an
+  // exception.
   [[nodiscard]] at::Tensor average();
 
  private:
@@ -60,12 +64,12 @@ class PseudoGradientAverage {
   at::Tensor values_;
   std::string tag_;
   std::optional<Duration> timeout_;
-  // Of int8: the numbers of the parts of this host's ranks, and this rank's part; the numbers of
-  // each share of it, and the bytes that they take.
+  // With int8: the sizes of the parts of this host's ranks, then for this rank's part the sizes of
+  // its shares and their bytes.
   std::vector<std::int64_t> parts_, shares_, bytes_;
   at::Tensor part_;
   at::Tensor received_;  // in the first exchange: every rank's bytes of this rank's share
-  at::Tensor gathered_;  // in the second one: the averages of all shares
+  at::Tensor gathered_;  // in the second exchange: the averages of all shares
   Work work_;
 };
 

@@ -24,7 +24,7 @@ using data_parallel::SyncLayer;
 using data_parallel::SyncLayers;
 using Optional = std::optional<at::Tensor>;
 
-// All dims but that of the channels.
+// Returns all dims except the channel dim.
 std::vector<std::int64_t> row_dims(const at::Tensor& input) {
   std::vector<std::int64_t> dims;
   for (std::int64_t dim = 0; dim < input.dim(); ++dim)
@@ -32,7 +32,7 @@ std::vector<std::int64_t> row_dims(const at::Tensor& input) {
   return dims;
 }
 
-// [C] as something that multiplies `input`.
+// Reshapes values of [C] so that they broadcast over `input`.
 at::Tensor along_channels(const at::Tensor& values, const at::Tensor& input) {
   std::vector<std::int64_t> sizes(static_cast<std::size_t>(input.dim()), 1);
   sizes[1] = values.numel();
@@ -44,7 +44,7 @@ at::ScalarType arithmetic_of(const at::Tensor& input) {
 }
 
 SyncLayers::Whole statistics(SyncLayer& layer, const at::Tensor& input, double factor) {
-  const std::int64_t elements = input.numel() / layer.channels;  // of a channel
+  const std::int64_t elements = input.numel() / layer.channels;  // per channel
   auto rows = static_cast<double>(elements);
   auto options = input.options().dtype(at::kDouble).memory_format(std::nullopt);
   at::Tensor mean = at::zeros({layer.channels}, options), squares = mean;
@@ -69,7 +69,7 @@ struct Normalize : torch::autograd::Function<Normalize> {
     context->saved_data["rows"] = whole.rows;
     context->saved_data["layer"] = c10::IValue::make_capsule(c10::make_intrusive<Saved>(layer));
     if (input.numel() == 0) return at::empty_like(input);
-    // Kernels of narrow inputs take statistics in float32 only beside some weights.
+    // Kernels for narrow inputs accept float32 statistics only with some weights.
     auto wide = [dtype](const Optional& tensor) -> Optional {
       if (!tensor || !tensor->defined()) return std::nullopt;
       return tensor->to(dtype);
@@ -123,7 +123,7 @@ struct Normalize : torch::autograd::Function<Normalize> {
   };
 };
 
-// aten::batch_norm.
+// Replaces aten::batch_norm.
 at::Tensor batch_norm(const at::Tensor& input, const Optional& weight, const Optional& bias,
                       const Optional& running_mean, const Optional& running_var, bool training,
                       double momentum, double eps, bool cudnn_enabled) {
@@ -137,8 +137,8 @@ at::Tensor batch_norm(const at::Tensor& input, const Optional& weight, const Opt
   return Normalize::apply(input, weight, bias, layer, momentum, eps);
 }
 
-// For the life of the process, like the kernels of LibTorch itself. Below autograd, too: there
-// InferenceMode comes.
+// The registration lasts for the lifetime of the process, like LibTorch's own kernels. It also
+// covers keys below autograd, which InferenceMode uses.
 void take_batch_norm() {
   static std::once_flag once;
   std::call_once(once, [] {

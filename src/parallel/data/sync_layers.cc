@@ -20,7 +20,7 @@ struct Registry {
   Mutex mutex;
 };
 
-// Never destroyed: threads may compute while the process ends.
+// Never destroyed: threads may still compute when the process ends.
 Registry& registry() {
   static auto* one = new Registry;
   return *one;
@@ -170,7 +170,7 @@ void SyncLayers::post_sum(const SyncLayer& layer, const at::Tensor& sums) {
   group_.all_reduce(sums, Op::sum, {.tag = layer.name + " backward"}).wait();
 }
 
-// A batch without rows.
+// Takes part with a batch without rows.
 bool SyncLayers::shadow(int round, const JoinRound& /*ranks*/) {
   at::NoGradGuard no_grad;
   SyncLayer& layer = *layers_.at(static_cast<std::size_t>(round / 2));

@@ -1,7 +1,7 @@
-// SyncLayers: the layers of one SyncBatchNorm, and their computation with all ranks.
+// SyncLayers: the layers of one SyncBatchNorm, and their computation over all ranks.
 //
-// A registry of the process finds a layer by its weight or its running mean: aten::batch_norm asks
-// it in training (sync_batch_norm.cc).
+// A process-wide registry finds a layer by its weight or its running mean; aten::batch_norm uses it
+// in training (sync_batch_norm.cc).
 #pragma once
 
 #include "base/mutex.h"
@@ -28,10 +28,10 @@ class SyncLayers;
 struct SyncLayer {
   std::string name;
   const torch::nn::Module* module = nullptr;
-  at::Tensor weight, bias, running_mean, running_var, batches;  // undefined where it has none
+  at::Tensor weight, bias, running_mean, running_var, batches;  // undefined if the layer has none
   std::int64_t channels = 0;
-  std::function<std::optional<double>()> momentum;  // as the layer's options say now
-  double eps = 0;                                   // at the beginning; a call brings its own
+  std::function<std::optional<double>()> momentum;  // the layer's current option
+  double eps = 0;                                   // at construction; a call passes its own
 
   SyncLayers* owner = nullptr;
   int number = 0;
@@ -39,13 +39,13 @@ struct SyncLayer {
 
 class SyncLayers final : public Joinable {
  public:
-  // Statistics of the whole batch, in float64: a channel each.
+  // Statistics of the whole batch, in float64, per channel.
   struct Whole {
     double rows = 0;  // of all ranks
     at::Tensor mean, variance;
   };
 
-  // Collective. The layers of `module`.
+  // Collective. Handles the layers of `module`.
   SyncLayers(torch::nn::Module& module, const Group& group);
   ~SyncLayers() override;
   SyncLayers(const SyncLayers&) = delete;
@@ -53,11 +53,11 @@ class SyncLayers final : public Joinable {
 
   [[nodiscard]] const std::vector<std::shared_ptr<SyncLayer>>& layers() const { return layers_; }
 
-  // Collective. `own`: mean of this rank's rows, and squares around it. `factor` is the weight of
-  // this batch in the running statistics, which are updated.
+  // Collective. `mean` and `squares`: the mean of this rank's rows, and the squared deviations from
+  // it. `factor` is the weight of this batch in the running statistics, which are updated.
   [[nodiscard]] Whole combine(SyncLayer& layer, double rows, const at::Tensor& mean,
                               const at::Tensor& squares, double factor);
-  // Collective. Sums over the ranks, in place.
+  // Collective. Sums over the ranks in place.
   void sum(const SyncLayer& layer, const at::Tensor& sums);
 
   [[nodiscard]] std::string join_name() const override { return "SyncBatchNorm"; }
@@ -78,7 +78,7 @@ class SyncLayers final : public Joinable {
   std::shared_ptr<JoinLink> link_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
-// The layer that has one of these; null where there is none.
+// Returns the layer with one of these tensors; null if there is no such layer.
 [[nodiscard]] std::shared_ptr<SyncLayer> find_sync_layer(const at::Tensor& running_mean,
                                                          const at::Tensor& weight);
 

@@ -21,7 +21,7 @@
 namespace lockstep::pipeline {
 namespace {
 
-// In the place of a number of rows.
+// Special values instead of a number of rows.
 enum Rows : std::int64_t {
   not_here = -1,
   no_tensors = -2,
@@ -30,7 +30,7 @@ enum Rows : std::int64_t {
   want_gradients = -5
 };
 
-// What each rank tells.
+// The values that each rank contributes.
 struct Told {
   std::int64_t inputs = 0;   // rows
   std::int64_t targets = 0;  // rows
@@ -66,7 +66,7 @@ std::int64_t call_of(StepKind kind, bool stays_local) {
   return kind == StepKind::evaluate ? 2 : 3;
 }
 
-// Else the messages of one kind would meet those of another.
+// Otherwise, messages of different kinds would match.
 void check_same_call(std::span<const Told> ranks) {
   for (std::size_t rank = 1; rank < ranks.size(); ++rank)
     if (ranks[rank].call != ranks[0].call)
@@ -86,7 +86,7 @@ std::uint64_t fingerprint_of_sizes(const Tensors* tensors) {
   return all;
 }
 
-// `what`: "step(): inputs". `where`: " on rank 2", or nothing in a group of one rank.
+// `what`: "step(): inputs". `where`: " on rank 2", or an empty string in a group of one rank.
 void check_rows(const std::string& what, const std::string& where, std::int64_t rows,
                 int micro_batches) {
   check(rows != Rows::no_tensors, "{}: expected tensors{}, found none", what, where);

@@ -1,4 +1,5 @@
-// Batch: the rows of one step, cut into micro-batches, and what all ranks know of it.
+// Batch: the rows of one step, divided into micro-batches, and the knowledge that all ranks share
+// about it.
 #pragma once
 
 #include <lockstep/comm/group.h>
@@ -15,34 +16,32 @@ namespace lockstep::pipeline {
 enum class StepKind : std::uint8_t { train, evaluate, forward };
 
 struct BatchView {
-  const Tensors* inputs = nullptr;   // null where this rank has not the first stage
-  const Tensors* targets = nullptr;  // null where it has not the last one, or none are needed
-  std::uint64_t trained = 0;         // a fingerprint: which parameters of this rank are trained
+  const Tensors* inputs = nullptr;   // null if this rank does not have the first stage
+  const Tensors* targets = nullptr;  // null without the last stage, or if there are none
+  std::uint64_t trained = 0;         // a fingerprint of which parameters of this rank are trained
   bool stays_local = false;          // inside no_sync()
-  // In evaluate() and forward(): the rows of the rank that has the fewest, among ranks that make
-  // the same collectives as this one; 0: one of them has none.
+  // For evaluate() and forward(): the fewest rows of a rank among those that make the same
+  // collectives as this one; 0: one of them has no rows.
   std::int64_t fewest_rows = std::numeric_limits<std::int64_t>::max();
 };
 
 class Batch {
  public:
-  // Collective: every rank tells which call it makes, and those of the first and the last stage
-  // what they were given. On every rank alike Mismatch when the calls differ, and InvalidArgument
-  // when that is no batch, with the group alive. `fewest_rows` is that of the first and the last
-  // rank.
+  // Collective. Every rank contributes its kind of call; those of the first and the last stage also
+  // contribute their numbers of rows. If the calls differ, throws Mismatch on every rank alike; if
+  // the batch is invalid, throws InvalidArgument on every rank alike, and the group stays usable.
+  // Only `fewest_rows` of the first and the last rank is used.
   Batch(Group& group, StepKind kind, BatchView given, int micro_batches, int first_rank,
         int last_rank, std::optional<Duration> timeout);
 
-  // As many as the schedule has; in evaluate() and forward() as many as the fewest rows, if these
-  // are fewer.
+  // The number in the schedule; in evaluate() and forward(), at most the fewest rows.
   [[nodiscard]] int micro_batches() const { return micro_batches_; }
-  // Equal for steps whose stages pass on tensors of equal sizes, of which the same ones require a
-  // gradient.
+  // Equal for steps whose stages exchange tensors of equal sizes that also agree in requires_grad.
   [[nodiscard]] std::uint64_t kind() const { return kind_; }
   [[nodiscard]] layout::Range rows_of(int micro_batch) const;
-  // Of all rows.
+  // The micro-batch's share of all rows.
   [[nodiscard]] double share_of(int micro_batch) const;
-  // Of the tensors that this rank was given, without history.
+  // Rows of the tensors that this rank was given, without gradient history.
   [[nodiscard]] Tensors inputs_of(int micro_batch) const {
     return cut(*given_.inputs, micro_batch);
   }
@@ -59,15 +58,15 @@ class Batch {
   std::uint64_t kind_ = 0;
 };
 
-// Rows of the tensors; 0 or less if they are no batch.
+// Returns the number of rows of the tensors; 0 or less if the batch is invalid.
 [[nodiscard]] std::int64_t rows_of_batch(const Tensors& tensors, StepKind kind);
 
-// What a loss function returned, as a plain tensor; collective over ranks that have it together.
-// InvalidArgument unless it is one number, and in a training step requires a gradient.
+// Converts the result of a loss function to a plain tensor; collective over the ranks that share
+// it. Throws InvalidArgument unless it is one number that, in a training step, requires grad.
 [[nodiscard]] at::Tensor plain_loss(const at::Tensor& loss, StepKind kind);
 
-// The outputs of all rows: those of the micro-batches, one after the other. An output without dims
-// becomes one with an element per micro-batch.
+// Concatenates the outputs of the micro-batches. An output without dims becomes a tensor with one
+// element per micro-batch.
 [[nodiscard]] Tensors joined(const std::vector<Tensors>& micro_batches);
 
 }  // namespace lockstep::pipeline

@@ -18,7 +18,8 @@ double now_in_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// What a stage of this rank gets from the one before it on the same rank: leaves of its own graph.
+// Returns the inputs that a stage gets from the previous stage on the same rank: leaves of its own
+// graph.
 Tensors as_leaves(const Tensors& tensors) {
   Tensors leaves;
   for (const at::Tensor& tensor : tensors)
@@ -74,7 +75,7 @@ void Execution::forward(const Action& action) {
   at::AutoGradMode mode(kind_ == StepKind::train);
   const Tensors outputs = timed(action, [&] {
     Tensors made = run.forward(inputs);
-    // The loss may be computed on parts.
+    // The loss may be computed on global tensors.
     if (!is_last(stage) || kind_ == StepKind::forward)
       for (at::Tensor& one : made) one = global::plain(one);
     const Tensors roots =
@@ -85,7 +86,7 @@ void Execution::forward(const Action& action) {
   if (!is_last(stage)) pass(plan::result_of(action), outputs);
 }
 
-// The loss instead of the last stage's outputs.
+// Computes the loss from the last stage's outputs.
 Tensors Execution::end_forward(const Action& action, const Tensors& outputs) {
   if (kind_ == StepKind::forward) {
     outputs_[action.micro_batch] = outputs;

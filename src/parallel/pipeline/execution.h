@@ -1,4 +1,4 @@
-// Execution: does the actions of one step that a schedule gives this rank.
+// Execution: runs this rank's actions of a schedule for one step.
 #pragma once
 
 #include "parallel/pipeline/batch.h"
@@ -13,16 +13,17 @@
 
 namespace lockstep::pipeline {
 
-// What a rank knows of all its steps.
+// The state of a rank that is common to all its steps.
 struct ExecutionParts {
-  std::map<int, StageRun>& stages;  // of this rank
+  std::map<int, StageRun>& stages;  // this rank's
   const PipelineLoss& loss;
   std::function<void(const plan::Action& action)> before_backward;
 };
 
 class Execution {
  public:
-  // `schedule`: of this step, forwards alone where it is no training step. All outlive this object.
+  // `schedule`: of this step; only forwards unless it is a training step. All arguments must
+  // outlive this object.
   Execution(const plan::Schedule& schedule, const Batch& batch, StepKind kind, Mailbox& mailbox,
             ExecutionParts parts)
       : schedule_(schedule),
@@ -31,13 +32,13 @@ class Execution {
         mailbox_(mailbox),
         parts_(std::move(parts)) {}
 
-  // Does this rank's actions. `now` is the one that is being done, for messages.
+  // Runs this rank's actions. `now` is the current one, for messages.
   void run(const std::vector<plan::Action>& actions, std::optional<plan::Action>& now);
 
-  // The sum of the micro-batches' losses, times their shares; undefined elsewhere than on the rank
-  // of the last stage.
+  // Returns the sum of the micro-batches' losses, weighted by their shares; undefined on ranks
+  // without the last stage.
   [[nodiscard]] const at::Tensor& loss() const { return loss_; }
-  // The last stage's outputs of all micro-batches, where that is asked for.
+  // Returns the last stage's outputs of all micro-batches, if the call requests them.
   [[nodiscard]] Tensors outputs() const;
   [[nodiscard]] Pipeline::Measured measured(const std::vector<int>& stages) const;
 
@@ -53,7 +54,7 @@ class Execution {
   void weight(const plan::Action& action);
   void pass(const plan::Result& result, Tensors tensors);
   [[nodiscard]] Tensors take(const plan::Result& result, int stage);
-  // What backward() of a micro-batch begins with.
+  // Returns the gradients with which backward() of a micro-batch begins.
   [[nodiscard]] Tensors root_gradients(const plan::Action& action);
   template <typename Body>
   auto timed(const plan::Action& action, Body body);
@@ -65,7 +66,7 @@ class Execution {
   Mailbox& mailbox_;
   ExecutionParts parts_;
   std::map<std::uint64_t, Tensors> here_;  // passed between stages of this rank
-  std::map<int, at::Tensor> losses_;       // whose backward is still to come, without history
+  std::map<int, at::Tensor> losses_;       // by micro-batch, until its backward; without history
   std::map<int, Tensors> outputs_;         // by micro-batch
   at::Tensor loss_;
   std::map<std::pair<int, char>, Spent> spent_;

@@ -11,7 +11,7 @@ std::string last_of(const std::string& path) { return path.substr(path.rfind('.'
 
 using Modules = std::vector<std::shared_ptr<torch::nn::Module>>;
 
-// Modules of one name that differ become one that has what each of them has.
+// Merges modules with the same name that differ into one with the members of all of them.
 void merge_into(torch::nn::Module& all, const Modules& modules) {
   std::vector<std::pair<std::string, Modules>> children;
   for (const auto& module : modules) {
@@ -67,7 +67,7 @@ torch::nn::Module& PartOfModel::around(const std::string& path) {
 std::shared_ptr<PartOfModel> merged(const Modules& modules) {
   auto all = std::make_shared<PartOfModel>();
   merge_into(*all, modules);
-  // Those of modules that are there as they were are told by these.
+  // Modules that were kept unchanged report their own aliases.
   const std::vector<Alias> told = aliases_of(*all);
   std::vector<Alias> aliases;
   for (const auto& module : modules)

@@ -1,5 +1,4 @@
-// PartOfModel: some modules, parameters and buffers of a model, each under the name that it has
-// there.
+// PartOfModel: some modules, parameters and buffers of a model, each under its name in the model.
 #pragma once
 
 #include <lockstep/module/state_dict.h>
@@ -25,14 +24,14 @@ class PartOfModel final : public torch::nn::Module, public HasAliases {
   [[nodiscard]] std::vector<Alias> aliases() const override { return aliases_; }
 
  private:
-  // The module that is around what `path` names; made where it is missing.
+  // Returns the module around `path`; makes it if it is missing.
   torch::nn::Module& around(const std::string& path);
 
   std::vector<Alias> aliases_;
 };
 
-// Everything that the modules have, each name once: names that two of them have are of the same
-// tensor.
+// Returns a module with all members of the given modules, each name once: the same name must be the
+// same tensor.
 [[nodiscard]] std::shared_ptr<PartOfModel> merged(
     const std::vector<std::shared_ptr<torch::nn::Module>>& modules);
 

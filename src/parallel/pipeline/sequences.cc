@@ -35,7 +35,7 @@ at::Tensor CutSequences::cut(const at::Tensor& whole) const {
   return redistribute(from_local(whole, tensors_, Placements(placements_.size())), placements_);
 }
 
-// How long the whole is, one rank's part does not tell.
+// The length of the whole sequence is not known from one rank's part.
 at::Tensor CutSequences::of_part(const at::Tensor& part) const {
   if (part.dim() <= dim_) return from_local(part, tensors_, sums_);
   at::Tensor length = at::tensor({part.size(dim_)}, at::kLong);

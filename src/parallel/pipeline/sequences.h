@@ -1,11 +1,12 @@
-// CutSequences: a batch, and stages of a pipeline, whose sequences are cut over the ranks of `cp`.
+// CutSequences: a batch, and stages of a pipeline, whose sequences are sharded over the ranks of
+// `cp`.
 //
-// Every rank of `cp` passes the same batch. The first stage cuts its inputs, and from stage to
-// stage each rank sends its own part of every sequence to the rank of the next stage that has the
-// same part. A tensor without the dim of sequences, such as a loss of some layers, is passed on as
-// a sum, of which each rank has an addend. The loss is that of the whole sequences, on every rank.
+// Every rank of `cp` passes the same batch. The first stage shards its inputs, and each rank sends
+// its part of every sequence to the rank of the next stage with the same part. A tensor without the
+// sequence dim, such as a loss of some layers, is passed on as a sum of which each rank has one
+// term. The loss is that of the whole sequences, on every rank.
 //
-// A value; copies are the same.
+// A value type; copies are equivalent.
 #pragma once
 
 #include <lockstep/global/placement.h>
@@ -21,16 +22,20 @@ namespace lockstep::pipeline {
 
 class CutSequences {
  public:
-  // Local. `tensors`: the mesh of the stages' global tensors, with an axis `cp`; `cut`: along it.
-  // Plain tensors beside those on it count as replicated from now on.
+  // Not collective. `tensors`: the mesh of the stages' global tensors, with an axis `cp`; `cut`:
+  // the placement along it. Plain tensors combined with global tensors on this mesh count as
+  // replicated from now on.
   CutSequences(const Mesh& tensors, Placement cut);
 
-  // Local. A batch, the same on every rank of `cp`, as a global tensor that is cut along its
-  // sequence. InvalidArgument for a tensor without that dim, and for a global one.
+  // Not collective. Returns a batch, the same on every rank of `cp`, as a global tensor that is
+  // sharded along its sequence. Throws InvalidArgument for a tensor without that dim, and for a
+  // global one.
   [[nodiscard]] at::Tensor cut(const at::Tensor& whole) const;
-  // Local. The same stages, in their order, which give and take this rank's parts of sequences.
+  // Not collective. Returns the same stages, in their order, but with this rank's parts of
+  // sequences as inputs and outputs.
   [[nodiscard]] std::vector<Stage> stages(std::vector<Stage> stages) const;
-  // Local. The same loss, of this rank's parts of the last stage's outputs and of whole targets.
+  // Not collective. Returns the same loss as a function of this rank's parts of the last stage's
+  // outputs and whole targets.
   [[nodiscard]] PipelineLoss loss(PipelineLoss loss) const;
 
  private:

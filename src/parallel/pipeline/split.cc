@@ -16,7 +16,7 @@ namespace {
 
 using pipeline::PartOfModel;
 
-// Begins and ends of the stages among named things.
+// Returns the begins and ends of the stages among the names.
 std::vector<std::size_t> cuts_of(const std::vector<std::string>& names,
                                  const std::vector<std::string>& points) {
   const std::vector<std::string_view> known(names.begin(), names.end());
@@ -35,7 +35,7 @@ std::vector<std::size_t> cuts_of(const std::vector<std::string>& names,
   return cuts;
 }
 
-// The tuples that a module may give, and what a Sequential hands on.
+// Converts the values that a module may return and a Sequential passes on.
 Tensors tensors_in(torch::nn::AnyValue& value, const std::string& stage) {
   using at::Tensor;
   if (auto* one = value.try_get<Tensor>()) return {std::move(*one)};
@@ -151,7 +151,7 @@ class Names {
             formatted("split: piece {}: {}", piece.name, unknown_name("module", name, known_)));
   }
 
-  // Everything that `names` name, each once.
+  // Returns everything that `names` select, each once.
   [[nodiscard]] std::shared_ptr<PartOfModel> part_of(const std::set<std::string>& names) const {
     auto part = std::make_shared<PartOfModel>();
     for (const std::string& name : names) {

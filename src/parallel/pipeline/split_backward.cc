@@ -16,7 +16,8 @@ using torch::autograd::Edge;
 using torch::autograd::Engine;
 using torch::autograd::Node;
 
-// Whether a way leads from each node to one of `targets`: what is asked of the engine by name.
+// Determines for each node whether a path leads to one of `targets`, which the engine's inputs
+// need.
 class WaysTo {
  public:
   WaysTo(const SplitBackward::Edges& roots, std::unordered_set<Node*> targets)
@@ -32,7 +33,7 @@ class WaysTo {
   [[nodiscard]] const std::vector<Node*>& nodes() const { return order_; }
 
  private:
-  // Depth first, without recursion: graphs are as deep as models.
+  // Depth-first, without recursion: graphs are as deep as models.
   void visit(Node* root) {
     std::vector<std::pair<Node*, std::size_t>> path;
     const auto enter = [&](Node* node) {
@@ -71,7 +72,8 @@ struct SplitBackward::Begin {
 
 namespace {
 
-// Notes what comes to a node. The node keeps the hook, so the hook does not keep the node.
+// Records the gradient that arrives at a node. The node owns the hook, so the hook must not own the
+// node.
 template <typename Begin>
 class Note final : public torch::autograd::FunctionPreHook {
  public:

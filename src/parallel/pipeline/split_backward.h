@@ -1,13 +1,13 @@
-// SplitBackward: one backward() in two parts, the gradients of inputs first and those of weights
-// later.
+// SplitBackward: one backward() in two parts: first the gradients of inputs, later those of
+// weights.
 //
-// LibTorch's engine can leave gradients out that nobody asked for, and an operation such as a
-// product of matrices then does not compute them. So the first part asks for the inputs alone. The
-// second part must not compute the way to the inputs again. It begins at each operation on that way
-// that also has weights, with the gradient that came there in the first part, and the edges that
-// lead further to the inputs are cut: what is left of the graph are the pieces between such an
-// operation and its weights. They are one call of the engine, so that gradients of a weight that is
-// used twice are added as in an ordinary backward(), and hooks on parameters run once.
+// LibTorch's engine can omit gradients that are not requested; an operation such as a matrix
+// product then does not compute them. So the first part requests only the inputs' gradients. The
+// second part must not compute the path to the inputs again. It begins at each operation on that
+// path that also has weights, with the gradient that arrived there in the first part, and the edges
+// that lead on to the inputs are cut: the remaining graph consists of the pieces between such an
+// operation and its weights. They run in one call of the engine, so that gradients of a weight that
+// is used twice are added as in an ordinary backward(), and hooks on parameters run once.
 //
 // This is the decomposition of torch.distributed.pipelining's zero-bubble schedules (Qi et al.,
 // Zero Bubble, arXiv:2401.10241, section 3), by operations instead of by parameters.
@@ -25,22 +25,22 @@ class SplitBackward {
   using Edges = torch::autograd::edge_list;
   using Gradients = torch::autograd::variable_list;
 
-  // The gradients of `inputs`, leaves that require one, undefined where there is none. The graph
-  // above `roots` is this object's from now on: nothing else may walk it.
+  // Returns the gradients of `inputs`, leaves that require grad; undefined for those without a
+  // gradient. This object owns the graph above `roots` from now on: no other code may run it.
   [[nodiscard]] Gradients input_gradients(const Edges& roots, const Gradients& gradients,
                                           const Gradients& inputs);
-  // Adds to the gradients of all other leaves, once. Nothing where there are none.
+  // Adds to the gradients of all other leaves, once. Does nothing if there are no such leaves.
   void weight_gradients();
 
  private:
-  struct Begin;  // where the second part begins, with what came there
+  struct Begin;  // a start of the second part, with the gradient that arrived there
 
   std::vector<std::shared_ptr<Begin>> begins_;
-  Edges roots_;  // of which the inputs are no part
+  Edges roots_;  // roots whose graph does not contain the inputs
   Gradients root_gradients_;
 };
 
-// The whole at once, as backward() does it.
+// Runs the whole backward at once.
 void backward(const SplitBackward::Edges& roots, const SplitBackward::Gradients& gradients);
 
 }  // namespace lockstep::pipeline

@@ -21,7 +21,8 @@ Tensors zeros_where_none(const Tensors& gradients, const Tensors& inputs) {
   return all;
 }
 
-// A weight's gradient may lie in the same memory, and grow there while a message is under way.
+// Copies gradients whose memory is shared: a weight's gradient may be in the same memory and change
+// while a message is in flight.
 Tensors unshared(Tensors gradients) {
   for (at::Tensor& one : gradients)
     if (one.storage().use_count() > 1) one = one.clone();
@@ -65,7 +66,8 @@ Tensors StageRun::backward(int micro_batch, const Tensors& gradients) {
 Tensors StageRun::input(int micro_batch, const Tensors& gradients) {
   Kept& kept = kept_.at(micro_batch);
   Tensors of_inputs = kept.split.input_gradients(kept.roots, gradients, kept.inputs);
-  // W keeps some of these, and may make one of them a weight's gradient, which the next W adds to.
+  // W keeps some of these tensors, and may make one of them a weight's gradient, to which the next
+  // W adds.
   Tensors result;
   for (const at::Tensor& one : zeros_where_none(of_inputs, kept.inputs))
     result.push_back(one.clone());

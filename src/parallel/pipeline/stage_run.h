@@ -1,4 +1,4 @@
-// StageRun: one stage on the rank that has it: forwards, and backwards whole or in two parts.
+// StageRun: one stage on its rank: forwards, and backwards as a whole or in two parts.
 #pragma once
 
 #include "parallel/pipeline/split_backward.h"
@@ -15,24 +15,24 @@ class StageRun {
       : stage_(std::move(stage)), parameters_(stage_.module->parameters()) {}
 
   [[nodiscard]] const Stage& stage() const { return stage_; }
-  // Those of its module, when this object was made.
+  // The parameters of its module when this object was made.
   [[nodiscard]] const Tensors& parameters() const { return parameters_; }
-  // Whether one of them requires a gradient now.
+  // Returns true if one of them requires grad now.
   [[nodiscard]] bool trains() const;
 
-  // Under the caller's grad mode. InvalidArgument when the stage gives no tensors.
+  // Runs in the caller's grad mode. Throws InvalidArgument if the stage returns no tensors.
   [[nodiscard]] Tensors forward(const Tensors& inputs) const;
 
-  // What backward() of a micro-batch begins at, `roots` that require a gradient, and where it ends:
-  // inputs that do, which are leaves.
+  // Keeps the begin of a micro-batch's backward(), `roots` that require grad, and its end: `inputs`
+  // that require grad, which are leaves.
   void keep(int micro_batch, const Tensors& inputs, const Tensors& roots);
-  // With a gradient for each root: B, I and W of a micro-batch. B and I give a gradient for each
-  // input that was kept; zeros where the stage has none.
+  // Run B, I and W of a micro-batch, given one gradient per root. B and I return one gradient per
+  // kept input; zeros if the stage computes none.
   [[nodiscard]] Tensors backward(int micro_batch, const Tensors& gradients);
   [[nodiscard]] Tensors input(int micro_batch, const Tensors& gradients);
   void weight(int micro_batch);
 
-  // After a failure: nothing is kept any more.
+  // Call after a failure: drops the state of all micro-batches.
   void clear() { kept_.clear(); }
 
  private:

@@ -1,11 +1,11 @@
-// PipelineStages: the stages of a model, and this rank's sets of them, which handles train.
+// PipelineStages: the stages of a model, and this rank's sets of stages, which handles train.
 //
-// It is made in two phases. The constructor checks, compares and lists, and changes nothing. Then
-// each set of own() is trained by one handle or several, and PipelineState takes over.
+// Made in two phases: the constructor checks, compares and lists, and changes nothing. Then one or
+// several handles train each set of own(), and PipelineState takes over.
 //
-// Stages that share a weight are one set, every other stage is a set of its own: of a weight that
-// two handles have, each would average the gradient, and the first one before the other stage's
-// part is in it.
+// Stages that share a weight form one set; every other stage is its own set. If two handles had the
+// same weight, each would average its gradient, and the first one would do so before the other
+// stage's part is added.
 #pragma once
 
 #include "parallel/pipeline/stage_run.h"
@@ -28,32 +28,32 @@
 namespace lockstep::pipeline {
 
 struct StageSet {
-  std::string name;                           // of its stages, for messages
-  std::vector<int> stages;                    // in their order
-  std::shared_ptr<torch::nn::Module> module;  // with the tensors of all of them
+  std::string name;                           // names of its stages, for messages
+  std::vector<int> stages;                    // in order
+  std::shared_ptr<torch::nn::Module> module;  // contains the tensors of all of them
   std::vector<Handle> handles = {};           // of its tensors, until finish()
-  Handle handle = {};                         // of all of them, from then on
-  // In a step: local until its last backward.
+  Handle handle = {};                         // combines all of them, after finish()
+  // During a step: keeps gradients local until the set's last backward.
   std::optional<NoSync> unsynchronized = std::nullopt;
-  int to_come = 0;  // backwards with gradients of weights
+  int to_come = 0;  // remaining backwards with gradients of weights
 
-  // Before finish(): `handle` trains all of its tensors, or some of them. A set without a handle is
-  // trained by this rank alone.
+  // Call before finish(): `one` trains all tensors of the set, or some of them. A set without a
+  // handle is trained by this rank alone.
   void train(Handle one) { handles.push_back(std::move(one)); }
   void finish();
 };
 
-// A tensor of the whole model, as Python's state_dict() has it.
+// A tensor of the whole model, as in Python's state_dict().
 struct StageEntry {
   std::vector<std::string> names;
-  int stage = 0;  // the first one that has it
+  int stage = 0;  // the first stage that has it
 };
 
 class PipelineStages {
  public:
-  // Local. A model without a pipeline: one stage, on this rank.
+  // Not collective. A model without a pipeline: one stage, on this rank.
   explicit PipelineStages(Stage model);
-  // Collective over the group. InvalidArgument and Mismatch as Pipeline says.
+  // Collective over the group. Throws InvalidArgument and Mismatch as Pipeline's constructor does.
   PipelineStages(const std::vector<Stage>& stages, plan::Schedule schedule, Group group,
                  const PipelineOptions& options);
   PipelineStages(const PipelineStages&) = delete;
@@ -61,7 +61,7 @@ class PipelineStages {
 
   [[nodiscard]] const plan::Schedule& schedule() const { return schedule_; }
   [[nodiscard]] const std::vector<int>& ranks() const { return ranks_; }
-  // Parts refer to it, and keep it.
+  // Parts refer to the group and keep it alive.
   [[nodiscard]] const std::shared_ptr<Group>& group() const { return group_; }
   [[nodiscard]] const std::vector<int>& own_stages() const { return own_stages_; }
   [[nodiscard]] std::map<int, StageRun>& runs() { return runs_; }
@@ -71,18 +71,18 @@ class PipelineStages {
   }
   [[nodiscard]] Ties& ties() { return *ties_; }
 
-  // This rank's, in the order of their first stages.
+  // This rank's sets, in the order of their first stages.
   [[nodiscard]] std::vector<StageSet>& own() { return sets_; }
   [[nodiscard]] const std::vector<StageSet>& own() const { return sets_; }
 
-  // Around a training step that does these actions. Inside, gradients stay on this rank until the
-  // last backward of a set, which averages them unless `stays_local`.
+  // Call around a training step with these actions. In between, gradients stay on this rank until
+  // the last backward of a set, which averages them unless `stays_local`.
   void begin_step(const std::vector<plan::Action>& actions, bool stays_local);
   void end_step();
-  // Called before each of them that is a backward.
+  // Call before each action that is a backward.
   void before_backward(const plan::Action& action);
 
-  // Lets go of the stages and their handles.
+  // Releases the stages and their handles.
   void clear() {
     sets_.clear();
     runs_.clear();
@@ -93,16 +93,16 @@ class PipelineStages {
   void check_ranks(const std::vector<Stage>& stages, const PipelineOptions& options) const;
   void list_entries(const std::vector<Stage>& stages);
   void make_sets();
-  // Whether it adds to gradients of weights.
+  // Returns true if the action adds to gradients of weights.
   [[nodiscard]] bool adds_gradients(const plan::Action& action) const;
 
   const plan::Schedule schedule_;
-  const std::vector<int> ranks_;  // of stages
+  const std::vector<int> ranks_;  // by stage
   const std::shared_ptr<Group> group_;
   std::vector<int> own_stages_;
   std::map<int, StageRun> runs_;
   std::vector<StageEntry> entries_;
-  std::map<std::string, std::size_t> entry_named_;  // in them
+  std::map<std::string, std::size_t> entry_named_;  // indices in entries_
   std::optional<Ties> ties_;
   std::vector<StageSet> sets_;
   bool stays_local_ = false;

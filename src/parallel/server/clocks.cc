@@ -67,7 +67,7 @@ void Clocks::push(int worker) { ++clocks_.at(worker).pushed; }
 
 bool Clocks::is_update_due() const {
   if (consistency_ != Consistency::synchronous || !preparing_.empty()) return false;
-  // A worker that begins with a later step is not waited for before.
+  // Do not wait for a worker that begins with a later step.
   bool any = !left_pushes_.empty();
   for (const auto& [worker, clock] : clocks_) {
     if (clock.pushed == updates_) return false;

@@ -1,7 +1,8 @@
-// Clocks: which worker may go on, and when an update is due. Pure: no tensor, no thread; its owner
-// locks.
+// Clocks: decides which worker may continue, and when an update is due. Pure: no tensor, no thread;
+// its owner locks.
 //
-// A worker's clock counts the steps that it has pushed. `updates` counts those of this server.
+// A worker's clock counts the steps that it has pushed; `updates` counts the updates of this
+// server.
 #pragma once
 
 #include <lockstep/parallel/server/server.h>
@@ -14,60 +15,62 @@ namespace lockstep::ps {
 
 class Clocks {
  public:
-  // Workers 0 ... workers - 1 are waited for from the beginning, before they have come.
+  // Workers 0 ... workers - 1 are expected from the beginning, before they have joined.
   Clocks(Consistency consistency, int staleness, int workers);
 
-  // A worker that joins asks: the step with which it can begin here. Until it begins, or is
-  // removed, no synchronous update is due: so that all servers agree on that step.
+  // Returns the step with which a joining worker can begin here. Until it begins or is removed, no
+  // synchronous update is due, so that all servers agree on that step.
   [[nodiscard]] std::int64_t prepare(int worker);
-  // Whether it still may: nobody has taken it out since.
+  // Returns true if the worker was not removed since prepare().
   [[nodiscard]] bool may_begin(int worker) const;
-  // It begins with that step, at least what prepare() said.
+  // The worker begins with that step, at least the result of prepare().
   void begin(int worker, std::int64_t step);
-  // It left, or was lost. What it had pushed of the step that is due still counts.
+  // The worker left, or was lost. Its push for the step that is due still counts.
   void remove(int worker);
   [[nodiscard]] bool is_present(int worker) const { return clocks_.contains(worker); }
   [[nodiscard]] bool is_empty() const { return clocks_.empty() && preparing_.empty(); }
-  // Those of the beginning that have not come.
+  // Returns the workers of the beginning that have not joined.
   [[nodiscard]] std::vector<int> awaited() const;
 
   // A worker has pushed its next step.
   void push(int worker);
-  // Whether the next update is due; in synchronous mode, of all workers' gradients.
+  // Returns true if the next update is due; in synchronous mode, if the gradients of all workers
+  // are there.
   [[nodiscard]] bool is_update_due() const;
-  // Synchronous: those whose gradients the next update takes, in their order.
+  // Synchronous: returns the workers whose gradients the next update takes, in order.
   [[nodiscard]] std::vector<int> contributors() const;
-  // The update has been made.
+  // Call after an update.
   void count_update();
-  // Synchronous: the step that is due, which no worker may be left to push; else updates made.
+  // Synchronous: returns the step that is due, even if no worker is left to push it; else the
+  // number of updates.
   [[nodiscard]] std::int64_t updates() const { return updates_; }
 
-  // Whether a worker may have the values for its next step.
+  // Returns true if a worker may have the values for its next step.
   [[nodiscard]] bool may_pull(int worker) const;
-  // Those that it waits for, but for those of the beginning that have not come.
+  // Returns the workers that it waits for, except those of the beginning that have not joined.
   [[nodiscard]] std::vector<int> waits_for(int worker) const;
   [[nodiscard]] std::int64_t clock(int worker) const { return clocks_.at(worker).pushed; }
 
  private:
   struct Clock {
     std::int64_t began = 0;   // its first step
-    std::int64_t pushed = 0;  // the step that it has not pushed yet
+    std::int64_t pushed = 0;  // the next step to push
   };
   [[nodiscard]] std::int64_t slowest() const;
-  // Synchronous: where every worker begins with a later step than the one that is due, and nobody
-  // has pushed that one, no update will ever be made of it: the first of theirs is due.
+  // Synchronous: if every worker begins with a step later than the one that is due, and no worker
+  // has pushed that one, no update will ever be made for it. Advances to the first of their steps.
   void skip_steps_of_nobody();
-  // Synchronous: the step that is due.
+  // Synchronous: returns true if the worker has pushed the step that is due.
   [[nodiscard]] bool has_pushed(const Clock& clock) const {
     return clock.began <= updates_ && clock.pushed > updates_;
   }
 
   Consistency consistency_;
   int staleness_;
-  std::map<int, Clock> clocks_;  // of those that count
-  std::map<int, bool> came_;     // of the beginning
+  std::map<int, Clock> clocks_;  // of active workers
+  std::map<int, bool> came_;     // workers of the beginning: whether they have joined
   std::map<int, std::int64_t> preparing_;
-  std::vector<int> left_pushes_;  // of workers that are gone, for the update that is due
+  std::vector<int> left_pushes_;  // pushes of departed workers for the update that is due
   std::int64_t updates_ = 0;
 };
 

@@ -12,7 +12,7 @@ namespace lockstep::ps {
 namespace {
 
 constexpr std::int64_t header_numbers = 3;
-// Of one text: more is no list of keys.
+// Per text: a longer one is not a list of keys.
 constexpr std::int64_t most_text = std::int64_t{1} << 30;
 
 Group pair_of(std::shared_ptr<Store> store, const Connection::Ends& ends) {

@@ -1,7 +1,7 @@
-// Connection: a worker and a server, and what they say to each other.
+// Connection: a worker and a server, and their protocol.
 //
-// Two ranks of a group of their own, the server being rank 0: so the end of one is the other's
-// PeerLost and nobody else's. The worker asks and the server answers, one after the other:
+// Two ranks of a separate group, with the server as rank 0: if one ends, only the other one gets
+// PeerLost. The worker sends requests and the server answers, in turn:
 //
 //   hello     {bytes, bytes}, keys,      refused {bytes}, text; or needs_values; or ready {step}
 //             keys of constants
@@ -15,7 +15,8 @@
 //   leave                                no answer
 //
 // Constants are buffers and frozen parameters. A message begins with a header of fixed size, from
-// which both ends know the sizes of what follows; what is empty is not sent. One thread a time.
+// which both ends know the sizes of the following parts; empty parts are not sent. One thread at a
+// time.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -59,24 +60,24 @@ class Connection {
  public:
   struct Ends {
     std::string backend;  // "shm" or "gloo"
-    std::string address;  // gloo: of this machine, as the other one reaches it
+    std::string address;  // gloo: this host's address for the other end
     bool is_server = false;
     std::string name;  // for messages
     Duration timeout = {};
     Duration join_timeout = {};
   };
-  // Blocks until the other one has come to the same part of a store.
+  // Blocks until the other end has come to the same prefix of a store.
   Connection(std::shared_ptr<Store> store, const Ends& ends);
 
   void send(const Header& header);
   [[nodiscard]] Header receive(Duration timeout);
-  // Contiguous tensors of the host. Blocks until the other one has taken it.
+  // Sends contiguous host tensors. Blocks until the other end has received them.
   void send(const at::Tensor& tensor);
   void receive(const at::Tensor& tensor);
   void send_text(std::string_view text);
   [[nodiscard]] std::string receive_text(std::int64_t bytes);
 
-  // Any thread: ends it, here and there, with this reason.
+  // Thread-safe. Ends the connection on both ends with this reason.
   void abort(std::string_view reason) { group_.abort(reason); }
   void set_timeout(Duration timeout) { group_.set_timeout(timeout); }
 

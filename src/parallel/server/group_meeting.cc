@@ -18,7 +18,7 @@
 namespace lockstep::ps {
 namespace {
 
-// Any bytes; written in hexadecimal, so that they travel as text.
+// Returns random bytes in hexadecimal, so that they can be sent as text.
 std::string new_secret() {
   std::array<unsigned char, 32> bytes{};
   sys::fill_randomly(std::as_writable_bytes(std::span(bytes)));
@@ -27,7 +27,7 @@ std::string new_secret() {
   return text;
 }
 
-// The name of a host other than rank 0's, if there is one.
+// Returns the name of a host other than rank 0's, if there is one.
 std::optional<std::string> another_host(Group& group) {
   std::optional<std::string> other;
   const std::string here = broadcast_text(group, sys::host_identity());

@@ -1,4 +1,4 @@
-// A meeting of servers and workers that have a group already: its last ranks are servers.
+// A meeting of servers and workers that already share a group: its last ranks are servers.
 #pragma once
 
 #include <lockstep/comm/group.h>
@@ -11,11 +11,11 @@ namespace lockstep::ps {
 
 struct GroupMeeting {
   Place place;
-  // On rank 0: what the store of the meeting is in. It outlives every server and worker.
+  // On rank 0: the server of the meeting's store. It must outlive every server and worker.
   std::unique_ptr<StoreServer> store_server;
 };
 
-// Collective. InvalidArgument unless there are a server and a worker or more.
+// Collective. Throws InvalidArgument unless there are at least one server and one worker.
 [[nodiscard]] GroupMeeting meet_in_group(Group& group, int servers);
 
 }  // namespace lockstep::ps

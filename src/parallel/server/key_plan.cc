@@ -12,7 +12,7 @@
 namespace lockstep::ps {
 namespace {
 
-// The first row that begins at or after `byte` of the key, which has `rows` rows.
+// Returns the first row that begins at or after `byte` of the key, which has `rows` rows.
 std::int64_t first_row_at(std::int64_t byte, std::int64_t row_bytes, std::int64_t rows) {
   if (byte <= 0) return 0;
   return std::min(rows, (byte + row_bytes - 1) / row_bytes);
@@ -33,7 +33,7 @@ std::int64_t number_in(std::string_view field) {
   return *number;
 }
 
-// A name may have blanks and line ends: its length stands before it.
+// A name may contain blanks and line ends, so its length precedes it.
 std::string_view take_name(std::string_view& text) {
   const std::int64_t bytes = number_in(next_field(text, ' '));
   check_input(static_cast<std::uint64_t>(bytes) < text.size() &&
@@ -66,7 +66,7 @@ std::vector<std::vector<Piece>> plan_keys(std::span<const Key> keys, int servers
     const std::int64_t row_bytes = key.row_bytes();
     if (row_bytes == 0 || key.rows() == 0) continue;
     for (std::int64_t server = 0; server < servers; ++server) {
-      // Rounded up, so that a row that begins at the border is the next server's.
+      // Rounded up, so that a row that begins at the border belongs to the next server.
       const std::int64_t from = (total * server + servers - 1) / servers - before;
       const std::int64_t to = (total * (server + 1) + servers - 1) / servers - before;
       const layout::Range rows{
@@ -100,7 +100,7 @@ std::vector<Key> decode_keys(std::string_view text) {
     const std::int64_t dims = number_in(next_field(line, ' '));
     for (std::int64_t dim = 0; dim < dims; ++dim)
       key.sizes.push_back(number_in(next_field(line, ' ')));
-    (void)layout::numel_of(key.sizes);  // that 64 bits hold it
+    (void)layout::numel_of(key.sizes);  // throws if it does not fit 64 bits
     keys.push_back(std::move(key));
   }
   return keys;

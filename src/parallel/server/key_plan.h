@@ -1,12 +1,12 @@
-// Which server keeps what of the parameters. Pure arithmetic: the same in all servers and workers
-// that have the same keys.
+// Assigns the parameters to servers. Pure arithmetic: the same in all servers and workers with the
+// same keys.
 //
 //   bytes    0         40        80        120       160
 //            | a [5, 2] float | b [10] float | c [5, 2] |      two servers: the first one has a and
 //            |        server 0        |     server 1    |      b[0..9], the second one b[9..10], c
 //
-// A row (a slice of dim 0) belongs to the server in whose equal part of all bytes it begins: no row
-// is divided, so an update of one row is one message.
+// All bytes are divided equally between servers, and a row (a slice of dim 0) belongs to the server
+// in whose part it begins: no row is split, so an update of one row is one message.
 #pragma once
 
 #include <lockstep/layout/tensor_slice.h>
@@ -22,7 +22,7 @@ namespace lockstep::ps {
 // A trained parameter.
 struct Key {
   std::string name;
-  int dtype = 0;  // LibTorch's number of it
+  int dtype = 0;  // LibTorch's number of the dtype
   std::int64_t element_bytes = 4;
   bool by_rows = false;
   std::vector<std::int64_t> sizes;
@@ -40,16 +40,18 @@ struct Piece {
   bool operator==(const Piece&) const = default;
 };
 
-// For each server its pieces, in the order of the keys; every row once. A key without elements has
-// no piece.
+// Returns each server's pieces, in the order of the keys; every row occurs once. A key without
+// elements has no piece.
 [[nodiscard]] std::vector<std::vector<Piece>> plan_keys(std::span<const Key> keys, int servers);
 
-// For the wire, "9 fc.weight 6 4 0 2 3 4 \n" a key, and back: the name after its length, dtype,
-// bytes of an element, whether by rows, dims, sizes. BadInput when the text was not made by this.
+// Converts keys to and from text, one "9 fc.weight 6 4 0 2 3 4 \n" per key: the length of the name,
+// the name, dtype, bytes per element, by rows or not, dims, sizes. Throws BadInput if the text was
+// not made by encode_keys().
 [[nodiscard]] std::string encode_keys(std::span<const Key> keys);
 [[nodiscard]] std::vector<Key> decode_keys(std::string_view text);
 
-// Where two lists differ first, as "fc.weight [3, 4]" of each; "nothing more" where one ends.
+// The first difference between two lists, as "fc.weight [3, 4]" for each; "nothing more" if a list
+// ends.
 struct KeyDifference {
   std::string here, there;
 };

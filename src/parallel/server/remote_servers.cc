@@ -13,7 +13,7 @@
 namespace lockstep::ps {
 namespace {
 
-// A server that ends says why before the deadline of those that wait for its answer.
+// Added to the timeout, so that a failing server can report its reason before its clients time out.
 constexpr Duration beyond_the_servers = std::chrono::seconds(20);
 
 }  // namespace
@@ -79,7 +79,7 @@ void RemoteServers::take_number(std::optional<int> asked, const Announcement& ow
               worker_, announcement_of(stands).address);
 }
 
-// Its place among all that came, at the first free one.
+// Returns its index among all announcements: the first free one.
 std::int64_t RemoteServers::announce(const Announcement& own) const {
   const std::string text = own.text();
   for (std::int64_t join = 0;; ++join) {
@@ -157,7 +157,7 @@ void RemoteServers::say_leave() noexcept {
     try {
       server.connection->send({Message::leave});
     } catch (const std::exception&) {
-      // It has gone: nobody is to be told.
+      // The server has gone; it needs no message.
     }
   }
 }

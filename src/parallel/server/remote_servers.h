@@ -1,4 +1,4 @@
-// RemoteServers: a worker's connections with all servers.
+// RemoteServers: a worker's connections to all servers.
 #pragma once
 
 #include "parallel/server/announcement.h"
@@ -18,34 +18,34 @@
 
 namespace lockstep::ps {
 
-// One server, and what of the parameters it has.
+// One server, and the part of the parameters that it has.
 struct RemoteServer {
   std::unique_ptr<Connection> connection;
   std::vector<Piece> pieces;
   std::unique_ptr<Share> whole, by_rows;
-  at::Tensor buffer;  // a message of the whole pieces
+  at::Tensor buffer;  // a message with the whole pieces
 };
 
 class RemoteServers {
  public:
-  // Blocks until all servers have come, takes a number, and connects. Errors as Worker's
+  // Blocks until all servers have joined, takes a number, and connects. Throws as Worker's
   // constructor.
   RemoteServers(const Meeting& meeting, std::optional<int> number, std::span<const Key> keys);
 
   [[nodiscard]] int worker() const { return worker_; }
-  // The server that has the constants.
+  // Returns true for the server with the constants.
   [[nodiscard]] bool is_first(const RemoteServer& server) const {
     return &server == servers_.data();
   }
 
-  // Runs action(server) with one after the other. PeerLost, Timeout and Aborted name the server;
-  // after any error nothing can be done any more.
+  // Runs action(server) for one server after another. PeerLost, Timeout and Aborted name the
+  // server; after any error, the object cannot be used any more.
   void each(const char* what, std::int64_t step, const std::function<void(RemoteServer&)>& action);
-  // The answer of a server, which may say why it refuses: Aborted.
+  // Receives the answer of a server; throws Aborted with its reason if it refuses.
   [[nodiscard]] Header answer(RemoteServer& server) const;
-  // Throws again what has ended it.
+  // Rethrows the error that has ended the connections.
   void check_alive() const;
-  // To all that are there; never throws.
+  // Sends `leave` to all servers that are there; never throws.
   void say_leave() noexcept;
 
   [[nodiscard]] Duration join_limit() const;

@@ -20,7 +20,7 @@
 namespace lockstep::ps {
 namespace {
 
-// How long a server looks for one more worker before it looks whether the last one has left.
+// How long a server waits for a further worker before it checks whether the last one has left.
 constexpr auto look_for_worker = std::chrono::milliseconds(100);
 
 void check_options(const Meeting& meeting, int number, const ServerOptions& options) {
@@ -47,13 +47,13 @@ class Server::Impl {
   ServerReport run();
 
  private:
-  // A worker that came, and the thread that serves it.
+  // A worker that joined, and the thread that serves it.
   struct Guest {
     std::int64_t join = 0;
     Announcement worker;
-    std::atomic<bool> has_gone = false;  // the thread has ended, or does at once
+    std::atomic<bool> has_gone = false;  // the thread has ended, or is about to
     std::mutex mutex;
-    std::unique_ptr<Connection> connection;  // guarded by mutex; null before and after
+    std::unique_ptr<Connection> connection;  // guarded by mutex; null before and after its lifetime
     sys::Thread thread;
   };
 
@@ -68,7 +68,7 @@ class Server::Impl {
   const Announcement own_;
   ServerState state_;
   std::mutex mutex_;         // guards the list
-  std::list<Guest> guests_;  // that are there, or have gone since reap()
+  std::list<Guest> guests_;  // workers that are there, or have gone since reap()
   bool has_run_ = false;
 };
 
@@ -136,7 +136,7 @@ void Server::Impl::reap() {
 void Server::Impl::accept(std::int64_t join, std::string_view text) {
   std::lock_guard lock(mutex_);
   Guest& guest = guests_.emplace_back();
-  // run() joins the threads of all that are in the list.
+  // run() joins the threads of all workers in the list.
   ScopeExit refuse([this] { guests_.pop_back(); });
   guest.join = join;
   guest.worker = announcement_of(text);
@@ -163,14 +163,14 @@ void Server::Impl::serve(Guest& guest) {
       guest.connection = std::move(connection);
     }
     ScopeExit close([&] {
-      std::unique_ptr<Connection> over;  // whose end may wait
+      std::unique_ptr<Connection> over;  // destroyed last, because its end may block
       std::lock_guard lock(guest.mutex);
       over = std::move(guest.connection);
     });
     try {
       Session(state_, *guest.connection, own_.number, worker, meeting_.join_timeout).run();
     } catch (...) {
-      // The reason goes before the end of the connection, whichever thread is the first.
+      // Send the reason before the connection ends, regardless of which thread comes first.
       if (state_.has_failed()) guest.connection->abort(state_.failure_text());
       throw;
     }
@@ -182,7 +182,7 @@ void Server::Impl::serve(Guest& guest) {
   }
 }
 
-// Of one worker, or of all.
+// Ends the connection of one worker, or of all.
 void Server::Impl::abort_workers(std::optional<int> worker, const std::string& text) {
   std::lock_guard lock(mutex_);
   for (Guest& guest : guests_) {

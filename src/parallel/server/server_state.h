@@ -1,4 +1,5 @@
-// What the threads of a server share: who may go on, the parameters, and why it has failed.
+// The state that the threads of a server share: the clocks, the parameters, and the reason of its
+// failure.
 #pragma once
 
 #include "parallel/server/clocks.h"
@@ -22,46 +23,47 @@ class ServerState {
  public:
   ServerState(const Meeting& meeting, int number, ServerOptions options);
 
-  // Of a worker that says hello. Blocks until the keys are known, which worker 0 has; true when it
-  // is this worker, whose values are needed. Throws Mismatch when its keys are others: for all
-  // those that begin together. `constants`: keys of buffers and frozen parameters.
+  // Called for a worker's hello. Blocks until the keys are known, which worker 0 provides; returns
+  // true for worker 0, whose values are needed. If its keys differ, throws Mismatch on all workers
+  // that begin together. `constants`: keys of buffers and frozen parameters.
   [[nodiscard]] bool meet_keys(int worker, const std::vector<Key>& keys,
                                const std::vector<Key>& constants);
-  // What worker 0 has; `constants` is kept for the others. BadInput when they are not as long as
-  // its keys say.
+  // Sets the values of worker 0; `constants` is kept for the other workers. Throws BadInput if
+  // their lengths do not match its keys.
   void set_values(const at::Tensor& values, const at::Tensor& constants);
-  // Blocks until the values are there; the step with which the worker can begin.
+  // Blocks until the values are there; returns the step with which the worker can begin.
   [[nodiscard]] std::int64_t prepare(int worker);
   void begin(int worker, std::int64_t step);
   void remove(int worker, bool lost);
 
-  // The gradients are the worker's until its next push.
+  // The worker must not change the gradients until its next push.
   void push(int worker, std::shared_ptr<const PushedGradients> gradients);
-  // Blocks until the worker may go on, then reads. Workers that it has waited for as long as a
-  // request may take, and that do not wait themselves, are lost: a process that has stopped ends
-  // no other.
+  // Blocks until the worker may continue, then reads. Workers that it has waited for longer than a
+  // request may take, and that do not wait themselves, are lost: a stopped process must not end
+  // others.
   void pull(int worker, const at::Tensor& buffer);
   [[nodiscard]] at::Tensor pull_rows(std::size_t piece, const at::Tensor& rows);
 
-  // Once values are there: what does not change.
+  // Constant once the values are there.
   [[nodiscard]] const ServedParameters& parameters() const { return *parameters_; }
   [[nodiscard]] const at::Tensor& constants() const { return constants_; }
   [[nodiscard]] const std::vector<Piece>& pieces() const { return pieces_; }
 
-  // Runs ServerOptions::on_request, while nothing else changes or reads the values.
+  // Runs ServerOptions::on_request while no other thread changes or reads the values.
   void request(std::string_view text);
 
-  // Ends it: everything that waits here throws. on_failure() is called once, with the text.
+  // Fails the server: all waiting calls throw. Calls on_failure() once, with the text.
   void fail(std::exception_ptr problem, const std::string& text);
   void on_failure(std::function<void(const std::string&)> action);
-  // Called for a worker that is taken out because others have waited for it too long.
+  // Sets a function that is called for a worker that was removed because others have waited for it
+  // too long.
   void on_overdue(std::function<void(int worker, const std::string&)> action);
   [[nodiscard]] bool has_failed();
   [[nodiscard]] std::string failure_text();
   void rethrow_failure();
-  // Fails when the time is over and workers of the beginning have not come.
+  // Fails the server if the deadline has passed and workers of the beginning have not joined.
   void check_awaited(Deadline deadline);
-  // Whether the last worker has gone.
+  // Returns true if the last worker has gone.
   [[nodiscard]] bool is_over();
   [[nodiscard]] ServerReport report();
 
@@ -70,22 +72,23 @@ class ServerState {
   void wait(Lock& lock, Duration limit, const std::function<bool()>& condition,
             const std::function<std::string()>& overdue);
   void throw_if_failed();
-  // Under the mutex, which it lets go meanwhile: takes those out that `worker` has waited for.
+  // Called with the mutex locked; unlocks it temporarily. Removes the workers that `worker` has
+  // waited for.
   void remove_overdue(Lock& lock, int worker);
-  // Under the mutex: makes the updates that are due.
+  // Called with the mutex locked: makes the updates that are due.
   void update(Lock& lock, int worker);
 
   const Meeting meeting_;
   const int number_;
   const ServerOptions options_;
-  std::mutex mutex_;  // guards all but the values
+  std::mutex mutex_;  // guards everything except the values
   std::condition_variable changed_;
   Clocks clocks_;
   std::vector<Key> keys_, constant_keys_;
   std::vector<Piece> pieces_;
   bool has_keys_ = false;
   std::set<int> pulling_;           // workers that wait in pull()
-  std::shared_mutex values_mutex_;  // of the values in parameters_; taken after mutex_
+  std::shared_mutex values_mutex_;  // guards the values in parameters_; taken after mutex_
   std::unique_ptr<ServedParameters> parameters_;
   at::Tensor constants_;
   std::map<int, std::shared_ptr<const PushedGradients>> pushed_;  // for the update that is due

@@ -58,7 +58,7 @@ bool Session::welcome() {
     refuse(error.what());
     return false;
   }
-  // Updates wait for it.
+  // Updates wait until the worker begins.
   Header begin = connection_.receive(begin_limit_);
   check_input(begin.message == Message::begin, "parameter server {}: worker {} did not begin",
               number_, worker_);

@@ -123,7 +123,7 @@ void Worker::Impl::zero_grad() {
   for (TrainedParameter& one : keys_.trained()) one.tensor.mutable_grad().reset();
 }
 
-// What has a gradient among parameters by rows, checked before anything is sent.
+// Collects the rows with a gradient of parameters by rows; checks them before anything is sent.
 Worker::Impl::RowsToPush Worker::Impl::gather_rows() {
   RowsToPush found;
   for (TrainedParameter& one : keys_.trained()) {

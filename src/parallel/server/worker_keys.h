@@ -1,4 +1,4 @@
-// What a worker's module has for the servers.
+// The tensors of a worker's module that the servers need.
 #pragma once
 
 #include "module/tensors.h"
@@ -16,17 +16,17 @@ class Module;
 
 namespace lockstep::ps {
 
-// A parameter that is trained, and how it was at the beginning.
+// A trained parameter, and its key at the beginning.
 struct TrainedParameter {
   at::Tensor tensor;
   Key key;
-  at::Tensor pulled;  // by rows: bool for each row, whether its value is of now
+  at::Tensor pulled;  // by rows: one bool per row, whether its value is current
 };
 
 class WorkerKeys {
  public:
-  // InvalidArgument names a tensor that cannot be sent, a pattern that names nothing, a parameter
-  // by rows that has none.
+  // Throws InvalidArgument, which names a tensor that cannot be sent, a pattern that matches
+  // nothing, or a parameter by rows that has no rows.
   WorkerKeys(const torch::nn::Module& module, const std::vector<std::string>& by_rows);
 
   [[nodiscard]] std::vector<TrainedParameter>& trained() { return trained_; }
@@ -34,12 +34,12 @@ class WorkerKeys {
     return trained_[static_cast<std::size_t>(piece.key)];
   }
   [[nodiscard]] std::vector<Key> keys() const;
-  // Of frozen parameters and buffers, which must be the same on all workers.
+  // The keys of frozen parameters and buffers, which must be the same on all workers.
   [[nodiscard]] const std::vector<Key>& constant_keys() const { return constant_keys_; }
-  // InvalidArgument when a trained parameter is no longer what it was.
+  // Throws InvalidArgument if a trained parameter has changed its size or dtype.
   void check_unchanged() const;
 
-  // Frozen parameters and buffers, as one message; and back.
+  // Converts frozen parameters and buffers to one message, and back.
   [[nodiscard]] at::Tensor constants() const;
   [[nodiscard]] std::int64_t bytes_of_constants() const;
   void set_constants(const at::Tensor& message) const;
@@ -52,8 +52,8 @@ class WorkerKeys {
   std::vector<Key> constant_keys_;
 };
 
-// The rows of a gradient, dense or sparse, that are not zero: their numbers (int64), each once, in
-// order, and their values, on the host.
+// The non-zero rows of a dense or sparse gradient: their indices (int64), unique and sorted, and
+// their values, on the host.
 struct GradientRows {
   at::Tensor rows, values;
 };

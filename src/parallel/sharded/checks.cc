@@ -85,7 +85,7 @@ std::vector<std::string> lines_of(const torch::nn::Module& module,
   return lines;
 }
 
-// What all ranks must agree on.
+// Returns the properties that must be equal on all ranks.
 std::vector<std::string> describe(const torch::nn::Module& module,
                                   const modules::ModuleTensors& tensors,
                                   const ShardOptions& options) {
@@ -124,7 +124,7 @@ void check_not_divided(const std::vector<NamedParameter>& parameters) {
   }
 }
 
-// Before anything is changed.
+// Called before anything is changed.
 void check_storage(const Groups& groups, const std::vector<NamedParameter>& parameters,
                    const ShardOptions& options) {
   check(!options.reduce_in_step || options.storage == ShardStorage::node_shared,
@@ -174,7 +174,7 @@ std::int64_t this_place() {
   try {
     place += sys::read_file("/proc/self/cgroup");
   } catch (const SystemError&) {
-    // No control groups: the host alone.
+    // There are no control groups: use the host only.
   }
   return static_cast<std::int64_t>(fingerprint(place));
 }
@@ -183,7 +183,7 @@ std::int64_t size_of(c10::ScalarType dtype) {
   return static_cast<std::int64_t>(c10::elementSize(dtype));
 }
 
-// What the host is to hold of a parameter on a device: its shard, and the average beside it.
+// Returns the host bytes for a parameter on a device: its shard, and the average beside it.
 std::int64_t host_bytes_of(const at::Tensor& parameter, int world, const ShardOptions& options) {
   if (!options.offload_to_host) return 0;
   std::int64_t shard = parameter.numel() * size_of(parameter.scalar_type()) / world;
@@ -223,7 +223,7 @@ std::int64_t bytes_needed(const std::vector<NamedParameter>& parameters,
   std::int64_t needed = 0, largest = 0;
   for (const layout::PlannedUnit& unit : plan) {
     ShardOptions own_options = options_of(unit, options);
-    std::int64_t in_flight = 0, made = 0;  // when it is divided
+    std::int64_t in_flight = 0, made = 0;  // `made`: bytes allocated while it is sharded
     for (int i : unit.items) {
       const at::Tensor& parameter = parameters[static_cast<std::size_t>(i)].tensor;
       if (!parameter.device().is_cpu()) {

@@ -1,4 +1,4 @@
-// What fully_shard() checks before anything is changed.
+// The checks of fully_shard() before anything is changed.
 #pragma once
 
 #include "layout/flat_layout.h"
@@ -21,51 +21,50 @@ class Module;
 
 namespace lockstep::sharded {
 
-// The memory of one parameter by the level of sharding (Rajbhandari et al., ZeRO: Memory
-// Optimizations Toward Training Trillion Parameter Models, SC 2020, figure 1), as fully_shard()
-// keeps it. The optimizer's state comes on top: its bytes, divided by the number of ranks.
+// The memory of one parameter by sharding level (Rajbhandari et al., ZeRO: Memory Optimizations
+// Toward Training Trillion Parameter Models, SC 2020, figure 1), as fully_shard() stores it. The
+// optimizer's state is additional: its bytes, divided by the number of ranks.
 struct ParameterSize {
   std::int64_t elements = 0;
-  std::int64_t own_bytes = 4;       // an element of the parameter
-  std::int64_t computed_bytes = 4;  // an element of what modules compute with
-  std::int64_t reduced_bytes = 4;   // an element of the gradient that is reduced
+  std::int64_t own_bytes = 4;       // per element of the parameter
+  std::int64_t computed_bytes = 4;  // per element in the dtype of the computation
+  std::int64_t reduced_bytes = 4;   // per element of the reduced gradient
   bool is_cast = false;             // computed in another dtype than its own
   bool requires_grad = true;
 };
 
-// Bytes on one of `world` ranks. Node-shared parameters count by the rank's part of them.
+// Bytes on one of `world` ranks. For node-shared parameters, only the rank's part counts.
 struct ParameterMemory {
   std::int64_t kept = 0;       // between steps: the parameter and its gradient
-  std::int64_t in_flight = 0;  // more while its unit is in use
+  std::int64_t in_flight = 0;  // additional while its unit is in use
 };
 
 [[nodiscard]] ParameterMemory memory_of(const ParameterSize& size, int world,
                                         const ShardOptions& options);
 
-// Is there memory for what fully_shard() is about to take? Asked before anything is taken: memory
-// that is only promised ends, some steps later, with a process that the kernel kills.
-
-// What one rank needs, and what is there for all ranks that it shares memory with.
+// The memory that one rank needs, and the memory available to all ranks that share it.
+// fully_shard() checks both before it allocates: overcommitted memory would end, some steps later,
+// with the kernel killing a process.
 struct MemoryNeed {
   std::int64_t place = 0;  // equal for ranks of one host and control group
   std::int64_t needed = 0;
-  std::int64_t available = 0;  // of the machine, or what the control groups leave
+  std::int64_t available = 0;  // on the host, or within the control groups' limits
 };
 
-// The ranks of one place together, when they need more than is available there: the first such.
+// Returns the total need of the first place whose ranks together need more than is available.
 [[nodiscard]] std::optional<MemoryNeed> first_shortage(std::span<const MemoryNeed> needs);
 
-// Host memory of one of `world` ranks beyond that of the parameters as they are now: shards, wholes
-// and gradients by level, and the largest unit and its gradients in flight. The optimizer's state
-// is not known, and not counted.
+// Returns the host memory of one of `world` ranks beyond the current parameters: shards, whole
+// parameters and gradients by level, and the largest unit and its gradients in flight. The
+// optimizer's state is unknown and not counted.
 [[nodiscard]] std::int64_t bytes_needed(const std::vector<NamedParameter>& parameters,
                                         const std::vector<layout::PlannedUnit>& plan, int world,
                                         const ShardOptions& options);
 
-// Collective. BadInput on every rank when the ranks of a host need more than it has.
+// Collective. Throws BadInput on every rank if the ranks of a host need more memory than it has.
 void check_memory(const Group& group, std::int64_t needed, const CallOptions& call);
 
-// What the options say for one unit: its rule's word comes before that for all.
+// Returns the options of one unit: its rule's values override the general ones.
 [[nodiscard]] inline ShardOptions options_of(const layout::PlannedUnit& unit,
                                              ShardOptions options) {
   if (unit.pattern < 0) return options;
@@ -76,28 +75,28 @@ void check_memory(const Group& group, std::int64_t needed, const CallOptions& ca
   return options;
 }
 
-// Local, all of them: InvalidArgument.
+// These checks are not collective; they throw InvalidArgument.
 void check_options(const ShardOptions& options);
-// For parameters that another handle has.
+// Refuses parameters of another handle.
 void check_not_divided(const std::vector<NamedParameter>& parameters);
-// For storage that the ranks or the parameters' device do not have.
+// Refuses storage that the ranks or the parameters' device do not support.
 void check_storage(const Groups& groups, const std::vector<NamedParameter>& parameters,
                    const ShardOptions& options);
 
-// Which parameters are one unit. InvalidArgument for a rule that names nothing.
+// Assigns parameters to units. Throws InvalidArgument for a rule that matches nothing.
 [[nodiscard]] std::vector<layout::PlannedUnit> plan_of(
     const std::vector<NamedParameter>& parameters, const UnitRules& rules);
 
-// What all ranks must agree on, for modules::check_same_lines(): of a module's tensors, and these
-// and the options.
+// Return the properties that must be equal on all ranks, for modules::check_same_lines(): of a
+// module's tensors, and of these and the options.
 [[nodiscard]] std::vector<std::string> lines_of(const torch::nn::Module& module,
                                                 const modules::ModuleTensors& tensors);
 [[nodiscard]] std::vector<std::string> describe(const torch::nn::Module& module,
                                                 const modules::ModuleTensors& tensors,
                                                 const ShardOptions& options);
 
-// Collective, before anything is taken: whether every rank can have its shards of `parameters` in
-// its folder. SystemError where the disk refuses, BadInput on the other ranks.
+// Collective. Checks, before allocating anything, that every rank's folder has room for its shards
+// of `parameters`. Throws SystemError if the disk refuses, BadInput on the other ranks.
 void check_room(const Offload& offload, const Group& group,
                 const std::vector<NamedParameter>& parameters, int world, const CallOptions& call);
 

@@ -1,11 +1,12 @@
-// UnitGradients: the gradients of one unit, from the module's .grad to the averages in its slices.
+// UnitGradients: moves the gradients of one unit from the module's .grad to the averages in its
+// slices.
 //
 //   accept(i) for each parameter, or skip(i)   their places in one flat buffer
 //   post()                                     reduce_scatter: this rank's range is the average
 //   forward()                                  with replicas: and the sum over them
 //   publish()                                  .grad of the slices: set, or added to
 //
-// A GradientBuffer decides where the gradients lie, and Averages where the averages lie.
+// A GradientBuffer determines where the gradients are stored, and Averages where the averages are.
 //
 // Not thread-safe: BackwardStep holds its mutex.
 #pragma once
@@ -25,7 +26,7 @@
 
 namespace lockstep::sharded {
 
-// GradientBuffer: where all gradients of one unit lie, flat, until they are averaged:
+// GradientBuffer: the flat storage of all gradients of one unit until they are averaged:
 //
 //   PooledBuffer       a buffer of the pool, from the first gradient to publish(): levels gradients
 //                      and full
@@ -35,28 +36,29 @@ namespace lockstep::sharded {
 // Not thread-safe: BackwardStep holds its mutex.
 class GradientBuffer {
  public:
-  // The unit, the pool and the group outlive it. Local, but collective with reduce_in_step.
+  // The unit, the pool and the group must outlive it. Collective only with reduce_in_step.
   static std::unique_ptr<GradientBuffer> make(const Unit& unit, Group& shards, BufferPool& pool);
   virtual ~GradientBuffer() = default;
 
-  // In the dtype of the sum over ranks. Undefined while there is none.
+  // The buffer, in the dtype of the sum over ranks. Undefined while it is not allocated.
   [[nodiscard]] const at::Tensor& flat() const { return flat_; }
   [[nodiscard]] c10::ScalarType dtype() const { return dtype_; }
-  // This rank's range of it.
+  // Returns this rank's range of the buffer.
   [[nodiscard]] at::Tensor own_part() const;
-  // All ranks' buffers, a row each; undefined where they are no memory of this rank.
+  // Returns all ranks' buffers, one per row; undefined if they are not in this rank's memory.
   [[nodiscard]] virtual at::Tensor rows() const { return {}; }
 
-  // Whether it is there between steps.
+  // Returns true if the buffer is kept between steps.
   [[nodiscard]] virtual bool stays() const = 0;
-  // It is there from now on. What is no gradient's place is zeros.
+  // Allocates the buffer. Padding between gradients is zero.
   void take();
-  // It is not used any more.
+  // Releases the buffer.
   virtual void give_back() {}
 
-  // Posts the sum, or average, over the ranks: own_part() has it then, where there are no rows().
+  // Posts the sum, or average, over the ranks; the result is in own_part(), unless there are
+  // rows().
   [[nodiscard]] virtual Work reduce(Op op, const CallOptions& call);
-  // The same of any memory, as large as flat().
+  // Reduces any memory of the same size as flat().
   [[nodiscard]] Work reduce(const at::Tensor& flat, Op op, const CallOptions& call);
 
  protected:
@@ -75,8 +77,7 @@ class GradientBuffer {
   c10::ScalarType dtype_;
 };
 
-// Averages: where the averages of a unit's gradients lie in this rank's range, as .grad of the
-// slices:
+// Averages: the storage of the averaged gradients in this rank's range, as .grad of the slices:
 //
 //   AveragesInBuffer    where the sum over ranks left them: level optimizer
 //   AveragesBeside      in memory beside the shard: levels gradients and full
@@ -89,29 +90,29 @@ class GradientBuffer {
 // Not thread-safe: BackwardStep holds its mutex.
 class Averages {
  public:
-  // Of gradients in `buffer`. It and the unit outlive this object. `deferred`: those of the handle,
-  // with reduce_in_step.
+  // Makes the averages of gradients in `buffer`. The buffer and the unit must outlive this object.
+  // `deferred`: the handle's lazy gradients, with reduce_in_step.
   static std::unique_ptr<Averages> make(const Unit& unit, const GradientBuffer& buffer,
                                         std::shared_ptr<LazyGradients> deferred);
   Averages(const Unit& unit, const GradientBuffer& buffer) : unit_(unit), buffer_(buffer) {}
   virtual ~Averages() = default;
 
-  // Around the calls of place() and values() for one sum over the ranks, which is complete.
+  // Called around the calls of place() and values() for one completed sum over the ranks.
   virtual void begin() {}
   virtual void end() {}
-  // What becomes .grad of slice i.
+  // Returns the tensor that becomes .grad of slice i.
   [[nodiscard]] virtual at::Tensor place(int i) = 0;
-  // What is added to a .grad that slice i has.
+  // Returns the tensor that is added to an existing .grad of slice i.
   [[nodiscard]] virtual at::Tensor values(int i);
 
-  // The buffer is about to be filled again: what is still used of earlier averages leaves it.
+  // Call before the buffer is filled again: moves earlier averages that are still used out of it.
   virtual void leave_buffer() {}
-  // Memory that is needed no more is given back.
+  // Releases memory that is no longer needed.
   virtual void drop() {}
 
-  // Of memory beside the buffer that is this process's own.
+  // Returns the bytes of private memory beside the buffer.
   [[nodiscard]] virtual std::int64_t bytes() const { return 0; }
-  // Whether a .grad lies in the buffer or that memory.
+  // Returns true if a .grad is in the buffer or in that memory.
   [[nodiscard]] virtual bool hold(const at::Tensor& /*gradient*/) const { return false; }
 
  protected:
@@ -128,38 +129,39 @@ class Averages {
 
 class UnitGradients {
  public:
-  // `replicas`: the ranks that have the same shard. The handle keeps both groups. With
-  // reduce_in_step collective.
+  // `replicas`: the ranks with the same shard. The handle owns both groups. Collective only with
+  // reduce_in_step.
   UnitGradients(const Unit& unit, Group& shards, Group& replicas, std::shared_ptr<BufferPool> pool,
                 std::shared_ptr<LazyGradients> deferred);
 
-  // Parameter i's .grad goes to its place, and is absent then.
+  // Moves parameter i's .grad to its place; .grad is then undefined.
   void accept(int i);
-  // It has none: zeros.
+  // Parameter i has no gradient: fills its place with zeros.
   void skip(int i);
-  // Whether gradients have their places between steps, too.
+  // Returns true if gradients keep their places between steps.
   [[nodiscard]] bool keeps_buffer() const { return buffer_->stays(); }
-  // .grad is not to be reduced yet. Where the buffer stays it becomes its place, so that no second
-  // copy of all gradients is there.
+  // Keeps a .grad that must not be reduced yet. If the buffer stays, .grad becomes its place, so
+  // that there is no second copy of all gradients.
   void keep(int i);
 
   void post();
   void forward();
-  // Blocks until the averages are there. Slices of parameters that are `unused` stay as they are;
-  // one flag a parameter, or none at all.
+  // Blocks until the averages are complete. Slices of `unused` parameters are not changed; one flag
+  // per parameter, or an empty vector.
   void publish(const std::vector<bool>& unused = {});
-  // Blocks for what is under way, and forgets it.
+  // Blocks for operations in flight, and drops their results.
   void discard();
 
-  // What was there is not, in the module and in the slices.
+  // Clears the gradients in the module and in the slices.
   void clear(bool set_to_none);
-  // A backward() inside no_sync() has ended: there is nothing yet for a step.
+  // Call after a backward() inside no_sync(): there is no gradient for a step yet.
   void end_keeping();
 
-  // What no gradient needs now.
+  // Releases memory that no gradient needs now.
   void free_buffers();
 
-  // Bytes that stay after publish(), and whole gradients that keep() has left in the module.
+  // Returns the bytes that stay after publish(), and the whole gradients that keep() has left in
+  // the module.
   [[nodiscard]] std::int64_t kept_bytes() const;
 
  private:
@@ -182,7 +184,7 @@ class UnitGradients {
   AbsentGradients absent_;
   std::unique_ptr<GradientBuffer> buffer_;
   std::unique_ptr<Averages> averages_;
-  bool filling_ = false;  // the buffer holds gradients that publish() has not seen
+  bool filling_ = false;  // the buffer holds gradients that were not published
   Work work_;
 };
 

@@ -25,7 +25,7 @@ constexpr const char* slices_change =
 
 }  // namespace
 
-// What a unit's storage asks for memory.
+// Provides the memory of a unit's storage.
 class Unsharder::Owner final : public dispatch::StorageOwner {
  public:
   Owner(Unsharder& unsharder, int unit) : unsharder_(unsharder), unit_(unit) {}
@@ -38,7 +38,7 @@ class Unsharder::Owner final : public dispatch::StorageOwner {
   int unit_;
 };
 
-// And what a unit's slices do before an operation writes to one.
+// Handles writes of operations to a unit's slices.
 class Unsharder::SliceOwner final : public dispatch::StorageOwner {
  public:
   SliceOwner(Unsharder& unsharder, std::size_t unit) : unsharder_(unsharder), unit_(unit) {}
@@ -127,7 +127,7 @@ void Unsharder::unpin(int unit) noexcept {
   Lock lock(mutex_);
   Unit& used = *units_[static_cast<std::size_t>(unit)];
   --used.pins;
-  // The operation that used it has written a slice meanwhile.
+  // The operation that used the unit has written a slice.
   if (dropped_[static_cast<std::size_t>(unit)] && used.present() && used.pins == 0)
     reshard(static_cast<std::size_t>(unit));
 }
@@ -141,7 +141,7 @@ void Unsharder::begin_forward() {
   if (in_forward_ || !at::GradMode::is_enabled() || parallel::current_backward() >= 0) return;
   std::function<void()> call;
   {
-    Lock lock(forward_mutex_);  // not during the call, which may end the Join
+    Lock lock(forward_mutex_);  // not held during the call, which may end the Join
     call = on_forward_;
   }
   if (!call) return;
@@ -163,21 +163,21 @@ void Unsharder::bring(int unit) {
   } else {
     unshard_all();
   }
-  // Where all are gathered together it does not matter which of them was used.
+  // If all units are gathered together, it does not matter which of them was used.
   const Unit& named = level_ == ShardLevel::full ? wanted : *units_.front();
   if (again) meet(named, wanted.gather(), gathered_again);
   wanted.wait_for_unshard();
 }
 
-// Whether ranks that wrote no slice do not gather now.
+// Returns true if ranks that wrote no slice do not gather now.
 bool Unsharder::is_again(int unit) const {
   if (parallel::current_backward() >= 0) return false;
   if (level_ == ShardLevel::full) return dropped_[static_cast<std::size_t>(unit)];
   return std::ranges::find(dropped_, true) != dropped_.end();
 }
 
-// Blocks until all ranks do the same as this one. Those that do something else find it out in the
-// group of `own`, or in the other one: whichever they come to.
+// Blocks until all ranks do the same as this one. Ranks that do something else notice it in the
+// group of `own`, or in the other one, depending on their next call.
 void Unsharder::meet(const Unit& unit, Work own, const char* why) {
   Work other = reduce_.barrier({.tag = tag_of(unit, why), .timeout = timeout_});
   Deadline deadline = Deadline::after(timeout_.value_or(reduce_.timeout()));
@@ -188,8 +188,8 @@ void Unsharder::meet(const Unit& unit, Work own, const char* why) {
   own.wait();
 }
 
-// The first use after a step: which unit it was does not matter, so ranks whose batches take
-// different ways through the model agree.
+// Handles the first use after a step. It does not matter which unit was used, so ranks whose
+// batches take different paths through the model agree.
 void Unsharder::unshard_all() {
   for (std::size_t i = 0; i < units_.size(); ++i) {
     drop_if_outdated(i);
@@ -246,7 +246,7 @@ void Unsharder::drop_all() {
   for (std::size_t i = 0; i < units_.size(); ++i) {
     const auto& unit = units_[i];
     if (unit->arriving()) unit->wait_for_unshard();
-    // Nobody updates a frozen unit: where the whole is kept, it stays as it is.
+    // A frozen unit is never updated: a permanent whole stays as it is.
     bool frozen = !unit->trains() && !was_written_[i];
     if (level_ != ShardLevel::full && frozen && !unit->outdated()) continue;
     if (unit->present() && unit->pins == 0 && held_ == 0) reshard(i);
@@ -296,7 +296,7 @@ void Unsharder::drop_before_write(std::size_t unit) {
     if (units_[other]->trains()) drop(other);
 }
 
-// A kernel has written a slice past LibTorch's operations.
+// Handles a kernel that has written a slice past LibTorch's dispatcher.
 void Unsharder::drop_if_outdated(std::size_t number) {
   const Unit& unit = *units_[number];
   if ((unit.present() || unit.arriving()) && unit.outdated() && unit.pins == 0) drop(number);
@@ -313,8 +313,8 @@ void Unsharder::drop(std::size_t number) {
 void Unsharder::wait_for_readers(bool is_present) {
   if (units_.empty() || !units_.front()->is_read_by_peers()) return;
   if (held_ == 0 && !std::exchange(is_read_, false) && !is_present) return;
-  // A write takes gathered values away, so a later use gathers again, and is_read_ says it. What
-  // stays, as frozen units do, may be used without.
+  // A write drops gathered values, so a later use gathers again and sets is_read_. Units that stay,
+  // such as frozen ones, may be used without that.
   Unit& named = *units_.front();
   meet(named, named.post_barrier(tag_of(named, slices_change)), slices_change);
 }
@@ -340,7 +340,7 @@ void Unsharder::release_all() {
   drop_all();
 }
 
-// Unsharder's order of gathers: how it is recorded and gathered ahead.
+// The order of gathers: recording and prefetching.
 void Unsharder::record(int unit) {
   if (!at::GradMode::is_enabled() && parallel::current_backward() < 0) return;
   std::size_t place = seen_.size();

@@ -1,7 +1,7 @@
-// BackwardClock: where the time of steps goes under tensor parallelism, where gradients of the
-// module's parameters arrive one by one and nothing is reduced at the end.
+// BackwardClock: measures the phases of steps under tensor parallelism, where gradients of the
+// module's parameters arrive one by one and there is no reduction at the end.
 //
-// Not thread-safe: parameters' nodes call it, one at a time, and the handle.
+// Not thread-safe: called by the parameters' nodes, one at a time, and by the handle.
 #pragma once
 
 #include "parallel/backward_hooks.h"
@@ -15,12 +15,13 @@ namespace lockstep::tensor_parallel {
 
 class BackwardClock final : public std::enable_shared_from_this<BackwardClock> {
  public:
-  // `waited`: seconds of waits so far. `averages`: whether an update may follow.
+  // `waited`: returns the seconds of waits so far. `averages`: returns true if an update may
+  // follow.
   BackwardClock(std::function<double()> waited, std::function<bool()> averages)
       : clock_(std::move(waited)), averages_(std::move(averages)) {}
 
   void zero_grad() { clock_.zero_grad(); }
-  // A parameter has a gradient.
+  // Call when a parameter gets a gradient.
   void on_gradient() {
     if (step_ == nullptr) {
       clock_.first_gradient();
@@ -34,7 +35,7 @@ class BackwardClock final : public std::enable_shared_from_this<BackwardClock> {
   using Observer = parallel::StepObserver<BackwardClock>;
   friend Observer;
 
-  // A strategy that trains the parts has its end before this one.
+  // A strategy that trains the parts ends before this clock.
   void on_backward_end(bool nested) {
     if (step_ == nullptr) return;
     if (is_ending_) return end(averages_());
@@ -50,7 +51,7 @@ class BackwardClock final : public std::enable_shared_from_this<BackwardClock> {
 
   parallel::StepClock clock_;
   std::function<bool()> averages_;
-  std::shared_ptr<Observer> step_;  // null: no backward() is under way
+  std::shared_ptr<Observer> step_;  // null: no backward() is running
   bool is_ending_ = false;
 };
 

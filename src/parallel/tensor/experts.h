@@ -1,4 +1,4 @@
-// The experts of a model's mixtures (lockstep/models/mixture.h), apart from its other tensors.
+// Separates the experts of a model's mixtures (lockstep/models/mixture.h) from its other tensors.
 #pragma once
 
 #include "parallel/tensor/token_exchange.h"
@@ -27,14 +27,14 @@ struct SeparateTensors {
   std::shared_ptr<torch::nn::Module> experts;  // null for a module without mixtures
 };
 
-// Local, and changes nothing.
+// Not collective; changes nothing.
 [[nodiscard]] SeparateTensors separate_experts(torch::nn::Module& module);
 
-// Local. Experts are whole on one of the ranks over which they are cut.
+// Not collective. Shards the list of experts; each expert is whole on one rank.
 [[nodiscard]] TensorPlan plan_of_experts(const torch::nn::Module& experts);
 
-// Local. From now on the mixtures of `module` send tokens to the ranks that own their experts.
-// `sent` counts them.
+// Not collective. Makes the mixtures of `module` send tokens to the ranks that own their experts.
+// `sent` counts the tokens.
 void exchange_tokens(torch::nn::Module& module, const TokenExchange::Meshes& meshes,
                      const std::shared_ptr<TokenExchange::Sent>& sent);
 

@@ -27,7 +27,7 @@ std::size_t GradientMarks::add(const at::Tensor& parameter, std::vector<at::Tens
 
 void GradientMarks::before_gradient(std::size_t number) {
   if (on_gradient_) on_gradient_();
-  // Zeroing is noticed for all of them, those too that this backward() has no gradients of.
+  // Detects zeroing for all parameters, also for those without a gradient in this backward().
   const int backward = parallel::current_backward();
   if (std::exchange(last_backward_, backward) != backward) {
     if (auto watch = watch_.lock()) watch->check();

@@ -1,7 +1,9 @@
-// GradientMarks: what the module's parameters have as .grad while gradients lie in the handle's.
+// GradientMarks: the placeholders in .grad of the module's parameters while the handle has the
+// gradients.
 //
-// A tensor without memory whose use says where gradients are. Where it has gone again, the module's
-// zero_grad() has been called, which is then the handle's too.
+// A placeholder is a tensor without memory; using it throws an error that says where the gradients
+// are. If the placeholder is gone, the module's zero_grad() was called, which then also counts as
+// the handle's.
 #pragma once
 
 #include "module/checks.h"
@@ -22,16 +24,16 @@ class GradientMarks {
  public:
   GradientMarks();
 
-  // The gradients of the module's `parameter` arrive in `leaves`. Returns its number.
+  // The gradients of the module's `parameter` go to `leaves`. Returns the parameter's number.
   std::size_t add(const at::Tensor& parameter, std::vector<at::Tensor> leaves);
-  // A gradient of a parameter is about to be added to its leaves'.
+  // Call before a gradient of a parameter is added to its leaves' gradients.
   void before_gradient(std::size_t number);
-  // Called with each gradient, while the handle lives.
+  // Sets a function that is called with each gradient while the handle lives.
   void on_gradient(std::function<void()> call) { on_gradient_ = std::move(call); }
-  // For as long as `watch` lives, what it finds is thrown at the next backward() and clear(). It
-  // holds the parameters, which hold this object.
+  // While `watch` lives, the next backward() and clear() throw the errors that it finds. It holds
+  // the parameters, which hold this object.
   void watch(std::weak_ptr<const modules::ModuleWatch> watch) { watch_ = std::move(watch); }
-  // The handle's zero_grad(), or its end.
+  // Call in the handle's zero_grad(), and at its end.
   void clear();
 
  private:
@@ -45,7 +47,7 @@ class GradientMarks {
   at::Tensor mark_;
   std::weak_ptr<const modules::ModuleWatch> watch_;
   std::function<void()> on_gradient_;
-  int last_backward_ = -1;  // that a gradient came from
+  int last_backward_ = -1;  // the backward() of the last gradient
   std::vector<Entry> entries_;
 };
 

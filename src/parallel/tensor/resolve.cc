@@ -24,7 +24,7 @@ std::vector<std::string> names_of(const NamedParameter& parameter) {
   return names;
 }
 
-// A parameter, or the module that it is registered in.
+// Returns true if the pattern matches a parameter, or the module that it is registered in.
 bool names_it(const std::string& pattern, const NamedParameter& parameter) {
   return std::ranges::any_of(names_of(parameter), [&](const std::string& name) {
     const std::string_view parent = parent_of(name);
@@ -44,7 +44,7 @@ bool names_it(const std::string& pattern, const NamedParameter& parameter) {
     }
   std::vector<std::string_view> known(paths.begin(), paths.end());
   std::ranges::stable_sort(known, {}, [](auto path) { return std::ranges::count(path, '.'); });
-  // All where one of them was probably meant, and else what a line has room for.
+  // List all names if one of them is similar to the pattern; otherwise as many as fit in a line.
   if (known.size() > most && !nearest(pattern, known)) known.resize(most);
   throw InvalidArgument("parallelize: expected a pattern that names a parameter or its module, " +
                         unknown_name("pattern", pattern, known));
@@ -81,7 +81,7 @@ std::int64_t bytes_of(const PlannedParameter& one) {
          one.parameter.tensor.numel();
 }
 
-// What of a pattern's last matrix goes over the wire in a step of one rank.
+// Describes the communication for a pattern's last matrix in a step of one rank.
 std::string collectives_of(const TensorPlan& plan, const std::vector<PlannedParameter>& parameters,
                            bool sequence_parallel) {
   int rows = 0, tables = 0;

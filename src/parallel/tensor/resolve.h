@@ -1,4 +1,4 @@
-// What a plan of tensor parallelism (lockstep/parallel/tensor/plan.h) says of a module's tensors.
+// Applies a plan of tensor parallelism (lockstep/parallel/tensor/plan.h) to a module's tensors.
 #pragma once
 
 #include <lockstep/module/named_parameters.h>
@@ -15,10 +15,10 @@ namespace lockstep::tensor_parallel {
 struct PlannedParameter {
   NamedParameter parameter;
   Placement placement;
-  int pattern = -1;  // of the plan; -1: none
+  int pattern = -1;  // index in the plan; -1: unmatched
 };
 
-// Each parameter once, in the module's order. InvalidArgument as describe() says.
+// Returns each parameter once, in the module's order. Throws InvalidArgument as describe() does.
 [[nodiscard]] std::vector<PlannedParameter> planned(const TensorPlan& plan,
                                                     const torch::nn::Module& module, int ranks);
 

@@ -25,9 +25,9 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Losses of the ranks count by their average, and gradients of an expert come from the tokens of
-// all of them: what the ranks of `ep` have is their sum. What those of `cp` have is one, too, where
-// they have parts of rows, and the strategy will average it.
+// The losses of the ranks are averaged, but an expert's gradients come from the tokens of all ranks
+// of `ep`, so they are a sum over these. The same holds for the ranks of `cp` if they have parts of
+// rows, and the strategy averages over these later.
 struct Averaged : torch::autograd::Function<Averaged> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& weight, double ranks) {
     context->saved_data["ranks"] = ranks;
@@ -38,9 +38,9 @@ struct Averaged : torch::autograd::Function<Averaged> {
   }
 };
 
-// Where a run of a rank's tokens is in the batch: by the rank's rows, and then along them.
+// The position of a run of a rank's tokens in the batch: first by the rank's rows, then along them.
 struct RunPlace {
-  std::int64_t rows = 0;  // before those of this rank, of ranks
+  std::int64_t rows = 0;  // rows of ranks before this one
   std::int64_t row = 0;
   std::int64_t segment = 0;
   std::int64_t number = 0;
@@ -138,7 +138,7 @@ at::Tensor TokenExchange::order(std::int64_t runs) {
   return at::tensor(numbers, at::kLong);
 }
 
-// [ranks of `ep`, this rank's experts]
+// Returns [ranks of `ep`, this rank's experts].
 at::Tensor TokenExchange::of_experts(const at::Tensor& counts) const {
   const std::int64_t each = counts.size(1) / experts_.size();
   return counts.index_select(0, at::tensor(batch().peers, counts.options()))
@@ -181,7 +181,7 @@ at::Tensor TokenExchange::to_experts(const at::Tensor& rows, const at::Tensor& c
 at::Tensor TokenExchange::back(const at::Tensor& rows, const at::Tensor& counts) {
   const Sizes sizes = sizes_of(counts);
   count(sizes.received, rows);
-  // The inverse of a permutation sorts it.
+  // Sorting a permutation yields its inverse.
   const at::Tensor as_they_came = rows.index_select(0, order_of(counts).argsort());
   return all_to_all(as_they_came, experts_, sizes.sent, sizes.received, /*dim=*/0,
                     {.tag = "tokens from " + name_});

@@ -1,4 +1,4 @@
-// TokenExchange: how the tokens of a mixture get to the ranks that own their experts, and back.
+// TokenExchange: sends the tokens of a mixture to the ranks that own their experts, and back.
 #pragma once
 
 #include <lockstep/comm/group.h>
@@ -18,18 +18,18 @@ namespace lockstep::tensor_parallel {
 
 class TokenExchange final : public models::ExpertExchange {
  public:
-  // What all mixtures of a model count together.
+  // The shared counters of all mixtures of a model.
   struct Sent {
     GroupTraffic total;
   };
 
   struct Meshes {
-    Mesh rows;  // of the ranks that have the batch together, in its order
+    Mesh rows;  // the ranks that share the batch, in its order
     std::optional<Mesh>
         whole_rows;               // with an axis `cp`, whose ranks have parts of rows: without it
-    std::optional<Mesh> tensors;  // of the layers around, where these are global tensors
+    std::optional<Mesh> tensors;  // of the surrounding layers, if these use global tensors
   };
-  // `name`: of the mixture, for messages.
+  // `name`: the mixture's, for messages.
   TokenExchange(const Meshes& meshes, std::string name, std::shared_ptr<Sent> sent);
 
   [[nodiscard]] at::Tensor enter(const at::Tensor& input) override;
@@ -46,24 +46,24 @@ class TokenExchange final : public models::ExpertExchange {
   [[nodiscard]] at::Tensor leave_loss(const at::Tensor& part) override;
 
  private:
-  // Ranks that have tokens of one batch.
+  // Ranks with tokens of one batch.
   struct Ranks {
     Mesh mesh;
     Group group;
-    std::vector<std::int64_t> peers;  // those of `ep`, as they are numbered in the group
+    std::vector<std::int64_t> peers;  // the ranks of `ep`, as ranks of the group
   };
   struct Sizes {
-    std::vector<std::int64_t> sent, received;  // rows, by rank of `ep`
+    std::vector<std::int64_t> sent, received;  // numbers of rows, by rank of `ep`
   };
   [[nodiscard]] static Ranks ranks_of(const Mesh& mesh);
   [[nodiscard]] const Ranks& batch() const {
     return is_cut() || !whole_rows_ ? all_ : *whole_rows_;
   }
-  // Whether ranks of `cp` have parts of the rows that came last, not all of each.
+  // Returns true if ranks of `cp` have parts of the rows of the latest input, not all of each.
   [[nodiscard]] bool is_cut() const { return !cut_.empty(); }
   [[nodiscard]] Sizes sizes_of(const at::Tensor& counts) const;
   [[nodiscard]] at::Tensor of_experts(const at::Tensor& counts) const;
-  // Rows in the order in which they come, as places among those by expert.
+  // Returns, for rows in order of arrival, their indices in the order by expert.
   [[nodiscard]] at::Tensor order_of(const at::Tensor& counts) const;
   void count(const std::vector<std::int64_t>& rows, const at::Tensor& of);
 
@@ -73,8 +73,8 @@ class TokenExchange final : public models::ExpertExchange {
   std::optional<Mesh> tensors_;
   std::string name_;
   std::shared_ptr<Sent> sent_;
-  // Of the input that came last: sizes of the whole and placements, where it is global; and which
-  // of these are shards of its tokens along `cp`: that one, or none.
+  // Describe the latest input: the sizes of the whole and its placements, if it is global; and its
+  // placement as shards of tokens along `cp`, if any.
   std::vector<std::int64_t> sizes_;
   Placements placements_, cut_;
 };

@@ -16,7 +16,7 @@
 namespace lockstep::threads {
 namespace {
 
-// The stream of `device` that the calling thread gives its work to; none on the CPU.
+// Returns the current stream of `device` in the calling thread; std::nullopt on the CPU.
 std::optional<c10::Stream> current_stream(c10::Device device) {
   if (device.is_cpu()) return std::nullopt;
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
@@ -30,7 +30,7 @@ DeviceTeam::DeviceTeam(std::vector<ComputeDevice> devices) : devices_(std::move(
     check(device.device.is_cpu() || c10::impl::hasDeviceGuardImpl(device.device.type()),
           "DataParallel: this LibTorch has no {} devices",
           c10::DeviceTypeName(device.device.type()));
-  // A thread takes the number that was set last in any thread, so it is set back.
+  // Threads inherit the number that was set last in any thread, so restore it.
   ScopeExit restore([before = at::get_num_threads()] { at::set_num_threads(before); });
   for (int i = 0; i < size(); ++i) start_thread(i);
 }

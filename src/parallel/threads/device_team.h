@@ -1,4 +1,4 @@
-// DeviceTeam: a thread for each device of a DataParallel, on its cores and with its share of
+// DeviceTeam: one thread per device of a DataParallel, on its cores and with its share of
 // LibTorch's threads.
 //
 // Used by one thread at a time.
@@ -18,15 +18,16 @@ namespace lockstep::threads {
 
 class DeviceTeam {
  public:
-  // Throws SystemError when a core cannot be had.
+  // Throws SystemError if a core is not available.
   explicit DeviceTeam(std::vector<ComputeDevice> devices);
 
   [[nodiscard]] const std::vector<ComputeDevice>& devices() const { return devices_; }
   [[nodiscard]] int size() const { return static_cast<int>(devices_.size()); }
 
-  // Runs task(i) in the thread of device i, on all at once, each with the caller's thread-local
-  // state (gradient mode, autocast, current streams). Blocks until all have ended, and returns what
-  // each has thrown. InvalidArgument in a forked child, where these threads are not.
+  // Runs task(i) in the thread of device i, on all devices concurrently, each with the caller's
+  // thread-local state (grad mode, autocast, current streams). Blocks until all have ended, and
+  // returns their exceptions. Throws InvalidArgument in a forked child, which does not have these
+  // threads.
   [[nodiscard]] std::vector<std::exception_ptr> run(const std::function<void(int)>& task);
 
  private:

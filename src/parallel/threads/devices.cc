@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-// "0-3, 8"
+// Returns a list such as "0-3, 8".
 std::string core_list(std::vector<int> cores) {
   std::ranges::sort(cores);
   std::string text;

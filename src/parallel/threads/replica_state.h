@@ -1,4 +1,4 @@
-// What is behind a DataParallel.
+// The state of a DataParallel.
 #pragma once
 
 #include "module/checks.h"
@@ -40,19 +40,19 @@ class ReplicaState final : public parallel::WholeModuleState {
 
  private:
   [[nodiscard]] ReplicaStep& step(int i) { return *steps_[static_cast<std::size_t>(i)]; }
-  // Checks the model, and makes the replicas train or evaluate as it does.
+  // Checks the model, and copies its training flags to the replicas.
   void prepare();
   void join_groups();
-  // Runs task(i, rows) in the threads of those devices that have rows, after all have taken the
-  // first one's values.
+  // Runs task(i, rows) in the threads of the devices that have rows, after all devices have taken
+  // the first one's values.
   void compute(const std::vector<at::Tensor>& inputs,
                const std::function<void(int, std::span<const at::Tensor>)>& task);
   void reduce();
-  // Runs task(i) in all threads; throws DeviceFailed when one of them has thrown.
+  // Runs task(i) in all threads; throws DeviceFailed if one of them has thrown.
   void run(const std::function<void(int)>& task);
-  // The sums in their places, beside what was there before.
+  // Puts the sums into .grad, added to the previous gradients in `before`.
   void publish(const std::vector<at::Tensor>& before);
-  // A graph of device `i` has come to a parameter of the model itself.
+  // Called when a graph of a device has reached a parameter of the model itself.
   void on_gradient(int parameter) const;
 
   std::shared_ptr<torch::nn::Module> model_;
@@ -60,7 +60,7 @@ class ReplicaState final : public parallel::WholeModuleState {
   std::vector<Replica> replicas_;
   std::vector<std::shared_ptr<torch::nn::Module>> modules_;
   std::vector<NamedParameter> parameters_;
-  std::vector<std::string> names_;  // of parameters and buffers, as Replica has them
+  std::vector<std::string> names_;  // of parameters and buffers, in Replica's order
   modules::ModuleWatch watch_;
   std::vector<std::unique_ptr<ReplicaStep>> steps_;  // by device
   std::unique_ptr<parallel::GradientHooks> hooks_;

@@ -16,7 +16,7 @@
 namespace lockstep::threads {
 namespace {
 
-// A rank that cannot take part says so, lest the others wait for it.
+// A rank that cannot take part aborts the group, so that the others do not wait for it.
 template <typename Collective>
 void or_abort(Group& group, Collective&& collective) {
   try {
@@ -93,7 +93,7 @@ void ReplicaStep::check_not_written(const std::vector<std::int64_t>& before) con
       names_[place]));
 }
 
-// Its memory in one dimension: contiguous, or as dense as the parameter is, in the same order.
+// Returns the gradient's memory in one dimension: contiguous, or with the parameter's dense layout.
 at::Tensor ReplicaStep::reducible(std::size_t i) {
   const at::Tensor& parameter = replica_.parameters[i];
   at::Tensor& gradient = gradients_[i];

@@ -1,5 +1,5 @@
-// One device's part in a step of DataParallel: the values of the first device, loss and backward of
-// its rows, and the reduction of its gradients. Each function runs in that device's thread.
+// One device's part in a step of DataParallel: takes the values of the first device, computes loss
+// and backward of its rows, and reduces its gradients. Each function runs in that device's thread.
 #pragma once
 
 #include "parallel/bucket.h"
@@ -20,40 +20,41 @@ namespace lockstep::threads {
 
 class ReplicaStep {
  public:
-  // `names`: of the replica's parameters. The replica outlives this object.
+  // `names`: of the replica's parameters. The replica must outlive this object.
   ReplicaStep(const Replica& replica, std::span<const std::string> names, c10::Device device,
               bool broadcast_buffers);
 
-  // A group of all devices' threads, in which this device has its number. Another one after every
-  // failure, in which calls may be left open.
+  // Joins a group of all devices' threads, in which this device has its number. Call with a new
+  // group after every failure, which may leave calls open.
   void join(Group group);
 
-  // Collective: the first device's values become this one's.
+  // Collective. Copies the first device's values to this device.
   void take_values();
 
-  // Loss and backward of these rows, which are somewhere; nothing is reduced yet.
+  // Computes loss and backward of these rows, on any device, without reduction.
   void compute(const std::function<DeviceLoss(std::span<const at::Tensor>)>& loss,
                std::span<const at::Tensor> rows);
-  // Of the parameters' values: every write counts.
+  // The versions of the parameters' values: every write increases them.
   [[nodiscard]] std::vector<std::int64_t> versions() const;
-  // InvalidArgument names a parameter that has been written since; one device may write.
+  // Throws InvalidArgument, which names a parameter that has been written since; only one device
+  // may write.
   void check_not_written(const std::vector<std::int64_t>& before) const;
-  // Over how many items the loss is a mean; 0 when this device has none.
+  // The number of items of the loss's mean; 0 if this device has no items.
   [[nodiscard]] double weight() const { return weight_; }
-  // Whether parameter i has had a part.
+  // Returns true if parameter i was used.
   [[nodiscard]] bool has_gradient(std::size_t i) const { return gradients_[i].defined(); }
 
-  // Collective: on the first device gradients and loss become the averages of all, each multiplied
-  // by its device's factor. `used`: the parameters that have had a part on some device.
+  // Collective. Averages gradients and loss of all devices, each multiplied by its device's factor,
+  // to the first device. `used`: the parameters that were used on some device.
   void reduce(double factor, std::span<const std::size_t> used);
 
-  // What compute() has computed, and reduce() has averaged.
+  // The results of compute() and, on the first device, of reduce().
   [[nodiscard]] std::vector<at::Tensor>& gradients() { return gradients_; }
   [[nodiscard]] at::Tensor loss() const { return loss_.reshape({}).to(loss_dtype_); }
-  // Forgets it.
+  // Drops the results.
   void clear();
 
-  // Takes .grad of every parameter away, and gives it back.
+  // Removes .grad of every parameter, and restores it.
   [[nodiscard]] std::vector<at::Tensor> take_gradients() const;
   void set_gradients(const std::vector<at::Tensor>& gradients) const;
 

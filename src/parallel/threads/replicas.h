@@ -14,21 +14,21 @@ namespace lockstep::threads {
 
 struct Replica {
   std::shared_ptr<torch::nn::Module> module;
-  std::vector<at::Tensor> parameters;  // those of the model, in its order
+  std::vector<at::Tensor> parameters;  // in the model's order
   std::vector<at::Tensor> buffers;
 };
 
-// The first one is the model itself; the others have its values now. InvalidArgument as the
-// constructor of DataParallel.
+// The first one is the model itself; the others have its current values. Throws InvalidArgument as
+// the constructor of DataParallel.
 [[nodiscard]] std::vector<Replica> make_replicas(const std::shared_ptr<torch::nn::Module>& model,
                                                  std::span<const ComputeDevice> devices,
                                                  const ReplicaOptions& options);
 
-// Every module of the replica trains or evaluates as the model's does.
+// Copies the training flag of each module to the replica's.
 void follow_training_flags(const torch::nn::Module& model, torch::nn::Module& replica);
 
-// InvalidArgument names a tensor of the model that has another dtype, other sizes or strides than
-// that of the replica, or has left `device`.
+// Throws InvalidArgument, which names a tensor of the model whose dtype, sizes or strides differ
+// from the replica's, or that is not on `device`.
 void check_as_made(const Replica& model, const Replica& replica, c10::Device device,
                    std::span<const std::string> names);
 

@@ -1,4 +1,4 @@
-// A mini-batch, cut into rows for devices.
+// Divides the rows of a mini-batch among devices.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,8 +8,9 @@
 
 namespace lockstep::threads {
 
-// For each device its rows of every input; nothing for a device without rows. Views of the inputs.
-// InvalidArgument: inputs of different lengths, none, without rows, or that require a gradient.
+// Returns, for each device, its rows of every input, as views; empty for a device without rows.
+// Throws InvalidArgument for inputs of different lengths, no inputs, inputs without rows, or inputs
+// that require grad.
 [[nodiscard]] std::vector<std::vector<at::Tensor>> scatter(std::span<const at::Tensor> inputs,
                                                            int devices);
 

@@ -1,7 +1,7 @@
 // DiLoCo (Douillard et al. 2023, arXiv:2311.08105): training across slow networks. Every rank
-// trains its own copy of the model for H steps with an optimizer of its own (inner: AdamW). Then
-// the ranks average how far they have come: theta - theta_rank, the pseudo-gradient, is a gradient
-// for an outer optimizer (SGD with Nesterov momentum), whose result is where all ranks go on.
+// trains its own copy of the model for H steps with its own optimizer (inner: AdamW). Then the
+// ranks average their progress: theta - theta_rank, the pseudo-gradient, is a gradient for an outer
+// optimizer (SGD with Nesterov momentum). All ranks continue from its result.
 //
 //   lockstep::DiLoCo diloco(model, world, {.inner_steps = 100});
 //   lockstep::optim::AdamW adamw(diloco.parameters(), torch::optim::AdamWOptions(1e-3));
@@ -10,17 +10,17 @@
 //   adamw.step();
 //   diloco.step();
 //
-// Bytes: a rank gives 4 n bytes every H steps for n parameters, where DistributedDataParallel gives
-// 4 n in every one. With int8 pseudo-gradients it gives m = n + 4 ceil(n / 1024) bytes to an
-// all_to_all, and the mean of its share, about m / R for R ranks, to an all_gather: on a network it
-// sends 2 m (R - 1) / R, where float32 sends 8 n (R - 1) / R. On the engine `hierarchical` each
-// host's ranks first average what they have in float32 in their shared memory, and R is the number
-// of hosts (if all have equally many ranks; else of ranks).
+// Bytes: for n parameters, a rank passes 4 n bytes to collectives every H steps; with
+// DistributedDataParallel, 4 n in every step. With int8 pseudo-gradients, it passes m = n + 4
+// ceil(n / 1024) bytes to an all_to_all, and the mean of its share, about m / R for R ranks, to an
+// all_gather: on a network it sends 2 m (R - 1) / R bytes; with float32, 8 n (R - 1) / R. On the
+// engine `hierarchical`, each host's ranks first average in float32 in shared memory, and R is the
+// number of hosts (if all have the same number of ranks; otherwise of ranks).
 //
-// Streaming (Douillard et al. 2025, arXiv:2501.18512): the parameters are divided into fragments,
-// which communicate at different steps, so that the most that is sent at once is smaller; and a
-// fragment may arrive some steps after it was posted, while the ranks train on. What has arrived is
-// mixed with what the rank has meanwhile.
+// Streaming (Douillard et al. 2025, arXiv:2501.18512): the parameters are divided into fragments
+// that communicate at different steps, which reduces the peak of communication. A fragment may
+// arrive some steps after it was posted, while the ranks continue training; its result is then
+// mixed with the rank's current values.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -40,13 +40,13 @@
 
 namespace lockstep {
 
-// How pseudo-gradients travel.
+// The format of pseudo-gradients in communication.
 enum class PseudoGradients {
   float32,
-  // Each block of 1024 numbers as multiples of a 127th of its largest, rounded to nearest: once
-  // each rank's numbers, and once the mean of what they were rounded to. For normally distributed
-  // numbers one rounding is off by 0.8 % (norm of the error by norm of the numbers), both together
-  // by 1.1 % of the mean.
+  // Each block of 1024 numbers as multiples of 1/127 of its largest absolute value, rounded to
+  // nearest: first each rank's numbers, then their mean. For normally distributed numbers, one
+  // rounding has an error of 0.8 % (norm of the error by norm of the numbers), both together 1.1 %
+  // of the mean.
   int8
 };
 
@@ -56,62 +56,64 @@ struct DiLoCoOptions {
   double outer_momentum = 0.9;
   bool nesterov = true;
   PseudoGradients pseudo_gradients = PseudoGradients::float32;
-  // Of about equal numbers of parameters, in the module's order. Fragment p of P communicates at
-  // steps p H / P, H + p H / P, ..., the first one at H.
+  // Fragments have about the same number of parameters, in the module's order. Fragment p of P
+  // communicates at steps p H / P, H + p H / P, ..., the first one at H.
   int fragments = 1;
-  // Steps from the post of a fragment to its arrival. Less than inner_steps. In int8 the second of
-  // the two exchanges begins half-way, in a step that waits for the first one.
+  // The number of steps from the post of a fragment to its arrival. Less than inner_steps. With
+  // int8, the second of the two exchanges begins half-way, in a step that waits for the first one.
   std::int64_t overlap_steps = 0;
-  // How much of what a rank has at the arrival stays: 0 none, as in DiLoCo; the streaming paper
-  // takes 0.5 with an overlap.
+  // The weight of the rank's current values when a fragment arrives: 0 replaces them, as in DiLoCo;
+  // the streaming paper uses 0.5 with an overlap.
   double mixing = 0;
-  // Deadline of each collective; absent: the group's.
+  // Timeout of each collective; std::nullopt: the group's.
   std::optional<Duration> timeout = std::nullopt;
 };
 
-// Its parameters are the module's own, and float32 or wider. Buffers stay each rank's own.
+// The parameters are the module's own, and float32 or wider. Each rank keeps its own buffers.
 //
-// state_parts() and state_dict() give the outer parameters, which are equal on all ranks and which
-// checkpoints contain. To resume exactly, each rank saves lockstep::state_dict() of its own module,
-// its inner optimizer and state().
+// state_parts() and state_dict() return the outer parameters, which are equal on all ranks;
+// checkpoints contain these. To resume exactly, each rank also saves lockstep::state_dict() of its
+// own module, its inner optimizer and state().
 //
-// load_state_dict() and loading() begin anew from what they load: module and outer
-// parameters are the same, and the outer momentum and fragments on their way, for which they wait,
-// are dropped; steps() goes on. load_state() after them restores what it has. They
-// are collective where state() is.
+// load_state_dict() and loading() restart from the loaded values: module and outer parameters
+// become equal, and the outer momentum and the fragments in flight, for which they wait, are
+// dropped; steps() continues. A later load_state() restores its state. They are collective in the
+// same cases as state().
 //
-// Where an average fails (PeerLost, Timeout), this rank cannot know what the others have of it:
-// step(), state() and loading are InvalidArgument from then on. What state_parts() gives stays the
-// outer parameters as they were.
+// If an average fails (PeerLost, Timeout), this rank cannot know which results the other ranks
+// have: step(), state() and loading throw InvalidArgument from then on. state_parts() still returns
+// the old outer parameters.
 class [[nodiscard]] DiLoCo : public Handle {
  public:
   using Options = DiLoCoOptions;
   DiLoCo() = default;
 
   // Collective. Checks that all ranks have the same parameters, buffers and options, and throws
-  // Mismatch naming the first difference; then rank 0's values replace everybody's.
+  // Mismatch, which names the first difference. Then broadcasts rank 0's values.
   DiLoCo(const ModuleRef& module, const Ranks& ranks, const Options& options = {});
 
-  // After the inner optimizer's step. In steps in which a fragment is due, collective: blocks for
-  // fragments that arrive. Returns how many did. ReductionFailed, on every rank, where a
-  // pseudo-gradient has inf or NaN: that fragment stays as it was.
+  // Call after the inner optimizer's step(). Collective in steps where a fragment is due: blocks
+  // until the fragments in flight have arrived. Returns the number of fragments that arrived.
+  // Throws ReductionFailed, on every rank, if a pseudo-gradient contains inf or NaN; that fragment
+  // is not changed.
   int step();
 
-  // Collective, between steps: every fragment communicates now and arrives, but for those that did
-  // in this step; so that the outer parameters have all that was learned. For the end of a
-  // training. Returns how many arrived. Errors as step().
+  // Collective; call between steps, at the end of training. Communicates every fragment now and
+  // waits for its arrival, except those that did so in this step, so that the outer parameters
+  // contain all progress. Returns the number of fragments that arrived. Throws as step().
   int synchronize();
 
-  // Calls of step(), and bytes that this rank has given to collectives in them.
+  // steps() counts calls of step(); bytes_sent() counts the bytes that this rank has passed to
+  // collectives.
   [[nodiscard]] std::int64_t steps() const;
   [[nodiscard]] std::int64_t bytes_sent() const;
 
-  // Blocks for fragments that are on their way; collective if there are such, in int8. The outer
-  // parameters, their momentum, what has arrived and is not yet applied ("outer.NAME",
+  // Blocks for fragments in flight; collective if there are any and the format is int8. Returns the
+  // outer parameters, their momentum, arrived results that are not yet applied ("outer.NAME",
   // "momentum.NAME", "arrived.NAME"), "step" and the steps at which fragments were posted.
   [[nodiscard]] std::map<std::string, at::Tensor> state();
-  // What state() has returned, on a handle with the same options. BadInput names what is missing,
-  // unknown or of another shape, and then nothing has changed.
+  // Restores a result of state() on a handle with the same options. Throws BadInput, which names a
+  // missing or unknown entry or one of another shape; nothing is changed in that case.
   void load_state(const std::map<std::string, at::Tensor>& state);
 };
 

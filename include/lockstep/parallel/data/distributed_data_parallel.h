@@ -9,41 +9,42 @@
 //   loss(model->forward(batch)).backward();             // .grad is now the average over ranks
 //   sgd.step();
 //
-// How: every parameter that requires a gradient gets a hook that runs when its gradient is
-// complete. Gradients lie in buckets in memory that the ranks of a host share; a
-// bucket is reduced when all of it is there and the buckets before it are on their way, the last
-// one when backward() has ended. A large gradient is a bucket of its own, reduced where autograd
-// has put it, without a copy. backward() returns when all are reduced. See naive.h for the same in
-// ten lines.
+// How: every parameter that requires grad gets a hook that runs when its gradient is complete.
+// Gradients are stored in buckets in memory that the ranks of a host share. A bucket is reduced
+// when it is complete and all earlier buckets are in flight; the last one is reduced at the end of
+// backward(). A large gradient gets its own bucket, reduced in the memory that autograd allocated,
+// without a copy. backward() returns when all buckets are reduced. See naive.h for the same in ten
+// lines.
 //
 // The average: the sum over ranks in the group's fixed order, divided once by its size. On `local`
-// and `shm` that is bit for bit what one process gets that computes each rank's micro-batch alone
-// and adds the gradients in that order.
+// and `shm`, it is bit-identical to the result of one process that computes each rank's micro-batch
+// separately and adds the gradients in that order.
 //
-// Every backward() outside no_sync() is collective: each rank calls it once, and a rank that calls
-// it less often is named by the others' Timeout. Several calls before a step accumulate, and so do
-// nested ones (a backward() inside a backward node). autograd::grad() has no part in it.
-// backward(create_graph=true) outside no_sync() is refused (InvalidArgument): an average over ranks
-// has no derivative here.
+// Every backward() outside no_sync() is collective: each rank must call it once; the Timeout of the
+// other ranks names a rank that calls it less often. Several calls before a step accumulate, as do
+// nested calls (a backward() inside a backward node). autograd::grad() is not affected.
+// backward(create_graph=true) outside no_sync() throws InvalidArgument: the average over ranks has
+// no derivative here.
 //
-// Small gradients are aliases of buckets after the first averaged backward(): a tensor kept from
-// parameter.grad() sees the next step's values. A large one is the tensor that autograd has made,
-// and what shares its memory sees the average, too; where several gradients share memory, each is
-// averaged in a copy. zero_grad(), gradients set to none, gradients
-// replaced by the user, set_data(), to(dtype) and load() between steps are all seen at the next
-// backward(); what changes dtypes or sizes must happen on every rank.
+// Small gradients are views of buckets after the first averaged backward(): a tensor kept from
+// parameter.grad() sees the next step's values. A large gradient is the tensor that autograd made,
+// and tensors that share its memory see the average, too; if several gradients share memory, each
+// is averaged in a copy. zero_grad(), gradients set to none, gradients replaced by the user,
+// set_data(), to(dtype) and load() between steps all take effect at the next backward(); changes of
+// dtypes or sizes must happen on every rank.
 //
-// A parameter that the module has got since, or that did not require a gradient and does now, is
-// named by an InvalidArgument at the next backward() or zero_grad(): make the handle after that.
+// If the module has gained a parameter, or a frozen parameter requires grad now, the next
+// backward() or zero_grad() throws InvalidArgument, which names it: construct the handle after such
+// changes.
 //
-// Errors of backward(): ReductionFailed, below; PeerLost, Timeout, Mismatch, Aborted of the group.
-// After any of them gradients are undefined until zero_grad(); after ReductionFailed, and after an
-// exception of the user's own on every rank, the next backward() works. If an exception ends
-// backward() on some ranks only, after their first gradient was complete, the others get
-// ReductionFailed at once; before that (in the loss's own backward) it is as if those ranks had not
-// called backward().
+// Errors of backward(): ReductionFailed, see below; PeerLost, Timeout, Mismatch, Aborted of the
+// group. After any of them, gradients are undefined until zero_grad(). After ReductionFailed, and
+// after a user exception on every rank, the next backward() works. If an exception ends backward()
+// on some ranks only, after their first gradient was complete, the other ranks get ReductionFailed
+// at once; if it occurs earlier (in the loss's own backward), the effect is as if those ranks had
+// not called backward().
 //
-// Threads: one thread a time per handle; backward() may run in any thread.
+// Threads: one thread at a time per handle; backward() may run in any thread.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -65,47 +66,49 @@
 namespace lockstep {
 
 struct DataParallelOptions {
-  // A bucket is reduced when it is full. Small buckets begin early, large ones have less overhead.
-  // Equal on all ranks.
+  // A bucket is reduced when it is full. Small buckets start early, large ones have less overhead.
+  // Must be equal on all ranks.
   std::int64_t bucket_bytes = std::int64_t{25} << 20;
   std::int64_t first_bucket_bytes = std::int64_t{1} << 20;
-  // From so many bytes on a gradient is a bucket of its own, without a copy. Not with a hook.
+  // Gradients of at least this many bytes get their own bucket, without a copy. Ignored with a
+  // hook.
   std::int64_t in_place_bytes = std::int64_t{1} << 20;
-  // Parameters may have no part in a backward(). Such a parameter contributes its present .grad, or
-  // zeros; one that no rank used since the last averaged backward() keeps its .grad as it was,
-  // undefined too. Costs overlap: what comes after an unused parameter waits for the end of
-  // backward(). When false, an unused parameter is an error that names it, unless a backward()
-  // inside no_sync() has given it a gradient, which is then averaged.
+  // Allows parameters that a backward() does not use. Such a parameter contributes its current
+  // .grad, or zeros; one that no rank has used since the last averaged backward() keeps its .grad,
+  // which may be undefined. Reduces overlap: buckets after an unused parameter wait for the end of
+  // backward(). If false, an unused parameter is an error that names it, unless a backward() inside
+  // no_sync() has given it a gradient, which is then averaged.
   bool find_unused_parameters = false;
-  // As find_unused_parameters, of a module whose every averaged backward() uses the same parameters
-  // on this rank; ranks may differ. Those that the first one does not use are contributed at the
-  // beginning of later ones, so that nothing waits for them. A backward() that uses one of them, or
-  // leaves out another, is an error that names it (ReductionFailed; nothing is averaged).
+  // Like find_unused_parameters, for a module that uses the same parameters in every averaged
+  // backward() on this rank; ranks may differ. Parameters that the first one does not use are
+  // contributed at the beginning of later ones, so that no bucket waits for them. A backward() that
+  // uses one of these, or leaves out another, is an error that names it (ReductionFailed; nothing
+  // is averaged).
   bool static_graph = false;
-  // Rank 0's buffers (running means and the like) replace all others' at the end of each averaged
-  // backward(), so that every rank has them before its next forward(). LibTorch has no hook at the
-  // beginning of forward(), where PyTorch's DDP does it: there, the other ranks' own buffers can be
-  // seen between backward() and forward().
+  // Broadcasts rank 0's buffers (running means and the like) at the end of each averaged
+  // backward(), so that every rank has them before its next forward(). PyTorch's DDP broadcasts at
+  // the beginning of forward(), where LibTorch has no hook: there, the other ranks' own buffers are
+  // visible between backward() and forward().
   bool broadcast_buffers = true;
-  // Parameters and buffers that the handle has nothing to do with, by patterns of their names or of
-  // modules around them ("blocks.*.cache"; lockstep/layout/name_pattern.h). They are neither
-  // broadcast nor reduced, may differ from rank to rank, and are not in parameters(); state_dict()
-  // has this rank's. A pattern that names nothing is an error.
+  // Parameters and buffers that the handle ignores, by patterns of their names or of modules around
+  // them ("blocks.*.cache"; lockstep/layout/name_pattern.h). They are neither broadcast nor
+  // reduced, may differ between ranks, and are not in parameters(); state_dict() contains this
+  // rank's values. A pattern that matches nothing is an error.
   std::vector<std::string> ignored = {};
-  // What is done with a full bucket; null: it is averaged as it is. With one, gradients go through
-  // it on one rank, too.
+  // The action on a full bucket; null: average it. With a hook, gradients go through it on one
+  // rank, too.
   std::shared_ptr<CommunicationHook> hook = nullptr;
-  // Deadline of each collective; absent: the group's.
+  // Timeout of each collective; std::nullopt: the group's.
   std::optional<Duration> timeout = std::nullopt;
 };
 
-// Its parameters are the module's own tensors, all of each on every rank. So clipping, state_dict()
-// and load_state_dict() are local, and every rank must load the same; state_dict() shares memory
-// with the module. torch::nn::utils::clip_grad_norm_ of parameters() does what clip_grad_norm()
-// does, with a norm that is summed in the gradients' dtype.
+// Its parameters are the module's own tensors, whole on every rank. Clipping, state_dict() and
+// load_state_dict() are therefore not collective, and every rank must load the same values;
+// state_dict() shares memory with the module. torch::nn::utils::clip_grad_norm_ on parameters()
+// does the same as clip_grad_norm(), but sums the norm in the gradients' dtype.
 //
-// When the handle goes, what hung on a parameter before is back, and gradients are ordinary tensors
-// that nothing of the handle or the group is needed for.
+// The destructor restores the previous hooks of the parameters, and gradients become ordinary
+// tensors that need neither the handle nor the group.
 class [[nodiscard]] DistributedDataParallel : public Handle {
  public:
   using Options = DataParallelOptions;
@@ -114,9 +117,9 @@ class [[nodiscard]] DistributedDataParallel : public Handle {
   DistributedDataParallel() = default;
 
   // Collective. Checks that all ranks have the same parameters and buffers (names, sizes, dtypes,
-  // requires_grad, in the same order) and options, and throws Mismatch naming the first difference,
-  // on every rank, with nothing changed. Then rank 0's values replace everybody's. The module's
-  // tensors stay its own. On a mesh gradients are averaged over all of its ranks.
+  // requires_grad, in the same order) and options; otherwise throws Mismatch on every rank, which
+  // names the first difference, and changes nothing. Then broadcasts rank 0's values. The module
+  // keeps its tensors. On a mesh, gradients are averaged over all of its ranks.
   DistributedDataParallel(const ModuleRef& module, const Ranks& ranks, const Options& options = {});
 };
 

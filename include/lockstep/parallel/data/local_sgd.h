@@ -1,5 +1,5 @@
 // Local SGD (Stich 2018, arXiv:1805.09767): every rank updates its own copy of the model on its own
-// batches, and now and then the copies are averaged.
+// batches, and the copies are averaged periodically.
 //
 //   lockstep::LocalSgd local(model, world, {.period = 8});
 //   torch::optim::SGD sgd(local.parameters(), 0.1);
@@ -11,9 +11,9 @@
 //   }
 //
 // Post-local SGD (Lin et al. 2018, arXiv:1808.07217) averages gradients first. Either train with a
-// DistributedDataParallel until then and make a LocalSgd after it (the optimizer stays), or, with
-// groups that go on averaging gradients among themselves, take the hook post_local_sgd() and a
-// ModelAverager, as in PyTorch.
+// DistributedDataParallel first and make a LocalSgd afterwards (keeping the optimizer) or, with
+// subgroups that continue to average gradients, use the hook post_local_sgd() and a ModelAverager,
+// as in PyTorch.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -40,28 +40,28 @@ struct AveragingLevel {
   Group group;
 };
 
-// The averager of torch.distributed.algorithms.model_averaging. With several levels (a host's ranks
-// often, all of them seldom) a step averages at the one with the longest period that it is a
-// multiple of.
+// The averager of torch.distributed.algorithms.model_averaging. With several levels (the ranks of a
+// host often, all ranks rarely), a step averages at the level with the longest period that divides
+// the step.
 class ModelAverager {
  public:
-  // Local. `parameters`: the same on every rank; their values may differ. Levels with longer
-  // periods come later. Steps up to `warmup_steps` average nothing, and periods count from there.
-  // `hook`: that of the handle that trains them (post_local_sgd()), which is told when the last
-  // level has averaged; without it the handle refuses to be saved.
-  // `timeout`: deadline of each collective; absent: the group's. InvalidArgument for no level, a
-  // period below 1, periods that do not grow.
+  // Not collective. `parameters`: the same on every rank; their values may differ. Levels must be
+  // sorted by period. The first `warmup_steps` steps average nothing, and periods count from there.
+  // `hook`: the hook of the handle that trains the parameters (post_local_sgd()), which is notified
+  // when the last level has averaged; without it, the handle refuses to be saved. `timeout`: of
+  // each collective; std::nullopt: the group's. Throws InvalidArgument if there is no level, a
+  // period is below 1, or periods do not increase.
   ModelAverager(std::vector<at::Tensor> parameters, std::vector<AveragingLevel> levels,
                 std::int64_t warmup_steps = 0, std::shared_ptr<CommunicationHook> hook = nullptr,
                 std::optional<Duration> timeout = std::nullopt);
 
-  // After optimizer.step(). Collective in steps that average, which are the same on every rank;
-  // returns whether this one did. Else local.
+  // Call after optimizer.step(). Collective in steps that average, which are the same on every
+  // rank; returns true in these.
   bool step();
-  // Collective. Over the last level's group, whatever the step.
+  // Collective. Averages over the last level's group, regardless of the step.
   void average_now();
 
-  // Counted by step(); a program that goes on from a checkpoint sets it.
+  // The number of calls of step(); a program that resumes from a checkpoint sets it.
   [[nodiscard]] std::int64_t steps() const { return steps_; }
   void set_steps(std::int64_t steps);
 
@@ -77,10 +77,10 @@ class ModelAverager {
 };
 
 // For DistributedDataParallel: averages gradients over its group in the first `start_step` steps,
-// and then over `subgroup`, or not at all. One small call a step remains, which tells every rank of
-// exceptions on the others. The handle's state_parts(), by which checkpoints are written, is
-// InvalidArgument from then on, but after an average of the models over its whole group by a
-// ModelAverager that was made with this hook, and after a load. state(): "step".
+// and then over `subgroup`, or not at all. One small call per step remains, which tells every rank
+// of exceptions on the others. From then on, the handle's state_parts(), which checkpoints use,
+// throws InvalidArgument, except after a load and after a ModelAverager with this hook has averaged
+// the models over the handle's whole group. state(): "step".
 struct PostLocalSgdOptions {
   std::int64_t start_step = 0;
   std::optional<Group> subgroup = std::nullopt;
@@ -89,7 +89,7 @@ struct PostLocalSgdOptions {
 
 struct LocalSgdOptions {
   std::int64_t period = 1;
-  // Deadline of each collective; absent: the group's.
+  // Timeout of each collective; std::nullopt: the group's.
   std::optional<Duration> timeout = std::nullopt;
 };
 
@@ -99,21 +99,21 @@ class [[nodiscard]] LocalSgd : public Handle {
   using Options = LocalSgdOptions;
   LocalSgd() = default;
 
-  // Collective. Checks that all ranks have the same parameters and buffers, and throws Mismatch
-  // naming the first difference; then rank 0's values replace everybody's.
+  // Collective. Checks that all ranks have the same parameters and buffers, and throws Mismatch,
+  // which names the first difference. Then broadcasts rank 0's values.
   LocalSgd(const ModuleRef& module, const Ranks& ranks, const Options& options = {});
 
-  // After optimizer.step(): every `period`-th call is collective and averages the parameters.
-  // Returns whether it did. Averaged is what requires a gradient then, or did in an earlier call.
-  // Buffers stay each rank's own, and so does what the optimizer keeps.
+  // Call after optimizer.step(). Every `period`-th call is collective, averages the parameters and
+  // returns true. Averages parameters that require grad now or did so in an earlier call. Buffers
+  // and the optimizer's state stay local to each rank.
   bool step();
-  // Collective: averages now. What is saved should be one model: state_parts(), by which
-  // checkpoints are written, is InvalidArgument while the ranks' parameters may differ: since a
-  // step without an average, or a change of parameters after it. Checkpoints may be loaded at any
-  // time.
+  // Collective. Averages now. A checkpoint must contain one model: state_parts(), which checkpoints
+  // use, throws InvalidArgument while the ranks' parameters may differ, that is after a step
+  // without an average, or after a change of parameters since the average. Checkpoints may be
+  // loaded at any time.
   void average_now();
 
-  // As ModelAverager's.
+  // As in ModelAverager.
   [[nodiscard]] std::int64_t steps() const;
   void set_steps(std::int64_t steps);
 };

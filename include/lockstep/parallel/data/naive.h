@@ -1,5 +1,5 @@
-// Data parallelism in ten lines: what DistributedDataParallel does, without buckets, overlap or
-// hooks. Read this first; the tests compare the fast one with it, bit for bit.
+// Data parallelism in ten lines: DistributedDataParallel without buckets, overlap or hooks. Read
+// this first; the tests require bit-identical results of both.
 //
 //   broadcast_parameters(*model, group);   // once
 //   ...
@@ -17,11 +17,11 @@ class Module;
 
 namespace lockstep::naive {
 
-// Collective, blocks. Rank 0's parameters and buffers become everybody's.
+// Collective, blocks. Broadcasts rank 0's parameters and buffers.
 void broadcast_parameters(torch::nn::Module& module, Group group);
 
-// Collective, blocks. Every defined .grad becomes the average over ranks; the same ones must be
-// defined on all.
+// Collective, blocks. Averages every defined .grad over ranks; the same ones must be defined on all
+// ranks.
 void average_gradients(torch::nn::Module& module, Group group);
 
 }  // namespace lockstep::naive

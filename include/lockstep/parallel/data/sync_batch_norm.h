@@ -1,25 +1,25 @@
-// SyncBatchNorm: batch normalisation whose means and variances are those of all ranks' rows
-// together, as torch.nn.SyncBatchNorm.
+// SyncBatchNorm: batch normalisation with means and variances over the rows of all ranks, as
+// torch.nn.SyncBatchNorm.
 //
 //   Net model;                                      // has torch::nn::BatchNorm layers, unchanged
 //   lockstep::SyncBatchNorm sync(model, world);     // every rank
 //   lockstep::DistributedDataParallel ddp(model, world);
 //
-// The layers of the module stay as they are: a C++ module keeps its layers in members, which nobody
-// can exchange. What they call, aten::batch_norm, asks whether their weights or running statistics
-// belong to a SyncBatchNorm, and then computes with all ranks; so it also works in LibTorch's own
-// models. In eval() nothing is communicated.
+// The module keeps its layers, because a C++ module has them as members that cannot be exchanged.
+// Instead, the operator that they call, aten::batch_norm, checks whether their weights or running
+// statistics belong to a SyncBatchNorm, and then computes with all ranks. This also works in
+// LibTorch's own models. In eval(), nothing is communicated.
 //
-// Forward: each rank counts its rows, their mean and the sum of squares around it, one all_gather
-// brings those of all ranks, and all ranks combine them in rank order (Chan, Golub and LeVeque
-// 1983). Backward: one all_reduce of two sums a channel. Gradients are those of the sum of all
-// ranks' losses, so that DistributedDataParallel's average over ranks is that of one process with
-// the whole batch. Running statistics are the same on every rank, as those of that process.
+// Forward: each rank computes its number of rows, their mean and the sum of squared deviations; one
+// all_gather exchanges them, and all ranks combine them in rank order (Chan, Golub and LeVeque
+// 1983). Backward: one all_reduce of two sums per channel. Gradients are those of the sum of all
+// ranks' losses, so that DistributedDataParallel's average over ranks equals that of one process
+// with the whole batch. Running statistics are the same on every rank and equal that process's.
 //
-// Ranks may have different numbers of rows, and none. (One row alone with nothing but channels is
-// refused by LibTorch's layer itself before it comes here.) All ranks of the group call the forward
-// of each layer in train() equally often, in the same order, and the backward, too; see Join for
-// inputs that end at different times.
+// Ranks may have different numbers of rows, including none. (LibTorch's layer itself refuses a
+// single row that has only channels.) All ranks of the group must call the forward of each layer in
+// train() equally often and in the same order, and so for the backward; see Join for inputs that
+// end at different times.
 //
 // Threads: one at a time.
 #pragma once
@@ -38,19 +38,19 @@ namespace lockstep {
 
 class [[nodiscard]] SyncBatchNorm {
  public:
-  // Collective: makes a group of its own for the layers' calls, so that they and the calls of a
-  // strategy in backward() keep out of each other's way. Takes every BatchNorm1d, 2d and 3d of the
-  // module. Mismatch where ranks have different layers. InvalidArgument: there is none, one belongs
-  // to another SyncBatchNorm, or has neither weights nor running statistics.
+  // Collective. Makes a separate group for the layers' calls, so that they do not interfere with
+  // the calls of a strategy in backward(). Handles every BatchNorm1d, 2d and 3d of the module.
+  // Throws Mismatch if ranks have different layers; InvalidArgument if there are no layers, a layer
+  // belongs to another SyncBatchNorm, or has neither weights nor running statistics.
   SyncBatchNorm(const ModuleRef& module, const Ranks& ranks);
   SyncBatchNorm(SyncBatchNorm&&) noexcept;
   SyncBatchNorm& operator=(SyncBatchNorm&&) = delete;
-  // Local: layers compute alone again.
+  // Not collective. The layers compute locally again.
   ~SyncBatchNorm();
 
-  // Names of the layers: "features.bn1".
+  // Returns the names of the layers: "features.bn1".
   [[nodiscard]] std::vector<std::string> layers() const;
-  // What Join is given.
+  // Returns the object to pass to Join.
   [[nodiscard]] Joinable& joinable();
 
  private:

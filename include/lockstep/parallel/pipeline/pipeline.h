@@ -1,5 +1,5 @@
-// Pipeline: a model in stages on the ranks of a group, which work on different micro-batches at the
-// same time.
+// Pipeline: a model split into stages on the ranks of a group, which process different
+// micro-batches at the same time.
 //
 //   auto stages = lockstep::split(model, {"2", "4", "6"});
 //   auto schedule = lockstep::plan::make_schedule("1f1b", {.stages = 4, .micro_batches = 8});
@@ -11,51 +11,51 @@
 //   pipeline.clip_grad_norm(1.0);                               // over all stages
 //   adamw.step();
 //
-// step() cuts the batch into micro-batches along dim 0, as equally as can be (of 10 rows, 4
-// micro-batches have 2, 3, 2, 3), and does what the schedule says: any schedule that
-// plan::find_problem() finds no fault with. It replaces forward(), the loss and backward() of a
-// plain loop, and only adds to the gradients. The loss of a step is the mean over rows: the sum of
-// the micro-batches' losses, each times its share of the rows; gradients are those of that sum.
-// They are equal bit for bit to those of one process that calls
+// step() splits the batch into micro-batches along dim 0, as evenly as possible (10 rows in 4
+// micro-batches: 2, 3, 2, 3), and executes the schedule: any schedule for which
+// plan::find_problem() finds no problem. It replaces forward(), the loss and backward() of a plain
+// loop, and adds to the gradients. The loss of a step is the mean over rows: the sum of the
+// micro-batches' losses, weighted by their shares of the rows; gradients are those of that sum.
+// They are bit-identical to those of one process that calls
 //
 //   (loss(model->forward(rows of b)) * share of b).backward()
 //
-// for each micro-batch b in the order of the schedule's backwards, but where a weight is tied over
-// stages (see below), or a module draws random numbers, as dropout does.
+// for each micro-batch b in the order of the schedule's backwards, except if a weight is tied
+// across stages (see below), or a module draws random numbers, such as dropout.
 //
-// Where a schedule divides a backward into I and W, I computes the gradients of the stage's inputs
-// alone, and keeps what each operation with weights needs for theirs; W computes these when it is
-// due, all at once. No operation computes a gradient twice; a torch::autograd::Function is called
-// in both parts, and should compute only what its context's needs_input_grad() asks for. Hooks of
+// If a schedule splits a backward into I and W, I computes only the gradients of the stage's inputs
+// and keeps the data that operations with weights need for theirs; W computes these later, all at
+// once. No operation computes a gradient twice. A torch::autograd::Function is called in both parts
+// and should compute only the gradients that its context's needs_input_grad() requests. Hooks of
 // tensors inside a stage may run in both parts.
 //
-// A parameter of several stages (a tied embedding) belongs to the first of them: it is in
-// parameters() of that stage's rank alone, which gets the sum of all gradients when step() ends,
-// and sends the new values to the other ranks when the next step(), evaluate() or forward() begins.
-// Its gradients are dense.
+// A parameter in several stages (a tied embedding) belongs to the first of them: it is in
+// parameters() of that stage's rank only. That rank gets the sum of all gradients at the end of
+// step(), and sends the new values to the other ranks at the beginning of the next step(),
+// evaluate() or forward(). Its gradients are dense.
 //
-// Messages: their sizes and dtypes are told once for each size of a batch, and then known; so are
-// they when a parameter has been frozen or unfrozen between two steps, which any rank may do.
-// Data-dependent sizes are an error that names the stage.
+// Messages: their sizes and dtypes are exchanged once per batch size and then cached, and again if
+// any rank has frozen or unfrozen a parameter between two steps. Data-dependent sizes are an error
+// that names the stage.
 //
 // Errors: an exception of one rank's stage, loss or data ends the step on all ranks: this rank
-// throws it, and the others get an Aborted that names rank, action and text. PeerLost and Timeout
-// as of every group. The pipeline's group is dead after any of them, and gradients are undefined.
-// After parallelize() so are the mesh's group and those of its axes, and with them other models on
-// the mesh. An invalid batch (no rows, fewer rows than micro-batches, tensors that require a
-// gradient) is an InvalidArgument on every rank, and the groups stay usable; so they do after a
-// Mismatch because some ranks call step() where others call evaluate().
+// throws it, and the others throw Aborted, which names rank, action and text. PeerLost and Timeout
+// are as with every group. After any of them, the pipeline's group is dead and gradients are
+// undefined. After parallelize(), the mesh's group and those of its axes are dead, too, and with
+// them other models on the mesh. An invalid batch (no rows, fewer rows than micro-batches, tensors
+// that require grad) throws InvalidArgument on every rank, and the groups stay usable; they also
+// stay usable after a Mismatch because some ranks call step() and others call evaluate().
 //
-// parallelize() (parallelize.h) makes stages of a model, and trains each of them on the ranks of
+// parallelize() (parallelize.h) makes stages from a model, and trains each of them on the ranks of
 // other axes.
 //
-// The model itself: its parameters are those that the stages compute with, and zero_grad() of the
-// module, or of an optimizer that is built on it, counts as the pipeline's. But of the stages of
-// other ranks a rank has the values from before the pipeline, so model->forward() is not that of
-// the trained model: use the pipeline's forward(), or load its state_dict() into a model.
+// The model itself: the stages compute with its parameters, and zero_grad() of the module, or of an
+// optimizer built on it, has the effect of the pipeline's. But the parameters of other ranks'
+// stages keep their values from before the pipeline, so model->forward() does not compute with the
+// trained model: use the pipeline's forward(), or load its state_dict() into a model.
 //
-// Every public function that is not said to be local is collective over the group. Threads: one
-// thread a time per pipeline.
+// Every public function is collective over the group unless documented otherwise. Threads: one
+// thread at a time per pipeline.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -78,12 +78,12 @@ namespace lockstep {
 
 class PipelineState;
 
-// The mean over the rows of one micro-batch, a tensor with one element: of the last stage's
-// outputs, and the targets of the same rows. Called on the rank of the last stage.
+// Returns the mean over the rows of one micro-batch, a tensor with one element, given the last
+// stage's outputs and the targets of the same rows. Called on the rank of the last stage.
 using PipelineLoss = std::function<at::Tensor(const Tensors& outputs, const Tensors& targets)>;
 
 struct PipelineOptions {
-  // Deadline of each wait; absent: the group's.
+  // Timeout of each wait; std::nullopt: the group's.
   std::optional<Duration> timeout = std::nullopt;
 };
 
@@ -92,33 +92,32 @@ class [[nodiscard]] Pipeline : public Handle {
   using Options = PipelineOptions;
 
   Pipeline() = default;
-  // All stages of the model, the same on every rank; each rank keeps those that the schedule gives
-  // it, in which its values stay as they are. Rank r of the schedule is rank r of the group.
-  // InvalidArgument, before anything is sent: a schedule with a problem, of another number of
-  // stages than there are, or of another number of ranks than the group has. Mismatch when ranks
-  // have different schedules or stages.
+  // Pass all stages of the model, the same on every rank; each rank keeps those that the schedule
+  // assigns to it, with this rank's values. Rank r of the schedule is rank r of the group. Throws
+  // InvalidArgument, before anything is sent, if the schedule has a problem, or its number of
+  // stages or ranks does not match; Mismatch if ranks have different schedules or stages.
   Pipeline(const std::vector<Stage>& stages, const plan::Schedule& schedule, Group group,
            PipelineLoss loss, Options options = {});
 
-  // Forward and backward of one batch. `inputs` are the first stage's: tensors that all have the
-  // same number of rows, at least one for each micro-batch; only the rank of the first stage reads
-  // them. `targets` are the loss's, with as many rows; only the rank of the last stage reads them.
+  // Runs forward and backward of one batch. `inputs` are those of the first stage: tensors with the
+  // same number of rows, at least one per micro-batch; only the rank of the first stage reads them.
+  // `targets` are those of the loss, with as many rows; only the rank of the last stage reads them.
   // Other ranks may pass the same or nothing. Returns the loss on every rank.
   at::Tensor step(const Tensors& inputs, const Tensors& targets);
-  // The loss without gradients: forwards in the schedule's order. Modules are left in their mode:
-  // call eval() on the model as usual. One row is enough here and in forward(): there are as many
-  // micro-batches as rows, if these are fewer.
+  // Returns the loss without gradients: runs the forwards in the schedule's order. Does not change
+  // the modules' mode: call eval() on the model as usual. One row is enough here and in forward():
+  // the number of micro-batches is reduced to the number of rows.
   [[nodiscard]] at::Tensor evaluate(const Tensors& inputs, const Tensors& targets);
-  // The last stage's outputs, of all rows, without gradients; nothing on ranks without that stage.
-  // Of an output without dims those of all micro-batches, in one dimension.
+  // Returns the last stage's outputs for all rows, without gradients; empty on ranks without that
+  // stage. For an output without dims, returns those of all micro-batches in one dimension.
   [[nodiscard]] Tensors forward(const Tensors& inputs);
 
-  // Local. The stages of this rank, in their order.
+  // Not collective. The stages of this rank, in order.
   [[nodiscard]] const std::vector<int>& stages() const;
-  // Local. How long this rank's actions took in the latest step(), on average, and how long it
-  // waited between its first action and its last: what plan::simulate() can be asked with.
+  // Not collective. The mean durations of this rank's actions in the latest step(), and its waiting
+  // time between its first and last action: input for plan::simulate().
   struct Measured {
-    std::vector<plan::StageTimes> stages;  // of stages(); 0 where there was none of a kind
+    std::vector<plan::StageTimes> stages;  // of stages(); 0 if there were no actions of a kind
     double seconds = 0;                    // from the first action to the end of the last one
     double busy = 0;                       // in actions
   };

@@ -1,11 +1,11 @@
-// Stage: a part of a model in a pipeline, and split(), which cuts a model into stages without
+// Stage: a part of a model in a pipeline; and split(), which splits a model into stages without
 // editing it.
 //
 //   torch::nn::Sequential model(...);
 //   auto stages = lockstep::split(model, {"2", "4"});     // 0 and 1; 2 and 3; the rest
 //
-// A stage's module has the parameters and buffers of its part under the names that they have in the
-// whole model, so that what a pipeline saves is what one process saves. All of it is local.
+// A stage's module has the parameters and buffers of its part under their names in the whole model,
+// so that a pipeline saves the same as one process. No function here is collective.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,14 +25,14 @@
 
 namespace lockstep {
 
-// What goes into a stage and comes out of it: one tensor or several.
+// The inputs or outputs of a stage: one tensor or several.
 using Tensors = std::vector<at::Tensor>;
 
-// A function of one micro-batch. What it is given may be saved for backward(), and must not be
-// changed in place.
+// A function of one micro-batch. Its inputs may be saved for backward() and must not be changed in
+// place.
 using StageForward = std::function<Tensors(const Tensors& inputs)>;
 
-// Names of tensors differ between the stages of a pipeline, unless it is the same tensor.
+// Different tensors of a pipeline's stages must have different names.
 struct Stage {
   std::string name;  // for messages
   std::shared_ptr<torch::nn::Module> module;
@@ -67,13 +67,13 @@ StageForward forward_of(std::shared_ptr<Impl> module, Result (Impl::*forward)(Ar
 
 }  // namespace detail
 
-// A stage by hand: `forward` computes with `module`, whose tensors are then called NAME.weight and
-// so on.
+// Makes a stage by hand: `forward` computes with `module`, whose tensors get the names NAME.weight
+// and so on.
 [[nodiscard]] Stage stage_of(std::string name, std::shared_ptr<torch::nn::Module> module,
                              StageForward forward);
-// One forward() of a module as a stage: stage_of("head", module, &HeadImpl::forward). It takes
-// tensors, and gives a tensor, a tuple or a pair of tensors, or a std::vector of them. The stage
-// keeps the module.
+// Makes a stage from a member function of a module: stage_of("head", module, &HeadImpl::forward).
+// It must take tensors and return a tensor, a tuple or pair of tensors, or a std::vector of them.
+// The stage keeps the module alive.
 template <typename Impl, typename Result, typename... Arguments>
 [[nodiscard]] Stage stage_of(std::string name, std::shared_ptr<Impl> module,
                              Result (Impl::*forward)(Arguments...)) {
@@ -81,45 +81,46 @@ template <typename Impl, typename Result, typename... Arguments>
   return stage_of(std::move(name), std::shared_ptr<torch::nn::Module>(std::move(module)),
                   std::move(call));
 }
-// The same for a module that has one forward().
+// Overload for a module with one forward().
 template <typename Impl>
 [[nodiscard]] Stage stage_of(std::string name, const torch::nn::ModuleHolder<Impl>& module) {
   return stage_of(std::move(name), module.ptr(), &Impl::forward);
 }
 
-// A step of a model's forward(), for models that are no Sequential: what it computes, and the
-// modules whose parameters and buffers that takes, by their names in the model (single parameters
-// and buffers may be named too). What several pieces name is tied over their stages.
+// A step of a model's forward(), for models that are not a Sequential: its function, and the names
+// in the model of the modules whose parameters and buffers it uses (single parameters and buffers
+// may be named, too). Modules in several pieces are tied across their stages.
 struct ModelPiece {
   std::string name;
   std::vector<std::string> modules;
   StageForward forward;
 };
 
-// Cuts before the children of these names. Children between two points are a stage; a
-// Sequential's module may take several tensors only if it is the first of its stage, and give a
-// tuple of up to four only if it is the last one. InvalidArgument names a point that is no child
-// (and what was probably meant), comes twice, is out of order or has no child before it.
+// Splits before the children with these names. The children between two points form a stage; a
+// module of a Sequential may take several tensors only if it is the first of its stage, and return
+// a tuple of up to four only if it is the last one. Throws InvalidArgument, which names a point
+// that is not a child (and suggests a name), occurs twice, is out of order or has no child before
+// it.
 [[nodiscard]] std::vector<Stage> split(const torch::nn::Sequential& model,
                                        const std::vector<std::string>& points);
 
-// The same for a model that is told as a list of pieces, which are computed one after the other:
+// Overload for a model described as a list of pieces, which are computed one after another:
 //
 //   std::vector<lockstep::ModelPiece> pieces{{"embedding", {"wte", "wpe"}, embed}};
 //   for (int i = 0; i < layers; ++i) pieces.push_back({name(i), {name(i)}, block(i)});
 //   pieces.push_back({"head", {"ln_f", "wte"}, head});              // wte is tied
 //   auto stages = lockstep::split(model, pieces, {"h.4", "h.8"});
 //
-// Functions refer to the model's modules and so keep them. InvalidArgument also names a module that
-// the model has not, and the first parameter of the model that is in no piece: it would not be
-// trained.
+// The functions refer to the model's modules and must keep them alive. InvalidArgument also names a
+// module that is not in the model, and the first parameter of the model that is in no piece,
+// because it would not be trained.
 [[nodiscard]] std::vector<Stage> split(const torch::nn::Module& model,
                                        const std::vector<ModelPiece>& pieces,
                                        const std::vector<std::string>& points);
 
-// Points that cut the pieces between the first and the last one, the blocks, into `stages` parts as
-// equal as can be; the first piece goes with the first of them, and the last piece with the last.
-// InvalidArgument if there are fewer blocks than stages.
+// Returns points that divide the pieces between the first and the last one, the blocks, into
+// `stages` parts as evenly as possible; the first piece joins the first part, and the last piece
+// joins the last one. Throws InvalidArgument if there are fewer blocks than stages.
 [[nodiscard]] std::vector<std::string> even_points(const std::vector<ModelPiece>& pieces,
                                                    int stages);
 

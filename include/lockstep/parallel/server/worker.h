@@ -1,5 +1,5 @@
 // A worker of the parameter server (server.h): computes gradients, pushes them to the servers, and
-// pulls what they have made of the parameters.
+// pulls the updated parameters.
 //
 //   Net model;
 //   lockstep::ps::Worker worker(model, place.meeting, place.number);
@@ -9,24 +9,26 @@
 //     worker.step();                   // push() and pull()
 //   }
 //
-// There is no optimizer here: the servers have it. Worker 0's values are everybody's at the
-// beginning, buffers and frozen parameters too; from then on those are each worker's own. A tied
-// parameter is one. Parameters without a gradient are pushed as absent: a step changes those that
-// some worker has one for, and others count as zeros there.
+// The worker has no optimizer: the servers have it. Worker 0's initial values are broadcast to all
+// workers, including buffers and frozen parameters, which are local to each worker from then on. A
+// tied parameter counts once. Parameters without a gradient are pushed as absent: a step changes a
+// parameter if some worker has a gradient for it, and the other workers count as zeros.
 //
-// Rows: of parameters that `by_rows` names (the weight of an Embedding) only rows travel.
+// Rows: for parameters that `by_rows` matches (the weight of an Embedding), only rows are
+// transferred.
 //
 //   worker.pull_rows("embedding.weight", ids);     // before each forward()
 //
 // push() sends the rows that have a gradient, dense or sparse; rows that were not pulled since the
 // last push() must have none, which is checked. The servers update as if all other rows had a
-// gradient of zero, so results are those of a model that is pulled and pushed whole.
+// gradient of zero, so the result is the same as if the whole model were pulled and pushed.
 //
-// Errors: PeerLost naming the server that was lost, Timeout naming one that did not answer;
-// Aborted with what a server said when it ended. Then the worker is dead: each later call throws
-// again. The module is as it was before the call, or has some of the new values.
+// Errors: PeerLost, which names the server that was lost; Timeout, which names a server that did
+// not answer; Aborted, with the text of a server that ended. After these, the worker is dead: each
+// later call throws the error again. The module's values are those before the call, or some of them
+// are new.
 //
-// Threads: one thread a time. The module's tensors may be on any device.
+// Threads: one thread at a time. The module's tensors may be on any device.
 #pragma once
 
 #include <lockstep/module/module_ref.h>
@@ -48,12 +50,12 @@
 namespace lockstep::ps {
 
 struct WorkerOptions {
-  // Patterns of names (lockstep/layout/name_pattern.h) of parameters whose rows are pulled one by
-  // one. InvalidArgument for a pattern that names nothing. Equal on all workers.
+  // Patterns (lockstep/layout/name_pattern.h) of parameters whose rows are pulled separately.
+  // Throws InvalidArgument for a pattern that matches nothing. Must be equal on all workers.
   std::vector<std::string> by_rows = {};
 };
 
-// Bytes of parameters and gradients, rows' numbers included.
+// Bytes of parameters and gradients, including row indices.
 struct Traffic {
   std::int64_t pushed = 0;
   std::int64_t pulled = 0;
@@ -61,11 +63,11 @@ struct Traffic {
 
 class [[nodiscard]] Worker {
  public:
-  // Blocks until all servers have come, and worker 0 with its values. `number`: 0 ... workers - 1
-  // of those that begin together; absent: joins a run that is under way. InvalidArgument for a
-  // number that is not there; BadInput when another worker has it; Timeout naming the servers that
-  // are missing; Mismatch, with both, when servers were given different options, or workers
-  // different parameters.
+  // Blocks until all servers have joined, and worker 0 with its values. `number`: 0 ... workers - 1
+  // for workers that start together; std::nullopt: joins a run in progress. Throws InvalidArgument
+  // for an invalid number; BadInput if another worker has it; Timeout, which names the missing
+  // servers; Mismatch, with both values, if servers have different options or workers different
+  // parameters.
   Worker(const ModuleRef& module, const Meeting& meeting, std::optional<int> number,
          const WorkerOptions& options = {});
   // Leaves in order, unless an exception unwinds the stack.
@@ -73,38 +75,39 @@ class [[nodiscard]] Worker {
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  // This worker's number; of one that joined, the next that was free.
+  // This worker's number; a worker that joined later got the next free one.
   [[nodiscard]] int number() const;
-  // Steps made so far; one that joined begins where the run was.
+  // The number of steps made; a worker that joined later starts at the run's number.
   [[nodiscard]] std::int64_t steps() const;
 
-  // Gradients of trained parameters become undefined.
+  // Sets the gradients of trained parameters to undefined.
   void zero_grad();
 
-  // Sends the gradients. InvalidArgument, with nothing sent: a second one without pull() between
-  // them, for gradients of old values; a row with a gradient that was not pulled; a parameter of
-  // another size or dtype than at the beginning.
+  // Sends the gradients. Throws InvalidArgument, with nothing sent, for a second push() without a
+  // pull() between them, because the gradients belong to old values; for a row with a gradient that
+  // was not pulled; for a parameter whose size or dtype has changed since the beginning.
   void push();
-  // Waits until this worker may go on (Consistency), and takes the servers' values, but for rows.
+  // Blocks until this worker may continue (Consistency), then takes the servers' values, except
+  // rows.
   void pull();
   void step() {
     push();
     pull();
   }
 
-  // Takes these rows: integers, in any shape, as often as they like. InvalidArgument for a name
-  // that is not pulled by rows, and for a row that is not there.
+  // Pulls these rows: integers, in any shape; repetitions are allowed. Throws InvalidArgument for a
+  // name that is not pulled by rows, and for a row that does not exist.
   void pull_rows(std::string_view name, const at::Tensor& rows);
-  // All rows of all of them: to save the model.
+  // Pulls all rows of all such parameters, to save the model.
   void pull_all_rows();
 
   // Asks every server for ServerOptions::on_request(text), calls `meanwhile`, in which this worker
-  // may meet them in a collective of another group, and waits until all have done it. One worker
-  // asks, when no other has pushed without a pull() since: updates wait for the end. Aborted with
-  // what a server has thrown.
+  // may join the servers in a collective of another group, and waits until all servers are done.
+  // Only one worker may ask, while no other worker has pushed since its last pull(): updates wait
+  // for the end. Throws Aborted with the text of a server's exception.
   void request(std::string_view text, const std::function<void()>& meanwhile = {});
 
-  // Leaves in order now, as the destructor does; what talks to a server is InvalidArgument then.
+  // Leaves in order now, as the destructor does; later communication throws InvalidArgument.
   void leave();
 
   [[nodiscard]] Traffic traffic() const;

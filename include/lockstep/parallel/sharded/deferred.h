@@ -1,24 +1,25 @@
-// deferred(): a model that is too large for one rank, made as always.
+// deferred(): constructs a model that is too large for one rank.
 //
 //   auto model = lockstep::deferred([&] { return lockstep::models::Gpt(options); });
 //   auto sharded = lockstep::fully_shard(model, world, {.units = {"transformer.h.*"}});
 //
-// Large tensors that the function makes get no memory: how they were made is remembered instead.
-// fully_shard() then gives a unit its values, divide them, give the memory back and
-// go on to the next one: a rank never holds more than its shards and one unit. (At the levels that
-// keep all parameters on every rank it holds those.)
+// Large tensors that the function makes get no memory: the way to compute them is recorded instead.
+// fully_shard() then gives one unit its values, shards it, releases the memory and continues with
+// the next unit: a rank never holds more than its shards and one unit. (At levels that keep all
+// parameters on every rank, it also holds those.)
 //
-// Values are those of ordinary construction, bit for bit, and the random number generators are left
-// as it leaves them: every number is drawn while the function runs, and once more, from a copy of
-// the generator as it was, when values are wanted. So construction takes as long as always and, on
-// rank 0, the time for random numbers once more; and it holds one operation's tensors at a time.
+// Values are bit-identical to those of ordinary construction, and the random number generators end
+// in the same state: every number is drawn while the function runs, and again, from a copy of the
+// generator's earlier state, when the values are computed. So construction takes the usual time
+// plus, on rank 0, the time for drawing random numbers again; and it holds the tensors of one
+// operation at a time.
 //
-// A module that is used before it is divided works: each tensor gets its memory at the first
-// operation on it, for good. What reads a tensor's memory past LibTorch's operations (data_ptr(),
-// accessor(), printing inside the function) is an error that says so. dispatch/deferral.h says what
-// is made at once all the same: small tensors, and those on other devices than the CPU.
+// A module can be used before it is sharded: each tensor gets its memory permanently at the first
+// operation on it. Code that reads a tensor's memory past LibTorch's dispatcher (data_ptr(),
+// accessor(), printing inside the function) fails with an error that says so. dispatch/deferral.h
+// lists the tensors that are made immediately: small ones, and those on devices other than the CPU.
 //
-// Local. Any thread; what other threads make meanwhile is made as always.
+// Not collective. Thread-safe; tensors that other threads make meanwhile are not deferred.
 #pragma once
 
 #include <lockstep/dispatch/deferral.h>
@@ -36,11 +37,12 @@ class Module;
 namespace lockstep {
 
 struct DeferredOptions {
-  // Tensors of fewer bytes are made at once. Remembering how one was made takes some 6 KB.
+  // Smaller tensors are made immediately. A deferred tensor needs about 6 KB to record how to build
+  // it.
   std::int64_t smallest = std::int64_t{64} << 10;
 };
 
-// What `make` returns. Error when this LibTorch leaves no way to do it
+// Returns the result of `make`. Throws Error if this LibTorch does not support deferral
 // (lockstep/dispatch/deferral.h).
 template <std::invocable Make>
 auto deferred(Make&& make, DeferredOptions options = {}) {
@@ -48,8 +50,8 @@ auto deferred(Make&& make, DeferredOptions options = {}) {
   return std::forward<Make>(make)();
 }
 
-// Local. All parameters and buffers of a module that deferred() made become ordinary tensors with
-// their values, those without memory and those that have it already. Not for a sharded module.
+// Not collective. Turns all parameters and buffers of a module that deferred() made into ordinary
+// tensors with their values, whether or not they have memory already. Not for a sharded module.
 void make_values(torch::nn::Module& module);
 
 }  // namespace lockstep

@@ -1,6 +1,6 @@
-// fully_shard: a model's parameters, gradients and optimizer state, divided over the ranks of a
-// group (ZeRO 1 to 3, FSDP). The module stays what it is; every rank trains it on its own part of
-// the data, as with DistributedDataParallel.
+// fully_shard: shards a model's parameters, gradients and optimizer state over the ranks of a group
+// (ZeRO 1 to 3, FSDP). The module stays usable; every rank trains it on its own part of the data,
+// as with DistributedDataParallel.
 //
 //   Net model;                                                    // any torch::nn module
 //   auto sharded = lockstep::fully_shard(model, world, {.units = {"blocks.*"}});
@@ -10,46 +10,46 @@
 //   loss(model->forward(batch)).backward();
 //   adamw.step();                                                 // updates my shard
 //
-// How: the parameters of a unit lie in one flat storage. Before an operation uses one of them, the
-// dispatcher asks for the storage's memory, and the unit is gathered from the
-// ranks' shards unless it is there. Gradients are averaged over the group into the shards' owners
-// as backward() goes: sums in the group's fixed order, divided once, so on `local` and `shm` losses
-// are those of DistributedDataParallel, bit for bit.
+// How: the parameters of a unit share one flat storage. Before an operation uses one of them, the
+// dispatcher requests the storage's memory, and the unit is all-gathered from the ranks' shards
+// unless it is present. During backward(), gradients are averaged over the group into the shards of
+// their owners: sums in the group's fixed order, divided once, so on `local` and `shm` losses are
+// bit-identical to those of DistributedDataParallel.
 //
-// Using a parameter is collective: each rank uses the same units in the same order. A rank that
+// Using a parameter is collective: all ranks must use the same units in the same order. A rank that
 // uses one alone (printing a weight on rank 0) gets a Mismatch or Timeout that names parameter and
-// operation; unsharded() is the way to look. Every backward() outside no_sync() is collective, as
-// DistributedDataParallel's; unused parameters are treated as there.
+// operation; use unsharded() to inspect values. Every backward() outside no_sync() is collective,
+// as with DistributedDataParallel; unused parameters are treated as there.
 //
-// Gradients are in sharded.parameters(), not in the module's. So clip_grad_norm(), zero_grad() and
-// the optimizer are the handle's: what lies in .grad of a module's parameter instead says so, as an
-// InvalidArgument, to code that takes it for a gradient (torch's optimizer built on the module,
-// torch::nn::utils::clip_grad_norm_, module->zero_grad()). An optimizer with weight decay may have
-// decayed parameters before that error. A step without a reduced backward() since zero_grad() is
-// InvalidArgument too.
-// What replaces the module's tensors (to(), load(), set_data()) is noticed at the next backward()
-// and is InvalidArgument. What is written into them in place (p.mul_(0.9), nn::init) is kept: every
-// rank's shard takes its part of that rank's result.
+// Gradients are in sharded.parameters(), not in the module's parameters. So use clip_grad_norm()
+// and zero_grad() of the handle, and build the optimizer on its parameters: code that uses .grad of
+// a module's parameter as a gradient (torch's optimizer built on the module,
+// torch::nn::utils::clip_grad_norm_, module->zero_grad()) gets an InvalidArgument that says so. An
+// optimizer with weight decay may have decayed parameters before that error. A step without a
+// reduced backward() since zero_grad() is InvalidArgument, too. The next backward() notices if the
+// module's tensors were replaced (to(), load(), set_data()) and throws InvalidArgument. In-place
+// writes to them (p.mul_(0.9), nn::init) are kept: every rank's shard takes its part of that rank's
+// result.
 //
-// A parameter that the module has got since, or that did not require a gradient and does now, is
-// named by an InvalidArgument at the next backward() or zero_grad(): make the handle after that.
+// If the module has gained a parameter, or a frozen parameter requires grad now, the next
+// backward() or zero_grad() throws InvalidArgument, which names it: construct the handle after such
+// changes.
 //
-// Slices are written by an optimizer, or by hand. Where parameters were used between backward() and
-// that (an evaluation), every rank must write some slice, or none: ranks that wrote none get a
-// Mismatch at their next collective call. Old values are never left in memory that the module's
-// parameters have: reading it past LibTorch's operations (data_ptr(), torch::save(model)) after
-// such a write is an error until the next use. What is written through a slice's data_ptr() is not
-// seen.
+// Slices are written by an optimizer, or by hand. If parameters were used between backward() and
+// the write (an evaluation), either all ranks must write some slice or none: ranks that wrote none
+// get a Mismatch at their next collective call. Old values are never left in the memory of the
+// module's parameters: reading it past LibTorch's dispatcher (data_ptr(), torch::save(model)) after
+// such a write is an error until the next use. Writes through a slice's data_ptr() are not noticed.
 //
-// Errors of backward(): ReductionFailed, on every rank, if parameters have no gradient: the next
+// Errors of backward(): ReductionFailed, on every rank, if parameters have no gradient; the next
 // step works. PeerLost, Timeout, Mismatch and Aborted end the handle. Any other exception that ends
-// backward() on a rank after the first gradient was complete there, inside no_sync() too, ends the
-// handle on all ranks: the others get an Aborted with the name of that rank, and with the text of
-// the exception if it was thrown while a gradient was taken. The groups of the handle are dead
-// then, those that it was made on too. A handle on one rank goes on.
+// backward() on a rank after the first gradient was complete there, also inside no_sync(), ends the
+// handle on all ranks: the other ranks get an Aborted with the name of that rank, and with the text
+// of the exception if it was thrown while a gradient was processed. The groups of the handle are
+// then dead, including the one that it was made on. A handle on one rank stays usable.
 //
-// Threads: one thread a time per handle, with one exception: inside unsharded(), and in a group of
-// one rank, several threads may run forward() without gradients.
+// Threads: one thread at a time per handle, with one exception: inside unsharded(), and in a group
+// of one rank, several threads may run forward() without gradients.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -69,40 +69,40 @@
 
 namespace lockstep {
 
-// What each rank keeps of a model that N ranks train together (Rajbhandari et al., ZeRO: Memory
-// Optimizations Toward Training Trillion Parameter Models, SC 2020). Bytes a parameter in fp32 with
-// Adam; DistributedDataParallel keeps 16.
+// The state that each rank keeps of a model that N ranks train together (Rajbhandari et al., ZeRO:
+// Memory Optimizations Toward Training Trillion Parameter Models, SC 2020). The numbers are bytes
+// per fp32 parameter with Adam; DistributedDataParallel keeps 16.
 enum class ShardLevel {
   optimizer,  // all parameters and gradients, 1/N of the optimizer's state: 8 + 8/N
   gradients,  // all parameters, 1/N of gradients and state: 4 + 12/N
   full        // 1/N of everything, and the units in use: 16/N
 };
 
-// Where the parameters lie while they are there.
+// The memory of whole (gathered) parameters.
 enum class ShardStorage {
-  // Every rank has memory of its own. Any engine, any number of hosts.
+  // Every rank has its own memory. Works with any engine and any number of hosts.
   private_memory,
-  // One mapping a unit, for all ranks of the host: this rank's shard is its range of it, so
-  // parameters exist once a host, gathering moves no byte, and what the owner's update writes is
-  // what all ranks read. With a compute_dtype the whole in that dtype is what is shared, and a
-  // shard's values are published by a cast of its range. Losses are those of private memory, bit
-  // for bit.
+  // One mapping per unit, shared by all ranks of the host: this rank's shard is its range of the
+  // mapping, so parameters exist once per host, gathering copies nothing, and all ranks read the
+  // owner's updates directly. With a compute_dtype, the whole in that dtype is shared, and a
+  // shard's values are published by a cast into its range. Losses are bit-identical to those of
+  // private memory.
   //
-  // Needs ranks that share memory: the engines `local` and `shm` on one host, and parameters on the
-  // CPU; InvalidArgument otherwise, with nothing changed. For several hosts take a mesh
-  // whose last axis lies in a host.
+  // Requires ranks that share memory: the engines `local` and `shm` on one host, and parameters on
+  // the CPU; otherwise throws InvalidArgument with nothing changed. For several hosts, use a mesh
+  // whose last axis lies within a host.
   //
-  // Updates wait, when they must, until no rank reads any more what they change: where parameters
-  // were used between backward() and the update, its first write to a shard is collective.
+  // Updates wait, if necessary, until no rank reads the old values any more: if parameters were
+  // used between backward() and the update, the update's first write to a shard is collective.
   node_shared
 };
 
-// Modules by name, and how their units are treated.
+// Selects modules by name and sets how their units are treated.
 //
 //   .units = {"blocks.*"}                        each block is a unit
 //   .units = {{"blocks.*", false}, "head"}       blocks stay gathered from forward to backward
 //   .units = {"blocks.*", {"blocks.*.norm", std::nullopt, at::kFloat}}
-//                                                norms compute in float32, whatever others do
+//                                                 norms compute in float32, regardless of others
 struct UnitRule {
   UnitRule(std::string pattern, std::optional<bool> reshard_after_forward = std::nullopt,
            std::optional<c10::ScalarType> compute_dtype = std::nullopt)
@@ -112,16 +112,16 @@ struct UnitRule {
   UnitRule(const char* pattern, std::optional<bool> reshard_after_forward = std::nullopt,
            std::optional<c10::ScalarType> compute_dtype = std::nullopt)
       : UnitRule(std::string(pattern), reshard_after_forward, compute_dtype) {}
-  // Two patterns are two rules: {"a", "b"}, and not {{"a", "b"}}.
+  // Two patterns are two rules: {"a", "b"}, not {{"a", "b"}}.
   UnitRule(const char* pattern, const char* other) = delete;
 
-  std::string pattern;  // lockstep/layout/name_pattern.h: what it names
-  // Absent: as ShardOptions says.
+  std::string pattern;  // a pattern (lockstep/layout/name_pattern.h)
+  // std::nullopt: the value in ShardOptions.
   std::optional<bool> reshard_after_forward;
   std::optional<c10::ScalarType> compute_dtype;
 };
 
-// A list of rules. Patterns alone will do: .units = std::vector<std::string>(...).
+// A list of rules. Converts from a list of patterns: .units = std::vector<std::string>(...).
 struct UnitRules : std::vector<UnitRule> {
   using std::vector<UnitRule>::vector;
   UnitRules() = default;
@@ -129,56 +129,57 @@ struct UnitRules : std::vector<UnitRule> {
   UnitRules(const std::vector<std::string>& patterns) : vector(patterns.begin(), patterns.end()) {}
 };
 
-// Equal on all ranks.
+// Must be equal on all ranks.
 struct ShardOptions {
-  // What is gathered and released together. Parameters that no rule names are one more unit. A rule
-  // that names nothing is an error.
+  // The units: modules whose parameters are gathered and released together. Parameters that match
+  // no rule form one more unit. A rule that matches nothing is an error.
   UnitRules units = {};
   ShardLevel level = ShardLevel::full;
   ShardStorage storage = ShardStorage::private_memory;
-  // Parameters take part in the computation in this dtype, and the optimizer updates shards in
-  // theirs (mixed precision: bfloat16 over float shards). Absent: in the parameters' own. Only
-  // floating-point parameters are concerned.
+  // The dtype in which parameters are used in the computation, while the optimizer updates shards
+  // in their own dtype (mixed precision: bfloat16 over float shards). std::nullopt: the parameters'
+  // own dtype. Affects only floating-point parameters.
   std::optional<c10::ScalarType> compute_dtype = std::nullopt;
-  // Gradients are summed over ranks in this dtype; absent: in the one they are computed in. Where
-  // it has fewer bits than the parameters, averages stay in it until they are used: lockstep::optim
-  // widens them as it reads them, and for others the first use makes all of them. Only gradients
-  // of floating-point parameters are concerned.
+  // The dtype in which gradients are summed over ranks; std::nullopt: the dtype in which they are
+  // computed. If it has fewer bits than the parameters, averages stay in it until they are used:
+  // lockstep::optim widens them as it reads them, and for other code the first use widens the whole
+  // tensor. Affects only gradients of floating-point parameters.
   std::optional<c10::ScalarType> reduce_dtype = std::nullopt;
-  // The tail of a step in one pass, where storage is node_shared: gradients stay on each rank, and
-  // what backward() leaves in .grad of the handle's parameters() are averages that nobody has
-  // computed yet. step() of lockstep::optim's optimizers sums each few elements over the ranks just
-  // before it updates them, so gradients are read once and an average is never written: with N
-  // ranks, AdamW in fp32 moves 4N + 24 bytes a parameter in all. Results are those of
-  // reduce_scatter, bit for bit. Nothing else changes in a loop:
+  // Fuses the reduction with the optimizer step, if storage is node_shared: gradients stay on each
+  // rank, and backward() leaves in .grad of the handle's parameters() averages that are not
+  // computed yet. step() of lockstep::optim's optimizers sums a few elements at a time over the
+  // ranks just before it updates them, so gradients are read once and an average is never written:
+  // with N ranks, AdamW in fp32 moves 4N + 24 bytes per parameter in total. Results are
+  // bit-identical to those of reduce_scatter. The loop does not change:
   //
   //   loss(model->forward(batch)).backward();
   //   adamw.step();                            // optimizer.bytes_moved() counts
   //   sharded.zero_grad();                     // before the next forward(): averages are over
   //
-  // Whatever else uses such a .grad (a norm, clipping, GradScaler, torch's optimizers, an
-  // operation) computes it first, with one more pass; so does the next forward() for one that is
-  // still there. At every level each rank then holds all of its own gradients. InvalidArgument with
-  // private memory and on a mesh whose other axes have several ranks.
+  // Any other use of such a .grad (a norm, clipping, GradScaler, torch's optimizers, an operation)
+  // computes the average first, with one more pass; so does the next forward() for one that still
+  // exists. At every level, each rank then holds all of its own gradients. Throws InvalidArgument
+  // with private memory and on a mesh whose other axes have several ranks.
   bool reduce_in_step = false;
-  // Level full: a unit is released when forward() goes on to another one, and gathered again in
-  // backward(). When false it stays until its gradients are done: more memory, less to move.
+  // Level full: if true, a unit is released when forward() continues with another one, and gathered
+  // again in backward(). If false, it stays until its gradients are complete: more memory, less
+  // communication.
   bool reshard_after_forward = true;
-  // Level full: how many units are gathered ahead of their use, in the order of the step before.
+  // Level full: the number of units to prefetch, in the order of the previous step.
   int prefetch = 1;
-  // A folder for what this rank keeps and does not use: shards of the parameters where no whole
-  // stays (level full with private memory, or a compute_dtype), averages of gradients beside them,
-  // and what optimizers keep in ShardedModule::state_memory(). They lie in mapped
-  // files without names: any number of ranks and handles may use one folder, on one disk or each on
-  // its own, and nothing is left in it. Shards are read ahead in the order of the step before and
-  // leave memory after use. Empty: everything stays in memory.
+  // A folder to offload this rank's state that is not in use: shards of the parameters if no whole
+  // copy stays (level full with private memory, or a compute_dtype), averages of gradients beside
+  // them, and optimizer state in ShardedModule::state_memory(). The data are in mapped files
+  // without names: any number of ranks and handles may use one folder, on one disk or on several,
+  // and no file is left in it. Shards are read ahead in the order of the previous step and leave
+  // memory after use. Empty: everything stays in memory.
   std::string offload = {};
-  // The same in memory of the host, for parameters on a device; those on the CPU are not concerned.
-  // Of such parameters, with either option, shards and averages are the host's at every level, and
-  // so is what an optimizer of the handle's parameters() keeps: slices are tensors on the CPU.
-  // Units are copied to the device when they are gathered. InvalidArgument beside `offload`.
+  // Offloads parameters on a device to host memory; parameters on the CPU are not affected. With
+  // either option, shards and averages of device parameters are on the host at every level, and so
+  // is the optimizer state of the handle's parameters(): slices are CPU tensors. Units are copied
+  // to the device when they are gathered. Throws InvalidArgument together with `offload`.
   bool offload_to_host = false;
-  // As DataParallelOptions has them.
+  // As in DataParallelOptions.
   bool find_unused_parameters = false;
   bool broadcast_buffers = true;
   std::vector<std::string> ignored = {};
@@ -195,7 +196,7 @@ namespace lockstep {
 
 class ShardedState;
 
-// All parameters are there while one of these lives; nests.
+// All parameters are present during the object's lifetime; may be nested.
 class [[nodiscard]] Unsharded {
  public:
   explicit Unsharded(std::shared_ptr<ShardedState> state);
@@ -207,54 +208,56 @@ class [[nodiscard]] Unsharded {
   std::shared_ptr<ShardedState> state_;
 };
 
-// Its parameters() are this rank's parts, in one dimension; those of one unit lie side by side in
-// its shard. They are for optimizers that treat elements apart (SGD, Adam, AdamW, RMSprop, ...).
-// One that mixes them (LBFGS, LAMB), and every operation that does (a norm, a sum, cat();
-// torch::nn::utils::clip_grad_norm_), is InvalidArgument on more than one rank and names the
+// Its parameters() are this rank's slices, in one dimension; those of one unit are contiguous in
+// its shard. They are for element-wise optimizers (SGD, Adam, AdamW, RMSprop, ...). On more than
+// one rank, an optimizer that combines elements (LBFGS, LAMB), and every operation that does (a
+// norm, a sum, cat(); torch::nn::utils::clip_grad_norm_), throws InvalidArgument, which names the
 // parameter (lockstep/dispatch/part.h).
 //
-// When the handle goes, the module's parameters are without values, and say so when they are used:
-// call unshard() before, if they are still wanted.
+// After the handle is destroyed, the module's parameters have no values, and using them is an error
+// that says so: call unshard() before if they are still needed.
 class [[nodiscard]] ShardedModule : public Handle {
  public:
   // Attached to no module.
   ShardedModule() = default;
   explicit ShardedModule(std::shared_ptr<ShardedState> state);
 
-  // Collective at its begin, local at its end. Inside, every parameter has its values: print,
-  // compare, compute on one rank alone, but write on all.
+  // Collective at its begin, local at its end. Inside, every parameter has its values: printing,
+  // comparing and computing are possible on a single rank, but writes must happen on all ranks.
   [[nodiscard]] Unsharded unsharded();
-  // Collective. The module's parameters become ordinary tensors with their whole values, and the
-  // handle has nothing to do with them any more; only its destruction may follow.
+  // Collective. Turns the module's parameters into ordinary tensors with their whole values and
+  // detaches them from the handle, which may only be destroyed afterwards.
   void unshard();
 
-  // Local. What is in flight now is the peak.
+  // Not collective. Sets the peak to the memory in use now.
   void reset_peak_memory();
-  // Local. Between steps, after zero_grad(): buffers that wait for the next step go back to the
-  // system, so that only parameters and the optimizer's state are left. The next step makes them
-  // anew.
+  // Not collective. Call between steps, after zero_grad(): returns buffers that are kept for the
+  // next step to the system, so that only parameters and the optimizer's state are left. The next
+  // step allocates them again.
   void free_buffers();
 
-  // Names of the units, in the order of their first parameters.
+  // Returns the names of the units, in the order of their first parameters.
   [[nodiscard]] std::vector<std::string> units() const;
 
  private:
-  // InvalidArgument when there is no module.
+  // Throws InvalidArgument if there is no module.
   [[nodiscard]] std::shared_ptr<ShardedState> sharded() const;
 };
 
-// Collective. Checks that all ranks have the same module and options (Mismatch, on every rank, with
-// nothing changed), then rank 0's values are divided among the ranks. Gradients that are there go.
+// Collective. Checks that all ranks have the same module and options (otherwise Mismatch on every
+// rank, with nothing changed), then shards rank 0's values over the ranks. Existing gradients are
+// dropped.
 //
-// On a mesh the last axis shards: parameters are divided along it, and the ranks of all other axes
-// have copies (hybrid sharding: between hosts only gradients travel). On a group, and on a mesh of
-// one axis, all ranks have shards.
+// On a mesh, parameters are sharded along the last axis, and replicated along all other axes
+// (hybrid sharding: only gradients are sent between hosts). On a group, and on a mesh with one
+// axis, all ranks have shards.
 //
-// Parameters get another memory. So InvalidArgument, on every rank and with nothing changed, names
-// a parameter that shares memory with another tensor of the module (one tensor that is registered
-// under two names stays tied), and one whose memory something outside the module holds: a view of
-// it, or the graph of an earlier forward(). Pointers into it that are kept cannot be seen. Sparse,
-// quantised and nested tensors are named, too, unless ShardOptions::ignored does.
+// Parameters move to other memory. Therefore throws InvalidArgument, on every rank and with nothing
+// changed, which names a parameter that shares memory with another tensor of the module (a tensor
+// that is registered under two names stays tied), or whose memory is held outside of the module: by
+// a view of it, or by the graph of an earlier forward(). Raw pointers to it cannot be detected.
+// Sparse, quantised and nested tensors are refused by name, too, unless ShardOptions::ignored
+// matches them.
 ShardedModule fully_shard(const ModuleRef& module, const Ranks& ranks,
                           const ShardOptions& options = {});
 

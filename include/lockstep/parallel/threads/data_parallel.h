@@ -1,5 +1,6 @@
-// DataParallel: one process trains a model on several devices, a thread for each. Every device has
-// a replica of the model and computes a part of the mini-batch; the gradient is that of the whole.
+// DataParallel: one process trains a model on several devices, with one thread per device. Every
+// device has a replica of the model and computes a part of the mini-batch; the gradient is that of
+// the whole batch.
 //
 //   Net model;
 //   lockstep::DataParallel dp(model, lockstep::cpu_devices(2));   // or cuda_devices(4), ...
@@ -11,32 +12,33 @@
 //   }, batch.data, batch.target);
 //   sgd.step();
 //
-// How: replicas are made once. Each backward() and forward() first gives all replicas the values
-// that the first device's parameters have now, and its training flags, so that whatever has
-// changed them (an optimizer, load_state_dict(), the program) is seen. Inputs are cut into rows,
-// the devices compute, and gradients are reduced to the first device, where the user's model and
-// optimizer are.
+// How: replicas are made once. Each backward() and forward() first copies the current values of the
+// first device's parameters, and its training flags, to all replicas, so that every change (by an
+// optimizer, load_state_dict(), the program) is seen. Inputs are split by rows, the devices
+// compute, and gradients are reduced to the first device, where the user's model and optimizer are.
 //
-// The gradient is the mean over all rows of the batch: each device's counts by its rows
-// (DeviceLoss). Where all have equally many it is the sum in the group's fixed order, divided once:
-// bit for bit what DistributedDataParallel on `shm` gives for the same rows, as long as each has as
-// many threads as a rank there. A parameter that had no part on some devices counts as zeros there;
-// one that had none on any keeps its .grad. Gradients accumulate until zero_grad(), and after every
-// backward() .grad is that of the whole batch, also inside no_sync(), which changes nothing here.
+// The gradient is the mean over all rows of the batch: each device is weighted by its rows
+// (DeviceLoss). If all devices have the same number of rows, it is the sum in the group's fixed
+// order, divided once: bit-identical to DistributedDataParallel on `shm` for the same rows, if each
+// device has as many threads as a rank there. A parameter that was unused on some devices counts as
+// zeros there; one that was unused on all devices keeps its .grad. Gradients accumulate until
+// zero_grad(), and after every backward() .grad is that of the whole batch, also inside no_sync(),
+// which has no effect here.
 //
-// Random numbers: with several devices each call takes one number from LibTorch's default generator
-// of the CPU, and operations on CPU device i draw from a generator seeded by that number and i: a
-// run that seeds the default generator repeats. One device draws from the default generator itself.
+// Random numbers: with several devices, each call draws one number from LibTorch's default CPU
+// generator, and operations on CPU device i draw from a generator seeded by that number and i: a
+// run that seeds the default generator is reproducible. A single device draws from the default
+// generator itself.
 //
-// Errors: InvalidArgument before anything was computed. DeviceFailed for what a device's thread has
-// thrown, also the user's own exceptions. Then gradients are what they were before the call, and
-// the object can be used again.
+// Errors: InvalidArgument before anything was computed. DeviceFailed for exceptions in a device's
+// thread, including the user's own. Gradients are then those before the call, and the object stays
+// usable.
 //
-// Threads: one thread a time per object. The functions given to backward() and forward() run in the
-// devices' threads, on all at once: what they share they must not write. Memory: parameters and
-// gradients once for each device. When the object goes, the model is an ordinary one.
+// Threads: one thread at a time per object. The functions passed to backward() and forward() run
+// concurrently in the devices' threads: they must not write shared data. Memory: parameters and
+// gradients once per device. After the object is destroyed, the model is an ordinary one.
 //
-// When to prefer DistributedDataParallel, a process for each device: docs/data_parallel.md.
+// When to prefer DistributedDataParallel with one process per device: docs/data_parallel.md.
 #pragma once
 
 #include <lockstep/base/error.h>
@@ -62,34 +64,35 @@ class Module;
 
 namespace lockstep {
 
-// A device's thread has thrown. The text begins with the device's name; the exception itself is
-// nested in this one (std::rethrow_if_nested()).
+// Thrown if a device's thread has thrown. The text begins with the device's name; the original
+// exception is nested in this one (std::rethrow_if_nested()).
 class DeviceFailed : public Error {
   using Error::Error;
 };
 
 struct ReplicaOptions {
-  // Makes a model of the same structure, whatever its values are; called once for each device but
-  // the first. Absent: the model's own clone(), which modules have that derive from
-  // torch::nn::Cloneable. What is neither parameter nor buffer stays as it is made here.
+  // Makes a model of the same structure, with any values; called once per device except the first.
+  // Empty: the model's own clone(), for modules that derive from torch::nn::Cloneable. State that
+  // is neither parameter nor buffer stays as it is made here.
   std::function<std::shared_ptr<torch::nn::Module>()> make_replica = {};
-  // The first device's buffers (running means and the like) replace all others' at the beginning of
-  // each backward() and forward(). When false, each device has its own after construction.
+  // If true, each backward() and forward() begins by copying the first device's buffers (running
+  // means and the like) to all others. If false, each device has its own after construction.
   bool broadcast_buffers = true;
 };
 
-// What a loss function returns: a tensor alone is the mean over the rows it was given.
+// The return value of a loss function: a tensor alone is the mean over the rows it was given.
 struct DeviceLoss {
   DeviceLoss(at::Tensor mean_loss, std::optional<double> of_weight = std::nullopt)
       : loss(std::move(mean_loss)), weight(of_weight) {}
 
   at::Tensor loss;  // one element, a mean
-  // Over how many items, where these are not the rows: tokens that are not padding, say. The
-  // gradient is then the mean over all devices' items. 0: this device has none and does not count.
+  // The number of items of the mean, if they are not the rows: for example, tokens that are not
+  // padding. The gradient is then the mean over all devices' items. 0: this device has no items and
+  // does not count.
   std::optional<double> weight;
 };
 
-// What DataParallel is without the model's type.
+// DataParallel without the model's type.
 class [[nodiscard]] DataParallelBase : public Handle {
  public:
   [[nodiscard]] const std::vector<ComputeDevice>& devices() const;
@@ -109,7 +112,7 @@ class [[nodiscard]] DataParallelBase : public Handle {
 
 namespace threads {
 
-// What TORCH_MODULE makes, and what functions are given of it.
+// The types of a TORCH_MODULE holder and of the argument that functions receive.
 template <typename Model>
 struct ModelType {
   using Module = typename Model::ContainedType;
@@ -130,8 +133,8 @@ struct ModelType<std::shared_ptr<Impl>> {
 
 }  // namespace threads
 
-// Model: what TORCH_MODULE makes (functions get a Net&), or a std::shared_ptr<NetImpl> (they get a
-// NetImpl&).
+// Model: a TORCH_MODULE holder (functions get a Net&), or a std::shared_ptr<NetImpl> (functions get
+// a NetImpl&).
 template <typename Model>
 class [[nodiscard]] DataParallel : public DataParallelBase {
   using Type = threads::ModelType<Model>;
@@ -140,10 +143,10 @@ class [[nodiscard]] DataParallel : public DataParallelBase {
   // Attached to no model.
   DataParallel() = default;
 
-  // The model's tensors are on the first device and stay its own. InvalidArgument, in one line: as
-  // check_devices(); tensors on another device than the first; a model that cannot be cloned when
-  // nothing makes replicas; a replica whose parameters or buffers differ from the model's; sharded
-  // parameters, or those of another handle.
+  // The model's tensors are on the first device and stay the model's own. Throws InvalidArgument,
+  // in one line: as check_devices(); if tensors are on another device than the first; if a model
+  // cannot be cloned and there is no make_replica; if a replica's parameters or buffers differ from
+  // the model's; for sharded parameters, or those of another handle.
   DataParallel(Model model, std::vector<ComputeDevice> devices, const ReplicaOptions& options = {})
       : DataParallelBase(Type::module_of(model), std::move(devices), options) {
     typed_.push_back(std::move(model));
@@ -154,10 +157,11 @@ class [[nodiscard]] DataParallel : public DataParallelBase {
     }
   }
 
-  // One forward and backward of the mini-batch. Blocks. Inputs have equally many rows (dim 0), of
-  // which each device gets a part, the first ones one more where they are uneven; a device without
-  // rows computes nothing. A tensor without dims goes to every device whole. `loss(model, rows...)`
-  // returns a tensor or a DeviceLoss. Returns the loss of the whole batch, without gradient.
+  // Runs one forward and backward of the mini-batch. Blocks. Inputs have the same number of rows
+  // (dim 0), which are divided over the devices; if they cannot be divided evenly, the first
+  // devices get one more. A device without rows computes nothing. A tensor without dims is passed
+  // whole to every device. `loss(model, rows...)` returns a tensor or a DeviceLoss. Returns the
+  // loss of the whole batch, without gradient.
   template <typename Function, std::same_as<at::Tensor>... Inputs>
     requires(sizeof...(Inputs) > 0)
   at::Tensor backward(Function&& loss, const Inputs&... inputs) {
@@ -168,8 +172,8 @@ class [[nodiscard]] DataParallel : public DataParallelBase {
         {inputs...});
   }
 
-  // The same without gradients, for evaluation: `forward(model, rows...)` returns a tensor with as
-  // many rows as it was given, and all of them together come back, on the first device.
+  // Runs `forward(model, rows...)` without gradients, for evaluation. It must return a tensor with
+  // as many rows as its input; returns all of them together, on the first device.
   template <typename Function, std::same_as<at::Tensor>... Inputs>
     requires(sizeof...(Inputs) > 0)
   at::Tensor forward(Function&& forward, const Inputs&... inputs) {
