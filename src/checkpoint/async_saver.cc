@@ -10,6 +10,7 @@
 #include "sys/thread.h"
 
 #include <lockstep/base/error.h>
+#include <lockstep/comm/device.h>
 #include <lockstep/comm/together.h>
 
 #include <ATen/ops/from_blob.h>
@@ -34,9 +35,10 @@ namespace {
 // Its kernels and those of the training's groups would wait for each other on the GPU, in an order
 // that ranks do not share.
 const Group& of_host_memory(const Group& group) {
-  check(group.backend() != "nccl",
-        "AsyncSaver: expected a group of another engine, found nccl: a thread that saves beside "
-        "training may block it for ever; use checkpoint::save()");
+  check(!has_streams(group),
+        "AsyncSaver: expected a group of another engine, found {}: a thread that saves beside "
+        "training may block it for ever; use checkpoint::save()",
+        group.backend());
   return group;
 }
 

@@ -24,12 +24,10 @@ constexpr double rounding = 1e-5;  // of sums of numbers, as a part of the sum o
 bool is_power_of_two_or_zero(std::uint64_t number) { return (number & (number - 1)) == 0; }
 
 // One row per rank. `own` and the result are in host memory.
-at::Tensor rows_of_ranks(const at::Tensor& own, c10::Device device, Group& group,
-                         std::string_view tag) {
-  if (group.backend() != "nccl") device = at::kCPU;
-  at::Tensor all = at::empty({group.size(), own.size(0)}, own.options().device(device));
-  group.all_gather(all, own.to(device), {.tag = tag}).wait();
-  return all.cpu();
+at::Tensor rows_of_ranks(const at::Tensor& own, Group& group, std::string_view tag) {
+  at::Tensor all = at::empty({group.size(), own.size(0)}, own.options());
+  group.all_gather(all, own, {.tag = tag}).wait();
+  return all;
 }
 
 // Sums that tell tensors apart, and how large they may be: exact for integers.
@@ -57,15 +55,14 @@ std::int64_t fingerprint_of(at::Generator& generator) {
 void PlainCheck::look(const at::Tensor& tensor, std::string_view operation, Group& group) {
   const std::uint64_t number = count_++;
   if (number >= first_ones && !is_power_of_two_or_zero(number)) return;
-  const bool has_values = (tensor.is_cpu() || tensor.is_cuda()) &&
-                          tensor.layout() == at::kStrided && !tensor.is_complex() &&
-                          !tensor.is_quantized();
+  const bool has_values = !tensor.is_meta() && tensor.layout() == at::kStrided &&
+                          !tensor.is_complex() && !tensor.is_quantized();
   if (group.size() == 1 || !has_values) return;
   at::NoGradGuard no_grad;
   const std::array<double, 3> mine = sums_of(tensor);
   at::Tensor own = at::empty({3}, at::kDouble);
   std::ranges::copy(mine, own.data_ptr<double>());
-  const at::Tensor all = rows_of_ranks(own, tensor.device(), group, "plain tensors");
+  const at::Tensor all = rows_of_ranks(own, group, "plain tensors");
   const auto* sums = all.const_data_ptr<double>();
   const bool is_exact = at::isIntegralType(tensor.scalar_type(), /*includeBool=*/true);
   for (int rank = 1; rank < group.size(); ++rank) {
@@ -96,7 +93,7 @@ void GeneratorCheck::look(at::Generator generator, std::string_view operation, G
   at::NoGradGuard no_grad;
   at::Tensor own = at::empty({1}, at::kLong);
   *own.mutable_data_ptr<std::int64_t>() = state;
-  const at::Tensor all = rows_of_ranks(own, at::kCUDA, group, "states of generators");
+  const at::Tensor all = rows_of_ranks(own, group, "states of generators");
   const auto* states = all.const_data_ptr<std::int64_t>();
   for (int rank = 1; rank < group.size(); ++rank)
     if (states[rank] != states[0])

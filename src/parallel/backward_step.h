@@ -186,7 +186,7 @@ class FailureNotice {
   // The text of set_text(), in one line, which is empty from then on.
   [[nodiscard]] std::string take_text();
   // Posts what this rank says; every rank does, once it knows of the failure. Does not wait.
-  void post(Group& group, bool failed, c10::Device device, const CallOptions& call);
+  void post(Group& group, bool failed, const CallOptions& call);
   // Blocks until all ranks have said it: "rank 1 (rank 3 of the world): late is a new parameter".
   [[nodiscard]] std::string finish(const Group& group);
   // Blocks for what post() has left under way.

@@ -33,9 +33,9 @@ at::Tensor real_values_of(const at::Tensor& values) {
   return values.is_complex() ? at::view_as_real(values) : values;
 }
 
-// A device of another kind may not have the operations of a fingerprint.
+// An extension's device (PrivateUse1) may lack the operations of a fingerprint.
 at::Tensor where_it_can_be_read(const at::Tensor& values) {
-  return values.is_cpu() || values.is_cuda() ? values : values.cpu();
+  return values.is_privateuseone() ? values.cpu() : values;
 }
 
 bool is_far(const at::Tensor& own, const at::Tensor& other) {
@@ -78,17 +78,14 @@ bool WriteWatch::has_written() const {
 }
 
 std::vector<std::size_t> WriteWatch::written_on_some_rank(Group& group) const {
-  at::Tensor written = at::zeros({static_cast<std::int64_t>(parameters_.size())}, at::kInt);
+  const at::Tensor written = at::zeros({static_cast<std::int64_t>(parameters_.size())}, at::kInt);
   auto* flags = written.mutable_data_ptr<std::int32_t>();
   for (std::size_t i = 0; i < versions_.size(); ++i)
     flags[i] = version_of(parameters_[i].tensor) != versions_[i] ? 1 : 0;
-  const c10::Device device = parameters_.front().tensor.device();
-  at::Tensor all = group.backend() == "nccl" ? written.to(device) : written;
-  group.all_reduce(all, Op::max, call_).wait();
-  all = all.cpu();
+  group.all_reduce(written, Op::max, call_).wait();
   std::vector<std::size_t> places;
   for (std::size_t i = 0; i < parameters_.size(); ++i)
-    if (all.const_data_ptr<std::int32_t>()[i] != 0) places.push_back(i);
+    if (flags[i] != 0) places.push_back(i);
   return places;
 }
 
@@ -99,15 +96,12 @@ void WriteWatch::compare(Group& group, bool some_wrote) {
   for (std::size_t i = 0; i < places.size(); ++i) places[i] = i;
   if (!compares_all) places = written_on_some_rank(group);
   const auto count = static_cast<std::int64_t>(places.size());
-  at::Tensor own = at::empty({count}, at::kLong), all = at::empty({group.size(), count}, at::kLong);
+  const at::Tensor own = at::empty({count}, at::kLong);
+  const at::Tensor all = at::empty({group.size(), count}, at::kLong);
   for (std::size_t k = 0; k < places.size(); ++k)
     own.mutable_data_ptr<std::int64_t>()[k] =
         fingerprint_of_bits(values_of(parameters_[places[k]]));
-  const c10::Device device = parameters_.front().tensor.device();
-  const bool on_device = group.backend() == "nccl";
-  at::Tensor gathered = on_device ? all.to(device) : all;
-  group.all_gather(gathered, on_device ? own.to(device) : own, call_).wait();
-  all = gathered.cpu();
+  group.all_gather(all, own, call_).wait();
   for (std::int64_t k = 0; k < count; ++k)
     if (all.select(1, k).ne(all[0][k]).any().item<bool>())
       compare_values(group, places[static_cast<std::size_t>(k)]);

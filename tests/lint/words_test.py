@@ -16,4 +16,7 @@ expect({"include/lockstep/a.h": "//   ls::Group world;\n"}, 1, "write lockstep::
 expect({"README.md": "`ls::init()`\n"}, 1, "README.md: uses ls:: and does not show")
 expect({"README.md": "`ls::init()` after `namespace ls = lockstep;`\n"}, 0, "words: 1 files")
 expect({"examples/a.cc": "int main() { ls::init(); }\n"}, 1, "examples/a.cc: uses ls::")
-print("words: finds all eight")
+expect({"src/parallel/a.cc": "if (tensor.is_cuda()) wait();\n"}, 1, "'is_cuda()': write accelerator()")
+expect({"src/parallel/a.cc": 'if (group.backend() != "nccl") wait();\n'}, 1, "write has_streams()")
+expect({"src/comm/init/backends.cc": 'return name == "nccl";\n'}, 0, "words: 1 files")
+print("words: finds all nine")

@@ -49,7 +49,14 @@ ENGLISH = [
      "-ise, as the rest of the project (names of LibTorch keep theirs)", ("include/*", "docs/*", "README.md"), ()),
     (r"(?i)\b(behavior|neighbor|favorite|labeled|canceled)", "the British spelling, as the rest of the project", CODE, ()),
 ]
-RULES = [(re.compile(found), wanted, where, but) for found, wanted, where, but in NOUNS + ENGLISH]
+# Code asks what a device or a group can do; few files know a device by its name.
+DEVICES = [
+    (r"\bis_(cuda|xpu|hip)\(\)|\bk(CUDA|XPU|HIP)\b|\bhas(CUDA|XPU|HIP)\b", "accelerator() or pins_host_memory() of comm/backend/accelerator.h",
+     ("include/*", "src/*"), ("src/comm/backend/accelerator.cc", "src/comm/init/*.cc", "src/comm/engines/c10d/nccl.cc",
+                              "src/parallel/threads/devices.cc")),
+    (r"[!=]= \"nccl\"", "has_streams() of lockstep/comm/device.h", ("include/*", "src/*"), ("src/comm/init/backends.cc",)),
+]
+RULES = [(re.compile(found), wanted, where, but) for found, wanted, where, but in NOUNS + ENGLISH + DEVICES]
 
 # The alias of the namespace: headers write lockstep::, and a page or program that writes ls:: must declare the alias.
 ALIAS, USE = "namespace ls = lockstep;", re.compile(r"(?<![\w:])ls::")

@@ -116,9 +116,8 @@ std::shared_ptr<Backend> StagedBackend::subset(std::span<const int> ranks, std::
 }
 
 std::shared_ptr<Backend> staged(std::shared_ptr<Backend> backend) {
-  bool needs_it = accelerator() && backend->name() != "nccl";
-  return needs_it ? sys::make_shared_of_process<StagedBackend>(std::move(backend))
-                  : std::move(backend);
+  return accelerator() ? sys::make_shared_of_process<StagedBackend>(std::move(backend))
+                       : std::move(backend);
 }
 
 }  // namespace lockstep

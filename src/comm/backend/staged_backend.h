@@ -66,7 +66,7 @@ class StagedBackend final : public Backend {
   std::list<Output> outputs_ LOCKSTEP_GUARDED_BY(mutex_);  // in the order of their posts
 };
 
-// `backend`, with staging where this LibTorch has devices whose tensors it would need it for.
+// `backend`, which takes tensors of the host, with staging if LibTorch has an accelerator.
 [[nodiscard]] std::shared_ptr<Backend> staged(std::shared_ptr<Backend> backend);
 
 }  // namespace lockstep

@@ -1,6 +1,8 @@
 #include "comm/init/backends.h"
 
 #include <lockstep/base/error.h>
+#include <lockstep/comm/device.h>
+#include <lockstep/comm/group.h>
 
 #include "base/check.h"
 #include "base/format.h"
@@ -44,6 +46,10 @@ std::vector<std::string_view> backend_names() {
   }
   return names;
 }
+
+bool has_streams(std::string_view name) { return name == "nccl"; }
+
+bool has_streams(const Group& group) { return has_streams(group.backend()); }
 
 std::shared_ptr<Backend> make_backend(std::string_view name, std::shared_ptr<Store> store, int rank,
                                       int size, const BackendOptions& options) {

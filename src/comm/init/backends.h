@@ -32,6 +32,9 @@ struct BackendOptions {
 // Those of this build: "shm", "gloo", "nccl", "mpi", "hierarchical", "hierarchical:gloo", ...
 [[nodiscard]] std::vector<std::string_view> backend_names();
 
+// As has_streams() of device.h, of a group whose backend has this name.
+[[nodiscard]] bool has_streams(std::string_view name);
+
 // The world of `size` ranks that share `store`. Blocks until all have come. BadInput for a name
 // that this build does not have, and as the engines say.
 [[nodiscard]] std::shared_ptr<Backend> make_backend(std::string_view name,

@@ -215,7 +215,7 @@ Group init_at(const rank_env::RankInfo& info, const InitOptions& options,
   if (!world_info.is_one_host()) backend.address = address_of_this_host(*info.rendezvous);
   auto world = make_backend(name, world_info.store, info.rank, info.size, backend);
   *all_have_met = true;
-  if (!options.c10d) world = staged(std::move(world));
+  if (!options.c10d && !has_streams(name)) world = staged(std::move(world));
   return recorded_world(std::move(world), options.timeout);
 }
 

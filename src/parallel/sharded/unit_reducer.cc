@@ -148,16 +148,14 @@ parallel::StepStatus UnitReducer::wait() {
 void UnitReducer::compare_writes(Group& group, const CallOptions& call) {
   const std::vector<Unsharder::Writes> writes = unsharder_.take_writes();
   const auto units = static_cast<std::int64_t>(writes.size());
-  at::Tensor own = at::empty({units, 2}, at::kLong);
+  const at::Tensor own = at::empty({units, 2}, at::kLong);
   for (std::int64_t u = 0; u < units; ++u) {
     auto* numbers = own.mutable_data_ptr<std::int64_t>() + 2 * u;
     numbers[0] = writes[static_cast<std::size_t>(u)].fingerprint;
     numbers[1] = writes[static_cast<std::size_t>(u)].offset;
   }
-  if (group.backend() == "nccl") own = own.to(parameter(0).device());
-  at::Tensor all = at::empty({group.size(), units, 2}, own.options());
+  const at::Tensor all = at::empty({group.size(), units, 2}, own.options());
   group.all_gather(all, own, call).wait();
-  all = all.cpu();
   for (std::int64_t u = 0; u < units; ++u)
     for (int rank = 1; rank < group.size(); ++rank) {
       const at::Tensor here = all[rank][u], of_root = all[0][u];

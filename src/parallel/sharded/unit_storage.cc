@@ -1,6 +1,7 @@
 #include "parallel/sharded/unit_storage.h"
 
 #include "base/check.h"
+#include "comm/backend/accelerator.h"
 #include "parallel/bucket.h"
 
 #include <ATen/Context.h>
@@ -104,8 +105,9 @@ at::Tensor Offload::zeros(std::int64_t count, at::ScalarType dtype) {
 }
 
 at::Tensor Offload::zeros_in_memory(std::int64_t count, at::ScalarType dtype) {
-  at::Tensor memory =
-      at::zeros({count}, at::TensorOptions().dtype(dtype).pinned_memory(at::hasCUDA()));
+  const auto device = accelerator();
+  const bool is_pinned = device && pins_host_memory(*device);
+  at::Tensor memory = at::zeros({count}, at::TensorOptions().dtype(dtype).pinned_memory(is_pinned));
   auto bytes = static_cast<std::int64_t>(memory.nbytes());
   bytes_ += bytes;
   return at::from_blob(

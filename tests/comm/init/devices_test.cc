@@ -3,6 +3,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "comm/init/backends.h"
 #include "comm/init/starting.h"
 #include "support/free_port.h"
 #include "support/messages.h"
@@ -66,6 +67,13 @@ TEST(Devices, NamesAreThoseOfTheListOfVisibleOnes) {
   EXPECT_EQ(device_names(1, "GPU-a,GPU-b"), Names{"GPU-a"}) << "CUDA saw no more of them";
 }
 
+TEST(Devices, NcclAloneRunsOnStreamsOfADevice) {
+  EXPECT_TRUE(has_streams("nccl"));
+  for (const char* name : {"shm", "gloo", "mpi", "hierarchical", "one"})
+    EXPECT_FALSE(has_streams(name)) << name;
+  EXPECT_FALSE(has_streams(Group()));
+}
+
 TEST(Devices, ARankHasTheCpuWhereThereIsNoGpu) {
   test::expect_ranks(1, [](int) {
     auto group = init();
@@ -98,6 +106,7 @@ TEST(InitDevice, EachRankGetsOneOfItsOwn) {
     auto group = init(test::quick());
     expect_device(rank);
     EXPECT_EQ(group.backend(), "shm") << "it is no GPU that NCCL works on";
+    EXPECT_FALSE(has_streams(group)) << "its tensors are staged";
     test::expect_sum(group);
   });
 }
