@@ -35,7 +35,7 @@ static void serve(const ls::ps::Place& place, int staleness) {
   bool together = staleness < 0;
   ls::ps::Server server(place.meeting, place.number,
                         {.optimizer =
-                             [](const std::vector<ls::NamedPart>& parts) {
+                             [](const std::vector<ls::Part>& parts) {
                                return std::make_unique<ls::optim::AdamW>(
                                    ls::ps::tensors_of(parts), torch::optim::AdamWOptions(0.02));
                              },

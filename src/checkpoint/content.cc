@@ -179,7 +179,7 @@ Content content_of(Group& group, const Handle& handle, const torch::optim::Optim
   Content content;
   together(group, [&] {
     check_asked(state, options);
-    std::vector<NamedPart> parts = handle.state_parts();
+    std::vector<Part> parts = handle.state_parts();
     model = model_parts(parts, /*aliases=*/false);
     ignored = ignored_parts(parts, group.rank());
     own = own_parts(options.own, group.rank());

@@ -21,9 +21,9 @@ class DistributedModel {
       : folder_(folder, {.map = true}), shown_(folder.string()), prefix_(key + ".") {}
 
   // Names of the folder that this rank's parts have; BadInput for one that does not fit.
-  [[nodiscard]] std::set<std::string> check_fits(const std::vector<NamedPart>& state) const {
+  [[nodiscard]] std::set<std::string> check_fits(const std::vector<Part>& state) const {
     std::set<std::string> known;
-    for (const NamedPart& part : state) {
+    for (const Part& part : state) {
       if (part.kind == PartKind::ignored) continue;
       for (const std::string& name : names_of(part)) {
         const DistributedFolder::Entry& entry = folder_.entries().at(name);
@@ -45,7 +45,7 @@ class DistributedModel {
   }
 
   // A tied tensor has its values under any of its names.
-  void fill(const NamedPart& part) const {
+  void fill(const Part& part) const {
     const DistributedFolder::Entry& entry = folder_.entries().at(names_of(part).front());
     const std::vector<layout::Box> boxes = layout::boxes_of(part.slice);
     for (const DistributedFolder::Chunk& chunk : entry.chunks) {
@@ -63,7 +63,7 @@ class DistributedModel {
   }
 
  private:
-  [[nodiscard]] std::vector<std::string> names_of(const NamedPart& part) const {
+  [[nodiscard]] std::vector<std::string> names_of(const Part& part) const {
     std::vector<std::string> names{prefix_ + part.name};
     for (const std::string& alias : part.aliases) names.push_back(prefix_ + alias);
     std::erase_if(names, [&](const auto& name) { return !folder_.entries().contains(name); });
@@ -91,7 +91,7 @@ void load_distributed_model(const std::filesystem::path& folder, Handle& handle,
   together(group, [&] { model->check_all_known(known); });
   const LoadScope scope = handle.loading();
   together(group, [&] {
-    for (const NamedPart& part : scope)
+    for (const Part& part : scope)
       if (part.kind != PartKind::ignored) model->fill(part);
   });
 }

@@ -1,4 +1,4 @@
-// What one rank has of one tensor of a file.
+// The part of one tensor of a file that a rank writes.
 #pragma once
 
 #include <lockstep/comm/group.h>
@@ -12,30 +12,36 @@
 
 #include <cstdint>
 #include <functional>
-#include <string>
+#include <vector>
 
 namespace lockstep::checkpoint {
 
 using parallel::exchange_parts;
+using parallel::names_of;
 using parallel::names_of_all;
-using parallel::PartDescription;
+using parallel::no_elements;
 
-// One that is to be written. `values` gives its elements, here and now: a tensor of the whole's
-// sizes, or one in one dimension that has them in the order of the slice.
+// A part that is to be written. Its tensor has no elements: values() gives them when they are
+// written, since making them may take memory. A buffer is written by the lowest rank that has it.
 struct FilePart {
-  PartDescription what;
+  Part part;
+  // Returns a tensor of the sizes of the whole, or the elements in the order of the slice in one
+  // dimension.
   std::function<at::Tensor()> values;
   bool goes_with_the_next = false;  // the values are used before those of another part are asked
+
+  [[nodiscard]] c10::ScalarType dtype() const { return part.tensor.scalar_type(); }
 };
 
-// One that is to be read into such a tensor.
-struct PartToFill {
-  std::string name;
-  layout::TensorSlice slice;
-  at::Tensor tensor;
-};
+// The parts alone.
+[[nodiscard]] inline std::vector<Part> parts_of(const std::vector<FilePart>& files) {
+  std::vector<Part> parts;
+  for (const FilePart& one : files) parts.push_back(one.part);
+  return parts;
+}
 
-// A box of the whole, as a view of such a tensor.
+// Returns a box of the whole as a view of `tensor`, which has the sizes of the whole, or the
+// elements of the slice in one dimension.
 [[nodiscard]] inline at::Tensor view_of(const at::Tensor& tensor, const layout::TensorSlice& slice,
                                         const layout::Box& box) {
   return tensor.sizes() == at::IntArrayRef(slice.sizes) ? modules::box_in_whole(tensor, box)

@@ -225,14 +225,14 @@ std::optional<double> number_in(const std::string& text) {
 }
 
 std::map<std::string, std::vector<std::string>> parts_text(
-    const std::vector<std::vector<PartDescription>>& by_rank) {
+    const std::vector<std::vector<Part>>& by_rank) {
   struct Held {
     std::vector<std::pair<const layout::TensorSlice*, std::vector<int>>> slices;
     SliceNumbers numbers;
   };
   std::map<std::string, Held> held;
   for (std::size_t rank = 0; rank < by_rank.size(); ++rank)
-    for (const PartDescription& part : by_rank[rank]) {
+    for (const Part& part : by_rank[rank]) {
       if (part.slice.numel() == 0) continue;
       auto& [slices, numbers] = held[part.name];
       const std::size_t number = numbers(part.slice);

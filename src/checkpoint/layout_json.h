@@ -30,7 +30,7 @@ struct LayoutJson {
 
 // What ranks had of tensors, as LayoutJson::parts has it.
 [[nodiscard]] std::map<std::string, std::vector<std::string>> parts_text(
-    const std::vector<std::vector<PartDescription>>& by_rank);
+    const std::vector<std::vector<Part>>& by_rank);
 
 // Of what a safetensors file says of its tensors, their checksums included, or of the whole of an
 // index; eight digits. BadInput and SystemError name the file.

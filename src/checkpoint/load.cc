@@ -189,7 +189,7 @@ TrainingState load(const fs::path& folder, Handle& handle, torch::optim::Optimiz
   const bool same_ranks = beside.state.ranks == group.size();
   Files files = open_files(group, folder, found);
   PartsReader* ignored = files.ignored ? &*files.ignored : nullptr;
-  std::vector<NamedPart> state;
+  std::vector<Part> state;
   together(group, [&] {
     state = handle.parts_to_load();
     if (ignored == nullptr) check_nothing_ignored(state);
@@ -238,7 +238,7 @@ void verify(Group& group, const fs::path& folder) {
 void load_model(const fs::path& path, Handle& handle, bool verify) {
   Group group = handle.group();
   PartsReader model(group, path);
-  std::vector<NamedPart> state;
+  std::vector<Part> state;
   together(group, [&] { state = handle.parts_to_load(); });
   check_model_fits(state, model);
   if (verify) model.verify();

@@ -15,27 +15,21 @@
 namespace lockstep::checkpoint {
 namespace {
 
-void check_dense(const NamedPart& part) {
+void check_dense(const Part& part) {
   bool is_dense = part.tensor.layout() == at::kStrided && !part.tensor.is_quantized();
   check(is_dense, "{} cannot be saved: expected a dense tensor, found {}", visible(part.name),
         part.tensor.toString());
 }
 
-FilePart file_part(const std::string& name, const NamedPart& part) {
-  return {.what = {.name = name,
-                   .dtype = part.tensor.scalar_type(),
+FilePart file_part(const std::string& name, const Part& part) {
+  return {.part = {.name = name,
+                   .tensor = no_elements(part.tensor.scalar_type()),
                    .slice = part.slice,
-                   .is_replaced = part.kind == PartKind::buffer},
+                   .kind = part.kind},
           .values = [tensor = part.tensor] { return tensor; }};
 }
 
-std::vector<std::string> names_of(const NamedPart& part) {
-  std::vector<std::string> names = {part.name};
-  names.insert(names.end(), part.aliases.begin(), part.aliases.end());
-  return names;
-}
-
-void check_entry(const NamedPart& part, const std::string& name, const TensorEntry& entry) {
+void check_entry(const Part& part, const std::string& name, const TensorEntry& entry) {
   check_input(entry.shape == part.slice.sizes,
               "loading a model: {}: expected shape [{}], found [{}]", visible(name),
               listed(part.slice.sizes, ", "), listed(entry.shape, ", "));
@@ -49,7 +43,7 @@ void check_entry(const NamedPart& part, const std::string& name, const TensorEnt
 }
 
 // The names that the file has for a part, at least one.
-std::vector<std::string> names_in(const PartsReader& file, const NamedPart& part) {
+std::vector<std::string> names_in(const PartsReader& file, const Part& part) {
   std::vector<std::string> names = names_of(part);
   std::erase_if(names, [&](const std::string& name) { return file.find(name) == nullptr; });
   check_input(!names.empty(), "loading a model: expected a tensor named {}, found none",
@@ -74,15 +68,16 @@ void check_fits(PartsReader& file, const std::function<void(std::set<std::string
 }
 
 // Under one of its names the part is filled; under the others values are only compared.
-void read_parts(const std::vector<NamedPart>& state, PartsReader& model) {
-  std::vector<PartToFill> parts, copies;
-  std::vector<const NamedPart*> tied;
-  for (const NamedPart& part : state) {
+void read_parts(const std::vector<Part>& state, PartsReader& model) {
+  std::vector<Part> parts, copies;
+  std::vector<const Part*> tied;
+  for (const Part& part : state) {
     if (part.kind == PartKind::ignored) continue;
     std::vector<std::string> names = names_in(model, part);
-    parts.push_back({names.front(), part.slice, part.tensor});
+    parts.push_back({.name = names.front(), .tensor = part.tensor, .slice = part.slice});
     for (std::size_t i = 1; i < names.size(); ++i) {
-      copies.push_back({names[i], part.slice, at::empty_like(part.tensor)});
+      copies.push_back(
+          {.name = names[i], .tensor = at::empty_like(part.tensor), .slice = part.slice});
       tied.push_back(&part);
     }
   }
@@ -99,19 +94,21 @@ void read_parts(const std::vector<NamedPart>& state, PartsReader& model) {
   });
 }
 
-void read_ignored(const std::vector<NamedPart>& state, PartsReader& ignored) {
-  std::vector<PartToFill> parts;
-  for (const NamedPart& part : state)
+void read_ignored(const std::vector<Part>& state, PartsReader& ignored) {
+  std::vector<Part> parts;
+  for (const Part& part : state)
     if (part.kind == PartKind::ignored)
-      parts.push_back({prefix_of(ignored.group().rank()) + part.name, part.slice, part.tensor});
+      parts.push_back({.name = prefix_of(ignored.group().rank()) + part.name,
+                       .tensor = part.tensor,
+                       .slice = part.slice});
   ignored.read(parts);
 }
 
 }  // namespace
 
-std::vector<FilePart> model_parts(const std::vector<NamedPart>& state, bool aliases) {
+std::vector<FilePart> model_parts(const std::vector<Part>& state, bool aliases) {
   std::vector<FilePart> parts;
-  for (const NamedPart& part : state) {
+  for (const Part& part : state) {
     check_dense(part);
     if (part.kind == PartKind::ignored) continue;
     parts.push_back(file_part(part.name, part));
@@ -121,17 +118,17 @@ std::vector<FilePart> model_parts(const std::vector<NamedPart>& state, bool alia
   return parts;
 }
 
-std::vector<FilePart> ignored_parts(const std::vector<NamedPart>& state, int rank) {
+std::vector<FilePart> ignored_parts(const std::vector<Part>& state, int rank) {
   std::vector<FilePart> parts;
-  for (const NamedPart& part : state)
+  for (const Part& part : state)
     if (part.kind == PartKind::ignored)
       parts.push_back(file_part(prefix_of(rank) + part.name, part));
   return parts;
 }
 
-void check_model_fits(const std::vector<NamedPart>& state, PartsReader& file) {
+void check_model_fits(const std::vector<Part>& state, PartsReader& file) {
   check_fits(file, [&](std::set<std::string>& known) {
-    for (const NamedPart& part : state) {
+    for (const Part& part : state) {
       if (part.kind == PartKind::ignored) continue;
       for (const std::string& name : names_in(file, part)) {
         check_entry(part, name, *file.find(name));
@@ -141,9 +138,9 @@ void check_model_fits(const std::vector<NamedPart>& state, PartsReader& file) {
   });
 }
 
-void check_ignored_fit(const std::vector<NamedPart>& state, PartsReader& file) {
+void check_ignored_fit(const std::vector<Part>& state, PartsReader& file) {
   check_fits(file, [&](std::set<std::string>& known) {
-    for (const NamedPart& part : state) {
+    for (const Part& part : state) {
       if (part.kind != PartKind::ignored) continue;
       std::string name = prefix_of(file.group().rank()) + part.name;
       const TensorEntry* entry = file.find(name);
@@ -157,8 +154,8 @@ void check_ignored_fit(const std::vector<NamedPart>& state, PartsReader& file) {
   });
 }
 
-void check_nothing_ignored(const std::vector<NamedPart>& state) {
-  check_input(std::ranges::find(state, PartKind::ignored, &NamedPart::kind) == state.end(),
+void check_nothing_ignored(const std::vector<Part>& state) {
+  check_input(std::ranges::find(state, PartKind::ignored, &Part::kind) == state.end(),
               "the handle ignores tensors, and the checkpoint has none that were ignored");
 }
 

@@ -13,16 +13,16 @@ namespace lockstep::checkpoint {
 
 // Local: what this rank has of parameters and buffers, but for ignored ones; with `aliases` under
 // each of their names. InvalidArgument for a tensor that is not dense.
-[[nodiscard]] std::vector<FilePart> model_parts(const std::vector<NamedPart>& state, bool aliases);
+[[nodiscard]] std::vector<FilePart> model_parts(const std::vector<Part>& state, bool aliases);
 // The same of ignored tensors, under names of this rank's own.
-[[nodiscard]] std::vector<FilePart> ignored_parts(const std::vector<NamedPart>& state, int rank);
+[[nodiscard]] std::vector<FilePart> ignored_parts(const std::vector<Part>& state, int rank);
 
 // Collective. CommonFailure unless the file has exactly the tensors that model_parts() gives on all
 // ranks, some of them perhaps under other names too, in their shapes and dtypes; or those that
 // ignored_parts() gives. Where there is no such file, no rank may ignore anything: local, BadInput.
-void check_model_fits(const std::vector<NamedPart>& state, PartsReader& file);
-void check_ignored_fit(const std::vector<NamedPart>& state, PartsReader& file);
-void check_nothing_ignored(const std::vector<NamedPart>& state);
+void check_model_fits(const std::vector<Part>& state, PartsReader& file);
+void check_ignored_fit(const std::vector<Part>& state, PartsReader& file);
+void check_nothing_ignored(const std::vector<Part>& state);
 
 // Collective: fills the handle's parts. `ignored` is null where there are none.
 void read_model(Handle& handle, PartsReader& model, PartsReader* ignored);

@@ -25,9 +25,9 @@ namespace {
 
 constexpr const char* step_field = "step";
 
-void check_parameters(const GroupOptions& groups, const std::vector<NamedPart>& parameters) {
+void check_parameters(const GroupOptions& groups, const std::vector<Part>& parameters) {
   std::size_t found = 0;
-  for (const NamedPart& part : parameters) found += groups.find(part.tensor) != nullptr ? 1 : 0;
+  for (const Part& part : parameters) found += groups.find(part.tensor) != nullptr ? 1 : 0;
   check(found == groups.size(),
         "checkpoint: the optimizer has {} parameters that are not the handle's: expected one that "
         "is made on handle.parameters()",
@@ -59,7 +59,7 @@ class LatestFields {
   StateFields fields_;
 };
 
-layout::TensorSlice slice_of(const std::string& field, const NamedPart& parameter) {
+layout::TensorSlice slice_of(const std::string& field, const Part& parameter) {
   return field == step_field ? layout::whole_slice({}) : parameter.slice;
 }
 
@@ -83,15 +83,15 @@ std::map<std::string, const TensorEntry*> fields_in(const PartsReader& file,
 std::vector<FilePart> optimizer_parts(const torch::optim::Optimizer& optimizer,
                                       const Handle& handle) {
   const GroupOptions groups(optimizer);
-  std::vector<NamedPart> parameters = handle.named_parameters();
+  std::vector<Part> parameters = handle.named_parameters();
   check_parameters(groups, parameters);
   auto latest = std::make_shared<LatestFields>(optimizer, handle.state_memory());
   std::vector<FilePart> parts;
-  for (const NamedPart& parameter : parameters)
+  for (const Part& parameter : parameters)
     for (const auto& [field, value] : latest->of(parameter.tensor))
       parts.push_back(
-          {.what = {.name = optimizer_key(parameter.name, field),
-                    .dtype = value.scalar_type(),
+          {.part = {.name = optimizer_key(parameter.name, field),
+                    .tensor = no_elements(value.scalar_type()),
                     .slice = slice_of(field, parameter)},
            .values = [latest, tensor = parameter.tensor,
                       name = field] { return dispatch::values_of(latest->of(tensor).at(name)); },
@@ -100,13 +100,15 @@ std::vector<FilePart> optimizer_parts(const torch::optim::Optimizer& optimizer,
 }
 
 struct OptimizerReading::Kept {
-  NamedPart parameter;
+  Part parameter;
   const torch::optim::OptimizerOptions* options = nullptr;
   std::map<std::string, const TensorEntry*> entries;
   StateFields fields;
 
-  void add(const std::string& field, at::Tensor tensor, std::vector<PartToFill>& to_fill) {
-    to_fill.push_back({optimizer_key(parameter.name, field), slice_of(field, parameter), tensor});
+  void add(const std::string& field, at::Tensor tensor, std::vector<Part>& to_fill) {
+    to_fill.push_back({.name = optimizer_key(parameter.name, field),
+                       .tensor = tensor,
+                       .slice = slice_of(field, parameter)});
     fields[field] = std::move(tensor);
   }
 
@@ -128,9 +130,9 @@ OptimizerReading::OptimizerReading(torch::optim::Optimizer& optimizer, const Han
     : optimizer_(optimizer), handle_(handle), file_(file) {
   together(file_.group(), [&] {
     const GroupOptions groups(optimizer_);
-    std::vector<NamedPart> parameters = handle_.named_parameters();
+    std::vector<Part> parameters = handle_.named_parameters();
     check_parameters(groups, parameters);
-    for (NamedPart& parameter : parameters) {
+    for (Part& parameter : parameters) {
       auto entries = fields_in(file_, parameter.name);
       kept_.push_back({parameter, groups.find(parameter.tensor), std::move(entries), {}});
     }
@@ -173,7 +175,7 @@ void OptimizerReading::check_all_known() const {
 
 // A few bytes each, so they are looked at before anything is changed.
 void OptimizerReading::read_steps() {
-  std::vector<PartToFill> to_fill;
+  std::vector<Part> to_fill;
   for (Kept& one : kept_)
     if (one.entries.contains(step_field)) one.add(step_field, at::empty({}, at::kLong), to_fill);
   file_.read(to_fill);
@@ -214,7 +216,7 @@ void OptimizerReading::read(bool verify) {
   if (verify && !reads_once) file_.verify();
   if (!reads_once) optimizer_.state().clear();  // so that old and new are not there together
   std::shared_ptr<optim::StateMemory> memory = handle_.state_memory();
-  std::vector<PartToFill> to_fill;
+  std::vector<Part> to_fill;
   together(file_.group(), [&] {
     for (Kept& one : kept_)
       for (const auto& [field, entry] : one.entries)
@@ -222,7 +224,7 @@ void OptimizerReading::read(bool verify) {
           one.add(field, one.empty_field(entry->dtype, memory.get()), to_fill);
   });
   PartsReader::AfterEach after_each;
-  if (memory) after_each = [&](const PartToFill& part) { memory->has_used(part.tensor); };
+  if (memory) after_each = [&](const Part& part) { memory->has_used(part.tensor); };
   if (reads_once) {
     file_.read_and_verify(to_fill, after_each);
   } else {

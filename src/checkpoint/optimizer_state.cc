@@ -91,7 +91,7 @@ void load_optimizer_state(torch::optim::Optimizer& optimizer, const NamedParamet
 
 std::int64_t optimizer_state_bytes(const torch::optim::Optimizer& optimizer, const Handle& handle) {
   std::int64_t bytes = 0;
-  for (const NamedPart& part : handle.named_parameters()) {
+  for (const Part& part : handle.named_parameters()) {
     auto found = optimizer.state().find(part.tensor.unsafeGetTensorImpl());
     if (found == optimizer.state().end()) continue;
     for (const auto& [name, value] : fields_of(optimizer, *found->second))

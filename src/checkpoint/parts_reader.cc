@@ -147,7 +147,7 @@ PartsReader::Stretch PartsReader::stretch_of(const TensorEntry& entry, const lay
 }
 
 // What takes bytes as they stand in the file waits, to be read together with others.
-void PartsReader::fill_own(const PartToFill& part, std::uint32_t* share) {
+void PartsReader::fill_own(const Part& part, std::uint32_t* share) {
   constexpr std::size_t most_waiting = 4096;  // of parts in many small runs
   const TensorEntry& entry = *find(part.name);
   const auto copy = [&](const layout::Box& run) {
@@ -168,7 +168,7 @@ void PartsReader::fill_own(const PartToFill& part, std::uint32_t* share) {
 }
 
 // Sends what it could not read all the same: an `error` here must not leave the other one waiting.
-void PartsReader::serve(int rank, const PartDescription& part, std::exception_ptr& error) {
+void PartsReader::serve(int rank, const Part& part, std::exception_ptr& error) {
   const TensorEntry& entry = *find(part.name);
   for (const layout::Box& box : layout::boxes_of(part.slice))
     layout::for_each_run(
@@ -188,7 +188,7 @@ void PartsReader::serve(int rank, const PartDescription& part, std::exception_pt
         });
 }
 
-void PartsReader::receive(const PartToFill& part) {
+void PartsReader::receive(const Part& part) {
   const TensorEntry& entry = *find(part.name);
   for (const layout::Box& box : layout::boxes_of(part.slice))
     layout::for_each_run(
@@ -203,18 +203,17 @@ void PartsReader::receive(const PartToFill& part) {
         });
 }
 
-std::vector<std::vector<PartDescription>> PartsReader::exchange(
-    const std::vector<PartToFill>& parts) {
-  std::vector<PartDescription> own;
+std::vector<std::vector<Part>> PartsReader::exchange(const std::vector<Part>& parts) {
+  std::vector<Part> own;
   own.reserve(parts.size());
-  for (const PartToFill& part : parts)
-    own.push_back({part.name, find(part.name)->dtype, part.slice});
+  for (const Part& part : parts)
+    own.push_back(
+        {.name = part.name, .tensor = no_elements(find(part.name)->dtype), .slice = part.slice});
   return exchange_parts(group_, own);
 }
 
-void PartsReader::read_parts(const std::vector<PartToFill>& parts, const AfterEach& after_each,
-                             const std::vector<std::vector<PartDescription>>& wanted,
-                             SummedParts* summed) {
+void PartsReader::read_parts(const std::vector<Part>& parts, const AfterEach& after_each,
+                             const std::vector<std::vector<Part>>& wanted, SummedParts* summed) {
   at::NoGradGuard no_grad;
   const ScopeExit forget([&] { waiting_.clear(); });
   std::exception_ptr error;
@@ -232,21 +231,20 @@ void PartsReader::read_parts(const std::vector<PartToFill>& parts, const AfterEa
   }
   for (std::size_t rank = 0; group_.is_root() && rank < wanted.size(); ++rank)
     if (copies_[rank] == no_copy)
-      for (const PartDescription& part : wanted[rank]) serve(static_cast<int>(rank), part, error);
+      for (const Part& part : wanted[rank]) serve(static_cast<int>(rank), part, error);
   together(group_, [&] {
     if (error) std::rethrow_exception(error);
   });
 }
 
-void PartsReader::read(const std::vector<PartToFill>& parts, const AfterEach& after_each) {
-  std::vector<std::vector<PartDescription>> wanted;
+void PartsReader::read(const std::vector<Part>& parts, const AfterEach& after_each) {
+  std::vector<std::vector<Part>> wanted;
   if (std::ranges::count(copies_, no_copy) > 0) wanted = exchange(parts);
   read_parts(parts, after_each, wanted, nullptr);
 }
 
-void PartsReader::read_and_verify(const std::vector<PartToFill>& parts,
-                                  const AfterEach& after_each) {
-  const std::vector<std::vector<PartDescription>> wanted = exchange(parts);
+void PartsReader::read_and_verify(const std::vector<Part>& parts, const AfterEach& after_each) {
+  const std::vector<std::vector<Part>> wanted = exchange(parts);
   SummedParts summed;
   Shares shares;
   together(group_, [&] {

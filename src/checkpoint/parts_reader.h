@@ -64,13 +64,13 @@ class PartsReader {
   // Collective. There is a tensor of each name, with the slice's sizes and the tensor's dtype.
   // `after_each` is told of each of this rank's parts when it is filled. CommonFailure when a file
   // cannot be read; parts that were filled stay so.
-  using AfterEach = std::function<void(const PartToFill&)>;
-  void read(const std::vector<PartToFill>& parts, const AfterEach& after_each = {});
+  using AfterEach = std::function<void(const Part&)>;
+  void read(const std::vector<Part>& parts, const AfterEach& after_each = {});
 
   // As verify() and read() in one: of tensors that the ranks of one copy have as a whole between
   // them, each reads its parts once and sums them up meanwhile; the others are read to be compared
   // first. CommonFailure names the tensor that is damaged; then parts are filled all the same.
-  void read_and_verify(const std::vector<PartToFill>& parts, const AfterEach& after_each = {});
+  void read_and_verify(const std::vector<Part>& parts, const AfterEach& after_each = {});
 
   // Local, on a rank that sees the files: a whole tensor, compared with its checksum where it has
   // one. BadInput, SystemError.
@@ -109,8 +109,7 @@ class PartsReader {
   void open_as_described(Shard& shard, SeenFiles seen, bool& all_same);
   void exchange_copies(bool sees);
   void parse_headers();
-  [[nodiscard]] std::vector<std::vector<PartDescription>> exchange(
-      const std::vector<PartToFill>& parts);
+  [[nodiscard]] std::vector<std::vector<Part>> exchange(const std::vector<Part>& parts);
   [[nodiscard]] bool sees() const { return shards_.front().file.has_value(); }
   [[nodiscard]] const Shard& shard_of(const TensorEntry& entry) const;
   void in_shard(const TensorEntry& entry, const std::function<void()>& check) const;
@@ -128,11 +127,11 @@ class PartsReader {
   [[nodiscard]] std::span<std::byte> staging_of(std::size_t worker);
   [[nodiscard]] static Stretch stretch_of(const TensorEntry& entry, const layout::Box& run,
                                           const at::Tensor& dense, std::uint32_t* share = nullptr);
-  void fill_own(const PartToFill& part, std::uint32_t* share);
-  void serve(int rank, const PartDescription& part, std::exception_ptr& error);
-  void receive(const PartToFill& part);
-  void read_parts(const std::vector<PartToFill>& parts, const AfterEach& after_each,
-                  const std::vector<std::vector<PartDescription>>& wanted, SummedParts* summed);
+  void fill_own(const Part& part, std::uint32_t* share);
+  void serve(int rank, const Part& part, std::exception_ptr& error);
+  void receive(const Part& part);
+  void read_parts(const std::vector<Part>& parts, const AfterEach& after_each,
+                  const std::vector<std::vector<Part>>& wanted, SummedParts* summed);
 
   // Small enough to stay in the cache next to a core between reading and summing up.
   static constexpr std::size_t read_at_once = std::size_t{256} << 10;
@@ -140,7 +139,7 @@ class PartsReader {
   using Shares = std::vector<std::uint32_t>;
   [[nodiscard]] Shares own_shares(const std::vector<bool>& are_passed_over);
   void compare_all(const Shares& own);
-  [[nodiscard]] SummedParts to_sum(const std::vector<std::vector<PartDescription>>& wanted) const;
+  [[nodiscard]] SummedParts to_sum(const std::vector<std::vector<Part>>& wanted) const;
 
   Group& group_;
   std::filesystem::path path_;

@@ -56,8 +56,7 @@ bool are_whole(const std::vector<SameParts>& slices, const std::vector<std::int6
 }  // namespace
 
 // Of what several ranks read, one sums up: by turns.
-PartsReader::SummedParts PartsReader::to_sum(
-    const std::vector<std::vector<PartDescription>>& wanted) const {
+PartsReader::SummedParts PartsReader::to_sum(const std::vector<std::vector<Part>>& wanted) const {
   const auto own = static_cast<std::size_t>(group_.rank());
   SummedParts found{.tensors = std::vector<bool>(entries_.size()),
                     .own = std::vector<bool>(wanted[own].size()),

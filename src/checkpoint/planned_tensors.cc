@@ -18,12 +18,6 @@ namespace {
 
 constexpr std::size_t alignment = 64;
 
-std::vector<PartDescription> descriptions_of(const std::vector<FilePart>& parts) {
-  std::vector<PartDescription> list;
-  for (const FilePart& part : parts) list.push_back(part.what);
-  return list;
-}
-
 std::vector<bool> only(const Group& group) {
   std::vector<bool> wanted(static_cast<std::size_t>(group.size()));
   wanted[static_cast<std::size_t>(group.rank())] = true;
@@ -81,8 +75,8 @@ PlannedTensors::PlannedTensors(Group& group, std::vector<FilePart> parts, Metada
     : metadata_(std::move(metadata)),
       sharding_(sharding),
       parts_(std::move(parts)),
-      by_rank_(exchange_parts(group, descriptions_of(parts_))) {
-  for (const FilePart& part : parts_) by_name_[part.what.name].push_back(&part);
+      by_rank_(exchange_parts(group, parts_of(parts_))) {
+  for (const FilePart& part : parts_) by_name_[part.part.name].push_back(&part);
   together(group, [&] { plan_ = plan_writing(by_rank_, metadata_, only(group), sharding_); });
   std::size_t end = 0;
   for (const PlannedBox& box : plan_.boxes) {
@@ -105,7 +99,7 @@ std::size_t PlannedTensors::snapshot_bytes() const { return places_.back(); }
 const FilePart& PlannedTensors::part_with(const std::string& name, const layout::Box& run) const {
   const std::vector<const FilePart*>& all = by_name_.at(name);
   const auto found = std::ranges::find_if(all, [&](const FilePart* part) {
-    return std::ranges::any_of(layout::boxes_of(part->what.slice),
+    return std::ranges::any_of(layout::boxes_of(part->part.slice),
                                [&](const layout::Box& box) { return layout::contains(box, run); });
   });
   return found == all.end() ? *all.front() : **found;
@@ -128,12 +122,12 @@ void PlannedTensors::take_snapshot(std::span<std::byte> bytes) {
     const FilePart& part = part_with(plan_.entry(box).name, box.box);
     if (last != nullptr && last != &part && last->goes_with_the_next) copies.finish();
     last = &part;
-    const at::Tensor values = view_of(values_of(part), part.what.slice, box.box);
+    const at::Tensor values = view_of(values_of(part), part.part.slice, box.box);
     std::byte* to = bytes.data() + places_[i];
-    if (lies_as_in_file(values) && values.scalar_type() == part.what.dtype) {
+    if (lies_as_in_file(values) && values.scalar_type() == part.dtype()) {
       copies.add(to, values);
     } else {
-      at::from_blob(to, box.box.sizes, part.what.dtype).copy_(values);
+      at::from_blob(to, box.box.sizes, part.dtype()).copy_(values);
     }
   }
   copies.finish();
@@ -152,7 +146,7 @@ at::Tensor PlannedTensors::elements(std::size_t own, const layout::Box& run) {
     return modules::box_in_whole(copied, within(run, box.box)).contiguous();
   }
   const FilePart& part = part_with(entry.name, run);
-  return as_in_file(view_of(values_of(part), part.what.slice, run));
+  return as_in_file(view_of(values_of(part), part.part.slice, run));
 }
 
 }  // namespace lockstep::checkpoint

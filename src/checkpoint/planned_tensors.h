@@ -27,9 +27,7 @@ class PlannedTensors {
   PlannedTensors(PlannedTensors&&) noexcept = default;
   PlannedTensors& operator=(PlannedTensors&&) = delete;
 
-  [[nodiscard]] const std::vector<std::vector<PartDescription>>& by_rank() const {
-    return by_rank_;
-  }
+  [[nodiscard]] const std::vector<std::vector<Part>>& by_rank() const { return by_rank_; }
   [[nodiscard]] const Metadata& metadata() const { return metadata_; }
   [[nodiscard]] const Sharding& sharding() const { return sharding_; }
   // Whether any rank has a part.
@@ -57,7 +55,7 @@ class PlannedTensors {
   Sharding sharding_;
   std::vector<FilePart> parts_;
   std::map<std::string, std::vector<const FilePart*>> by_name_;
-  std::vector<std::vector<PartDescription>> by_rank_;
+  std::vector<std::vector<Part>> by_rank_;
   WritePlan plan_;  // with this rank's boxes
   std::span<std::byte> snapshot_;
   std::vector<std::size_t> places_;  // of the boxes in the snapshot

@@ -36,8 +36,8 @@ void check_state(const std::filesystem::path& file, const TensorEntry& entry,
 }
 
 FilePart random_part(int rank, const at::Tensor& state) {
-  return {.what = {.name = name_of_state(rank),
-                   .dtype = state.scalar_type(),
+  return {.part = {.name = name_of_state(rank),
+                   .tensor = no_elements(state.scalar_type()),
                    .slice = layout::whole_slice(state.sizes())},
           .values = [state] { return state; }};
 }
@@ -69,7 +69,9 @@ void check_random_states(PartsReader& file, int ranks) {
 
 void load_random_state(PartsReader& file) {
   at::Tensor mine = own_random_state();
-  file.read({{name_of_state(file.group().rank()), layout::whole_slice(mine.sizes()), mine}});
+  file.read({{.name = name_of_state(file.group().rank()),
+              .tensor = mine,
+              .slice = layout::whole_slice(mine.sizes())}});
   at::Generator generator = at::detail::getDefaultCPUGenerator();
   generator.set_state(mine);
 }

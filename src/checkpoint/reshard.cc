@@ -22,8 +22,8 @@ namespace fs = std::filesystem;
 std::vector<FilePart> parts_in(const std::shared_ptr<PartsReader>& file) {
   std::vector<FilePart> parts;
   for (const TensorEntry& entry : file->entries())
-    parts.push_back({.what = {.name = entry.name,
-                              .dtype = entry.dtype,
+    parts.push_back({.part = {.name = entry.name,
+                              .tensor = no_elements(entry.dtype),
                               .slice = layout::whole_slice(entry.shape)},
                      .values = [file, &entry] { return file->read_whole(entry); }});
   return parts;

@@ -101,7 +101,7 @@ Dict group_of(const OptimizerParamGroup& group, std::int64_t first) {
 }
 
 void check_whole(const at::Tensor& parameter, const char* called) {
-  const auto division = dispatch::division_of(parameter);
+  const auto division = dispatch::shard_group_of(parameter);
   check(division == nullptr || division->size() == 1,
         "{}: expected whole parameters, found a part of one: save and load the handle by "
         "checkpoint::save() and load()",

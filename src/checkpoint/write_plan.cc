@@ -21,31 +21,33 @@ constexpr std::int64_t divided_from_bytes = std::int64_t{256} << 10;
 
 // The ranks that have one slice of a tensor.
 struct Copies {
-  const PartDescription* part = nullptr;
+  const Part* part = nullptr;
   std::vector<int> ranks;
 };
 
 struct PlannedTensor {
-  const PartDescription* first = nullptr;
+  const Part* first = nullptr;
   int first_rank = 0;
   std::vector<Copies> slices;
   SliceNumbers numbers;
 };
 
-void add(PlannedTensor& tensor, const PartDescription& part, int rank) {
+c10::ScalarType dtype_of(const Part& part) { return part.tensor.scalar_type(); }
+
+void add(PlannedTensor& tensor, const Part& part, int rank) {
   if (tensor.first == nullptr) {
     tensor.first = &part;
     tensor.first_rank = rank;
   }
-  check(part.dtype == tensor.first->dtype && part.slice.sizes == tensor.first->slice.sizes,
+  check(dtype_of(part) == dtype_of(*tensor.first) && part.slice.sizes == tensor.first->slice.sizes,
         "{} cannot be saved: rank {} has {} [{}] of it, rank {} has {} [{}]", visible(part.name),
-        tensor.first_rank, c10::toString(tensor.first->dtype),
-        listed(tensor.first->slice.sizes, ", "), rank, c10::toString(part.dtype),
+        tensor.first_rank, c10::toString(dtype_of(*tensor.first)),
+        listed(tensor.first->slice.sizes, ", "), rank, c10::toString(dtype_of(part)),
         listed(part.slice.sizes, ", "));
   const std::size_t number = tensor.numbers(part.slice);
   if (number == tensor.slices.size()) {
     tensor.slices.push_back({&part, {rank}});
-  } else if (!part.is_replaced) {
+  } else if (part.kind != PartKind::buffer) {
     tensor.slices[number].ranks.push_back(rank);
   }
 }
@@ -57,15 +59,15 @@ std::vector<const PlannedTensor*> in_file_order(
   std::vector<const PlannedTensor*> order;
   for (const auto& [name, tensor] : tensors) order.push_back(&tensor);
   std::ranges::stable_sort(order, std::greater{}, [](const PlannedTensor* tensor) {
-    return c10::elementSize(tensor->first->dtype);
+    return c10::elementSize(dtype_of(*tensor->first));
   });
   return order;
 }
 
 std::int64_t bytes_of(const PlannedTensor& tensor) {
-  const PartDescription& part = *tensor.first;
+  const Part& part = *tensor.first;
   return layout::numel_of(part.slice.sizes) *
-         static_cast<std::int64_t>(c10::elementSize(part.dtype));
+         static_cast<std::int64_t>(c10::elementSize(dtype_of(part)));
 }
 
 std::size_t count_of_shards(const std::vector<const PlannedTensor*>& tensors,
@@ -102,8 +104,8 @@ class Planner {
       : plan_(plan), wanted_(wanted), bytes_(wanted.size()) {}
 
   void add(const PlannedTensor& tensor, std::size_t shard) {
-    const PartDescription& first = *tensor.first;
-    element_ = static_cast<std::int64_t>(c10::elementSize(first.dtype));
+    const Part& first = *tensor.first;
+    element_ = static_cast<std::int64_t>(c10::elementSize(dtype_of(first)));
     sources_.clear();
     holders_.clear();
     for (const Copies& copies : tensor.slices) divide(copies);
@@ -146,10 +148,10 @@ class Planner {
     holders_.push_back(rank);
   }
 
-  void append_entry(const PartDescription& part, std::vector<TensorEntry>& entries) const {
+  void append_entry(const Part& part, std::vector<TensorEntry>& entries) const {
     std::uint64_t begin = entries.empty() ? 0 : entries.back().end;
     auto bytes = static_cast<std::uint64_t>(layout::numel_of(part.slice.sizes) * element_);
-    entries.push_back({part.name, part.dtype, part.slice.sizes, begin, begin + bytes});
+    entries.push_back({part.name, dtype_of(part), part.slice.sizes, begin, begin + bytes});
   }
 
   WritePlan& plan_;
@@ -162,13 +164,12 @@ class Planner {
 
 }  // namespace
 
-WritePlan plan_writing(const std::vector<std::vector<PartDescription>>& by_rank,
-                       const Metadata& metadata, const std::vector<bool>& wanted,
-                       const Sharding& sharding) {
+WritePlan plan_writing(const std::vector<std::vector<Part>>& by_rank, const Metadata& metadata,
+                       const std::vector<bool>& wanted, const Sharding& sharding) {
   std::map<std::string, PlannedTensor> tensors;
   for (std::size_t rank = 0; rank < by_rank.size(); ++rank)
-    for (const PartDescription& part : by_rank[rank]) {
-      (void)name_of(part.dtype);
+    for (const Part& part : by_rank[rank]) {
+      (void)name_of(dtype_of(part));
       add(tensors[part.name], part, static_cast<int>(rank));
     }
   WritePlan plan;

@@ -30,12 +30,12 @@ struct WritePlan {
   }
 };
 
-// `by_rank`: each rank's parts. Where several ranks have the same slice, a large one is divided
-// among them evenly, and small ones go to the rank that has the fewest bytes so far; of a slice
-// that is_replaced, to the lowest rank. `wanted[rank]`: whether its boxes go into the plan.
-// InvalidArgument names a tensor of which ranks have different dtypes or sizes, whose elements not
-// all are there, or that cannot stand in a file.
-[[nodiscard]] WritePlan plan_writing(const std::vector<std::vector<PartDescription>>& by_rank,
+// `by_rank`: each rank's parts. If several ranks have the same slice, a large slice is divided
+// among them evenly, and a small one goes to the rank that has the fewest bytes so far; that of a
+// buffer goes to the lowest rank. `wanted[rank]`: true if the rank's boxes go into the plan. Throws
+// InvalidArgument with the name of a tensor that ranks have in different dtypes or sizes, that is
+// not complete, or that cannot be stored in a file.
+[[nodiscard]] WritePlan plan_writing(const std::vector<std::vector<Part>>& by_rank,
                                      const Metadata& metadata, const std::vector<bool>& wanted,
                                      const Sharding& sharding = {});
 

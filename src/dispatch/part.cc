@@ -1,6 +1,5 @@
 #include <lockstep/dispatch/part.h>
 
-#include "base/check.h"
 #include "base/format.h"
 #include "dispatch/call.h"
 #include "dispatch/key.h"
@@ -22,7 +21,7 @@
 #include <unordered_set>
 #include <utility>
 
-namespace lockstep::dispatch {
+namespace lockstep {
 
 ShardGroup::ShardGroup(std::shared_ptr<Group> ranks, std::optional<Duration> timeout)
     : ShardGroup(nullptr, std::move(ranks), timeout) {}
@@ -82,19 +81,17 @@ double ShardGroup::largest_over_last(double number) {
   return numbers[1] > 0 ? std::numeric_limits<double>::quiet_NaN() : numbers[0];
 }
 
-Parts::Parts(std::shared_ptr<ShardGroup> division, std::vector<Part> parts)
-    : division_(std::move(division)), parts_(std::move(parts)) {
-  check(division_ != nullptr && !parts_.empty(), "Parts: expected a division and a part");
-}
+namespace dispatch {
 
-// Where parts are empty several begin at one place.
-const Part& Parts::at(std::int64_t offset, std::int64_t count) const {
-  const Part* found = &parts_.front();
-  for (const Part& part : parts_) {
-    if (part.offset == offset && part.slice.numel() == count) return part;
-    if (part.offset <= offset) found = &part;
+// Several empty parts may begin at one place.
+const Part& PartRecord::part_at(const c10::TensorImpl& tensor) const {
+  const std::int64_t offset = first + tensor.storage_offset();
+  const Placed* found = &parts->front();
+  for (const Placed& placed : *parts) {
+    if (placed.offset == offset && placed.part.slice.numel() == tensor.numel()) return placed.part;
+    if (placed.offset <= offset) found = &placed;
   }
-  return *found;
+  return found->part;
 }
 
 const PartRecord* part_record_of(const c10::TensorImpl& tensor) {
@@ -103,26 +100,27 @@ const PartRecord* part_record_of(const c10::TensorImpl& tensor) {
   return is_of_parts ? static_cast<const PartRecord*>(record) : nullptr;
 }
 
-std::shared_ptr<const Parts> parts_of(const at::Tensor& tensor) {
-  if (!tensor.defined()) return nullptr;
-  const PartRecord* record = part_record_of(*tensor.unsafeGetTensorImpl());
-  return record == nullptr ? nullptr : record->parts;
-}
-
 const Part* part_of(const at::Tensor& tensor) {
   if (!tensor.defined()) return nullptr;
   const PartRecord* record = part_record_of(*tensor.unsafeGetTensorImpl());
-  if (record == nullptr) return nullptr;
-  return &record->parts->at(record->first + tensor.storage_offset(), tensor.numel());
+  return record == nullptr ? nullptr : &record->part_at(*tensor.unsafeGetTensorImpl());
 }
 
-std::shared_ptr<ShardGroup> division_of(const at::Tensor& tensor) {
+std::shared_ptr<ShardGroup> shard_group_of(const at::Tensor& tensor) {
   const Part* part = part_of(tensor);
-  return part == nullptr ? nullptr : parts_of(tensor)->division_of(*part);
+  return part == nullptr ? nullptr : part->shard_group;
 }
 
-at::Tensor as_part(const at::Tensor& values, std::shared_ptr<const Parts> parts,
-                   std::int64_t offset, c10::DispatchKey key) {
+bool follows(const at::Tensor& tensor, const at::Tensor& before) {
+  const PartRecord* own = part_record_of(*tensor.unsafeGetTensorImpl());
+  const PartRecord* other = part_record_of(*before.unsafeGetTensorImpl());
+  return own != nullptr && other != nullptr && own->parts == other->parts &&
+         own->first + tensor.storage_offset() ==
+             other->first + before.storage_offset() + before.numel();
+}
+
+at::Tensor as_part(const at::Tensor& values, PartRecord::List parts, std::int64_t offset,
+                   c10::DispatchKey key) {
   LazyStorage storage(static_cast<std::int64_t>(values.nbytes()), values.device(), {}, key, "",
                       std::make_shared<PartRecord>(std::move(parts), offset));
   storage.attach(values);
@@ -174,16 +172,14 @@ bool gives_parts(const c10::OperatorHandle& operation) {
   return name == "_to_copy" || (is_pointwise(operation) && name != "clone");
 }
 
-[[noreturn]] void refuse(const c10::OperatorHandle& operation, const c10::TensorImpl& tensor,
-                         const PartRecord& record) {
-  const Part& part = record.parts->at(record.first + tensor.storage_offset(), tensor.numel());
+[[noreturn]] void refuse(const c10::OperatorHandle& operation, const Part& part) {
   throw InvalidArgument(formatted(
       "{}: {} is divided over {} ranks, and this operation would only use the elements {}..{} that "
       "are here, so that every rank gets another result; norms, clipping and loss scaling over all "
       "ranks: the handle's clip_grad_norm(), optim::gradient_norm(), optim::GradScaler; whole "
       "values: the handle's unsharded() or state_dict(); this rank's elements alone: clone()",
-      operation.schema().name(), part.name, record.parts->division_of(part)->size(),
-      part.slice.range.begin, part.slice.range.end));
+      operation.schema().name(), part.name, part.shard_group->size(), part.slice.range.begin,
+      part.slice.range.end));
 }
 
 // How one operation uses parts that have several ranks. Made before it runs.
@@ -215,13 +211,13 @@ class PartUse {
     if (!tensor.key_set().has(call_.key())) return;
     const PartRecord* record = part_record_of(tensor);
     if (record == nullptr) return;
-    const Part& part = record->parts->at(record->first + tensor.storage_offset(), tensor.numel());
-    if (record->parts->division_of(part)->size() == 1) return;
+    const Part& part = record->part_at(tensor);
+    if (part.shard_group->size() == 1) return;
     const c10::OperatorHandle& operation = call_.operation();
     bool is_apart = is_pointwise(operation) || is_known(short_name(operation));
     // Two parts of different sizes meet by broadcasting: elements of one with all of the other.
     bool is_spread = is_alone && first_ != nullptr && first_->sizes() != tensor.sizes();
-    if (!is_apart || is_spread) refuse(operation, tensor, *record);
+    if (!is_apart || is_spread) refuse(operation, part);
     if (is_alone) first_ = &tensor;
     if (parts_ != nullptr || !gives_parts(operation)) return;
     parts_ = record->parts;
@@ -230,8 +226,8 @@ class PartUse {
 
   const Call& call_;
   const c10::TensorImpl* first_ = nullptr;
-  std::shared_ptr<const Parts> parts_;  // that results lie in; null: they are no parts
-  std::int64_t offset_ = 0;             // where in them
+  PartRecord::List parts_;   // that results lie in; null: they are no parts
+  std::int64_t offset_ = 0;  // where in them
 };
 
 }  // namespace
@@ -243,4 +239,6 @@ void check_parts(Call& call) {
   use.mark_results();
 }
 
-}  // namespace lockstep::dispatch
+}  // namespace dispatch
+
+}  // namespace lockstep

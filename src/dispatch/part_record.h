@@ -1,4 +1,5 @@
-// PartRecord: the parts that lie in a lazy storage; and the interceptor that knows them.
+// PartRecord: the parts that lie in a lazy storage; and the interceptor that checks operations on
+// them.
 #pragma once
 
 #include "dispatch/call.h"
@@ -9,37 +10,47 @@
 #include <cstdint>
 #include <memory>
 #include <utility>
+#include <vector>
 
 namespace lockstep::dispatch {
 
 class PartRecord final : public StorageRecord {
  public:
-  // The storage's first element is the one at offset `first` of `parts`.
-  explicit PartRecord(std::shared_ptr<const Parts> parts, std::int64_t first = 0)
-      : parts(std::move(parts)), first(first) {}
+  // A part has no tensor here: it would keep the storage alive.
+  struct Placed {
+    Part part;
+    std::int64_t offset = 0;  // of its first element, in elements
+  };
+  using List = std::shared_ptr<const std::vector<Placed>>;
 
-  const std::shared_ptr<const Parts> parts;
+  // The first element of the storage is the one at offset `first`. `parts`, at least one, are in
+  // the order of their offsets, and each has a shard group.
+  explicit PartRecord(List parts, std::int64_t first = 0) : parts(std::move(parts)), first(first) {}
+
+  // Returns the part that `tensor`, which lies in the storage, is or is a view of.
+  [[nodiscard]] const Part& part_at(const c10::TensorImpl& tensor) const;
+
+  const List parts;
   const std::int64_t first;
 };
 
-[[nodiscard]] inline std::shared_ptr<const PartRecord> record_of_parts(
-    std::shared_ptr<const Parts> parts) {
-  return std::make_shared<const PartRecord>(std::move(parts));
-}
-
-// Null when the storage of `tensor` has none.
+// Returns null if the storage of `tensor` has no record.
 [[nodiscard]] const PartRecord* part_record_of(const c10::TensorImpl& tensor);
 
-// `values`, whose memory is kept, as a part: that at `offset` of `parts`. `key` is dispatch::key().
-[[nodiscard]] at::Tensor as_part(const at::Tensor& values, std::shared_ptr<const Parts> parts,
+// True if both are parts in one list, and `tensor` begins where `before` ends.
+[[nodiscard]] bool follows(const at::Tensor& tensor, const at::Tensor& before);
+
+// Returns `values`, with their memory, as the part at `offset` of the list. `key` is
+// dispatch::key().
+[[nodiscard]] at::Tensor as_part(const at::Tensor& values, PartRecord::List parts,
                                  std::int64_t offset, c10::DispatchKey key);
 
-// The same for values of the elements that `part` has; `values` themselves where it is no part.
+// Returns `values`, which are the elements of `part`, as that part; `values` if `part` is none.
 [[nodiscard]] at::Tensor as_part_like(const at::Tensor& values, const at::Tensor& part);
 
-// The interceptor for parts (lockstep/dispatch/part.h). InvalidArgument for a part among the
-// arguments, which has several ranks, and an operation that mixes elements. Results that are new
-// become parts, as the arguments were.
+// The interceptor for parts (lockstep/dispatch/part.h). Throws InvalidArgument if an argument is a
+// part that has several ranks and the operation mixes elements. New results become parts, as the
+// arguments were.
 void check_parts(Call& call);
 
 }  // namespace lockstep::dispatch

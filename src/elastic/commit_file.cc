@@ -18,10 +18,9 @@ namespace {
 
 using checkpoint::FilePart;
 
-std::vector<checkpoint::PartDescription> descriptions_of(const std::vector<FilePart>& parts) {
-  std::vector<checkpoint::PartDescription> list;
-  for (const FilePart& part : parts) list.push_back(part.what);
-  return list;
+bool are_alike(const FilePart& file, const Part& part) {
+  return file.part.name == part.name && file.part.slice == part.slice &&
+         file.part.kind == part.kind && file.dtype() == part.tensor.scalar_type();
 }
 
 std::vector<bool> only(const Group& group) {
@@ -30,10 +29,10 @@ std::vector<bool> only(const Group& group) {
   return wanted;
 }
 
-// A rank may have several parts of a tensor, such as of a fused weight under tensor parallelism.
-std::size_t part_with(const std::vector<checkpoint::PartDescription>& parts,
-                      const std::string& name, const layout::Box& box) {
-  const auto holds = [&](const checkpoint::PartDescription& part) {
+// A rank may have several parts of a tensor, as of a fused weight under tensor parallelism.
+std::size_t part_with(const std::vector<Part>& parts, const std::string& name,
+                      const layout::Box& box) {
+  const auto holds = [&](const Part& part) {
     return part.name == name &&
            std::ranges::any_of(layout::boxes_of(part.slice),
                                [&](const layout::Box& own) { return layout::contains(own, box); });
@@ -44,7 +43,7 @@ std::size_t part_with(const std::vector<checkpoint::PartDescription>& parts,
 }  // namespace
 
 CommitFile::CommitFile(std::string name, Group& group, const std::vector<FilePart>& parts)
-    : name_(std::move(name)), parts_(descriptions_of(parts)) {
+    : name_(std::move(name)), parts_(checkpoint::parts_of(parts)) {
   const auto by_rank = parallel::exchange_parts(group, parts_);
   together(group, [&] {
     plan_ = checkpoint::plan_writing(by_rank, {}, only(group), {.files = 1});
@@ -58,7 +57,7 @@ CommitFile::CommitFile(std::string name, Group& group, const std::vector<FilePar
 }
 
 bool CommitFile::fits(const std::vector<FilePart>& parts) const {
-  return std::ranges::equal(parts, parts_, {}, &FilePart::what);
+  return std::ranges::equal(parts, parts_, are_alike);
 }
 
 void CommitFile::make(int buffer, const std::filesystem::path& folder) {

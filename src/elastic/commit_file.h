@@ -44,9 +44,9 @@ class CommitFile {
 
  private:
   std::string name_;
-  std::vector<checkpoint::PartDescription> parts_;
-  checkpoint::WritePlan plan_;        // contains this rank's boxes
-  std::vector<std::size_t> part_of_;  // index of each box's part
+  std::vector<Part> parts_;
+  checkpoint::WritePlan plan_;        // with this rank's boxes
+  std::vector<std::size_t> part_of_;  // of each box
   std::string header_;
   std::array<SharedFile, commit_buffers> files_;
 };

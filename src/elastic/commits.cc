@@ -35,10 +35,10 @@ constexpr CallOptions commit_call{.tag = "commit"};
 std::vector<FilePart> own_parts(const checkpoint::NamedTensors& tensors) {
   std::vector<FilePart> parts;
   for (const auto& [name, tensor] : tensors)
-    parts.push_back({.what = {.name = name,
-                              .dtype = tensor.scalar_type(),
+    parts.push_back({.part = {.name = name,
+                              .tensor = checkpoint::no_elements(tensor.scalar_type()),
                               .slice = layout::whole_slice(tensor.sizes()),
-                              .is_replaced = true},
+                              .kind = PartKind::buffer},
                      .values = [tensor = tensor] { return tensor; }});
   return parts;
 }
@@ -96,7 +96,7 @@ at::Tensor Commits::random_states() {
 }
 
 Commits::Parts Commits::parts_of(const CommitContent& content, const at::Tensor& random) const {
-  const std::vector<NamedPart> state = content.handle.state_parts();
+  const std::vector<Part> state = content.handle.state_parts();
   Parts parts;
   parts.files = {
       {checkpoint::model_file, checkpoint::model_parts(state, /*aliases=*/false)},

@@ -64,9 +64,10 @@ void read_tensors(Group& group, const fs::path& folder, const checkpoint::NamedT
   const std::string prefix = is_commit ? std::string() : checkpoint::prefix_of(0);
   checkpoint::PartsReader file(group, folder / (is_commit ? program_file : checkpoint::own_file));
   together(group, [&] { file.in_file([&] { check_tensors(file, prefix, tensors); }); });
-  std::vector<checkpoint::PartToFill> parts;
+  std::vector<Part> parts;
   for (const auto& [name, tensor] : tensors)
-    parts.push_back({prefix + name, layout::whole_slice(tensor.sizes()), tensor});
+    parts.push_back(
+        {.name = prefix + name, .tensor = tensor, .slice = layout::whole_slice(tensor.sizes())});
   file.read(parts);
 }
 

@@ -70,10 +70,10 @@ void check_parameters(const std::vector<at::Tensor>& parameters) {
           parameters.front().toString(), parameter.toString());
 }
 
-// Returns the ranges of each parameter that each rank owns. Collective.
-std::vector<std::vector<Range>> ranges_of_all(Group& group, const std::vector<NamedPart>& parts) {
+// What of each parameter every rank keeps. Collective.
+std::vector<std::vector<Range>> ranges_of_all(Group& group, const std::vector<Part>& parts) {
   std::vector<std::int64_t> own;
-  for (const NamedPart& part : parts)
+  for (const Part& part : parts)
     own.insert(own.end(), {part.slice.range.begin, part.slice.range.end});
   std::vector<std::int64_t> all(own.size() * static_cast<std::size_t>(group.size()));
   group
@@ -88,10 +88,10 @@ std::vector<std::vector<Range>> ranges_of_all(Group& group, const std::vector<Na
 
 // Returns the module's parameters in the order of the parts.
 std::vector<at::Tensor> parameters_of(const torch::nn::Module& module,
-                                      const std::vector<NamedPart>& parts) {
+                                      const std::vector<Part>& parts) {
   std::vector<at::Tensor> parameters;
   const std::vector<NamedParameter> all = unique_parameters(module);
-  for (const NamedPart& part : parts) {
+  for (const Part& part : parts) {
     const auto found = std::ranges::find(all, part.name, &NamedParameter::name);
     check(found != all.end() && found->tensor.numel() == layout::numel_of(part.slice.box),
           "SlotGradients: expected ranges of the module's parameters, found {}", part.name);
@@ -112,7 +112,7 @@ at::Tensor in_order(const at::Tensor& gradient, const std::vector<int>& dim_orde
 // Sums are flat, in the order of the layout.
 struct SlotGradients::State {
   State(Group of, std::int64_t count, std::vector<at::Tensor> tensors,
-        std::vector<NamedPart> parts_of_rank)
+        std::vector<Part> parts_of_rank)
       : group(std::move(of)),
         slots(count),
         parameters(std::move(tensors)),
@@ -159,10 +159,11 @@ struct SlotGradients::State {
       for (const std::int64_t counts : layout.counts())
         flat.narrow(0, counts + static_cast<std::int64_t>(i), 1).fill_(1);
     }
-    for (const SlotPiece& piece : layout.pieces())
-      if (const at::Tensor& gradient = gradients[piece.parameter]; gradient.defined())
-        flat.narrow(0, piece.at, piece.elements.length())
-            .copy_(gradient.narrow(0, piece.elements.begin, piece.elements.length()));
+    for (const auto& [entry, elements, offset] : layout.pieces())
+      if (const at::Tensor& gradient = gradients[static_cast<std::size_t>(entry)];
+          gradient.defined())
+        flat.narrow(0, offset, elements.length())
+            .copy_(gradient.narrow(0, elements.begin, elements.length()));
     return flat;
   }
 
@@ -230,19 +231,18 @@ struct SlotGradients::State {
     const at::Tensor given =
         sum.narrow(0, counts - range.begin, std::ssize(parameters)).to(at::kCPU, at::kDouble);
     for (std::size_t i = 0; i < tensors.size(); ++i) tensors[i].mutable_grad() = at::Tensor();
-    for (const SlotPiece& piece : layout.pieces()) {
-      if (piece.at < range.begin || piece.at >= range.end) continue;
-      const at::Tensor& to = tensors[piece.parameter];
-      if (given[static_cast<std::int64_t>(piece.parameter)].item<double>() > 0)
-        to.mutable_grad() =
-            sum.narrow(0, piece.at - range.begin, piece.elements.length()).view(to.sizes());
+    for (const auto& [entry, elements, offset] : layout.pieces()) {
+      if (offset < range.begin || offset >= range.end) continue;
+      const at::Tensor& to = tensors[static_cast<std::size_t>(entry)];
+      if (given[entry].item<double>() > 0)
+        to.mutable_grad() = sum.narrow(0, offset - range.begin, elements.length()).view(to.sizes());
     }
   }
 
   Group group;
   const std::int64_t slots;
   const std::vector<at::Tensor> parameters;
-  const std::vector<NamedPart> parts;  // empty: every rank owns each parameter whole
+  const std::vector<Part> parts;  // empty: every rank has all of each
   const Range own;
   SlotLayout layout;
   std::int64_t next;                                             // next slot to take
@@ -254,8 +254,8 @@ SlotGradients::SlotGradients(Group group, std::int64_t slots, std::vector<at::Te
   check(slots > 0, "SlotGradients: expected at least one slot, found {}", slots);
   check_not_sharded(parameters);
   check_parameters(parameters);
-  state_ = std::make_unique<State>(std::move(group), slots, std::move(parameters),
-                                   std::vector<NamedPart>{});
+  state_ =
+      std::make_unique<State>(std::move(group), slots, std::move(parameters), std::vector<Part>{});
 }
 
 SlotGradients::SlotGradients(std::int64_t slots, const ParallelModel& model) {
@@ -268,7 +268,7 @@ SlotGradients::SlotGradients(std::int64_t slots, const ParallelModel& model) {
         "them, found {} on {}",
         trained.size() > 1 ? "one with experts or stages" : "one", mesh.layout().describe());
   const HandleState& handle = *trained.front().handle;
-  std::vector<NamedPart> parts = handle.named_parameters();
+  std::vector<Part> parts = handle.named_parameters();
   std::vector<at::Tensor> parameters = parameters_of(*trained.front().module, parts);
   check_parameters(parameters);
   state_ = std::make_unique<State>(handle.group(), slots, std::move(parameters), std::move(parts));
@@ -305,7 +305,7 @@ void SlotGradients::reduce(double divisor) {
     return state.give(state.gathered(chunk), {0, state.layout.length()},
                       state.layout.counts().front(), state.parameters);
   std::vector<at::Tensor> tensors;
-  for (const NamedPart& part : state.parts) tensors.push_back(part.tensor);
+  for (const Part& part : state.parts) tensors.push_back(part.tensor);
   const int rank = state.group.rank();
   state.give(chunk, state.layout.chunk(rank), state.layout.counts()[static_cast<std::size_t>(rank)],
              tensors);

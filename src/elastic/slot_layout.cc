@@ -10,7 +10,7 @@ using layout::Range;
 SlotLayout SlotLayout::whole(const std::vector<std::int64_t>& elements, int ranks) {
   SlotLayout all;
   for (std::size_t i = 0; i < elements.size(); ++i) {
-    all.pieces_.push_back({i, {0, elements[i]}, all.length_});
+    all.pieces_.push_back({static_cast<int>(i), {0, elements[i]}, all.length_});
     all.length_ += elements[i];
   }
   all.counts_ = {all.length_};
@@ -25,7 +25,7 @@ SlotLayout SlotLayout::divided(const std::vector<std::vector<Range>>& parts) {
   for (const std::vector<Range>& of_rank : parts) {
     const std::int64_t begin = all.length_;
     for (std::size_t i = 0; i < of_rank.size(); ++i) {
-      all.pieces_.push_back({i, of_rank[i], all.length_});
+      all.pieces_.push_back({static_cast<int>(i), of_rank[i], all.length_});
       all.length_ += of_rank[i].length();
     }
     all.counts_.push_back(all.length_);

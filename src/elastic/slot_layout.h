@@ -3,6 +3,8 @@
 // for it. Pure.
 #pragma once
 
+#include "layout/flat_layout.h"
+
 #include <lockstep/layout/tensor_slice.h>
 
 #include <cstddef>
@@ -10,12 +12,6 @@
 #include <vector>
 
 namespace lockstep {
-
-struct SlotPiece {
-  std::size_t parameter = 0;
-  layout::Range elements;  // of the parameter, in memory order
-  std::int64_t at = 0;     // in the flat tensor
-};
 
 class SlotLayout {
  public:
@@ -26,8 +22,10 @@ class SlotLayout {
   [[nodiscard]] static SlotLayout divided(const std::vector<std::vector<layout::Range>>& parts);
 
   [[nodiscard]] std::int64_t length() const { return length_; }
-  [[nodiscard]] const std::vector<SlotPiece>& pieces() const { return pieces_; }
-  // Offsets at which the counts of all parameters begin: one, or one per chunk.
+  // An entry is the number of a parameter. Elements are in the order of its memory, and offsets
+  // count from the begin of the flat tensor.
+  [[nodiscard]] const std::vector<layout::FlatSlice>& pieces() const { return pieces_; }
+  // Where the counts of all parameters begin: once, or once in each chunk.
   [[nodiscard]] const std::vector<std::int64_t>& counts() const { return counts_; }
   [[nodiscard]] layout::Range chunk(int rank) const {
     return chunks_[static_cast<std::size_t>(rank)];
@@ -36,7 +34,7 @@ class SlotLayout {
   [[nodiscard]] layout::Range gradients(int rank) const;
 
  private:
-  std::vector<SlotPiece> pieces_;
+  std::vector<layout::FlatSlice> pieces_;
   std::vector<layout::Range> chunks_;
   std::vector<std::int64_t> counts_;
   std::int64_t length_ = 0;

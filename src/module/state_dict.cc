@@ -2,7 +2,7 @@
 
 #include "base/check.h"
 #include "base/visible.h"
-#include "module/state_entries.h"
+#include "module/tensors.h"
 
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
@@ -38,31 +38,18 @@ at::Tensor values_for(std::span<const std::string> names, at::IntArrayRef sizes,
   return values;
 }
 
-std::vector<StateEntry> state_entries(const torch::nn::Module& module) {
-  std::vector<StateEntry> entries;
+std::vector<NamedParameter> state_entries(const torch::nn::Module& module) {
+  std::vector<NamedParameter> entries;
   std::unordered_map<const void*, std::size_t> seen;
   for (const NamedTensor& item : own_tensors(module)) {
     auto [found, is_new] = seen.emplace(item.tensor.unsafeGetTensorImpl(), entries.size());
-    if (is_new) entries.push_back({{}, item.tensor});
-    entries[found->second].names.push_back(item.name);
+    if (is_new) {
+      entries.push_back({item.name, item.tensor, {}});
+    } else {
+      entries[found->second].aliases.push_back(item.name);
+    }
   }
   return entries;
-}
-
-std::vector<Assignment> assignments_of(const torch::nn::Module& module,
-                                       const std::map<std::string, at::Tensor>& tensors) {
-  std::vector<Assignment> assignments;
-  std::set<std::string_view> known;
-  std::vector<StateEntry> entries = state_entries(module);
-  for (const StateEntry& entry : entries) {
-    known.insert(entry.names.begin(), entry.names.end());
-    assignments.push_back({entry.tensor, values_for(entry.names, entry.tensor.sizes(), tensors)});
-  }
-  for (const auto& [name, tensor] : tensors)
-    if (!known.contains(name))
-      throw BadInput(formatted(
-          "loading a model: found a tensor named {} that the model does not have", visible(name)));
-  return assignments;
 }
 
 }  // namespace lockstep::modules
@@ -126,8 +113,18 @@ std::map<std::string, at::Tensor> state_dict(const torch::nn::Module& module) {
 
 void load_state_dict(torch::nn::Module& module, const std::map<std::string, at::Tensor>& tensors) {
   at::NoGradGuard no_grad;
-  for (const auto& [tensor, values] : modules::assignments_of(module, tensors))
-    tensor.detach().copy_(values);
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // to, from
+  std::set<std::string> known;
+  for (const NamedParameter& entry : modules::state_entries(module)) {
+    const std::vector<std::string> names = modules::names_of(entry);
+    copies.emplace_back(entry.tensor, modules::values_for(names, entry.tensor.sizes(), tensors));
+    known.insert(names.begin(), names.end());
+  }
+  for (const auto& [name, tensor] : tensors)
+    if (!known.contains(name))
+      throw BadInput(formatted(
+          "loading a model: found a tensor named {} that the model does not have", visible(name)));
+  for (const auto& [to, from] : copies) to.detach().copy_(from);
 }
 
 }  // namespace lockstep

@@ -18,21 +18,15 @@
 namespace lockstep::modules {
 namespace {
 
-std::vector<NamedBuffer> unique_buffers(const torch::nn::Module& module) {
-  std::vector<NamedBuffer> unique;
+std::vector<NamedTensor> unique_buffers(const torch::nn::Module& module) {
+  std::vector<NamedTensor> unique;
   for (const auto& item : module.named_buffers()) {
     if (!item.value().defined()) continue;
     bool known = std::ranges::any_of(
-        unique, [&](const NamedBuffer& one) { return one.tensor.is_same(item.value()); });
+        unique, [&](const NamedTensor& one) { return one.tensor.is_same(item.value()); });
     if (!known) unique.push_back({item.key(), item.value()});
   }
   return unique;
-}
-
-std::vector<std::string> names_of(const NamedParameter& parameter) {
-  std::vector<std::string> names = {parameter.name};
-  names.insert(names.end(), parameter.aliases.begin(), parameter.aliases.end());
-  return names;
 }
 
 bool is_named(const std::string& name, std::span<const std::string> patterns) {
@@ -71,7 +65,7 @@ std::vector<at::Tensor> all_of(const ModuleTensors& tensors) {
 
 std::vector<at::Tensor> ModuleTensors::buffer_tensors() const {
   std::vector<at::Tensor> list;
-  for (const NamedBuffer& buffer : buffers) list.push_back(buffer.tensor);
+  for (const NamedTensor& buffer : buffers) list.push_back(buffer.tensor);
   return list;
 }
 
@@ -88,12 +82,18 @@ ModuleTensors tensors_of(const torch::nn::Module& module, std::span<const std::s
     tensors.ignored.push_back(one.tensor);
     return true;
   });
-  std::erase_if(tensors.buffers, [&](const NamedBuffer& one) {
+  std::erase_if(tensors.buffers, [&](const NamedTensor& one) {
     if (!is_named(one.name, ignored)) return false;
     tensors.ignored.push_back(one.tensor);
     return true;
   });
   return tensors;
+}
+
+std::vector<std::string> names_of(const NamedParameter& parameter) {
+  std::vector<std::string> names = {parameter.name};
+  names.insert(names.end(), parameter.aliases.begin(), parameter.aliases.end());
+  return names;
 }
 
 bool is_ignored(const NamedParameter& parameter, std::span<const std::string> ignored) {

@@ -5,10 +5,12 @@
 
 #include <lockstep/layout/tensor_slice.h>
 #include <lockstep/module/named_parameters.h>
+#include <lockstep/module/state_dict.h>
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -20,14 +22,9 @@ class Module;
 
 namespace lockstep::modules {
 
-struct NamedBuffer {
-  std::string name;  // the first of its names
-  at::Tensor tensor;
-};
-
 struct ModuleTensors {
   std::vector<NamedParameter> parameters;  // each once, in the module's order
-  std::vector<NamedBuffer> buffers;        // the same
+  std::vector<NamedTensor> buffers;        // each once, under its first name
   std::vector<at::Tensor> ignored;         // both kinds
 
   [[nodiscard]] std::vector<at::Tensor> buffer_tensors() const;
@@ -38,6 +35,20 @@ struct ModuleTensors {
 // nothing.
 [[nodiscard]] ModuleTensors tensors_of(const torch::nn::Module& module,
                                        std::span<const std::string> ignored = {});
+
+// Returns the names of a tensor, the first one first.
+[[nodiscard]] std::vector<std::string> names_of(const NamedParameter& parameter);
+
+// Returns named_tensors() of the module, without detaching them.
+[[nodiscard]] std::vector<NamedTensor> own_tensors(const torch::nn::Module& module);
+// Returns the module's parameters and buffers, each once with all names that it has in files, in
+// the order of Python's state_dict(). The name that a tensor is registered under comes first.
+[[nodiscard]] std::vector<NamedParameter> state_entries(const torch::nn::Module& module);
+
+// Returns the tensor that `tensors` have for these names and sizes. Throws BadInput if there is
+// none, if it has other sizes, or if it differs from name to name.
+[[nodiscard]] at::Tensor values_for(std::span<const std::string> names, at::IntArrayRef sizes,
+                                    const std::map<std::string, at::Tensor>& tensors);
 
 // Whether a pattern names it, by any of its names.
 [[nodiscard]] bool is_ignored(const NamedParameter& parameter,

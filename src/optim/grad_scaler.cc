@@ -42,7 +42,7 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) const {
 
 void GradScaler::check_used(std::span<const at::Tensor> parameters) const {
   const bool is_elsewhere = std::ranges::any_of(
-      parameters, [](const at::Tensor& one) { return dispatch::division_of(one) != nullptr; });
+      parameters, [](const at::Tensor& one) { return dispatch::shard_group_of(one) != nullptr; });
   check(is_elsewhere || std::atomic_ref(is_used_).load(std::memory_order_relaxed),
         "GradScaler: gradients are divided by a scale of {}, and no loss was multiplied by it: "
         "call scale(loss).backward()",

@@ -120,31 +120,30 @@ void bring(const at::Tensor& gradient) {
   dispatch::bring(gradient, "norm of gradients", /*writes=*/false);
 }
 
-// Combines numbers of this rank with those of the ranks that have the other parts. Combines in the
-// order in which shard groups first occurred, which is the same on all ranks.
+// Numbers of this rank, put together with those of the ranks that have the other parts: in the
+// order in which their shard groups came first, which is the same on all ranks.
 class CombinedNumber {
  public:
   explicit CombinedNumber(bool largest) : largest_(largest) {}
 
   // Adds the `number` of the gradient of `parameter`. The gradient of a part may itself be a part.
   void add(const at::Tensor& parameter, double number) {
-    auto division = division_of(parameter);
-    if (!division) return put(whole_, number);
-    auto found = std::ranges::find(divided_, division, &Divided::ranks);
-    if (found == divided_.end()) found = divided_.insert(found, {division, 0});
+    auto shard_group = shard_group_of(parameter);
+    if (!shard_group) return put(whole_, number);
+    auto found = std::ranges::find(divided_, shard_group, &Divided::ranks);
+    if (found == divided_.end()) found = divided_.insert(found, {shard_group, 0});
     put(found->number, number);
   }
 
   // Takes part in the combination for a part without a gradient: the ranks with the other parts may
   // have one (if this rank's pipeline stage has no parameters, or only frozen ones).
   void take_part(const at::Tensor& parameter) {
-    if (dispatch::division_of(parameter)) add(parameter, 0);
+    if (dispatch::shard_group_of(parameter)) add(parameter, 0);
   }
 
   [[nodiscard]] double of_all_ranks() const {
     double all = whole_;
-    // In a pipeline, ranks may have different numbers of shard groups. Therefore, groups with the
-    // same last ranks share one reduction over these.
+    // Ranks of a pipeline may have other numbers of shard groups, and end with the same ranks.
     std::vector<Divided> last;
     for (const auto& [ranks, number] : divided_) {
       const double inside = largest_ ? ranks->largest_inside(number) : ranks->sum_inside(number);
@@ -160,34 +159,34 @@ class CombinedNumber {
 
  private:
   struct Divided {
-    std::shared_ptr<dispatch::ShardGroup> ranks;
+    std::shared_ptr<ShardGroup> ranks;
     double number = 0;
   };
-  // Returns null if the parameter is whole on this rank.
-  std::shared_ptr<dispatch::ShardGroup> division_of(const at::Tensor& parameter) {
-    auto ranks = dispatch::division_of(parameter);
-    if (!ranks) ranks = dispatch::division_of(parameter.grad());
+  // Null: it is whole on this rank.
+  std::shared_ptr<ShardGroup> shard_group_of(const at::Tensor& parameter) {
+    auto ranks = dispatch::shard_group_of(parameter);
+    if (!ranks) ranks = dispatch::shard_group_of(parameter.grad());
     if (ranks) return ranks;
     std::vector<Group> groups = global::groups_that_cut(parameter.grad());
     if (groups.empty()) return {};
     std::vector<std::string> names;
     for (const Group& group : groups) names.push_back(group.name());
-    auto& division = of_meshes_[names];
-    if (division) return division;
+    auto& shard_group = of_meshes_[names];
+    if (shard_group) return shard_group;
     for (const Group& each : groups) {
       auto group = std::make_shared<Group>(each);
-      division = division ? std::make_shared<dispatch::ShardGroup>(division, std::move(group))
-                          : std::make_shared<dispatch::ShardGroup>(std::move(group));
+      shard_group = shard_group ? std::make_shared<ShardGroup>(shard_group, std::move(group))
+                                : std::make_shared<ShardGroup>(std::move(group));
     }
-    return division;
+    return shard_group;
   }
   void put(double& to, double number) const { to = largest_ ? greater(to, number) : to + number; }
 
   bool largest_;
   double whole_ = 0;  // from gradients that are whole on this rank
   std::vector<Divided> divided_;
-  // For global tensors, by the names of the groups that shard them.
-  std::map<std::vector<std::string>, std::shared_ptr<dispatch::ShardGroup>> of_meshes_;
+  // Of global tensors, by the names of the groups that cut them.
+  std::map<std::vector<std::string>, std::shared_ptr<ShardGroup>> of_meshes_;
 };
 
 bool is_finite(const at::Tensor& gradient) {

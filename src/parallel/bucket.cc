@@ -62,7 +62,7 @@ at::Tensor Bucket::view(int i) const {
 
 // A part on the bucket's memory has a storage of its own.
 bool Bucket::is_at(const at::Tensor& tensor, std::int64_t offset) const {
-  if (tensor.numel() > 0 && dispatch::parts_of(tensor) != nullptr)
+  if (tensor.numel() > 0 && dispatch::part_of(tensor) != nullptr)
     return tensor.const_data_ptr() == static_cast<const std::byte*>(flat_.const_data_ptr()) +
                                           offset * static_cast<std::int64_t>(flat_.element_size());
   return tensor.storage().unsafeGetStorageImpl() == flat_.storage().unsafeGetStorageImpl() &&
@@ -150,24 +150,24 @@ StateBroadcast::StateBroadcast(Group& group, std::vector<at::Tensor> tensors)
 }
 
 void StateBroadcast::build() {
-  parts_.clear();
+  items_.clear();
   for (const std::vector<int>& numbers :
        plan_for(tensors_, std::numeric_limits<std::int64_t>::max())) {
-    std::vector<at::Tensor> part = select(tensors_, numbers);
-    Bucket bucket = bucket_for(group_, part);
-    parts_.push_back({std::move(bucket), std::move(part)});
+    std::vector<at::Tensor> tensors = select(tensors_, numbers);
+    Bucket bucket = bucket_for(group_, tensors);
+    items_.push_back({std::move(bucket), std::move(tensors)});
   }
 }
 
 bool StateBroadcast::fits() const {
-  for (const Part& part : parts_) {
-    for (std::size_t i = 0; i < part.tensors.size(); ++i) {
-      const at::Tensor& tensor = part.tensors[i];
-      if (tensor.scalar_type() != part.bucket.flat().scalar_type() ||
-          tensor.device() != part.bucket.flat().device())
+  for (const Item& item : items_) {
+    for (std::size_t i = 0; i < item.tensors.size(); ++i) {
+      const at::Tensor& tensor = item.tensors[i];
+      if (tensor.scalar_type() != item.bucket.flat().scalar_type() ||
+          tensor.device() != item.bucket.flat().device())
         return false;
       if (without_repetitions(tensor).sizes() !=
-          part.bucket.layout().entry(static_cast<int>(i)).sizes)
+          item.bucket.layout().entry(static_cast<int>(i)).sizes)
         return false;
     }
   }
@@ -178,19 +178,19 @@ void StateBroadcast::post(std::optional<Duration> timeout, int root) {
   at::NoGradGuard no_grad;
   root_ = root;
   if (!fits()) build();
-  for (Part& part : parts_) {
-    part.work.wait();
-    if (group_.is_root(root_)) pack(part.tensors, part.bucket);
-    part.work = group_.broadcast(part.bucket.flat(), root_,
-                                 {.tag = part.bucket.name(), .timeout = timeout});
+  for (Item& item : items_) {
+    item.work.wait();
+    if (group_.is_root(root_)) pack(item.tensors, item.bucket);
+    item.work = group_.broadcast(item.bucket.flat(), root_,
+                                 {.tag = item.bucket.name(), .timeout = timeout});
   }
 }
 
 void StateBroadcast::finish() {
   at::NoGradGuard no_grad;
-  for (Part& part : parts_) {
-    part.work.wait();
-    if (!group_.is_root(root_)) unpack(part.bucket, part.tensors);
+  for (Item& item : items_) {
+    item.work.wait();
+    if (!group_.is_root(root_)) unpack(item.bucket, item.tensors);
   }
 }
 

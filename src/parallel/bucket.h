@@ -85,7 +85,7 @@ class StateBroadcast {
   void finish();
 
  private:
-  struct Part {
+  struct Item {
     Bucket bucket;
     std::vector<at::Tensor> tensors;
     Work work = {};
@@ -96,7 +96,7 @@ class StateBroadcast {
   Group& group_;
   int root_ = 0;
   std::vector<at::Tensor> tensors_;
-  std::vector<Part> parts_;
+  std::vector<Item> items_;
 };
 
 // Values of a model that deferred() made, given where they are divided.

@@ -45,15 +45,15 @@ void CompositeState::add_child(const Handle& child) {
   aborts(of(child));
 }
 
-std::vector<NamedPart> CompositeState::named_parameters() const {
-  std::vector<NamedPart> all;
+std::vector<Part> CompositeState::named_parameters() const {
+  std::vector<Part> all;
   for (const HandleState* child : children_)
     std::ranges::move(child->named_parameters(), std::back_inserter(all));
   return all;
 }
 
-std::vector<NamedPart> CompositeState::state_parts() {
-  std::vector<NamedPart> all;
+std::vector<Part> CompositeState::state_parts() {
+  std::vector<Part> all;
   for (HandleState* child : children_)
     std::ranges::move(child->state_parts(), std::back_inserter(all));
   return all;

@@ -6,6 +6,8 @@
 #include <lockstep/optim/state_memory.h>
 
 #include <memory>
+#include <optional>
+#include <utility>
 #include <vector>
 
 namespace lockstep::parallel {
@@ -19,12 +21,16 @@ namespace lockstep::parallel {
 
 class CompositeState : public HandleState {
  public:
+  // `ranks` and `mesh`: those of all children together, for group() and mesh().
+  explicit CompositeState(Group ranks, std::optional<Mesh> mesh = {})
+      : ranks_(std::move(ranks)), mesh_(std::move(mesh)) {}
+
   // Derived classes then release the handles that they own.
   void detach() override { children_.clear(); }
 
   // Of all children, one after the other.
-  [[nodiscard]] std::vector<NamedPart> named_parameters() const override;
-  [[nodiscard]] std::vector<NamedPart> state_parts() override;
+  [[nodiscard]] std::vector<Part> named_parameters() const override;
+  [[nodiscard]] std::vector<Part> state_parts() override;
 
   void zero_grad(bool set_to_none) override;
   void set_requires_gradient_sync(bool on) override;
@@ -34,6 +40,8 @@ class CompositeState : public HandleState {
   [[nodiscard]] HandleMemory memory() const override;
   [[nodiscard]] std::shared_ptr<optim::StateMemory> state_memory() const override;
   [[nodiscard]] double seconds_waited() const override;
+  [[nodiscard]] const Group& group() const override { return ranks_; }
+  [[nodiscard]] std::optional<Mesh> mesh() const override { return mesh_; }
 
  protected:
   // While this is made. The derived class owns `child`, until detach().
@@ -41,6 +49,8 @@ class CompositeState : public HandleState {
   [[nodiscard]] bool has_children() const { return !children_.empty(); }
 
  private:
+  const Group ranks_;
+  const std::optional<Mesh> mesh_;
   std::vector<HandleState*> children_;
 };
 

@@ -19,7 +19,7 @@
 namespace lockstep {
 namespace {
 
-void check_sizes(const at::Tensor& whole, const NamedPart& part) {
+void check_sizes(const at::Tensor& whole, const Part& part) {
   check_input(whole.sizes() == at::IntArrayRef(part.slice.sizes),
               "{}: expected a tensor of shape [{}], found [{}]", part.name,
               listed(part.slice.sizes, ", "), listed(whole.sizes(), ", "));
@@ -75,11 +75,11 @@ const std::shared_ptr<HandleState>& Handle::state() const {
 
 std::vector<at::Tensor> Handle::parameters() const {
   std::vector<at::Tensor> tensors;
-  for (NamedPart& part : named_parameters()) tensors.push_back(std::move(part.tensor));
+  for (Part& part : named_parameters()) tensors.push_back(std::move(part.tensor));
   return tensors;
 }
 
-std::vector<NamedPart> Handle::named_parameters() const { return state()->named_parameters(); }
+std::vector<Part> Handle::named_parameters() const { return state()->named_parameters(); }
 
 void Handle::zero_grad(bool set_to_none) { state()->zero_grad(set_to_none); }
 
@@ -105,12 +105,12 @@ void Handle::load_state_dict(const std::map<std::string, at::Tensor>& tensors) {
   parallel::set_model_state_dict(state(), tensors);
 }
 
-std::vector<NamedPart> Handle::state_parts() const {
+std::vector<Part> Handle::state_parts() const {
   state()->check_one_model();
   return state()->state_parts();
 }
 
-std::vector<NamedPart> Handle::parts_to_load() const { return state()->state_parts(); }
+std::vector<Part> Handle::parts_to_load() const { return state()->state_parts(); }
 
 LoadScope Handle::loading() { return LoadScope(state()); }
 
@@ -167,7 +167,7 @@ const Group& Handle::group() const { return state()->group(); }
 
 std::optional<Mesh> Handle::mesh() const { return state()->mesh(); }
 
-at::Tensor cut_part(const at::Tensor& whole, const NamedPart& part) {
+at::Tensor cut_part(const at::Tensor& whole, const Part& part) {
   at::NoGradGuard no_grad;
   check_sizes(whole, part);
   at::Tensor values = at::empty({part.slice.numel()}, whole.options());
@@ -176,7 +176,7 @@ at::Tensor cut_part(const at::Tensor& whole, const NamedPart& part) {
   return values;
 }
 
-void paste_part(const at::Tensor& values, const NamedPart& part, const at::Tensor& whole) {
+void paste_part(const at::Tensor& values, const Part& part, const at::Tensor& whole) {
   at::NoGradGuard no_grad;
   check_sizes(whole, part);
   check_input(values.numel() == part.slice.numel(), "{}: expected {} elements, found {}", part.name,
@@ -213,9 +213,9 @@ void zero_gradient(const at::Tensor& parameter, bool set_to_none) {
   }
 }
 
-HandleMemory memory_of(const std::vector<NamedPart>& parameters) {
+HandleMemory memory_of(const std::vector<Part>& parameters) {
   HandleMemory memory;
-  for (const NamedPart& part : parameters) {
+  for (const Part& part : parameters) {
     const auto bytes = static_cast<std::int64_t>(part.tensor.nbytes());
     (part.slice.is_whole() ? memory.whole : memory.shards) += bytes;
     if (const at::Tensor& gradient = part.tensor.grad(); gradient.defined())

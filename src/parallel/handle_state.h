@@ -26,14 +26,14 @@ class HandleState {
   // Local, once, before anything else goes: the module is on its own.
   virtual void detach() = 0;
 
-  [[nodiscard]] virtual std::vector<NamedPart> named_parameters() const = 0;
+  [[nodiscard]] virtual std::vector<Part> named_parameters() const = 0;
   virtual void zero_grad(bool set_to_none) = 0;
   // InvalidArgument when there is nothing to clip; `operation` is for the message.
   virtual void check_gradients(std::string_view /*operation*/) const {}
   // If off, backward() only accumulates. Called by the first and the last no_sync() scope.
   virtual void set_requires_gradient_sync(bool on) = 0;
 
-  [[nodiscard]] virtual std::vector<NamedPart> state_parts() = 0;
+  [[nodiscard]] virtual std::vector<Part> state_parts() = 0;
   // Around the writes of a LoadScope. `complete`: no exception ended them. After a begin_load()
   // that threw there is no end_load().
   virtual void begin_load() {}
@@ -102,6 +102,6 @@ namespace lockstep::parallel {
 void zero_gradient(const at::Tensor& parameter, bool set_to_none);
 
 // The bytes of whole tensors, shards and gradients.
-[[nodiscard]] HandleMemory memory_of(const std::vector<NamedPart>& parameters);
+[[nodiscard]] HandleMemory memory_of(const std::vector<Part>& parameters);
 
 }  // namespace lockstep::parallel

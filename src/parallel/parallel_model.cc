@@ -123,7 +123,7 @@ Tensors broadcast_all(Group& stages, Tensors tensors, int root, c10::Device devi
   if (stages.rank() == root) message = pipeline::message_of(pipeline::specs_of(tensors), tag);
   stages.broadcast(message, root, {.tag = tag}).wait();
   if (stages.rank() != root)
-    for (const pipeline::TensorSpec& spec : pipeline::specs_in(message, tag))
+    for (const pipeline::TensorMeta& spec : pipeline::specs_in(message, tag))
       tensors.push_back(at::empty(spec.sizes, at::TensorOptions(spec.dtype).device(device)));
   for (at::Tensor& one : tensors) {
     one = one.contiguous();

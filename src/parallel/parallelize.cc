@@ -145,7 +145,7 @@ Handle Composition::train(const TensorParts& tensors, ParallelModelParts& parts)
   Handle handle = with_groups(HandleState::handle_of(state));
   // Ranks of tp have the same experts, and nothing else gives them the same values.
   if (tensors.are_experts && has("tp"))
-    for (const NamedPart& part : handle.loading())
+    for (const Part& part : handle.loading())
       mesh_["tp"].broadcast(part.tensor, 0, {.tag = part.name}).wait();
   return handle;
 }

@@ -8,7 +8,6 @@
 
 #include <cstddef>
 #include <map>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,14 +20,12 @@ class SeparateParts final : public CompositeState {
 
   void detach() override;
   // In the order of the module, with all names.
-  [[nodiscard]] std::vector<NamedPart> named_parameters() const override;
-  [[nodiscard]] std::vector<NamedPart> state_parts() override;
+  [[nodiscard]] std::vector<Part> named_parameters() const override;
+  [[nodiscard]] std::vector<Part> state_parts() override;
   [[nodiscard]] StepTiming timing() const override { return handles_.front().timing(); }
-  [[nodiscard]] const Group& group() const override { return handles_.front().group(); }
-  [[nodiscard]] std::optional<Mesh> mesh() const override { return handles_.front().mesh(); }
 
  private:
-  [[nodiscard]] std::vector<NamedPart> in_order(std::vector<NamedPart> parts) const;
+  [[nodiscard]] std::vector<Part> in_order(std::vector<Part> parts) const;
 
   std::vector<Handle> handles_;
   std::vector<std::vector<std::string>> names_;  // of each tensor, in the module's order

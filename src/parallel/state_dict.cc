@@ -3,7 +3,6 @@
 #include "base/check.h"
 #include "base/visible.h"
 #include "dispatch/lazy_storage.h"
-#include "module/state_entries.h"
 #include "module/tensors.h"
 
 #include <lockstep/dispatch/deferral.h>
@@ -33,10 +32,14 @@ void check_not_sharded(const std::vector<NamedParameter>& parameters, std::strin
   }
 }
 
-std::vector<NamedPart> whole_parts(const std::vector<NamedParameter>& parameters) {
-  std::vector<NamedPart> list;
+std::vector<Part> whole_parts(const std::vector<NamedParameter>& parameters) {
+  std::vector<Part> list;
   for (const auto& [name, tensor, aliases] : parameters)
-    list.push_back({name, tensor, aliases, layout::whole_slice(tensor.sizes())});
+    list.push_back({.name = name,
+                    .tensor = tensor,
+                    .aliases = aliases,
+                    .slice = layout::whole_slice(tensor.sizes()),
+                    .shard_group = dispatch::shard_group_of(tensor)});
   return list;
 }
 
@@ -48,20 +51,24 @@ PartKinds::PartKinds(const torch::nn::Module& module, std::span<const std::strin
     kinds_.emplace(tensor.unsafeGetTensorImpl(), PartKind::ignored);
 }
 
-NamedPart PartKinds::whole_part(const modules::StateEntry& entry) const {
+Part PartKinds::whole_part(const NamedParameter& entry) const {
   auto found = kinds_.find(entry.tensor.unsafeGetTensorImpl());
-  return {entry.names.front(),
-          entry.tensor.detach(),
-          {entry.names.begin() + 1, entry.names.end()},
+  return {entry.name, entry.tensor.detach(), entry.aliases,
           layout::whole_slice(entry.tensor.sizes()),
           found == kinds_.end() ? PartKind::parameter : found->second};
 }
 
-std::vector<NamedPart> whole_state_parts(const torch::nn::Module& module,
-                                         std::span<const std::string> ignored) {
+std::vector<std::string> names_of(const Part& part) {
+  std::vector<std::string> names{part.name};
+  names.insert(names.end(), part.aliases.begin(), part.aliases.end());
+  return names;
+}
+
+std::vector<Part> whole_state_parts(const torch::nn::Module& module,
+                                    std::span<const std::string> ignored) {
   const PartKinds kinds(module, ignored);
-  std::vector<NamedPart> list;
-  for (const modules::StateEntry& entry : modules::state_entries(module))
+  std::vector<Part> list;
+  for (const NamedParameter& entry : modules::state_entries(module))
     if (!entry.tensor.is_nested()) list.push_back(kinds.whole_part(entry));
   return list;
 }
@@ -117,50 +124,58 @@ class Decoder {
   std::span<const std::int64_t> words_;
 };
 
-std::vector<std::int64_t> encoded(std::span<const PartDescription> parts) {
+std::vector<std::int64_t> encoded(std::span<const Part> parts) {
   Encoder encoder;
   encoder.number(static_cast<std::int64_t>(parts.size()));
-  for (const PartDescription& part : parts) {
+  for (const Part& part : parts) {
     encoder.text(part.name);
-    encoder.number(static_cast<std::int64_t>(part.dtype));
+    encoder.number(static_cast<std::int64_t>(part.tensor.scalar_type()));
+    encoder.number(static_cast<std::int64_t>(part.tensor.device().type()));
     encoder.numbers(part.slice.sizes);
     encoder.numbers(part.slice.box.offsets);
     encoder.numbers(part.slice.box.sizes);
     encoder.number(part.slice.range.begin);
     encoder.number(part.slice.range.end);
     encoder.numbers(part.slice.dim_order);
-    encoder.number(part.is_replaced ? 1 : 0);
+    encoder.number(static_cast<std::int64_t>(part.kind));
     encoder.number(static_cast<std::int64_t>(part.aliases.size()));
     for (const std::string& alias : part.aliases) encoder.text(alias);
-    encoder.number(static_cast<std::int64_t>(part.device));
   }
   return encoder.take();
 }
 
-std::vector<PartDescription> decoded(std::span<const std::int64_t> words) {
+std::vector<Part> decoded(std::span<const std::int64_t> words) {
   Decoder decoder(words);
-  std::vector<PartDescription> parts(static_cast<std::size_t>(decoder.number()));
-  for (PartDescription& part : parts) {
+  std::vector<Part> parts(static_cast<std::size_t>(decoder.number()));
+  // One for all parts of a dtype and kind of device: there may be many parts.
+  std::map<std::pair<c10::ScalarType, c10::DeviceType>, at::Tensor> tensors;
+  for (Part& part : parts) {
     part.name = decoder.text();
-    part.dtype = static_cast<c10::ScalarType>(decoder.number());
+    const auto dtype = static_cast<c10::ScalarType>(decoder.number());
+    const auto device = static_cast<c10::DeviceType>(decoder.number());
+    at::Tensor& tensor = tensors[{dtype, device}];
+    if (!tensor.defined()) tensor = no_elements(dtype, device);
+    part.tensor = tensor;
     part.slice.sizes = decoder.numbers<std::int64_t>();
     part.slice.box.offsets = decoder.numbers<std::int64_t>();
     part.slice.box.sizes = decoder.numbers<std::int64_t>();
     part.slice.range.begin = decoder.number();
     part.slice.range.end = decoder.number();
     part.slice.dim_order = decoder.numbers<int>();
-    part.is_replaced = decoder.number() != 0;
+    part.kind = static_cast<PartKind>(decoder.number());
     part.aliases.resize(static_cast<std::size_t>(decoder.number()));
     for (std::string& alias : part.aliases) alias = decoder.text();
-    part.device = static_cast<c10::DeviceType>(decoder.number());
   }
   return parts;
 }
 
 }  // namespace
 
-std::vector<std::vector<PartDescription>> exchange_parts(Group& group,
-                                                         std::span<const PartDescription> own) {
+at::Tensor no_elements(c10::ScalarType dtype, c10::DeviceType device) {
+  return at::empty({0}, at::TensorOptions(dtype).device(device));
+}
+
+std::vector<std::vector<Part>> exchange_parts(Group& group, std::span<const Part> own) {
   std::vector<std::int64_t> words = encoded(own);
   auto length = static_cast<std::int64_t>(words.size());
   std::vector<std::int64_t> lengths(static_cast<std::size_t>(group.size()));
@@ -175,7 +190,7 @@ std::vector<std::vector<PartDescription>> exchange_parts(Group& group,
                   at::from_blob(words.data(), {length}, at::kLong), lengths,
                   {.tag = "exchange of parts"})
       .wait();
-  std::vector<std::vector<PartDescription>> by_rank;
+  std::vector<std::vector<Part>> by_rank;
   std::span<const std::int64_t> left(all);
   for (std::int64_t count : lengths) {
     by_rank.push_back(decoded(left.first(static_cast<std::size_t>(count))));
@@ -185,11 +200,12 @@ std::vector<std::vector<PartDescription>> exchange_parts(Group& group,
 }
 
 std::set<std::string> names_of_all(Group& group, const std::set<std::string>& own) {
-  std::vector<PartDescription> list;
-  for (const std::string& name : own) list.push_back({.name = name});
+  std::vector<Part> list;
+  for (const std::string& name : own)
+    list.push_back({.name = name, .tensor = no_elements(at::kByte)});
   std::set<std::string> all;
   for (const auto& of_rank : exchange_parts(group, list))
-    for (const PartDescription& part : of_rank) all.insert(part.name);
+    for (const Part& part : of_rank) all.insert(part.name);
   return all;
 }
 
@@ -218,18 +234,11 @@ struct Whole {
   c10::DeviceType device{};
   std::vector<Piece> pieces;
   int ranks_with_all = 0;
-  std::vector<NamedPart> own;  // parts of this rank
+  std::vector<Part> own;  // parts of this rank
 };
 
-bool has_all(const NamedPart& part) {
+bool has_all(const Part& part) {
   return part.slice.is_whole() && part.tensor.sizes() == at::IntArrayRef(part.slice.sizes);
-}
-
-std::vector<std::string> names_of(const std::string& first,
-                                  const std::vector<std::string>& aliases) {
-  std::vector<std::string> names{first};
-  names.insert(names.end(), aliases.begin(), aliases.end());
-  return names;
 }
 
 // All tensors of the model, in the order in which the ranks name them.
@@ -237,17 +246,17 @@ class WholeModel {
  public:
   // Collective unless `state` holds whole tensors.
   explicit WholeModel(HandleState& state) : group_(state.group()) {
-    std::vector<NamedPart> parts = state.state_parts();
+    std::vector<Part> parts = state.state_parts();
     is_local_ = state.holds_wholes() || group_.size() == 1;
-    const std::vector<PartDescription> own = described(parts);
+    const std::vector<Part> shared = without_ignored(parts);
     if (is_local_) {
-      for (const PartDescription& one : own) add(one, group_.rank());
+      for (const Part& one : shared) add(one, group_.rank());
     } else {
-      const auto all = exchange_parts(group_, own);
+      const auto all = exchange_parts(group_, shared);
       for (std::size_t rank = 0; rank < all.size(); ++rank)
-        for (const PartDescription& one : all[rank]) add(one, static_cast<int>(rank));
+        for (const Part& one : all[rank]) add(one, static_cast<int>(rank));
     }
-    for (NamedPart& part : parts) take_own(std::move(part));
+    for (Part& part : parts) take_own(std::move(part));
     if (!is_local_) check_complete();
   }
 
@@ -264,28 +273,22 @@ class WholeModel {
 
  private:
   // Values that belong to no whole are not told to other ranks.
-  static std::vector<PartDescription> described(const std::vector<NamedPart>& parts) {
-    std::vector<PartDescription> list;
-    for (const NamedPart& part : parts)
-      if (part.kind != PartKind::ignored)
-        list.push_back({.name = part.name,
-                        .dtype = part.tensor.scalar_type(),
-                        .slice = part.slice,
-                        .aliases = part.aliases,
-                        .device = part.tensor.device().type()});
-    return list;
+  static std::vector<Part> without_ignored(std::vector<Part> parts) {
+    std::erase_if(parts, [](const Part& part) { return part.kind == PartKind::ignored; });
+    return parts;
   }
 
-  Whole& whole_named(const std::vector<std::string>& names, const layout::TensorSlice& slice,
-                     at::ScalarType dtype, c10::DeviceType device) {
+  // Returns the whole of the part, which is a new one if no earlier part has any of its names.
+  Whole& whole_of(const Part& part) {
+    const std::vector<std::string> names = names_of(part);
     const auto known = std::ranges::find_if(
         names, [this](const std::string& name) { return places_.contains(name); });
     const std::size_t place = known == names.end() ? tensors_.size() : places_.at(*known);
     if (place == tensors_.size())
       tensors_.push_back({.names = {},
-                          .sizes = slice.sizes,
-                          .dtype = dtype,
-                          .device = device,
+                          .sizes = part.slice.sizes,
+                          .dtype = part.tensor.scalar_type(),
+                          .device = part.tensor.device().type(),
                           .pieces = {},
                           .own = {}});
     Whole& one = tensors_[place];
@@ -294,23 +297,22 @@ class WholeModel {
     return one;
   }
 
-  void add(const PartDescription& part, int rank) {
-    Whole& one =
-        whole_named(names_of(part.name, part.aliases), part.slice, part.dtype, part.device);
-    check(one.sizes == part.slice.sizes && one.dtype == part.dtype,
+  void add(const Part& part, int rank) {
+    Whole& one = whole_of(part);
+    const at::ScalarType dtype = part.tensor.scalar_type();
+    check(one.sizes == part.slice.sizes && one.dtype == dtype,
           "state dict: {}: expected a tensor of {} [{}], as a lower rank has it, found {} [{}] on "
           "rank {}",
           visible(part.name), c10::toString(one.dtype), listed(one.sizes, ", "),
-          c10::toString(part.dtype), listed(part.slice.sizes, ", "), rank);
+          c10::toString(dtype), listed(part.slice.sizes, ", "), rank);
     if (part.slice.is_whole()) ++one.ranks_with_all;
     const bool is_known =
         std::ranges::find(one.pieces, part.slice, &Whole::Piece::slice) != one.pieces.end();
     if (!is_known) one.pieces.push_back({rank, part.slice});
   }
 
-  void take_own(NamedPart part) {
-    Whole& one = whole_named(names_of(part.name, part.aliases), part.slice,
-                             part.tensor.scalar_type(), part.tensor.device().type());
+  void take_own(Part part) {
+    Whole& one = whole_of(part);
     if (part.kind == PartKind::ignored) one.ranks_with_all = group_.size();
     one.own.push_back(std::move(part));
   }
@@ -346,17 +348,17 @@ at::Tensor empty_whole(const Whole& one) {
   return at::empty(outermost_first, options).permute(back);
 }
 
-at::Tensor box_of_part(const NamedPart& part, const layout::Box& box) {
+at::Tensor box_of_part(const Part& part, const layout::Box& box) {
   return has_all(part) ? modules::box_in_whole(part.tensor, box)
                        : modules::box_in_part(part.tensor, part.slice, box);
 }
 
 // A copy of the elements that this rank has, and places for the others.
 at::Tensor copied(const Whole& one) {
-  for (const NamedPart& part : one.own)
+  for (const Part& part : one.own)
     if (has_all(part)) return part.tensor.clone();
   at::Tensor whole = empty_whole(one);
-  for (const NamedPart& part : one.own)
+  for (const Part& part : one.own)
     for (const layout::Box& box : layout::boxes_of(part.slice))
       modules::box_in_whole(whole, box).copy_(box_of_part(part, box));
   return whole;
@@ -405,7 +407,7 @@ class Round {
     std::int64_t offset = 0;
     for (const auto& [one, piece] : pieces_) {
       if (piece->rank != group_.rank()) continue;
-      const auto part = std::ranges::find(one->own, piece->slice, &NamedPart::slice);
+      const auto part = std::ranges::find(one->own, piece->slice, &Part::slice);
       values_at(from, offset, *one, *piece).copy_(part->tensor.reshape({-1}));
       offset += piece->bytes(one->dtype);
     }
@@ -439,8 +441,8 @@ std::map<std::string, at::Tensor> get_model_state_dict(HandleState& state) {
   at::NoGradGuard no_grad;
   std::map<std::string, at::Tensor> all;
   if (state.holds_wholes()) {
-    for (const NamedPart& part : state.state_parts())
-      for (const std::string& name : names_of(part.name, part.aliases)) all[name] = part.tensor;
+    for (const Part& part : state.state_parts())
+      for (const std::string& name : names_of(part)) all[name] = part.tensor;
     return all;
   }
   WholeModel model(state);
@@ -465,7 +467,7 @@ void set_model_state_dict(const std::shared_ptr<HandleState>& state,
     check_input(model.has_name(name),
                 "loading a model: found a tensor named {} that the model does not have",
                 visible(name));
-  for (const NamedPart& part : LoadScope(state)) {
+  for (const Part& part : LoadScope(state)) {
     const at::Tensor& whole = values.at(model.at(part.name).names.front());
     if (has_all(part)) {
       part.tensor.copy_(whole);

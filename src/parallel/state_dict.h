@@ -1,7 +1,6 @@
 // State dicts of whole tensors, made of the parts of all ranks and cut into them again.
 #pragma once
 
-#include "module/state_entries.h"
 #include "parallel/handle_state.h"
 
 #include <lockstep/comm/group.h>
@@ -29,7 +28,7 @@ namespace lockstep::parallel {
 // need on every rank.
 void check_not_sharded(const std::vector<NamedParameter>& parameters, std::string_view strategy);
 
-[[nodiscard]] std::vector<NamedPart> whole_parts(const std::vector<NamedParameter>& parameters);
+[[nodiscard]] std::vector<Part> whole_parts(const std::vector<NamedParameter>& parameters);
 
 // Of which kind each of a module's tensors is, for state_parts() (lockstep/parallel/handle.h).
 class PartKinds {
@@ -37,30 +36,26 @@ class PartKinds {
   PartKinds(const torch::nn::Module& module, std::span<const std::string> ignored);
 
   // All of one of the module's tensors, without gradient.
-  [[nodiscard]] NamedPart whole_part(const modules::StateEntry& entry) const;
+  [[nodiscard]] Part whole_part(const NamedParameter& entry) const;
 
  private:
   std::unordered_map<const void*, PartKind> kinds_;  // of those that are not a plain parameter
 };
 
+// Returns all names of the whole, the first one first.
+[[nodiscard]] std::vector<std::string> names_of(const Part& part);
+
 // state_parts() of a strategy whose ranks have all of the module.
-[[nodiscard]] std::vector<NamedPart> whole_state_parts(const torch::nn::Module& module,
-                                                       std::span<const std::string> ignored = {});
+[[nodiscard]] std::vector<Part> whole_state_parts(const torch::nn::Module& module,
+                                                  std::span<const std::string> ignored = {});
 
-// A part without its values.
-struct PartDescription {
-  std::string name;
-  c10::ScalarType dtype{};
-  layout::TensorSlice slice;
-  bool is_replaced = false;  // by the copy of a lower rank that has the same elements
-  std::vector<std::string> aliases = {};
-  c10::DeviceType device = c10::kCPU;
-  bool operator==(const PartDescription&) const = default;
-};
+// Returns a tensor of no elements: the tensor of a part that is only described. It says in which
+// dtype and on which kind of device the elements are.
+[[nodiscard]] at::Tensor no_elements(c10::ScalarType dtype, c10::DeviceType device = c10::kCPU);
 
-// Collective. Returns every rank's list, in rank order.
-[[nodiscard]] std::vector<std::vector<PartDescription>> exchange_parts(
-    Group& group, std::span<const PartDescription> own);
+// Collective. Returns every rank's list, in rank order; each tensor as of no_elements().
+[[nodiscard]] std::vector<std::vector<Part>> exchange_parts(Group& group,
+                                                            std::span<const Part> own);
 
 // Collective. Returns the names that any rank has.
 [[nodiscard]] std::set<std::string> names_of_all(Group& group, const std::set<std::string>& own);

@@ -9,7 +9,7 @@
 
 namespace lockstep::parallel {
 
-WholeModuleState::WholeModuleState(Group group, std::vector<NamedPart> trained, ListParts list,
+WholeModuleState::WholeModuleState(Group group, std::vector<Part> trained, ListParts list,
                                    Holds holds)
     : HandleState(holds),
       group_(std::move(group)),
@@ -25,7 +25,7 @@ WholeModuleState::WholeModuleState(const torch::nn::Module& module, Group group,
                        [&module, ignored] { return whole_state_parts(module, ignored); }) {}
 
 void WholeModuleState::zero_grad(bool set_to_none) {
-  for (const NamedPart& part : trained_) zero_gradient(part.tensor, set_to_none);
+  for (const Part& part : trained_) zero_gradient(part.tensor, set_to_none);
 }
 
 HandleMemory WholeModuleState::memory() const { return memory_of(trained_); }

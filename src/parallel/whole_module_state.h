@@ -18,20 +18,20 @@ namespace lockstep::parallel {
 
 class WholeModuleState : public HandleState {
  public:
-  using ListParts = std::function<std::vector<NamedPart>()>;
+  using ListParts = std::function<std::vector<Part>()>;
 
   // `trained`: the parameters of an optimizer. `list` returns the parts to save and load.
-  WholeModuleState(Group group, std::vector<NamedPart> trained, ListParts list,
+  WholeModuleState(Group group, std::vector<Part> trained, ListParts list,
                    Holds holds = Holds::wholes);
   // All parameters and buffers of a module, which outlives the handle; `ignored`: patterns.
   explicit WholeModuleState(const torch::nn::Module& module, Group group = Group(),
                             std::vector<std::string> ignored = {});
 
   void detach() override {}
-  [[nodiscard]] std::vector<NamedPart> named_parameters() const override { return trained_; }
+  [[nodiscard]] std::vector<Part> named_parameters() const override { return trained_; }
   void zero_grad(bool set_to_none) override;
   void set_requires_gradient_sync(bool) override {}
-  [[nodiscard]] std::vector<NamedPart> state_parts() override { return list_(); }
+  [[nodiscard]] std::vector<Part> state_parts() override { return list_(); }
   [[nodiscard]] HandleMemory memory() const override;
   [[nodiscard]] double seconds_waited() const override { return waits_->seconds(); }
   [[nodiscard]] const Group& group() const override { return group_; }
@@ -43,7 +43,7 @@ class WholeModuleState : public HandleState {
   const std::shared_ptr<WaitTime> waits_ = std::make_shared<WaitTime>();
 
  private:
-  std::vector<NamedPart> trained_;
+  std::vector<Part> trained_;
   const ListParts list_;
 };
 

@@ -103,7 +103,7 @@ Handle& ElasticStrategy::make_handle(const std::shared_ptr<torch::nn::Module>& m
     handle = &copy_.emplace(HandleState::handle_of(std::make_shared<CopyState>(world_, model_)));
     slots_.emplace(facts_.learners, options_.slots, handle->parameters());
   }
-  for (const NamedPart& part : handle->state_parts())
+  for (const Part& part : handle->state_parts())
     if (part.kind == PartKind::buffer) buffers_.push_back(part.tensor);
   return *handle;
 }

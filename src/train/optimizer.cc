@@ -13,7 +13,7 @@ namespace lockstep::train {
 namespace {
 
 template <class Optimizer, class OptimizerOptions>
-std::unique_ptr<torch::optim::Optimizer> make(const std::vector<NamedPart>& parameters,
+std::unique_ptr<torch::optim::Optimizer> make(const std::vector<Part>& parameters,
                                               OptimizerOptions options, double weight_decay,
                                               optim::UpdateOptions update) {
   return std::make_unique<Optimizer>(optim::decay_groups(parameters, options, weight_decay),
@@ -62,7 +62,7 @@ optim::Schedule after_warmup(const Options& options, RunLength length) {
 }  // namespace
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(
-    const Options& options, const std::vector<NamedPart>& parameters,
+    const Options& options, const std::vector<Part>& parameters,
     std::shared_ptr<optim::StateMemory> memory) {
   optim::UpdateOptions update{.memory = std::move(memory)};
   if (options.optimizer == OptimizerKind::sgd)

@@ -16,7 +16,7 @@ namespace lockstep::train {
 // Makes the optimizer. Weight decay applies to parameters of two dims or more, but not to biases
 // and normalisations (nanoGPT's rule).
 [[nodiscard]] std::unique_ptr<torch::optim::Optimizer> make_optimizer(
-    const Options& options, const std::vector<NamedPart>& parameters,
+    const Options& options, const std::vector<Part>& parameters,
     std::shared_ptr<optim::StateMemory> memory = nullptr);
 
 // Makes an optimizer without parameters, for ranks that take part in saving and loading but update

@@ -128,7 +128,7 @@ class OuterUpdates final : public Copies {
   }
   void show() override {
     const Tensors outer = named_outer();
-    for (const NamedPart& part : diloco_.named_parameters())
+    for (const Part& part : diloco_.named_parameters())
       part.tensor.detach().copy_(outer.at(part.name));
   }
   Tensors state() override {
@@ -149,7 +149,7 @@ class OuterUpdates final : public Copies {
  private:
   [[nodiscard]] Tensors named_outer() const {
     Tensors outer;
-    for (const NamedPart& part : diloco_.state_parts())
+    for (const Part& part : diloco_.state_parts())
       if (part.kind == PartKind::parameter) outer.emplace(part.name, part.tensor);
     return outer;
   }
@@ -233,15 +233,14 @@ void OwnCopiesStrategy::update(double lr, const optim::GradientTransform& transf
 
 Tensors OwnCopiesStrategy::buffers() const {
   Tensors buffers;
-  for (NamedPart& part : parallel::whole_state_parts(*module_))
+  for (Part& part : parallel::whole_state_parts(*module_))
     if (part.kind == PartKind::buffer) buffers.emplace(part.name, part.tensor);
   return buffers;
 }
 
 Tensors OwnCopiesStrategy::trained() {
   Tensors tensors = buffers();
-  for (NamedPart& part : handle().named_parameters())
-    tensors.emplace(part.name, part.tensor.detach());
+  for (Part& part : handle().named_parameters()) tensors.emplace(part.name, part.tensor.detach());
   return tensors;
 }
 
@@ -267,8 +266,7 @@ double OwnCopiesStrategy::backward(const StepRows& rows, optim::GradScaler& scal
 Tensors OwnCopiesStrategy::own() {
   check(!set_aside_.empty(), "train: the one model of all ranks must be shown to be saved");
   checkpoint::NamedParameters named;
-  for (const NamedPart& part : handle().named_parameters())
-    named.emplace_back(part.name, part.tensor);
+  for (const Part& part : handle().named_parameters()) named.emplace_back(part.name, part.tensor);
   Tensors own = checkpoint::optimizer_state(*optimizer_, named);
   for (const auto& [name, tensor] : set_aside_) own.emplace(std::string(of_copy) + name, tensor);
   for (const auto& [name, tensor] : copies_->state())
@@ -292,8 +290,7 @@ void OwnCopiesStrategy::take_own(const Tensors& own) {
                 c10::toString(tensor.scalar_type()), listed(tensor.sizes(), ", "));
   }
   checkpoint::NamedParameters named;
-  for (const NamedPart& part : handle().named_parameters())
-    named.emplace_back(part.name, part.tensor);
+  for (const Part& part : handle().named_parameters()) named.emplace_back(part.name, part.tensor);
   Tensors kept;
   for (const auto& [name, tensor] : own)
     if (name.starts_with(of_optimizer)) kept.emplace(name, tensor);

@@ -35,10 +35,10 @@ namespace {
 constexpr std::string_view save_request = "save ";
 constexpr std::string_view load_request = "load ";
 
-// `trained` are the parts that an optimizer updates on this rank; `all` also has the other parts
-// that this rank saves.
-std::shared_ptr<parallel::WholeModuleState> parts_state(Group group, std::vector<NamedPart> trained,
-                                                        std::vector<NamedPart> all) {
+// `trained`: what an optimizer updates on this rank; `all`: these and the others that this rank
+// saves.
+std::shared_ptr<parallel::WholeModuleState> parts_state(Group group, std::vector<Part> trained,
+                                                        std::vector<Part> all) {
   return std::make_shared<parallel::WholeModuleState>(
       std::move(group), std::move(trained), [all = std::move(all)] { return all; },
       HandleState::Holds::parts);
@@ -60,19 +60,17 @@ void share_failure(Group& all, const std::string& failure) {
   if (!common.empty()) throw CommonFailure(common, 0);
 }
 
-// Returns those tensors of the module that the servers do not have.
-std::vector<NamedPart> other_parts(const std::vector<NamedPart>& all,
-                                   const std::vector<NamedPart>& trained) {
-  std::vector<NamedPart> parts;
-  for (const NamedPart& part : all)
-    if (std::ranges::find(trained, part.name, &NamedPart::name) == trained.end())
-      parts.push_back(part);
+// Of the module's tensors those that the servers have not.
+std::vector<Part> other_parts(const std::vector<Part>& all, const std::vector<Part>& trained) {
+  std::vector<Part> parts;
+  for (const Part& part : all)
+    if (std::ranges::find(trained, part.name, &Part::name) == trained.end()) parts.push_back(part);
   return parts;
 }
 
-// Returns the parameters that an optimizer updates in a module that is whole on this rank.
-std::vector<NamedPart> trained_parts(const torch::nn::Module& module) {
-  std::vector<NamedPart> parts;
+// What an optimizer updates of a module that this rank has all of.
+std::vector<Part> trained_parts(const torch::nn::Module& module) {
+  std::vector<Part> parts;
   for (const auto& [name, tensor, aliases] : unique_parameters(module))
     if (tensor.requires_grad())
       parts.push_back({name, tensor, aliases, layout::whole_slice(tensor.sizes())});
@@ -132,8 +130,8 @@ void WorkerStrategy::attach(std::shared_ptr<torch::nn::Module> module, RunLength
   ps::GroupMeeting met = ps::meet_in_group(all_, all_.size() - world_.size());
   store_server_ = std::move(met.store_server);
   worker_.emplace(module_, met.place.meeting, met.place.number);
-  const std::vector<NamedPart> trained = trained_parts(*module_);
-  const std::vector<NamedPart> all = parallel::whole_state_parts(*module_);
+  const std::vector<Part> trained = trained_parts(*module_);
+  const std::vector<Part> all = parallel::whole_state_parts(*module_);
   state_ = parts_state(world_, trained, all);
   whole_ = HandleState::handle_of(state_);
   handle_ = &whole_;
@@ -153,7 +151,7 @@ void WorkerStrategy::meet(bool) {
   // All workers have pushed, and none pushes again until all have pulled.
   if (!facts_.waits_each_step) worker_->pull();
   at::NoGradGuard no_grad;
-  for (const NamedPart& part : state_->state_parts())
+  for (const Part& part : state_->state_parts())
     if (part.kind == PartKind::buffer && part.tensor.numel() > 0) {
       at::Tensor values = part.tensor.contiguous();
       world_.broadcast(values, 0, {.tag = "buffers"}).wait();
@@ -216,7 +214,7 @@ class ServedRun {
   ps::ServerOptions server_options() {
     ps::ServerOptions options{
         .optimizer =
-            [this](const std::vector<NamedPart>& parts) { return make_optimizer(options_, parts); },
+            [this](const std::vector<Part>& parts) { return make_optimizer(options_, parts); },
         .consistency = consistency_of(options_),
         .staleness = options_.staleness};
     options.before_update = [this](torch::optim::Optimizer& optimizer, std::int64_t updates) {
@@ -230,7 +228,7 @@ class ServedRun {
         transform.clip_norm = options_.clip;
       (void)optim::step_transformed(optimizer, transform);
     };
-    options.on_request = [this](std::string_view text, const std::vector<NamedPart>& parts,
+    options.on_request = [this](std::string_view text, const std::vector<Part>& parts,
                                 torch::optim::Optimizer* optimizer) {
       answer(text, parts, optimizer);
     };
@@ -239,8 +237,8 @@ class ServedRun {
 
   [[nodiscard]] std::int64_t workers() const { return all_.size() - server_count(options_); }
 
-  // Answers a request. The workers get a common failure too, and decide whether the run continues.
-  void answer(std::string_view text, const std::vector<NamedPart>& parts,
+  // A common failure reaches the workers, too, and they decide what becomes of the run.
+  void answer(std::string_view text, const std::vector<Part>& parts,
               torch::optim::Optimizer* optimizer) {
     try {
       save_or_load(text, parts, optimizer);
@@ -248,10 +246,10 @@ class ServedRun {
     }
   }
 
-  void save_or_load(std::string_view text, const std::vector<NamedPart>& parts,
+  void save_or_load(std::string_view text, const std::vector<Part>& parts,
                     torch::optim::Optimizer* optimizer) {
-    std::vector<NamedPart> saved = parts;
-    for (NamedPart& part : saved) part.tensor = part.tensor.detach();
+    std::vector<Part> saved = parts;
+    for (Part& part : saved) part.tensor = part.tensor.detach();
     Handle handle = HandleState::handle_of(parts_state(all_, parts, std::move(saved)));
     std::unique_ptr<torch::optim::Optimizer> nothing;
     if (optimizer == nullptr) nothing = optimizer_of_nothing();

@@ -68,7 +68,7 @@ TEST_P(EveryStrategyAsync, WhatIsSavedIsWhatWasThereAtTheCall) {
                     later.path() / checkpoint_name(training.steps));
           training.save(at_once.path());
           at::NoGradGuard no_grad;
-          for (const NamedPart& part : training.handle.named_parameters())
+          for (const Part& part : training.handle.named_parameters())
             const_cast<at::Tensor&>(part.tensor).mul_(1.5);
         }
         saver.wait();

@@ -171,13 +171,14 @@ void expect_parts_of(const NamedTensors& whole, const std::vector<FilePart>& par
                      bool is_saver) {
   at::NoGradGuard no_grad;
   for (const FilePart& part : parts) {
-    if (is_saver && part.what.is_replaced && rank > 0) continue;  // the buffers are rank 0's
-    ASSERT_TRUE(whole.contains(part.what.name)) << part.what.name;
+    if (is_saver && part.part.kind == PartKind::buffer && rank > 0)
+      continue;  // the buffers are rank 0's
+    ASSERT_TRUE(whole.contains(part.part.name)) << part.part.name;
     const at::Tensor values = part.values();
-    for (const layout::Box& box : layout::boxes_of(part.what.slice))
-      EXPECT_TRUE(at::equal(view_of(values, part.what.slice, box),
-                            modules::box_in_whole(whole.at(part.what.name), box)))
-          << part.what.name << " on rank " << rank;
+    for (const layout::Box& box : layout::boxes_of(part.part.slice))
+      EXPECT_TRUE(at::equal(view_of(values, part.part.slice, box),
+                            modules::box_in_whole(whole.at(part.part.name), box)))
+          << part.part.name << " on rank " << rank;
   }
 }
 
@@ -191,8 +192,7 @@ void expect_saved(LaidOut& training, const fs::path& folder, const Group& world,
 std::uint64_t bytes_in(const std::vector<FilePart>& parts) {
   std::uint64_t bytes = 0;
   for (const FilePart& part : parts)
-    bytes +=
-        static_cast<std::uint64_t>(part.what.slice.numel()) * c10::elementSize(part.what.dtype);
+    bytes += static_cast<std::uint64_t>(part.part.slice.numel()) * c10::elementSize(part.dtype());
   return bytes;
 }
 

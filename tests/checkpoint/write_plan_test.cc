@@ -20,11 +20,10 @@ namespace {
 
 using layout::Box;
 using Sizes = std::vector<std::int64_t>;
-using Lists = std::vector<std::vector<PartDescription>>;
+using Lists = std::vector<std::vector<Part>>;
 
-PartDescription part(const std::string& name, layout::TensorSlice slice,
-                     at::ScalarType dtype = at::kFloat) {
-  return {.name = name, .dtype = dtype, .slice = std::move(slice)};
+Part part(const std::string& name, layout::TensorSlice slice, at::ScalarType dtype = at::kFloat) {
+  return {.name = name, .tensor = no_elements(dtype), .slice = std::move(slice)};
 }
 
 WritePlan plan_of(const Lists& by_rank, const Sharding& sharding = {}) {
@@ -38,7 +37,7 @@ void expect_written_once(const Lists& by_rank, const Sharding& sharding = {}) {
   for (const PlannedBox& planned : plan.boxes) {
     const TensorEntry& entry = plan.entry(planned);
     std::set<std::int64_t> has;
-    for (const PartDescription& own : by_rank[static_cast<std::size_t>(planned.holder)])
+    for (const Part& own : by_rank[static_cast<std::size_t>(planned.holder)])
       if (own.name == entry.name)
         for (const Box& box : layout::boxes_of(own.slice))
           has.merge(test::indices_of(entry.shape, box));
@@ -152,7 +151,7 @@ TEST(WritePlan, BuffersAreTheLowestRanks) {
   Lists by_rank(3);
   for (std::size_t rank = 1; rank < 3; ++rank) {
     by_rank[rank].push_back(part("mean", layout::whole_slice(Sizes{1'000'000})));
-    by_rank[rank].back().is_replaced = true;
+    by_rank[rank].back().kind = PartKind::buffer;
   }
   WritePlan plan = plan_of(by_rank);
   ASSERT_EQ(plan.boxes.size(), 1u);

@@ -29,11 +29,14 @@ using Sizes = std::vector<std::int64_t>;
 
 // Two parts side by side, and an empty one between them.
 std::vector<at::Tensor> three_parts(Group group) {
-  auto division = std::make_shared<ShardGroup>(std::make_shared<Group>(std::move(group)));
-  auto parts = std::make_shared<Parts>(
-      division, std::vector<Part>{{"a", layout::range_slice(Sizes{2, 6}, {6, 12}), 0},
-                                  {"b", layout::range_slice(Sizes{5}, {5, 5}), 6},
-                                  {"c", layout::range_slice(Sizes{40}, {0, 10}), 6}});
+  auto shard_group = std::make_shared<ShardGroup>(std::make_shared<Group>(std::move(group)));
+  const auto part = [&](const char* name, layout::TensorSlice slice) {
+    return Part{.name = name, .slice = std::move(slice), .shard_group = shard_group};
+  };
+  auto parts = std::make_shared<const std::vector<PartRecord::Placed>>(
+      std::vector<PartRecord::Placed>{{part("a", layout::range_slice(Sizes{2, 6}, {6, 12})), 0},
+                                      {part("b", layout::range_slice(Sizes{5}, {5, 5})), 6},
+                                      {part("c", layout::range_slice(Sizes{40}, {0, 10})), 6}});
   at::Tensor memory = at::arange(16, at::kFloat) + 1;
   std::vector<at::Tensor> tensors;
   for (auto [offset, count] : {std::pair{0, 6}, {6, 0}, {6, 10}})
@@ -131,7 +134,7 @@ TEST(Parts, WhatTreatsElementsApartWorks) {
   run_as_threads(2, [](Group group) {
     auto tensors = three_parts(group);
     at::Tensor part = tensors[2], plain = part.clone();
-    EXPECT_FALSE(parts_of(plain));
+    EXPECT_FALSE(part_of(plain));
     auto same = [&](const at::Tensor& found, const at::Tensor& expected) {
       EXPECT_TRUE(at::equal(found.clone(), expected));
     };
@@ -140,12 +143,12 @@ TEST(Parts, WhatTreatsElementsApartWorks) {
     same(part.lerp(at::zeros_like(part), 0.25), plain.lerp(at::zeros_like(plain), 0.25));
     same(at::where(part > 9, part, -part), at::where(plain > 9, plain, -plain));
     at::Tensor state = at::zeros_like(part);
-    EXPECT_FALSE(parts_of(state));
+    EXPECT_FALSE(part_of(state));
     state.mul_(0.9).addcmul_(part, part, 0.5);
-    EXPECT_FALSE(parts_of(state));  // a limit: what is written elsewhere is not known as a part
+    EXPECT_FALSE(part_of(state));  // a limit: what is written elsewhere is not known as a part
     same(state, plain * plain * 0.5);
     part.addcdiv_(part, state.sqrt().add_(1), -1);
-    EXPECT_TRUE(parts_of(part));
+    EXPECT_TRUE(part_of(part));
     part.masked_fill_(plain > 12, 7).clamp_(-5, 5).neg_();
     part.copy_(plain);
     same(part, plain);
@@ -164,10 +167,10 @@ TEST(Parts, TheRecordSurvivesWhatSharesMemory) {
     for (const at::Tensor& same :
          {part.detach(), part.data(), part.narrow(0, 3, 2), part.view({2, 5}), part[0],
           part.tensor_data(), copies[0], part.alias(), part + 1, part.to(at::kHalf)}) {
-      ASSERT_TRUE(parts_of(same));
-      EXPECT_EQ(division_of(same), division_of(part));
+      ASSERT_TRUE(part_of(same));
+      EXPECT_EQ(shard_group_of(same), shard_group_of(part));
     }
-    const Part& found = parts_of(part)->at(6, 10);
+    const Part& found = *part_of(part);
     EXPECT_EQ(found.name, "c");
     EXPECT_EQ(found.slice, layout::range_slice(Sizes{40}, {0, 10}));
     at::Tensor plain = values_of(part.detach());
@@ -180,26 +183,26 @@ TEST(Parts, NumbersOfRanksAreCombined) {
   for (int ranks : {1, 2, 3, 5})
     run_as_threads(ranks, [&](Group group) {
       const auto kept = std::make_shared<Group>(group);
-      ShardGroup division(kept);
-      EXPECT_EQ(division.sum(group.rank() + 1), ranks * (ranks + 1) / 2);
-      EXPECT_EQ(division.largest(-group.rank()), 0);
+      ShardGroup shard_group(kept);
+      EXPECT_EQ(shard_group.sum(group.rank() + 1), ranks * (ranks + 1) / 2);
+      EXPECT_EQ(shard_group.largest(-group.rank()), 0);
       double bad = group.rank() == ranks - 1 ? std::nan("") : 3;
-      EXPECT_TRUE(std::isnan(division.largest(bad)));
-      EXPECT_TRUE(std::isnan(division.sum(bad)));
+      EXPECT_TRUE(std::isnan(shard_group.largest(bad)));
+      EXPECT_TRUE(std::isnan(shard_group.sum(bad)));
       bad = group.rank() == 0 ? std::numeric_limits<double>::infinity() : 3;
-      EXPECT_EQ(division.largest(bad), std::numeric_limits<double>::infinity());
+      EXPECT_EQ(shard_group.largest(bad), std::numeric_limits<double>::infinity());
     });
 }
 
-// The ranks of a division are those of the group that is in its place.
+// The ranks of a shard group are those of the group that is in its place.
 TEST(Parts, FollowTheGroupInItsPlace) {
   run_as_threads(4, [&](Group group) {
     const auto place = std::make_shared<Group>(group);
-    const auto division = std::make_shared<ShardGroup>(place);
-    EXPECT_EQ(division->size(), 4);
+    const auto shard_group = std::make_shared<ShardGroup>(place);
+    EXPECT_EQ(shard_group->size(), 4);
     *place = group.split(group.rank() % 2);
-    EXPECT_EQ(division->size(), 2);
-    EXPECT_EQ(division->sum(group.rank()), group.rank() % 2 == 0 ? 2 : 4);
+    EXPECT_EQ(shard_group->size(), 2);
+    EXPECT_EQ(shard_group->sum(group.rank()), group.rank() % 2 == 0 ? 2 : 4);
   });
 }
 
@@ -217,7 +220,7 @@ TEST(Parts, CanBePrintedAndSaved) {
       at::Tensor loaded;
       torch::load(loaded, bytes);
       EXPECT_TRUE(at::equal(loaded, tensor.clone()));
-      EXPECT_FALSE(parts_of(loaded));
+      EXPECT_FALSE(part_of(loaded));
     }
   });
 }
@@ -241,7 +244,7 @@ TEST(Parts, AveragesOfParametersWork) {
     EXPECT_TRUE(at::equal(part, expected));
     part.copy_(backup);
     EXPECT_TRUE(at::equal(part, plain));
-    EXPECT_TRUE(parts_of(other));
+    EXPECT_TRUE(part_of(other));
   });
 }
 

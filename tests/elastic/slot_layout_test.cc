@@ -31,7 +31,8 @@ TEST(SlotLayout, OfPartsGivesEachRankWhatItKeeps) {
   EXPECT_EQ(all.gradients(1), (Range{7, 8}));
   EXPECT_EQ(all.counts(), (std::vector<std::int64_t>{5, 8}));
   std::vector<std::int64_t> covered(2);
-  for (const SlotPiece& piece : all.pieces()) covered[piece.parameter] += piece.elements.length();
+  for (const auto& [entry, elements, offset] : all.pieces())
+    covered[static_cast<std::size_t>(entry)] += elements.length();
   EXPECT_EQ(covered, (std::vector<std::int64_t>{5, 1}));
 }
 

@@ -49,7 +49,7 @@ std::map<std::string, at::Tensor> gradients_of_one_process(at::ScalarType dtype)
 
 using Truth = std::map<std::string, at::Tensor>;
 
-double error_of(const at::Tensor& found, const std::string& name, const NamedPart* part,
+double error_of(const at::Tensor& found, const std::string& name, const Part* part,
                 const Truth& truth) {
   const at::Tensor whole = truth.at(name), expected = part ? cut_part(whole, *part) : whole;
   // The gradient of a key's bias is only rounding, because softmax cancels it.
@@ -81,7 +81,7 @@ class OneDnn : public testing::Test {
       const std::int64_t rows = batch_rows / copies;
       const std::int64_t own = world.rank() / (world.size() / copies);
       loss_of_rows(model, at::kFloat, own * rows, rows).backward();
-      for (const NamedPart& part : handle.named_parameters()) {
+      for (const Part& part : handle.named_parameters()) {
         ASSERT_TRUE(part.tensor.grad().defined()) << part.name;
         const at::Tensor found = dispatch::values_of(part.tensor.grad()).reshape({-1});
         EXPECT_LE(error_of(found, part.name, &part, truth), 4 * usual) << part.name;

@@ -162,16 +162,18 @@ TEST(Clipping, CombinesThePartsOfRanks) {
       run_as_threads(ranks, [&](Group group) {
         std::vector<std::shared_ptr<Group>> groups;
         for (int i = 0; i < 2; ++i) groups.push_back(std::make_shared<Group>(group.split(0)));
-        auto first = std::make_shared<dispatch::ShardGroup>(groups[0]);
-        auto second = std::make_shared<dispatch::ShardGroup>(groups[1]);
+        auto first = std::make_shared<ShardGroup>(groups[0]);
+        auto second = std::make_shared<ShardGroup>(groups[1]);
         std::vector<at::Tensor> mine;
         for (std::size_t i = 0; i < all.size(); ++i) {
           at::Tensor whole = all[i].detach().flatten(), gradient = all[i].grad().flatten();
           layout::Range range = layout::shard_range(whole.numel(), group.size(), group.rank());
           if (i == 1) range = {0, whole.numel()};
-          auto parts = std::make_shared<dispatch::Parts>(
-              i == 0 ? first : second,
-              std::vector<dispatch::Part>{{"w", layout::range_slice(whole.sizes(), range), 0}});
+          const Part part{.name = "w",
+                          .slice = layout::range_slice(whole.sizes(), range),
+                          .shard_group = i == 0 ? first : second};
+          auto parts = std::make_shared<const std::vector<dispatch::PartRecord::Placed>>(
+              1, dispatch::PartRecord::Placed{part});
           at::Tensor slice = whole.slice(0, range.begin, range.end).clone();
           if (i != 1) slice = dispatch::as_part(slice, parts, 0, dispatch::key());
           mine.push_back(slice.requires_grad_());

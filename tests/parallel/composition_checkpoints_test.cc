@@ -32,7 +32,7 @@ Outcome outcome_of(Group world, Composition how, double dropout) {
     composed.all().zero_grad();
     outcome.loss = composed.step(batch.ids, batch.targets);
   }
-  for (const NamedPart& part : composed.all().named_parameters())
+  for (const Part& part : composed.all().named_parameters())
     if (part.tensor.grad().defined())
       outcome.gradients.push_back(dispatch::values_of(part.tensor.grad()).clone());
   outcome.counts = composed.all().checkpoints();

@@ -61,7 +61,7 @@ void compare(Group world, const Composition& how) {
     const at::Tensor expected = plain->loss(batch.ids, batch.targets);
     expected.backward();
     EXPECT_NEAR(loss, expected.item<double>(), 1e-11) << text_of(how);
-    for (const NamedPart& part : handle.named_parameters()) {
+    for (const Part& part : handle.named_parameters()) {
       if (part.name == "(none)") continue;
       const auto gradients = gradients_by_name(*plain);
       ASSERT_TRUE(part.tensor.grad().defined()) << text_of(how) << ": " << part.name;

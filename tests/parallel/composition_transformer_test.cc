@@ -83,7 +83,7 @@ TEST_P(TransformerPlans, GradientsAreAsNearToTheTruthAsThoseOfOneProcess) {
     const std::int64_t rows = batch_rows / handle.data().size(), own = handle.data().rank();
     loss_of(model, at::kFloat, own * rows, rows).backward();
     double worst = 0;
-    for (const NamedPart& part : handle.named_parameters()) {
+    for (const Part& part : handle.named_parameters()) {
       ASSERT_TRUE(part.tensor.grad().defined()) << part.name;
       if (is_rounding(part.name)) continue;
       const at::Tensor expected = cut_part(truth.at(part.name), part);

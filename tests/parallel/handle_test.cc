@@ -127,7 +127,7 @@ TEST_P(EveryHandle, PartsTogetherAreTheWhole) {
       Handle handle = attached(GetParam(), model, group);
       std::vector<std::string> names;
       std::lock_guard lock(mutex);
-      for (const NamedPart& part : handle.state_parts()) {
+      for (const Part& part : handle.state_parts()) {
         EXPECT_FALSE(dispatch::is_lazy(part.tensor)) << part.name;
         EXPECT_EQ(part.tensor.numel(), part.slice.numel()) << part.name;
         paste_part(part.tensor, part, found.at(part.name));
@@ -150,7 +150,7 @@ TEST_P(EveryHandle, TakesItsPartsOfOtherValues) {
       torch::nn::Sequential model = two_layers();
       Handle handle = attached(GetParam(), model, group);
       (void)model->forward(values({5, 4}, 1));  // parameters are gathered when values change
-      for (const NamedPart& part : handle.loading())
+      for (const Part& part : handle.loading())
         part.tensor.copy_(cut_part(wanted.at(part.name), part).view(part.tensor.sizes()));
       auto all = handle.state_dict();
       for (const auto& [name, tensor] : wanted)
@@ -167,7 +167,7 @@ TEST_P(EveryHandle, TakesItsPartsOfOtherValues) {
 TEST_P(EveryHandle, AnExceptionEndsALoadAndTheHandleLives) {
   run([](torch::nn::Sequential& model, Handle& handle) {
     const auto load = [&] {
-      for (const NamedPart& part : handle.loading()) throw BadInput(part.name);
+      for (const Part& part : handle.loading()) throw BadInput(part.name);
     };
     EXPECT_EQ(message_of<BadInput>(load), "0.weight");
     loss_of_layers(model, 1).backward();

@@ -185,7 +185,7 @@ Outcome one_process(const Loop& loop, const Kind& kind, int ranks) {
 template <class Handle>
 double clip_by_torch(Handle& handle, double max) {
   auto parameters = handle.parameters();
-  if (dispatch::parts_of(parameters[0]) == nullptr || handle.group().size() == 1)
+  if (dispatch::part_of(parameters[0]) == nullptr || handle.group().size() == 1)
     return torch::nn::utils::clip_grad_norm_(parameters, max);
   auto clip = [&] { torch::nn::utils::clip_grad_norm_(parameters, max); };
   expect_words(message_of<InvalidArgument>(clip), {"0.weight", "clip_grad_norm()", "ranks"});
@@ -196,7 +196,7 @@ void spoil(const DistributedDataParallel& ddp) {
   ddp.parameters()[0].mutable_grad().view({-1}).narrow(0, spoiled, 1).fill_(INFINITY);
 }
 void spoil(const ShardedModule& sharded) {
-  NamedPart first = sharded.named_parameters()[0];
+  Part first = sharded.named_parameters()[0];
   layout::Range range = first.slice.range;
   if (range.begin <= spoiled && spoiled < range.end)
     first.tensor.mutable_grad().narrow(0, spoiled - range.begin, 1).fill_(INFINITY);

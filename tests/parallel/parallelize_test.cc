@@ -265,7 +265,7 @@ TEST(Parallelize, IgnoredTensorsAreNotAveraged) {
       (void)model.step({x}, {y}, mean_square);
       mean_square({own->forward(x)}, {y}).backward();
       mean_square({plain->forward(batch.x)}, {batch.y}).backward();
-      for (const NamedPart& part : model.named_parameters())
+      for (const Part& part : model.named_parameters())
         EXPECT_FALSE(part.name.starts_with("in.") || part.name.starts_with("blocks.2.wide."))
             << text << part.name;
       const auto expected = own->named_parameters();
@@ -333,7 +333,7 @@ TEST(Parallelize, EvaluateAndForwardAreThoseOfOneProcessOnEveryRank) {
         ASSERT_EQ(outputs.size(), 1u) << text;
         EXPECT_FALSE(is_global(outputs[0])) << text;
         expect_close_to(outputs[0], plain->forward(batch.ids), 1e-10, text);
-        for (const NamedPart& part : gpt.named_parameters())
+        for (const Part& part : gpt.named_parameters())
           EXPECT_FALSE(part.tensor.grad().defined()) << text << part.name;
       });
 }

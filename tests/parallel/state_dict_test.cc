@@ -14,14 +14,14 @@ using namespace test;
 
 class ListedParts final : public HandleState {
  public:
-  ListedParts(Group group, std::vector<NamedPart> parts)
+  ListedParts(Group group, std::vector<Part> parts)
       : group_(std::move(group)), parts_(std::move(parts)) {}
 
   void detach() override {}
-  [[nodiscard]] std::vector<NamedPart> named_parameters() const override { return parts_; }
+  [[nodiscard]] std::vector<Part> named_parameters() const override { return parts_; }
   void zero_grad(bool) override {}
   void set_requires_gradient_sync(bool) override {}
-  [[nodiscard]] std::vector<NamedPart> state_parts() override { return parts_; }
+  [[nodiscard]] std::vector<Part> state_parts() override { return parts_; }
   void begin_load() override { ++loads_; }
   void end_load(bool complete) override { complete_ = complete; }
   [[nodiscard]] HandleMemory memory() const override { return {}; }
@@ -33,7 +33,7 @@ class ListedParts final : public HandleState {
 
  private:
   Group group_;
-  std::vector<NamedPart> parts_;
+  std::vector<Part> parts_;
 };
 
 using Wholes = std::map<std::string, at::Tensor>;
@@ -53,15 +53,15 @@ Wholes model() {
   return all;
 }
 
-NamedPart part_of(const Wholes& wholes, const std::string& name, layout::TensorSlice slice) {
-  NamedPart part{name, at::Tensor(), {}, std::move(slice)};
+Part part_of(const Wholes& wholes, const std::string& name, layout::TensorSlice slice) {
+  Part part{name, at::Tensor(), {}, std::move(slice)};
   part.tensor = cut_part(wholes.at(name), part);
   return part;
 }
 
 // `rank` of `ranks`: a range of rows, a range in column-major order, all, or what one rank has.
-std::vector<NamedPart> parts_of(const Wholes& wholes, int rank, int ranks) {
-  std::vector<NamedPart> parts;
+std::vector<Part> parts_of(const Wholes& wholes, int rank, int ranks) {
+  std::vector<Part> parts;
   const auto range = [&](const std::string& name, std::vector<int> dim_order = {}) {
     const std::int64_t numel = wholes.at(name).numel();
     const layout::Range own{numel * rank / ranks, numel * (rank + 1) / ranks};
@@ -115,7 +115,7 @@ TEST(StateDict, HasMemoryOfItsOwn) {
     const Wholes wholes = model();
     ListedParts state(group, parts_of(wholes, group.rank(), group.size()));
     const Wholes found = parallel::get_model_state_dict(state);
-    for (const NamedPart& part : state.state_parts()) part.tensor.zero_();
+    for (const Part& part : state.state_parts()) part.tensor.zero_();
     for (const char* name : {"cut", "tied", "last"})
       EXPECT_TRUE(found.at(name).equal(wholes.at(name))) << name;
   });
@@ -154,7 +154,7 @@ TEST(StateDict, WhatDoesNotFitIsRefusedOnEveryRankBeforeAnythingIsWritten) {
 TEST(StateDict, ElementsThatNoRankHasAreAnError) {
   const Wholes wholes = model();
   run_as_threads(3, [&](Group group) {
-    std::vector<NamedPart> parts = parts_of(wholes, group.rank(), group.size());
+    std::vector<Part> parts = parts_of(wholes, group.rank(), group.size());
     if (group.rank() == 1) parts.erase(parts.begin());
     ListedParts state(group, std::move(parts));
     EXPECT_EQ(message_of<InvalidArgument>([&] { (void)parallel::get_model_state_dict(state); }),

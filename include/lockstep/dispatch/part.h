@@ -1,17 +1,18 @@
-// Parts: what a tensor knows of itself when it is one rank's part of a whole. fully_shard() gives
-// slices of parameters to an optimizer; these, their gradients and what is computed from them
-// element by element are parts.
+// Part: the part of one whole tensor that a rank has. Handles list their parameters and buffers as
+// parts; checkpoints are written and read by parts.
 //
-// An operation that treats elements apart works on a part as on any other tensor. One that mixes
-// elements (a norm, a sum, a product of matrices) would silently give every rank another result: on
-// a part that has more than one rank it is InvalidArgument and names the parameter. Code that
-// combines the ranks' results itself learns from parts_of() which ranks hold the others, and reads
-// values through values_of().
+// Slices of parameters that fully_shard() gives to an optimizer, and parameters of a pipeline,
+// know in their storage which parts they are. So do their gradients, and results that are computed
+// from them element by element. Operations that treat elements apart work on such tensors as on
+// others. An operation that mixes elements (a norm, a sum, a matrix product) would silently give
+// every rank another result: on a part that has more than one rank it throws InvalidArgument with
+// the name of the parameter. Code that combines the results of the ranks itself asks
+// shard_group_of() for the ranks with the other elements, and reads values through values_of().
 //
-// The record belongs to the storage, so views, detach() and data() keep it, and so do copies of the
-// tensor in an optimizer's groups. It is lost where values are written into another tensor
-// (copy_(), add_() to an optimizer's state) and by clone(), the way to look at a part on purpose.
-// What depends on a part's sizes or data_ptr() is not seen either.
+// The record belongs to the storage: views, detach() and data() keep it, and so do copies of the
+// tensor in an optimizer's groups. It is lost if values are written into another tensor (copy_(),
+// add_() to an optimizer's state), and by clone(), which is the way to look at one rank's elements
+// alone. Uses of a part's sizes or data_ptr() are not checked.
 #pragma once
 
 #include <lockstep/comm/group.h>
@@ -28,35 +29,34 @@
 
 #pragma GCC visibility push(default)
 
-namespace lockstep::dispatch {
+namespace lockstep {
 
-// The ranks that hold the parts of one whole; adds up their numbers. The group belongs to the
-// handle that made the ShardGroup: a handle that goes on with another group there takes all its
-// parts along.
+// The ranks that hold the parts of one whole; combines their numbers. The group belongs to the
+// handle that made the ShardGroup: if the handle changes to another group, all its parts follow.
 class ShardGroup : public std::enable_shared_from_this<ShardGroup> {
  public:
-  // Not null.
+  // `ranks` is not null.
   explicit ShardGroup(std::shared_ptr<Group> ranks, std::optional<Duration> timeout = {});
-  // The same where each of these ranks' share is divided again: a number is first combined over
-  // the ranks of `inner`, then over `ranks`.
+  // For parts of which each rank's share is divided again: a number is first combined over the
+  // ranks of `inner`, then over `ranks`.
   ShardGroup(std::shared_ptr<ShardGroup> inner, std::shared_ptr<Group> ranks,
              std::optional<Duration> timeout = {});
-  // The same for parts that were divided over `outer` before: neither is null.
+  // For parts that were divided over `outer` before. Neither is null.
   ShardGroup(std::shared_ptr<ShardGroup> inner, std::shared_ptr<ShardGroup> outer);
-  // For parts that were divided over `outer` before these ranks divided them again: one object for
-  // each `outer` while a part uses it, so that norms go over these ranks once. Null for null. Not
-  // thread-safe.
+  // Returns the group for parts that were divided over `outer` before these ranks divided them
+  // again: one object for each `outer` while a part uses it, so that norms go over these ranks
+  // once. Returns null if `outer` is null. Not thread-safe.
   [[nodiscard]] std::shared_ptr<ShardGroup> inside(const std::shared_ptr<ShardGroup>& outer);
 
   [[nodiscard]] int size() const;
-  // Collective over the ranks, and blocking: the sum of all ranks' numbers.
+  // Collective over the ranks, and blocking: returns the sum of all ranks' numbers.
   [[nodiscard]] double sum(double number);
-  // The same for the largest; NaN where a rank has NaN.
+  // Collective, and blocking: returns the largest number; NaN if any rank passes NaN.
   [[nodiscard]] double largest(double number);
 
-  // The two halves of these, for several divisions that end with the same ranks: numbers are
-  // combined inside each division, then with each other, and once over the last ranks, which may
-  // have other numbers of divisions.
+  // The two halves of sum() and largest(), for several shard groups that end with the same ranks:
+  // numbers are combined inside each group, then with each other, and once over the last ranks,
+  // which may have other numbers of groups.
   [[nodiscard]] double sum_inside(double number);
   [[nodiscard]] double largest_inside(double number);
   [[nodiscard]] const Group* last_ranks() const;
@@ -64,51 +64,43 @@ class ShardGroup : public std::enable_shared_from_this<ShardGroup> {
   [[nodiscard]] double largest_over_last(double number);
 
  private:
-  std::shared_ptr<Group> ranks_;  // null where there is an outer division
+  std::shared_ptr<Group> ranks_;  // null if there is an outer group
   std::shared_ptr<ShardGroup> inner_, outer_;
   std::optional<Duration> timeout_;
   std::map<const ShardGroup*, std::weak_ptr<ShardGroup>> inside_;  // by outer
 };
 
+// How the values of a part relate to those of other ranks with the same elements.
+enum class PartKind {
+  parameter,  // equal values
+  buffer,     // rank 0's values count: forward() may have changed each rank's own
+  ignored     // each rank has values of its own, which belong to no whole (the option `ignored`)
+};
+
 struct Part {
-  std::string name;           // of the whole: "blocks.0.fc.weight"
-  layout::TensorSlice slice;  // the elements of the whole that are here
-  std::int64_t offset = 0;    // where they begin in the storage, in elements
-  // Null: that of all parts in the storage.
-  std::shared_ptr<ShardGroup> division = nullptr;
+  std::string name;                       // the first name of the whole: "blocks.0.fc.weight"
+  at::Tensor tensor = {};                 // the elements, as the function that gives the part says
+  std::vector<std::string> aliases = {};  // the other names of the whole, if a weight is tied
+  layout::TensorSlice slice = {};         // which elements of the whole they are
+  PartKind kind = PartKind::parameter;
+  // The ranks over which norms of the elements are added up; null: this rank has all elements.
+  std::shared_ptr<ShardGroup> shard_group = nullptr;
 };
 
-// The parts that lie in one storage, by offset.
-class Parts {
- public:
-  Parts(std::shared_ptr<ShardGroup> division, std::vector<Part> parts);
+namespace dispatch {
 
-  // The ranks that hold the other parts of its whole.
-  [[nodiscard]] const std::shared_ptr<ShardGroup>& division_of(const Part& part) const {
-    return part.division ? part.division : division_;
-  }
-  // The part of `count` elements at an element of the storage; of any count if there is none.
-  [[nodiscard]] const Part& at(std::int64_t offset, std::int64_t count) const;
-  // The one that was given as number i.
-  [[nodiscard]] const Part& number(std::size_t i) const { return parts_[i]; }
-
- private:
-  std::shared_ptr<ShardGroup> division_;
-  std::vector<Part> parts_;
-};
-
-// Local, any thread. Null when `tensor` is not a part.
-[[nodiscard]] std::shared_ptr<const Parts> parts_of(const at::Tensor& tensor);
-
-// Local, any thread. The part that a tensor is: null when it is none. Valid while its storage is.
+// Local, any thread. Returns the part that a tensor knows to be, without `tensor`; null if it is
+// none. Valid as long as the tensor's storage.
 [[nodiscard]] const Part* part_of(const at::Tensor& tensor);
-// The ranks that hold the others; null when it is none.
-[[nodiscard]] std::shared_ptr<ShardGroup> division_of(const at::Tensor& tensor);
+// Local, any thread. Returns the ranks with the other elements; null if the tensor is no part.
+[[nodiscard]] std::shared_ptr<ShardGroup> shard_group_of(const at::Tensor& tensor);
 
-// An ordinary tensor on the memory of a part, which must be there: operations do not know that it
-// is one. Other tensors come back as they are.
+// Returns an ordinary tensor on the memory of a part, which must be there: operations do not know
+// that it is one. Returns other tensors as they are.
 [[nodiscard]] at::Tensor values_of(const at::Tensor& tensor);
 
-}  // namespace lockstep::dispatch
+}  // namespace dispatch
+
+}  // namespace lockstep
 
 #pragma GCC visibility pop

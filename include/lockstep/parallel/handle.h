@@ -22,7 +22,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/comm/group.h>
-#include <lockstep/layout/tensor_slice.h>
+#include <lockstep/dispatch/part.h>
 #include <lockstep/mesh/mesh.h>
 #include <lockstep/optim/state_memory.h>
 #include <lockstep/optim/update_options.h>
@@ -96,22 +96,6 @@ struct StepTiming {
   std::int64_t steps = 0;  // averaged backward() calls
 };
 
-// What other ranks have of the same elements.
-enum class PartKind {
-  parameter,  // equal values
-  buffer,     // rank 0's are the ones that count: forward() may have changed each rank's own
-  ignored     // values of their own, which belong to no whole (the option `ignored`)
-};
-
-// What this rank has of one parameter or buffer.
-struct NamedPart {
-  std::string name;                  // the first of its names: "blocks.0.fc.weight"
-  at::Tensor tensor;                 // the elements, see below
-  std::vector<std::string> aliases;  // its other names, where a weight is tied
-  layout::TensorSlice slice;         // which elements of the whole they are
-  PartKind kind = PartKind::parameter;
-};
-
 // backward() only accumulates, without communication of gradients, while one of these lives; nests.
 class [[nodiscard]] NoSync {
  public:
@@ -127,7 +111,7 @@ class [[nodiscard]] NoSync {
 // The parts of a handle while they get new values; gradient mode is off. What was written counts
 // when the scope ends. Its parts are those of Handle::parts_to_load().
 //
-//   for (const lockstep::NamedPart& part : handle.loading())
+//   for (const lockstep::Part& part : handle.loading())
 //     part.tensor.copy_(lockstep::cut_part(wholes.at(part.name), part).view_as(part.tensor));
 //
 // If an exception ends the scope, the handle stays usable, with the parts as they were written.
@@ -139,7 +123,7 @@ class [[nodiscard]] LoadScope {
   LoadScope& operator=(const LoadScope&) = delete;
   ~LoadScope() noexcept(false);
 
-  [[nodiscard]] const std::vector<NamedPart>& parts() const& { return parts_; }
+  [[nodiscard]] const std::vector<Part>& parts() const& { return parts_; }
   void parts() const&& = delete;  // the scope would end before the loop begins
   [[nodiscard]] auto begin() const { return parts_.begin(); }
   [[nodiscard]] auto end() const { return parts_.end(); }
@@ -147,7 +131,7 @@ class [[nodiscard]] LoadScope {
  private:
   at::NoGradGuard no_grad_;
   std::shared_ptr<HandleState> state_;
-  std::vector<NamedPart> parts_;
+  std::vector<Part> parts_;
   int exceptions_;  // in flight when the scope began
 };
 
@@ -170,7 +154,7 @@ class [[nodiscard]] Handle {
   // scaling take their norm over all ranks, and operations that mix elements are refused by name.
   [[nodiscard]] std::vector<at::Tensor> parameters() const;
   // The same tensors, with their names and places in the wholes.
-  [[nodiscard]] std::vector<NamedPart> named_parameters() const;
+  [[nodiscard]] std::vector<Part> named_parameters() const;
 
   // Local, of the gradients of parameters() and of those that no_sync() has kept. set_to_none is
   // the faster one, and keeps the sign of zeros: a gradient that is added to zeros loses it.
@@ -208,9 +192,9 @@ class [[nodiscard]] Handle {
   // uses, parts in one dimension, valid until the next step. What ranks that have the same slice
   // have in it, the part's kind says. InvalidArgument while ranks may have different models that
   // should be one (LocalSgd).
-  [[nodiscard]] std::vector<NamedPart> state_parts() const;
+  [[nodiscard]] std::vector<Part> state_parts() const;
   // The same, at any time, for what will be loaded: names, places and memory, and any values.
-  [[nodiscard]] std::vector<NamedPart> parts_to_load() const;
+  [[nodiscard]] std::vector<Part> parts_to_load() const;
   // The scope in which this rank's parts get new values. Its beginning is collective where
   // parameters are divided; every rank writes parts of the same whole.
   [[nodiscard]] LoadScope loading();
@@ -251,8 +235,8 @@ class [[nodiscard]] Handle {
 // Local: a copy of those elements of `whole` that `part` has, in one dimension; and back: writes
 // `values`, in one dimension, to their places in `whole`. BadInput names the part when `whole` has
 // not its sizes.
-[[nodiscard]] at::Tensor cut_part(const at::Tensor& whole, const NamedPart& part);
-void paste_part(const at::Tensor& values, const NamedPart& part, const at::Tensor& whole);
+[[nodiscard]] at::Tensor cut_part(const at::Tensor& whole, const Part& part);
+void paste_part(const at::Tensor& values, const Part& part, const at::Tensor& whole);
 
 }  // namespace lockstep
 

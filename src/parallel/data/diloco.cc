@@ -61,7 +61,7 @@ class DiLoCoState final : public data_parallel::OwnCopies {
   [[nodiscard]] std::map<std::string, at::Tensor> state();
   void load_state(const std::map<std::string, at::Tensor>& state);
 
-  [[nodiscard]] std::vector<NamedPart> state_parts() override;
+  [[nodiscard]] std::vector<Part> state_parts() override;
   void begin_load() override;
   void end_load(bool complete) override;
   [[nodiscard]] std::int64_t steps() const { return steps_; }
@@ -222,14 +222,14 @@ void DiLoCoState::update(Fragment& fragment, const at::Tensor& average) const {
   fragment.outer.add_(direction, -options_.outer_lr);
 }
 
-std::vector<NamedPart> DiLoCoState::state_parts() {
+std::vector<Part> DiLoCoState::state_parts() {
   std::map<std::string, at::Tensor> outer;
   for (const Fragment& fragment : fragments_)
     for_parts(fragment, fragment.outer, [&](const NamedParameter& own, const at::Tensor& part) {
       outer.emplace(own.name, part);
     });
-  std::vector<NamedPart> parts = OwnCopies::state_parts();
-  for (NamedPart& part : parts) {
+  std::vector<Part> parts = OwnCopies::state_parts();
+  for (Part& part : parts) {
     std::vector<std::string> names = part.aliases;
     names.push_back(part.name);
     for (const std::string& name : names)

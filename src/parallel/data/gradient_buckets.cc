@@ -144,7 +144,7 @@ bool GradientBuckets::can_be_reduced_in_place(int i) const {
       gradient.sizes() != like.sizes() || gradient.strides() != like.strides() ||
       !like.is_non_overlapping_and_dense())
     return false;
-  if (dispatch::parts_of(like) != nullptr || dispatch::parts_of(gradient) != nullptr) return false;
+  if (dispatch::part_of(like) != nullptr || dispatch::part_of(gradient) != nullptr) return false;
   if (gradient.storage().use_count() > 2) return false;
   return std::ranges::none_of(in_place_, [&](const at::Tensor& other) {
     return other.defined() && other.is_alias_of(gradient);

@@ -92,7 +92,7 @@ void Mailbox::post(Channel& channel, std::size_t last) {
     Expected& next = channel.messages[channel.posted];
     const bool is_needed = channel.posted <= last;
     if (!is_needed && (channel.posted > last + ahead || !knows(next.result))) return;
-    for (const TensorSpec& spec : specs_for(channel, next.result)) {
+    for (const TensorMeta& spec : specs_for(channel, next.result)) {
       if (next.result.is_gradient && !spec.requires_grad) continue;
       at::Tensor tensor = post(channel, next, spec);
       if (!next.result.is_gradient && spec.requires_grad) tensor.set_requires_grad(true);
@@ -102,7 +102,7 @@ void Mailbox::post(Channel& channel, std::size_t last) {
   }
 }
 
-at::Tensor Mailbox::post(const Channel& channel, Expected& message, const TensorSpec& spec) {
+at::Tensor Mailbox::post(const Channel& channel, Expected& message, const TensorMeta& spec) {
   const std::string tag = tag_of(message.result);
   const auto options = at::TensorOptions(spec.dtype).device(options_.device);
   at::Tensor tensor = group_.empty_shared(spec.sizes, options);

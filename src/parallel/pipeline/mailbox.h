@@ -67,7 +67,7 @@ class Mailbox {
   // Posts the receives of a channel through number `last`, and the next ones whose sizes are known.
   void post(Channel& channel, std::size_t last);
   [[nodiscard]] bool knows(const plan::Result& result) const;
-  [[nodiscard]] at::Tensor post(const Channel& channel, Expected& message, const TensorSpec& spec);
+  [[nodiscard]] at::Tensor post(const Channel& channel, Expected& message, const TensorMeta& spec);
   // What has arrived is not kept until the end of the step. Throws what went wrong with it.
   void drop_arrived();
   [[nodiscard]] Specs specs_for(const Channel& channel, const plan::Result& result);

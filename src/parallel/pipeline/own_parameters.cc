@@ -13,33 +13,37 @@
 
 namespace lockstep::pipeline {
 
-OwnParameters::OwnParameters(std::vector<NamedPart> parameters, const std::shared_ptr<Group>& group)
+OwnParameters::OwnParameters(std::vector<Part> parameters, const std::shared_ptr<Group>& group)
     : parameters_(std::move(parameters)) {
   at::NoGradGuard no_grad;
   if (parameters_.empty())
-    parameters_.push_back({"(none)", at::empty({0}), {}, layout::whole_slice(std::array{0L})});
-  // A division for each that the stages have: norms combine them once.
-  std::map<const dispatch::ShardGroup*, std::shared_ptr<dispatch::ShardGroup>> divisions;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const auto& [name, tensor, aliases, slice, kind] = parameters_[i];
+    parameters_.push_back(
+        {.name = "(none)", .tensor = at::empty({0}), .slice = layout::whole_slice(std::array{0L})});
+  // One for each shard group of the stages: norms combine them once.
+  std::map<const ShardGroup*, std::shared_ptr<ShardGroup>> groups;
+  for (const Part& parameter : parameters_) {
+    const at::Tensor& tensor = parameter.tensor;
     check(tensor.is_non_overlapping_and_dense(),
-          "pipeline: parameter {}: expected a dense tensor without gaps, found strides [{}]", name,
-          listed(tensor.strides(), ", "));
-    const auto of_stage = dispatch::division_of(tensor);
-    auto& division = divisions[of_stage.get()];
-    if (!division) division = std::make_shared<dispatch::ShardGroup>(of_stage, group);
-    records_.push_back(std::make_shared<const dispatch::Parts>(
-        division, std::vector<dispatch::Part>{{name, slice, 0}}));
-    at::Tensor part = as_part(tensor, i);
-    part.set_requires_grad(tensor.requires_grad());
-    parts_.push_back({name, std::move(part), aliases, slice, kind});
+          "pipeline: parameter {}: expected a dense tensor without gaps, found strides [{}]",
+          parameter.name, listed(tensor.strides(), ", "));
+    auto& over_stages = groups[parameter.shard_group.get()];
+    if (!over_stages) over_stages = std::make_shared<ShardGroup>(parameter.shard_group, group);
+    Part part = parameter;
+    part.tensor = at::Tensor();
+    part.shard_group = over_stages;
+    auto record = std::make_shared<const std::vector<dispatch::PartRecord::Placed>>(
+        1, dispatch::PartRecord::Placed{part});
+    part.tensor = dispatch::as_part(dispatch::values_of(tensor.detach()), std::move(record), 0,
+                                    dispatch::key());
+    part.tensor.set_requires_grad(tensor.requires_grad());
+    parts_.push_back(std::move(part));
   }
   given_.resize(parts_.size(), WeakStorage(c10::intrusive_ptr<c10::StorageImpl>()));
   give_gradients();
 }
 
 at::Tensor OwnParameters::as_part(const at::Tensor& values, std::size_t i) const {
-  return dispatch::as_part(dispatch::values_of(values.detach()), records_[i], 0, dispatch::key());
+  return dispatch::as_part_like(dispatch::values_of(values.detach()), parts_[i].tensor);
 }
 
 bool OwnParameters::is_as_given(const at::Tensor& gradient, std::size_t i) const {
@@ -74,7 +78,7 @@ void OwnParameters::give_gradients() {
     at::Tensor& own = parameters_[i].tensor.mutable_grad();
     at::Tensor& given = parts_[i].tensor.mutable_grad();
     given = own.defined() ? as_part(own, i) : at::Tensor();
-    if (own.defined() && !dispatch::division_of(parameters_[i].tensor)) own = given;
+    if (own.defined() && parameters_[i].shard_group == nullptr) own = given;
     remember(own, i);
   }
 }

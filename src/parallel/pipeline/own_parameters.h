@@ -26,9 +26,9 @@ class OwnParameters {
   // `parameters` of this rank, each once: the module's own, or what the handle of a stage gives.
   // Where there are none, an empty one takes their place, so that this rank takes part in norms.
   // `group`: the ranks of all stages.
-  OwnParameters(std::vector<NamedPart> parameters, const std::shared_ptr<Group>& group);
+  OwnParameters(std::vector<Part> parameters, const std::shared_ptr<Group>& group);
 
-  [[nodiscard]] const std::vector<NamedPart>& parts() const { return parts_; }
+  [[nodiscard]] const std::vector<Part>& parts() const { return parts_; }
 
   // Before a step: the module has the gradients that were made of those that the step before has
   // left, on the side that has changed; of both, the parts' count. InvalidArgument names a
@@ -41,14 +41,14 @@ class OwnParameters {
  private:
   using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
+  // Returns `values` as part i.
   [[nodiscard]] at::Tensor as_part(const at::Tensor& values, std::size_t i) const;
   // Whether `gradient` lies where give_gradients() has left it, or is still absent.
   [[nodiscard]] bool is_as_given(const at::Tensor& gradient, std::size_t i) const;
   void remember(const at::Tensor& gradient, std::size_t i);
 
-  std::vector<NamedPart> parameters_;
-  std::vector<std::shared_ptr<const dispatch::Parts>> records_;
-  std::vector<NamedPart> parts_;
+  std::vector<Part> parameters_;    // with the tensors of the stages
+  std::vector<Part> parts_;         // with those that the optimizer gets
   std::vector<WeakStorage> given_;  // where give_gradients() has left each; expired: nowhere
 };
 

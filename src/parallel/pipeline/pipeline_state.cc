@@ -23,9 +23,9 @@ constexpr std::size_t most_books = 64;
 
 PipelineState::PipelineState(std::unique_ptr<pipeline::PipelineStages> stages, PipelineLoss loss,
                              Group all, PipelineOptions options)
-    : stages_(std::move(stages)),
+    : CompositeState(std::move(all)),
+      stages_(std::move(stages)),
       loss_(std::move(loss)),
-      all_(std::move(all)),
       options_(std::move(options)) {
   check(loss_ != nullptr, "Pipeline: expected a loss, found none");
   aborts(group_);  // other pipelines wait for this one in the groups of the handles
@@ -34,15 +34,15 @@ PipelineState::PipelineState(std::unique_ptr<pipeline::PipelineStages> stages, P
     set.finish();
     add_child(set.handle);
   }
-  aborts(all_);
+  aborts(group());
   take_parameters();
 }
 
 void PipelineState::take_parameters() {
-  std::vector<NamedPart> all = CompositeState::named_parameters(), parameters;
+  std::vector<Part> all = CompositeState::named_parameters(), parameters;
   ties_.take_parts(all, group_, options_.timeout);
   std::set<const at::TensorImpl*> had;
-  for (NamedPart& part : all)
+  for (Part& part : all)
     if (had.insert(part.tensor.unsafeGetTensorImpl()).second && !ties_.is_elsewhere(part))
       parameters.push_back(std::move(part));
   parameters_.emplace(std::move(parameters), stages_->group());
@@ -156,7 +156,7 @@ void PipelineState::detach() {
   stages_->clear();
 }
 
-std::vector<NamedPart> PipelineState::named_parameters() const { return parameters_->parts(); }
+std::vector<Part> PipelineState::named_parameters() const { return parameters_->parts(); }
 
 void PipelineState::zero_grad(bool set_to_none) {
   CompositeState::zero_grad(set_to_none);
@@ -172,7 +172,7 @@ PipelineState::IsOwn PipelineState::own_parts() const {
   // A strategy may give several parts of one tensor. A buffer that stages on several ranks have is
   // listed on each of them: a load must reach all of them, and a save takes the lowest rank's.
   std::set<std::pair<std::string, std::vector<std::int64_t>>> had;
-  return [elsewhere = std::move(elsewhere), had = std::move(had)](const NamedPart& part) mutable {
+  return [elsewhere = std::move(elsewhere), had = std::move(had)](const Part& part) mutable {
     std::vector<std::int64_t> place = part.slice.box.offsets;
     place.insert(place.end(), {part.slice.range.begin, part.slice.range.end});
     const bool is_here = part.kind == PartKind::buffer || !elsewhere.contains(part.name);
@@ -180,10 +180,10 @@ PipelineState::IsOwn PipelineState::own_parts() const {
   };
 }
 
-std::vector<NamedPart> PipelineState::state_parts() {
+std::vector<Part> PipelineState::state_parts() {
   const IsOwn is_own = own_parts();
-  std::vector<NamedPart> list;
-  for (NamedPart& part : CompositeState::state_parts()) {
+  std::vector<Part> list;
+  for (Part& part : CompositeState::state_parts()) {
     if (!is_own(part)) continue;
     // Stages of other ranks may have the tensor under other names.
     part.aliases = stages_->entry_named(part.name).names;
@@ -197,7 +197,7 @@ HandleMemory PipelineState::memory() const {
   HandleMemory memory = CompositeState::memory();
   if (!is_alone_) return memory;
   memory.gradients = 0;  // copies of tied weights have some too, which other ranks count
-  for (const NamedPart& part : parameters_->parts())
+  for (const Part& part : parameters_->parts())
     if (const at::Tensor& gradient = part.tensor.grad(); gradient.defined())
       memory.gradients += static_cast<std::int64_t>(gradient.nbytes());
   return memory;

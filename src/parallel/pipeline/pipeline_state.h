@@ -44,12 +44,11 @@ class PipelineState final : public parallel::CompositeState {
   [[nodiscard]] const Pipeline::Measured& measured() const { return measured_; }
 
   void detach() override;
-  [[nodiscard]] std::vector<NamedPart> named_parameters() const override;
+  [[nodiscard]] std::vector<Part> named_parameters() const override;
   void zero_grad(bool set_to_none) override;
-  [[nodiscard]] std::vector<NamedPart> state_parts() override;
+  [[nodiscard]] std::vector<Part> state_parts() override;
   [[nodiscard]] HandleMemory memory() const override;
   [[nodiscard]] double seconds_waited() const override { return waited_; }
-  [[nodiscard]] const Group& group() const override { return all_; }
 
  private:
   void take_parameters();
@@ -63,7 +62,7 @@ class PipelineState final : public parallel::CompositeState {
   Result execute(pipeline::StepKind kind, const pipeline::Batch& batch, Doing& now);
   void fail(const Doing& now, const char* what) noexcept;
   // Whether a part belongs to this rank, and was not asked about before.
-  using IsOwn = std::function<bool(const NamedPart&)>;
+  using IsOwn = std::function<bool(const Part&)>;
   [[nodiscard]] IsOwn own_parts() const;
   [[nodiscard]] at::Tensor on_all_ranks(const at::Tensor& loss);
   [[nodiscard]] CallOptions call(const std::string& tag) const {
@@ -77,7 +76,6 @@ class PipelineState final : public parallel::CompositeState {
   std::map<int, pipeline::StageRun>& runs_ = stages_->runs();
   pipeline::Ties& ties_ = stages_->ties();
   const PipelineLoss loss_;
-  const Group all_;
   const PipelineOptions options_;
   bool is_alone_ = true;  // no handle of a strategy trains a stage
   std::optional<pipeline::OwnParameters> parameters_;

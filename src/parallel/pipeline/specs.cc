@@ -21,14 +21,14 @@ Specs specs_of(const Tensors& tensors) {
 
 std::string describe(const Specs& specs) {
   std::vector<std::string> parts;
-  for (const TensorSpec& spec : specs)
+  for (const TensorMeta& spec : specs)
     parts.push_back(formatted("{} [{}]", c10::toString(spec.dtype), listed(spec.sizes, ", ")));
   return parts.empty() ? "nothing" : join(parts);
 }
 
 at::Tensor message_of(const Specs& specs, const std::string& of) {
   std::vector<std::int64_t> numbers{static_cast<std::int64_t>(specs.size())};
-  for (const TensorSpec& spec : specs) {
+  for (const TensorMeta& spec : specs) {
     numbers.push_back(static_cast<std::int64_t>(spec.dtype));
     numbers.push_back(spec.requires_grad ? 1 : 0);
     numbers.push_back(static_cast<std::int64_t>(spec.sizes.size()));
@@ -54,7 +54,7 @@ Specs specs_in(const at::Tensor& message, const std::string& of) {
   };
   constexpr std::int64_t most = std::int64_t{1} << 48;
   Specs specs(static_cast<std::size_t>(next(0, spec_numbers)));
-  for (TensorSpec& spec : specs) {
+  for (TensorMeta& spec : specs) {
     spec.dtype = static_cast<at::ScalarType>(
         next(0, static_cast<std::int64_t>(at::ScalarType::NumOptions) - 1));
     spec.requires_grad = next(0, 1) == 1;

@@ -11,13 +11,13 @@
 
 namespace lockstep::pipeline {
 
-struct TensorSpec {
+struct TensorMeta {
   at::ScalarType dtype = at::kFloat;
   bool requires_grad = false;
   std::vector<std::int64_t> sizes;
-  bool operator==(const TensorSpec&) const = default;
+  bool operator==(const TensorMeta&) const = default;
 };
-using Specs = std::vector<TensorSpec>;
+using Specs = std::vector<TensorMeta>;
 
 [[nodiscard]] Specs specs_of(const Tensors& tensors);
 // "Float [2, 3], Long [2]", for messages.

@@ -3,7 +3,6 @@
 #include "base/check.h"
 #include "base/fingerprint.h"
 #include "module/checks.h"
-#include "module/state_entries.h"
 #include "module/tensors.h"
 #include "parallel/pipeline/part_of_model.h"
 #include "parallel/separate_parts.h"
@@ -107,12 +106,12 @@ void PipelineStages::check_ranks(const std::vector<Stage>& stages,
 void PipelineStages::list_entries(const std::vector<Stage>& stages) {
   std::map<const at::TensorImpl*, std::size_t> places;
   for (std::size_t stage = 0; stage < stages.size(); ++stage)
-    for (const modules::StateEntry& entry : modules::state_entries(*stages[stage].module)) {
+    for (const NamedParameter& entry : modules::state_entries(*stages[stage].module)) {
       const auto [place, is_new] =
           places.emplace(entry.tensor.unsafeGetTensorImpl(), entries_.size());
       if (is_new) entries_.push_back({.names = {}, .stage = static_cast<int>(stage)});
       auto& names = entries_[place->second].names;
-      for (const std::string& name : entry.names) {
+      for (const std::string& name : modules::names_of(entry)) {
         const auto [known, is_new_name] = entry_named_.emplace(name, place->second);
         check(known->second == place->second,
               "Pipeline: stage {}: expected other names than those of earlier stages, found a "
@@ -144,7 +143,7 @@ void StageSet::finish() {
   handle = parallel::joined(*module, std::move(handles));
   handles.clear();
   // Of a deferred() model whose values no strategy has made.
-  for (const NamedPart& part : handle.named_parameters())
+  for (const Part& part : handle.named_parameters())
     if (dispatch::is_deferred(part.tensor)) dispatch::give_values(part.tensor);
 }
 

@@ -19,9 +19,9 @@ namespace lockstep::pipeline {
 namespace {
 
 // What tells whether ranks have the same part; 0 for none.
-std::int64_t fingerprint_of(const std::vector<NamedPart>& parts) {
+std::int64_t fingerprint_of(const std::vector<Part>& parts) {
   std::uint64_t all = 0;
-  for (const NamedPart& part : parts) {
+  for (const Part& part : parts) {
     std::vector<std::int64_t> numbers = part.slice.sizes;
     numbers.insert(numbers.end(), part.slice.box.offsets.begin(), part.slice.box.offsets.end());
     numbers.insert(numbers.end(), part.slice.box.sizes.begin(), part.slice.box.sizes.end());
@@ -79,14 +79,14 @@ Ties::Ties(const std::vector<Stage>& stages, const std::vector<int>& ranks, int 
   }
 }
 
-bool Ties::is_of(const Tie& tie, const NamedPart& part) {
+bool Ties::is_of(const Tie& tie, const Part& part) {
   const auto is_name = [&](const std::string& name) {
     return std::ranges::find(tie.names, name) != tie.names.end();
   };
   return is_name(part.name) || std::ranges::any_of(part.aliases, is_name);
 }
 
-void Ties::take_parts(const std::vector<NamedPart>& parameters, Group& group,
+void Ties::take_parts(const std::vector<Part>& parameters, Group& group,
                       std::optional<Duration> timeout) {
   if (ties_.empty()) return;
   const auto count = static_cast<std::int64_t>(ties_.size());
@@ -95,7 +95,7 @@ void Ties::take_parts(const std::vector<NamedPart>& parameters, Group& group,
     Tie& tie = ties_[i];
     if (!tie.is_here) continue;
     std::ranges::copy_if(parameters, std::back_inserter(tie.parts),
-                         [&](const NamedPart& part) { return is_of(tie, part); });
+                         [&](const Part& part) { return is_of(tie, part); });
     own.mutable_data_ptr<std::int64_t>()[i] = fingerprint_of(tie.parts);
   }
   const at::Tensor all = at::empty({count * group.size()}, at::kLong);
@@ -110,7 +110,7 @@ void Ties::take_parts(const std::vector<NamedPart>& parameters, Group& group,
             ties_[i].name, ties_[i].owner, other);
 }
 
-bool Ties::is_elsewhere(const NamedPart& parameter) const {
+bool Ties::is_elsewhere(const Part& parameter) const {
   return std::ranges::any_of(
       ties_, [&](const Tie& tie) { return tie.owner != own_rank_ && is_of(tie, parameter); });
 }
@@ -120,7 +120,7 @@ void Ties::each_pair(Body body) {
   for (Tie& tie : ties_)
     for (const int other : tie.others)
       if (tie.owner == own_rank_ || other == own_rank_)
-        for (const NamedPart& part : tie.parts) body(tie, part.tensor, other);
+        for (const Part& part : tie.parts) body(tie, part.tensor, other);
 }
 
 void Ties::send_values(Group& group, std::optional<Duration> timeout) {
@@ -131,7 +131,7 @@ void Ties::send_values(Group& group, std::optional<Duration> timeout) {
     const std::string tag = "values of " + tie.name;
     const CallOptions call{.tag = tag, .timeout = timeout};
     const at::Tensor own = part.detach();
-    const bool is_plain = dispatch::parts_of(part) == nullptr;
+    const bool is_plain = dispatch::part_of(part) == nullptr;
     if (tie.owner == own_rank_) {
       works.push_back(group.send(is_plain ? own.contiguous() : plain_values(part), other, call));
       return;
@@ -148,7 +148,7 @@ void Ties::send_values(Group& group, std::optional<Duration> timeout) {
 
 void Ties::check_dense() const {
   for (const Tie& tie : ties_)
-    for (const NamedPart& part : tie.parts)
+    for (const Part& part : tie.parts)
       check(!part.tensor.grad().defined() || part.tensor.grad().layout() == at::kStrided,
             "pipeline: parameter {}: expected a dense gradient, since it is tied over ranks, found "
             "a sparse one",
@@ -183,7 +183,7 @@ void Ties::send_gradients(Group& group, std::optional<Duration> timeout) {
 void Ties::forget_gradients() {
   for (const Tie& tie : ties_)
     if (tie.owner != own_rank_)
-      for (const NamedPart& part : tie.parts) part.tensor.mutable_grad().reset();
+      for (const Part& part : tie.parts) part.tensor.mutable_grad().reset();
 }
 
 }  // namespace lockstep::pipeline

@@ -27,10 +27,10 @@ class Ties {
   // Collective over the pipeline, and blocking: what is sent, of `parameters`, which are those of
   // this rank's stages as their strategies give them. InvalidArgument on every rank where ranks
   // have other parts of one of them.
-  void take_parts(const std::vector<NamedPart>& parameters, Group& group,
+  void take_parts(const std::vector<Part>& parameters, Group& group,
                   std::optional<Duration> timeout);
   // Whether another rank owns it.
-  [[nodiscard]] bool is_elsewhere(const NamedPart& parameter) const;
+  [[nodiscard]] bool is_elsewhere(const Part& parameter) const;
 
   // Collective over the ranks that have ties, and blocking.
   void send_values(Group& group, std::optional<Duration> timeout);
@@ -45,11 +45,11 @@ class Ties {
     std::string name;
     std::vector<std::string> names;  // all that stages know it by
     bool is_here = false;
-    int owner = 0;                      // a rank
-    std::vector<int> others;            // ranks, without the owner
-    std::vector<NamedPart> parts = {};  // that this rank has
+    int owner = 0;                 // a rank
+    std::vector<int> others;       // ranks, without the owner
+    std::vector<Part> parts = {};  // that this rank has
   };
-  [[nodiscard]] static bool is_of(const Tie& tie, const NamedPart& part);
+  [[nodiscard]] static bool is_of(const Tie& tie, const Part& part);
   void check_dense() const;
   // Each part of each tie once for each rank other than its owner: `body(tie, part, other)`.
   template <typename Body>

@@ -37,9 +37,9 @@ at::Tensor mean_of(const std::vector<at::Tensor>& values) {
 
 }  // namespace
 
-std::vector<at::Tensor> tensors_of(const std::vector<NamedPart>& parts) {
+std::vector<at::Tensor> tensors_of(const std::vector<Part>& parts) {
   std::vector<at::Tensor> tensors;
-  for (const NamedPart& part : parts) tensors.push_back(part.tensor);
+  for (const Part& part : parts) tensors.push_back(part.tensor);
   return tensors;
 }
 

@@ -62,7 +62,7 @@ class ServedParameters {
   std::vector<Piece> pieces_;
   Share whole_, by_rows_;
   std::vector<at::Tensor> parameters_;  // by piece
-  std::vector<NamedPart> parts_;        // the same
+  std::vector<Part> parts_;             // the same
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };
 

@@ -61,15 +61,14 @@ WorkerKeys::WorkerKeys(const torch::nn::Module& module, const std::vector<std::s
       add_constant(parameter.name, parameter.tensor);
       continue;
     }
-    names.push_back(parameter.name);
-    names.insert(names.end(), parameter.aliases.begin(), parameter.aliases.end());
+    for (std::string& name : modules::names_of(parameter)) names.push_back(std::move(name));
     TrainedParameter& one = trained_.emplace_back();
     one.tensor = parameter.tensor;
     one.key = trained_key(parameter, by_rows);
     if (one.key.by_rows) one.pulled = at::zeros({one.key.rows()}, at::kBool);
   }
   layout::check_patterns("pattern of parameters by rows", by_rows, names);
-  for (const modules::NamedBuffer& buffer : tensors.buffers) {
+  for (const NamedTensor& buffer : tensors.buffers) {
     check_sendable("buffer", buffer.name, buffer.tensor);
     add_constant(buffer.name, buffer.tensor);
   }

@@ -49,12 +49,12 @@ LazyGradient::LazyGradient(at::Tensor rows, layout::Range range, c10::ScalarType
 
 std::shared_ptr<LazyGradient> LazyGradient::make(at::Tensor rows, layout::Range range,
                                                  c10::ScalarType dtype, c10::DispatchKey key,
-                                                 std::shared_ptr<const dispatch::Parts> parts) {
+                                                 dispatch::PartRecord::List parts) {
   std::shared_ptr<LazyGradient> gradient(new LazyGradient(std::move(rows), range, dtype));
   auto bytes = range.length() * static_cast<std::int64_t>(c10::elementSize(dtype));
   gradient->storage_ = std::make_unique<dispatch::LazyStorage>(
       bytes, at::kCPU, gradient, key, "this gradient has not been computed: use an operation",
-      dispatch::record_of_parts(std::move(parts)));
+      std::make_shared<const dispatch::PartRecord>(std::move(parts)));
   return gradient;
 }
 

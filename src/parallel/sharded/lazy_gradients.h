@@ -32,11 +32,11 @@ namespace lockstep::sharded {
 
 class LazyGradient final : public dispatch::ValueSource {
  public:
-  // `rows`: one a rank, or one alone, which is then the average. Tensors are of `dtype`, and what
-  // `parts` says they are.
+  // `rows`: one per rank, or a single one, which is then the average. Slices are of `dtype`, and
+  // are the parts of the list.
   static std::shared_ptr<LazyGradient> make(at::Tensor rows, layout::Range range,
                                             c10::ScalarType dtype, c10::DispatchKey key,
-                                            std::shared_ptr<const dispatch::Parts> parts);
+                                            dispatch::PartRecord::List parts);
 
   // A part of the range, from its element `offset` on.
   [[nodiscard]] at::Tensor slice(std::int64_t offset, std::int64_t length) const;

@@ -4,7 +4,6 @@
 #include "dispatch/key.h"
 #include "layout/flat_layout.h"
 #include "module/checks.h"
-#include "module/state_entries.h"
 #include "parallel/bucket.h"
 #include "parallel/sharded/checks.h"
 #include "parallel/state_dict.h"
@@ -43,8 +42,8 @@ ShardedState::ShardedState(sharded::Groups the_groups, const ShardOptions& optio
       unsharder(std::make_unique<sharded::Unsharder>(options.level, options.prefetch,
                                                      groups->gather, groups->reduce,
                                                      options.timeout, deferred)),
-      shard_group(std::make_shared<dispatch::ShardGroup>(
-          std::shared_ptr<Group>(groups, &groups->reduce), options.timeout)),
+      shard_group(std::make_shared<ShardGroup>(std::shared_ptr<Group>(groups, &groups->reduce),
+                                               options.timeout)),
       options_(options),
       pool_(std::make_shared<sharded::BufferPool>(groups->gather)) {
   sharded::check_options(options);
@@ -124,11 +123,12 @@ void ShardedState::add_unit(const layout::PlannedUnit& planned,
     tensors.push_back(members.back().tensor);
   }
   parallel::give_values(groups->whole, parallel::deferred_among(tensors), broadcast_bytes, call());
-  sharded::Unit& unit = unsharder->add(planned.name, std::move(members), pool_, settings);
-  int number = 0;
-  for (int i : planned.items)
-    by_tensor_[parameters[static_cast<std::size_t>(i)].tensor.unsafeGetTensorImpl()] = {&unit,
-                                                                                        number++};
+  unsharder->add(planned.name, std::move(members), pool_, settings);
+  sharded::UnitEntry entry{.unit = static_cast<int>(unsharder->units().size()) - 1};
+  for (const at::Tensor& tensor : tensors) {
+    by_tensor_[tensor.unsafeGetTensorImpl()] = entry;
+    ++entry.number;
+  }
 }
 
 void ShardedState::detach() {
@@ -140,13 +140,15 @@ void ShardedState::detach() {
         "gone; call unshard() before the handle goes");
 }
 
-std::vector<NamedPart> ShardedState::named_parameters() const {
-  std::vector<NamedPart> list;
-  for (const Place& place : places_) {
-    auto i = static_cast<std::size_t>(place.number);
-    const auto& [name, tensor, aliases] = place.unit->parameters()[i];
-    list.push_back(
-        {name, place.unit->slices()[i], aliases, place.unit->slice_of_whole(place.number)});
+std::vector<Part> ShardedState::named_parameters() const {
+  std::vector<Part> list;
+  for (const sharded::UnitEntry& place : places_) {
+    const sharded::Unit& unit = unit_of(place);
+    const auto i = static_cast<std::size_t>(place.number);
+    Part& part = list.emplace_back(unit.part_of(place.number));
+    part.name = unit.parameters()[i].name;
+    part.tensor = unit.slices()[i];
+    part.aliases = unit.parameters()[i].aliases;
   }
   return list;
 }
@@ -162,18 +164,18 @@ void ShardedState::check_gradients(std::string_view operation) const {
         operation);
 }
 
-std::vector<NamedPart> ShardedState::state_parts() {
+std::vector<Part> ShardedState::state_parts() {
   step->check_module();
   const parallel::PartKinds kinds(*module, options_.ignored);
-  std::vector<NamedPart> list;
-  for (const modules::StateEntry& entry : modules::state_entries(*module)) {
+  std::vector<Part> list;
+  for (const NamedParameter& entry : modules::state_entries(*module)) {
     auto found = by_tensor_.find(entry.tensor.unsafeGetTensorImpl());
     if (found != by_tensor_.end()) {
-      const Place& place = found->second;
-      list.push_back({entry.names.front(),
-                      place.unit->part(place.number),
-                      {entry.names.begin() + 1, entry.names.end()},
-                      place.unit->slice_of_whole(place.number)});
+      const sharded::UnitEntry& place = found->second;
+      Part& part = list.emplace_back(unit_of(place).part_of(place.number));
+      part.name = entry.name;
+      part.tensor = unit_of(place).part(place.number);
+      part.aliases = entry.aliases;
     } else if (!entry.tensor.is_nested()) {
       list.push_back(kinds.whole_part(entry));
     }

@@ -29,12 +29,12 @@ class ShardedState final : public HandleState {
   // The hooks go, and released parameters say why they have no values.
   void detach() override;
 
-  [[nodiscard]] std::vector<NamedPart> named_parameters() const override;
+  [[nodiscard]] std::vector<Part> named_parameters() const override;
   void zero_grad(bool set_to_none) override;
   void check_gradients(std::string_view operation) const override;
   void set_requires_gradient_sync(bool on) override { on ? step->resume() : step->pause(); }
 
-  [[nodiscard]] std::vector<NamedPart> state_parts() override;
+  [[nodiscard]] std::vector<Part> state_parts() override;
   void begin_load() override;
   void end_load(bool complete) override;
 
@@ -56,26 +56,23 @@ class ShardedState final : public HandleState {
   std::shared_ptr<sharded::UnitReducer> reducer;  // null until complete()
   std::shared_ptr<parallel::BackwardStep> step;
   std::shared_ptr<parallel::WaitTime> waits = std::make_shared<parallel::WaitTime>();
-  std::shared_ptr<dispatch::ShardGroup> shard_group;
+  std::shared_ptr<ShardGroup> shard_group;
   std::shared_ptr<sharded::Offload> offload;  // null: nothing is offloaded
 
  private:
-  // Where a parameter of the module is.
-  struct Place {
-    sharded::Unit* unit = nullptr;
-    int number = 0;
-  };
-
   [[nodiscard]] CallOptions call() const {
     return {.tag = "fully_shard", .timeout = options_.timeout};
+  }
+  [[nodiscard]] const sharded::Unit& unit_of(const sharded::UnitEntry& entry) const {
+    return *unsharder->units()[static_cast<std::size_t>(entry.unit)];
   }
   void add_units(const modules::ModuleTensors& tensors);
   void add_unit(const layout::PlannedUnit& planned, const std::vector<NamedParameter>& parameters,
                 const sharded::UnitSettings& settings);
 
   ShardOptions options_;
-  std::vector<Place> places_;  // of the module's parameters, each once, in its order
-  std::map<const void*, Place> by_tensor_;
+  std::vector<sharded::UnitEntry> places_;  // of the module's parameters, each once, in its order
+  std::map<const void*, sharded::UnitEntry> by_tensor_;
   std::shared_ptr<sharded::BufferPool> pool_;
   std::unique_ptr<Joinable> joinable_;
   std::unique_ptr<parallel::GradientHooks> hooks_;

@@ -1,7 +1,6 @@
 #include "parallel/sharded/unit.h"
 
 #include "base/format.h"
-#include "dispatch/part_record.h"
 #include "layout/flat_layout.h"
 #include "module/tensors.h"
 #include "parallel/write_watch.h"
@@ -56,30 +55,12 @@ std::string released_text(const std::string& unit) {
 
 }  // namespace
 
-std::vector<std::optional<Unit::Before>> Unit::before_of(
-    const std::vector<NamedParameter>& parameters) {
-  std::vector<std::optional<Before>> all;
-  const dispatch::Parts* last = nullptr;
-  for (const NamedParameter& parameter : parameters) {
-    auto& before = all.emplace_back();
-    const auto parts = dispatch::parts_of(parameter.tensor);
-    const bool is_same = parts != nullptr && parts.get() == last;
-    last = parts.get();
-    if (!parts) continue;
-    const dispatch::Part& part = *dispatch::part_of(parameter.tensor);
-    const auto& previous = all.size() > 1 ? all[all.size() - 2] : before;
-    const bool follows =
-        is_same && previous->part.offset + previous->part.slice.numel() == part.offset;
-    before = Before{parts->division_of(part), part, follows};
-  }
-  return all;
-}
-
 layout::FlatLayout Unit::make_layout() const {
   std::vector<layout::TensorSpec> specs;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     specs.push_back(modules::spec_of(parameters_[i]));
-    specs.back().follows = before_[i] && before_[i]->follows;
+    specs.back().follows =
+        i > 0 && dispatch::follows(parameters_[i].tensor, parameters_[i - 1].tensor);
   }
   auto own = static_cast<std::int64_t>(c10::elementSize(dtype_));
   auto computed = static_cast<std::int64_t>(c10::elementSize(compute_dtype_));
@@ -91,7 +72,6 @@ Unit::Unit(std::string name, std::vector<NamedParameter> parameters, Group& grou
     : name_(std::move(name)),
       tag_(formatted("unit {}", name_)),
       parameters_(std::move(parameters)),
-      before_(before_of(parameters_)),
       settings_(settings),
       group_(group),
       trains_(parameters_.front().tensor.requires_grad()),
@@ -113,8 +93,19 @@ Unit::Unit(std::string name, std::vector<NamedParameter> parameters, Group& grou
                                .group = group_,
                                .pool = std::move(pool),
                                .offload = settings.offload});
+  parts_ = list_parts();
   take_parameters();
   make_slices(owners.slices);
+}
+
+// Before take_parameters(): the parameters may be parts themselves.
+dispatch::PartRecord::List Unit::list_parts() const {
+  std::vector<dispatch::PartRecord::Placed> parts;
+  for (const layout::FlatSlice& slice : owned_) {
+    const auto i = static_cast<std::size_t>(slice.entry);
+    parts.push_back({part_of(slice, dispatch::part_of(parameters_[i].tensor)), slice.offset});
+  }
+  return std::make_shared<const std::vector<dispatch::PartRecord::Placed>>(std::move(parts));
 }
 
 void Unit::take_parameters() {
@@ -133,30 +124,27 @@ void Unit::take_parameters() {
   memory_->leave();
 }
 
-// A part of what was a part is one of the same whole.
-dispatch::Part Unit::part_of(const layout::FlatSlice& slice) const {
-  const layout::FlatEntry& entry = layout_.entry(slice.entry);
-  const auto& before = before_[static_cast<std::size_t>(slice.entry)];
-  if (!before) {
-    std::vector<int> order = modules::dim_order_of(entry.sizes, strides(slice.entry));
-    return {entry.name, layout::range_slice(entry.sizes, slice.of_tensor, std::move(order)),
-            slice.offset};
+// A part of a part is a part of the same whole.
+Part Unit::part_of(const layout::FlatSlice& slice, const Part* before) const {
+  if (before == nullptr) {
+    const layout::FlatEntry& entry = layout_.entry(slice.entry);
+    const auto own_strides = strides_of(parameters_[static_cast<std::size_t>(slice.entry)].tensor);
+    return {.name = entry.name,
+            .slice = layout::range_slice(entry.sizes, slice.of_tensor,
+                                         modules::dim_order_of(entry.sizes, own_strides)),
+            .shard_group = settings_.shard_group};
   }
-  dispatch::Part part = before->part;
+  Part part = *before;
   const std::int64_t begin = part.slice.range.begin;
   part.slice.range = {begin + slice.of_tensor.begin, begin + slice.of_tensor.end};
-  part.offset = slice.offset;
-  part.division = settings_.shard_group->inside(before->division);
+  part.shard_group = settings_.shard_group->inside(before->shard_group);
   return part;
 }
 
 void Unit::make_slices(std::weak_ptr<dispatch::StorageOwner> owner) {
-  std::vector<dispatch::Part> parts;
-  for (const layout::FlatSlice& slice : owned_) parts.push_back(part_of(slice));
-  parts_ = std::make_shared<dispatch::Parts>(settings_.shard_group, std::move(parts));
   dispatch::LazyStorage storage(static_cast<std::int64_t>(shard().nbytes()), shard_device(),
                                 std::move(owner), settings_.key, "",
-                                dispatch::record_of_parts(parts_));
+                                std::make_shared<const dispatch::PartRecord>(parts_));
   storage.attach(shard());
   for (const layout::FlatSlice& slice : owned_)
     slices_.push_back(storage.place(dtype_, slice.offset, {slice.of_tensor.length()}, {1})

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "dispatch/lazy_storage.h"
+#include "dispatch/part_record.h"
 #include "layout/flat_layout.h"
 #include "parallel/sharded/unit_storage.h"
 #include "parallel/step_clock.h"
@@ -58,13 +59,19 @@ struct UnitSettings {
   c10::DispatchKey key = c10::DispatchKey::Undefined;
   std::shared_ptr<Offload> offload;  // null: shards are where the parameters are
   std::shared_ptr<parallel::WaitTime> waits = std::make_shared<parallel::WaitTime>();
-  std::shared_ptr<dispatch::ShardGroup> shard_group;  // the ranks with the other shards
+  std::shared_ptr<ShardGroup> shard_group;  // the ranks with the other shards
 };
 
 // What operations ask before they use the parameters, and before they use the slices.
 struct UnitOwners {
   std::weak_ptr<dispatch::StorageOwner> whole;
   std::weak_ptr<dispatch::StorageOwner> slices;
+};
+
+// The place of a parameter in the units of a handle.
+struct UnitEntry {
+  int unit = 0;
+  int number = 0;  // in the unit
 };
 
 class Unit {
@@ -90,11 +97,12 @@ class Unit {
   // What the optimizer sees: one a parameter, leaves that require a gradient when the unit trains.
   [[nodiscard]] const std::vector<at::Tensor>& slices() const { return slices_; }
   [[nodiscard]] const std::vector<layout::FlatSlice>& owned() const { return owned_; }
-  // What slices and their gradients know of themselves; offsets count from the range's begin.
-  [[nodiscard]] const std::shared_ptr<dispatch::Parts>& parts() const { return parts_; }
-  // Which elements of parameter i slice i has.
-  [[nodiscard]] const layout::TensorSlice& slice_of_whole(int i) const {
-    return parts_->number(static_cast<std::size_t>(i)).slice;
+  // The parts that slices and their gradients are, one per parameter. Offsets count from the begin
+  // of the range.
+  [[nodiscard]] const dispatch::PartRecord::List& parts() const { return parts_; }
+  // Returns this rank's part of parameter i, without a tensor.
+  [[nodiscard]] const Part& part_of(int i) const {
+    return (*parts_)[static_cast<std::size_t>(i)].part;
   }
   // This rank's range of the flat storage.
   [[nodiscard]] layout::Range range() const { return range_; }
@@ -161,18 +169,11 @@ class Unit {
  private:
   enum class Phase { absent, arriving, present };
 
-  // What parameter i was before it was divided here: a part, or null.
-  struct Before {
-    std::shared_ptr<dispatch::ShardGroup> division;
-    dispatch::Part part;
-    bool follows = false;  // in the memory of the parameter before it
-  };
-  [[nodiscard]] static std::vector<std::optional<Before>> before_of(
-      const std::vector<NamedParameter>& parameters);
-
   [[nodiscard]] CallOptions call() const { return {.tag = tag_, .timeout = settings_.timeout}; }
   [[nodiscard]] layout::FlatLayout make_layout() const;
-  [[nodiscard]] dispatch::Part part_of(const layout::FlatSlice& slice) const;
+  // `before`: the part that the parameter was before this unit divided it; null: it was whole.
+  [[nodiscard]] Part part_of(const layout::FlatSlice& slice, const Part* before) const;
+  [[nodiscard]] dispatch::PartRecord::List list_parts() const;
   void take_parameters();
   void make_slices(std::weak_ptr<dispatch::StorageOwner> owner);
   void share_versions() const;
@@ -180,7 +181,6 @@ class Unit {
   std::string name_;
   std::string tag_;
   std::vector<NamedParameter> parameters_;
-  std::vector<std::optional<Before>> before_;
   UnitSettings settings_;
   Group& group_;
   bool trains_ = false;
@@ -194,7 +194,7 @@ class Unit {
   dispatch::LazyStorage storage_;
   std::unique_ptr<UnitStorage> memory_;
   std::atomic<std::int64_t> slice_writes_ = 0;
-  std::shared_ptr<dispatch::Parts> parts_;
+  dispatch::PartRecord::List parts_;
   std::vector<at::Tensor> slices_;
   Phase phase_ = Phase::absent;
   Work gather_;

@@ -135,7 +135,7 @@ class PlainAverages : public Averages {
   void open(const at::Tensor& memory) {
     storage_.emplace(static_cast<std::int64_t>(memory.nbytes()), memory.device(),
                      std::weak_ptr<dispatch::StorageOwner>(), unit_.settings().key, "",
-                     dispatch::record_of_parts(unit_.parts()));
+                     std::make_shared<const dispatch::PartRecord>(unit_.parts()));
     storage_->attach(memory);
   }
   [[nodiscard]] bool is_open() const { return storage_.has_value(); }

@@ -60,11 +60,6 @@ class UnitReducer final : public parallel::Reducer {
   void adopt_order(const std::vector<int>& order) override;
 
  private:
-  struct Place {
-    int unit = 0;
-    int number = 0;  // in the unit
-  };
-
   void close_rows();
   void post_ready();
   void publish_oldest();
@@ -78,7 +73,7 @@ class UnitReducer final : public parallel::Reducer {
   [[nodiscard]] UnitGradients& gradients(int unit) const {
     return *gradients_[static_cast<std::size_t>(unit)];
   }
-  [[nodiscard]] const Place& place(int i) const { return places_[static_cast<std::size_t>(i)]; }
+  [[nodiscard]] const UnitEntry& place(int i) const { return places_[static_cast<std::size_t>(i)]; }
   [[nodiscard]] const at::Tensor& parameter(int i) const {
     return parameters_[static_cast<std::size_t>(i)].tensor;
   }
@@ -89,7 +84,7 @@ class UnitReducer final : public parallel::Reducer {
   std::shared_ptr<LazyGradients> deferred_;                // null: reduced in backward()
   std::vector<std::unique_ptr<UnitGradients>> gradients_;  // one a unit; null where none trains
   std::vector<NamedParameter> parameters_;                 // of units that train
-  std::vector<Place> places_;                              // a parameter each
+  std::vector<UnitEntry> places_;                          // a parameter each
   std::vector<int> order_;                                 // of units that train
 
   std::vector<int> awaited_;   // by unit: parameters that are not ready

@@ -23,19 +23,16 @@ SeparateTensors separate_experts(torch::nn::Module& module) {
   for (const NamedMixture& one : mixtures_of(module))
     for (const at::Tensor& weight : {one.mixture->up, one.mixture->down})
       of_experts.insert(weight.unsafeGetTensorImpl());
-  std::vector<PartedTensor> rest, experts;
-  const auto add = [&](const std::string& name, const std::vector<std::string>& aliases,
-                       const at::Tensor& tensor, bool is_buffer) {
-    PartedTensor one;
-    one.name = name;
-    one.aliases = aliases;
-    one.leaves = {tensor};
-    one.is_buffer = is_buffer;
-    (of_experts.contains(tensor.unsafeGetTensorImpl()) ? experts : rest).push_back(std::move(one));
+  std::vector<Part> rest, experts;
+  const auto add = [&](Part part) {
+    const bool is_of_expert = of_experts.contains(part.tensor.unsafeGetTensorImpl());
+    (is_of_expert ? experts : rest).push_back(std::move(part));
   };
   const modules::ModuleTensors tensors = modules::tensors_of(module);
-  for (const auto& [name, tensor, aliases] : tensors.parameters) add(name, aliases, tensor, false);
-  for (const auto& [name, tensor] : tensors.buffers) add(name, {}, tensor, true);
+  for (const auto& [name, tensor, aliases] : tensors.parameters)
+    add({.name = name, .tensor = tensor, .aliases = aliases});
+  for (const auto& [name, tensor] : tensors.buffers)
+    add({.name = name, .tensor = tensor, .kind = PartKind::buffer});
   return {.rest = module_of_parts(rest),
           .experts = experts.empty() ? nullptr : module_of_parts(experts)};
 }

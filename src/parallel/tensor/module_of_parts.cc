@@ -44,18 +44,20 @@ std::string name_of_leaf(const std::string& name, std::size_t leaf) {
   return leaf == 0 ? name : formatted("{}#{}", name, leaf);
 }
 
-std::vector<std::string> names_of_leaf(const PartedTensor& parted, std::size_t leaf) {
-  std::vector<std::string> names = {name_of_leaf(parted.name, leaf)};
-  for (const std::string& alias : parted.aliases) names.push_back(name_of_leaf(alias, leaf));
+std::vector<std::string> names_of_leaf(const Part& part, std::size_t leaf) {
+  std::vector<std::string> names = {name_of_leaf(part.name, leaf)};
+  for (const std::string& alias : part.aliases) names.push_back(name_of_leaf(alias, leaf));
   return names;
 }
 
-std::shared_ptr<torch::nn::Module> module_of_parts(const std::vector<PartedTensor>& all) {
+std::shared_ptr<torch::nn::Module> module_of_parts(const std::vector<Part>& all) {
   Tree tree;
-  for (const PartedTensor& parted : all)
-    for (std::size_t i = 0; i < parted.leaves.size(); ++i)
-      for (const std::string& name : names_of_leaf(parted, i))
-        tree.add(name, parted.leaves[i], parted.is_buffer);
+  std::size_t leaf = 0;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    leaf = i > 0 && all[i].name == all[i - 1].name ? leaf + 1 : 0;
+    for (const std::string& name : names_of_leaf(all[i], leaf))
+      tree.add(name, all[i].tensor, all[i].kind == PartKind::buffer);
+  }
   return tree.root();
 }
 

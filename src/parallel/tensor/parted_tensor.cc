@@ -70,32 +70,33 @@ std::vector<layout::TensorSlice> slices_of(at::IntArrayRef sizes, Placement plac
   if (!placement.is_shard()) return {layout::whole_slice(sizes)};
   const auto dim = static_cast<std::size_t>(placement.dim());
   const std::int64_t block = sizes[dim] / placement.parts();
-  const layout::Range range = layout::shard_range(block, ranks, rank);
   std::vector<layout::TensorSlice> slices;
-  for (int part = 0; part < placement.parts(); ++part) {
-    layout::Box box = layout::box_of(sizes);
-    box.offsets[dim] = part * block + range.begin;
-    box.sizes[dim] = range.length();
-    slices.push_back(layout::box_slice(sizes, std::move(box)));
-  }
+  for (int part = 0; part < placement.parts(); ++part)
+    for (const layout::Range& range : global::ranges_of(block, placement, ranks, rank)) {
+      layout::Box box = layout::box_of(sizes);
+      box.offsets[dim] = part * block + range.begin;
+      box.sizes[dim] = range.length();
+      slices.push_back(layout::box_slice(sizes, std::move(box)));
+    }
   return slices;
 }
 
-void add_leaves(PartedTensor& parted, const std::shared_ptr<dispatch::ShardGroup>& division) {
+// Gives each part its leaf in `local`.
+void add_leaves(PartedTensor& parted) {
   if (!parted.is_cut()) {
-    parted.leaves.push_back(parted.local.detach());
+    parted.parts.front().tensor = parted.local.detach();
     return;
   }
-  std::vector<dispatch::Part> parts;
+  std::vector<dispatch::PartRecord::Placed> placed;
   std::int64_t offset = 0;
-  for (const layout::TensorSlice& slice : parted.slices) {
-    parts.push_back({parted.name, slice, offset});
-    offset += slice.numel();
+  for (const Part& part : parted.parts) {
+    placed.push_back({part, offset});
+    offset += part.slice.numel();
   }
-  const auto record = std::make_shared<const dispatch::Parts>(division, parts);
-  for (std::size_t i = 0; i < parts.size(); ++i)
-    parted.leaves.push_back(
-        dispatch::as_part(parted.values(i), record, parts[i].offset, dispatch::key()));
+  const auto list = std::make_shared<const std::vector<dispatch::PartRecord::Placed>>(placed);
+  for (std::size_t i = 0; i < placed.size(); ++i)
+    parted.parts[i].tensor =
+        dispatch::as_part(parted.values(i), list, placed[i].offset, dispatch::key());
 }
 
 const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
@@ -113,8 +114,8 @@ void make_no_view(const at::Tensor& tensor) {
 void share_version(const PartedTensor& parted, const std::vector<at::Tensor>& divided) {
   const auto& version = torch::autograd::impl::version_counter(parted.local);
   torch::autograd::impl::set_version_counter(parted.tensor, version);
-  for (const at::Tensor& leaf : parted.leaves)
-    torch::autograd::impl::set_version_counter(leaf, version);
+  for (const Part& part : parted.parts)
+    torch::autograd::impl::set_version_counter(part.tensor, version);
   for (const at::Tensor& part : divided) torch::autograd::impl::set_version_counter(part, version);
 }
 
@@ -132,45 +133,46 @@ Placements placements_on(const Mesh& mesh, Placement placement) {
 at::Tensor PartedTensor::values(std::size_t i) const {
   if (!is_cut()) return local;
   std::int64_t offset = 0;
-  for (std::size_t before = 0; before < i; ++before) offset += slices[before].numel();
-  return local.view({-1}).narrow(0, offset, slices[i].numel());
+  for (std::size_t before = 0; before < i; ++before) offset += parts[before].slice.numel();
+  return local.view({-1}).narrow(0, offset, parts[i].slice.numel());
 }
 
-PartedTensor part_tensor(const at::Tensor& tensor, std::string name,
-                         std::vector<std::string> aliases, Placement placement, const Mesh& mesh,
-                         const std::shared_ptr<dispatch::ShardGroup>& division) {
+PartedTensor part_tensor(const Part& whole, Placement placement, const Mesh& mesh,
+                         const std::shared_ptr<ShardGroup>& ranks) {
   at::NoGradGuard no_grad;
   const Group group = ranks_of_parts(mesh);
-  PartedTensor parted;
-  parted.tensor = tensor;
-  parted.name = std::move(name);
-  parted.aliases = std::move(aliases);
-  parted.placement = placement;
-  parted.slices = slices_of(tensor.sizes(), placement, group.size(), group.rank());
-  parted.sizes = tensor.sizes().vec();
-  parted.trains = tensor.requires_grad();
-  parted.local = part_from_root(group, tensor, placement, {.tag = parted.name});
+  const CallOptions call{.tag = whole.name};
+  PartedTensor parted{.tensor = whole.tensor, .placement = placement};
+  for (layout::TensorSlice& slice :
+       slices_of(whole.tensor.sizes(), placement, group.size(), group.rank()))
+    parted.parts.push_back({.name = whole.name,
+                            .aliases = whole.aliases,
+                            .slice = std::move(slice),
+                            .kind = whole.kind,
+                            .shard_group = parted.is_cut() ? ranks : nullptr});
+  parted.trains = whole.tensor.requires_grad();
+  parted.local = part_from_root(group, whole.tensor, placement, call);
   for (const MeshAxis& axis : mesh.axes())
     if (axis.name != "tp" && parted.local.numel() > 0)
-      mesh[axis.name].broadcast(parted.local, 0, {.tag = parted.name}).wait();
+      mesh[axis.name].broadcast(parted.local, 0, call).wait();
   make_no_view(parted.tensor);
   parted.tensor.set_requires_grad(false);
   parted.tensor.mutable_grad().reset();
   parted.tensor.set_data(at::empty({0}, parted.local.options()));
-  add_leaves(parted, division);
-  for (const at::Tensor& leaf : parted.leaves) leaf.set_requires_grad(parted.trains);
+  add_leaves(parted);
+  for (const Part& part : parted.parts) part.tensor.set_requires_grad(parted.trains);
   return parted;
 }
 
 HeldByLeaves::HeldByLeaves(PartedTensor& parted)
     : memory_(parted.local.storage().getWeakStorageImpl()), sizes_(parted.local.sizes().vec()) {
-  for (const at::Tensor& leaf : parted.leaves) of_leaves_.push_back(storage_of(leaf));
+  for (const Part& part : parted.parts) of_leaves_.push_back(storage_of(part.tensor));
   parted.local.reset();
 }
 
 bool HeldByLeaves::end(PartedTensor& parted) const {
   at::NoGradGuard no_grad;
-  const at::Tensor& first = parted.leaves.front();
+  const at::Tensor& first = parted.parts.front().tensor;
   const c10::DimVector strides = c10::contiguous_strides(sizes_);
   parted.is_divided = storage_of(first) != of_leaves_.front();
   if (!parted.is_divided) {
@@ -181,7 +183,8 @@ bool HeldByLeaves::end(PartedTensor& parted) const {
   parted.local = first.detach();
   if (!parted.is_cut()) return true;
   std::int64_t next = first.storage_offset();
-  for (const at::Tensor& leaf : parted.leaves) {
+  for (const Part& part : parted.parts) {
+    const at::Tensor& leaf = part.tensor;
     if (storage_of(leaf) != storage_of(first) || leaf.storage_offset() != next) return false;
     next += leaf.numel();
   }
@@ -192,8 +195,8 @@ bool HeldByLeaves::end(PartedTensor& parted) const {
 void attach(PartedTensor& parted, const Mesh& mesh, const std::vector<at::Tensor>& divided) {
   at::NoGradGuard no_grad;
   const global::SpecPtr spec = global::MeshContext::of(mesh).spec(
-      list_of(placements_on(mesh, parted.placement)), parted.sizes,
-      global::row_major_strides(parted.sizes), parted.local.scalar_type(), parted.local.device());
+      list_of(placements_on(mesh, parted.placement)), parted.sizes(),
+      global::row_major_strides(parted.sizes()), parted.local.scalar_type(), parted.local.device());
   parted.tensor.set_data(global::wrap(parted.local, spec, mesh));
   share_version(parted, divided);
 }
@@ -201,7 +204,8 @@ void attach(PartedTensor& parted, const Mesh& mesh, const std::vector<at::Tensor
 void connect(PartedTensor& parted, const std::shared_ptr<GradientMarks>& marks,
              const std::vector<at::Tensor>& divided) {
   if (!parted.trains) return;
-  std::vector<at::Tensor> holders = parted.leaves;
+  std::vector<at::Tensor> holders;
+  for (const Part& part : parted.parts) holders.push_back(part.tensor);
   holders.insert(holders.end(), divided.begin(), divided.end());
   const std::size_t number = marks->add(parted.tensor, std::move(holders));
   auto node = dispatch::make_node<PartsNode>(parted, marks, number);

@@ -3,10 +3,10 @@
 //
 //   module's weight    global tensor, no leaf of autograd; its node passes gradients on
 //   local              this rank's part, plain; what operations run on
-//   leaves             the same memory as the optimizer sees it: leaves of autograd that know that
-//                      they are parts (lockstep/dispatch/part.h); of a fused weight one a block
+//   parts              the same memory as the optimizer sees it: leaves of autograd that know that
+//                      they are parts (lockstep/dispatch/part.h); one per block of a fused weight
 //
-// Where a strategy divides the leaves further, local lies in the memory that it gave them, which is
+// If a strategy divides the leaves further, local lies in the memory that it gave them, which is
 // there while an operation uses it.
 #pragma once
 
@@ -31,22 +31,20 @@ namespace lockstep::tensor_parallel {
 
 struct PartedTensor {
   at::Tensor tensor;  // the module's own
-  std::string name;
-  std::vector<std::string> aliases;
   Placement placement;
-  std::vector<std::int64_t> sizes;  // of the whole
-  bool trains = false;
   at::Tensor local;
-  std::vector<at::Tensor> leaves;
-  std::vector<layout::TensorSlice> slices;  // of each leaf
-  bool is_buffer = false;
+  std::vector<Part> parts;  // at least one; their tensors are the leaves
+  bool trains = false;
   bool is_divided = false;  // further, by a strategy
   // On a mesh with an axis `cp`: a strategy averages gradients over more ranks than those of `cp`,
   // so that this rank's addend, times this, is what it is given; 0: ranks of `cp` add them up here.
   int context_ranks = 0;
 
+  [[nodiscard]] const std::string& name() const { return parts.front().name; }
+  [[nodiscard]] const std::vector<std::int64_t>& sizes() const { return parts.front().slice.sizes; }
+  [[nodiscard]] bool is_buffer() const { return parts.front().kind == PartKind::buffer; }
   [[nodiscard]] bool is_cut() const { return placement.is_shard(); }
-  // The elements of leaf i as an ordinary tensor. Not of one that is divided further.
+  // Returns the elements of part i as an ordinary tensor. The part is not divided further.
   [[nodiscard]] at::Tensor values(std::size_t i) const;
 };
 
@@ -55,12 +53,10 @@ struct PartedTensor {
 // Along the axes of a mesh: parameters are whole along all but `tp`.
 [[nodiscard]] Placements placements_on(const Mesh& mesh, Placement placement);
 
-// Collective, and blocks: local has this rank's part of the values that rank 0 has, and `tensor` no
-// memory any more, until attach(). `division`: all ranks.
-[[nodiscard]] PartedTensor part_tensor(const at::Tensor& tensor, std::string name,
-                                       std::vector<std::string> aliases, Placement placement,
-                                       const Mesh& mesh,
-                                       const std::shared_ptr<dispatch::ShardGroup>& division);
+// Collective, and blocks: local gets this rank's part of rank 0's values. `whole.tensor` has no
+// memory from then on until attach(). `ranks`: those of ranks_of_parts().
+[[nodiscard]] PartedTensor part_tensor(const Part& whole, Placement placement, const Mesh& mesh,
+                                       const std::shared_ptr<ShardGroup>& ranks);
 
 // What local lies in, while the leaves alone hold it: a strategy may give them other memory.
 class HeldByLeaves {
@@ -75,10 +71,11 @@ class HeldByLeaves {
   std::vector<const c10::StorageImpl*> of_leaves_;
 };
 
-// The module's tensor becomes a global one. `divided`: what a strategy made of the leaves.
+// The module's tensor becomes a global one. `divided`: the tensors that a strategy made of the
+// leaves.
 void attach(PartedTensor& parted, const Mesh& mesh, const std::vector<at::Tensor>& divided);
-// Gradients of the module's tensor go to the leaves from now on, and no more.
-// `divided` as attach() has it, which have gradients too.
+// From connect() to disconnect() gradients of the module's tensor go to the leaves. The tensors of
+// `divided`, as in attach(), have gradients too.
 void connect(PartedTensor& parted, const std::shared_ptr<GradientMarks>& marks,
              const std::vector<at::Tensor>& divided);
 void disconnect(PartedTensor& parted);

@@ -2,7 +2,6 @@
 
 #include "base/check.h"
 #include "dispatch/key.h"
-#include "dispatch/part_record.h"
 #include "global/global_tensor.h"
 #include "parallel/tensor/parted_tensor.h"
 
@@ -19,9 +18,9 @@ namespace {
 
 using torch::autograd::variable_list;
 
-torch::autograd::edge_list edges_to(const std::vector<at::Tensor>& leaves) {
+torch::autograd::edge_list edges_to(const std::vector<Part>& parts) {
   torch::autograd::edge_list edges;
-  for (const at::Tensor& leaf : leaves) edges.push_back(torch::autograd::impl::gradient_edge(leaf));
+  for (const Part& part : parts) edges.push_back(torch::autograd::impl::gradient_edge(part.tensor));
   return edges;
 }
 
@@ -72,19 +71,17 @@ Placements placements_of_gradient(const PartedTensor& parted) {
 
 PartsNode::PartsNode(const PartedTensor& parted, std::shared_ptr<GradientMarks> marks,
                      std::size_t number)
-    : Node(std::numeric_limits<std::uint64_t>::max(), edges_to(parted.leaves)),
-      parameter_(parted.name),
+    : Node(std::numeric_limits<std::uint64_t>::max(), edges_to(parted.parts)),
+      parameter_(parted.name()),
       placements_(placements_of_gradient(parted)),
       context_ranks_(parted.context_ranks),
       marks_(std::move(marks)),
       number_(number) {
   if (!parted.is_cut()) return;
-  std::int64_t offset = 0;
-  for (std::size_t i = 0; i < parted.leaves.size(); ++i) {
-    const std::int64_t count = parted.slices[i].numel();
-    places_.push_back({offset, count, dispatch::parts_of(parted.leaves[i])});
-    offset += count;
-  }
+  for (const Part& part : parted.parts) counts_.push_back(part.slice.numel());
+  // Leaves that a strategy has divided have no record any more.
+  const auto* record = dispatch::part_record_of(*parted.parts.front().tensor.unsafeGetTensorImpl());
+  if (record != nullptr) parts_ = record->parts;
 }
 
 variable_list PartsNode::apply(variable_list&& gradients) {
@@ -98,14 +95,14 @@ variable_list PartsNode::apply(variable_list&& gradients) {
   at::Tensor part = own_part(std::move(gradient), placements_);
   if (context_ranks_ > 1)
     part = at::GradMode::is_enabled() ? part * context_ranks_ : part.mul_(context_ranks_);
-  if (places_.empty()) return {std::move(part)};
+  if (counts_.empty()) return {std::move(part)};
   part = part.view({-1});
-  for (std::size_t i = 0; i < places_.size(); ++i) {
-    const at::Tensor values = part.narrow(0, places_[i].offset, places_[i].count);
-    const bool is_part = places_[i].record != nullptr && !at::GradMode::is_enabled();
-    given[i] =
-        is_part ? dispatch::as_part(values, places_[i].record, places_[i].offset, dispatch::key())
-                : values;
+  std::int64_t offset = 0;
+  for (std::size_t i = 0; i < counts_.size(); ++i) {
+    given[i] = part.narrow(0, offset, counts_[i]);
+    if (parts_ != nullptr && !at::GradMode::is_enabled())
+      given[i] = dispatch::as_part(given[i], parts_, offset, dispatch::key());
+    offset += counts_[i];
   }
   return given;
 }

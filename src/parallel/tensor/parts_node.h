@@ -6,9 +6,9 @@
 // as its gradient is complete.
 #pragma once
 
+#include "dispatch/part_record.h"
 #include "parallel/tensor/gradient_marks.h"
 
-#include <lockstep/dispatch/part.h>
 #include <lockstep/global/placement.h>
 
 #include <torch/csrc/autograd/function.h>
@@ -30,15 +30,11 @@ class PartsNode final : public torch::autograd::Node {
   std::string name() const override { return "lockstep::PartsNode"; }
 
  private:
-  struct Place {
-    std::int64_t offset = 0, count = 0;             // of a leaf in the flat part
-    std::shared_ptr<const dispatch::Parts> record;  // null: a strategy has divided the leaf
-  };
-
   const std::string parameter_;
   const Placements placements_;
   const int context_ranks_;
-  std::vector<Place> places_;  // empty: the leaf has all of it
+  std::vector<std::int64_t> counts_;  // elements of each leaf; empty: there is one with all of them
+  dispatch::PartRecord::List parts_;  // null: the gradients of leaves are no parts
   std::shared_ptr<GradientMarks> marks_;
   const std::size_t number_;
 };

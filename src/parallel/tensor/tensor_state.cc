@@ -5,7 +5,6 @@
 #include "global/head_attention.h"
 #include "global/mesh_context.h"
 #include "module/checks.h"
-#include "module/state_entries.h"
 #include "module/tensors.h"
 #include "parallel/state_dict.h"
 #include "parallel/tensor/module_of_parts.h"
@@ -37,17 +36,17 @@ int context_ranks_of(const Mesh& mesh) { return mesh.layout().find("cp") ? mesh.
 }  // namespace
 
 TensorParallelState::TensorParallelState(std::shared_ptr<torch::nn::Module> module,
-                                         const Mesh& tensors, const TensorCut& how, Mesh all)
-    : module_(std::move(module)),
+                                         const Mesh& tensors, const TensorCut& how, const Mesh& all)
+    : CompositeState(all.group(), all),
+      module_(std::move(module)),
       kept_group_(std::make_shared<Group>(tensor_parallel::ranks_of_parts(tensors))),
-      tensors_(tensors),
-      all_(std::move(all)) {
+      tensors_(tensors) {
   check(module_ != nullptr, "parallelize: expected a module, found none");
   part_all(how);
   hold_parts();
   aborts(group_);
   aborts(tensors_);
-  aborts(all_);
+  aborts(all);
 }
 
 TensorParallelState::~TensorParallelState() {
@@ -85,19 +84,18 @@ void TensorParallelState::part_all(const TensorCut& how) {
   const std::vector<PlannedParameter> planned =
       tensor_parallel::planned(how.plan, *module_, group_.size());
   set_hints(how, planned);
-  const auto division = std::make_shared<dispatch::ShardGroup>(kept_group_);
+  const auto ranks = std::make_shared<ShardGroup>(kept_group_);
   for (const auto& [parameter, placement, pattern] : planned)
     parted_.push_back(tensor_parallel::part_tensor(
-        parameter.tensor, parameter.name, parameter.aliases, placement, tensors_, division));
-  for (const auto& [name, tensor] : tensors.buffers) {
-    parted_.push_back(
-        tensor_parallel::part_tensor(tensor, name, {}, Replicate(), tensors_, division));
-    parted_.back().is_buffer = true;
-  }
+        {.name = parameter.name, .tensor = parameter.tensor, .aliases = parameter.aliases},
+        placement, tensors_, ranks));
+  for (const auto& [name, tensor] : tensors.buffers)
+    parted_.push_back(tensor_parallel::part_tensor(
+        {.name = name, .tensor = tensor, .kind = PartKind::buffer}, Replicate(), tensors_, ranks));
   for (std::size_t i = 0; i < parted_.size(); ++i) {
     place_.emplace(parted_[i].tensor.unsafeGetTensorImpl(), i);
-    for (std::size_t leaf = 0; leaf < parted_[i].leaves.size(); ++leaf)
-      for (std::string& name : tensor_parallel::names_of_leaf(parted_[i], leaf))
+    for (std::size_t leaf = 0; leaf < parted_[i].parts.size(); ++leaf)
+      for (std::string& name : tensor_parallel::names_of_leaf(parted_[i].parts[leaf], leaf))
         number_.emplace(std::move(name), i);
   }
 }
@@ -124,9 +122,11 @@ void TensorParallelState::set_hints(const TensorCut& how,
 // A handle that divides the parts gives the memory of what it has divided back at once: only the
 // leaves hold it now.
 void TensorParallelState::hold_parts() {
-  parts_ = tensor_parallel::module_of_parts(parted_);
+  std::vector<Part> all;
+  for (const PartedTensor& one : parted_) all.insert(all.end(), one.parts.begin(), one.parts.end());
+  parts_ = tensor_parallel::module_of_parts(all);
   for (PartedTensor& one : parted_)
-    if (!one.is_buffer) held_.emplace_back(one);
+    if (!one.is_buffer()) held_.emplace_back(one);
 }
 
 void TensorParallelState::train(Handle of_parts) {
@@ -137,7 +137,7 @@ void TensorParallelState::train(Handle of_parts) {
         "one that divides them; name its module as a unit",
         apart);
   if (handle_.is_attached()) {
-    for (const NamedPart& part : handle_.named_parameters())
+    for (const Part& part : handle_.named_parameters())
       check(number_.contains(part.name),
             "parallelize: expected a handle for the module of parts, found one with {}", part.name);
     add_child(handle_);
@@ -153,8 +153,8 @@ std::string TensorParallelState::take_parts() {
   std::size_t next = 0;
   const auto held = std::exchange(held_, {});
   for (PartedTensor& one : parted_) {
-    if (one.is_buffer || held.empty()) continue;
-    if (!held[next++].end(one)) apart = one.name;
+    if (one.is_buffer() || held.empty()) continue;
+    if (!held[next++].end(one)) apart = one.name();
     is_divided_ = is_divided_ || one.is_divided;
   }
   return apart;
@@ -163,7 +163,7 @@ std::string TensorParallelState::take_parts() {
 void TensorParallelState::attach_all() {
   std::map<std::size_t, std::vector<at::Tensor>> divided;  // what holds gradients beside the leaves
   if (is_divided_)
-    for (const NamedPart& part : handle_.named_parameters())
+    for (const Part& part : handle_.named_parameters())
       divided[number_.at(part.name)].push_back(part.tensor);
   for (std::size_t i = 0; i < parted_.size(); ++i) {
     attach(parted_[i], tensors_, divided[i]);
@@ -193,36 +193,34 @@ void TensorParallelState::detach() {
 }
 
 // What handle_ says of leaves, as it is of the module's tensors.
-std::vector<NamedPart> TensorParallelState::own_parts(std::vector<NamedPart> parts) const {
-  for (NamedPart& part : parts) {
+std::vector<Part> TensorParallelState::own_parts(std::vector<Part> parts) const {
+  for (Part& part : parts) {
     const PartedTensor& one = parted_[number_.at(part.name)];
-    part.name = one.name;
-    part.aliases = one.aliases;
+    part.name = one.name();
+    part.aliases = one.parts.front().aliases;
   }
   return parts;
 }
 
 // The same under all names that they have in a state dict.
-std::vector<NamedPart> TensorParallelState::own_state(std::vector<NamedPart> parts) const {
-  std::unordered_map<const void*, std::vector<std::string>> names;
-  for (const modules::StateEntry& entry : modules::state_entries(*module_))
-    names.emplace(entry.tensor.unsafeGetTensorImpl(), entry.names);
-  for (NamedPart& part : parts) {
-    const auto& own = names.at(parted_[number_.at(part.name)].tensor.unsafeGetTensorImpl());
-    part.name = own.front();
-    part.aliases.assign(own.begin() + 1, own.end());
+std::vector<Part> TensorParallelState::own_state(std::vector<Part> parts) const {
+  std::unordered_map<const void*, NamedParameter> entries;
+  for (NamedParameter& entry : modules::state_entries(*module_))
+    entries.emplace(entry.tensor.unsafeGetTensorImpl(), std::move(entry));
+  for (Part& part : parts) {
+    const PartedTensor& one = parted_[number_.at(part.name)];
+    const NamedParameter& entry = entries.at(one.tensor.unsafeGetTensorImpl());
+    part.name = entry.name;
+    part.aliases = entry.aliases;
   }
   return parts;
 }
 
-std::vector<NamedPart> TensorParallelState::named_parameters() const {
+std::vector<Part> TensorParallelState::named_parameters() const {
   if (is_divided_) return own_parts(CompositeState::named_parameters());
-  std::vector<NamedPart> list;
-  for (const PartedTensor& parted : parted_) {
-    if (parted.is_buffer) continue;
-    for (std::size_t i = 0; i < parted.leaves.size(); ++i)
-      list.push_back({parted.name, parted.leaves[i], parted.aliases, parted.slices[i]});
-  }
+  std::vector<Part> list;
+  for (const PartedTensor& parted : parted_)
+    if (!parted.is_buffer()) list.insert(list.end(), parted.parts.begin(), parted.parts.end());
   return list;
 }
 
@@ -231,7 +229,7 @@ void TensorParallelState::zero_grad(bool set_to_none) {
   clock_->zero_grad();
   if (has_children()) return CompositeState::zero_grad(set_to_none);
   for (const PartedTensor& parted : parted_)
-    for (const at::Tensor& leaf : parted.leaves) parallel::zero_gradient(leaf, set_to_none);
+    for (const Part& part : parted.parts) parallel::zero_gradient(part.tensor, set_to_none);
 }
 
 const TensorParallelState::PartedTensor& TensorParallelState::parted(
@@ -243,17 +241,17 @@ const TensorParallelState::PartedTensor& TensorParallelState::parted(
   return parted_[found->second];
 }
 
-std::vector<NamedPart> TensorParallelState::state_parts() {
+std::vector<Part> TensorParallelState::state_parts() {
   if (is_divided_) return own_state(CompositeState::state_parts());
-  std::vector<NamedPart> list;
-  for (const modules::StateEntry& entry : modules::state_entries(*module_)) {
+  std::vector<Part> list;
+  for (const NamedParameter& entry : modules::state_entries(*module_)) {
     const PartedTensor& one = parted(entry.tensor);
-    for (std::size_t i = 0; i < one.leaves.size(); ++i)
-      list.push_back({entry.names.front(),
-                      one.values(i).detach(),
-                      {entry.names.begin() + 1, entry.names.end()},
-                      one.slices[i],
-                      one.is_buffer ? PartKind::buffer : PartKind::parameter});
+    for (std::size_t i = 0; i < one.parts.size(); ++i) {
+      Part& part = list.emplace_back(one.parts[i]);
+      part.name = entry.name;
+      part.tensor = one.values(i).detach();
+      part.aliases = entry.aliases;
+    }
   }
   return list;
 }

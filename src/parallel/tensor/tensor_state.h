@@ -17,7 +17,6 @@
 #include <lockstep/parallel/tensor/plan.h>
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -38,7 +37,7 @@ class TensorParallelState final : public parallel::CompositeState {
   // parameters have no values until train(). `all`: the axes of `tensors` and of train()'s handle;
   // it is mesh() and group().
   TensorParallelState(std::shared_ptr<torch::nn::Module> module, const Mesh& tensors,
-                      const TensorCut& how, Mesh all);
+                      const TensorCut& how, const Mesh& all);
   // Without train(): the module's parameters are global tensors on their own.
   ~TensorParallelState() override;
 
@@ -49,14 +48,12 @@ class TensorParallelState final : public parallel::CompositeState {
   void train(Handle of_parts);
 
   void detach() override;
-  [[nodiscard]] std::vector<NamedPart> named_parameters() const override;
+  [[nodiscard]] std::vector<Part> named_parameters() const override;
   void zero_grad(bool set_to_none) override;
-  [[nodiscard]] std::vector<NamedPart> state_parts() override;
+  [[nodiscard]] std::vector<Part> state_parts() override;
   [[nodiscard]] HandleMemory memory() const override;
   [[nodiscard]] double seconds_waited() const override;
   [[nodiscard]] StepTiming timing() const override { return clock_->total(); }
-  [[nodiscard]] const Group& group() const override { return all_.group(); }
-  [[nodiscard]] std::optional<Mesh> mesh() const override { return all_; }
 
  private:
   using PartedTensor = tensor_parallel::PartedTensor;
@@ -69,14 +66,13 @@ class TensorParallelState final : public parallel::CompositeState {
   void attach_all();
   void start_clock();
   [[nodiscard]] const PartedTensor& parted(const at::Tensor& tensor) const;
-  [[nodiscard]] std::vector<NamedPart> own_parts(std::vector<NamedPart> parts) const;
-  [[nodiscard]] std::vector<NamedPart> own_state(std::vector<NamedPart> parts) const;
+  [[nodiscard]] std::vector<Part> own_parts(std::vector<Part> parts) const;
+  [[nodiscard]] std::vector<Part> own_state(std::vector<Part> parts) const;
 
   std::shared_ptr<torch::nn::Module> module_;
   const std::shared_ptr<Group> kept_group_;  // here alone: parts refer to it
   Group& group_ = *kept_group_;
   const Mesh tensors_;
-  const Mesh all_;
   std::shared_ptr<tensor_parallel::GradientMarks> marks_ =
       std::make_shared<tensor_parallel::GradientMarks>();
   std::shared_ptr<const modules::ModuleWatch> watch_;

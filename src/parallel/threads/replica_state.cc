@@ -68,7 +68,7 @@ ReplicaState::ReplicaState(std::shared_ptr<torch::nn::Module> model,
   modules::ModuleTensors tensors = modules::tensors_of(*model_);
   parameters_ = tensors.parameters;
   for (const NamedParameter& parameter : tensors.parameters) names_.push_back(parameter.name);
-  for (const modules::NamedBuffer& buffer : tensors.buffers) names_.push_back(buffer.name);
+  for (const NamedTensor& buffer : tensors.buffers) names_.push_back(buffer.name);
   for (int i = 0; i < team_.size(); ++i) {
     const Replica& replica = replicas_[static_cast<std::size_t>(i)];
     modules_.push_back(replica.module);
@@ -225,7 +225,7 @@ void ReplicaState::zero_grad(bool set_to_none) {
 }
 
 HandleMemory ReplicaState::memory() const {
-  std::vector<NamedPart> all;
+  std::vector<Part> all;
   for (const Replica& replica : replicas_)
     for (const at::Tensor& tensor : replica.parameters)
       all.push_back({{}, tensor, {}, layout::whole_slice(tensor.sizes())});

@@ -54,7 +54,7 @@ void check_model(const modules::ModuleTensors& tensors, c10::Device device) {
           "DataParallel: {} belongs to another handle, which reduces its gradients already",
           parameter.name);
   }
-  for (const modules::NamedBuffer& buffer : tensors.buffers)
+  for (const NamedTensor& buffer : tensors.buffers)
     check_tensor("buffer", buffer.name, buffer.tensor, device);
 }
 

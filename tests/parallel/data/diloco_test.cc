@@ -226,14 +226,14 @@ TEST_P(DiLoCos, WhatIsSavedIsTheOuterModel) {
       inner_step(table, sgd, group.rank(), step);
       (void)diloco.step();
     }
-    std::vector<NamedPart> parts = diloco.state_parts();
+    std::vector<Part> parts = diloco.state_parts();
     ASSERT_EQ(parts.size(), diloco_shapes.size());
-    for (const NamedPart& part : parts) {
+    for (const Part& part : parts) {
       at::Tensor root = part.tensor.clone();
       group.broadcast(root).wait();
       EXPECT_TRUE(same_bits(root, part.tensor)) << part.name;
     }
-    for (const NamedPart& part : diloco.loading()) part.tensor.fill_(0.5);
+    for (const Part& part : diloco.loading()) part.tensor.fill_(0.5);
     EXPECT_TRUE(at::equal(table->weights[2], at::full({3, 4}, 0.5, at::kDouble)));
   });
 }
@@ -257,7 +257,7 @@ TEST_P(DiLoCos, LoadingBeginsAnew) {
       DiLoCo other(fresh, group, options);
       torch::optim::SGD other_sgd(other.parameters(), 0.01);
       if (by_parts) {
-        for (const NamedPart& part : diloco.loading()) part.tensor.copy_(loaded.at(part.name));
+        for (const Part& part : diloco.loading()) part.tensor.copy_(loaded.at(part.name));
       } else {
         diloco.load_state_dict(loaded);
       }

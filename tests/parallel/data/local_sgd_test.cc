@@ -90,7 +90,7 @@ TEST_P(Locals, WhatRanksHaveOfTheirOwnIsNotSavedAndMayBeLoadedOver) {
     if (group.size() > 1)
       expect_contains(message_of<InvalidArgument>([&] { (void)local.state_parts(); }), words);
     EXPECT_EQ(local.parts_to_load().size(), 2U);
-    for (const NamedPart& part : local.loading()) part.tensor.fill_(7);
+    for (const Part& part : local.loading()) part.tensor.fill_(7);
     EXPECT_EQ(local.state_parts().size(), 2U);
     EXPECT_EQ(table->weights[0][0][0].item<double>(), 7);
     set_to_rank(*table, group.rank());
@@ -176,7 +176,7 @@ TEST(LocalLevels, OnlyAllRanksMakeOneModelOfPostLocalSgd) {
     ddp.zero_grad();
     backward(ddp, *table, 1);
     EXPECT_THROW((void)ddp.state_parts(), InvalidArgument);
-    for (const NamedPart& part : ddp.loading()) part.tensor.fill_(1);
+    for (const Part& part : ddp.loading()) part.tensor.fill_(1);
     EXPECT_EQ(ddp.state_parts().size(), 2U);
   });
 }

@@ -41,7 +41,8 @@ struct Step {
 };
 
 void keep_gradients(const std::string& name, const Handle& handle, Gradients& results) {
-  for (const auto& [parameter, tensor, aliases, slice, kind] : handle.named_parameters()) {
+  for (const auto& [parameter, tensor, aliases, slice, kind, shard_group] :
+       handle.named_parameters()) {
     auto& list = results[name + " " + parameter];
     if (!tensor.grad().defined()) continue;
     at::Tensor flat = tensor.grad().contiguous().flatten();

@@ -34,7 +34,7 @@ struct Pair {
   }
   void expect_equal_parameters() {
     const auto expected = plain->named_parameters();
-    for (const NamedPart& part : pipeline.named_parameters()) {
+    for (const Part& part : pipeline.named_parameters()) {
       if (!expected.contains(part.name)) continue;  // of a rank without any
       EXPECT_TRUE(at::allclose(dispatch::values_of(part.tensor.detach()),
                                expected[part.name].detach(), 1e-5, 1e-6))

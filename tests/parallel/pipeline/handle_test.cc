@@ -46,7 +46,7 @@ TEST_P(PipelineHandle, ClipsByTheNormOfAllStages) {
     const double expected = torch::nn::utils::clip_grad_norm_(piped.plain->parameters(), 0.01);
     EXPECT_NEAR(piped.pipeline.clip_grad_norm(0.01), expected, 1e-6 * expected);
     const Gradients gradients = gradients_of(*piped.plain);
-    for (const NamedPart& part : piped.pipeline.named_parameters())
+    for (const Part& part : piped.pipeline.named_parameters())
       EXPECT_TRUE(at::allclose(dispatch::values_of(part.tensor.grad()), gradients.at(part.name)))
           << part.name;
   });
@@ -150,10 +150,10 @@ TEST_P(PipelineHandle, StatesAreThoseOfTheWholeModel) {
     other.pipeline.load_state_dict(state);
     for (const auto& [name, tensor] : other.pipeline.state_dict())
       expect_same_bits(tensor, state.at(name), name);
-    for (const NamedPart& part : other.pipeline.loading()) part.tensor.zero_();
+    for (const Part& part : other.pipeline.loading()) part.tensor.zero_();
     std::map<std::string, at::Tensor> parts;
-    for (const NamedPart& part : piped.pipeline.state_parts()) parts[part.name] = part.tensor;
-    for (const NamedPart& part : other.pipeline.loading()) part.tensor.copy_(parts.at(part.name));
+    for (const Part& part : piped.pipeline.state_parts()) parts[part.name] = part.tensor;
+    for (const Part& part : other.pipeline.loading()) part.tensor.copy_(parts.at(part.name));
     for (const auto& [name, tensor] : other.pipeline.state_dict())
       expect_same_bits(tensor, state.at(name), name);
     auto unknown = state;
@@ -176,7 +176,7 @@ TEST_P(PipelineHandle, StatesAreThoseOfTheWholeModel) {
     for (const auto& [name, tensor] : other.pipeline.state_dict())
       expect_same_bits(tensor, state.at(name), name);
     std::int64_t numbers = 0;
-    for (const NamedPart& part : piped.pipeline.state_parts()) numbers += part.tensor.numel();
+    for (const Part& part : piped.pipeline.state_parts()) numbers += part.tensor.numel();
     at::Tensor all = at::full({1}, numbers, at::kLong);
     group.all_reduce(all).wait();
     std::int64_t expected = 0;
@@ -214,7 +214,7 @@ TEST(PipelineOfTwoRanks, ABufferOfStagesOnSeveralRanksIsLoadedOnEach) {
     state.at("scale") = at::full({1}, 7.0);
     pipeline.load_state_dict(state);
     EXPECT_EQ(model->scale.item<float>(), 7);
-    for (const NamedPart& part : pipeline.loading()) part.tensor.fill_(3);
+    for (const Part& part : pipeline.loading()) part.tensor.fill_(3);
     EXPECT_EQ(model->scale.item<float>(), 3);
     EXPECT_EQ(pipeline.state_dict().at("scale").item<float>(), 3);
   });
@@ -277,7 +277,7 @@ TEST(PipelineOnAMesh, StagesMayHaveReplicas) {
         const PipedBatch batch = piped_batch(8, 2 * step + pipeline.data().rank());
         pipeline.zero_grad();
         (void)pipeline.step(batch.inputs, batch.targets, squared_error);
-        for (const NamedPart& part : pipeline.named_parameters())
+        for (const Part& part : pipeline.named_parameters())
           expect_same_bits(part.tensor.grad(),
                            (of_replicas[0].at(part.name) + of_replicas[1].at(part.name)) / 2,
                            part.name);

@@ -106,7 +106,7 @@ inline void expect_same_bits(const at::Tensor& found, const at::Tensor& expected
 // This rank's gradients are what one process has.
 inline void expect_gradients(const Pipeline& pipeline, const Gradients& expected,
                              const std::string& where) {
-  for (const NamedPart& part : pipeline.named_parameters())
+  for (const Part& part : pipeline.named_parameters())
     expect_same_bits(part.tensor.grad(), expected.at(part.name), where + ", " + part.name);
 }
 

@@ -72,7 +72,7 @@ TEST_P(PipelineTies, ATiedWeightIsOneOnAllItsStages) {
       const at::Tensor expected = one_process_step(forward, class_loss, batch, 4);
       EXPECT_NEAR(loss.item<double>(), expected.item<double>(), 1e-6);
       const Gradients gradients = gradients_of(*plain.root);
-      for (const NamedPart& part : pipeline.named_parameters())
+      for (const Part& part : pipeline.named_parameters())
         EXPECT_TRUE(at::allclose(dispatch::values_of(part.tensor.grad()), gradients.at(part.name),
                                  1e-5, 1e-7))
             << part.name;
@@ -80,7 +80,7 @@ TEST_P(PipelineTies, ATiedWeightIsOneOnAllItsStages) {
       plain_sgd.step();
     }
     bool has = false;
-    for (const NamedPart& part : pipeline.named_parameters()) has |= part.name == "wte.weight";
+    for (const Part& part : pipeline.named_parameters()) has |= part.name == "wte.weight";
     EXPECT_EQ(has, group.rank() == 0);
     EXPECT_TRUE(at::allclose(pipeline.state_dict().at("wte.weight"), plain.embedding->weight));
     const at::Tensor ids = at::arange(8);

@@ -286,13 +286,13 @@ TEST(ServerInput, DifferentBuffersAreNamedOnAllSides) {
 // A worker's request: every server sees its own parts, may change them, and is waited for.
 TEST(Request, ReachesEveryServerWhileNothingElseDoes) {
   ps::ServerOptions options{.optimizer = plain_sgd(0.05)};
-  options.on_request = [](std::string_view text, const std::vector<NamedPart>& parts,
+  options.on_request = [](std::string_view text, const std::vector<Part>& parts,
                           torch::optim::Optimizer* optimizer) {
     if (text == "fail") throw std::runtime_error("no such thing");
     EXPECT_EQ(text, "seven");
     EXPECT_EQ(optimizer == nullptr, parts.empty());
     at::NoGradGuard no_grad;
-    for (const NamedPart& part : parts) part.tensor.fill_(7);
+    for (const Part& part : parts) part.tensor.fill_(7);
   };
   Servers place(3, 1, "shm", options);
   expect_ranks(4, [&](int process) {

@@ -63,7 +63,7 @@ class Servers {
 
 template <class Optimizer, class Options>
 ps::MakeOptimizer made_with(Options options) {
-  return [options](const std::vector<NamedPart>& parts) {
+  return [options](const std::vector<Part>& parts) {
     return std::make_unique<Optimizer>(ps::tensors_of(parts), options);
   };
 }

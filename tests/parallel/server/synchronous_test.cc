@@ -19,8 +19,8 @@ std::vector<at::Tensor> by_ddp(const Problem& problem, int workers, const ps::Ma
     auto model = problem.make();
     fill_parameters(*model, 5);
     DistributedDataParallel ddp(model, group, {.broadcast_buffers = false});
-    std::vector<NamedPart> trained;
-    for (NamedPart& part : ddp.named_parameters())
+    std::vector<Part> trained;
+    for (Part& part : ddp.named_parameters())
       if (part.tensor.requires_grad()) trained.push_back(part);
     auto optimizer = make(trained);
     for (int step = 0; step < steps; ++step) {

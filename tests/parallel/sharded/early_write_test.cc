@@ -132,7 +132,7 @@ TEST_P(EarlyWrite, ByALoadIsRefused) {
                     "inplace operation");
     expect_contains(refusal_after(pair.model,
                                   [&] {
-                                    for (const NamedPart& part : pair.sharded->loading())
+                                    for (const Part& part : pair.sharded->loading())
                                       part.tensor.mul_(1);
                                   }),
                     "inplace operation");
@@ -171,7 +171,7 @@ TEST_P(EarlyWrite, UnderTensorParallelismIsRefused) {
       const auto write = [&] {
         torch::NoGradGuard off;
         int number = 0;
-        for (const NamedPart& part : handle.named_parameters())
+        for (const Part& part : handle.named_parameters())
           if (part.name == "1.weight" && number++ == written) at::Tensor(part.tensor).mul_(0.5);
       };
       expect_contains(refusal_after(model, write), "inplace operation");

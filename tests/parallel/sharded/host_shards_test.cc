@@ -31,10 +31,11 @@ struct OffloadedUnit {
       parameters.push_back(on_late_device(initial(i)).requires_grad_());
       members.push_back({"p" + std::to_string(i), parameters.back(), {}});
     }
-    unsharder.add(
-        "u", std::move(members), pool,
-        sharded::UnitSettings{
-            .level = level, .key = dispatch::key(), .offload = offload, .shard_group = division});
+    unsharder.add("u", std::move(members), pool,
+                  sharded::UnitSettings{.level = level,
+                                        .key = dispatch::key(),
+                                        .offload = offload,
+                                        .shard_group = shard_group});
   }
 
   static at::Tensor initial(int i) { return i == 0 ? values({5, 3}, 1) : values({4}, 2); }
@@ -50,8 +51,8 @@ struct OffloadedUnit {
   }
 
   Group group;
-  std::shared_ptr<dispatch::ShardGroup> division =
-      std::make_shared<dispatch::ShardGroup>(std::make_shared<Group>(group));
+  std::shared_ptr<ShardGroup> shard_group =
+      std::make_shared<ShardGroup>(std::make_shared<Group>(group));
   std::shared_ptr<Offload> offload;
   std::shared_ptr<sharded::BufferPool> pool;
   sharded::Unsharder unsharder;

@@ -54,7 +54,7 @@ TEST(HybridSharding, TheLastAxisSharesTheParametersOut) {
     EXPECT_EQ(sharded.mesh()->axes(), mesh.axes());
     EXPECT_EQ(sharded.group().size(), 8);
     std::int64_t own = 0;
-    for (const NamedPart& part : sharded.named_parameters()) own += part.slice.range.length();
+    for (const Part& part : sharded.named_parameters()) own += part.slice.range.length();
     at::Tensor all = at::full({1}, own, at::kLong);
     mesh["dp"].all_reduce(all).wait();
     EXPECT_EQ(all.item<std::int64_t>(), 72);  // elements of the model, each once on the last axis

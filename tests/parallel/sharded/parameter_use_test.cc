@@ -132,7 +132,8 @@ TEST_P(ShardedParameterUse, SeveralDtypesAndEmptyParameters) {
       for (int step = 0; step < 2; ++step) {
         sharded.zero_grad();
         (a.sum() * b.sum() * scalar * counts.sum() + none.sum()).backward();
-        for (const auto& [name, tensor, aliases, slice, kind] : sharded.named_parameters()) {
+        for (const auto& [name, tensor, aliases, slice, kind, shard_group] :
+             sharded.named_parameters()) {
           EXPECT_EQ(tensor.grad().defined(), name != "counts");
           if (name != "a") continue;
           at::Tensor expected = (values({5}, 2).to(at::kDouble).sum() * 2.0 * 6).to(at::kFloat);

@@ -5,7 +5,7 @@ namespace lockstep::test {
 namespace {
 
 // All ranks' parts of one whole, which do not overlap.
-at::Tensor put_together(const at::Tensor& part, const NamedPart& named, Group group) {
+at::Tensor put_together(const at::Tensor& part, const Part& named, Group group) {
   at::Tensor whole = at::zeros(named.slice.sizes);
   paste_part(part, named, whole);
   group.all_reduce(whole).wait();
@@ -22,7 +22,7 @@ at::Tensor whole_of(std::size_t i, at::IntArrayRef sizes) {
 
 TEST_P(Parts, AreCutAndGatheredWithoutLoss) {
   run([](Pair& pair, Group group) {
-    std::vector<NamedPart> named = pair.sharded->named_parameters();
+    std::vector<Part> named = pair.sharded->named_parameters();
     std::vector<at::Tensor> parts;
     for (std::size_t i = 0; i < named.size(); ++i) {
       parts.push_back(cut_part(whole_of(i, named[i].slice.sizes), named[i]));
@@ -43,7 +43,7 @@ TEST_P(Parts, FollowTheParametersMemory) {
     conv->weight.set_data(conv->weight.contiguous(at::MemoryFormat::ChannelsLast));
     auto values = conv->weight.detach().clone();
     ShardedModule sharded = fully_shard(conv, group, {.level = GetParam()});
-    std::vector<NamedPart> named = sharded.named_parameters();
+    std::vector<Part> named = sharded.named_parameters();
     EXPECT_TRUE(same_bits(cut_part(values.contiguous(), named[0]), named[0].tensor.detach()));
     EXPECT_TRUE(put_together(named[0].tensor.detach(), named[0], group).equal(values));
   });
@@ -51,7 +51,7 @@ TEST_P(Parts, FollowTheParametersMemory) {
 
 TEST_P(Parts, WhatDoesNotFitIsNamed) {
   run([](Pair& pair, Group) {
-    NamedPart first = pair.sharded->named_parameters()[0];
+    Part first = pair.sharded->named_parameters()[0];
     expect_words(message_of<BadInput>([&] {
                    (void)cut_part(at::zeros({4, 6}), first);
                  }),

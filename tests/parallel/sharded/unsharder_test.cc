@@ -24,7 +24,7 @@ struct Units {
                     sharded::UnitSettings{.level = level,
                                           .reshard_after_forward = reshard,
                                           .key = dispatch::key(),
-                                          .shard_group = division});
+                                          .shard_group = shard_group});
     }
   }
 
@@ -43,8 +43,8 @@ struct Units {
   }
 
   Group group;
-  std::shared_ptr<dispatch::ShardGroup> division =
-      std::make_shared<dispatch::ShardGroup>(std::make_shared<Group>(group));
+  std::shared_ptr<ShardGroup> shard_group =
+      std::make_shared<ShardGroup>(std::make_shared<Group>(group));
   Unsharder unsharder;
   std::vector<at::Tensor> parameters;
 };

@@ -98,7 +98,7 @@ std::map<std::string, at::Tensor> expert_step(const Group& group, const std::vec
   model->loss(cut[0], cut[1]).backward();
   std::map<std::string, at::Tensor> found = moe.state_dict();
   std::map<std::string, int> parts;
-  for (const NamedPart& part : moe.named_parameters())
+  for (const Part& part : moe.named_parameters())
     found[formatted("gradient of {}, part {}", part.name, parts[part.name]++)] = part.tensor.grad();
   return found;
 }
@@ -234,7 +234,7 @@ TEST_P(ExpertTraffic, TokensAndMemoryAreWhatTheFormulasSay) {
     auto moe = place_experts(model, group);
     const std::int64_t of_experts = 2 * experts * 2 * 4 * width * width * 4;
     std::int64_t all = 0;
-    for (const NamedPart& part : moe.named_parameters()) {
+    for (const Part& part : moe.named_parameters()) {
       const bool is_expert = part.name.ends_with("up") || part.name.ends_with("down");
       if (!is_expert) all += static_cast<std::int64_t>(part.tensor.nbytes());
     }

@@ -125,7 +125,7 @@ TEST_P(ShardedTensor, StateDictsGoBothWays) {
     handle.load_state_dict(lockstep::state_dict(*other));
     for (const auto& [name, tensor] : handle.state_dict())
       EXPECT_TRUE(tensor.equal(lockstep::state_dict(*other).at(name))) << name;
-    for (const NamedPart& part : handle.loading()) {
+    for (const Part& part : handle.loading()) {
       const auto values = lockstep::state_dict(*other);
       part.tensor.copy_(cut_part(values.at(part.name), part) * 2);
     }

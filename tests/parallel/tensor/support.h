@@ -106,7 +106,7 @@ inline void expect_close_to(const at::Tensor& found, const at::Tensor& expected,
 inline void expect_gradients_of(const Handle& handle,
                                 const std::map<std::string, at::Tensor>& expected,
                                 double tolerance) {
-  for (const NamedPart& part : handle.named_parameters()) {
+  for (const Part& part : handle.named_parameters()) {
     const auto found = expected.find(part.name);
     ASSERT_NE(found, expected.end()) << part.name;
     ASSERT_TRUE(part.tensor.grad().defined()) << part.name;

@@ -147,7 +147,7 @@ TEST_P(Parallelize, ZeroingTheModuleReachesWhatTheNextBackwardDoesNot) {
     };
     const auto layers = [&] {
       std::set<char> names;
-      for (const NamedPart& part : tp.named_parameters())
+      for (const Part& part : tp.named_parameters())
         if (part.tensor.grad().defined()) names.insert(part.name.front());
       return names;
     };
@@ -260,7 +260,7 @@ TEST_P(Parallelize, StatesAreThoseOfTheWholeModel) {
     for (const auto& [name, tensor] : tp.state_dict())
       EXPECT_TRUE(same_bits(tensor, other.at(name))) << name;
     std::map<std::string, at::Tensor> pasted;
-    for (const NamedPart& part : tp.state_parts()) {
+    for (const Part& part : tp.state_parts()) {
       auto& whole = pasted[part.name];
       if (!whole.defined()) whole = at::zeros(part.slice.sizes);
       paste_part(part.tensor, part, whole);
@@ -268,7 +268,7 @@ TEST_P(Parallelize, StatesAreThoseOfTheWholeModel) {
     }
     const HandleMemory memory = tp.memory();
     std::int64_t bytes = 0;
-    for (const NamedPart& part : tp.named_parameters())
+    for (const Part& part : tp.named_parameters())
       bytes += static_cast<std::int64_t>(part.tensor.nbytes());
     EXPECT_EQ(memory.shards + memory.whole, bytes);
     other["unknown"] = at::ones({1});
@@ -305,7 +305,7 @@ TEST_P(Parallelize, FrozenParametersAndBuffersStayWhatTheyAre) {
     for (const auto& [name, tensor] : tp.state_dict())
       EXPECT_TRUE(at::allclose(tensor.to(at::kDouble), expected.at(name).to(at::kDouble), 1e-12))
           << name;
-    for (const NamedPart& part : tp.named_parameters())
+    for (const Part& part : tp.named_parameters())
       EXPECT_EQ(part.tensor.grad().defined(), part.name != "0.weight") << part.name;
   });
 }

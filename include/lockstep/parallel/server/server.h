@@ -56,13 +56,13 @@ enum class Consistency { synchronous, stale_synchronous, asynchronous };
 // The optimizer of a server's parts of parameters. It must treat elements alike wherever they are:
 // SGD, Adam and AdamW of lockstep::optim, and those of torch::optim that are element-wise.
 using MakeOptimizer =
-    std::function<std::unique_ptr<torch::optim::Optimizer>(const std::vector<NamedPart>& parts)>;
+    std::function<std::unique_ptr<torch::optim::Optimizer>(const std::vector<Part>& parts)>;
 
-[[nodiscard]] std::vector<at::Tensor> tensors_of(const std::vector<NamedPart>& parts);
+[[nodiscard]] std::vector<at::Tensor> tensors_of(const std::vector<Part>& parts);
 
 // What a worker asks of every server with Worker::request(): its text, the parts that this server
 // keeps, and their optimizer, null where it keeps none. They may be read and changed.
-using OnRequest = std::function<void(std::string_view text, const std::vector<NamedPart>& parts,
+using OnRequest = std::function<void(std::string_view text, const std::vector<Part>& parts,
                                      torch::optim::Optimizer* optimizer)>;
 
 struct ServerOptions {
