@@ -5,10 +5,11 @@
 // when the operation is complete; a thread that has claimed a segment of it keeps it incomplete,
 // and so keeps the record.
 //
-// A small operation is inline: each rank's input rides in its slot, and each computes its own
-// output from all of them, in the same order as everybody else. One hand-off, no segments, and
-// nobody touches another's buffers. Where ranks share memory, what already lies at its place is
-// left alone, as in every operation: its owner may have gone on and written there again.
+// A small operation is inline: each rank's input rides in its slot, and each rank computes its own
+// output from all slots, in the same order as every other rank. There is one hand-off, there are no
+// segments, and no rank touches the buffers of another. Where ranks share memory, elements that
+// already lie at their place are not copied, as in every operation: their owner may have written
+// there again meanwhile.
 #pragma once
 
 #include "comm/engines/shm/arena.h"
@@ -39,7 +40,7 @@ struct Buffer {
   return a.bytes > 0 && b.bytes > 0 && a.data < b.data + b.bytes && b.data < a.data + a.bytes;
 }
 
-// How to give what is kept other memory, after an error: a peer may still write to what it has.
+// How to replace the memory of a kept object after an error, because a peer may still write to it.
 struct Renewal {
   // The memory that it has now.
   Buffer (*memory)(void* object);
@@ -114,7 +115,8 @@ using ArenaBlock = std::unique_ptr<std::byte, FreeInArena>;
 class Operands {
  public:
   Operands() = default;
-  // Those of a call of member `me` of a channel. Every rank decides alike where peers must know it.
+  // The operands of a call of member `me` of a channel. All ranks choose the same way where peers
+  // must know it.
   [[nodiscard]] static Operands place(const Peers& peers, const ChannelMemory& memory, int me,
                                       const CallInfo& info, CallBuffers&& buffers);
   // Copies in what must be copied, unless the call is inline. Throws BadInput when the arena is
@@ -122,17 +124,17 @@ class Operands {
   void stage(const Peers& peers);
   // The operation is complete: the output goes where the caller wants it.
   void deliver();
-  // Frees what this made, and lets the caller's tensors go; nobody may use either any more.
+  // Frees the blocks of stage() and releases the caller's tensors. No rank uses either any more.
   void release();
-  // Never frees it: peers may still write there.
+  // Forgets both without freeing them, because peers may still write there.
   void leak();
 
   [[nodiscard]] bool is_inline() const { return inline_; }
-  // Inline: of what each rank gets a part of, this rank's own is not passed on but taken from the
-  // input when the call is executed.
+  // True for an inline call whose input has a part for each rank: this rank's own part is not
+  // copied to the slot but read from the input when the call is executed.
   [[nodiscard]] bool keeps_own_part() const { return keeps_own_part_; }
-  // Where peers access a buffer. Inline: where an input that is moved lies in an arena, if it
-  // does. Nowhere for a buffer that is not used.
+  // Where peers access a buffer; nowhere if this rank does not use it. For an inline call, where an
+  // input that is moved lies in an arena, if it does.
   [[nodiscard]] Location input_location() const { return input_location_; }
   [[nodiscard]] Location output_location() const { return output_location_; }
   // The caller's own; empty where this rank does not read or write it.
@@ -142,8 +144,8 @@ class Operands {
     return overlap(input_, buffer) || overlap(output_, buffer);
   }
 
-  // Whether a call posted later, which is placed and not staged, must wait until this one has been
-  // delivered: it touches the same bytes, and the order of the channel alone would not do.
+  // Returns true if a call posted later, which is placed and not staged, must wait until this one
+  // has been delivered: it touches the same bytes, and the order of the channel alone would not do.
   // `same_channel`: the two are executed in post order anyway.
   [[nodiscard]] bool must_precede(const Operands& later, bool same_channel) const;
 
@@ -180,7 +182,7 @@ class Operands {
   KeepAlive keep_output_;
 };
 
-// What polling the members' slots has found.
+// The result of polling the slots of the members.
 enum class PollResult { waiting, ready, complete, mismatch };
 
 class Operation {

@@ -100,8 +100,8 @@ struct Fingerprint {
   std::uint64_t count = 0;  // count_of() the call
   std::uint64_t names = 0;  // hash of the tag and of uneven counts; most calls have neither
 
-  // send and recv are the two ends of one call. What a collective does not use does not count.
-  // `uneven_counts`: those that all ranks pass alike.
+  // send and recv are the two ends of one call. Fields that a collective does not use are left out.
+  // `uneven_counts`: the counts of a call in which all ranks pass the same ones.
   [[nodiscard]] static Fingerprint of(const CallInfo& call, std::int64_t count,
                                       std::span<const std::int64_t> uneven_counts = {});
   friend bool operator==(const Fingerprint&, const Fingerprint&) = default;
