@@ -1,5 +1,5 @@
 // Options of data-parallel and sharded training on the simulated accelerator: the bits of the same
-// two ranks on the CPU, under several schedules.
+// two ranks on the CPU, under two schedules.
 #include <lockstep/comm/local.h>
 #include <lockstep/models/mlp.h>
 #include <lockstep/parallel/data/communication_hook.h>
@@ -182,7 +182,7 @@ TEST_P(Variants, TrainWithTheBitsOfTheSameRanksOnTheCpu) {
   run_as_threads(ranks, [&](const Group& group) {
     expected[group.rank()] = GetParam().program(group, c10::kCPU);
   });
-  for (std::uint64_t seed = 0; seed < 4; ++seed) {
+  for (std::uint64_t seed : {0, 1}) {
     Machine::get().set({.seed = seed, .lazy = seed % 2 == 0});
     std::vector<Values> found(ranks);
     run_ranks(ranks, [&](const Group& group, c10::Device device) {
