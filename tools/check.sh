@@ -105,7 +105,13 @@ lint_sources() {
   return $status
 }
 
-# Shows that tests can fail; see tools/mutants.py.
+# What no build without CUDA compiles.
+compile_for_cuda() {
+  ensure_ready
+  "$(any_python)" tools/cuda.py "$(default_compiler)" "$(libtorch_folder)" .cache/cuda
+}
+
+# That tests can fail: tools/mutants.py says how.
 mutants() {
   ensure_ready
   configure_preset release

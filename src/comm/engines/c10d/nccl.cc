@@ -3,14 +3,15 @@
 #include <lockstep/base/error.h>
 
 #include "base/format.h"
+#include "comm/backend/one_line.h"
 #include "comm/engines/c10d/gpus.h"
 #include "comm/engines/c10d/store_adapter.h"
 #include "comm/rendezvous/grace_period.h"
 #include "comm/rendezvous/peer_registry.h"
+#include "sys/scoped_variables.h"
 
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDAFunctions.h>
-#include <c10/util/env.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include <algorithm>
@@ -36,24 +37,24 @@ constexpr Duration between_looks = milliseconds(100);
 // How long the others may take to need this rank's GPU no more, and NCCL to end its operations.
 constexpr Duration longest_leave = std::chrono::seconds(30);
 constexpr milliseconds longest_abort = std::chrono::seconds(10);
+constexpr const char* everyone = "all";  // names the communicator of the collectives
 
 // LibTorch watches NCCL from threads of its own, which end the process when an operation fails or
 // takes long, and only the environment says otherwise. Where waits block there are no such threads:
 // here they poll (finish()), so what went wrong is thrown to those who wait. Its record of
 // operations keeps pointers into them that only those threads take back; the group has its own
 // (comm/flight).
-void set_environment() {
-  constexpr std::pair<const char*, const char*> settings[] = {
-      {"TORCH_NCCL_BLOCKING_WAIT", "1"},
-      {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"},
-      {"TORCH_NCCL_ENABLE_MONITORING", "0"},
-      {"TORCH_NCCL_DUMP_ON_TIMEOUT", "0"},
-      {"TORCH_NCCL_TRACE_BUFFER_SIZE", "0"},
-      {"TORCH_FR_BUFFER_SIZE", "0"},
-      {"TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "0"},
-  };
-  for (auto [name, value] : settings) c10::utils::set_env(name, value);
-}
+// A program may set these variables for groups of its own: they get back their values when the
+// group, which reads them in its constructor, is made.
+constexpr std::pair<const char*, const char*> settings[] = {
+    {"TORCH_NCCL_BLOCKING_WAIT", "1"},
+    {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"},
+    {"TORCH_NCCL_ENABLE_MONITORING", "0"},
+    {"TORCH_NCCL_DUMP_ON_TIMEOUT", "0"},
+    {"TORCH_NCCL_TRACE_BUFFER_SIZE", "0"},
+    {"TORCH_FR_BUFFER_SIZE", "0"},
+    {"TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "0"},
+};
 
 std::string name_of_gpu(c10::DeviceIndex index) {
   const auto& uuid = at::cuda::getDeviceProperties(index)->uuid;
@@ -102,6 +103,7 @@ class Family {
     auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
     options->timeout = longest_abort;
     options->group_name = name;
+    const sys::ScopedVariables environment(settings);
     auto connection = c10::make_intrusive<c10d::ProcessGroupNCCL>(
         as_c10d_store(store_, formatted("lockstep/nccl/{}/", name)), rank, size, options);
     std::lock_guard lock(mutex_);
@@ -134,7 +136,9 @@ class NcclEngine final : public Engine {
  public:
   NcclEngine(std::shared_ptr<Family> family,
              std::shared_ptr<const rendezvous::PeerRegistry> registry, int rank, int size)
-      : family_(std::move(family)), registry_(std::move(registry)), rank_(rank), size_(size) {}
+      : family_(std::move(family)), registry_(std::move(registry)), rank_(rank), size_(size) {
+    connect_all();
+  }
 
   [[nodiscard]] std::string_view name() const override { return "nccl"; }
   [[nodiscard]] Carrier carrier_of(const PostedCall& call) override;
@@ -152,6 +156,9 @@ class NcclEngine final : public Engine {
                                                    Duration timeout) override;
 
  private:
+  // Makes the communicator of the collectives. In a step it would allocate the GPU's memory while
+  // kernels of the step wait for each other.
+  void connect_all();
   [[nodiscard]] c10d::Backend& connected(const std::string& place, int rank, int size);
 
   const std::shared_ptr<Family> family_;
@@ -165,8 +172,20 @@ class NcclEngine final : public Engine {
   std::map<std::string, Connection> connections_;  // by what they are for
 };
 
+void NcclEngine::connect_all() {
+  try {
+    static_cast<void>(connected(everyone, rank_, size_));
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw PeerLost(
+        formatted("group {}: rank {} of {} could not connect with its peers over nccl: {}",
+                  registry_->group(), rank_, size_, first_line(error.what())));
+  }
+}
+
 Carrier NcclEngine::carrier_of(const PostedCall& call) {
-  if (!is_message(call.collective)) return {connected("all", rank_, size_)};
+  if (!is_message(call.collective)) return {connected(everyone, rank_, size_)};
   const bool sends = call.collective == Collective::send;
   const auto place =
       sends ? formatted("{} to {}", rank_, call.root) : formatted("{} to {}", call.root, rank_);
@@ -240,7 +259,6 @@ std::vector<std::string> gpu_names() {
 
 std::shared_ptr<Engine> make_nccl(const std::shared_ptr<Store>& store, int rank, int size,
                                   NcclOptions options) {
-  set_environment();
   auto family = std::make_shared<Family>(store, rank, size, options);
   return std::make_shared<NcclEngine>(family, family->world(), rank, size);
 }
