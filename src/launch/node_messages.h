@@ -9,30 +9,30 @@
 // node is an agent, identified by a number that is never reused either: if a machine's agent is
 // restarted, the machine counts as a new node.
 //
-//   offer    lockstep-offer 1            what a node brings to the next round
+//   offer    lockstep-offer 1            a node's offer for the next round
 //            node 2 node7                its number, its host
-//            address 41233 10.0.0.7      a free port there, its address as the store sees it
-//            failed 1                    1: one of its workers has ended the last round
-//            worker 2.0 kept             one for each local rank; `new`: to be started,
-//            worker 2.5 new              `kept`: a survivor that waits
+//            address 41233 10.0.0.7      a free port there, its address as seen by the store
+//            failed 1                    1: a failure of its worker ended the last round
+//            worker 2.0 kept             one line per local rank; `new`: will be started,
+//            worker 2.5 new              `kept`: a survivor that waits for the round
 //
-//   plan     lockstep-plan 1             of one round
-//            round 3 1                   its number, and how many restarts failures have taken
-//            master 41233 10.0.0.7       where its rank 0 may listen
-//            node 2 2 node7              number, workers and host, in the order of ranks; and then
+//   plan     lockstep-plan 1             the plan of one round
+//            round 3 1                   its number, and the number of restarts after failures
+//            master 41233 10.0.0.7       port and address where its rank 0 may listen
+//            node 2 2 node7              number, number of workers and host, in rank order; then
 //            worker 2.0                  its workers
 //            worker 2.5
 //
-//   claim    PID MARK ADDRESS HOST      of a node rank
+//   claim    PID MARK ADDRESS HOST       the claim to a node rank
 //
-//   result   done                        all ranks of all nodes ended well
+//   result   done                        all ranks of all nodes succeeded
 //            stopped SIGNAL NODE         that node's agent was asked to stop
-//            failed CODE NODE RANK PID NANOSECONDS     of a rank; RANK -1: of the agent itself;
-//                                                      NODE -1 too: HOW says all
+//            failed CODE NODE RANK PID NANOSECONDS     a rank failed; RANK -1: the agent itself;
+//                                                      NODE -1: neither, HOW is the reason
 //            at TIME
-//            how HOW                     "exit code 3"; of an agent a sentence
-//            log FILE                    empty: none
-//            | LINE                      one for each of its last lines
+//            how HOW                     "exit code 3"; for an agent, a sentence
+//            log FILE                    empty: no log
+//            | LINE                      one per line of its last output
 //
 // Each line ends with '\n'. Writers replace characters that visible_line() would replace, such as
 // control characters, and truncate long texts.

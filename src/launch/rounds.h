@@ -9,28 +9,29 @@
 // look again; the first compare_set() makes each decision. Keys of the agents, all below
 // lockstep-run/:
 //
-//   name, terms        of the run: what no other run has; what all agents must have been told
-//   agents, agents/N   how many have come; the host of agent N, or its claim (node_ranks.h)
-//   gone/N             why it is not there any more; the server writes it when its connection ends,
-//                      and agent N erases it if it comes back before a round was planned without it
-//   heartbeat/N        rises while it lives
-//   offers/R/N         what it brings to round R (round_plan.h)
-//   plans/R            of round R; the first one stands
-//   done/R/N           its workers have ended well in round R
-//   failure            of a rank in a fixed run: the first one, which becomes the result if no node
-//                      is lost
-//   result             of the run (node_messages.h)
-//   news, news/K       how often something has changed; set with the K-th change
+//   name, terms        the unique name of the run; the options that all agents must share
+//   agents, agents/N   number of agents that have joined; the host of agent N, or its claim
+//                      (node_ranks.h)
+//   gone/N             why agent N has left; the server writes it when the connection ends, and
+//                      agent N erases it if it reconnects before a round was planned without it
+//   heartbeat/N        increases while agent N lives
+//   offers/R/N         the offer of agent N for round R (node_messages.h)
+//   plans/R            the plan of round R; the first one counts
+//   done/R/N           the workers of agent N have succeeded in round R
+//   failure            in a fixed run: the first failure of a rank, which becomes the result if no
+//                      node is lost
+//   result             the result of the run (node_messages.h)
+//   news, news/K       the number of changes; set with the K-th change
 //
 // and the keys that programs read and write, below lockstep-round/:
 //
-//   number             the newest round, set when everything below is in place
-//   reserve            set by a program: processes of it may wait in reserve
-//   R/workers          workers_text() of its plan
-//   R/ended            why it cannot go on, as soon as an agent knows
-//   R/keeps/WORKER     set by a program: it leaves the round by itself and waits for the next one
-//   R/waiting/WORKER   set by a program: it has left round R
-//   R/final            set by a program: why no restart can help; its failure ends the run
+//   number             the newest round, set after all keys below
+//   reserve            set by a program: its processes may wait in reserve
+//   R/workers          workers_text() of the plan of round R
+//   R/ended            why round R cannot continue; set as soon as an agent knows
+//   R/keeps/WORKER     set by a program that leaves the round itself and waits for the next one
+//   R/waiting/WORKER   set by a program that has left round R
+//   R/final            set by a program: why a restart cannot help; its failure ends the run
 #pragma once
 
 #include "base/mutex.h"

@@ -4,10 +4,10 @@
 //   OUT/step-00000100/model.safetensors       the model's tensors, each memory once
 //                     optimizer.safetensors   optimizer.<parameter>.<field>
 //                     random.safetensors      rank0, rank1, ...: the state of each rank's generator
-//                     ignored.safetensors     rank0.<tensor>, ...: what the handle ignores; only
-//                                             where there is such a tensor
-//                     own.safetensors         rank0.<name>, ...: what each rank has of its own
-//                                             (SaveOptions::own); only where there is such a tensor
+//                     ignored.safetensors     rank0.<tensor>, ...: tensors that the handle ignores,
+//                                             if any
+//                     own.safetensors         rank0.<name>, ...: each rank's own tensors
+//                                             (SaveOptions::own), if any
 //                     layout.json             step, ranks, mesh, each rank's parts, the program's
 //                                             own values, a checksum of each file's header
 //

@@ -33,13 +33,13 @@
 //
 //   tp   a pair of a Colwise() and a Rowwise() layer costs one all_reduce in forward and one in
 //        backward; with sequence_parallel (Korthikanti et al., arXiv:2205.05198) a reduce_scatter
-//        and an all_gather each, and activations between pairs are cut along the sequence
-//   cp   attention mixes tokens. ring: keys and values go from rank to rank (Liu, Zaharia and
+//        and an all_gather each, and activations between pairs are sharded along the sequence
+//   cp   attention combines tokens. ring: keys and values go from rank to rank (Liu, Zaharia and
 //        Abbeel, arXiv:2310.01889), n - 1 messages in forward and 2n - 1 in backward; ulysses:
-//        heads are cut instead (Jacobs et al., arXiv:2309.14509), 4 all_to_alls in each, and n
-//        divides the heads. Any number of tokens: the last ranks may have fewer
-//   ep   the experts of a models::Mixture are divided, and tokens travel to them and back: two
-//        all_to_alls in forward and two in backward. On every mesh tokens are counted, dropped and
+//        heads are sharded instead (Jacobs et al., arXiv:2309.14509), 4 all_to_alls in each, and n
+//        must divide the heads. Any number of tokens: the last ranks may have fewer
+//   ep   the experts of a models::Mixture are sharded, and tokens are sent to them and back: two
+//        all_to_alls in forward and two in backward. On every mesh, tokens are counted, dropped and
 //        balanced over all rows of a micro-batch, as on one process
 //
 // Rows: a batch is divided over the ranks of data(). Each of them passes its rows to step(); ranks

@@ -1,10 +1,10 @@
 // UnitGradients: moves the gradients of one unit from the module's .grad to the averages in its
 // slices.
 //
-//   accept(i) for each parameter, or skip(i)   their places in one flat buffer
-//   post()                                     reduce_scatter: this rank's range is the average
-//   forward()                                  with replicas: and the sum over them
-//   publish()                                  .grad of the slices: set, or added to
+//   accept(i) or skip(i) for each parameter    moves gradients to one flat buffer
+//   post()                                     reduce_scatter: averages into this rank's range
+//   forward()                                  with replicas: sums over them
+//   publish()                                  sets, or adds to, .grad of the slices
 //
 // A GradientBuffer determines where the gradients are stored, and Averages where the averages are.
 //
@@ -30,7 +30,7 @@ namespace lockstep::sharded {
 //
 //   PooledBuffer       a buffer of the pool, from the first gradient to publish(): levels gradients
 //                      and full
-//   PersistentBuffer   one that stays: level optimizer
+//   PersistentBuffer   a permanent buffer: level optimizer
 //   RowBuffer          this rank's row in memory of all ranks: reduce_in_step
 //
 // Not thread-safe: BackwardStep holds its mutex.
@@ -81,9 +81,9 @@ class GradientBuffer {
 //
 //   AveragesInBuffer    where the sum over ranks left them: level optimizer
 //   AveragesBeside      in memory beside the shard: levels gradients and full
-//   OffloadedAverages   the same, in the memory of the Offload
-//   NarrowAverages      in fewer bits than the parameters have, widened where they are used
-//   AveragesOfRows      in no memory: computed where they are used (reduce_in_step)
+//   OffloadedAverages   as AveragesBeside, in the memory of the Offload
+//   NarrowAverages      in fewer bits than the parameters, widened on use
+//   AveragesOfRows      not stored: computed on use (reduce_in_step)
 //
 // The last two are LazyGradients: lockstep::optim reads a few elements at a time.
 //
