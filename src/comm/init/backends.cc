@@ -12,6 +12,8 @@
 #include "comm/engines/shm/backend.h"
 #include "comm/init/choice.h"
 
+#include <algorithm>
+#include <array>
 #include <span>
 #include <utility>
 
@@ -35,7 +37,54 @@ std::shared_ptr<Backend> make_mpi(std::string_view /*name*/, std::shared_ptr<Sto
   return mpi::make(std::move(store), rank, size, options.join_timeout);
 }
 
-constexpr std::string_view hierarchical_over = "hierarchical:";
+std::shared_ptr<Backend> make_c10d(std::string_view name, std::shared_ptr<Store> store, int rank,
+                                   int size, const BackendOptions& options) {
+  return c10d_engine::make(name, std::move(store), rank, size,
+                           {.join_timeout = options.join_timeout,
+                            .address = options.address,
+                            .device = options.device,
+                            .custom = options.c10d});
+}
+
+std::shared_ptr<Backend> make_hierarchical(std::string_view name, std::shared_ptr<Store> store,
+                                           int rank, int size, const BackendOptions& options) {
+  if (!name.starts_with(hierarchical_over)) {
+    auto full = choose_backend(name, options.hosts, false, backend_names());
+    return make_hierarchical(full, std::move(store), rank, size, options);
+  }
+  check(static_cast<int>(options.hosts.size()) == size,
+        "the backend hierarchical: expected the hosts of {} ranks, found {}", size,
+        options.hosts.size());
+  auto make = [&options](std::string_view part_name) {
+    return [part_name, &options](std::shared_ptr<Store> part, int place,
+                                 std::span<const int> ranks) {
+      auto own = options;
+      own.world_ranks.assign(ranks.begin(), ranks.end());
+      return make_backend(part_name, std::move(part), place, static_cast<int>(ranks.size()), own);
+    };
+  };
+  return hierarchical::make(std::move(store), rank,
+                            {.join_timeout = options.join_timeout, .hosts = options.hosts},
+                            make("shm"), make(name.substr(hierarchical_over.size())));
+}
+
+struct NamedBackend {
+  std::string_view name;
+  decltype(&make_shm) make;
+  bool (*has)();  // whether this build has it
+};
+
+// The one list of backends.
+constexpr std::array<NamedBackend, 7> backends{{
+    {"shm", make_shm, [] { return true; }},
+    {"gloo", make_c10d, c10d_engine::has_gloo},
+    {"nccl", make_c10d, c10d_engine::has_nccl},
+    {"mpi", make_mpi, mpi::has_mpi},
+    {"hierarchical", make_hierarchical,
+     [] { return c10d_engine::has_gloo() || c10d_engine::has_nccl() || mpi::has_mpi(); }},
+    {"hierarchical:gloo", make_hierarchical, c10d_engine::has_gloo},
+    {"hierarchical:mpi", make_hierarchical, mpi::has_mpi},
+}};
 
 }  // namespace
 
@@ -53,30 +102,9 @@ bool has_streams(const Group& group) { return has_streams(group.backend()); }
 
 std::shared_ptr<Backend> make_backend(std::string_view name, std::shared_ptr<Store> store, int rank,
                                       int size, const BackendOptions& options) {
-  if (options.c10d || name == "gloo" || name == "nccl") {
-    return c10d_engine::make(name, std::move(store), rank, size,
-                             {.join_timeout = options.join_timeout,
-                              .address = options.address,
-                              .device = options.device,
-                              .custom = options.c10d});
-  }
-  if (name == "shm") {
-    return shm::make(std::move(store), rank, size,
-                     {.timeout = options.timeout,
-                      .join_timeout = options.join_timeout,
-                      .arena_bytes = options.arena_bytes,
-                      .has_tensors = options.arena_tensors,
-                      .world_ranks = options.world_ranks});
-  }
-  if (name == "mpi") return mpi::make(std::move(store), rank, size, options.join_timeout);
-  if (name == "hierarchical") {
-    auto full = choose_backend(name, options.hosts, false, backend_names());
-    return make_backend(full, std::move(store), rank, size, options);
-  }
-  if (name.starts_with(hierarchical_over)) {
-    auto across = name.substr(hierarchical_over.size());
-    return make_hierarchical(across, std::move(store), rank, size, options);
-  }
+  if (options.c10d) return make_c10d(name, std::move(store), rank, size, options);
+  const auto* found = std::ranges::find(backends, name, &NamedBackend::name);
+  if (found != backends.end()) return found->make(name, std::move(store), rank, size, options);
   throw BadInput(
       formatted("backend: expected one of {}; found '{}'", listed(backend_names(), ", "), name));
 }

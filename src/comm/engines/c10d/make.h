@@ -46,9 +46,9 @@ struct NcclOptions {
   Duration join_timeout = std::chrono::minutes(5);
 };
 
-// Meets size - 1 peers in the store. Blocks until all have come; the GPUs connect in the first
-// call. BadInput in a build without NCCL, if a rank has no GPU, and if two would share one;
-// Timeout when the peers do not come.
+// Meets size - 1 peers in the store. Blocks until all have come and their GPUs are connected.
+// Throws BadInput in a build without NCCL, if a rank has no GPU, and if two ranks would share one;
+// Timeout if the peers do not come.
 [[nodiscard]] std::shared_ptr<Engine> make_nccl(const std::shared_ptr<Store>& store, int rank,
                                                 int size, NcclOptions options);
 
