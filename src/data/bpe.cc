@@ -38,8 +38,9 @@ class Word {
   std::vector<std::int32_t> merged() {
     std::vector<Pair> pass;
     while (!waiting_.empty()) {
-      // All places of a merge before what they make: another merge may have made the same token
-      // earlier, and what is made of that may stand before this one in the list.
+      // Collect all places of a merge before merging the first of them: merging may create pairs of
+      // the same rank (another merge may have made the same token earlier), and such a pair may
+      // come before a collected one in the list.
       pass.clear();
       const std::int32_t rank = waiting_.top().rank;
       for (; !waiting_.empty() && waiting_.top().rank == rank; waiting_.pop())
@@ -95,7 +96,7 @@ class Word {
   std::priority_queue<Pair> waiting_;
 };
 
-// Of words that were seen before, which most are.
+// Limits of the cache of words seen before; most words of a text are in the cache.
 constexpr std::size_t most_known = 1 << 16;
 constexpr std::size_t longest_known = 64;
 

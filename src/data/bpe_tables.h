@@ -1,4 +1,4 @@
-// What the two files of a byte-pair encoding say, checked.
+// The contents of the two files of a byte-pair encoding, checked.
 #pragma once
 
 #include <array>

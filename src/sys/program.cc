@@ -28,7 +28,8 @@ bool looks_like_an_option(const std::string& word) {
   return word.size() > 1 && word[0] == '-' && word[1] != '.' && (word[1] < '0' || word[1] > '9');
 }
 
-// The line of one option in help(): its words, and what it means, in lines below each other.
+// Returns the lines of one option in help(): its words on the left, its meaning wrapped on the
+// right.
 std::string help_line(const std::string& left, const std::string& right) {
   std::string text = "  " + left, line;
   text.resize(std::max(text.size() + 1, help_column), ' ');

@@ -59,8 +59,8 @@ class CommandOptions {
   enum class Words { refused, allowed, begin_a_program };
   enum class Request { go_on, help, version };
 
-  // `command` is what the user typed: "lockstep run"; `usage` follows it in the first line of
-  // help(), `about` is the paragraph below, in lines that are already short enough.
+  // `command` is the command as typed: "lockstep run". `usage` follows it in the first line of
+  // help(). `about` is the paragraph below, in lines that are already short enough.
   CommandOptions(std::string command, std::string usage, std::string about,
                  Words words = Words::refused);
 
@@ -98,12 +98,13 @@ class CommandOptions {
   std::vector<std::string> words_;
 };
 
-// What an option may be. Each returns a Take that sets `target`, which must outlive the reading.
+// The kinds of options. Each function returns a Take that sets `target`, which must outlive the
+// reading.
 [[nodiscard]] CommandOptions::Take text_into(std::string& target);
 [[nodiscard]] CommandOptions::Take flag_into(bool& target);
 [[nodiscard]] CommandOptions::Take word_into(std::string& target,
                                              std::span<const std::string_view> known);
-// Several, with commas between them.
+// Several words, separated by commas.
 [[nodiscard]] CommandOptions::Take words_into(std::vector<std::string>& target,
                                               std::span<const std::string_view> known);
 // For each of several.
@@ -151,8 +152,8 @@ int complain(std::string_view command, std::string_view what, int code);
 [[nodiscard]] std::optional<int> answer(CommandOptions::Request request,
                                         const CommandOptions& options);
 
-// Writes to standard output at once. Throws SystemError where that is full or closed: a result that
-// nobody gets is no success.
+// Writes to standard output at once. Throws SystemError if the output is full or closed, because a
+// lost result must not look like success.
 void write_out(std::string_view text);
 
 // "lockstep 0.1.0". Returns 0.

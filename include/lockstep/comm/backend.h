@@ -33,8 +33,8 @@ struct Call : CallInfo {
   const at::Tensor& output = no_tensor();
 };
 
-// The element type of a tensor, as CallInfo and kernels know it. A type that can only be moved is
-// so many opaque bytes; throws InvalidArgument if there is none of its size.
+// Returns the element type of a tensor, as CallInfo and kernels know it. A type that can only be
+// moved maps to opaque bytes of the same size; throws InvalidArgument if DType has no such size.
 [[nodiscard]] DType dtype_of(at::ScalarType dtype);
 
 class Backend {
@@ -83,9 +83,9 @@ class Backend {
                                                      const at::TensorOptions& options,
                                                      const Agree& agree);
 
-  // The backend of a new group of `ranks` (numbers in this group, in the new group's order; this
-  // rank is among them). All of `ranks` call it with equal arguments and nobody else needs to;
-  // `name` is unique in this group.
+  // Returns the backend of a new group of `ranks` (numbers in this group, in the new group's order;
+  // this rank is among them). All of `ranks` must call it with equal arguments; other ranks need
+  // not call it. `name` is unique in this group.
   [[nodiscard]] virtual std::shared_ptr<Backend> subset(std::span<const int> ranks,
                                                         std::string_view name) = 0;
 

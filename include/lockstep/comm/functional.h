@@ -40,9 +40,9 @@
 // noticed in backward()). A rank that has only a placeholder, as for broadcast, gives it
 // requires_grad_(). Then
 //
-//   - every rank must reach the same results from what it calls backward() on. A rank whose loss
-//     does not use one ties it in with with_backward_of(); else the others wait for it until their
-//     deadline, until the deadline names it;
+//   - every rank must call backward() on a loss that depends on the same results. A rank whose loss
+//     does not use a result adds it with with_backward_of(); otherwise the other ranks wait until
+//     their deadline and throw Timeout, which names that rank;
 //   - autograd's engine runs CPU nodes of one graph in the reverse order of their creation in a
 //     thread, whatever lies between them, so ranks whose forward calls come in the same order have
 //     their backward calls in the same order too, even when their own graphs differ. That does not
@@ -103,8 +103,8 @@ namespace lockstep {
                                         Op op = Op::sum, CallOptions options = {},
                                         Group::Where where = Group::Where::current());
 
-// The input is cut along `split_dim`, part j goes to rank j, and what comes is joined in rank order
-// along `join_dim`: the re-sharding of a tensor from one dim to another.
+// The input is cut along `split_dim`, part j goes to rank j, and the received parts are joined in
+// rank order along `join_dim`. This moves the sharding of a tensor from one dim to another.
 [[nodiscard]] at::Tensor all_to_all(const at::Tensor& input, Group group,
                                     std::int64_t split_dim = 0, std::int64_t join_dim = 0,
                                     CallOptions options = {},
@@ -117,8 +117,8 @@ namespace lockstep {
                                     CallOptions options = {},
                                     Group::Where where = Group::Where::current());
 
-// Where a replicated tensor enters a region in which ranks do different work: a view of the input.
-// Its gradient is the sum of the ranks' parts. No communication in forward.
+// Use it where a replicated tensor enters a region in which ranks do different work. Returns a view
+// of the input. Its gradient is the sum of the ranks' parts. No communication in forward.
 [[nodiscard]] at::Tensor copy_to(const at::Tensor& input, Group group, CallOptions options = {},
                                  Group::Where where = Group::Where::current());
 

@@ -54,23 +54,24 @@ class GroupState;
 // One posted operation. A small value: copies are cheap and refer to the same operation.
 class [[nodiscard]] Work {
  public:
-  // Work that is already complete: what a group of one rank returns.
+  // Work that is already complete, as in a group of one rank.
   Work() = default;
-  // For the group that posted it; `entry` is that of the flight record.
+  // Called by the group that posted the work; `entry` is the number of its flight record entry.
   Work(std::shared_ptr<GroupState> group, CallId id, std::uint64_t entry)
       : group_(std::move(group)), id_(id), entry_(entry) {}
 
   // Blocks until this rank's outputs are complete and no peer will touch its buffers again, or
-  // throws what went wrong (PeerLost, Timeout, Mismatch, Aborted). The deadline runs from the
-  // beginning of the wait. A second call returns at once.
+  // throws the error (PeerLost, Timeout, Mismatch, Aborted). The deadline runs from the beginning
+  // of the wait. A second call returns at once.
   void wait();
 
-  // True when wait() would not block. Never throws.
+  // Returns true if wait() would not block. Never throws.
   [[nodiscard]] bool done() const;
 
-  // Says that nobody will wait for the operation. It keeps its tensors alive until it is complete.
-  // Its outputs may be read only after a later wait() of the same group, and the next call on the
-  // group throws its error. Destroying a Work has the same effect; drop() says that it is meant.
+  // Declares that wait() will not be called for the operation. The operation keeps its tensors
+  // alive until it is complete. Its outputs may be read only after a later wait() of the same
+  // group, and the next call on the group throws its error. Destroying a Work has the same effect;
+  // drop() says that it is meant.
   void drop() {}
 
  private:
@@ -86,12 +87,12 @@ struct CallOptions {
   std::optional<Duration> timeout = {};
 };
 
-// What a rank has given to the calls of a group.
+// Counts the calls of a rank on a group and the bytes that the rank passed to them.
 struct GroupTraffic {
   std::int64_t calls = 0;
-  // Of the inputs, as posted, not of what an engine sends for them (docs/collectives.md): an
-  // all_reduce of b bytes counts b on every rank, a broadcast b on its root alone, recv and barrier
-  // nothing.
+  // Bytes of the inputs as posted, not bytes that an engine sends for them (docs/collectives.md):
+  // an all_reduce of b bytes counts b on every rank, a broadcast b on its root alone, recv and
+  // barrier nothing.
   std::int64_t bytes = 0;
 };
 
@@ -103,7 +104,7 @@ class Group {
   Group();
   // For engines: a group without a flight record. `timeout` is the deadline of a wait.
   Group(std::shared_ptr<Backend> backend, std::string name, Duration timeout);
-  // What init() and split() use.
+  // For init() and split().
   explicit Group(std::shared_ptr<GroupState> state);
 
   [[nodiscard]] int rank() const;
@@ -186,10 +187,10 @@ class Group {
   // also in memory that ranks share.
   Work barrier(CallOptions options = {}, Where where = Where::current());
 
-  // A tensor that peers of this host can read where it lies, so that operations on it move no byte
-  // twice. Local: each rank may allocate what and when it likes, in any order. Other tensors work
-  // everywhere too; on shm those of 64 KiB and more lie there by themselves
-  // (InitOptions::arena_tensors), and the rest needs one more copy.
+  // Returns a tensor that peers of this host can read in place, so that operations on it copy no
+  // byte twice. Local: each rank may allocate any sizes at any time, in any order. Other tensors
+  // work everywhere too. On shm, tensors of 64 KiB and more lie in shared memory by themselves
+  // (InitOptions::arena_tensors); all others need one more copy.
   [[nodiscard]] at::Tensor empty_shared(at::IntArrayRef sizes,
                                         const at::TensorOptions& options = {}) const;
 

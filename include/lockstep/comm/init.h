@@ -45,16 +45,16 @@ struct InitOptions {
   // now, or init() throws BadInput.
   std::int64_t arena_bytes = 0;
   // On shm and hierarchical, CPU tensors of 64 KiB and more that are made while the world lives lie
-  // in shared memory beside the arena, where peers read and write them without copies; what does
-  // not fit, and what was made before, is reached through copies. Unset: LOCKSTEP_ARENA_TENSORS (on
-  // or off), else on, but off in a build with a sanitizer, which watches malloc. A child that
-  // fork()s off has no such tensors: touching one ends it by SIGSEGV, with a line on standard
-  // error; a child that must have copies of its parent's tensors needs `off`.
+  // in shared memory beside the arena, where peers read and write them without copies. Tensors that
+  // do not fit or were made earlier are reached through copies. Unset: LOCKSTEP_ARENA_TENSORS (on
+  // or off), else on, but off in a build with a sanitizer, which watches malloc. A forked child
+  // cannot access such tensors: touching one ends the child by SIGSEGV, with a line on standard
+  // error. If a child needs copies of its parent's tensors, set `off`.
   std::optional<bool> arena_tensors = {};
-  // Whether oneDNN, which is inside of LibTorch, computes float32 products of large matrices on the
-  // CPU (at::mm, at::addmm, at::bmm, and so linear layers and their gradients) instead of MKL. Sums
-  // then run in another order: as exact, but not with the bits of a program without Lockstep.
-  // Unset: LOCKSTEP_ONEDNN_MATMUL (on or off), else where MKL is the slower one: on processors with
+  // If true, oneDNN (a part of LibTorch) computes float32 products of large matrices on the CPU
+  // (at::mm, at::addmm, at::bmm, and so linear layers and their gradients) instead of MKL. Sums
+  // then run in another order: as exact, but not bitwise equal to a program without Lockstep.
+  // Unset: LOCKSTEP_ONEDNN_MATMUL (on or off), else true where MKL is slower: on processors with
   // AVX-512 that are not Intel's. Holds for the process until another init(). docs/performance.md.
   std::optional<bool> onednn_matmul = {};
 };
@@ -66,19 +66,19 @@ struct InitOptions {
 // them the world is one rank. The ranks tell each other which of them share a host; no variable
 // does. For tests, ranks with different values of LOCKSTEP_HOST behave as on different hosts.
 //
-// What else it sets: the device of this rank (device()); the number of threads of this process, to
-// its share of the cores, unless OMP_NUM_THREADS is set; the library that multiplies matrices
-// (onednn_matmul); and malloc keeps freed blocks of many megabytes, which training steps allocate
-// again, unless MALLOC_* or GLIBC_TUNABLES are set.
+// init() also sets the device of this rank (device()), the number of threads of this process (its
+// share of the cores, unless OMP_NUM_THREADS is set) and the library that multiplies matrices
+// (onednn_matmul). Unless MALLOC_* or GLIBC_TUNABLES are set, malloc keeps freed blocks of many
+// megabytes, because training steps allocate them again.
 //
-// The group owns what it has opened. When its last handle is destroyed, this rank leaves in order.
-// On `shm` it leaves at once, and its peers complete what it posted without it. The other engines
-// wait for it, at most half a minute, and not at all while an exception unwinds the stack. A wait()
-// or barrier() before makes sure that nothing is left.
+// The group owns its connections and memory. When its last handle is destroyed, this rank leaves in
+// order. On `shm` it leaves at once, and its peers complete its posted operations without it. The
+// other engines wait for posted operations for at most 30 seconds, or not at all while an exception
+// unwinds the stack. To be sure that all operations are complete, call wait() or barrier() first.
 //
-// A forked child is no rank: its calls on the group throw InvalidArgument, and destroying its
-// copies has no effect. Threads that the group starts take no signals. Under `lockstep run` the
-// process ends with its agent: if the agent is killed, the rank prints a line and ends by SIGKILL.
+// A forked child is not a rank: its calls on the group throw InvalidArgument, and destroying its
+// copies has no effect. Threads that the group starts receive no signals. Under `lockstep run`, the
+// rank ends with its agent: if the agent is killed, the rank prints a line and ends by SIGKILL.
 //
 // BadInput names a variable that has no valid value; Timeout names the ranks that did not arrive.
 // Error: the process has a second copy of Lockstep (static libraries beside liblockstep.so).

@@ -17,9 +17,10 @@
 namespace lockstep {
 namespace {
 
-// Checks of what a user passed to an operation of a group, before anything is sent: each throws
-// InvalidArgument with one line that says which operation, what was expected and what was found.
-// The caller's tensor, or one made from it.
+// Checks of the arguments that a user passed to an operation of a group. They run before anything
+// is sent; each throws InvalidArgument with one line that names the operation, the expected value
+// and the value found.
+// The caller's tensor, or a tensor made from it.
 using Operand = c10::MaybeOwned<at::Tensor>;
 
 class Arguments {
@@ -42,9 +43,10 @@ class Arguments {
   void elements(const at::Tensor& tensor, std::string_view role, std::int64_t expected,
                 std::string_view why) const;
   void divisible(const at::Tensor& tensor, std::string_view role) const;
-  // One count a rank, none negative; returns their sum.
+  // One count per rank, none negative; returns their sum.
   std::int64_t counts(std::span<const std::int64_t> counts, std::string_view role) const;
-  // What a rank sends to itself in an uneven all_to_all is what it receives from itself.
+  // Checks that a rank sends itself as many elements of an uneven all_to_all as it receives from
+  // itself.
   void kept(std::int64_t sent, std::int64_t received) const;
   // The two share no memory, except that `whole` may hold `part` at element `own_place` (-1: not
   // even there).

@@ -55,7 +55,7 @@ void describe_operand(Call& call) {
   call.elements = tensor.numel();
 }
 
-// Of what this rank gives to the call.
+// Returns the bytes that this rank contributes to the call.
 std::int64_t bytes_given(const Call& call, int rank) {
   bool gives = call.collective != Collective::recv && call.collective != Collective::barrier &&
                (call.collective != Collective::broadcast || call.root == rank);

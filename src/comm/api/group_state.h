@@ -1,5 +1,6 @@
-// What the copies of one Group and its Works share. Here every call gets its number, goes into the
-// flight record and to the engine: once, for all engines.
+// GroupState: the state that all copies of one Group and its Works share. It gives each call its
+// number, records the call in the flight record and passes it to the engine, in one place for all
+// engines.
 #pragma once
 
 #include <lockstep/comm/backend.h>
@@ -37,26 +38,26 @@ class GroupState : public std::enable_shared_from_this<GroupState> {
     return has_backend() ? backend_->name() : "one";
   }
   [[nodiscard]] bool has_backend() const { return backend_ != nullptr; }
-  // Null for a group that answers for itself. InvalidArgument in a forked child.
+  // Null for a group without a backend (one rank). Throws InvalidArgument in a forked child.
   [[nodiscard]] const std::shared_ptr<Backend>& backend() const {
     if (backend_) backend_->check_process();
     return backend_;
   }
-  // Null where nothing is recorded.
+  // Null if calls are not recorded.
   [[nodiscard]] diagnose::FlightRecorder* recorder() const { return recorder_.get(); }
 
   [[nodiscard]] Duration timeout() const;
   void set_timeout(Duration timeout);
   [[nodiscard]] GroupTraffic traffic() const;
-  // The number of this group's next part (split or subset): the same on all ranks, as they make
-  // them in the same order.
+  // Returns the number of this group's next part (split or subset). All ranks make parts in the
+  // same order, so the number is equal on all ranks.
   [[nodiscard]] std::uint64_t next_part();
-  // The group of these ranks, this one among them. As Backend::subset().
+  // Returns the group of `ranks`, which include this rank. As Backend::subset().
   [[nodiscard]] std::shared_ptr<GroupState> part(std::span<const int> ranks,
                                                  std::string name) const;
 
   Work post(Call call, const CallOptions& options, std::source_location where);
-  // As Work's, for a group with a backend.
+  // As the functions of Work, for a group with a backend.
   void wait(CallId id, std::uint64_t entry);
   [[nodiscard]] bool done(CallId id);
   [[nodiscard]] at::Tensor empty_node_shared(at::IntArrayRef sizes,

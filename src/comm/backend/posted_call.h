@@ -18,13 +18,13 @@ struct PostedCall : CallRecord {
   PostedCall() = default;
   explicit PostedCall(const Call& call);
 
-  // Without the tensors, which are not kept alive by it.
+  // Returns the call without its tensors; the result does not keep the tensors alive.
   [[nodiscard]] const CallRecord& record() const { return *this; }
 
   at::Tensor input;
   at::Tensor output;
   std::source_location where;
-  // Where the posting thread's work on the tensors' device was; null for the host's memory.
+  // The point in the posting thread's stream at the post; null for tensors in host memory.
   std::shared_ptr<const StreamPoint> after;
   CallId id;
   std::uint64_t fingerprint = 0;  // of the record

@@ -54,7 +54,7 @@ void StagedBackend::post(const Call& call) {
 void StagedBackend::wait(CallId id) {
   backend_->wait(id);
   Lock lock(mutex_);
-  // Those before it too: their Works may have been dropped. Messages may not be complete yet.
+  // Bring back earlier outputs too: their Works may have been dropped. Messages may be incomplete.
   auto end = std::ranges::find(outputs_, id, &Output::id);
   if (end != outputs_.end()) ++end;
   for (auto output = outputs_.begin(); output != end;) {

@@ -15,11 +15,11 @@
 
 namespace lockstep {
 
-// Posting waits for the current stream, since the engine needs the values, and for no peer, unless
-// the tensor overlaps (but is not inside) the output of an earlier operation that nobody has waited
-// for. Outputs are copied back by wait(), on the current stream of the thread that calls it, in the
-// order of their posts: kernels that it launches after wait() see them. Work on the host's tensors
-// goes straight through.
+// post() waits for the current stream, because the engine reads the tensor on the host. It waits
+// for peers in one case only: the tensor partly overlaps the output of an earlier operation whose
+// wait() has not been called. wait() copies outputs back on the current stream of its thread, in
+// the order of their posts, so kernels launched after wait() see the outputs. Tensors on the host
+// go straight through to the backend.
 class StagedBackend final : public Backend {
  public:
   explicit StagedBackend(std::shared_ptr<Backend> backend);
@@ -41,7 +41,7 @@ class StagedBackend final : public Backend {
   void abort(std::string_view reason) override { backend_->abort(reason); }
 
  private:
-  // An output that is not back yet. Memory that another operation used meanwhile has one host copy.
+  // An output that has not been copied back yet. Outputs that share memory share one host copy.
   struct Output {
     CallId id;
     at::Tensor device;
@@ -55,9 +55,9 @@ class StagedBackend final : public Backend {
     std::int64_t end = 0;
   };
   [[nodiscard]] static Region region_of(const at::Tensor& tensor);
-  // The host's copy of an earlier output that `tensor` lies inside; undefined when there is none.
+  // Returns the host copy of an earlier output that contains `tensor`, or an undefined tensor.
   [[nodiscard]] at::Tensor inside_output(const at::Tensor& tensor) const LOCKSTEP_REQUIRES(mutex_);
-  // Waits for earlier outputs that `tensor` overlaps in another way.
+  // Waits for earlier outputs that partly overlap `tensor`.
   void settle(const at::Tensor& tensor) LOCKSTEP_REQUIRES(mutex_);
   void bring_back(std::list<Output>::iterator output) LOCKSTEP_REQUIRES(mutex_);
 

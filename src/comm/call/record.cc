@@ -49,7 +49,7 @@ std::int64_t count_at(const std::vector<std::int64_t>& counts, int rank) {
                                                         : 0;
 }
 
-// Of the counts that `call` was made with, those that make it another call than that of `other`.
+// Describes the counts of `call` that differ from the counts of `other`.
 std::string counts_that_differ(const CallRecord& call, const CallRecord& other, int other_rank,
                                const GroupNames& group) {
   if (!call.is_uneven() || !other.is_uneven() || call.collective != other.collective) return {};
@@ -83,7 +83,7 @@ std::string described_fully(const CallWords& call, std::string_view counts,
   return described(call, std::move(notes), group);
 }
 
-// A list after its length, of which there can be no more than letters are left.
+// Reads a list after its length. The length is limited by the number of characters that remain.
 std::vector<std::int64_t> read_counts(WordReader& words) {
   constexpr auto any = std::numeric_limits<std::int64_t>::max();
   auto count = words.number(0, static_cast<std::int64_t>(words.rest().size()));
@@ -187,7 +187,7 @@ std::string describe_difference(const CallRecord& one, int rank, const CallRecor
 }
 
 // COLLECTIVE OP ROOT DTYPE ELEMENTS NUMBER LINE, then the counts, each list after its length, FILE,
-// and the tag to the end of the line. DTYPE is -1 where there is none.
+// and the tag to the end of the line. DTYPE is -1 if the call has no dtype.
 std::string written(const CallRecord& call) {
   return formatted("{} {} {} {} {} {} {} {} {} {} {}", static_cast<int>(call.collective),
                    static_cast<int>(call.op), call.root,

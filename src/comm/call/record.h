@@ -48,7 +48,8 @@ struct CallRecord {
 // all_reduce #417 (bucket 2, 12 MB, train.cc:88); recv #3 from rank 1 (12 B, train.cc:90). `group`
 // names the ranks in it: recv #3 from rank 1 (rank 5 of the world, 12 B, train.cc:90).
 [[nodiscard]] std::string describe(const CallRecord& call, const GroupNames& group = {});
-// What a rank that is missed should have called: the same, or the other end of a message.
+// Describes the call that a missing rank should have made: the same call, or the other end of a
+// message.
 [[nodiscard]] std::string describe_due(const CallRecord& call, const GroupNames& group = {});
 // all_reduce #417 (bucket 2, sum, 3145728 x float32, train.cc:88)
 [[nodiscard]] std::string describe_fully(const CallRecord& call, const GroupNames& group = {});
@@ -67,14 +68,14 @@ struct CallWords {
 };
 [[nodiscard]] std::string describe_fully(const CallWords& call, const GroupNames& group = {});
 // rank 0 called all_reduce #5 (sum, 4 x float32, a.cc:3) where rank 1 called barrier #5 (a.cc:9).
-// Of uneven calls the first count that differs is shown.
+// If both calls are uneven, shows the first count that differs.
 [[nodiscard]] std::string describe_difference(const CallRecord& one, int rank,
                                               const CallRecord& other, int other_rank,
                                               const GroupNames& group = {});
 
-// One line of text that read_call() understands; a tag's line ends become blanks.
+// Returns one line of text that read_call() understands; line ends in a tag become blanks.
 [[nodiscard]] std::string written(const CallRecord& call);
-// Nothing for any other text.
+// Returns std::nullopt for any other text.
 [[nodiscard]] std::optional<CallRecord> read_call(std::string_view text);
 
 }  // namespace lockstep

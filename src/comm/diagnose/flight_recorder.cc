@@ -141,10 +141,11 @@ std::string FlightRecorder::json() {
 }
 
 std::string FlightRecorder::write_locked(const std::string& folder) const {
-  // File names, tags and calls of the program are the user's business alone.
+  // Only the user may read the folder and the file, because the file contains file names, tags and
+  // calls of the program.
   sys::make_directories(folder, 0700);
   auto path = std::filesystem::path(folder) / formatted("flight-rank-{}.json", header_.rank);
-  // The others wait for what this rank says: not for its disk, too.
+  // Other ranks wait for this rank's report, so do not wait for the disk.
   sys::AtomicFile::write_for_now(path, json_locked(), 0600);
   return path.string();
 }

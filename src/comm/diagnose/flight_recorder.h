@@ -64,7 +64,7 @@ struct FlightEntry {
   std::string tag;
 };
 
-// What is said once at the top of the file.
+// The header of the file, written once at its top.
 struct FlightHeader {
   int rank = 0;
   int size = 1;
@@ -86,22 +86,23 @@ class FlightRecorder {
   explicit FlightRecorder(FlightHeader header);
 
   [[nodiscard]] std::uint32_t add_group(std::string name, std::vector<int> members);
-  // It makes no more calls. Its number is given to another once none of those kept is of it, unless
-  // it has failed.
+  // Notes that the group makes no more calls. Unless the group has failed, its number is given to
+  // another group once the record keeps no call of it.
   void end_group(std::uint32_t group) noexcept;
 
-  // Any thread, one a group at a time. Returns the number of the entry, which is never 0.
+  // Any thread, one per group at a time. Returns the number of the entry, which is never 0.
   std::uint64_t note_post(std::uint32_t group, const CallInfo& call);
   void note_posted(std::uint64_t number);
   void note_wait(std::uint64_t number);
   void note_end(std::uint64_t number, Progress progress);
 
-  // A group has died, as its first caller was told: writes the file. Never throws.
+  // Notes that a group has failed, with the sentence that its first caller got, and writes the
+  // file. Never throws.
   void note_failure(std::uint32_t group, std::string_view sentence) noexcept;
-  // The record now, as it would be written.
+  // Returns the text that write() would write now.
   [[nodiscard]] std::string json();
-  // Writes it into `folder` and returns the file's path. SystemError when that fails; what was
-  // there before then stays.
+  // Writes the record into `folder` and returns the file's path. Throws SystemError if that fails;
+  // an existing file then stays as it was.
   std::string write(const std::string& folder);
   [[nodiscard]] const FlightHeader& header() const { return header_; }
 

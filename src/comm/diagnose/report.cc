@@ -47,7 +47,8 @@ std::string words_of_call(const PeerStatus& peer, const Pronouns& words, const G
                    describe(*peer.unmet, group));
 }
 
-// Of one rank, of several that are in the same place, or of the first few of them.
+// Describes the last call of one rank, of several ranks with equal calls, or of the first few
+// ranks.
 std::string words_of_last_calls(const Peers& peers, const GroupNames& group) {
   constexpr std::size_t most = 3;
   const auto& first = *peers.front();
@@ -105,8 +106,8 @@ std::string nobody_is_missing(const CallRecord& call, const Peers& peers, const 
              : text + words_of_stopped(stopped, group);
 }
 
-// What `behind` should have called next, and those of `missing` that wait in it, when one of them
-// has said which call that is.
+// Says which call `behind` should have made next and which of `missing` wait in it. Empty unless
+// one of `missing` has reported that call.
 std::string due_before(const Peers& behind, const Peers& missing, const CallRecord& call,
                        const GroupNames& group) {
   const auto number = behind.front()->last_number() + 1;

@@ -16,19 +16,19 @@
 
 namespace lockstep::diagnose {
 
-// What is known of one of the ranks that an operation needs.
+// The state of one rank that an operation needs, as far as this rank knows it.
 struct PeerStatus {
   int rank = 0;
   bool has_called = false;
   bool is_executing = false;  // it began a part of the operation and has not finished it
-  // Its latest call of this channel, else its latest of any.
+  // The latest call of this channel, or of any channel if this channel has none.
   std::optional<CallRecord> last = {};
   bool last_is_of_channel = true;
   bool may_have_called_more = false;  // it ended or was stopped before it could tell of everything
   std::optional<CallRecord> unmet = {};  // a message of it that its peer has not met
   std::string stopped_process = {};      // its number, where it is stopped
 
-  // The number of its latest call of this channel, 0 for none.
+  // The number of the latest call of this channel; 0 if it has no call yet.
   [[nodiscard]] std::uint64_t last_number() const {
     return last && last_is_of_channel ? last->number : 0;
   }
@@ -40,11 +40,12 @@ struct PeerStatus {
                                            std::span<const PeerStatus> peers, Duration waited,
                                            const GroupNames& group);
 
-// A rank that takes no part any more in what others wait for.
+// A rank that no longer takes part in an operation that other ranks wait for.
 struct LostRank {
   int rank = 0;
   int size = 1;  // of the group
-  // Nothing: it left by itself. Else the number of its process, empty where that is not known.
+  // std::nullopt: the rank left by itself. Else the number of its process, empty if it is not
+  // known.
   std::optional<std::string> ended_process = {};
   bool by_exception = false;              // it left while an exception unwound its stack
   std::string how = {};                   // or what else is to be said of how it was lost
@@ -56,7 +57,7 @@ struct LostRank {
 // rank 1 of 3 was lost: its process 4711 ended without leaving; its last call was ...; ranks 0, 2
 // wait in all_reduce #8 (...)
 [[nodiscard]] std::string lost_sentence(const LostRank& lost, const GroupNames& group);
-// A rank that is not known to be one of these: its connection is gone. `silent`: have not called.
+// For a rank whose connection is gone, but which is not identified. `silent`: ranks without a call.
 [[nodiscard]] std::string gone_sentence(const CallRecord& call, std::span<const int> silent,
                                         std::span<const int> waiting, std::string_view how,
                                         const GroupNames& group);
@@ -71,8 +72,9 @@ struct LostRank {
 [[nodiscard]] std::string execution_sentence(int rank, const CallRecord& call, std::string_view why,
                                              const GroupNames& group);
 
-// Of what only this rank knows, because the store did not say more, and why: a call that is not
-// complete, one that `what` happened in, one that differs from another rank's, an abort, anything.
+// Sentences for the case that the store did not say more, so that only this rank's knowledge is
+// described: an incomplete call, a call in which `what` happened, a call that differs from another
+// rank's, an abort, or any other problem.
 [[nodiscard]] std::string words_of_incomplete(const CallRecord& call, Duration waited,
                                               const GroupNames& group);
 [[nodiscard]] std::string words_of_trouble(const CallRecord& call, std::string_view what,
@@ -88,21 +90,21 @@ struct LostRank {
 [[nodiscard]] std::string aborted_sentence(int rank, std::string_view reason,
                                            const GroupNames& group);
 
-// Of a group that is known to be dead, and nothing more.
+// Returns the sentence for a group that failed for an unknown reason.
 [[nodiscard]] std::string untold_sentence(const GroupNames& group);
 
-// Where ranks pass their inputs on in the slots of a ring (shm): these have posted small operations
-// before `call` without carrying them out;
+// For ranks that pass their inputs on in the slots of a ring (shm):
+// `late` have posted small operations before `call` without executing them;
 [[nodiscard]] std::string late_sentence(const CallRecord& call, std::span<const int> late,
                                         Duration waited, const GroupNames& group);
-// these have posted `posted` operations without looking at the first of them, and `rank` waits to
-// post the next;
+// `slow` have posted `posted` operations without reading the first of them, and `rank` waits to
+// post the next operation;
 [[nodiscard]] std::string unread_sentence(std::span<const int> slow, int posted, int rank,
                                           Duration waited, const GroupNames& group);
-// how a rank was lost that left before operation `number`, which `waiting` waits to post;
+// a rank was lost before it posted operation `number`, which `waiting` waits to post;
 [[nodiscard]] std::string words_of_early_end(std::uint64_t number, int waiting, bool by_exception,
                                              const GroupNames& group);
-// and "; rank 1 is in all_reduce #7 (...) and may still write to its output: WHY".
+// "; rank 1 is in all_reduce #7 (...) and may still write to its output: WHY".
 [[nodiscard]] std::string words_of_writer(int rank, const CallRecord& call, std::string_view why,
                                           const GroupNames& group);
 

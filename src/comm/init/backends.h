@@ -29,7 +29,8 @@ struct BackendOptions {
   std::optional<c10::Device> device = {};  // nccl: of this rank
 };
 
-// Those of this build: "shm", "gloo", "nccl", "mpi", "hierarchical", "hierarchical:gloo", ...
+// The backends of this build: "shm", "gloo", "nccl", "mpi", "hierarchical", "hierarchical:gloo",
+// ...
 [[nodiscard]] std::vector<std::string_view> backend_names();
 
 // As has_streams() of device.h, of a group whose backend has this name.

@@ -19,7 +19,7 @@ std::string across_hosts(bool by_mpirun, std::span<const std::string_view> names
   return is_here("mpi") && (by_mpirun || !is_here("gloo")) ? "mpi" : "gloo";
 }
 
-// Of each rank, in its own list.
+// Returns the device of each rank, as an index into the rank's own list.
 std::vector<std::optional<int>> chosen_devices(const RankPlaces& places) {
   std::map<std::pair<std::string, std::vector<std::string>>, int> turns;
   std::vector<std::optional<int>> chosen;

@@ -16,7 +16,8 @@ namespace lockstep {
 [[nodiscard]] std::string choose_backend(std::string_view asked, std::span<const std::string> hosts,
                                          bool by_mpirun, std::span<const std::string_view> names);
 
-// What every rank knows of all ranks after the handshake, so that all choose the same.
+// The hosts and devices of all ranks. After the handshake all ranks know them, so all choose the
+// same.
 struct RankPlaces {
   std::span<const std::string> hosts;                 // of each rank
   std::span<const std::vector<std::string>> devices;  // names of those that each rank may use
@@ -34,11 +35,11 @@ struct Choice {
   std::string reason;  // for the log; begins in lower case
 };
 
-// Ranks of a host with equal lists of devices take turns: the k-th of them gets device k, modulo
-// their number. `device_backend` is the backend for ranks with a device each, empty if there is
-// none: it is chosen if no two ranks share a device and none has the CPU. All other groups go
-// through the host's memory (choose_backend()). BadInput if two ranks would share a device that
-// they may not share.
+// Ranks of a host with equal lists of devices take turns: the k-th rank gets device k, modulo the
+// number of devices. `device_backend` is the backend for groups in which each rank has a device; it
+// may be empty. It is chosen if no two ranks share a device and no rank has the CPU. All other
+// groups go through host memory (choose_backend()). Throws BadInput if two ranks would share a
+// device and sharing is not allowed.
 [[nodiscard]] Choice choose(int rank, const RankPlaces& places, const Wishes& wishes,
                             std::string_view device_backend,
                             std::span<const std::string_view> names);

@@ -28,8 +28,8 @@ namespace kernels {
 
 inline constexpr int max_ranks = 256;
 
-// Whether `op` has a meaning for `dtype`: an average needs fractions, bits need integers, an order
-// needs real numbers.
+// Returns true if `op` is defined for `dtype`: an average needs fractions, bitwise operations need
+// integers, an order needs real numbers.
 [[nodiscard]] bool can_combine(DType dtype, Op op);
 
 struct Combination {

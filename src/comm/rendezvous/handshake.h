@@ -1,10 +1,10 @@
-// Who is there: every rank tells the others its world size, its machine, the engine it was asked
-// for and the devices that it may use, and they compare.
+// Handshake: every rank tells the others its world size, its host, the requested engine and the
+// devices that it may use, and each rank compares them.
 //
 // Keys, under "lockstep/<attempt>/": "round/<rank>" counts the calls of init() of one rank, so that
-// the n-th calls of all ranks meet; "<n>/hello/<rank>" is what that rank says, five lines: world
-// size, version, engine, host, names of its devices with a space between them;
-// "<n>/refused/<rank>" that it ends because of what it read.
+// the n-th calls of all ranks meet; "<n>/hello/<rank>" holds five lines of that rank: world size,
+// version, engine, host, and the names of its devices, separated by spaces; "<n>/refused/<rank>"
+// says that the rank ends because another rank's lines do not fit.
 #pragma once
 
 #include <lockstep/base/deadline.h>

@@ -1,5 +1,5 @@
-// What another rank tells of its calls may be anything: it is read, compared and described without
-// harm, and what is read can be told again.
+// Statements of another rank may contain any bytes: reading, comparing and describing them is safe,
+// and a statement that was read can be written again.
 #include "comm/diagnose/calls.h"
 #include "comm/diagnose/failure.h"
 #include "comm/diagnose/history.h"

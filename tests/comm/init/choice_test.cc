@@ -1,4 +1,4 @@
-// Which device each rank gets and which backend its group, for hosts with more GPUs than ours.
+// Tests which device each rank gets and which backend its group gets, on hosts with many GPUs.
 #include "comm/init/choice.h"
 
 #include <lockstep/base/error.h>
@@ -26,7 +26,7 @@ Names gpus(int count) {
   return names;
 }
 
-// Ranks by what they see; `ranks` of each of the hosts a, b, ...
+// The hosts and devices of all ranks: `ranks` ranks on each of the hosts a, b, ...
 struct Ranks {
   Names hosts;
   std::vector<Names> devices;

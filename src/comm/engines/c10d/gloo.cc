@@ -46,9 +46,9 @@ class MarkedGloo final : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;
   void mark_next(std::uint32_t mark) { collectiveCounter_ = mark; }
-  // Closing a connection wakes the operations of the peer and not our own; a receive that passes
-  // its deadline fails everything that is pending in its context. So one that nobody answers, from
-  // every peer: where a connection is closed already it fails at once, and alone.
+  // Closing a connection wakes the operations of the peer but not ours. A receive that times out
+  // fails everything pending in its context, so post a receive without a sender for every peer. If
+  // a connection is already closed, only that receive fails, at once.
   void fail_pending() noexcept {
     for (int peer = 0; peer < getSize(); ++peer) {
       if (peer == getRank()) continue;
@@ -64,11 +64,11 @@ class MarkedGloo final : public c10d::ProcessGroupGloo {
   }
 };
 
-// Gloo cannot be told to stop connecting, and a rank that is lost between its address in the store
-// and the connection keeps the others until their deadline. So it connects in a thread of its own,
-// and this one asks the store meanwhile, which throws when the ranks have no reason to meet any
-// more (a round of an elastic run has ended). Then the thread is left alone: it has all that it
-// uses, and ends with Gloo's deadline.
+// Gloo cannot be told to stop connecting. If a rank is lost after publishing its address but before
+// connecting, the other ranks would block until their deadline. So Gloo connects in a separate
+// thread while this thread polls the store, which throws when the ranks no longer have a reason to
+// meet (a round of an elastic run has ended). The connecting thread is then abandoned: it owns
+// everything that it uses, and ends at Gloo's deadline.
 class Connecting {
  public:
   using Made = c10::intrusive_ptr<MarkedGloo>;
@@ -102,7 +102,7 @@ class Connecting {
   }
 
  private:
-  // For a key that nobody sets.
+  // Waits a moment for `never`, a key that is never set; throws if the store has ended the round.
   static void ask(Store& store, const std::string& never) {
     const std::array keys{never};
     try {

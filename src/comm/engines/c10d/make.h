@@ -18,7 +18,7 @@
 
 namespace lockstep::c10d_engine {
 
-// Whether this build has them.
+// Returns true if this build includes the backend.
 [[nodiscard]] bool has_gloo();
 [[nodiscard]] bool has_nccl();
 

@@ -40,21 +40,22 @@ constexpr milliseconds longest_abort = std::chrono::seconds(10);
 constexpr const char* everyone = "all";  // names the communicator of the collectives
 
 // LibTorch watches NCCL from threads of its own, which end the process when an operation fails or
-// takes long, and only the environment says otherwise. Where waits block there are no such threads:
-// here they poll (finish()), so what went wrong is thrown to those who wait. Its record of
-// operations keeps pointers into them that only those threads take back; the group has its own
-// (comm/flight).
-// A program may set these variables for groups of its own: they get back their values when the
-// group, which reads them in its constructor, is made.
-constexpr std::pair<const char*, const char*> settings[] = {
-    {"TORCH_NCCL_BLOCKING_WAIT", "1"},
-    {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"},
-    {"TORCH_NCCL_ENABLE_MONITORING", "0"},
-    {"TORCH_NCCL_DUMP_ON_TIMEOUT", "0"},
-    {"TORCH_NCCL_TRACE_BUFFER_SIZE", "0"},
-    {"TORCH_FR_BUFFER_SIZE", "0"},
-    {"TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "0"},
-};
+// takes long. Only environment variables turn these threads off. With blocking waits LibTorch does
+// not start the threads: waits poll (finish()) and throw the error in the waiting thread.
+// LibTorch's record of operations keeps pointers that only those threads release, so the record is
+// off; the group has its own (comm/flight).
+void set_environment() {
+  constexpr std::pair<const char*, const char*> settings[] = {
+      {"TORCH_NCCL_BLOCKING_WAIT", "1"},
+      {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"},
+      {"TORCH_NCCL_ENABLE_MONITORING", "0"},
+      {"TORCH_NCCL_DUMP_ON_TIMEOUT", "0"},
+      {"TORCH_NCCL_TRACE_BUFFER_SIZE", "0"},
+      {"TORCH_FR_BUFFER_SIZE", "0"},
+      {"TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "0"},
+  };
+  for (auto [name, value] : settings) c10::utils::set_env(name, value);
+}
 
 std::string name_of_gpu(c10::DeviceIndex index) {
   const auto& uuid = at::cuda::getDeviceProperties(index)->uuid;
@@ -63,9 +64,9 @@ std::string name_of_gpu(c10::DeviceIndex index) {
   return name;
 }
 
-// What the NCCL groups of one process share: its GPU, and c10d's groups. These stay until every
-// rank of the world has let go of its last group, because GPUs read each other's memory, and ranks
-// drop their groups in any order.
+// Family: the state that the NCCL groups of one process share, which is its GPU and c10d's groups.
+// GPUs read each other's memory and ranks drop their groups in any order, so c10d's groups stay
+// until every rank of the world has dropped its last group.
 class Family {
  public:
   Family(std::shared_ptr<Store> store, int rank, int size, NcclOptions options)

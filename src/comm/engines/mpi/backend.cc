@@ -59,7 +59,7 @@ std::shared_ptr<Backend> make(std::shared_ptr<Store> store, int rank, int size,
               "the backend mpi: rank {} of {} is one of {} processes that MPI ({}) knows of; start "
               "the program with that implementation's mpirun -n {}",
               rank, size, progress.size(), progress.library(), size);
-  // What the ranks tell each other: the rank in MPI's world, the time, the process.
+  // The ranks exchange their rank in MPI's world, the time, and the identity of their process.
   auto texts = rendezvous::exchange(
       *store, {.prefix = "mpi/", .rank = rank, .size = size, .purpose = "to join over MPI"},
       formatted("{} {} {}", progress.rank(), Clock::now().time_since_epoch().count(),

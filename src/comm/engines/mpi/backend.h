@@ -14,7 +14,7 @@
 
 namespace lockstep::mpi {
 
-// Whether some implementation's plug-in is there.
+// Returns true if the plug-in of an MPI implementation is installed.
 [[nodiscard]] bool has_mpi();
 
 // The world of `size` ranks, which tell each other in the store which rank of MPI's world they are.

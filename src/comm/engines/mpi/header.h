@@ -1,9 +1,9 @@
-// What precedes every message between two ranks of the engine mpi.
+// The header of every message between two ranks of the engine mpi.
 //
-// One MPI message carries the header and, when it is short, the content behind it; a longer content
-// follows as a message of its own under `tag`, which the receiver takes when it knows where to put
-// it. Ranks of one world run the same program on machines of one kind, so numbers go as they lie in
-// memory.
+// One MPI message carries the header and, if the content is short, the content behind it. A longer
+// content follows as a separate message under `tag`; the receiver takes that message when it knows
+// its destination buffer. All ranks of a world run the same program on the same architecture, so
+// numbers are sent in native byte order.
 #pragma once
 
 #include <cstddef>

@@ -36,10 +36,10 @@ class Member final : public MessageHandler, public std::enable_shared_from_this<
 
   // Begins to take messages.
   void join();
-  // As BlockingEngine's.
+  // As in BlockingEngine.
   void run(const PostedCall& call);
   void close(std::string_view reason) noexcept;
-  // Tells the others that this rank has left. Nothing runs any more.
+  // Tells the other ranks that this rank has left. No operation may be running.
   void leave() noexcept;
 
   // The progress thread:
@@ -49,7 +49,7 @@ class Member final : public MessageHandler, public std::enable_shared_from_this<
 
  private:
   using Pointer = std::shared_ptr<Operation>;
-  // A piece as it is waited for.
+  // Identifies a piece that an operation waits for.
   struct Key {
     int from = -1;
     Kind kind = Kind::collective;
@@ -72,9 +72,9 @@ class Member final : public MessageHandler, public std::enable_shared_from_this<
   // Ends everything that is under way, and whatever begins later, with `error`.
   void end_all(std::exception_ptr error);
   void tell_others(Kind kind, std::string_view content);
-  // Of a group that fails: they may not come to the end of the world either.
+  // Called when the group fails: its other ranks may not reach the shutdown of the world either.
   void suspect_others();
-  // That rank will send nothing more here; what waits for it ends.
+  // Notes that `rank` will send nothing more here; ends the operations that wait for it.
   void gone(int rank, const std::string& why);
   [[nodiscard]] int rank_of(int world_rank) const;
 

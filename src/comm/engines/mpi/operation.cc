@@ -18,7 +18,7 @@ std::byte* memory_of(const at::Tensor& tensor) {
   return tensor.defined() ? static_cast<std::byte*>(tensor.data_ptr()) : nullptr;
 }
 
-// Whether the smaller operand lies at this rank's place in the larger one, where it belongs.
+// Returns true if the smaller operand lies at this rank's place in the larger one.
 bool lies_in_place(const PostedCall& call, const std::byte* input, const std::byte* output,
                    int rank, int size) {
   if (input == nullptr || output == nullptr) return false;

@@ -16,7 +16,7 @@ namespace lockstep::mpi {
 
 class Operation {
  public:
-  // Of rank `rank` of a group of `size`.
+  // `rank` is this rank's number in a group of `size` ranks.
   Operation(const PostedCall& call, int rank, int size);
 
   // Blocks until end(), and throws its error. Any thread; everything else is the progress thread's.
@@ -27,15 +27,15 @@ class Operation {
   [[nodiscard]] Kind kind() const;
   [[nodiscard]] std::uint64_t number() const { return call_.number; }
   [[nodiscard]] std::uint64_t fingerprint() const { return call_.fingerprint; }
-  // Whether that rank takes part: every rank in a collective.
+  // Returns true if `rank` takes part in the operation; in a collective, every rank does.
   [[nodiscard]] bool needs(int rank) const;
 
   [[nodiscard]] const Plan& plan() const { return plan_; }
   [[nodiscard]] std::span<std::byte> bytes_of(Piece piece) const;
-  // By the counts of an all_to_all; without counts, and in anything else, 0.
+  // The byte counts of an uneven all_to_all; 0 for any other operation.
   [[nodiscard]] std::uint64_t bytes_for(int peer) const;
   [[nodiscard]] std::uint64_t bytes_from(int peer) const;
-  // What a round does without messages: before them, and after.
+  // The local work of a round: copy() runs before its messages, sum() after them.
   void copy(const Round& round) const;
   void sum(const Round& round) const;
 

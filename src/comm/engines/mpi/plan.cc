@@ -8,7 +8,7 @@
 namespace lockstep::mpi {
 namespace {
 
-// The parts of a tensor, one a rank, in bytes.
+// The parts of a tensor, one per rank, in bytes.
 class Parts {
  public:
   static Parts even_parts(std::int64_t elements, int size, std::int64_t element_bytes) {
@@ -161,8 +161,8 @@ void Planner::broadcast() {
     for (int peer : others()) add(first.sends, peer, whole);
     return;
   }
-  // The root deals out the chunks, and each rank passes its own on. The root's goes to nobody: it
-  // is cut up among the others.
+  // The root sends each other rank a chunk, and each of these ranks passes its chunk on. The root
+  // needs no chunk, so the tensor is cut into size - 1 chunks.
   auto chunks = Parts::even_parts(x_.elements, x_.size - 1, x_.element_bytes);
   auto place = [&](int rank) { return rank < x_.root ? rank : rank - 1; };
   auto piece = [&](int rank) { return chunks.piece(Memory::output, place(rank)); };

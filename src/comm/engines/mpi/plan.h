@@ -1,14 +1,15 @@
-// How a call is carried out by messages of MPI: pure arithmetic, the same on every rank but for the
-// rank's number.
+// A plan carries out a call by messages of MPI. It is pure arithmetic; plans of different ranks
+// differ only by the rank's number.
 //
-// A plan is one round or two. In a round a rank copies, sends pieces and receives pieces, all at
-// once and in any order, and when these are done it may sum: one contribution a rank, in the order
-// of the tree (kernels/combine.h). So the bits are those of the engines local and shm. Every rank
-// sends directly to every other: a round costs one latency, and what a rank sends in all is the
-// least that the operation needs (2 (n-1)/n of the tensor for an all_reduce; reduce_scatter then
-// all_gather, R. Rabenseifner, Optimization of Collective Reduction Operations, ICCS 2004). Small
-// all_reduces, reduces and broadcasts go whole, in one round. Every rank hears from the one before
-// it, if only by a message without a byte, so that calls that differ meet.
+// A plan has one or two rounds. In a round, a rank copies, sends pieces and receives pieces, all at
+// once and in any order. When these are done, it may sum one contribution per rank, in the order of
+// the tree (kernels/combine.h), so results are bitwise equal to those of the engines local and shm.
+// Every rank sends directly to every other rank: a round costs one latency, and a rank sends no
+// more bytes in total than the operation needs (2 (n-1)/n of the tensor for an all_reduce;
+// reduce_scatter then all_gather, R. Rabenseifner, Optimization of Collective Reduction Operations,
+// ICCS 2004). Small all_reduces, reduces and broadcasts send the whole tensor in one round. Every
+// rank receives a message from the rank before it, even if the message is empty, so that calls that
+// differ are detected.
 #pragma once
 
 #include <lockstep/comm/call.h>

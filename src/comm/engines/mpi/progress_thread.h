@@ -41,24 +41,24 @@ struct Arrival {
   std::vector<std::byte> content;  // when header.tag is 0
 };
 
-// What a group does with its messages. Called by the progress thread; must not throw.
+// Handles the messages of one group. The progress thread calls it; its functions must not throw.
 class MessageHandler {
  public:
   virtual ~MessageHandler() = default;
   virtual void arrived(Arrival arrival) = 0;
-  // That rank is gone; -1: nothing moves any more. `how` says why.
+  // Called when the rank `from` is gone; -1 means that MPI itself has failed. `how` says why.
   virtual void lost(int from, const std::string& how) = 0;
 };
 
 class ProgressThread {
  public:
-  // That of this process; begins MPI with the first call, and stays until the process ends.
-  // BadInput when there is no MPI to begin.
+  // Returns the progress thread of this process. The first call initialises MPI, and the thread
+  // runs until the process ends. Throws BadInput if there is no MPI implementation.
   static ProgressThread& open();
 
   ProgressThread();
-  // Waits until all ranks of the world are about to end, as MPI's own end does, but a few seconds
-  // only for ranks that are suspected: without them MPI is left as it is.
+  // Waits until all ranks of the world are about to end, as MPI_Finalize does. Waits only a few
+  // seconds for suspected ranks; if they do not come, MPI is not finalised.
   ~ProgressThread();
   ProgressThread(const ProgressThread&) = delete;
   ProgressThread& operator=(const ProgressThread&) = delete;
@@ -67,12 +67,12 @@ class ProgressThread {
   [[nodiscard]] int size() const { return world_.size; }
   [[nodiscard]] std::string library() const { return world_.library; }
 
-  // Any thread: a number that the ranks share, if they ask equally often.
+  // Any thread. Returns a number that is equal on all ranks if they call equally often.
   [[nodiscard]] std::uint64_t next_bootstrap() { return ++bootstraps_; }
-  // Any thread: `task` will be run by the progress thread, in the order of the calls.
+  // Any thread. The progress thread runs the tasks in the order of the calls.
   void give(std::function<void()> task);
 
-  // The rest: the progress thread.
+  // The rest is called by the progress thread only.
 
   using Done = std::function<void()>;
   // Sends to a rank of the MPI world; header.bytes and header.tag are filled in. Done is called
@@ -83,16 +83,17 @@ class ProgressThread {
   void fetch(const Arrival& arrival, std::byte* to, std::shared_ptr<const void> keep, Done done);
   void discard(const Arrival& arrival);
 
-  // Messages for `group` goes to `handler` from now on, beginning with what came before.
+  // Passes messages for `group` to `handler` from now on, including messages that arrived earlier.
   void attach(std::uint64_t group, std::shared_ptr<MessageHandler> handler);
-  // From now on it is discarded.
+  // Discards messages for `group` from now on.
   void detach(std::uint64_t group);
-  // Watches the process of a rank, where it is one of this host.
+  // Watches the process of `rank`, if it runs on this host.
   void watch(int rank, std::string_view identity);
-  // So many operations more (less) are waiting for messages: how eagerly to look for it.
+  // Adds `operations` (may be negative) to the operations that wait for messages: the more there
+  // are, the more often the thread polls.
   void expect(int operations) { expected_ += operations; }
-  // A group of that rank failed: it may never come to its end, unless a message from it arrives
-  // from now on.
+  // Notes that a group of `rank` failed: that rank may never reach its shutdown, unless a message
+  // from it arrives from now on.
   void suspect(int rank) {
     if (!departed_.contains(rank)) suspected_.insert(rank);
   }
@@ -117,21 +118,21 @@ class ProgressThread {
   bool take_finished();
   void deliver(Arrival arrival);
   void check_processes();
-  // MPI says that it cannot reach that rank. Why, its process may tell in a moment.
+  // Notes that MPI cannot reach `rank`; the state of its process may soon tell why.
   void note_unreachable(int rank, int code);
   void note_lost(int rank, const std::string& how);
   void rest(int idle_rounds);
-  // MPI itself failed, or our use of it: every group hears of it.
+  // Fails every group, because MPI itself failed or was misused.
   void break_down(const std::string& why);
   void part();
   [[nodiscard]] bool is_everyone_leaving() const;
   void check(int code, const char* what) const;
   [[nodiscard]] std::string explained(int code) const;
   Moving& begin_moving(int peer);
-  // Messages longer than MPI counts go in pieces under one tag, which keep their order.
+  // Sends messages longer than MPI's limit in pieces under one tag, which preserves their order.
   template <class Start>
   void start_pieces(Moving& moving, std::size_t bytes, Start start);
-  // Whether it has ended: done, or given up by MPI.
+  // Returns true if the transfer has completed or MPI has given it up.
   bool is_over(Moving& moving);
 
   const lockstep_mpi_functions* mpi_ = nullptr;

@@ -40,7 +40,7 @@ Buffer buffer_of(const at::Tensor& tensor) {
           static_cast<std::size_t>(tensor.nbytes())};
 }
 
-// Of an input, which nobody writes: one that copies on write is not copied.
+// The buffer of an input, which is only read: a copy-on-write tensor is not copied.
 Buffer buffer_to_read(const at::Tensor& tensor) {
   if (!tensor.defined()) return {};
   if (!tensor.is_cpu()) refuse_device(tensor);
@@ -94,7 +94,8 @@ ArenaTensors::Pages pages_of_tensors() {
                                    : ArenaTensors::Pages::at_once;
 }
 
-// What the backends of one world share: tensors are made in the arena as long as one of them lives.
+// The state that the backends of one world share. While one of them lives, tensors are made in the
+// arena.
 struct Ends {
   Ends(std::shared_ptr<Store> store, int rank, int size, EndpointOptions options,
        std::size_t for_tensors)

@@ -39,10 +39,10 @@
 
 namespace lockstep::shm {
 
-// A count and the lock of those who move it on, in one word: to take it is one atomic operation, to
-// give it back a store, and to read the count neither. A thread that finds it taken offers its core
-// for a while and then sleeps between looks: it may be held as long as a large copy takes. So it is
-// for what rarely meets.
+// A count and the lock for advancing it, in one word. Locking takes one atomic operation, unlocking
+// one store, and reading the count takes no lock. If the lock is taken, lock() first yields and
+// then sleeps between attempts, since the lock may be held for as long as a large copy takes. Use
+// it only where contention is rare.
 class GuardedCount {
  public:
   [[nodiscard]] std::uint64_t count() const {
@@ -74,15 +74,16 @@ class GuardedCount {
   std::atomic<std::uint64_t> word_{0};
 };
 
-// What a thread is willing to do: when it must not be kept long, only its own outputs of inline
-// operations; at a post, its own part of what is ready; while it waits, anything.
+// The work that a thread may do. A thread that must not be delayed computes only its own outputs of
+// inline operations (inline_only); a thread that posts executes its own part of ready operations
+// (own_part); a thread that waits executes anything.
 enum class ProgressScope { inline_only, own_part, anything };
 
-// Whom a post has news for: nobody, threads that wait, or helpers too.
+// The threads that a post must wake: none, threads that wait, or helpers too.
 enum class WakeScope { nobody, waiting, everybody };
 
-// What a thread waits for: that an operation is complete, or that every member has consumed what
-// the slot of the next operation had inline last.
+// The event that a thread waits for: an operation is complete, or every member has consumed the
+// previous inline inputs in the slot of the next operation.
 struct Awaited {
   enum class Kind { completion, free_slot };
   Kind kind = Kind::completion;
@@ -91,7 +92,7 @@ struct Awaited {
 
 class Channel {
  public:
-  // The members are `ranks`, as numbers of the group.
+  // `ranks` are the members, as numbers of the group.
   Channel(const SharedGroup& group, ChannelKey name, ChannelMemory memory, std::vector<int> ranks);
 
   [[nodiscard]] const SharedGroup& group() const { return group_; }
@@ -100,7 +101,7 @@ class Channel {
   [[nodiscard]] PostedCalls posted_calls() const {
     return {peers(), memory_, ranks_, !name_.is_collective()};
   }
-  // This process's own call of that number, which is under way.
+  // Returns the record of this process's own call `sequence`, which must be under way.
   [[nodiscard]] CallRecord own_call(std::uint64_t sequence) const {
     return posted_calls().call(me_, sequence);
   }
@@ -114,38 +115,40 @@ class Channel {
     return complete_.load(std::memory_order_acquire);
   }
   [[nodiscard]] bool is_complete(std::uint64_t sequence) const { return completed() >= sequence; }
-  // Nothing of it is under way, here or elsewhere.
+  // Returns true if no operation of the channel is under way, here or elsewhere.
   [[nodiscard]] bool is_settled() const {
     return completed() == posted() && executing_.load(std::memory_order_acquire) == 0;
   }
 
-  // Whether every member has consumed what the next operation's slot had inline last.
+  // Returns true if every member has consumed the previous inline inputs in the slot of the next
+  // operation.
   [[nodiscard]] bool is_slot_free();
 
   [[nodiscard]] bool is_over(const Awaited& awaited) {
     return awaited.kind == Awaited::Kind::completion ? is_complete(awaited.sequence)
                                                      : is_slot_free();
   }
-  // The members (numbers of the group) that have posted small operations and must look at them
-  // first: they have not consumed the inline inputs of a slot or before a barrier. Under the
+  // Returns the members (numbers of the group) that delay `awaited`: they have posted small
+  // operations but have not consumed the inline inputs of a slot or before a barrier. Under the
   // engine's mutex.
   [[nodiscard]] std::vector<int> late_members(const Awaited& awaited) const;
-  // Kills the group when what is waited for misses a member that will not post any more.
+  // Kills the group if `awaited` needs a post of a member that will not post any more.
   void check_departures(const Awaited& awaited) const;
-  // Why it takes so long, as a sentence. `late`: late_members().
+  // Returns a sentence that says why the wait takes so long. `late`: late_members().
   [[nodiscard]] std::string overdue(const Awaited& awaited, std::span<const int> late,
                                     Duration waited) const;
   // Places the operands of a call on this channel.
   [[nodiscard]] Operands place(const CallInfo& info, CallBuffers&& buffers) const {
     return Operands::place(peers(), memory_, me_, info, std::move(buffers));
   }
-  // Prepares the next operation: what may be slow and needs no lock. Room in the ring is the
-  // caller's business.
+  // Prepares the next operation: all work that may be slow and needs no lock. The caller makes sure
+  // that the ring has room.
   void fill_next(const CallInfo& info, Operands&& operands);
-  // Publishes it. When everybody else has posted too, peers have something to do or to hear.
+  // Publishes the prepared operation. Returns which threads of the peers must be woken; if all
+  // other members have posted too, there is work for them.
   [[nodiscard]] WakeScope post_next(const CallInfo& info);
-  // The operation posted last is the only one under way, and peers have not posted it: there was
-  // nothing to claim when post_next() looked.
+  // Returns true if the operation posted last is the only one under way and peers have not posted
+  // it: there was nothing to claim when post_next() looked.
   [[nodiscard]] bool waits_for_peers() const {
     return completed() + 1 == posted() && !record(posted()).is_planned();
   }
@@ -156,42 +159,42 @@ class Channel {
     std::int64_t index = 0;
     bool is_whole = false;  // the operation is this one segment
   };
-  // Whether a member has not posted the first incomplete operation yet, so that nothing can be
-  // claimed. Any thread, without the mutex.
+  // Returns true if a member has not posted the first incomplete operation yet, so that nothing can
+  // be claimed. Any thread, without the mutex.
   [[nodiscard]] bool misses_a_post() const;
-  // Notes what has become complete and claims a segment if there is one to be had. False: nothing
-  // to do now.
+  // Notes which operations have become complete and claims a segment if one is available. Returns
+  // false if there is nothing to do now.
   [[nodiscard]] bool claim_next(ProgressScope scope, Task& task);
-  // Executes what was claimed. True when the operation is complete with it. end_task() says
-  // afterwards that the channel may go.
+  // Executes the claimed segment. Returns true if this completes the operation. Call end_task()
+  // afterwards: from then on the channel may be destroyed.
   [[nodiscard]] bool execute(const Task& task);
   void end_task() { executing_.fetch_sub(1, std::memory_order_release); }
 
-  // What the call gave for its wait; meaningful until it is finished.
+  // The timeout of the call; valid until the call is finished.
   [[nodiscard]] Duration timeout_of(std::uint64_t sequence) const {
     return record(sequence).timeout();
   }
 
-  // Gives out the results of everything up to `sequence` that is complete, in order.
+  // Delivers, in order, the results of all complete operations up to `sequence`.
   void finish(std::uint64_t sequence);
-  // After an error. Under the engine's mutex: notes what is complete, and nothing more is claimed
-  // or executed here.
+  // After an error, under the engine's mutex: notes which operations are complete. Nothing more is
+  // claimed or executed in this channel.
   void stop();
   [[nodiscard]] bool is_stopped() const { return stopped_; }
   // Empties the record of a call that is not posted, because the channel has stopped.
   void empty_next() { record(posted() + 1).release(); }
-  // Once stopped: gives out what is complete and calls visit(operation) for each of the others,
-  // which is never given out.
+  // Once stopped: delivers complete operations and calls visit(operation) for each of the others,
+  // which are never delivered.
   template <typename Visit>
   void end_unfinished(Visit&& visit);
-  // Whether an operation under way uses bytes of that buffer, and the channel has not stopped.
+  // Returns true if the channel has not stopped and an operation under way uses bytes of `buffer`.
   // Under the engine's mutex.
   [[nodiscard]] bool uses(Buffer buffer) const;
-  // Peers may still write into the buffers of what is not complete, so they are never used again.
+  // Leaks the buffers of incomplete operations, because peers may still write into them.
   void leak_unfinished();
 
-  // The last operation of this channel that must be delivered before a call on `channel` with these
-  // operands, which are placed; 0 if there is none.
+  // Returns the last operation of this channel that must be delivered before a call on `channel`
+  // with `operands`, which are placed; 0 if no operation must.
   [[nodiscard]] std::uint64_t last_conflict(const Channel* channel, const Operands& operands) const;
 
  private:

@@ -29,7 +29,7 @@ std::uint64_t last_sequence(const ChannelMemory& memory, int member) {
   return last ? sequence_in(*last) : 0;
 }
 
-// The channel of the messages between two members of a group; nothing while there is none.
+// Returns the channel of the messages between two members of a group, if it exists.
 std::optional<PostedCalls> messages_between(const Peers& peers, const GroupBlock& block,
                                             const std::array<int, 2>& ranks) {
   auto memory = block.messages(peers, ranks[sender], ranks[receiver]);
@@ -52,7 +52,8 @@ std::optional<CallRecord> unmet_message(const Peers& peers, const GroupBlock& bl
   return std::nullopt;
 }
 
-// Two members of an uneven all_to_all of whom one sends something else than the other expects.
+// Finds two members of an uneven all_to_all such that the first sends another count than the second
+// expects.
 std::pair<int, int> unlike_pair(const PostedCalls& calls, std::uint64_t sequence) {
   auto counts = [&](int member) { return calls.memory.counts(calls.peers, member); };
   for (int from = 0; from < calls.memory.members(); ++from) {
@@ -130,7 +131,7 @@ diagnose::LostRank lost_rank(const PostedCalls& collectives, int member) {
   return lost;
 }
 
-// What a thread that waits in a channel finds out about the members that it waits for.
+// Channel's reports about the members that a thread waits for.
 
 std::vector<int> Channel::slow_readers() const {
   std::vector<int> slow;

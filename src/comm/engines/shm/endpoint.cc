@@ -75,7 +75,8 @@ void Endpoint::on_peer_end(int rank) {
 // How groups of an endpoint begin and end.
 namespace {
 
-// What stands under a group's key: where its block lies, or, behind one of these, why it does not.
+// The value under a group's key is the offset of its block or, after one of these marks, the reason
+// why there is no block.
 constexpr std::string_view refused_mark = "refused: ";
 constexpr std::string_view lost_mark = "lost: ";
 
@@ -108,7 +109,7 @@ GroupMember& Endpoint::add_group(const GroupNames& names, std::vector<int> membe
     groups_.push_back(std::move(group));
     return *groups_.back();
   } catch (...) {
-    // The others have the group, and must not wait for this rank.
+    // The other members have made the group, and must not wait for this rank.
     memory.left(static_cast<int>(me)).store(GroupBlock::gone, std::memory_order_seq_cst);
     peers().ring(members);
     throw;

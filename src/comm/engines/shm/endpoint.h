@@ -53,15 +53,15 @@ class Endpoint {
   [[nodiscard]] const std::shared_ptr<Arena>& arena() const { return arena_; }
   [[nodiscard]] ProgressEngine& progress() { return *progress_; }
 
-  // The groups stay the endpoint's; leave() says that a group's handle is gone, and waits for
-  // nobody.
+  // The endpoint owns its groups. leave() says that a group's handle is gone; it does not block.
   [[nodiscard]] GroupMember& world() { return *world_; }
-  // All `members` (world ranks) call with the same unique name. Throws PeerLost when one of them
-  // has ended, and BadInput on all of them when the first has no room for the group's block.
+  // All `members` (world ranks) must call with the same unique name. Throws PeerLost if a member
+  // has ended, and BadInput on all members if the first has no room for the group's block.
   [[nodiscard]] GroupMember& make_group(const std::string& name, std::vector<int> members);
   void leave(GroupMember& group, bool by_exception = false);
-  // A call of the group failed that had allocated this block for its members to take: it is free
-  // again when those that did have let go, and the others have left the group.
+  // Gives up `held`, a block for members of the group, after the call that allocated it failed. The
+  // block becomes free when members that took it have released it and the others have left the
+  // group.
   void give_up(GroupMember& group, std::byte* held);
 
  private:
@@ -76,23 +76,23 @@ class Endpoint {
   };
 
   [[nodiscard]] std::byte* make_block(int members, std::string key = {});
-  // For a group whose first member this rank is. The others hear of it when that fails.
+  // Makes the block of a group whose first member is this rank. If this fails, tells the other
+  // members.
   [[nodiscard]] std::byte* make_own_block(const std::string& key, const GroupNames& names,
                                           std::span<const int> members);
-  // Says under the group's key why it cannot be made.
+  // Writes under the group's key why the group cannot be made.
   void refuse(const std::string& key, const std::string& why) noexcept;
-  // Of groups that all members have left.
+  // Erases the store keys of groups that all members have left.
   void erase_used_keys();
   [[nodiscard]] GroupMember& add_group(const GroupNames& names, std::vector<int> members,
                                        std::byte* block);
-  // Throws PeerLost unless all of them can take part in a new group.
+  // Throws PeerLost unless all `members` can take part in a new group.
   void check_alive(const GroupNames& names, std::span<const int> members) const;
-  // Where the first member has put the group's block, in its arena.
+  // Returns where the first member has put the group's block in its arena.
   [[nodiscard]] std::uint64_t find_block(const std::string& key, const GroupNames& names,
                                          std::span<const int> members);
   void on_peer_end(int rank);
-  // Ends the groups that have left and whose operations are complete, and frees the blocks that
-  // nobody uses any more.
+  // Ends the groups that have left and whose operations are complete, and frees unused blocks.
   void reap();
 
   const sys::OwnProcess process_;

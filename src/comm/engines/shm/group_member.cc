@@ -111,7 +111,7 @@ void GroupMember::wait(CallId id) {
   Channel& channel = this->channel(id);
   if (channel.finished() >= id.number) return;
   wait(channel, {.sequence = id.number}, channel.timeout_of(id.number));
-  // What was dropped before comes with it, as far as all ranks have posted it.
+  // Also finish dropped operations, as far as all ranks have posted them.
   if (!has_messages_.load(std::memory_order_relaxed)) return;
   if (!has_unfinished_besides(channel)) return;
   while (progress_.progress(ProgressScope::anything)) continue;
@@ -179,13 +179,13 @@ bool GroupMember::is_deserted() const {
   return true;
 }
 
-// Aftermath: what a process does about a group that has died before it tells its callers, so that
-// they may use their tensors again.
+// Aftermath: the steps of a process after its group has died and before it tells its callers, so
+// that callers may use their tensors again.
 //
 // A peer that executes a segment when the group dies finishes it, and writes into tensors of this
-// rank. So each rank that learns of the failure stops, waits until no process executes anything of
-// the group, and only then throws. A process that is stopped itself may finish its segment at any
-// later time: what it writes to gets fresh memory, and the memory that it had is never used again.
+// rank. So each rank that learns of the failure stops, waits until no process executes an operation
+// of the group, and only then throws. A process that is stopped may finish its segment at any later
+// time, so the output of its operation gets fresh memory, and the old memory is never used again.
 namespace {
 
 // A segment takes less than a millisecond; a process that shares its cores may take its time.

@@ -16,7 +16,7 @@
 namespace lockstep::shm {
 namespace {
 
-// Whether the input of a call is small enough for its slot.
+// Returns true if the input of a call is small enough for its slot.
 bool fits_slot(const CallInfo& info, const ChannelMemory& memory) {
   if (info.is_uneven() || info.collective == Collective::barrier) return false;
   auto bytes = static_cast<std::size_t>(count_of(info, memory.members())) * bytes_of(*info.dtype);
@@ -199,7 +199,8 @@ void Operation::publish(const Peers& peers, const ChannelMemory& memory, const C
         {print_, operands_.input_location(), operands_.output_location()}, info, file_in_slot_);
 }
 
-// This rank's own part of what each gets its part of is read where it lies.
+// Copies the input to the slot. If each rank gets a part of the input, this rank reads its own part
+// from the input directly, so that part is not copied.
 void Operation::write_inline_input() const {
   const Buffer input = operands_.input();
   if (input.bytes == 0) return;

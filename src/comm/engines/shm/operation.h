@@ -1,15 +1,15 @@
-// Operation: what one process knows of one operation that it has posted.
+// Operation: the record of one operation that this process has posted.
 //
-// A record is filled by post(), used by any thread that makes progress while the operation is under
-// way, and emptied when its owner has been given the results. It is reused `depth` posts later,
-// when the operation is complete; a thread that has claimed a segment of it keeps it incomplete,
-// and so keeps the record.
+// post() fills a record. Any thread that makes progress uses it while the operation is under way,
+// and its owner empties it after delivering the results. The record is reused `depth` posts later,
+// when the operation is complete. A thread that has claimed a segment of an operation keeps the
+// operation incomplete, and so keeps the record.
 //
-// A small operation is inline: each rank's input rides in its slot, and each rank computes its own
-// output from all slots, in the same order as every other rank. There is one hand-off, there are no
-// segments, and no rank touches the buffers of another. Where ranks share memory, elements that
-// already lie at their place are not copied, as in every operation: their owner may have written
-// there again meanwhile.
+// A small operation is inline: each rank writes its input to its slot, and each rank computes its
+// own output from all slots, in the same order on every rank. There is one hand-off, there are no
+// segments, and no rank touches the buffers of another. Where ranks share memory, data that already
+// lies at its place is not written, as in every operation: its owner may have gone on and
+// overwritten it.
 #pragma once
 
 #include "comm/engines/shm/arena.h"
@@ -40,11 +40,13 @@ struct Buffer {
   return a.bytes > 0 && b.bytes > 0 && a.data < b.data + b.bytes && b.data < a.data + a.bytes;
 }
 
-// How to replace the memory of a kept object after an error, because a peer may still write to it.
+// How to move a kept object to fresh memory after an error, when a peer may still write to its
+// memory.
 struct Renewal {
-  // The memory that it has now.
+  // The buffer that the object currently owns.
   Buffer (*memory)(void* object);
-  // Gives it fresh memory with the same contents, and never frees what it had. False: it cannot.
+  // Gives the object fresh memory with the same contents, and never frees the old memory. Returns
+  // false if that is impossible.
   bool (*renew)(void* object);
 };
 
@@ -53,7 +55,7 @@ struct Renewal {
 class KeepAlive {
  public:
   KeepAlive() = default;
-  // `renewal`, if any, lives for ever.
+  // `renewal`, if not null, must outlive all objects.
   KeepAlive(void* object, void (*release)(void*), const Renewal* renewal = nullptr)
       : object_(object), release_(release), renewal_(renewal) {}
   KeepAlive(KeepAlive&& other) noexcept
@@ -73,10 +75,10 @@ class KeepAlive {
   void reset() {
     if (object_) release_(std::exchange(object_, nullptr));
   }
-  // Never releases it.
+  // Never releases the object.
   void leak() { object_ = nullptr; }
 
-  // Empty where its memory cannot be renewed.
+  // Returns an empty buffer if the object's memory cannot be renewed.
   [[nodiscard]] Buffer memory() const {
     return object_ && renewal_ ? renewal_->memory(object_) : Buffer();
   }
@@ -88,7 +90,7 @@ class KeepAlive {
   const Renewal* renewal_ = nullptr;
 };
 
-// The buffers of a call, as addresses: what the backend makes of its tensors.
+// The buffers of a call, as addresses. The backend makes them from the call's tensors.
 struct CallBuffers {
   Buffer input;
   Buffer output;
@@ -102,42 +104,44 @@ struct FreeInArena {
 };
 using ArenaBlock = std::unique_ptr<std::byte, FreeInArena>;
 
-// Operands: the buffers of one call of this rank, and where peers find them. Peers touch only what
-// lies in an arena; everything else is copied:
+// Operands: the buffers of one call of this rank, and where peers find them. Peers access only
+// buffers in an arena; all other buffers are copied:
 //
-//   inline    a small operation: the input rides in the slot, and this rank computes its own output
-//   staged    the input is copied into an arena block at the post, and the output out of one after
-//             completion, by the owner; the naive way, which works everywhere
+//   inline    a small operation: the input is copied to the slot, and this rank computes its output
+//   staged    the owner copies the input into an arena block at the post, and the output out of a
+//             block after completion; the naive way, which works everywhere
 //   direct    the descriptor says where the buffer lies, and peers read and write it there
 //
 // place() decides and copies nothing. Then the poster waits for earlier operations on the same
-// bytes (must_precede), and only then stage() copies the input.
+// bytes (must_precede). After that, stage() copies the input.
 class Operands {
  public:
   Operands() = default;
-  // The operands of a call of member `me` of a channel. All ranks choose the same way where peers
-  // must know it.
+  // Places the operands of a call of member `me` of a channel. If peers must know the placement,
+  // every rank decides alike.
   [[nodiscard]] static Operands place(const Peers& peers, const ChannelMemory& memory, int me,
                                       const CallInfo& info, CallBuffers&& buffers);
-  // Copies in what must be copied, unless the call is inline. Throws BadInput when the arena is
+  // Copies inputs that must be staged, unless the call is inline. Throws BadInput if the arena is
   // full.
   void stage(const Peers& peers);
-  // The operation is complete: the output goes where the caller wants it.
+  // Called when the operation is complete: copies the output to the caller's tensor if it was
+  // staged.
   void deliver();
-  // Frees the blocks of stage() and releases the caller's tensors. No rank uses either any more.
+  // Frees the blocks that place() and stage() made and releases the caller's tensors. Peers must
+  // have stopped using both.
   void release();
-  // Forgets both without freeing them, because peers may still write there.
+  // Never frees the blocks and tensors, because peers may still write to them.
   void leak();
 
   [[nodiscard]] bool is_inline() const { return inline_; }
-  // True for an inline call whose input has a part for each rank: this rank's own part is not
-  // copied to the slot but read from the input when the call is executed.
+  // Inline calls in which each rank gets a part of the input: true if this rank takes its own part
+  // from the input when the call is executed, instead of from the slot.
   [[nodiscard]] bool keeps_own_part() const { return keeps_own_part_; }
-  // Where peers access a buffer; nowhere if this rank does not use it. For an inline call, where an
-  // input that is moved lies in an arena, if it does.
+  // Where peers access a buffer. For an inline call, the location of a moved input if it lies in an
+  // arena. Nowhere for a buffer that is not used.
   [[nodiscard]] Location input_location() const { return input_location_; }
   [[nodiscard]] Location output_location() const { return output_location_; }
-  // The caller's own; empty where this rank does not read or write it.
+  // The caller's buffers; empty if this rank does not read or write them.
   [[nodiscard]] Buffer input() const { return input_; }
   [[nodiscard]] Buffer output() const { return output_; }
   [[nodiscard]] bool uses(Buffer buffer) const {
@@ -145,18 +149,19 @@ class Operands {
   }
 
   // Returns true if a call posted later, which is placed and not staged, must wait until this one
-  // has been delivered: it touches the same bytes, and the order of the channel alone would not do.
-  // `same_channel`: the two are executed in post order anyway.
+  // has been delivered: both touch the same bytes, and the order of the channel is not sufficient.
+  // If `same_channel` is true, the two are executed in post order anyway.
   [[nodiscard]] bool must_precede(const Operands& later, bool same_channel) const;
 
-  // The caller's own output, where peers write to it, and what keeps it.
+  // The caller's output if peers write to it directly, and the object that keeps its memory alive.
   [[nodiscard]] Buffer exposed() const {
     return output_location_.is_somewhere() && staged_output() == nullptr ? output_ : Buffer();
   }
   [[nodiscard]] KeepAlive& kept_output() {
     return keep_output_.exists() ? keep_output_ : keep_input_;
   }
-  // It lies in memory that ranks share: another one's arena, or a block that several hold.
+  // Returns true if the output lies in memory that ranks share: the arena of another rank, or a
+  // block that several ranks hold.
   [[nodiscard]] bool is_shared(const Peers& peers) const {
     return output_location_.rank != peers.rank() || peers.arena()->is_held(output_.data);
   }
@@ -182,26 +187,26 @@ class Operands {
   KeepAlive keep_output_;
 };
 
-// The result of polling the slots of the members.
+// The result of polling the members' slots.
 enum class PollResult { waiting, ready, complete, mismatch };
 
 class Operation {
  public:
   Operation() = default;
-  // Once, before anything else.
+  // Call once, before any other function.
   void set_members(int members);
 
-  // Stages the operands, which are placed. Throws InvalidArgument when the call makes no sense,
-  // BadInput when the arena is full; the record is then empty.
+  // Stages the operands, which are placed. Throws InvalidArgument if the call is invalid and
+  // BadInput if the arena is full; the record is then empty.
   void fill(const Peers& peers, int me, const CallInfo& info, Operands&& operands);
-  // Publishes the descriptor, and the inline input.
+  // Publishes the descriptor and the inline input.
   void publish(const Peers& peers, const ChannelMemory& memory, const CallInfo& info);
-  // Reads what others have posted since the last poll and, when all have, makes the plan. After
-  // `mismatch`, mismatched() is a member that does not agree with this rank.
+  // Reads new posts of the other members and, once all have posted, makes the plan. After
+  // `mismatch`, mismatched() is a member whose call differs from this rank's.
   [[nodiscard]] PollResult poll(const Peers& peers, const ChannelMemory& memory);
 
   [[nodiscard]] std::uint64_t sequence() const { return sequence_; }
-  // Also of the operation that was here last.
+  // Valid for the previous operation of the record, too.
   [[nodiscard]] bool is_inline() const { return operands_.is_inline(); }
   [[nodiscard]] bool is_barrier() const { return collective_ == Collective::barrier; }
   [[nodiscard]] bool is_planned() const { return planned_; }
@@ -210,25 +215,25 @@ class Operation {
 
   // Moves or combines the bytes of one segment.
   void run(int part, std::int64_t index) const;
-  // All that this rank gets out of an inline operation.
+  // Computes all outputs of this rank in an inline operation.
   void run_inline() const;
 
   [[nodiscard]] Operands& operands() { return operands_; }
   [[nodiscard]] const Operands& operands() const { return operands_; }
-  // Of its wait. Any thread.
+  // The timeout of the call's wait. Any thread.
   [[nodiscard]] Duration timeout() const {
     return Duration(timeout_.load(std::memory_order_relaxed));
   }
-  // The caller's tensors may go; the record is empty.
+  // Releases the caller's tensors and empties the record.
   void release();
 
  private:
   void publish_counts(const Peers& peers, const ChannelMemory& memory, const CallInfo& info) const;
-  // These are the buffers of a member that has posted.
+  // Notes the buffers of a member that has posted.
   void note(const Peers& peers, int member, Location input, Location output);
-  // The same for one whose slot has its input, which lies at `origin`.
+  // Notes a member whose slot has its input, which lies at `origin` in an arena.
   void note_inline(int member, std::byte* input, std::byte* origin);
-  // Sets what all ranks agree on: shape and fingerprint.
+  // Sets shape and fingerprint, which all ranks agree on.
   void agree(const CallInfo& info);
   void write_inline_input() const;
   void move_inline() const;

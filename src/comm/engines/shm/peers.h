@@ -1,7 +1,8 @@
-// Peers: the arenas and control pages of all ranks of the host as this process maps them; and what
-// a process tells its peers there: how to wake it, what it executes, and that it has left.
+// Peers: the arenas and control pages of all ranks of the host, as mapped by this process. A
+// process tells its peers in its control page how to wake it, which operations it executes, and
+// whether it has left.
 //
-// Peers is fixed once the hand-over is done.
+// Peers does not change after the hand-over.
 #pragma once
 
 #include "comm/call/all_ranks.h"
@@ -54,14 +55,14 @@ struct alignas(64) Doorbell {
 };
 
 // The protocol of a doorbell (Dekker's, over two words):
-//   sleeper: sleepers += 1; remember rings; look for work again; if there is none, sleep while
+//   sleeper: sleepers += 1; remember rings; look for work again; if no work is found, sleep while
 //            rings is unchanged
 //   ringer:  change something; if sleepers != 0: rings += 1, wake all
-// All four accesses are sequentially consistent. So is the change, or a fence stands between it and
-// the ring; and a fence stands between the sleeper's count and its look, whose accesses may then be
-// weaker. So either the ringer sees the sleeper, or the sleeper's look comes after the change and
-// sees it. A ring between the look and the sleep has changed `rings`, and the futex does not sleep.
-// Without sleepers a ring is one load and no system call.
+// All four accesses are sequentially consistent. The change is too, or a fence separates it from
+// the ring. A fence also separates the sleeper's count from its look, so the accesses of the look
+// may be weaker. So either the ringer sees the sleeper, or the sleeper's look comes after the
+// change and sees it. A ring between the look and the sleep has changed `rings`, and the futex does
+// not sleep. Without sleepers a ring is one load and no system call.
 inline void ring(Doorbell& bell) {
   if (bell.sleepers.load(std::memory_order_seq_cst) == 0) return;
   bell.rings.fetch_add(1, std::memory_order_seq_cst);
@@ -78,9 +79,9 @@ void sleep_until_rung(Doorbell& bell, Duration most, Look&& look) {
   bell.sleepers.fetch_sub(1, std::memory_order_seq_cst);
 }
 
-// The first page of every arena: what peers may know about this process without asking it.
+// The first page of every arena: the facts that peers may read about this process at any time.
 //
-// Written only by its owner, except the doorbell, which anybody rings.
+// Only the owner writes to the page, except for the doorbells, which any process may ring.
 struct alignas(64) Control {
   static constexpr std::size_t executing_slots = 30;
 
@@ -88,13 +89,13 @@ struct alignas(64) Control {
   Doorbell helper;   // the helper thread
   // Set once, when the process leaves in order: from then on it posts and executes nothing.
   alignas(64) std::atomic<std::uint32_t> has_left{0};
-  // What its threads are executing now: words of execution_word(), 0 for nothing.
+  // The operations that its threads are executing: words of execution_word(), 0 for none.
   alignas(64) std::array<std::atomic<std::uint64_t>, executing_slots> executing{};
 };
 static_assert(sizeof(Control) <= Arena::reserved_bytes);
 
-// Which operation of which channel: 20 bits of the channel's key, so that two channels may look
-// alike, and the operation's number.
+// A word that identifies an operation of a channel: 20 bits of the channel's key, so two channels
+// may have equal words, and the operation's number.
 inline constexpr int execution_sequence_bits = 44;
 
 [[nodiscard]] constexpr std::uint64_t execution_word(std::uint64_t channel_key,
@@ -102,7 +103,7 @@ inline constexpr int execution_sequence_bits = 44;
   return channel_key << execution_sequence_bits |
          (sequence & ((std::uint64_t{1} << execution_sequence_bits) - 1));
 }
-// Whether it is of that channel.
+// Returns true if `word` may identify an operation of the channel with `channel_key`.
 [[nodiscard]] constexpr bool is_of_channel(std::uint64_t word, std::uint64_t channel_key) {
   return word >> execution_sequence_bits ==
          execution_word(channel_key, 0) >> execution_sequence_bits;
@@ -125,7 +126,7 @@ class Peers {
   [[nodiscard]] const Peer& peer(int rank) const { return peers_[rank]; }
 
   [[nodiscard]] std::byte* base(int rank) const { return bases_[rank]; }
-  // What keeps that rank's arena mapped here.
+  // Returns an owner that keeps the arena of `rank` mapped in this process.
   [[nodiscard]] std::shared_ptr<const void> mapping(int rank) const {
     if (rank == rank_) return arena_;
     return peers_[rank].memory;
@@ -136,10 +137,9 @@ class Peers {
   [[nodiscard]] std::byte* address(Location location) const {
     return location.is_somewhere() ? base(location.rank) + location.offset : nullptr;
   }
-  // Wakes what sleeps in those processes: threads that wait, and with `helpers` those
-  // that help, too.
+  // Wakes threads of the given ranks: threads that wait and, if `helpers` is true, helper threads.
   void ring(std::span<const int> ranks, bool helpers = true) const;
-  // Of a buffer that lies in an arena as a whole; nowhere for any other.
+  // Returns the location of a buffer that lies entirely in one arena; nowhere for any other buffer.
   [[nodiscard]] Location locate(const std::byte* data, std::size_t bytes) const;
 
  private:
@@ -174,19 +174,19 @@ inline Location Peers::locate(const std::byte* data, std::size_t bytes) const {
   return {};
 }
 
-// Execution marks: what the threads of each process say they are executing, in places of its
-// control page that all ranks read.
+// Execution marks: the threads of each process publish the operations that they execute, in places
+// of its control page that all ranks read.
 //
-// Invariant: a thread marks an operation before it asks whether its group has failed, and touches
-// buffers only if not; both accesses are sequentially consistent, and so are a failure and the look
-// at the marks that follows it. So a process that sees no mark of a failed group knows that nobody
-// touches its buffers any more.
+// Invariant: a thread marks an operation before it checks whether the operation's group has failed,
+// and touches buffers only if the group has not failed. Both accesses are sequentially consistent,
+// and so are a failure and the look at the marks that follows it. So if a process sees no mark of a
+// failed group, no thread touches buffers of the group any more.
 class ExecutionMarks {
  public:
   explicit ExecutionMarks(const Peers& peers) : own_(peers.own_control().executing) {}
 
-  // A place of this process that is free; nothing when as many threads execute as there are places.
-  // It stays free until set(). Under a mutex, both.
+  // Returns a free place of this process, or nothing if all places are in use. The place stays free
+  // until set(). Call both under one mutex.
   [[nodiscard]] std::optional<std::size_t> free_place() const {
     auto free = std::find_if(own_.begin(), own_.end(), [](const auto& place) {
       return place.load(std::memory_order_acquire) == 0;
@@ -211,29 +211,29 @@ void visit_marks(const Peers& peers, int world_rank, Visit&& visit) {
   }
 }
 
-// Presence: what has become of the process of each rank of the host. One that leaves in order says
-// so in its control page; of one that ends otherwise the watcher (watcher.h) learns.
+// Presence: the state of the process of each rank of the host. A process that leaves in order says
+// so in its control page; the watcher (watcher.h) detects a process that ends otherwise.
 class Presence {
  public:
   explicit Presence(const Peers& peers)
       : peers_(peers), ended_(std::make_unique<std::atomic<bool>[]>(peers.size())) {}
 
-  // This process posts and executes nothing more, in any group. Wakes the peers.
+  // Declares that this process posts and executes nothing more in any group. Wakes the peers.
   void leave() {
     peers_.own_control().has_left.store(1, std::memory_order_seq_cst);
     peers_.ring(all_ranks(peers_.size()));
   }
-  // The process of a world rank ended without leaving.
+  // Notes that the process of a world rank ended without leaving.
   void note_end(int rank) { ended_[rank].store(true, std::memory_order_seq_cst); }
 
-  // A world rank has left in order.
+  // Returns true if a world rank has left in order.
   [[nodiscard]] bool has_left(int rank) const {
     return peers_.control(rank).has_left.load(std::memory_order_seq_cst) != 0;
   }
   [[nodiscard]] bool has_ended(int rank) const {
     return ended_[rank].load(std::memory_order_seq_cst);
   }
-  // It may still execute something, as far as is known.
+  // Returns true if the process may still execute operations, as far as this process knows.
   [[nodiscard]] bool is_alive(int rank) const { return !has_left(rank) && !has_ended(rank); }
 
  private:

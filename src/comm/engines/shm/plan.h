@@ -1,15 +1,15 @@
 // Plans: which elements of whose buffers every segment of an operation reads and writes. Pure
 // arithmetic on element numbers; no memory is touched here.
 //
-// An operation is cut into parts, one a rank (the part that a rank does first), and a part into
-// segments, the unit that is claimed. Segments write disjoint elements, read nothing that another
-// segment of the operation writes elsewhere than in place, and together write every element of
-// every output once.
+// An operation is cut into parts, one per rank (the part that the rank executes first). A part is
+// cut into segments; a segment is the unit that a thread claims. Segments write disjoint elements,
+// and together write every element of every output once. A segment may read elements that another
+// segment writes only if it copies them in place.
 //
 //   all_reduce, reduce   part r is the r-th share of the elements: combine all inputs there and
 //                        store to all (to the root)
 //   reduce_scatter       part r is rank r's output: combine the inputs' r-th pieces
-//   broadcast            part r is the r-th share: copy from the root to everybody
+//   broadcast            part r is the r-th share: copy from the root to all other ranks
 //   all_gather, gather   part r is rank r's input: copy it to its place in every (root's) output
 //   scatter              part r is rank r's output: copy its piece of the root's input
 //   all_to_all           part r is rank r's output: copy each rank's piece for r
@@ -52,7 +52,7 @@ class Exchange {
   [[nodiscard]] std::int64_t piece(int source, int destination) const {
     return before(source, destination + 1) - before(source, destination);
   }
-  // What the source sends to the ranks before that one.
+  // The number of elements that `source` sends to ranks below `destination`.
   [[nodiscard]] std::int64_t before(int source, int destination) const {
     return before_[static_cast<std::size_t>(source) * (size_ + 1) +
                    static_cast<std::size_t>(destination)];
@@ -75,7 +75,7 @@ struct Range {
   friend bool operator==(const Range&, const Range&) = default;
 };
 
-// What all ranks agree on, and what a plan follows from.
+// The arguments of an operation that all ranks agree on, and that determine its plan.
 struct Shape {
   Collective collective = Collective::barrier;
   int size = 1;
@@ -88,7 +88,7 @@ struct Shape {
   const Exchange* exchange = nullptr;         // uneven all_to_all
 };
 
-// One copy of `length` elements. `destination` of everyone means: to every rank's output.
+// One copy of `length` elements. -1 as `destination` stands for the output of each rank.
 struct Move {
   static constexpr int everyone = -1;
   int source = 0;
@@ -97,7 +97,7 @@ struct Move {
   std::int64_t destination_offset = 0;
   std::int64_t length = 0;
 
-  // The members that it goes to, one after another, of so many.
+  // The members [first(), end(size)) of a group of `size` are the destinations.
   [[nodiscard]] int first() const { return destination == everyone ? 0 : destination; }
   [[nodiscard]] int end(int size) const { return destination == everyone ? size : destination + 1; }
 };
@@ -118,7 +118,7 @@ class Plan {
  public:
   Plan() = default;
   Plan(const Shape& shape, const Cutting& cutting);
-  // Without segments: for who does all of it.
+  // A plan without segments, for a thread that executes the whole operation.
   explicit Plan(const Shape& shape) : shape_(shape) {}
 
   static constexpr std::int64_t max_segments = 60000;  // fits a cursor word
@@ -142,7 +142,7 @@ class Plan {
  private:
   [[nodiscard]] std::int64_t displacement(int part) const;  // elements of the pieces before
   [[nodiscard]] std::int64_t share_begin(int part) const;
-  // Of an all_to_all: what goes from one rank to another, and where in the source's input.
+  // An all_to_all: the elements from `source` to `destination`, and where they begin in the input.
   [[nodiscard]] std::int64_t piece(int source, int destination) const;
   [[nodiscard]] std::int64_t piece_begin(int source, int destination) const;
   // The one copy of a segment of any other moving operation than all_to_all.

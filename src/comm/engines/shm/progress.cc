@@ -14,12 +14,11 @@ namespace lockstep::shm {
 namespace {
 
 constexpr auto notice_after = std::chrono::seconds(30);
-// A peer that is stopped between its last segment and its ring wakes nobody, although all is
-// complete.
+// A peer that is stopped between its last segment and its ring wakes no thread, although the
+// operation is complete.
 constexpr auto longest_sleep = std::chrono::seconds(1);
 
-// When a wait that lasts becomes worth a sentence, and when it ends. One that may last for ever is
-// never worth a sentence.
+// When a long wait logs a sentence, and when it ends. A wait without a deadline logs none.
 struct Limits {
   explicit Limits(Duration timeout)
       : begin(Clock::now()),

@@ -37,12 +37,12 @@ inline void pause_briefly() {
 #endif
 }
 
-// What the threads of a process have learned about the cores that they offer while they wait. When
-// an offered core comes back late, another process computes there: it is better then to sleep at
-// once and be woken in front of him. But a wake costs a hundred times what an offer does that
-// nobody takes, and one rank that sleeps makes others sleep. So a core that is lost now and then
-// changes nothing: what counts is the share of the time. Each loss is a debt that time pays off, 32
-// times as slowly; while more than a few losses are owed, waits sleep.
+// The experience of a process with sched_yield() in waits, shared by all its threads. If a yielded
+// core comes back late, another process computes on it; then it is better to sleep at once and let
+// a wake-up preempt that process. But a wake-up costs a hundred times as much as a yield that no
+// other thread uses, and one rank that sleeps makes others sleep. So an occasional loss of a core
+// must change nothing; the share of lost time counts. Each loss adds 32 times its duration to a
+// debt, which passing time pays off. While the debt is above a small limit, waits sleep.
 class YieldBudget {
  public:
   [[nodiscard]] bool are_ours(Clock::time_point now) const {
@@ -68,9 +68,9 @@ class YieldBudget {
   std::atomic<Duration> paid_off_{};  // when the last debt is, since the clock's epoch
 };
 
-// A thread that finds nothing to do looks again for as long as that is worth it: longer than most
-// interruptions last. At first it keeps its core, unless ranks share cores; then it offers it at
-// each look, because the peer may have been put on the same one.
+// A thread that finds nothing to do polls for longer than most interruptions last. At first it
+// keeps its core, unless ranks share cores. Then it yields after each poll, because the peer may
+// have been scheduled on the same core.
 class SpinPolicy {
  public:
   SpinPolicy(YieldBudget& cores, bool has_core) : cores_(cores), has_core_(has_core) {}
@@ -107,7 +107,7 @@ class SpinPolicy {
   static constexpr auto spin = std::chrono::microseconds(2);
   static constexpr Duration worth_looking = std::chrono::milliseconds(1);
 
-  // After the sleep, the same again: a wait must come to its deadline.
+  // Begins again after the sleep, so that a wait ends at its deadline.
   bool ends() {
     restart();
     return false;
@@ -126,48 +126,49 @@ class ProgressEngine {
   ProgressEngine(const ProgressEngine&) = delete;
   ProgressEngine& operator=(const ProgressEngine&) = delete;
 
-  // Where there are more cores than ranks, a thread helps from now on, until stop_helping().
+  // If there are more cores than ranks, starts a helper thread, which runs until stop_helping().
   void start_helping();
   void stop_helping();
 
   // For the owner of channels, under mutex():
-  // the engine executes their operations, until remove(), which is before they go;
+  // Executes operations of the channel from now on. Call remove() before the channel is destroyed.
   void add(Channel& channel) { channels_.push_back(&channel); }
   void remove(std::span<Channel* const> channels);
-  // it looks for work in them no more;
+  // Stops looking for work in the channels.
   void forget(std::span<Channel* const> channels);
-  // and no thread of this process begins anything of those.
+  // Also prevents all threads of this process from beginning an operation of the channels.
   void stop(std::span<Channel* const> channels);
   [[nodiscard]] std::mutex& mutex() { return mutex_; }
 
-  // Posts what the channel has prepared, and executes this rank's part of what is ready. False: the
-  // channel has been stopped, and nothing is posted.
+  // Posts the operation that the channel has prepared, and executes this rank's part of ready
+  // operations. Returns false if the channel has been stopped; then nothing is posted.
   [[nodiscard]] bool post(Channel& channel, const CallInfo& info);
-  // Makes progress until `awaited` is complete. False: the group has failed, of this wait's
-  // deadline or of anything else.
+  // Makes progress until `awaited` is complete. Returns false if the group has failed, because of
+  // this wait's deadline or for another reason.
   [[nodiscard]] bool wait(Channel& channel, const Awaited& awaited, Duration timeout);
-  // Executes one segment if there is one to be had.
+  // Executes one segment if one is available.
   bool progress(ProgressScope scope);
-  // The same where nobody could be told that there is no memory for it: says so and tries no more.
+  // As progress(), for threads that cannot report an error: logs the error and returns false.
   bool try_progress(ProgressScope scope) noexcept;
-  // Asks the watchers of late_members() to look at what they have posted; returns those members.
+  // Wakes the watchers of late_members() to execute their posted operations; returns these members.
   std::vector<int> urge(const Channel& channel, const Awaited& awaited);
-  // A peer asks this process to look: it waits for inline inputs to be read.
+  // Handles urge() of a peer, which waits until this process has read inline inputs.
   void on_urge(int rank);
-  // Whether operations under way in channels of other groups use bytes of that buffer.
+  // Returns true if operations under way in channels of other groups use bytes of `buffer`.
   [[nodiscard]] bool is_used_besides(const SharedGroup& group, Buffer buffer);
 
-  // `action` is called after progress, without the mutex, while so many are due (any thread).
+  // Calls `action` after progress, without the mutex, while `due` of set_due() is not 0. Any
+  // thread.
   void set_due_action(std::function<void()> action) { due_action_ = std::move(action); }
   void set_due(std::size_t due) { due_.store(due, std::memory_order_relaxed); }
 
  private:
-  // Claims a segment and marks it, if there is a place for the mark.
+  // Claims a segment and marks it, if there is a free place for the mark.
   [[nodiscard]] std::optional<std::size_t> claim(ProgressScope scope, Channel::Task& task);
   [[nodiscard]] bool claim_of_busy(ProgressScope scope, Channel::Task& task);
   void execute(const Channel::Task& task, std::size_t place);
-  // Whether progress() would find nothing, as far as can be seen without the mutex: no other
-  // channel has work, and this one waits for posts.
+  // Returns true if progress() would find nothing to do, as far as can be seen without the mutex:
+  // no other channel has work, and this one waits for posts.
   [[nodiscard]] bool has_nothing_but(const Channel& channel) const;
   void note_busy() { busy_channels_.store(busy_.size(), std::memory_order_relaxed); }
   void help();

@@ -1,7 +1,7 @@
-// The ring of a channel in shared memory: `depth` operations among its members. Each has a slot per
-// member, room for the inline input of a small operation, the words by which segments
-// are claimed and counted, how far each member has read inline inputs, and the place of its
-// uneven counts. Zero is the valid beginning of everything in it.
+// The ring of a channel in shared memory: `depth` operations among its members. Each operation has
+// a slot per member, room for the inline input of a small operation, the words by which segments
+// are claimed and counted, how far each member has read inline inputs, and the location of each
+// member's uneven counts. Zero is the valid initial state of all fields.
 #pragma once
 
 #include "base/fingerprint.h"
@@ -46,7 +46,7 @@ struct Cursor {
   [[nodiscard]] std::uint64_t word() const { return (sequence << cursor_count_bits) | count; }
 };
 
-// Claims the next of `segments` segments of operation `sequence`; nothing when all are claimed.
+// Claims the next of `segments` segments of operation `sequence`; std::nullopt if all are claimed.
 [[nodiscard]] inline std::optional<std::int64_t> claim(CursorWord& word, std::uint64_t sequence,
                                                        std::int64_t segments) {
   std::uint64_t seen = word.load(std::memory_order_relaxed);
@@ -62,7 +62,7 @@ struct Cursor {
   }
 }
 
-// Counts one more segment as done and returns how many are.
+// Counts one more segment as done and returns the number of done segments.
 inline std::int64_t count_done(CursorWord& word, std::uint64_t sequence) {
   std::uint64_t seen = word.load(std::memory_order_relaxed);
   for (;;) {
@@ -76,7 +76,7 @@ inline std::int64_t count_done(CursorWord& word, std::uint64_t sequence) {
   }
 }
 
-// True when all segments are done, or the slot already serves a later operation.
+// Returns true if all segments are done, or the slot already serves a later operation.
 [[nodiscard]] inline bool all_done(const CursorWord& word, std::uint64_t sequence,
                                    std::int64_t segments) {
   Cursor now = Cursor::of(word.load(std::memory_order_seq_cst));
@@ -86,22 +86,22 @@ inline std::int64_t count_done(CursorWord& word, std::uint64_t sequence) {
 
 // Descriptor: one call as a rank posts it in shared memory, and as others read it.
 //
-// Invariants of a slot (one a member and ring position; only that member writes):
-//   - stamp = sequence * 2 means: the fields are those of operation `sequence` and will stand until
-//     it is complete.
-//   - stamp = sequence * 2 + 1 means: the fields are being written for `sequence`; the operation
-//     that stood there before is complete. So a reader may trust what it copied when it saw the
-//     same even stamp before and after (a seqlock; fields are atomics, so a torn copy is thrown
-//     away and not undefined).
+// Invariants of a slot (one per member and ring position; only that member writes):
+//   - If stamp = sequence * 2, the fields belong to operation `sequence` and do not change until it
+//     is complete.
+//   - If stamp = sequence * 2 + 1, the fields are being written for `sequence`, and the previous
+//     operation in the slot is complete. So a reader may trust its copy if it saw the same even
+//     stamp before and after copying (a seqlock; fields are atomics, so a torn copy is discarded
+//     and not undefined).
 //   - Stamps only grow.
-// What ranks must agree on, packed so that comparing takes three words.
+// The properties of a call that must be equal on all ranks, packed into three words for comparison.
 struct Fingerprint {
   std::uint64_t call = 0;   // collective, op, dtype, root, even or not
   std::uint64_t count = 0;  // count_of() the call
   std::uint64_t names = 0;  // hash of the tag and of uneven counts; most calls have neither
 
-  // send and recv are the two ends of one call. Fields that a collective does not use are left out.
-  // `uneven_counts`: the counts of a call in which all ranks pass the same ones.
+  // send and recv are the two ends of one call. Arguments that a collective does not use are
+  // ignored. `uneven_counts`: the counts that must be equal on all ranks.
   [[nodiscard]] static Fingerprint of(const CallInfo& call, std::int64_t count,
                                       std::span<const std::int64_t> uneven_counts = {});
   friend bool operator==(const Fingerprint&, const Fingerprint&) = default;
@@ -113,8 +113,8 @@ struct Fingerprint {
          (collective == Collective::all_gather || collective == Collective::reduce_scatter ||
           collective == Collective::all_to_all);
 }
-// The elements of a call as slots and plans count them (Shape::count): those of one rank's part
-// where parts are equal; 0 for an uneven all_to_all, in which each rank has counts of its own.
+// The elements of a call as slots and plans count them (Shape::count). If parts are equal, the
+// elements of one rank's part. For an uneven all_to_all, in which each rank has its own counts, 0.
 [[nodiscard]] inline std::int64_t count_of(const CallInfo& call, int members) {
   if (has_equal_parts(call.collective, call.is_uneven())) return call.elements / members;
   return call.is_uneven() && call.collective == Collective::all_to_all ? 0 : call.elements;
@@ -149,15 +149,15 @@ struct alignas(64) Slot {
 };
 static_assert(sizeof(Slot) == 192);
 
-// What the hand-off needs.
+// The fields of a slot that the hand-off reads.
 struct Descriptor {
   Fingerprint print;
   Location input;
   Location output;
 };
 
-// Says that the slot is being written for `sequence`; what belongs to it outside may change from
-// then on. write() begins so, too.
+// Marks the slot as being written for `sequence`; data outside of the slot that belongs to it may
+// change afterwards. write() calls it, too.
 void begin_write(Slot& slot, std::uint64_t sequence);
 // `file_in_slot`: the file name that the slot holds, kept by its owner from call to call.
 void write(Slot& slot, std::uint64_t sequence, const Descriptor& descriptor, const CallInfo& call,
@@ -180,12 +180,12 @@ enum class Posted {
   std::atomic_thread_fence(std::memory_order_acquire);
   return slot.stamp.load(std::memory_order_acquire) == stamp ? Posted::yes : Posted::complete;
 }
-// Whether `sequence` has been posted, at the price of one load.
+// Returns true if `sequence` has been posted; costs one load.
 [[nodiscard]] inline bool has_posted(const Slot& slot, std::uint64_t sequence) {
   std::uint64_t stamp = slot.stamp.load(std::memory_order_seq_cst);
   return stamp >= sequence * 2 && stamp != sequence * 2 + 1;
 }
-// Of what the slot holds now; 0 when nothing yet.
+// Returns the number of the operation in the slot; 0 if the slot was never used.
 [[nodiscard]] inline std::uint64_t sequence_in(const Slot& slot) {
   return slot.stamp.load(std::memory_order_acquire) / 2;
 }
@@ -197,7 +197,7 @@ inline std::string_view file_name(std::string_view path) {
 }
 
 inline void begin_write(Slot& slot, std::uint64_t sequence) {
-  // Release: who sees this takes the operation before for complete, results and all.
+  // Release: a thread that sees this stamp also sees the results of the previous operation.
   slot.stamp.store(sequence * 2 + 1, std::memory_order_release);
   std::atomic_thread_fence(std::memory_order_release);
 }
@@ -218,13 +218,13 @@ inline void write(Slot& slot, std::uint64_t sequence, const Descriptor& descript
     file_in_slot = call.where.file_name();
     slot.file.store(file_name(file_in_slot));
   }
-  // seq_cst: the poster then looks at the other stamps, and of two that post at once at least one
-  // must see both.
+  // seq_cst: the poster reads the other stamps next. If two ranks post at once, at least one of
+  // them must see both stamps.
   slot.stamp.store(sequence * 2, std::memory_order_seq_cst);
 }
 
-// The call that the slot holds, without uneven counts; its fields must stand. `elements` are as
-// count_of() has them, and a message has no root. Without its number.
+// Returns the call in the slot, without its number and uneven counts. The slot must not change
+// meanwhile. `elements` are as count_of() has them, and a message has no root.
 [[nodiscard]] inline CallRecord record_in(const Slot& slot) {
   constexpr auto relaxed = std::memory_order_relaxed;
   const auto word = slot.call.load(relaxed);
@@ -260,8 +260,8 @@ class CountsMemory {
     return sizeof(Count) * 2 * static_cast<std::size_t>(members) * static_cast<std::size_t>(depth);
   }
 
-  // For `other`: of its input, and (second) of its output. What it sends to and expects from
-  // `other` in an all_to_all.
+  // The counts for rank `other` in the input (sends) and output (expects) of a call. In an
+  // all_to_all, this member sends to `other` and expects from `other` so many elements.
   [[nodiscard]] Count& sends(int other, std::uint64_t sequence) const {
     return of(sequence)[other];
   }
@@ -280,7 +280,7 @@ class CountsMemory {
   int depth_;
 };
 
-// The memory of one channel. A view: copies speak of the same memory.
+// The memory of one channel. A view: copies refer to the same memory.
 class ChannelMemory {
  public:
   ChannelMemory(std::byte* base, ChannelSize size);
@@ -311,11 +311,11 @@ class ChannelMemory {
   [[nodiscard]] CursorWord& cursor(int part, std::uint64_t sequence) const {
     return line(position(sequence) * (members_ + 1) + 1 + part);
   }
-  // Of a member that has posted an uneven call.
+  // Returns the counts of `member`, which must have posted an uneven call.
   [[nodiscard]] CountsMemory counts(const Peers& peers, int member) const;
-  // Makes those of this rank, unless they are there. Throws BadInput when the arena is full.
+  // Makes the counts of this rank if they do not exist. Throws BadInput if the arena is full.
   void make_counts(const Peers& peers, int me) const;
-  // Where they lie; 0 while there are none.
+  // The location of the counts of `member`; 0 if they do not exist.
   [[nodiscard]] std::atomic<std::uint64_t>& counts_word(int member) const {
     return reinterpret_cast<std::atomic<std::uint64_t>*>(base_ + counts_)[member];
   }

@@ -24,16 +24,16 @@
 
 namespace lockstep::shm {
 
-// What a group keeps in shared memory: one block in the arena of its first member, fresh (zero)
-// when the group begins. Zero is the valid beginning of everything in it, so no page is touched
-// before it is used.
+// The shared memory of a group: one block in the arena of its first member, zero when the group
+// begins. Zero is the valid initial state of all fields, so no page is touched before its first
+// use.
 //
-//   header | one left-flag a member | for each ordered pair of ranks where its channel for messages
-//   lies | the collective channel
+//   header | one left-flag per member | for each ordered pair of ranks, the location of its channel
+//   for messages | the collective channel
 //
-// What few groups need lies outside of the block, in a block of its own in the arena of the member
-// that needs it first: the channel of a pair that exchanges messages, and the counts of a member
-// that makes an uneven call. All who may use it hold it, until they have done with the group.
+// Data that few groups need lies in separate blocks, each in the arena of the member that needs it
+// first: the channel of a pair that exchanges messages, and the counts of a member that makes an
+// uneven call. All members that may use such a block hold it until they have left the group.
 
 // Why the group is dead. The first rank that finds an error writes it; all throw it.
 using diagnose::FailureKind;
@@ -67,22 +67,23 @@ class GroupBlock {
   [[nodiscard]] SharedFailure& failure() const {
     return reinterpret_cast<GroupHeader*>(base_)->failure;
   }
-  // What has become of a member: it posts until its handles are gone, and looks here until all that
-  // it posted is complete. `by_exception` is added if an exception took the handles away.
+  // The state of a member: it posts until its handles are gone, and reads this block until all its
+  // posted operations are complete. `by_exception` is added if an exception destroyed the handles.
   enum : std::uint32_t { present, posts_no_more, gone, by_exception = 4 };
   [[nodiscard]] std::atomic<std::uint32_t>& left(int member) const;
   [[nodiscard]] bool everyone_is_gone() const;
   [[nodiscard]] ChannelMemory collectives() const;
-  // The channel of messages from one member to another; nothing when neither has used it yet.
+  // Returns the channel of messages from one member to another, or nothing if neither has used it
+  // yet.
   [[nodiscard]] std::optional<ChannelMemory> messages(const Peers& peers, int source,
                                                       int destination) const;
-  // By one of the two. Throws BadInput when the arena is full.
+  // Called by one of the two members. Throws BadInput if the arena is full.
   [[nodiscard]] ChannelMemory make_messages(const Peers& peers, int source, int destination) const;
-  // That member will not use what lies outside of the block any more. Before it is `gone`.
+  // Notes that `member` will not use separate blocks any more. Call it before the member is `gone`.
   void release_hold(const Peers& peers, int member) const;
 
  private:
-  // Where the channel lies; 0 while there is none.
+  // The location of the channel; 0 if it does not exist.
   [[nodiscard]] std::atomic<std::uint64_t>& channel_word(int source, int destination) const;
 
   std::byte* base_;
@@ -107,20 +108,20 @@ class SharedGroup {
     return members_[static_cast<std::size_t>(number)];
   }
 
-  // That member (a number of the group) posts nothing more.
+  // Returns true if the member `number` posts nothing more.
   [[nodiscard]] bool has_departed(int number) const;
-  // It has, and said that an exception is why.
+  // Returns true if the member has departed and has said that an exception is the reason.
   [[nodiscard]] bool has_left_by_exception(int number) const;
-  // Whether it says that it executes something of that execution_word().
+  // Returns true if the member says that it executes an operation with the execution_word() `word`.
   [[nodiscard]] bool executes(int number, std::uint64_t word) const;
 
   // Sequentially consistent: a thread about to sleep asks (peers.h).
   [[nodiscard]] bool has_failed() const {
     return block_.failure().state.load(std::memory_order_seq_cst) != SharedFailure::alive;
   }
-  // Kills the group, unless something else has, and wakes everybody.
+  // If the group has not failed yet, kills it and wakes all threads that wait in it.
   void fail(FailureKind kind, std::string_view text) const;
-  // Of a dead group, with more words at its end.
+  // Throws the error of the failed group; `more` is added to the end of the message.
   [[noreturn]] void throw_failure(std::string_view more) const;
 
  private:

@@ -1,5 +1,5 @@
-// What an engine with a device of its own is given, as NCCL is: here one rank on a device of the
-// tests' own.
+// The calls that C10dRunner passes to an engine with a device of its own, such as NCCL. Here one
+// rank uses a device that the tests define.
 #include "comm/engines/c10d/runner.h"
 
 #include "comm/engines/c10d/store_engine.h"
@@ -22,7 +22,7 @@ using namespace lockstep;
 
 namespace {
 
-// Of one rank: an output is the input, copied on the current stream.
+// A backend of one rank: the output is a copy of the input, made on the current stream.
 class WholeBackend final : public c10d::Backend {
  public:
   WholeBackend() : c10d::Backend(0, 1) {}

@@ -269,7 +269,7 @@ TEST_P(Plans, GatherAndScatterAtEveryRoot) {
   }
 }
 
-// Nobody is through before it could have heard of everybody.
+// A rank leaves the barrier only after all ranks have entered it.
 TEST_P(Plans, ABarrierHearsOfEveryRank) {
   std::vector<std::vector<bool>> knows(size(), std::vector<bool>(size()));
   std::vector<Plan> plans;
@@ -289,7 +289,7 @@ TEST_P(Plans, ABarrierHearsOfEveryRank) {
   for (const auto& row : knows) EXPECT_EQ(std::ranges::count(row, true), size());
 }
 
-// By this two ranks find that their calls differ, whatever they are.
+// This message shows two ranks that their calls differ, whatever the calls are.
 TEST_P(Plans, EachRankHearsFromTheOneBeforeIt) {
   if (size() == 1) return;
   using enum Collective;

@@ -283,7 +283,8 @@ TEST(Aftermath, MemoryThatRanksShareIsNamed) {
   });
 }
 
-// A peer posts at the moment at which this rank gives up: nobody carries that out here any more.
+// A peer posts at the moment at which this rank gives up: this rank no longer executes the
+// operation.
 TEST(Aftermath, SmallOperationsAreNotCarriedOutLater) {
   run_as_rank_threads(2, [](Endpoint& endpoint) {
     GroupMember& group = endpoint.world();

@@ -9,7 +9,7 @@
 namespace lockstep::test {
 namespace {
 
-// What rank `rank` has at element `i`: small integers, so that sums are exact.
+// The value of rank `rank` at element `i`: a small integer, so that sums are exact.
 float value(int rank, std::size_t i) {
   return static_cast<float>((rank + 1) * 7 + static_cast<int>(i % 1013));
 }

@@ -1,4 +1,4 @@
-// What ranks are told when one of them dies, stops, leaves, or calls something else.
+// The errors that ranks throw when one of them dies, stops, leaves, or makes a different call.
 #include "comm/engines/shm/ranks.h"
 #include "support/messages.h"
 #include "support/shared_files.h"

@@ -144,7 +144,8 @@ TEST(Lifecycle, LeavingAGroupWaitsForNobody) {
   });
 }
 
-// An exception takes a rank away that has posted: it waits for nobody, and what it posted counts.
+// An exception ends a rank that has posted: the rank does not wait, and its peers complete its
+// posts.
 TEST(Lifecycle, AnExceptionDoesNotWaitForOpenOperations) {
   static std::vector<float> of_rank_1;
   of_rank_1.assign(lasting_count, 2);

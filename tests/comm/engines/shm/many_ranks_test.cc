@@ -1,5 +1,5 @@
-// As many ranks as one host may have, with the arenas that they get when nobody says anything: each
-// has address space for as many tensors as the machine has memory, and all ranks map it.
+// The largest number of ranks on one host, with arenas of the default size: each has address space
+// for as many tensors as the host has memory, and all ranks map it.
 #include "comm/engines/shm/ranks.h"
 #include "support/sanitizers.h"
 

@@ -39,7 +39,8 @@ TEST(Posting, NeedsNoLaterAttention) {
   });
 }
 
-// As processes on one core: without a helper thread nobody but the poller works.
+// Two processes share one core, so there is no helper thread and only the polling thread makes
+// progress.
 TEST(Posting, ComesTrueForARankThatOnlyPolls) {
   TemporaryFolder folder;
   auto body = on_endpoint(folder, 2, [](Endpoint& endpoint) {
@@ -178,8 +179,8 @@ TEST(Posting, WorksInOverlappingGroups) {
   });
 }
 
-// One thread stages large tensors while another one, in a group of its own, looks at what is under
-// way in all: for ThreadSanitizer.
+// For ThreadSanitizer: one thread stages large tensors while another thread, in a group of its own,
+// looks for work in all groups.
 TEST(Posting, IsFedWhileAnotherThreadMakesProgress) {
   auto options = small_options();
   run_as_rank_threads(

@@ -171,9 +171,9 @@ bool stop_in_the_middle(Endpoint& endpoint) {
   return false;
 }
 
-// Rank 1 is in the middle of a segment when rank 0 sends it `signal`. It posts when rank 0, which
-// then executes nothing, has made the file `posted`. Returns the error, or nothing when there is
-// none.
+// Rank 1 is in the middle of a segment when rank 0 sends it `signal`. Rank 0 then executes nothing
+// and makes the file `posted`; then rank 1 posts. Returns the error text, empty if there was no
+// error.
 template <typename Error, typename Memory>
 std::string error_after(int signal, Endpoint& endpoint, Memory& values,
                         const std::filesystem::path& posted) {
