@@ -35,7 +35,7 @@ constexpr const char* about =
     "  host-b$ lockstep run --nnodes 2 --node-rank 1 --rendezvous host-a:29400 --secret-file key "
     "-n 4 ./train\n";
 
-// What --nnodes says: "4", or "1:4".
+// Reads the value of --nnodes: "4", or "1:4".
 void read_node_counts(const std::string& text, launch::NodeSpec& spec) {
   constexpr int most_nodes = 10'000;
   const std::size_t colon = text.find(':');
@@ -68,7 +68,7 @@ void check_nodes(launch::WorkerSpec& spec, const std::string& node) {
   const std::string counts = nodes.least_nodes == 0
                                  ? std::to_string(nodes.nodes)
                                  : formatted("{}:{}", nodes.least_nodes, nodes.nodes);
-  // Rounds need no --node-rank but for the node that serves the store.
+  // With several rounds only the node that serves the store needs --node-rank.
   check_input(!several || !node.empty() || may_have_more_rounds(spec),
               "--node-rank is missing; --nnodes is {}", counts);
   check_input(!several || apart || !nodes.rendezvous.empty(),

@@ -104,7 +104,8 @@ struct AsyncSaver::State {
     all.set_value(true);
   }
 
-  // The error of what was written last, once.
+  // Waits for the writing thread and returns the error of the last save, once; null if it
+  // succeeded.
   std::exception_ptr finished() {
     if (thread.joinable()) thread.join();
     return std::exchange(error, nullptr);

@@ -39,7 +39,8 @@ Metadata texts_of(const optim::GradScaler::State& state) {
   return {{"scale", number_text(state.scale)}, {"good_steps", formatted("{}", state.good_steps)}};
 }
 
-// Axes of several ranks. Those of a part of the ranks, such as a stage's, say nothing of all.
+// Returns the handle's axes that have several ranks. If the handle's mesh has only some of the
+// ranks, such as those of a stage, returns none, because its axes do not describe the whole run.
 std::vector<MeshAxis> axes_of(const Handle& handle, int ranks) {
   const std::optional<Mesh> mesh = handle.mesh();
   if (!mesh || mesh->layout().ranks() != ranks) return {};
@@ -71,8 +72,8 @@ void check_asked(const TrainingState& state, const SaveOptions& options) {
 void check_folder(const fs::path& out, const fs::path& folder) {
   check_input(!fs::exists(folder), "{}: is there already, and a checkpoint is never overwritten",
               folder.string());
-  if (step_of(folder) < 0) return;  // a name of its own, which nobody looks for
-  // What is loaded next is the newest one: it must be the one that is saved now.
+  if (step_of(folder) < 0) return;  // the caller chose another name, which load() does not search
+  // load() takes the newest checkpoint, so the checkpoint that is saved now must be the newest.
   const std::vector<fs::path> folders = list_checkpoints(out);
   check_input(folders.empty() || step_of(folders.back()) <= step_of(folder),
               "{}: is newer than step {}, which is to be saved beside it: move it away, or save "

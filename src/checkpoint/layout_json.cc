@@ -33,7 +33,8 @@ std::string text_checksum(const std::string& text) {
   return checksum_text(crc32_of(std::as_bytes(std::span(text))));
 }
 
-// Of the values, in whatever order and with whatever blanks they are written.
+// Returns a checksum of the values that does not depend on their order or on whitespace in the
+// file.
 std::string checksum_of(const nlohmann::json& values) { return text_checksum(values.dump()); }
 
 // The values of layout.json. Each must have its own type: the JSON library would make an integer

@@ -21,19 +21,19 @@ struct LayoutJson {
   std::vector<MeshAxis> mesh = {};
   // By tensor of the model, which ranks had which elements of it: "0-1: [0, 0] + [2, 5]".
   std::map<std::string, std::vector<std::string>> parts = {};
-  // Texts of what a scheduler and a scaler save, where there were such.
+  // The saved states of the scheduler and of the scaler, as text, if the run has them.
   std::optional<Metadata> scheduler = {};
   std::optional<Metadata> scaler = {};
   // The files beside it, each with file_checksum(): what ties them together. Set by seal().
   Metadata files = {};
 };
 
-// What ranks had of tensors, as LayoutJson::parts has it.
+// Returns the parts that each rank has, as text in the form of LayoutJson::parts.
 [[nodiscard]] std::map<std::string, std::vector<std::string>> parts_text(
     const std::vector<std::vector<Part>>& by_rank);
 
-// Of what a safetensors file says of its tensors, their checksums included, or of the whole of an
-// index; eight digits. BadInput and SystemError name the file.
+// Returns a checksum of eight digits: of the header of a safetensors file, which contains the
+// checksums of its tensors, or of a whole index file. BadInput and SystemError name the file.
 [[nodiscard]] std::string file_checksum(const std::filesystem::path& file);
 // Returns true if the noted files include `name`, as one file or as an index of shards.
 [[nodiscard]] bool has_file(const LayoutJson& json, const std::string& name);
@@ -41,7 +41,8 @@ struct LayoutJson {
 void seal(LayoutJson& json, const std::filesystem::path& folder);
 // BadInput names the first of the noted files that is missing or another one.
 void check_sealed(const LayoutJson& json, const std::filesystem::path& folder);
-// BadInput unless each of these files of the folder was noted: what is read is what was saved.
+// Throws BadInput unless each of these files of the folder was noted, so that only saved files are
+// read.
 void check_noted(const LayoutJson& json, std::span<const std::filesystem::path> files);
 
 // With a checksum of its own. InvalidArgument names a text that is no UTF-8.
@@ -49,7 +50,7 @@ void check_noted(const LayoutJson& json, std::span<const std::filesystem::path> 
 
 // The content of the folder's file; BadInput and SystemError.
 [[nodiscard]] std::string read_json_text(const std::filesystem::path& folder);
-// BadInput names the file, and what is wrong with it.
+// Parses `text`. BadInput names the file and the error in it.
 [[nodiscard]] LayoutJson parse_json_text(const std::filesystem::path& folder,
                                          const std::string& text);
 

@@ -82,7 +82,7 @@ void check_is_wanted(std::string_view what, bool is_saved, bool is_given) {
               what);
 }
 
-// What is saved beside model and optimizer, on every rank.
+// The states that are saved beside model and optimizer, as read on every rank.
 struct Beside {
   TrainingState state;
   std::optional<optim::Scheduler::State> scheduler;

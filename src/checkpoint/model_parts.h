@@ -11,10 +11,10 @@
 
 namespace lockstep::checkpoint {
 
-// Local: what this rank has of parameters and buffers, but for ignored ones; with `aliases` under
-// each of their names. InvalidArgument for a tensor that is not dense.
+// Local: returns this rank's parts of parameters and buffers, without ignored ones; with `aliases`,
+// under each of their names. Throws InvalidArgument for a tensor that is not dense.
 [[nodiscard]] std::vector<FilePart> model_parts(const std::vector<Part>& state, bool aliases);
-// The same of ignored tensors, under names of this rank's own.
+// Returns the ignored tensors in the same way, under names that contain this rank.
 [[nodiscard]] std::vector<FilePart> ignored_parts(const std::vector<Part>& state, int rank);
 
 // Collective. CommonFailure unless the file has exactly the tensors that model_parts() gives on all
@@ -24,7 +24,7 @@ void check_model_fits(const std::vector<Part>& state, PartsReader& file);
 void check_ignored_fit(const std::vector<Part>& state, PartsReader& file);
 void check_nothing_ignored(const std::vector<Part>& state);
 
-// Collective: fills the handle's parts. `ignored` is null where there are none.
+// Collective: fills the handle's parts. `ignored` is null if the checkpoint has no ignored tensors.
 void read_model(Handle& handle, PartsReader& model, PartsReader* ignored);
 
 }  // namespace lockstep::checkpoint

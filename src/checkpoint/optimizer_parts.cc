@@ -188,8 +188,9 @@ void OptimizerReading::read_steps() {
   });
 }
 
-// Collective: where one rank has none, none has. Ranks of a host ask at the same time, so each
-// counts on its share. What the system would have to take from others is not room.
+// Collective: returns true if every rank has room. The ranks of a host ask at the same time, so
+// each of them counts on an equal share of the available memory, which excludes memory that the
+// system would have to take from other processes.
 bool OptimizerReading::has_room_beside_old_state() const {
   std::vector<std::int64_t> all(static_cast<std::size_t>(file_.group().size()));
   std::int64_t has_room = 1;

@@ -112,8 +112,8 @@ std::span<std::byte> PartsReader::staging_of(std::size_t worker) {
   return std::span(staging_).subspan(worker * read_at_once, read_at_once);
 }
 
-// What is summed up is still in the cache of the core that has read it, and goes on to its place
-// past the caches: that is faster than to read it there, through them.
+// Copies past the caches to the destination: the bytes that were just summed up are still in the
+// cache of the core that read them, so this is faster than reading into the destination directly.
 void PartsReader::read_stretches(std::span<const Stretch> stretches) {
   staging_.resize(piece_workers() * read_at_once);
   std::vector<std::uint64_t> lengths;
@@ -146,7 +146,8 @@ PartsReader::Stretch PartsReader::stretch_of(const TensorEntry& entry, const lay
           .share = share};
 }
 
-// What takes bytes as they stand in the file waits, to be read together with others.
+// Parts that take bytes exactly as they are in the file are queued, to be read together with
+// others.
 void PartsReader::fill_own(const Part& part, std::uint32_t* share) {
   constexpr std::size_t most_waiting = 4096;  // of parts in many small runs
   const TensorEntry& entry = *find(part.name);

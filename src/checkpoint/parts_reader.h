@@ -29,7 +29,7 @@
 
 namespace lockstep::checkpoint {
 
-// What a rank knows of files under the same path as rank 0's.
+// How the files that a rank sees under this path relate to the files of rank 0.
 enum class SeenFiles {
   unknown,  // none, or others, are passed over; what cannot be read is an error
   same,     // rank 0's own or copies of them: any difference is damage
@@ -54,7 +54,7 @@ class PartsReader {
   [[nodiscard]] bool has_checksum(const TensorEntry& entry) const;
   // The number of each entry.
   [[nodiscard]] const std::map<std::string, std::size_t>& by_name() const { return by_name_; }
-  // Null when there is none.
+  // Returns null if there is no tensor of that name.
   [[nodiscard]] const TensorEntry* find(const std::string& name) const;
 
   // Collective: the ranks that read one copy of the files read it once between them, and the
@@ -135,7 +135,7 @@ class PartsReader {
 
   // Small enough to stay in the cache next to a core between reading and summing up.
   static constexpr std::size_t read_at_once = std::size_t{256} << 10;
-  // Of tensors' checksums, by entry: this rank's.
+  // This rank's share of each tensor's checksum, by entry.
   using Shares = std::vector<std::uint32_t>;
   [[nodiscard]] Shares own_shares(const std::vector<bool>& are_passed_over);
   void compare_all(const Shares& own);

@@ -35,7 +35,7 @@ void add(AllParts& all, const layout::TensorSlice& slice, std::size_t rank, std:
   all.slices[number].ranks.emplace_back(rank, part);
 }
 
-// Whether they are the whole between them, each element once.
+// Returns true if the slices cover the tensor with each element exactly once.
 bool are_whole(const std::vector<SameParts>& slices, const std::vector<std::int64_t>& shape) {
   std::int64_t elements = 0;
   std::vector<layout::TensorSlice> from;
@@ -55,7 +55,7 @@ bool are_whole(const std::vector<SameParts>& slices, const std::vector<std::int6
 
 }  // namespace
 
-// Of what several ranks read, one sums up: by turns.
+// If several ranks read the same slice, one of them computes its checksum. The ranks take turns.
 PartsReader::SummedParts PartsReader::to_sum(const std::vector<std::vector<Part>>& wanted) const {
   const auto own = static_cast<std::size_t>(group_.rank());
   SummedParts found{.tensors = std::vector<bool>(entries_.size()),

@@ -30,10 +30,10 @@ class PlannedTensors {
   [[nodiscard]] const std::vector<std::vector<Part>>& by_rank() const { return by_rank_; }
   [[nodiscard]] const Metadata& metadata() const { return metadata_; }
   [[nodiscard]] const Sharding& sharding() const { return sharding_; }
-  // Whether any rank has a part.
+  // Returns true if any rank has a part.
   [[nodiscard]] bool has_parts() const { return !plan_.shards.front().entries.empty(); }
   [[nodiscard]] std::size_t shards() const { return plan_.shards.size(); }
-  // Of each file, on rank 0.
+  // Returns the size of each file; valid on rank 0.
   [[nodiscard]] std::vector<std::uint64_t> bytes_by_shard() const;
 
   // Bytes that a snapshot on this rank takes.
@@ -42,8 +42,8 @@ class PlannedTensors {
   // The parts are not asked any more. The bytes must stay until the file is written.
   void take_snapshot(std::span<std::byte> bytes);
 
-  // A run of box number `own` of those that this rank holds, in the order of the plan: dense, in
-  // host memory; copied only where it does not lie so.
+  // Returns a run of box number `own` among the boxes that this rank holds, in the order of the
+  // plan. The tensor is dense and in host memory; it is a copy only if the part is not.
   [[nodiscard]] at::Tensor elements(std::size_t own, const layout::Box& run);
 
  private:

@@ -23,7 +23,7 @@ void check_kind(const std::filesystem::path& file, const TensorEntry& entry) {
               entry.name, own_random_state().numel(), entry.shape.front());
 }
 
-// Tries it on a generator that nobody uses.
+// Tries the state on a temporary generator.
 void check_state(const std::filesystem::path& file, const TensorEntry& entry,
                  const at::Tensor& state) {
   try {

@@ -66,7 +66,7 @@ void visit_options(OptimizerOptions& options, Visit&& visit) {
   }
 }
 
-// Whether weight decay is AdamW's; nothing for what is neither.
+// Returns true if weight decay is decoupled (AdamW), false for Adam, nothing for other optimizers.
 std::optional<bool> is_decoupled(const OptimizerOptions& options) {
   if (dynamic_cast<const AdamWOptions*>(&options) != nullptr) return true;
   if (dynamic_cast<const AdamOptions*>(&options) != nullptr) return false;
@@ -136,7 +136,7 @@ bool flag_of(const IValue& value, const std::string& what) {
   return value.toBool();
 }
 
-// What the file does not have stays as it is.
+// Reads the hyperparameters that the file has; the others keep their values.
 struct FromPython {
   const Dict group;
   const std::string where;
@@ -196,7 +196,7 @@ StateFields python_fields(const Dict& state, const std::string& parameter) {
   return fields;
 }
 
-// What one group of the optimizer will have.
+// The new contents of one group of the optimizer.
 struct LoadedGroup {
   FromPython hyperparameters;
   std::vector<StateFields> fields;  // of each parameter

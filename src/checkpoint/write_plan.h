@@ -1,5 +1,5 @@
-// Which rank writes what of some tensors, and in which of their files: each element is written
-// once. Pure, and equal on every rank that has the same lists.
+// Plans which rank writes which elements of some tensors, and to which file: each element is
+// written once. The functions are pure, and return the same on every rank that has the same lists.
 #pragma once
 
 #include "checkpoint/file_part.h"

@@ -70,7 +70,7 @@ double ShardGroup::sum_over_last(double number) {
   return all.item<double>();
 }
 
-// Engines differ in what the maximum of a number and NaN is.
+// Reduces NaN as a flag: backends differ in the maximum of a number and NaN.
 double ShardGroup::largest_over_last(double number) {
   if (outer_) return outer_->largest_over_last(number);
   if (ranks_->size() == 1) return number;
@@ -151,9 +151,9 @@ bool is_pointwise(const c10::OperatorHandle& operation) {
   return operation.hasTag(at::Tag::pointwise);
 }
 
-// What LibTorch does not call pointwise and treats elements apart all the same, or reads none.
-// allclose() is there beside equal(), which it calls so: both compare what this rank has. Views do
-// not come here.
+// Operations without LibTorch's tag `pointwise` that still treat elements independently, or read
+// none. allclose() is here beside equal(), which has the tag: both compare this rank's elements.
+// Views never reach this function.
 bool is_known(std::string_view name) {
   static const std::unordered_set<std::string_view> names = {
       "copy_",        "_to_copy",     "fill_",         "zero_",

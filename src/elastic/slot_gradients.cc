@@ -70,7 +70,7 @@ void check_parameters(const std::vector<at::Tensor>& parameters) {
           parameters.front().toString(), parameter.toString());
 }
 
-// What of each parameter every rank keeps. Collective.
+// Collective. Returns the range of each parameter that each rank keeps.
 std::vector<std::vector<Range>> ranges_of_all(Group& group, const std::vector<Part>& parts) {
   std::vector<std::int64_t> own;
   for (const Part& part : parts)

@@ -323,7 +323,8 @@ void Agent::Run::signalled(int signal) {
   if (const auto due = run_.machine.take_signal()) send_to_all(*due);
 }
 
-// Returns true if a signal is for ranks that run. Those of a failed round end in any case.
+// Returns true if a signal is to be passed on to running ranks. The ranks of a failed round are
+// ended in any case.
 bool Agent::Run::are_signalled() const {
   const State state = run_.machine.state();
   return state == State::running || state == State::stopping ||

@@ -4,19 +4,19 @@
 //   launch::Agent agent({.program = "./train", .arguments = {"--lr", "0.1"}, .ranks = 4});
 //   return agent.run().exit_code;
 //
-// What holds whatever happens:
+// Guarantees:
 //  - Output keeps its order within a rank. A log file has a rank's bytes unchanged.
 //  - The first rank that fails is the cause: it is reported with its last lines, and its exit code
 //    is the run's.
-//  - When run() returns, nothing that the ranks started is left, also not what left their process
-//    groups or sessions.
-//  - When the agent's own process is killed, the ranks and what they started are killed with it:
-//    its children by the kernel; each rank that has called init() by itself, with one line that
-//    says why; everything else that still has the ranks' environment by a guard, a small process
-//    beside the agent. Only a process that has cleared its environment, was not started by the
-//    agent itself and never called init() can outlive it.
-//  - Over several nodes: the first failure on any of them ends the run on all, and every agent
-//    reports it and returns its exit code; an agent that vanishes, or is stopped for longer than
+//  - When run() returns, every process that the ranks started has ended, including processes that
+//    left the process groups or sessions of the ranks.
+//  - If the agent's own process is killed, the ranks and the processes that they started are killed
+//    with it: the kernel kills the agent's children; each rank that has called init() ends by
+//    itself, with one line that says why; a guard, a small process beside the agent, kills every
+//    other process that still has the ranks' environment. Only a process that has cleared its
+//    environment, was not started by the agent itself and never called init() can outlive it.
+//  - Over several nodes: the first failure on any node ends the run on all nodes, and every agent
+//    reports it and returns its exit code. An agent that vanishes, or is stopped for longer than
 //    `lost_after`, is such a failure.
 #pragma once
 
@@ -45,7 +45,7 @@ enum class StandardInput {
 // This agent among those of a run on several nodes. Node 0 serves the store at `rendezvous`, so it
 // must be node 0's address; the others come to it.
 struct NodeSpec {
-  int nodes = 1;        // 1: there are no others, and the rest is not used but for `store`
+  int nodes = 1;        // 1: a single node; of the other members only `store` is used
   int least_nodes = 0;  // less than `nodes`: nodes may come and go, and the run goes on with that
                         // many; 0: as many as `nodes`
   int node = 0;  // 0 .. nodes-1; node 0 serves the store. Ranks are numbered by it, except in a run
@@ -69,12 +69,13 @@ struct WorkerSpec {
   std::vector<std::string> arguments = {};  // without argv[0]
   int ranks = 1;                            // of this node
   NodeSpec nodes = {};
-  // How often a worker may fail before the run has: all workers then begin another round, but for
-  // those that wait for it by themselves (rounds.h). Nodes that come or go are not counted.
+  // The number of worker failures after which the run still continues. After each, all workers
+  // begin another round; workers that wait for the next round by themselves (rounds.h) are not
+  // restarted. Nodes that join or leave are not counted.
   int max_restarts = 0;
-  // How many processes of this node wait in reserve while restarts are left, for ranks that will be
-  // lost, where the program has said that it can (round_key::reserve): such a one takes a rank at
-  // once, with its libraries loaded. They have no rank until then.
+  // The number of hot spare processes of this node, while restarts are left. They need a program
+  // that has said that it can wait in reserve (round_key::reserve). A hot spare has its libraries
+  // loaded, so it takes the rank of a lost worker at once. It has no rank until then.
   int reserve = 1;
   // A worker is killed, and has failed, if it or a process below it is stopped (SIGSTOP, a
   // debugger) for this long; 0: no worker is.
@@ -106,7 +107,7 @@ struct WorkerSpec {
   int explained_exit_code = -1;
 };
 
-// Whether the run can have more than one round.
+// Returns true if the run can have more than one round.
 [[nodiscard]] inline bool may_have_more_rounds(const WorkerSpec& spec) {
   return spec.max_restarts > 0 || least_nodes(spec.nodes) < spec.nodes.nodes ||
          !spec.nodes.store.empty();
@@ -134,18 +135,20 @@ class Agent {
   Agent(const Agent&) = delete;
   Agent& operator=(const Agent&) = delete;
 
-  // Blocks until all ranks and what they started have ended. Once only. While it runs, the process
-  // ignores SIGPIPE and SIGXFSZ, does not ignore SIGCHLD, and adopts orphans among its descendants
-  // (PR_SET_CHILD_SUBREAPER); children that it had before are left alone, but other threads must
-  // not start any: they would be taken for the ranks' and ended. The ranks also end with the
-  // calling thread. The agent may open as many files as the hard limit allows; the ranks get the
-  // limit that it had. A program that is not found gives exit code 127, one that cannot be executed
-  // 126, both with a line on `error`. Over several nodes the agent says after a second and then
-  // every ten what it waits for until all have come; signals have their ordinary effect until then,
-  // with forward_signals after a line that says so.
-  // BadInput: the store's port is in use, a log is no regular file, too few files may be open.
-  // SystemError: a log or the store could not be made, there is no /proc. Over several nodes also
-  // BadInput, Timeout and PeerLost when they do not come together. Nothing has been left behind.
+  // Blocks until all ranks and the processes that they started have ended. Call it once. While it
+  // runs, the process ignores SIGPIPE and SIGXFSZ, does not ignore SIGCHLD, and adopts orphans
+  // among its descendants (PR_SET_CHILD_SUBREAPER). Earlier children of the process are left alone,
+  // but other threads must not start children: the agent would take them for processes of the ranks
+  // and end them. The ranks also end with the calling thread. The agent may open as many files as
+  // the hard limit allows; the ranks get the agent's original limit. If the program is not found,
+  // the exit code is 127; if it cannot be executed, 126; both with a line on `error`. Over several
+  // nodes, until all nodes have joined, the agent prints after one second and then every ten
+  // seconds what it is waiting for; until then signals have their ordinary effect, and with
+  // forward_signals a line says so.
+  // Throws BadInput if the store's port is in use, a log is not a regular file, or the limit of
+  // open files is too low; SystemError if a log or the store cannot be made, or /proc is missing.
+  // Over several nodes, also throws BadInput, Timeout and PeerLost if the nodes do not come
+  // together. After an exception no process is left behind.
   AgentResult run();
 
   // As if this process had received `signal`. From any thread, and from signal handlers.

@@ -106,7 +106,7 @@ void fill_gaps(Environment& environment, const RankSpec& place) {
   set_if_absent(environment, variable::python_unbuffered, "1");
 }
 
-// What a process in reserve learns last.
+// Returns true for the variables that a process in reserve gets last, together with its place.
 bool is_of_place(std::string_view name) {
   constexpr std::array names{variable::rank,
                              variable::world_size,

@@ -12,7 +12,7 @@ namespace lockstep::launch {
 
 namespace variable = rank_env::variable;
 
-// What the agent knows when it starts one rank.
+// The description of one rank when the agent starts it.
 struct RankSpec {
   int rank = 0;
   int ranks = 1;  // of all nodes
@@ -53,8 +53,8 @@ void spin_briefly();
 // says about them (and TORCHELASTIC_USE_AGENT_STORE is dropped); the last group only fills gaps.
 [[nodiscard]] Environment rank_environment(Environment base, const RankSpec& place);
 
-// What a process in reserve begins with: rank_environment() without the variables that say which
-// rank it is and of which round, and with the number of its socket.
+// Returns the initial environment of a process in reserve: rank_environment() without the variables
+// that give the rank and the round, and with the number of its socket.
 [[nodiscard]] Environment reserve_environment(Environment base, const RankSpec& place,
                                               int descriptor);
 // And those variables, which it gets with its place.

@@ -64,8 +64,8 @@ void Worker::start(const std::string& file, const WorkerSpec& spec, const RankSp
   command.error = output_.rank_error();
   for (int descriptor : {place.secret_descriptor, place.agent_descriptor, in_reserve_.get()})
     if (descriptor >= 0) command.keep.push_back(descriptor);
-  // A session of its own: signals reach the rank with its children and nobody else, and the
-  // terminal's own do not reach it.
+  // The rank gets its own session: signals reach only the rank and its children, and the terminal's
+  // signals do not reach it.
   command.own_session = true;
   command.open_files = open_files;
   command.end_with_parent = true;
@@ -363,7 +363,7 @@ void RankProcesses::watch(Poller& poller) {
   for (sys::Process* process : living()) poller.watch(process->pidfd(), POLLIN, [] {});
 }
 
-// At the ranks of this node, and at what they have started: a program may run below a shell.
+// Looks at the ranks of this node and at their descendants: a program may run below a shell.
 void RankProcesses::look_for_hangs() {
   const Duration hung_after = run_.spec.hung_after;
   const Duration between_looks = std::max<Duration>(shortest_look, hung_after / looks_until_hung);
@@ -429,7 +429,7 @@ void RankProcesses::tend() {
   subreaper_->collect(numbers_of(living()));
 }
 
-// Of ranks, and of those in reserve.
+// Returns the processes of the ranks and of the reserve.
 std::vector<sys::Process*> RankProcesses::living() const {
   std::vector<sys::Process*> processes;
   for (const Workers& list : {std::cref(run_.workers), std::cref(reserve_.workers())})

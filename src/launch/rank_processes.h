@@ -1,4 +1,4 @@
-// The processes of an agent: its ranks, those in reserve, and what they have started.
+// The processes of an agent: its ranks, its hot spares (the reserve), and their descendants.
 #pragma once
 
 #include "launch/agent.h"
@@ -31,7 +31,7 @@ class ErrorFolder;
 // One rank, as the agent sees it: its process and its output.
 class Worker {
  public:
-  // What it does at the end of a round.
+  // How the worker behaves at the end of a round.
   enum class Standing {
     plain,    // it is ended, and another process is started for the next one
     keeps,    // it leaves the round by itself
@@ -50,9 +50,9 @@ class Worker {
              rlimit open_files);
 
   [[nodiscard]] bool is_in_reserve() const { return static_cast<bool>(reserve_); }
-  // Whether it waits there.
+  // Returns true if the worker is in reserve and waits for its place.
   [[nodiscard]] bool is_ready();
-  // Of one that is ready: it becomes that worker, and goes on with give_place().
+  // For a worker that is ready: it becomes worker `rank`, and continues with give_place().
   void take_over(int rank, std::string name, const LogFile& log);
   void give_place(const RankSpec& place);
 
@@ -74,7 +74,7 @@ class Worker {
   [[nodiscard]] RankOutput& output() { return output_; }
   // The process while it has not been collected, else nothing.
   [[nodiscard]] sys::Process* process() { return running_ ? &*process_ : nullptr; }
-  // Of the process that was started last.
+  // The pid of the last process that was started; 0 if none was.
   [[nodiscard]] int pid() const { return process_ ? process_->pid() : 0; }
   // How it ended, once, when it has.
   [[nodiscard]] std::optional<sys::ExitStatus> take_end();
@@ -102,7 +102,7 @@ class Worker {
 
 using Workers = std::vector<std::unique_ptr<Worker>>;
 
-// Which file a program's name means, as a shell would say.
+// The file that a program's name resolves to, as in a shell.
 struct FoundProgram {
   std::string file;     // what to execute, when problem is empty
   std::string problem;  // one line: why it cannot be
@@ -124,7 +124,7 @@ struct FoundProgram {
   return grace;
 }
 
-// What the parts of an agent's run share: what was asked for, how far it has come, how it goes.
+// State that the parts of an agent's run share: the request, the progress, and the outcome.
 struct RunState {
   explicit RunState(WorkerSpec of) : spec(std::move(of)), machine(spec.ranks, grace_of(spec)) {}
 
@@ -168,8 +168,8 @@ class Reserve {
   [[nodiscard]] std::optional<Clock::time_point> next() const { return fill_at_; }
   // Fills it up with workers that `start` starts, if that is due and `is_wanted`.
   void fill(bool is_wanted, const std::function<void(Worker&)>& start);
-  // One that is ready; null if there is none: one that is not ready is no further than one that is
-  // started for its rank.
+  // Returns a worker that is ready; null if no worker is. A worker that is not ready would not
+  // start earlier than a new process for the rank.
   [[nodiscard]] std::unique_ptr<Worker> take();
   void take_ended();
   void end();
@@ -188,7 +188,8 @@ class Reserve {
 // All processes of a run on this node.
 class RankProcesses {
  public:
-  // Of this run, all of which outlives this. Raises the limit of open files, and adopts orphans.
+  // `run`, `relay` and `store` must outlive this object. Raises the limit of open files, and adopts
+  // orphans.
   RankProcesses(RunState& run, OutputRelay& relay, const RoundStore& store);
   // Ends what is left.
   ~RankProcesses();
@@ -202,8 +203,8 @@ class RankProcesses {
 
   // A worker for a rank of the round, from the reserve if one is ready; not started.
   [[nodiscard]] std::unique_ptr<Worker> fresh_worker(int rank, const std::string& name);
-  // Starts these workers of the round. Returns the rank that could not be started and why, with the
-  // number of those that could; nothing if all were.
+  // Starts these workers of the round. If a rank cannot be started, returns the problem and the
+  // number of workers that were started; otherwise nothing.
   struct Failure {
     int started = 0;
     std::string problem;
@@ -212,8 +213,8 @@ class RankProcesses {
 
   // Reads output, and wakes up when a process ends.
   void watch(Poller& poller);
-  // Those of the round that have ended: first what was killed, which is the likelier cause of
-  // another's error than the other way round.
+  // Returns the workers of the round that have ended. Killed workers come first: a killed worker is
+  // more likely to be the cause of another worker's error than its effect.
   [[nodiscard]] std::vector<std::pair<Worker*, sys::ExitStatus>> take_ended();
   // Tells ranks that wait in init() that a rank has ended well; of any other end they learn by
   // their own.
@@ -224,9 +225,9 @@ class RankProcesses {
   void suspend();
   // Starts processes in reserve if they are due, kills ranks that have hung, and collects orphans.
   void tend();
-  // What the ended workers have started must not meet those of the next round.
+  // Ends the processes that the ended workers have left, before the next round starts.
   void end_leftovers();
-  // All processes but the agent's own, when the ranks have ended.
+  // Ends all processes except the agent's own, after the ranks have ended.
   void end_all();
 
  private:

@@ -273,8 +273,8 @@ void Rounds::wait_for_the_others(Deadline deadline, const std::function<bool()>&
   }
 }
 
-// What fails here fails because the store is lost, which the following thread notices too; else it
-// is what a rank has written into a key of the agents.
+// A task fails because the store is lost, which the following thread notices too, or because a rank
+// has written a wrong value into a key of the agents.
 void Rounds::push(std::function<void()> task) {
   tasks_.push([this, task = std::move(task)] {
     try {

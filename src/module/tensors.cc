@@ -34,7 +34,8 @@ bool is_named(const std::string& name, std::span<const std::string> patterns) {
       patterns, [&](const std::string& pattern) { return layout::names_around(pattern, name); });
 }
 
-// What is odd about it, for "buffer mask is ...": null when nothing is.
+// Returns a description of an unsupported tensor, for "buffer mask is ..."; null if it is
+// supported.
 const char* oddity_of(const at::Tensor& tensor) {
   if (tensor.is_nested()) return "a nested tensor";
   if (tensor.layout() != at::kStrided) return "not a dense tensor";

@@ -45,12 +45,12 @@ struct ModuleTensors {
 // the order of Python's state_dict(). The name that a tensor is registered under comes first.
 [[nodiscard]] std::vector<NamedParameter> state_entries(const torch::nn::Module& module);
 
-// Returns the tensor that `tensors` have for these names and sizes. Throws BadInput if there is
-// none, if it has other sizes, or if it differs from name to name.
+// Returns the tensor that `tensors` have for these names and sizes. Throws BadInput if the tensor
+// is missing, has other sizes, or differs from name to name.
 [[nodiscard]] at::Tensor values_for(std::span<const std::string> names, at::IntArrayRef sizes,
                                     const std::map<std::string, at::Tensor>& tensors);
 
-// Whether a pattern names it, by any of its names.
+// Returns true if a pattern matches one of the parameter's names.
 [[nodiscard]] bool is_ignored(const NamedParameter& parameter,
                               std::span<const std::string> ignored);
 
@@ -68,7 +68,7 @@ void check_alone(const ModuleTensors& tensors, std::string_view strategy);
 // One line for each parameter whose memory is held by something outside the module.
 [[nodiscard]] std::vector<std::string> lines_of_held(const ModuleTensors& tensors);
 
-// What the arithmetic of layouts, which knows no LibTorch, needs to know of tensors.
+// Descriptions of tensors for the arithmetic of layouts, which does not depend on LibTorch.
 [[nodiscard]] layout::Dtype spec_of(c10::ScalarType dtype);
 [[nodiscard]] layout::TensorSpec spec_of(const NamedParameter& parameter);
 

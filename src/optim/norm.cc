@@ -185,7 +185,7 @@ class CombinedNumber {
   bool largest_;
   double whole_ = 0;  // from gradients that are whole on this rank
   std::vector<Divided> divided_;
-  // Of global tensors, by the names of the groups that cut them.
+  // The groups of global tensors, by the names of the groups that shard them.
   std::map<std::vector<std::string>, std::shared_ptr<ShardGroup>> of_meshes_;
 };
 

@@ -89,62 +89,70 @@ class Reducer {
  public:
   virtual ~Reducer() = default;
 
-  // Those whose gradients it averages, each once. Parameters below are places in this list.
+  // The parameters whose gradients the reducer averages, each once. The parameter `i` of the
+  // functions below is an index into this list.
   [[nodiscard]] virtual const std::vector<NamedParameter>& parameters() const = 0;
 
-  // Local. InvalidArgument names a parameter that is no longer what it was.
+  // Local. Throws InvalidArgument with the name of a parameter that was replaced.
   virtual void check_parameters() const = 0;
 
-  // A backward() has given its first gradient: blocks for what a failed one has left under way.
+  // Called at the first gradient of a backward(). Blocks for operations that a failed backward()
+  // has left in flight.
   virtual void begin() = 0;
-  // The first one outside no_sync().
+  // Called at the first gradient outside of no_sync().
   virtual void begin_reduction() = 0;
-  // .grad of parameter i is complete. Posts what is complete by that, in one order on all ranks.
+  // Called when .grad of parameter i is complete. Posts the buckets that this completes, in the
+  // same order on all ranks.
   virtual void accept(int i) = 0;
-  // The same inside no_sync(): it stays on this rank.
+  // Called in place of accept() inside no_sync(): the gradient stays on this rank.
   virtual void keep(int i) = 0;
-  // backward() has ended here; after that it is reduced, if `reduces`.
+  // Called when backward() has ended on this rank. The gradients are reduced afterwards, if
+  // `reduces`.
   virtual void end_backward(bool reduces) = 0;
-  // For a parameter without a gradient in this backward(): contributes that of an earlier one,
-  // inside no_sync(), or zeros and false.
+  // For a parameter without a gradient in this backward(): contributes the gradient of an earlier
+  // backward() inside no_sync(), or zeros and false.
   [[nodiscard]] virtual bool contribute_absent(int i) = 0;
-  // The same at the beginning, of one that is known to get none; posts what is complete by that.
+  // Contributes for a parameter that is known from the start to get no gradient; posts the buckets
+  // that this completes.
   [[nodiscard]] virtual bool contribute_unused(int i) { return contribute_absent(i); }
-  // Posts what is left, and what this rank says of the step.
+  // Posts the remaining buckets and this rank's status of the step.
   virtual void post_rest(const StepStatus& own) = 0;
-  // Blocks until all ranks have said it; counts them.
+  // Blocks until the statuses of all ranks have arrived; returns their sum.
   [[nodiscard]] virtual StepStatus wait() = 0;
-  // Whether scale_averages() is for it.
+  // Returns true if this reducer supports scale_averages().
   [[nodiscard]] virtual bool scales_averages() const { return false; }
-  // Before publish(), for this step: averages are multiplied by it.
+  // Called before publish(): multiplies the averages of this step by `factor`.
   virtual void scale_averages(double /*factor*/) {}
-  // For parameters of which each rank keeps a part: whether an operation on this rank has written a
-  // whole one since the last compare_writes() or forget_writes().
+  // For parameters that are sharded over the ranks: returns true if an operation on this rank has
+  // written a whole parameter since the last compare_writes() or forget_writes().
   [[nodiscard]] virtual bool has_written() { return false; }
-  // Collective, when one has on some rank. Mismatch on all ranks, unless all have written the same.
+  // Collective; called if has_written() is true on some rank. Throws Mismatch on all ranks unless
+  // all ranks have written the same values.
   virtual void compare_writes(Group& /*group*/, const CallOptions& /*call*/) {}
   virtual void forget_writes() {}
-  // Averages become .grad of what the optimizer sees, or are added to it. Blocks until they are
-  // there.
+  // Sets or accumulates the averages into .grad of the parameters that the optimizer updates.
+  // Blocks until the averages have arrived.
   virtual void publish(const StepStatus& all) = 0;
   // Called in place of publish() if backward() has failed on another rank, or a gradient is
-  // missing: averages are undefined.
+  // missing: the averages are undefined.
   virtual void discard() = 0;
 
-  // After an exception here: posts what the other ranks wait for, with any values.
+  // Called after an exception on this rank: posts the operations that the other ranks wait for,
+  // with arbitrary values.
   virtual void post_failure(const StepStatus& /*own*/) {}
-  // An exception has ended backward() here, inside no_sync() too. After post_failure().
+  // Called when an exception has ended backward() on this rank, also inside no_sync(). Follows
+  // post_failure().
   virtual void end_failed_backward() {}
 
-  // Of all parameters; those inside no_sync() too.
+  // Clears the gradients of all parameters, including those accumulated inside no_sync().
   virtual void clear_gradients(bool set_to_none) = 0;
 
-  // From the next step on gradients are expected to come in this order of all parameters, which is
-  // rank 0's.
+  // From the next step on, gradients are expected in this order of all parameters, the order of
+  // rank 0.
   virtual void adopt_order(const std::vector<int>& order) = 0;
 };
 
-// What goes wrong with gradients in the same way under DDP and sharding: its words stand once.
+// Throw the errors about gradients that DDP and sharding share.
 [[noreturn]] void throw_sparse_gradient(const std::string& parameter, std::string_view strategy);
 [[noreturn]] void throw_second_gradient(const std::string& parameter);
 // `ranks`: FailureNotice::finish().
@@ -223,9 +231,10 @@ class BackwardStep final : public std::enable_shared_from_this<BackwardStep> {
   // The parameters that need that hook, in the reducer's order.
   [[nodiscard]] std::vector<at::Tensor> hooked() const;
 
-  // What the marks of the step are told to.
+  // The clock that the marks of the step report to.
   [[nodiscard]] StepClock& clock() { return clock_; }
-  // The handle's zero_grad(), of which gradients are the caller's matter. Throws as check_module().
+  // The handle's zero_grad() for a strategy whose gradients belong to the caller. Throws as
+  // check_module().
   void zero_grad();
 
   // no_sync(), which nests.
@@ -240,7 +249,7 @@ class BackwardStep final : public std::enable_shared_from_this<BackwardStep> {
   void shadow(const JoinRound& ranks);
   void leave();
 
-  // Whether the last backward() was averaged. Between two backward() calls.
+  // Returns true if the last backward() was averaged. Call it between two backward() calls only.
   [[nodiscard]] bool has_averages() {
     Lock lock(mutex_);
     return has_averages_;
@@ -250,8 +259,8 @@ class BackwardStep final : public std::enable_shared_from_this<BackwardStep> {
   void check_module() const;
 
  private:
-  // What watches the backward() calls of one step: gone with it, so that a call that is torn down
-  // later (a graph that the user keeps) does not touch another step.
+  // Watches the backward() calls of one step and is destroyed with the step, so that a call that is
+  // torn down later (a graph that the user keeps) does not touch another step.
   using Observer = StepObserver<BackwardStep>;
   friend Observer;
 

@@ -33,8 +33,8 @@ class Bucket {
 
   // All of it, padding included: one dimension. Lives as long as any tensor that shares its memory.
   [[nodiscard]] const at::Tensor& flat() const { return flat_; }
-  // What a floating-point reduction takes: flat(), or for complex numbers the same memory as pairs
-  // of reals.
+  // The tensor for a floating-point reduction: flat(), or for complex numbers the same memory as
+  // pairs of reals.
   [[nodiscard]] at::Tensor reducible() const;
 
   // A tensor of the sizes of entry `i` in its place, with the strides of `like` where those leave
@@ -43,7 +43,7 @@ class Bucket {
   [[nodiscard]] at::Tensor view(int i, const at::Tensor& like) const;
   [[nodiscard]] at::Tensor view(int i) const;
 
-  // Whether `tensor` is what view(i, like) returns: same memory, dtype, sizes and strides.
+  // Returns true if `tensor` equals view(i, like) in memory, dtype, sizes and strides.
   [[nodiscard]] bool holds(int i, const at::Tensor& tensor, const at::Tensor& like) const;
 
  private:
@@ -56,9 +56,9 @@ class Bucket {
 
 // Pages of buffers that are done with.
 
-// Of a buffer whose values nobody needs, here or on a peer: gives its pages back to the system.
-// What Group::empty_shared() makes would otherwise keep them for its next buffer. Does nothing to
-// other memory, whose pages go with its tensor.
+// Gives the pages of a buffer back to the system. Neither this rank nor a peer may need its values
+// any more. A buffer of Group::empty_shared() would otherwise keep its pages for the next buffer.
+// Does nothing to other memory, whose pages are freed with its tensor.
 void give_pages_back(const at::Tensor& buffer);
 
 // Rank 0's values of some tensors become every rank's.
@@ -77,7 +77,7 @@ class StateBroadcast {
   // The group outlives this object.
   StateBroadcast(Group& group, std::vector<at::Tensor> tensors);
 
-  // Posts the values that the root has now. Blocks for an earlier post that nobody finished.
+  // Posts the current values of the root. Blocks for an earlier post that was not finished.
   void post(std::optional<Duration> timeout, int root = 0);
   // Blocks until they are there and writes them into the tensors. Writing is hidden from version
   // counters: a graph that saved a buffer may still be walked backward once more, as when nothing
@@ -99,12 +99,12 @@ class StateBroadcast {
   std::vector<Item> items_;
 };
 
-// Values of a model that deferred() made, given where they are divided.
+// Values of a model that deferred() made, given when the model is divided.
 
-// Those among `tensors` that are deferred, with or without memory.
+// Returns the deferred tensors among `tensors`, with or without memory.
 [[nodiscard]] std::vector<at::Tensor> deferred_among(const std::vector<at::Tensor>& tensors);
-// One line for each such parameter and buffer: ranks must agree, since they get their values
-// together.
+// Returns one line for each deferred parameter and buffer. The lines must be equal on all ranks,
+// since values are given collectively.
 [[nodiscard]] std::vector<std::string> deferred_lines(const torch::nn::Module& module);
 
 // Collective and blocking. Rank 0 computes its values, and the others get them.

@@ -14,8 +14,8 @@ namespace lockstep::parallel {
 
 // Where one optimizer keeps its state when several handles of this rank offload theirs.
 
-// All of these as one: state is made in the first, and advice goes to each. Null ones are left out;
-// null where there is none.
+// Combines the memories: state is allocated in the first one, and advice goes to each. Null
+// memories are left out. Returns null if all are null.
 [[nodiscard]] std::shared_ptr<optim::StateMemory> one_of(
     std::vector<std::shared_ptr<optim::StateMemory>> memories);
 
@@ -28,7 +28,7 @@ class CompositeState : public HandleState {
   // Derived classes then release the handles that they own.
   void detach() override { children_.clear(); }
 
-  // Of all children, one after the other.
+  // The parts of all children, child by child.
   [[nodiscard]] std::vector<Part> named_parameters() const override;
   [[nodiscard]] std::vector<Part> state_parts() override;
 

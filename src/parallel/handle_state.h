@@ -18,7 +18,7 @@ namespace lockstep {
 
 class HandleState {
  public:
-  // What each rank has of the module.
+  // The share of the module that each rank has.
   enum class Holds { wholes, parts };
   explicit HandleState(Holds holds = Holds::parts) : holds_(holds) {}
   virtual ~HandleState() = default;
@@ -65,14 +65,14 @@ class HandleState {
   [[nodiscard]] static Handle handle_of(std::shared_ptr<HandleState> state) {
     return Handle(std::move(state));
   }
-  // Of no_sync() scopes, which nest.
+  // Called at the begin and at the end of each no_sync() scope. Scopes nest.
   void begin_no_sync() {
     if (no_sync_scopes_++ == 0) set_requires_gradient_sync(false);
   }
   void end_no_sync() {
     if (--no_sync_scopes_ == 0) set_requires_gradient_sync(true);
   }
-  // Whether state_parts() are whole tensors that every rank has; equal on all ranks.
+  // Returns true if state_parts() are whole tensors that every rank has; equal on all ranks.
   [[nodiscard]] bool holds_wholes() const { return holds_ == Holds::wholes; }
   [[nodiscard]] bool requires_gradient_sync() const { return no_sync_scopes_ == 0; }
 
@@ -93,7 +93,7 @@ class HandleState {
 
 namespace lockstep::parallel {
 
-// What an exception that has left a thread says, in one line.
+// The message of an exception that has left a thread, in one line.
 
 // The first line, without LibTorch's stack trace. `problem` is not null.
 [[nodiscard]] std::string exception_text(const std::exception_ptr& problem);

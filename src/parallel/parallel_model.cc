@@ -132,7 +132,8 @@ Tensors broadcast_all(Group& stages, Tensors tensors, int root, c10::Device devi
   return tensors;
 }
 
-// Of this rank's parts of sequences; collective over the ranks that have the others.
+// Gathers whole sequences from this rank's parts; collective over the ranks that have the other
+// parts.
 Tensors whole_sequences(const pipeline::CutSequences& sequences, const Tensors& parts) {
   Tensors whole;
   const PipelineLoss take = [&whole](const Tensors& outputs, const Tensors& /*targets*/) {

@@ -23,7 +23,7 @@
 
 namespace lockstep::parallel {
 
-// Parts of tensor parallelism lie in such storages too, which nobody takes away.
+// Parts of tensor parallelism are also in such storages, but stay valid.
 void check_not_sharded(const std::vector<NamedParameter>& parameters, std::string_view strategy) {
   for (const auto& [name, tensor, aliases] : parameters) {
     const bool is_part = dispatch::part_of(tensor) != nullptr && dispatch::has_memory(tensor);

@@ -30,7 +30,7 @@ void check_not_sharded(const std::vector<NamedParameter>& parameters, std::strin
 
 [[nodiscard]] std::vector<Part> whole_parts(const std::vector<NamedParameter>& parameters);
 
-// Of which kind each of a module's tensors is, for state_parts() (lockstep/parallel/handle.h).
+// Knows the kind of each tensor of a module, for state_parts() (lockstep/parallel/handle.h).
 class PartKinds {
  public:
   PartKinds(const torch::nn::Module& module, std::span<const std::string> ignored);

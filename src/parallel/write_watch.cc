@@ -107,7 +107,7 @@ void WriteWatch::compare(Group& group, bool some_wrote) {
       compare_values(group, places[static_cast<std::size_t>(k)]);
 }
 
-// Of a parameter whose bits differ.
+// Compares the values of a parameter whose bits differ between ranks.
 void WriteWatch::compare_values(Group& group, std::size_t parameter) const {
   const NamedParameter& one = parameters_[parameter];
   const at::Tensor own = real_values_of(values_of(one)).contiguous();

@@ -60,7 +60,7 @@ void share_failure(Group& all, const std::string& failure) {
   if (!common.empty()) throw CommonFailure(common, 0);
 }
 
-// Of the module's tensors those that the servers have not.
+// Returns the module's tensors that the servers do not have.
 std::vector<Part> other_parts(const std::vector<Part>& all, const std::vector<Part>& trained) {
   std::vector<Part> parts;
   for (const Part& part : all)
@@ -68,7 +68,7 @@ std::vector<Part> other_parts(const std::vector<Part>& all, const std::vector<Pa
   return parts;
 }
 
-// What an optimizer updates of a module that this rank has all of.
+// Returns the parameters that an optimizer updates, for a module that is whole on this rank.
 std::vector<Part> trained_parts(const torch::nn::Module& module) {
   std::vector<Part> parts;
   for (const auto& [name, tensor, aliases] : unique_parameters(module))

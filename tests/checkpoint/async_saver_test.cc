@@ -1,5 +1,5 @@
-// Saving while training goes on: what is saved is what was there at the call, and what goes wrong
-// is told.
+// Saving in the background while training continues: the files contain the values at the time of
+// the call, and errors are reported.
 #include <lockstep/checkpoint/async_saver.h>
 
 #include "checkpoint/random_states.h"
@@ -82,7 +82,7 @@ TEST_P(EveryStrategyAsync, WhatIsSavedIsWhatWasThereAtTheCall) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, EveryStrategyAsync, testing::Values(1, 2, 3, 5));
 
-// Of what all ranks have, each copies its share.
+// Each rank copies only its share of the state that all ranks have.
 TEST(AsyncSaver, ARankCopiesWhatItWrites) {
   TemporaryFolder out;
   std::atomic<std::size_t> all{0}, most{0};
@@ -188,7 +188,7 @@ TEST(AsyncSaver, AnErrorIsThrownByTheNextSaveOrByWaiting) {
     save_by(saver, out.path(), training, {.keep = 1});
     saver.wait();
     EXPECT_EQ(names_in(out.path()), std::vector<std::string>{"step-00000003"});
-    // What is known at once is thrown at once.
+    // Errors that are known at the call are thrown by the call.
     test::expect_words(
         test::message_of<CommonFailure>([&] { save_by(saver, out.path(), training); }),
         {"step-00000003: is there already"});
@@ -284,7 +284,8 @@ TEST(AsyncSaver, AHandleOfAnotherGroupIsRefused) {
   });
 }
 
-// Of two ranks as well, and rank 0 is the same one: only one of the other two knows of it.
+// The other group also has two ranks, and the same rank 0: only one of the two other ranks sees the
+// difference.
 TEST(AsyncSaver, AHandleOfOtherRanksIsRefusedOnAllRanks) {
   TemporaryFolder out;
   run_as_threads(3, [&](Group world) {

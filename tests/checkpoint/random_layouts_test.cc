@@ -166,7 +166,7 @@ struct LaidOut {
   std::unique_ptr<torch::optim::Optimizer> optimizer;
 };
 
-// What this rank has of each tensor is what the file has there.
+// Expects each of this rank's parts to equal the file's values at its place.
 void expect_parts_of(const NamedTensors& whole, const std::vector<FilePart>& parts, int rank,
                      bool is_saver) {
   at::NoGradGuard no_grad;

@@ -59,7 +59,7 @@ void expect_written_once(const Lists& by_rank, const Sharding& sharding = {}) {
   }
 }
 
-// What tensor parallel, fully_shard() and copies of both may leave on ranks.
+// Random cuts such as tensor parallelism, fully_shard() and replicas of both leave on ranks.
 TEST(WritePlan, WritesEachElementOfRandomCutsOnce) {
   for (test::FuzzRounds rounds("write_plan", 20); rounds.next();) {
     auto below = [&](std::int64_t end) {
@@ -115,7 +115,7 @@ TEST(WritePlan, FilesAreOfAboutEqualSize) {
   EXPECT_EQ(plan_of({{}}, {.files = 4}).shards.size(), 1u);
 }
 
-// None of its files stays without a tensor, although most tensors have no bytes.
+// Each of the files gets a tensor, although most tensors have no bytes.
 TEST(WritePlan, TensorsWithoutElementsAreSpreadToo) {
   Lists by_rank(1);
   for (int i = 0; i < 6; ++i)

@@ -37,7 +37,7 @@ std::shared_ptr<Backend> nccl_backend(const test::TemporaryFolder& folder, int r
   return make_backend("nccl", std::make_shared<FileStore>(folder.path()), rank, size, options);
 }
 
-// What rank 0 of two is told where NCCL cannot be.
+// Returns the error that rank 0 of two gets if NCCL is not available.
 std::string refusal(const test::TemporaryFolder& folder, int rank, std::optional<int> gpu) {
   try {
     static_cast<void>(nccl_backend(folder, rank, 2, gpu));

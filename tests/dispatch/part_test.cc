@@ -1,4 +1,4 @@
-// Parts: what keeps the record, what is refused, and what the ranks' numbers become.
+// Parts: operations that keep the record, operations that are refused, and numbers over all ranks.
 #include <lockstep/dispatch/part.h>
 
 #include "dispatch/key.h"
@@ -206,7 +206,7 @@ TEST(Parts, FollowTheGroupInItsPlace) {
   });
 }
 
-// What ends outside of LibTorch's operations: a stream of text, a file.
+// Uses of parts outside of LibTorch's operations: a stream of text, a file.
 TEST(Parts, CanBePrintedAndSaved) {
   run_as_threads(2, [](Group group) {
     at::Tensor part = three_parts(group)[2];

@@ -146,7 +146,7 @@ TEST(LlamaCompositions, HeadsOfKeysThatDoNotDivideAreOneLine) {
   }
 }
 
-// What this rank has of a parameter before it is sharded, by the plan.
+// Returns the bytes of this rank's part of a parameter before it is sharded, by the plan.
 std::int64_t bytes_of_part(const NamedParameter& parameter, int ranks, int rank) {
   const auto& [name, tensor, aliases] = parameter;
   const bool is_row_bias = name.ends_with("c_proj.bias");
@@ -160,7 +160,8 @@ std::int64_t bytes_of_part(const NamedParameter& parameter, int ranks, int rank)
          layout::shard_range(rows, ranks, rank).length();
 }
 
-// Which of `stages` equal stages have it; the tied embedding is in the first and the last one.
+// Returns true if the stage, one of `stages` equal ones, has the parameter; the tied embedding is
+// in the first and the last stage.
 bool is_in_stage(const std::string& name, int stage, int stages) {
   const bool is_first = stage == 0, is_last = stage == stages - 1;
   if (name.find("wte") != std::string::npos) return is_first || is_last;

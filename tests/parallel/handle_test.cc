@@ -1,4 +1,4 @@
-// What every strategy's handle is to a training loop.
+// The behaviour that a training loop can expect from the handle of every strategy.
 #include <lockstep/parallel/handle.h>
 
 #include "dispatch/lazy_storage.h"

@@ -1,5 +1,6 @@
 // Training loops as users write them give one process's numbers, with every optimizer, under every
-// strategy, and nobody names a group. What cannot is an error that names the parameter.
+// strategy, without mentioning a group. A loop that is not supported throws an error that names the
+// parameter.
 //
 // The oracle is one process with LibTorch's optimizers, its clip_grad_norm_(), and a loss scaler
 // written out here.
@@ -93,7 +94,7 @@ at::Tensor loss_of(torch::nn::Sequential& net, int batch, int rank) {
   return (net->forward(values({3, 4}, 10 * batch + rank)) - 0.3).square().mean();
 }
 
-// What a run has seen, and the parameters in the end.
+// The norms that a run has seen, and the parameters at its end.
 struct Outcome {
   std::vector<double> norms;
   std::map<std::string, at::Tensor> parameters;
@@ -181,7 +182,8 @@ Outcome one_process(const Loop& loop, const Kind& kind, int ranks) {
   return {t.norms, copies_of(*net), scaler.scale};
 }
 
-// torch's own function on slices: an error that names one, and gradients are what they were.
+// Applies torch's own function to slices: it throws an error that names one, and leaves the
+// gradients unchanged.
 template <class Handle>
 double clip_by_torch(Handle& handle, double max) {
   auto parameters = handle.parameters();

@@ -56,11 +56,12 @@ struct HandleMemory {
   std::int64_t pooled = 0;          // free, kept for what is in flight next
   std::int64_t offloaded = 0;       // by ShardOptions::offload or offload_to_host; in nothing above
 
-  // What the formulas of ShardLevel count, without the optimizer's state and units in flight.
+  // The memory that the formulas of ShardLevel count: without optimizer state and units in flight.
   [[nodiscard]] std::int64_t kept() const { return shards + whole + gradients; }
   [[nodiscard]] std::int64_t total() const { return kept() + in_flight + pooled; }
 
-  // Of several handles on one rank; the sum of their peaks is at least the peak of the sum.
+  // Adds the memory of several handles on one rank; the sum of their peaks is at least the peak of
+  // the sum.
   HandleMemory& operator+=(const HandleMemory& other) {
     shards += other.shards;
     whole += other.whole;
@@ -86,8 +87,9 @@ class ReductionFailed : public Error {
 class HandleState;
 class Joinable;
 
-// Where the time of training steps went on this rank, in seconds, added up since the handle was
-// made. What the loop does between the marks (loading a batch) is counted where it is done.
+// The time of training steps on this rank, in seconds, summed since the handle was made. The time
+// of other work of the loop between the marks (loading a batch) counts in the interval in which the
+// work is done.
 struct StepTiming {
   double forward = 0;      // from zero_grad() to the first gradient of backward()
   double backward = 0;     // from there to the end of backward(), without:
@@ -108,8 +110,8 @@ class [[nodiscard]] NoSync {
   std::shared_ptr<HandleState> state_;
 };
 
-// The parts of a handle while they get new values; gradient mode is off. What was written counts
-// when the scope ends. Its parts are those of Handle::parts_to_load().
+// The parts of a handle while they get new values; gradient mode is off. Written values take effect
+// when the scope ends. The parts are those of Handle::parts_to_load().
 //
 //   for (const lockstep::Part& part : handle.loading())
 //     part.tensor.copy_(lockstep::cut_part(wholes.at(part.name), part).view_as(part.tensor));
@@ -147,17 +149,18 @@ class [[nodiscard]] Handle {
 
   [[nodiscard]] bool is_attached() const { return state_ != nullptr; }
 
-  // What the optimizer is built on, each once (LibTorch lists a tied weight under each of its
-  // names), in the module's order: whole parameters, or this rank's parts in one dimension, perhaps
-  // without elements; of a pipeline those of this rank's stages. What is divided, or has others
-  // beside it on other ranks, knows that it is a part (lockstep/dispatch/part.h): clipping and loss
-  // scaling take their norm over all ranks, and operations that mix elements are refused by name.
+  // The parameters to build the optimizer on, each once (LibTorch lists a tied weight under each of
+  // its names), in the module's order: whole parameters, or this rank's parts in one dimension,
+  // which may be empty; for a pipeline, the parameters of this rank's stages. A tensor that is
+  // sharded, or has other parts on other ranks, is marked as a part (lockstep/dispatch/part.h):
+  // clipping and loss scaling take its norm over all ranks, and operations that mix elements throw
+  // an error with its name.
   [[nodiscard]] std::vector<at::Tensor> parameters() const;
-  // The same tensors, with their names and places in the wholes.
+  // Returns the same tensors, with their names and places in the whole tensors.
   [[nodiscard]] std::vector<Part> named_parameters() const;
 
-  // Local, of the gradients of parameters() and of those that no_sync() has kept. set_to_none is
-  // the faster one, and keeps the sign of zeros: a gradient that is added to zeros loses it.
+  // Local. Clears the gradients of parameters() and the gradients that no_sync() has kept.
+  // set_to_none is faster, and keeps the sign of zeros: adding a gradient to zeros loses it.
   void zero_grad(bool set_to_none = true);
   // backward() inside the scope only accumulates; the next one outside reduces the sum.
   //
@@ -187,19 +190,21 @@ class [[nodiscard]] Handle {
   // written. Collective where state_dict() is.
   void load_state_dict(const std::map<std::string, at::Tensor>& tensors);
 
-  // Local. What this rank has of each parameter and buffer, each once, in the order of Python's
-  // state_dict(): no rank makes a whole. Tensors are ordinary ones in the memory that the handle
-  // uses, parts in one dimension, valid until the next step. What ranks that have the same slice
-  // have in it, the part's kind says. InvalidArgument while ranks may have different models that
-  // should be one (LocalSgd).
+  // Local. This rank's part of each parameter and buffer, each once, in the order of Python's
+  // state_dict(): no rank gathers a whole tensor. The tensors are ordinary ones in the memory that
+  // the handle uses, parts in one dimension, valid until the next step. If several ranks have the
+  // same slice, the part's kind says how their values relate. Throws InvalidArgument while ranks
+  // may have different values of one model (LocalSgd).
   [[nodiscard]] std::vector<Part> state_parts() const;
-  // The same, at any time, for what will be loaded: names, places and memory, and any values.
+  // Returns the same parts for loading, at any time: names, places and memory, with arbitrary
+  // values.
   [[nodiscard]] std::vector<Part> parts_to_load() const;
   // The scope in which this rank's parts get new values. Its beginning is collective where
   // parameters are divided; every rank writes parts of the same whole.
   [[nodiscard]] LoadScope loading();
 
-  // Local. What this rank holds now; between backward() and zero_grad() it has gradients.
+  // Local. The memory that this rank holds now; between backward() and zero_grad() it includes
+  // gradients.
   [[nodiscard]] HandleMemory memory() const;
   // Local. Where an optimizer's state goes when the strategy offloads it; null when it does not.
   // lockstep::optim's optimizers take it when they are made; for LibTorch's see
@@ -213,7 +218,8 @@ class [[nodiscard]] Handle {
   // DiLoCo.
   [[nodiscard]] StepTiming timing() const;
 
-  // What Join is given (lockstep/parallel/join.h). InvalidArgument where a strategy cannot join.
+  // Returns the argument for Join (lockstep/parallel/join.h). Throws InvalidArgument if the
+  // strategy cannot join.
   [[nodiscard]] Joinable& joinable();
 
   // All ranks that train the module together: every rank that has parts of it, of all axes.

@@ -39,7 +39,7 @@ void check_options(const DiLoCoOptions& options) {
         "DiLoCo: mixing must be at least 0 and below 1, found {}", options.mixing);
 }
 
-// Of options that are checked here, before any call.
+// Describes the options; checks them first, before any call.
 std::vector<std::string> describe(const DiLoCoOptions& options) {
   check_options(options);
   return {formatted("option inner_steps = {}", options.inner_steps),
@@ -243,7 +243,7 @@ void DiLoCoState::wait_for_all() {
     if (fragment.posted > 0) (void)wait_for(fragment);
 }
 
-// What was on its way, and the momentum, are of other outer parameters.
+// Drops averages in flight and the momentum: they belong to the previous outer parameters.
 void DiLoCoState::begin_anew() {
   for (Fragment& fragment : fragments_) {
     fragment.posted = 0;

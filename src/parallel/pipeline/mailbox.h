@@ -1,12 +1,12 @@
 // Mailbox: the messages of one step between this rank and the others.
 //
-// Which messages there are follows from the schedule: what an action makes goes to the rank that
-// needs it. Both ends list the messages of a pair of ranks in the order in which the sending rank
-// makes them, so they match one by one, and receives are posted before they are needed.
+// The schedule determines the messages: the result of an action is sent to the rank that needs it.
+// Both ends list the messages of a pair of ranks in the order in which the sending rank makes them,
+// so they match one by one, and receives are posted before they are needed.
 //
-// What is passed to the next stage has sizes that the receiving rank must know. In the first step
-// of a kind (sizes of the batch, with or without gradients) a description goes before it; later
-// steps of that kind find it in the book.
+// The receiving rank must know the sizes of the tensors that the previous stage sends. In the first
+// step of a kind (sizes of the batch, with or without gradients) a description precedes the
+// tensors; later steps of that kind use the recorded description.
 #pragma once
 
 #include "parallel/pipeline/specs.h"
@@ -68,7 +68,8 @@ class Mailbox {
   void post(Channel& channel, std::size_t last);
   [[nodiscard]] bool knows(const plan::Result& result) const;
   [[nodiscard]] at::Tensor post(const Channel& channel, Expected& message, const TensorMeta& spec);
-  // What has arrived is not kept until the end of the step. Throws what went wrong with it.
+  // Frees messages that have arrived before the step ends. Throws the error of a message that
+  // failed.
   void drop_arrived();
   [[nodiscard]] Specs specs_for(const Channel& channel, const plan::Result& result);
   [[nodiscard]] CallOptions call(const std::string& tag) const {

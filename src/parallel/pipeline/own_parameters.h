@@ -23,18 +23,19 @@ namespace lockstep::pipeline {
 
 class OwnParameters {
  public:
-  // `parameters` of this rank, each once: the module's own, or what the handle of a stage gives.
-  // Where there are none, an empty one takes their place, so that this rank takes part in norms.
-  // `group`: the ranks of all stages.
+  // `parameters` of this rank, each once: the module's own, or those of a stage's handle. If the
+  // rank has no parameters, an empty one is added, so that this rank takes part in norms. `group`:
+  // the ranks of all stages.
   OwnParameters(std::vector<Part> parameters, const std::shared_ptr<Group>& group);
 
   [[nodiscard]] const std::vector<Part>& parts() const { return parts_; }
 
-  // Before a step: the module has the gradients that were made of those that the step before has
-  // left, on the side that has changed; of both, the parts' count. InvalidArgument names a
-  // parameter that has got other memory.
+  // Call before a step: gives the module the accumulated gradients. If the user has changed a
+  // gradient after the last step, on the module or on the optimizer's parts, takes the changed
+  // side; if both, the parts' gradient. InvalidArgument names a parameter whose memory was
+  // replaced.
   void take_gradients();
-  // After it: both sides have the same ones.
+  // Call after a step: the module and the parts get the same gradients.
   void give_gradients();
   void zero_grad(bool set_to_none);
 
@@ -43,7 +44,7 @@ class OwnParameters {
 
   // Returns `values` as part i.
   [[nodiscard]] at::Tensor as_part(const at::Tensor& values, std::size_t i) const;
-  // Whether `gradient` lies where give_gradients() has left it, or is still absent.
+  // Returns true if `gradient` is in the memory that give_gradients() has set, or still absent.
   [[nodiscard]] bool is_as_given(const at::Tensor& gradient, std::size_t i) const;
   void remember(const at::Tensor& gradient, std::size_t i);
 

@@ -54,7 +54,8 @@ c10::Device PipelineState::device() const {
   return c10::kCPU;
 }
 
-// Which parameters are trained may change from step to step, and with it what is passed on.
+// A fingerprint of the parameters that require a gradient: they may change from step to step, and
+// with them the messages between stages.
 std::uint64_t PipelineState::trained() const {
   std::uint64_t flags = 0;
   for (const auto& [stage, run] : runs_)

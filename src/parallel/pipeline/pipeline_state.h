@@ -53,7 +53,7 @@ class PipelineState final : public parallel::CompositeState {
  private:
   void take_parameters();
   [[nodiscard]] std::uint64_t trained() const;
-  // What a rank does at the moment, for messages.
+  // The action that a rank is executing, for messages.
   struct Doing {
     const char* part = "the beginning";
     std::optional<plan::Action> action = std::nullopt;
@@ -61,7 +61,7 @@ class PipelineState final : public parallel::CompositeState {
   Result run(pipeline::StepKind kind, const pipeline::Batch& batch, Doing& now);
   Result execute(pipeline::StepKind kind, const pipeline::Batch& batch, Doing& now);
   void fail(const Doing& now, const char* what) noexcept;
-  // Whether a part belongs to this rank, and was not asked about before.
+  // Returns true if a part belongs to this rank and this is the first call for it.
   using IsOwn = std::function<bool(const Part&)>;
   [[nodiscard]] IsOwn own_parts() const;
   [[nodiscard]] at::Tensor on_all_ranks(const at::Tensor& loss);

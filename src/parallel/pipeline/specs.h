@@ -1,4 +1,4 @@
-// What ranks know of the tensors that one stage passes to the next.
+// Descriptions of the tensors that one stage passes to the next, as the ranks know them.
 #pragma once
 
 #include <lockstep/parallel/pipeline/stage.h>

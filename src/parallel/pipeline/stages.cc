@@ -142,7 +142,7 @@ void StageSet::finish() {
         HandleState::handle_of(std::make_shared<parallel::WholeModuleState>(*module)));
   handle = parallel::joined(*module, std::move(handles));
   handles.clear();
-  // Of a deferred() model whose values no strategy has made.
+  // Give values to deferred() parameters that no strategy has initialized.
   for (const Part& part : handle.named_parameters())
     if (dispatch::is_deferred(part.tensor)) dispatch::give_values(part.tensor);
 }

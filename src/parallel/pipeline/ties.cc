@@ -18,7 +18,7 @@
 namespace lockstep::pipeline {
 namespace {
 
-// What tells whether ranks have the same part; 0 for none.
+// A number that is equal on ranks that have the same part; 0 if there is no part.
 std::int64_t fingerprint_of(const std::vector<Part>& parts) {
   std::uint64_t all = 0;
   for (const Part& part : parts) {
@@ -136,8 +136,8 @@ void Ties::send_values(Group& group, std::optional<Duration> timeout) {
       works.push_back(group.send(is_plain ? own.contiguous() : plain_values(part), other, call));
       return;
     }
-    // Of transposed memory this is a copy, of other memory itself. The owner of a part is told of
-    // writes by operations alone.
+    // contiguous() copies transposed memory and returns other memory as it is. A part is received
+    // into separate memory: its owner notices only writes by operations.
     received.emplace_back(own, is_plain ? own.contiguous() : memory_for(part));
     works.push_back(group.recv(received.back().second, tie.owner, call));
   });

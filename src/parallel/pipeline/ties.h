@@ -1,9 +1,9 @@
 // Ties: parameters that several stages have, such as an embedding that is also the last layer.
 //
 // Such a parameter belongs to the rank of the first of its stages. The other ranks send their
-// gradients there when a step ends, and get the new values before the next forward. So it is in one
-// optimizer alone, and in no norm twice. Where strategies divide it, they divide it alike on all of
-// these ranks, and what is sent are the parts.
+// gradients there when a step ends, and get the new values before the next forward. So the
+// parameter is in one optimizer only, and no norm counts it twice. If strategies shard it, they
+// shard it in the same way on all of these ranks, and the ranks exchange the parts.
 #pragma once
 
 #include <lockstep/comm/group.h>
@@ -21,21 +21,21 @@ namespace lockstep::pipeline {
 
 class Ties {
  public:
-  // Of all stages of the model, and the rank of each. The same on every rank.
+  // Takes all stages of the model, and the rank of each. The arguments are the same on every rank.
   Ties(const std::vector<Stage>& stages, const std::vector<int>& ranks, int own_rank);
 
-  // Collective over the pipeline, and blocking: what is sent, of `parameters`, which are those of
-  // this rank's stages as their strategies give them. InvalidArgument on every rank where ranks
-  // have other parts of one of them.
+  // Collective over the pipeline, and blocking. Sets the parts to exchange, from `parameters`:
+  // those of this rank's stages as their strategies give them. Throws InvalidArgument on every rank
+  // if ranks have different parts of one parameter.
   void take_parts(const std::vector<Part>& parameters, Group& group,
                   std::optional<Duration> timeout);
-  // Whether another rank owns it.
+  // Returns true if another rank owns the parameter.
   [[nodiscard]] bool is_elsewhere(const Part& parameter) const;
 
   // Collective over the ranks that have ties, and blocking.
   void send_values(Group& group, std::optional<Duration> timeout);
-  // Also forgets the gradients of parameters that belong elsewhere. InvalidArgument for a sparse
-  // one.
+  // Also forgets the gradients of parameters that belong to other ranks. Throws InvalidArgument for
+  // a sparse gradient.
   void send_gradients(Group& group, std::optional<Duration> timeout);
   // Local: forgets these gradients.
   void forget_gradients();

@@ -63,14 +63,14 @@ class LazyGradient final : public dispatch::ValueSource {
   bool computed_ LOCKSTEP_GUARDED_BY(mutex_) = false;
 };
 
-// Those of one handle. Thread-safe.
+// The lazy gradients of one handle. Thread-safe.
 class LazyGradients {
  public:
   void add(std::shared_ptr<LazyGradient> gradient);
-  // From here on this rank reads no rows of peers.
+  // From this call on, this rank does not read rows of peers.
   void settle();
-  // Whether some rank may be reading rows. The same on all ranks: it depends on nothing but the
-  // order of backward() and gathers.
+  // Returns true if some rank may be reading rows. Equal on all ranks: the result depends only on
+  // the order of backward() and gathers.
   [[nodiscard]] bool are_open();
 
  private:
@@ -98,9 +98,10 @@ class LazyGradients {
 
 class AbsentGradients {
  public:
-  // Of a unit that trains, which outlives this object. From now on the module's are absent.
+  // Makes the gradients of the module of `unit` absent. The unit must train and outlive this
+  // object.
   explicit AbsentGradients(const Unit& unit);
-  // They are undefined then.
+  // Sets these gradients to undefined tensors.
   ~AbsentGradients();
   AbsentGradients(const AbsentGradients&) = delete;
   AbsentGradients& operator=(const AbsentGradients&) = delete;

@@ -1,4 +1,4 @@
-// What a handle, its scopes and its hooks share.
+// The state that a handle, its scopes and its hooks share.
 #pragma once
 
 #include "layout/flat_layout.h"

@@ -62,7 +62,8 @@ struct UnitSettings {
   std::shared_ptr<ShardGroup> shard_group;  // the ranks with the other shards
 };
 
-// What operations ask before they use the parameters, and before they use the slices.
+// The owners of the two storages, which operations ask before they use the parameters or the
+// slices.
 struct UnitOwners {
   std::weak_ptr<dispatch::StorageOwner> whole;
   std::weak_ptr<dispatch::StorageOwner> slices;
@@ -87,14 +88,15 @@ class Unit {
   [[nodiscard]] const std::vector<NamedParameter>& parameters() const { return parameters_; }
   [[nodiscard]] const UnitSettings& settings() const { return settings_; }
   [[nodiscard]] bool trains() const { return trains_; }
-  // Of the shard, and of the computation.
+  // The dtypes of the shard and of the computation.
   [[nodiscard]] c10::ScalarType dtype() const { return dtype_; }
   [[nodiscard]] c10::ScalarType compute_dtype() const { return compute_dtype_; }
-  // Where operations use it. The shard is there, too, unless it is offloaded.
+  // The device that operations use. The shard is on the same device unless it is offloaded.
   [[nodiscard]] c10::Device device() const { return device_; }
   [[nodiscard]] c10::Device shard_device() const { return memory_->shard_device(); }
 
-  // What the optimizer sees: one a parameter, leaves that require a gradient when the unit trains.
+  // The optimizer's view: one slice per parameter. Slices are leaves; they require a gradient if
+  // the unit trains.
   [[nodiscard]] const std::vector<at::Tensor>& slices() const { return slices_; }
   [[nodiscard]] const std::vector<layout::FlatSlice>& owned() const { return owned_; }
   // The parts that slices and their gradients are, one per parameter. Offsets count from the begin
@@ -119,28 +121,28 @@ class Unit {
   // An operation writes to a slice, or has written. Thread-safe.
   void slice_written() { ++slice_writes_; }
 
-  // Whether peers read this rank's shard where it lies.
+  // Returns true if peers read this rank's shard in place.
   [[nodiscard]] bool is_read_by_peers() const { return memory_->is_read_by_peers(); }
 
   // Advice: the shard will be gathered soon.
   void fetch_ahead() const { memory_->fetch_ahead(); }
   // Collective, does not wait for peers. `tag`: if it is not the unit's own.
   void unshard(std::string_view tag = {});
-  // Of a unit that is arriving.
+  // Returns the gather of a unit that is arriving.
   [[nodiscard]] Work gather() const { return gather_; }
-  // Blocks until the values are there.
+  // Blocks until the values have arrived.
   void wait_for_unshard();
-  // Local: frees the whole.
+  // Local: frees the whole parameters.
   void reshard();
-  // Of a unit that is present, before the parameters are written. Where peers read it, collective
-  // and blocking: from here to reshard() the whole is a copy of this rank. When it returns, every
-  // rank has begun to make its own.
+  // Call before the parameters of a present unit are written. If peers read the shard, collective
+  // and blocking: from here to reshard() this rank has its own copy of the whole. When it returns,
+  // every rank has begun to make its copy.
   void begin_write();
-  // Collective: complete when every rank is here.
+  // Collective: completes when every rank has posted it.
   [[nodiscard]] Work post_barrier(std::string_view tag);
-  // The whole has been written in place: the shard takes its part.
+  // Call after the whole was written in place: copies this rank's part of it into the shard.
   void write_back();
-  // Of the whole's bits, while it is present.
+  // Returns a fingerprint of the whole's bits. The unit must be present.
   [[nodiscard]] std::int64_t fingerprint() const;
 
   // The name of the parameter at an element of the storage.

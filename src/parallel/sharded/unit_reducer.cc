@@ -34,7 +34,8 @@ UnitReducer::UnitReducer(Groups& groups, Unsharder& unsharder,
     }
     order_.push_back(u);
   }
-  // What is used first is expected to be complete last, and so is what no module of its own has.
+  // Units that are used first are expected to complete last, as are the parameters outside of
+  // units.
   std::ranges::reverse(order_);
   std::ranges::stable_partition(order_, [&](int u) { return !unit(u).name().starts_with("rest"); });
 }
@@ -92,7 +93,7 @@ void UnitReducer::post_ready() {
   }
 }
 
-// Of a unit all of whose parameters had a gradient here.
+// Publishes the gradients of a unit all of whose parameters had a gradient on this rank.
 void UnitReducer::publish_oldest() {
   UnitGradients& oldest = gradients(in_flight_.front());
   oldest.forward();

@@ -33,7 +33,7 @@ class UnitReducer final : public parallel::Reducer {
   void end() { gradients_.clear(); }
   // Local.
   void clear_gradients(bool set_to_none) override;
-  // Whether a slice has one.
+  // Returns true if a slice has a gradient.
   [[nodiscard]] bool has_gradients() const;
   void free_buffers();
   // Bytes of gradients that are there between backward() and the next step.

@@ -26,7 +26,7 @@ std::int64_t size_of(const at::Tensor& buffer) {
 }  // namespace
 
 at::Tensor BufferPool::make(std::int64_t numel, c10::ScalarType dtype, c10::Device device) const {
-  // What is made inside InferenceMode could not be written outside of it.
+  // A tensor that is made inside InferenceMode could not be written outside of it.
   c10::InferenceMode off(false);
   return group_.empty_shared({numel}, at::TensorOptions().dtype(dtype).device(device));
 }
@@ -246,7 +246,7 @@ void UnitStorage::write_back() {
     return;
   }
   now = now.to(shard_device());
-  // What was not written keeps the digits that the computation's dtype does not have.
+  // Elements that were not written keep the digits that the computation's dtype cannot represent.
   at::Tensor written = now.ne(shard_.to(need_.compute_dtype));
   shard_.copy_(at::where(written, now.to(need_.dtype), shard_));
   leave();

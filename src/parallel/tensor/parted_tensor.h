@@ -36,8 +36,9 @@ struct PartedTensor {
   std::vector<Part> parts;  // at least one; their tensors are the leaves
   bool trains = false;
   bool is_divided = false;  // further, by a strategy
-  // On a mesh with an axis `cp`: a strategy averages gradients over more ranks than those of `cp`,
-  // so that this rank's addend, times this, is what it is given; 0: ranks of `cp` add them up here.
+  // For a mesh with an axis `cp`. If a strategy averages gradients over more ranks than those of
+  // `cp`, it gets this rank's gradient times this number; 0: the ranks of `cp` add their gradients
+  // here.
   int context_ranks = 0;
 
   [[nodiscard]] const std::string& name() const { return parts.front().name; }
@@ -48,9 +49,11 @@ struct PartedTensor {
   [[nodiscard]] at::Tensor values(std::size_t i) const;
 };
 
-// The ranks that parameters are cut over: those of the axis `tp`; this one alone if there is none.
+// Returns the ranks that parameters are sharded over: those of the axis `tp`, or only this rank if
+// the mesh has no such axis.
 [[nodiscard]] Group ranks_of_parts(const Mesh& mesh);
-// Along the axes of a mesh: parameters are whole along all but `tp`.
+// Returns placements along the axes of a mesh: parameters are replicated along every axis except
+// `tp`.
 [[nodiscard]] Placements placements_on(const Mesh& mesh, Placement placement);
 
 // Collective, and blocks: local gets this rank's part of rank 0's values. `whole.tensor` has no
@@ -58,11 +61,11 @@ struct PartedTensor {
 [[nodiscard]] PartedTensor part_tensor(const Part& whole, Placement placement, const Mesh& mesh,
                                        const std::shared_ptr<ShardGroup>& ranks);
 
-// What local lies in, while the leaves alone hold it: a strategy may give them other memory.
+// Refers to the memory of a `local` that only the leaves hold: a strategy may move the leaves.
 class HeldByLeaves {
  public:
   explicit HeldByLeaves(PartedTensor& parted);
-  // Gives `parted` its local again. False where its leaves do not lie side by side any more.
+  // Gives `parted` its local again. Returns false if its leaves no longer lie side by side.
   [[nodiscard]] bool end(PartedTensor& parted) const;
 
  private:

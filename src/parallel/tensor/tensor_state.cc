@@ -56,7 +56,7 @@ TensorParallelState::~TensorParallelState() {
     is_divided_ = false;
     handle_ = {};
     attach_all();
-    TensorParallelState::detach();  // or gradients would go to parts that nobody updates
+    TensorParallelState::detach();  // or gradients would go to parts without an optimizer
   } catch (const std::exception& error) {
     log::warning("a module that was cut and not trained: {}", error.what());
   } catch (...) {
@@ -100,7 +100,7 @@ void TensorParallelState::part_all(const TensorCut& how) {
   }
 }
 
-// What operations on the mesh's tensors are to prefer.
+// Sets the placements that operations on the mesh's tensors prefer.
 void TensorParallelState::set_hints(const TensorCut& how,
                                     const std::vector<PlannedParameter>& planned) {
   set_global_options(tensors_, {.replicate_plain = true});
@@ -119,8 +119,8 @@ void TensorParallelState::set_hints(const TensorCut& how,
       hints.tables.push_back({parameter.tensor.sizes().vec(), table_on(tensors_, placement)});
 }
 
-// A handle that divides the parts gives the memory of what it has divided back at once: only the
-// leaves hold it now.
+// Only the leaves hold the memory of the parts from here on, so a handle that shards the parts
+// frees the unsharded memory at once.
 void TensorParallelState::hold_parts() {
   std::vector<Part> all;
   for (const PartedTensor& one : parted_) all.insert(all.end(), one.parts.begin(), one.parts.end());
@@ -192,7 +192,7 @@ void TensorParallelState::detach() {
   for (PartedTensor& parted : parted_) disconnect(parted);
 }
 
-// What handle_ says of leaves, as it is of the module's tensors.
+// Renames the parts of handle_, which are parts of leaves, to the names of the module's tensors.
 std::vector<Part> TensorParallelState::own_parts(std::vector<Part> parts) const {
   for (Part& part : parts) {
     const PartedTensor& one = parted_[number_.at(part.name)];
@@ -202,7 +202,7 @@ std::vector<Part> TensorParallelState::own_parts(std::vector<Part> parts) const 
   return parts;
 }
 
-// The same under all names that they have in a state dict.
+// Does the same for a state dict: each part gets all names that its tensor has there.
 std::vector<Part> TensorParallelState::own_state(std::vector<Part> parts) const {
   std::unordered_map<const void*, NamedParameter> entries;
   for (NamedParameter& entry : modules::state_entries(*module_))

@@ -155,7 +155,7 @@ void ReplicaState::compute(const std::vector<at::Tensor>& inputs,
 
 at::Tensor ReplicaState::backward(const Loss& loss, const std::vector<at::Tensor>& inputs) {
   for (auto& each : steps_) each->clear();
-  // The first device's backward() must not add to what is there: that counts once, and not by rows.
+  // Earlier gradients are set aside until publish(): they count once, without a weight by rows.
   std::vector<at::Tensor> before = step(0).take_gradients();
   try {
     compute(inputs, [&](int i, std::span<const at::Tensor> rows) {

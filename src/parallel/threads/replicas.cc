@@ -69,8 +69,8 @@ std::shared_ptr<torch::nn::Module> cloned(const torch::nn::Module& model) {
   }
 }
 
-// Values, dtypes, strides and what is trained, where names and sizes agree; the rest is for the
-// comparison.
+// Copies values, dtypes, strides and requires_grad to tensors of equal sizes; check_equal() reports
+// other differences.
 void take_values(const modules::ModuleTensors& model, const modules::ModuleTensors& replica,
                  c10::Device device) {
   at::NoGradGuard no_grad;

@@ -1,6 +1,6 @@
-// Bit for bit: the gradients of DistributedDataParallel are what one process gets that computes
-// each rank's micro-batch alone, adds in the tree and divides once; and what the naive version
-// gets.
+// The gradients of DistributedDataParallel are equal, bit for bit, to those of one process that
+// computes each rank's micro-batch alone, adds in the tree and divides once; and to those of the
+// naive version.
 #include "parallel/problems.h"
 
 #include <lockstep/parallel/data/distributed_data_parallel.h>

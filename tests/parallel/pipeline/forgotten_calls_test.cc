@@ -1,5 +1,5 @@
-// What a program does on the module of a pipeline counts, or is refused; so is a call that other
-// ranks do not make.
+// Calls on the module of a pipeline take effect or throw. A call that the other ranks do not make
+// throws.
 #include <lockstep/parallel/pipeline/pipeline.h>
 
 #include "parallel/pipeline/support.h"

@@ -160,7 +160,7 @@ TEST_P(PipelineHandle, StatesAreThoseOfTheWholeModel) {
     unknown["9.up.weight"] = at::ones({1});
     EXPECT_EQ(message_of<BadInput>([&] { other.pipeline.load_state_dict(unknown); }),
               "loading a model: found a tensor named 9.up.weight that the model does not have");
-    // What one stage lacks is refused on the ranks of the others too, before anything is written.
+    // If one stage lacks a tensor, all ranks throw, before anything is written.
     for (const bool is_missing : {true, false}) {
       auto wrong = state;
       for (auto& [name, tensor] : wrong) tensor = tensor + 1;

@@ -1,5 +1,5 @@
-// A small model of blocks, and what one process gets from it micro-batch by micro-batch: the oracle
-// of pipelines.
+// A small model of blocks, and the oracle of pipelines: the results of one process that computes
+// micro-batch by micro-batch.
 #pragma once
 
 #include <lockstep/dispatch/part.h>
@@ -103,7 +103,7 @@ inline void expect_same_bits(const at::Tensor& found, const at::Tensor& expected
         << what << "\nfound " << dispatch::values_of(found.detach()) << "\nexpected " << expected;
 }
 
-// This rank's gradients are what one process has.
+// Expects this rank's gradients to equal those of one process.
 inline void expect_gradients(const Pipeline& pipeline, const Gradients& expected,
                              const std::string& where) {
   for (const Part& part : pipeline.named_parameters())

@@ -33,7 +33,8 @@ void step_of(ps::Worker& worker, torch::nn::Linear& model, int number) {
 
 class StoppedWorker : public testing::TestWithParam<ps::Consistency> {};
 
-// It ends nobody else, and learns why it was taken out when it is killed or goes on.
+// A stopped worker does not end other processes. When it continues or is killed, it learns the
+// reason for its removal.
 TEST_P(StoppedWorker, IsTakenOutAndTheRestGoesOn) {
   const bool is_stale = GetParam() == ps::Consistency::stale_synchronous;
   Servers place(
@@ -74,10 +75,11 @@ INSTANTIATE_TEST_SUITE_P(Modes, StoppedWorker,
                          testing::Values(ps::Consistency::synchronous,
                                          ps::Consistency::stale_synchronous));
 
-// What a worker that is none of ours says after it has connected; then it waits for its end.
+// The actions of a foreign worker after it has connected; the worker then waits for its end.
 using Say = std::function<void(ps::RemoteServers&, const std::vector<ps::Key>&)>;
 
-// One server, a worker that trains, and one that joins and says that: the first one goes on.
+// Runs a server, a worker that trains, and a foreign worker that joins and calls `say`: the first
+// worker continues.
 void expect_survived(const Say& say, Duration timeout = seconds(20)) {
   Servers place(1, 1, "shm", {.optimizer = plain_sgd(0.05)});
   place.timeout = timeout;
@@ -226,7 +228,8 @@ TEST(LateWorker, IsToldThatTheRunIsOver) {
   });
 }
 
-// Of private memory, stacks of threads among it; memory that ranks share comes and goes.
+// Returns the private memory of this process, including thread stacks; shared memory of ranks
+// varies.
 double private_megabytes() {
   std::ifstream statm("/proc/self/statm");
   double pages = 0;
@@ -234,7 +237,7 @@ double private_megabytes() {
   return pages * static_cast<double>(sysconf(_SC_PAGESIZE)) / (1 << 20);
 }
 
-// What a server keeps of workers that have gone does not grow.
+// The memory that a server keeps for workers that have left does not grow.
 TEST(ManyWorkers, ComeAndGo) {
   constexpr int first = 10, count = 40;
   ps::ServerOptions options{.optimizer = plain_sgd(0.05)};

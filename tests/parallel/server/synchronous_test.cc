@@ -11,8 +11,8 @@ using namespace test;
 
 constexpr int steps = 4;
 
-// What DistributedDataParallel gives, here with ranks as threads; on `shm` the bits are the same
-// (tests/parallel/data/exactness_test.cc), and one case below compares with it directly.
+// Returns the result of DistributedDataParallel with ranks as threads; on `shm` the bits are the
+// same (tests/parallel/data/exactness_test.cc), and one case below compares with it directly.
 std::vector<at::Tensor> by_ddp(const Problem& problem, int workers, const ps::MakeOptimizer& make) {
   std::vector<at::Tensor> state;
   run_as_threads(workers, [&](Group group) {

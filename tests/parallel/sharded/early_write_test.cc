@@ -1,5 +1,5 @@
-// Parameters that are written between forward() and backward(): what one process refuses, every
-// level refuses, and what it lets pass gives the same gradients.
+// Parameters that are written between forward() and backward(): every level refuses the writes that
+// one process refuses, and gives the same gradients for the others.
 #include "parallel/sharded/pair.h"
 
 #include <lockstep/optim/adam.h>
@@ -39,7 +39,8 @@ std::map<std::string, MakeOptimizer> optimizers() {
        }}};
 }
 
-// What autograd says of a graph whose parameters were written since; "" when it says nothing.
+// Returns autograd's error for a graph whose parameters were written since; "" if there is no
+// error.
 std::string refusal_of(const std::function<void()>& backward) {
   try {
     backward();

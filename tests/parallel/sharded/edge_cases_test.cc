@@ -1,5 +1,5 @@
-// What may happen to a parameter besides forward and backward: each does what one process does, or
-// is an error that says why not.
+// Uses of a parameter other than forward and backward: each behaves as in one process, or throws an
+// error that gives the reason.
 #include "parallel/sharded/pair.h"
 
 #include <ATen/autocast_mode.h>

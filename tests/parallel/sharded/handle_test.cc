@@ -1,4 +1,4 @@
-// The handle: what it gives out, what it refuses, and what is left behind.
+// The handle: its accessors, the calls that it refuses, and the state after it is destroyed.
 #include "dispatch/lazy_storage.h"
 #include "parallel/sharded/support.h"
 

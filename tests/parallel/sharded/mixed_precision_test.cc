@@ -213,8 +213,8 @@ TEST_P(ShardedMixedPrecision, AGradientThatIsHeldKeepsItsValues) {
     });
 }
 
-// Every rank computes on the same batch, so that averages are what one process has. LibTorch's
-// batch normalisation of 16-bit numbers on the CPU wants float32 parameters.
+// Every rank computes on the same batch, so the averages equal the gradients of one process. On the
+// CPU, LibTorch's batch normalization of 16-bit numbers requires float32 parameters.
 TEST_P(ShardedMixedPrecision, AUnitMayComputeInADtypeOfItsOwn) {
   auto made = [] {
     torch::nn::Sequential net(torch::nn::Linear(6, 5), torch::nn::BatchNorm1d(5),

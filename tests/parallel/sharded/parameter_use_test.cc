@@ -48,7 +48,8 @@ TEST_P(ShardedParameterUse, InitWithOneSeed) {
   });
 }
 
-// Ranks that write different values: each owner's are everybody's, as soon as the unit is left.
+// Ranks write different values: when the unit is left, every rank has the values of each element's
+// owner.
 TEST_P(ShardedParameterUse, DifferentWritesOnRanksEndAsOneModel) {
   run([](Pair& pair, Group group) {
     {

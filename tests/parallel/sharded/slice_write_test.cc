@@ -1,4 +1,4 @@
-// What becomes of gathered parameters when slices are written: by all ranks, by some, by none.
+// The effect on gathered parameters when all ranks, some ranks or no rank write slices.
 #include "parallel/sharded/pair.h"
 
 #include "dispatch/lazy_storage.h"

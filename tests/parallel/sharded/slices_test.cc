@@ -1,5 +1,6 @@
-// What slices and their gradients know of themselves: norms and overflows are those of all ranks
-// whatever an optimizer is built on, and what would be a rank's own number is an error by name.
+// Slices and their gradients are marked as parts: norms and overflows are those of all ranks for
+// any list of parameters in the optimizer, and an operation whose result would be one rank's number
+// throws an error by name.
 #include "parallel/sharded/pair.h"
 
 #include <lockstep/dispatch/part.h>

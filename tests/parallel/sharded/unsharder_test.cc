@@ -1,4 +1,4 @@
-// Which units are there, use by use.
+// The units that are present after each use.
 #include "parallel/sharded/unsharder.h"
 
 #include "parallel/sharded/support.h"

@@ -1,5 +1,5 @@
-// A Moe whose experts are owned by ranks: beside one process that has all of them, with other axes,
-// and what goes over the wire.
+// A Moe whose experts are spread over ranks: compared with one process that has all experts,
+// combined with other axes, and the traffic between ranks.
 #include <lockstep/parallel/parallelize.h>
 
 #include <lockstep/models/moe.h>
@@ -57,7 +57,7 @@ torch::optim::SGD expert_sgd(const std::vector<at::Tensor>& parameters) {
   return torch::optim::SGD(parameters, torch::optim::SGDOptions(0.03).momentum(0.9));
 }
 
-// What one process finds that has all experts and all rows.
+// The results of one process that has all experts and all rows.
 struct ExpertRecord {
   std::vector<double> losses;
   std::vector<std::vector<std::pair<std::vector<std::int64_t>, std::int64_t>>> loads;
@@ -134,8 +134,8 @@ TEST(ExpertAxes, OneRankOnCpMakesNoGlobalTensors) {
 
 class ExpertMoe : public EngineTest {};
 
-// In float a choice between two logits that are nearly equal may fall otherwise some day, and what
-// is dropped changes with it: with drops there are fewer steps.
+// In float, a choice between two nearly equal logits may turn out differently, and with it the
+// tokens that are dropped: the cases with drops run fewer steps.
 TEST_P(ExpertMoe, AHundredStepsAreThoseOfOneProcess) {
   const std::int64_t experts = size() == 3 ? 6 : 8, rows = 2 * size();
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble})
@@ -257,8 +257,8 @@ TEST_P(ExpertTraffic, TokensAndMemoryAreWhatTheFormulasSay) {
     const at::Tensor loss = model->loss(own.ids, own.targets);
     const GroupTraffic forward = tokens.traffic();
     EXPECT_EQ(forward.calls - before.calls, 2 * 2);
-    // Each of two experts of each token, there and back, in two mixtures: what a rank gives to an
-    // all_to_all are its own tokens, and what its experts made of those that came.
+    // Each token goes to two experts and back, in two mixtures: a rank sends its own tokens by one
+    // all_to_all, and the outputs of its experts by the other.
     at::Tensor sent = at::tensor({static_cast<double>(forward.bytes - before.bytes)}, at::kDouble);
     group.all_reduce(sent).wait();
     EXPECT_EQ(sent.item<double>(), static_cast<double>(2 * 2 * 2 * rows * 13 * width * 4));

@@ -72,7 +72,7 @@ TEST_P(ShardedTensor, GradientsAndStepsAreThoseOfOneProcess) {
   run([&](Group world) { compare_steps(world, {.sequence_parallel = true}); });
 }
 
-// What a rank keeps: its shard of its parts, and nothing of what they were.
+// A rank keeps its shard of its parts, and frees the unsharded parts.
 TEST_P(ShardedTensor, ARankKeepsAShardOfItsParts) {
   run([&](Group world) {
     const Mesh mesh(world, axes_of(world.size()));

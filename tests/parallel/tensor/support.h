@@ -1,4 +1,4 @@
-// What the tests of tensor parallelism share: one model on one process and on ranks, compared part
+// Support for the tests of tensor parallelism: one model on one process and on ranks, compared part
 // by part.
 #pragma once
 

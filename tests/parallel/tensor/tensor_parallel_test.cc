@@ -363,7 +363,7 @@ TEST_P(OnThreads, ARankHasItsPartsOnlyFromTheBeginning) {
     const std::int64_t own = memory.shards + memory.whole, slack = 64 << 10;
     EXPECT_LT(own, whole / group.size() + (whole - largest) / 8);
     EXPECT_LT(allocations.held(), own + slack);
-    // Rank 0 has one whole parameter, what it sends, and what it keeps.
+    // Rank 0 has one whole parameter, the parts to send, and its own parts.
     if (!group.is_root()) EXPECT_LT(allocations.peak(), own + largest);
   });
 }
@@ -386,7 +386,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, OnThreads,
                                          std::tuple(Engine::local, 4)),
                          engine_test_name);
 
-// What made copies or shards of the parts has thrown: the module computes, and has its gradients.
+// The strategy on top of the parts has thrown: the module still computes and has its gradients.
 TEST(TensorParallel, AModuleThatWasCutAndNotTrainedHasItsGradients) {
   run_as_threads(2, [](Group group) {
     torch::nn::Sequential model = wide_mlp(), plain = wide_mlp();

@@ -7,28 +7,29 @@
 //   server.run();                         // until the last worker has left
 //
 // Several servers share the parameters by bytes: server k of n keeps the rows (slices of dim 0)
-// that begin in the k-th n-th of all bytes. Nothing is told to a server but by workers: it learns
-// names, sizes and values of parameters from them.
+// that begin in the k-th n-th of all bytes. Servers learn names, sizes and values of parameters
+// from the workers.
 //
-// When a gradient counts (Consistency):
+// When a gradient is applied (Consistency):
 //
-//   synchronous        one update a step, of the mean over workers, in the tree of Group's sums:
-//                      bit for bit what DistributedDataParallel gives on `shm`
+//   synchronous        one update per step, of the mean over workers, in the tree of Group's sums:
+//                      bit for bit the result of DistributedDataParallel on `shm`
 //   stale_synchronous  (Ho et al., NIPS 2013) an update for each gradient as it comes; a worker
-//                      waits when it is more than `staleness` steps ahead of the slowest
-//   asynchronous       the same, and nobody waits
+//                      waits if it is more than `staleness` steps ahead of the slowest
+//   asynchronous       an update for each gradient as it comes; workers never wait
 //
-// In the last two, W workers make W updates where the first makes one: choose the rate for that.
+// In the last two, W workers make W updates where the first makes one: choose the learning rate for
+// that.
 //
-// A worker that ends or is lost is taken out; what it has pushed completely still counts. Others
-// wait for it no more. One that others have waited for as long as Meeting::timeout is taken out
-// too: a process that has stopped ends no other. A worker that joins later begins with the next
-// step; when the last one has left, no more join, on any server.
+// A worker that ends or is lost is removed; gradients that it has pushed completely still count,
+// and the other workers no longer wait for it. A worker that others have waited for as long as
+// Meeting::timeout is removed too, so a stopped process cannot stop the run. A worker that joins
+// later begins with the next step. When the last worker has left, no server accepts another.
 //
-// Each server counts for itself. A worker that is lost while it pushes counts in that step where
-// its gradient had come completely: with several servers that one update may be a mean over three
-// workers on some of them and over two on others. Both are the mean of true gradients; only the
-// bits of a run in which a worker is lost depend on when it is.
+// Each server counts gradients separately. If a worker is lost while it pushes, its gradient counts
+// on the servers that have received all of it: with several servers that one update may be a mean
+// over three workers on some of them and over two on others. Both are the mean of true gradients;
+// only the bits of a run in which a worker is lost depend on the time of the loss.
 #pragma once
 
 #include <lockstep/parallel/handle.h>
@@ -60,8 +61,9 @@ using MakeOptimizer =
 
 [[nodiscard]] std::vector<at::Tensor> tensors_of(const std::vector<Part>& parts);
 
-// What a worker asks of every server with Worker::request(): its text, the parts that this server
-// keeps, and their optimizer, null where it keeps none. They may be read and changed.
+// Handles a request that a worker sends to every server by Worker::request(): its text, the parts
+// that this server keeps, and their optimizer; null if the server keeps no parts. The callback may
+// read and change the parts and the optimizer.
 using OnRequest = std::function<void(std::string_view text, const std::vector<Part>& parts,
                                      torch::optim::Optimizer* optimizer)>;
 
@@ -75,12 +77,12 @@ struct ServerOptions {
   // Makes the update; absent: step() of the optimizer. For clipping (optim/gradient_transform.h):
   // it sees the gradients of this server's parts.
   std::function<void(torch::optim::Optimizer&)> step = {};
-  // Called in the thread of the worker that asks, while no update is made and nothing is pulled.
-  // What it throws ends the run on all sides, as that of an update does.
+  // Called in the thread of the worker that asks, while no update is made and no worker pulls. An
+  // exception ends the run on all servers and workers, as an exception of an update does.
   OnRequest on_request = {};
 };
 
-// What has happened when run() returns.
+// The events of a run, as known when run() returns.
 struct ServerReport {
   std::int64_t updates = 0;
   int joined = 0;              // workers, those that began included
