@@ -17,14 +17,15 @@ namespace lockstep::checkpoint {
 
 struct LayoutJson {
   TrainingState state;
-  // The mesh of the ranks that saved; empty where they were a group without axes.
+  // The mesh of the ranks that saved; empty if they were a group without axes.
   std::vector<MeshAxis> mesh = {};
-  // By tensor of the model, which ranks had which elements of it: "0-1: [0, 0] + [2, 5]".
+  // For each tensor of the model, the elements that ranks had: "0-1: [0, 0] + [2, 5]".
   std::map<std::string, std::vector<std::string>> parts = {};
   // The saved states of the scheduler and of the scaler, as text, if the run has them.
   std::optional<Metadata> scheduler = {};
   std::optional<Metadata> scaler = {};
-  // The files beside it, each with file_checksum(): what ties them together. Set by seal().
+  // The other files of the folder, each with file_checksum(): this detects files of different
+  // checkpoints. Set by seal().
   Metadata files = {};
 };
 
@@ -37,18 +38,19 @@ struct LayoutJson {
 [[nodiscard]] std::string file_checksum(const std::filesystem::path& file);
 // Returns true if the noted files include `name`, as one file or as an index of shards.
 [[nodiscard]] bool has_file(const LayoutJson& json, const std::string& name);
-// Notes the files that there are in the folder.
+// Notes the files of the folder.
 void seal(LayoutJson& json, const std::filesystem::path& folder);
-// BadInput names the first of the noted files that is missing or another one.
+// Throws BadInput with the name of the first noted file that is missing or has another checksum.
 void check_sealed(const LayoutJson& json, const std::filesystem::path& folder);
 // Throws BadInput unless each of these files of the folder was noted, so that only saved files are
 // read.
 void check_noted(const LayoutJson& json, std::span<const std::filesystem::path> files);
 
-// With a checksum of its own. InvalidArgument names a text that is no UTF-8.
+// Returns the text of the file, with a checksum of its own. InvalidArgument names a text that is
+// not UTF-8.
 [[nodiscard]] std::string json_text(const LayoutJson& json);
 
-// The content of the folder's file; BadInput and SystemError.
+// Returns the content of the folder's file. Throws BadInput and SystemError.
 [[nodiscard]] std::string read_json_text(const std::filesystem::path& folder);
 // Parses `text`. BadInput names the file and the error in it.
 [[nodiscard]] LayoutJson parse_json_text(const std::filesystem::path& folder,

@@ -42,12 +42,12 @@ class PartsReader {
   // that is not there or makes no sense, and for shards that are not those of their index.
   PartsReader(Group& group, const std::filesystem::path& path, SeenFiles seen = SeenFiles::unknown);
 
-  // The file, or the index where there are shards.
+  // The file, or the index if there are shards.
   [[nodiscard]] const std::filesystem::path& path() const { return path_; }
   // The file, or the shards.
   [[nodiscard]] std::vector<std::filesystem::path> files() const;
   [[nodiscard]] Group& group() const { return group_; }
-  // Of all files. Offsets are of the tensor's own file.
+  // The entries of all files. Offsets count in the tensor's own file.
   [[nodiscard]] const std::vector<TensorEntry>& entries() const { return entries_; }
   // The metadata of the first file.
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const;
@@ -61,33 +61,34 @@ class PartsReader {
   // checksums are compared. CommonFailure names the tensor that is damaged.
   void verify();
 
-  // Collective. There is a tensor of each name, with the slice's sizes and the tensor's dtype.
-  // `after_each` is told of each of this rank's parts when it is filled. CommonFailure when a file
-  // cannot be read; parts that were filled stay so.
+  // Collective. The files must have a tensor of each name, with the slice's sizes and the tensor's
+  // dtype. Calls `after_each` for each of this rank's parts when it is filled. Throws CommonFailure
+  // if a file cannot be read; parts that were filled before keep the new values.
   using AfterEach = std::function<void(const Part&)>;
   void read(const std::vector<Part>& parts, const AfterEach& after_each = {});
 
-  // As verify() and read() in one: of tensors that the ranks of one copy have as a whole between
-  // them, each reads its parts once and sums them up meanwhile; the others are read to be compared
-  // first. CommonFailure names the tensor that is damaged; then parts are filled all the same.
+  // Combines verify() and read(). If the parts of the ranks that share a copy cover a tensor, each
+  // rank computes checksums while it reads its parts, and the tensor is read once; other tensors
+  // are first read for verification. CommonFailure names the tensor that is damaged; parts may be
+  // filled in that case.
   void read_and_verify(const std::vector<Part>& parts, const AfterEach& after_each = {});
 
-  // Local, on a rank that sees the files: a whole tensor, compared with its checksum where it has
-  // one. BadInput, SystemError.
+  // Local, on a rank that sees the files: returns a whole tensor, after comparing its checksum if
+  // it has one. Throws BadInput and SystemError.
   [[nodiscard]] at::Tensor read_whole(const TensorEntry& entry);
-  // Some bytes of it, from `offset` on.
+  // Reads some bytes of the tensor, from `offset` on.
   void read_bytes(const TensorEntry& entry, std::uint64_t offset, std::span<std::byte> bytes);
 
-  // Local. Bytes of tensors that this rank has read for parts, its own and those of ranks that do
-  // not see the files; and those that it has read only to compare checksums.
+  // Local. The bytes of tensors that this rank has read for parts (its own, and those of ranks that
+  // do not see the files), and the bytes that it has read only to compare checksums.
   [[nodiscard]] std::uint64_t bytes_read() const { return bytes_read_; }
   [[nodiscard]] std::uint64_t bytes_verified() const { return bytes_verified_; }
 
-  // Runs `check`; a BadInput of it begins with path().
+  // Runs `check`; adds path() to the front of its BadInput errors.
   void in_file(const std::function<void()>& check) const;
 
  private:
-  // The checksums that a rank finds while it reads its parts.
+  // The checksums that a rank computes while it reads its parts.
   struct SummedParts {
     std::vector<bool> tensors;          // by entry: those that all parts together are
     std::vector<bool> own;              // by part of this rank: whether it counts
@@ -114,7 +115,7 @@ class PartsReader {
   [[nodiscard]] const Shard& shard_of(const TensorEntry& entry) const;
   void in_shard(const TensorEntry& entry, const std::function<void()>& check) const;
   void read_at(const TensorEntry& entry, std::uint64_t offset, std::span<std::byte> bytes) const;
-  // Bytes of a tensor as they stand in its file, which are read to `bytes`.
+  // A range of a tensor in its file, to be read to `bytes`.
   struct Stretch {
     const TensorEntry* entry = nullptr;
     std::uint64_t offset = 0;
@@ -133,7 +134,7 @@ class PartsReader {
   void read_parts(const std::vector<Part>& parts, const AfterEach& after_each,
                   const std::vector<std::vector<Part>>& wanted, SummedParts* summed);
 
-  // Small enough to stay in the cache next to a core between reading and summing up.
+  // Small enough to stay in a core's own cache between reading and computing the checksum.
   static constexpr std::size_t read_at_once = std::size_t{256} << 10;
   // This rank's share of each tensor's checksum, by entry.
   using Shares = std::vector<std::uint32_t>;
@@ -144,8 +145,8 @@ class PartsReader {
   Group& group_;
   std::filesystem::path path_;
   std::vector<Shard> shards_;  // with files where this rank sees them
-  // By rank: no_copy where it does not see the files, else a number for the copy that it reads.
-  // Hosts without a common disk have copies.
+  // By rank: no_copy if the rank does not see the files, otherwise the number of the copy that it
+  // reads. Hosts without a shared disk have separate copies.
   static constexpr std::int64_t no_copy = 0;
   std::vector<std::int64_t> copies_;
   std::vector<TensorEntry> entries_;

@@ -25,7 +25,7 @@ class SlotLayout {
   // An entry is the number of a parameter. Elements are in the order of its memory, and offsets
   // count from the begin of the flat tensor.
   [[nodiscard]] const std::vector<layout::FlatSlice>& pieces() const { return pieces_; }
-  // Where the counts of all parameters begin: once, or once in each chunk.
+  // The offsets at which the counts of all parameters begin: one, or one per chunk.
   [[nodiscard]] const std::vector<std::int64_t>& counts() const { return counts_; }
   [[nodiscard]] layout::Range chunk(int rank) const {
     return chunks_[static_cast<std::size_t>(rank)];

@@ -89,21 +89,21 @@ struct WorkerSpec {
   Duration grace = std::chrono::seconds(30);  // from a request to stop to SIGKILL
   Duration failure_grace =
       std::chrono::seconds(5);  // from the SIGTERM that follows a failure to SIGKILL
-  // When all ranks have ended: how long a reader of `output` or `error` may take nothing until what
-  // is left for it is dropped. One that reads slowly gets everything.
+  // After all ranks have ended: if a reader of `output` or `error` reads nothing for this long, the
+  // remaining output is dropped. A slow reader gets all output.
   Duration output_timeout = std::chrono::minutes(1);
   int store_port = 0;  // of the agent's store on 127.0.0.1; 0: a free one; one node only
   int output = 1;      // descriptors for the ranks' stdout and stderr; the agent's own words go to
   int error = 2;       // the latter. Not owned.
-  // Take SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2 and SIGTSTP while run() runs and treat
-  // them as deliver() does. They are blocked in the calling thread, so no other thread may leave
-  // them unblocked. A SIGHUP that was ignored (nohup) stays so.
+  // If set, run() receives SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2 and SIGTSTP and
+  // treats them as deliver() does. It blocks these signals in the calling thread; every other
+  // thread must have them blocked too. If SIGHUP was ignored (nohup), it stays ignored.
   bool forward_signals = false;
-  // A reader of `output` that goes away is a request to stop, as SIGPIPE to a program alone is.
-  // Else the ranks go on without one.
+  // If set, the run stops when the reader of `output` closes it, as SIGPIPE stops a single program.
+  // Otherwise the ranks continue without a reader.
   bool stop_without_reader = false;
-  // A rank that ends with this code has itself said why: no report is printed about it. -1: none
-  // does.
+  // If a rank ends with this code, no report is printed: the rank has explained its failure itself.
+  // -1: every failure is reported.
   int explained_exit_code = -1;
 };
 
@@ -129,7 +129,7 @@ struct AgentResult {
 
 class Agent {
  public:
-  // BadInput (before anything starts): a number that makes no sense.
+  // Throws BadInput for an invalid number; no process has been started then.
   explicit Agent(WorkerSpec spec);
   ~Agent();
   Agent(const Agent&) = delete;
@@ -151,10 +151,10 @@ class Agent {
   // together. After an exception no process is left behind.
   AgentResult run();
 
-  // As if this process had received `signal`. From any thread, and from signal handlers.
-  // SIGINT, SIGTERM, SIGHUP, SIGQUIT: passed to all ranks; SIGKILL follows after the grace period,
-  // or at once with a second SIGINT. SIGTSTP stops ranks and agent until SIGCONT. Others are only
-  // passed on.
+  // Acts as if this process had received `signal`. Thread-safe, and safe in signal handlers.
+  // SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed to all ranks; SIGKILL follows after the grace
+  // period, or at once after a second SIGINT. SIGTSTP stops ranks and agent until SIGCONT. Other
+  // signals are only passed on.
   void deliver(int signal) noexcept;
 
  private:

@@ -43,9 +43,9 @@ class Worker {
          const LogFile& log)
       : rank_(rank), name_(std::move(name)), output_(rank, output, error, failures, log) {}
 
-  // Executes `file` with the arguments and surroundings of `spec`. Without a rank (-1) it is in
-  // reserve: the program waits for its place in rank_env::wait_for_place(). SystemError when that
-  // fails.
+  // Executes `file` with the arguments and the environment of `spec`. Without a rank (-1) the
+  // process is in reserve: the program waits for its place in rank_env::wait_for_place(). Throws
+  // SystemError if the process cannot be started.
   void start(const std::string& file, const WorkerSpec& spec, const RankSpec& place,
              rlimit open_files);
 
@@ -58,27 +58,27 @@ class Worker {
 
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] const std::string& name() const { return name_; }
-  // In the next round.
+  // Sets the rank for the next round.
   void set_rank(int rank) {
     rank_ = rank;
     output_.set_rank(rank);
   }
   [[nodiscard]] Standing standing() const { return standing_; }
   void set_standing(Standing standing) { standing_ = standing; }
-  // Kills it. `why` is how its end reads: "killed by the agent: ...".
+  // Kills the process. `why` describes its end in reports: "killed by the agent: ...".
   void kill(const std::string& why);
-  // Kills it if it has been stopped at every look for `hung_after`. Looks that are further apart
-  // than `longest_pause` say nothing.
+  // Kills the process if it was stopped at every look for `hung_after`. Looks that are further
+  // apart than `longest_pause` do not count.
   void note_look(bool is_stopped, Duration hung_after, Duration longest_pause);
   [[nodiscard]] const std::string& error_file() const { return error_file_; }
   [[nodiscard]] RankOutput& output() { return output_; }
-  // The process while it has not been collected, else nothing.
+  // Returns the process until it is collected; then null.
   [[nodiscard]] sys::Process* process() { return running_ ? &*process_ : nullptr; }
   // The pid of the last process that was started; 0 if none was.
   [[nodiscard]] int pid() const { return process_ ? process_->pid() : 0; }
-  // How it ended, once, when it has.
+  // Returns the exit status of the process once, after it has ended.
   [[nodiscard]] std::optional<sys::ExitStatus> take_end();
-  // The same again; nothing while it runs.
+  // Returns the exit status at any time after that; nothing while the process runs.
   [[nodiscard]] const std::optional<sys::ExitStatus>& end() const { return end_; }
   [[nodiscard]] RankEnd describe_end(sys::ExitStatus status, Clock::time_point now) const;
 
@@ -109,15 +109,15 @@ struct FoundProgram {
   int exit_code = 0;    // 127: not found; 126: found but cannot be executed
 };
 
-// A name with a slash is a path. Another is looked for in `path` (as in PATH), then in the current
-// folder.
+// A name with a slash is a path. Other names are searched in `path` (as in PATH), then in the
+// current folder.
 [[nodiscard]] FoundProgram find_program(const std::string& name, std::string_view path);
 
-// The GPUs of a rank, for CUDA_VISIBLE_DEVICES; empty if the ranks see what their agent sees.
-// BadInput if there are too few for all ranks of this node.
+// Returns the GPUs of a rank, for CUDA_VISIBLE_DEVICES; empty if the ranks see the same GPUs as
+// their agent. Throws BadInput if there are too few for all ranks of this node.
 [[nodiscard]] std::string gpus_of(const WorkerSpec& spec, int local_rank);
 
-// In a run that may have more rounds SIGTERM waits for the agents' decision.
+// In a run that may have more rounds, SIGTERM is sent only after the agents have decided.
 [[nodiscard]] inline Grace grace_of(const WorkerSpec& spec) {
   Grace grace{.stop = spec.grace, .failure = spec.failure_grace};
   if (may_have_more_rounds(spec)) grace.notice.reset();

@@ -11,8 +11,7 @@
 //              the same with the status "failed", so that all ranks get a ReductionFailed; it is
 //              waited for when the next step begins
 // After the first step gradients are expected in the order in which rank 0's became ready.
-//
-// Inside no_sync() gradients are left where they are, and only the end of backward() matters.
+// Inside no_sync() gradients stay on this rank, and the step only needs the end of backward().
 //
 // With a Join the end of a reduced backward() is a round: active ranks announce it and go on, and a
 // rank without inputs then does the same as for a backward() in which no parameter had a part.
@@ -160,7 +159,7 @@ class Reducer {
 // `parameters`: MissingGradients::text().
 [[noreturn]] void throw_missing_gradients(const std::string& parameters, std::string_view strategy);
 
-// With static_graph. `what`: "has a gradient, and had none".
+// Throws the error of a changed graph with static_graph. `what`: "has a gradient, and had none".
 [[noreturn]] void throw_changed_graph(const std::string& parameter, std::string_view what);
 // A communication hook gave `found` for a bucket where a tensor like `expected` must be.
 [[noreturn]] void throw_hook_result(const std::string& hook, const std::string& bucket,
@@ -242,8 +241,9 @@ class BackwardStep final : public std::enable_shared_from_this<BackwardStep> {
   void resume() { --paused_; }
   [[nodiscard]] bool is_paused() const { return paused_ > 0; }
 
-  // Of Joinable (lockstep/parallel/join.h). Any thread; the others, between two backward() calls.
-  // `self` announces the end of backward(); null: an earlier announcement counts for it.
+  // The functions of Joinable (lockstep/parallel/join.h). Any thread may call set_join(); call the
+  // others between two backward() calls. `self` announces the end of backward(); if null, an
+  // earlier announcement counts.
   void set_join(std::shared_ptr<JoinLink> link, const Joinable* self);
   void clear_averages();
   void shadow(const JoinRound& ranks);

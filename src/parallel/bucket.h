@@ -61,17 +61,17 @@ class Bucket {
 // Does nothing to other memory, whose pages are freed with its tensor.
 void give_pages_back(const at::Tensor& buffer);
 
-// Rank 0's values of some tensors become every rank's.
+// Broadcasts of the values of some tensors.
 
-// Tensors may have gaps, and elements that share memory (expand()): each place is sent once.
+// Tensors may have gaps, and elements that share memory (expand()): each element of memory is sent
+// once.
 
-// Collective and blocking. Tensors of one dtype and device travel together, about `bucket_bytes` at
-// a time.
+// Collective and blocking: broadcasts rank 0's values. Tensors of one dtype and device are sent
+// together, in buckets of about `bucket_bytes`.
 void broadcast_now(const Group& group, const std::vector<at::Tensor>& tensors,
                    std::int64_t bucket_bytes, const CallOptions& call = {});
 
-// The same, from any root, for tensors that are broadcast again and again: the memory is kept. Not
-// thread-safe.
+// Repeated broadcasts of the same tensors, from any root: keeps the buffers. Not thread-safe.
 class StateBroadcast {
  public:
   // The group outlives this object.
@@ -79,9 +79,8 @@ class StateBroadcast {
 
   // Posts the current values of the root. Blocks for an earlier post that was not finished.
   void post(std::optional<Duration> timeout, int root = 0);
-  // Blocks until they are there and writes them into the tensors. Writing is hidden from version
-  // counters: a graph that saved a buffer may still be walked backward once more, as when nothing
-  // had been written.
+  // Blocks until the values have arrived and writes them into the tensors. The writes do not change
+  // version counters: a graph that saved a buffer can still run backward.
   void finish();
 
  private:
@@ -107,7 +106,7 @@ class StateBroadcast {
 // since values are given collectively.
 [[nodiscard]] std::vector<std::string> deferred_lines(const torch::nn::Module& module);
 
-// Collective and blocking. Rank 0 computes its values, and the others get them.
+// Collective and blocking. Rank 0 computes the values and broadcasts them.
 void give_values(const Group& group, const std::vector<at::Tensor>& deferred,
                  std::int64_t bucket_bytes, const CallOptions& call);
 

@@ -12,7 +12,7 @@
 
 namespace lockstep::parallel {
 
-// Where one optimizer keeps its state when several handles of this rank offload theirs.
+// The memory for the state of one optimizer if several handles of this rank offload their state.
 
 // Combines the memories: state is allocated in the first one, and advice goes to each. Null
 // memories are left out. Returns null if all are null.

@@ -23,19 +23,19 @@ class HandleState {
   explicit HandleState(Holds holds = Holds::parts) : holds_(holds) {}
   virtual ~HandleState() = default;
 
-  // Local, once, before anything else goes: the module is on its own.
+  // Local. Called once, before other members are destroyed: releases the module.
   virtual void detach() = 0;
 
   [[nodiscard]] virtual std::vector<Part> named_parameters() const = 0;
   virtual void zero_grad(bool set_to_none) = 0;
-  // InvalidArgument when there is nothing to clip; `operation` is for the message.
+  // Throws InvalidArgument if there are no gradients to clip; `operation` is for the message.
   virtual void check_gradients(std::string_view /*operation*/) const {}
   // If off, backward() only accumulates. Called by the first and the last no_sync() scope.
   virtual void set_requires_gradient_sync(bool on) = 0;
 
   [[nodiscard]] virtual std::vector<Part> state_parts() = 0;
-  // Around the writes of a LoadScope. `complete`: no exception ended them. After a begin_load()
-  // that threw there is no end_load().
+  // Called before and after the writes of a LoadScope. `complete`: no exception ended the writes.
+  // If begin_load() throws, end_load() is not called.
   virtual void begin_load() {}
   virtual void end_load(bool /*complete*/) {}
 
@@ -49,11 +49,11 @@ class HandleState {
   // Returns a callback that calls abort(), and does nothing once the strategy is destroyed. Any
   // thread may call it.
   [[nodiscard]] static std::function<void(std::string_view)> abort_of(const Handle& handle);
-  // InvalidArgument where the strategy has none.
+  // Throws InvalidArgument if the strategy cannot join.
   [[nodiscard]] virtual Joinable& joinable();
   [[nodiscard]] virtual const Group& group() const = 0;
   [[nodiscard]] virtual std::optional<Mesh> mesh() const { return std::nullopt; }
-  // InvalidArgument where what ranks have is not one model, and nothing can be saved.
+  // Throws InvalidArgument if ranks may have different values of one model, which cannot be saved.
   virtual void check_one_model() const {}
 
   // The state behind a handle. InvalidArgument if the handle has no module.

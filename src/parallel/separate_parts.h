@@ -19,7 +19,7 @@ class SeparateParts final : public CompositeState {
   SeparateParts(const torch::nn::Module& module, std::vector<Handle> handles);
 
   void detach() override;
-  // In the order of the module, with all names.
+  // Returns the parts in the order of the module, with all names.
   [[nodiscard]] std::vector<Part> named_parameters() const override;
   [[nodiscard]] std::vector<Part> state_parts() override;
   [[nodiscard]] StepTiming timing() const override { return handles_.front().timing(); }
@@ -32,7 +32,7 @@ class SeparateParts final : public CompositeState {
   std::map<std::string, std::size_t> place_;     // in names_, by each name
 };
 
-// The only handle, or one of all of them.
+// Returns the handle if there is only one; otherwise a handle that combines them.
 [[nodiscard]] Handle joined(const torch::nn::Module& module, std::vector<Handle> handles);
 
 }  // namespace lockstep::parallel

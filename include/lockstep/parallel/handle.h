@@ -140,11 +140,11 @@ class [[nodiscard]] LoadScope {
 class [[nodiscard]] Handle {
  public:
   Handle() = default;
-  // The other one has no module afterwards. Assignment lets go of the module that this one had, as
-  // its destructor does.
+  // The moved-from handle has no module afterwards. Assignment first releases this handle's module,
+  // as the destructor does.
   Handle(Handle&&) noexcept = default;
   Handle& operator=(Handle&& other) noexcept;
-  // Local. Hooks go; what becomes of the module's tensors the strategies say.
+  // Local. Removes the hooks; each strategy documents the state of the module's tensors afterwards.
   ~Handle();
 
   [[nodiscard]] bool is_attached() const { return state_ != nullptr; }
@@ -171,11 +171,12 @@ class [[nodiscard]] Handle {
   //   loss(second_half).backward();
   [[nodiscard]] NoSync no_sync();
   // Scales all gradients so that their common norm (of order `norm_type`) over all ranks' parts is
-  // at most `max_norm`, and returns what it was: torch::nn::utils::clip_grad_norm_, and
-  // optim::clip_grad_norm() of parameters(). Collective where parameters are divided.
-  // InvalidArgument where a strategy has no gradients to clip.
+  // at most `max_norm`, and returns the norm before scaling: like
+  // torch::nn::utils::clip_grad_norm_, and equal to optim::clip_grad_norm() of parameters().
+  // Collective if parameters are sharded. Throws InvalidArgument if the strategy has no gradients
+  // to clip.
   double clip_grad_norm(double max_norm, double norm_type = 2.0);
-  // Local. Every element of the gradients to between -largest and largest.
+  // Local. Clamps every element of the gradients to [-largest, largest].
   void clip_grad_value(double largest);
 
   // Whole tensors under the names of Python's state_dict(), tied ones under each, on every rank.
@@ -185,9 +186,9 @@ class [[nodiscard]] Handle {
   // strategy ignores are this rank's own. Nested tensors, which have no sizes, are left out here,
   // in load_state_dict() and in state_parts().
   [[nodiscard]] std::map<std::string, at::Tensor> state_dict() const;
-  // Every rank passes the same whole tensors. Checks everything first: BadInput on every rank names
-  // a tensor that is missing, unknown, of another shape, or tied and unequal, and nothing was
-  // written. Collective where state_dict() is.
+  // Every rank passes the same whole tensors. Checks all tensors before it writes: throws BadInput
+  // on every rank with the name of a tensor that is missing, unknown, of another shape, or tied and
+  // unequal. Collective if state_dict() is.
   void load_state_dict(const std::map<std::string, at::Tensor>& tensors);
 
   // Local. This rank's part of each parameter and buffer, each once, in the order of Python's
@@ -199,22 +200,22 @@ class [[nodiscard]] Handle {
   // Returns the same parts for loading, at any time: names, places and memory, with arbitrary
   // values.
   [[nodiscard]] std::vector<Part> parts_to_load() const;
-  // The scope in which this rank's parts get new values. Its beginning is collective where
-  // parameters are divided; every rank writes parts of the same whole.
+  // Returns the scope in which this rank's parts get new values. The call is collective if
+  // parameters are sharded; every rank writes parts of the same whole tensors.
   [[nodiscard]] LoadScope loading();
 
   // Local. The memory that this rank holds now; between backward() and zero_grad() it includes
   // gradients.
   [[nodiscard]] HandleMemory memory() const;
-  // Local. Where an optimizer's state goes when the strategy offloads it; null when it does not.
-  // lockstep::optim's optimizers take it when they are made; for LibTorch's see
+  // Local. Returns the memory for optimizer state if the strategy offloads it; otherwise null. The
+  // optimizers of lockstep::optim use it from their construction on; for LibTorch's optimizers see
   // optim/state_memory.h.
   [[nodiscard]] std::shared_ptr<optim::StateMemory> state_memory() const;
   // Local. The total time for which calls on this rank were blocked on the handle's collectives
   // (exposed communication).
   [[nodiscard]] double seconds_waited() const;
 
-  // Local. All zeros where a strategy does not measure it: Pipeline, DataParallel, LocalSgd and
+  // Local. All zeros for strategies that do not measure it: Pipeline, DataParallel, LocalSgd and
   // DiLoCo.
   [[nodiscard]] StepTiming timing() const;
 
@@ -224,12 +225,12 @@ class [[nodiscard]] Handle {
 
   // All ranks that train the module together: every rank that has parts of it, of all axes.
   [[nodiscard]] const Group& group() const;
-  // Their axes, as the strategy was given them; absent where it was given a group.
+  // The mesh that was passed to the strategy; absent if a group was passed.
   [[nodiscard]] std::optional<Mesh> mesh() const;
 
  protected:
   explicit Handle(std::shared_ptr<HandleState> state) : state_(std::move(state)) {}
-  // Not null: InvalidArgument when there is no module.
+  // Never returns null; throws InvalidArgument if the handle has no module.
   [[nodiscard]] const std::shared_ptr<HandleState>& state() const;
 
  private:
@@ -238,9 +239,9 @@ class [[nodiscard]] Handle {
   std::shared_ptr<HandleState> state_;
 };
 
-// Local: a copy of those elements of `whole` that `part` has, in one dimension; and back: writes
-// `values`, in one dimension, to their places in `whole`. BadInput names the part when `whole` has
-// not its sizes.
+// Local. cut_part() returns a copy of the elements of `whole` that `part` has, in one dimension;
+// paste_part() writes `values`, in one dimension, to their places in `whole`. Throws BadInput with
+// the name of the part if `whole` has other sizes than the part's tensor.
 [[nodiscard]] at::Tensor cut_part(const at::Tensor& whole, const Part& part);
 void paste_part(const at::Tensor& values, const Part& part, const at::Tensor& whole);
 

@@ -38,15 +38,16 @@ struct MailboxOptions {
 
 class Mailbox {
  public:
-  // `book` is filled where specs are told, and read otherwise. All three outlive this object.
+  // `book` is filled if `tells_specs` is set, and read otherwise. Group, schedule and book must
+  // outlive this object.
   Mailbox(Group& group, const plan::Schedule& schedule, SpecBook& book, MailboxOptions options);
 
-  // Posts what an action has made to the rank that needs it; nothing when that is this one.
-  // InvalidArgument when outputs are not what the book says.
+  // Posts the result of an action to the rank that needs it; does nothing if this rank needs it.
+  // Throws InvalidArgument if the tensors differ from their description in the book.
   void send(const plan::Result& result, const Tensors& tensors);
-  // Blocks until it is there. The other rank makes it.
+  // Blocks until the result of another rank has arrived.
   [[nodiscard]] Tensors receive(const plan::Result& result);
-  // Blocks until everything that was sent has arrived.
+  // Blocks until all sent messages have arrived.
   void finish();
 
   [[nodiscard]] int rank_of(int stage) const { return ranks_[static_cast<std::size_t>(stage)]; }

@@ -39,7 +39,7 @@ class PipelineState final : public parallel::CompositeState {
   // The ranks that have the first and the last stage.
   [[nodiscard]] int first_rank() const { return ranks_.front(); }
   [[nodiscard]] int last_rank() const { return ranks_.back(); }
-  // Of this rank's stages.
+  // Returns the device of this rank's stages.
   [[nodiscard]] c10::Device device() const;
   [[nodiscard]] const Pipeline::Measured& measured() const { return measured_; }
 

@@ -23,9 +23,9 @@ using Specs = std::vector<TensorMeta>;
 // "Float [2, 3], Long [2]", for messages.
 [[nodiscard]] std::string describe(const Specs& specs);
 
-// As a message of a fixed size, int64 in one dimension, and back. InvalidArgument when there are
-// more tensors or dims than it holds, and Mismatch for a message that no rank wrote. `of` is for
-// the text.
+// Converts specs to a message of fixed size, int64 in one dimension, and back. Throws
+// InvalidArgument if the message has no room for all tensors and dims, and Mismatch for an invalid
+// message. `of` is for the text of errors.
 inline constexpr std::int64_t spec_numbers = 128;
 [[nodiscard]] at::Tensor message_of(const Specs& specs, const std::string& of);
 [[nodiscard]] Specs specs_in(const at::Tensor& message, const std::string& of);

@@ -38,20 +38,20 @@ class ServedParameters {
   [[nodiscard]] const Share& by_rows() const { return by_rows_; }
   [[nodiscard]] std::size_t pieces() const { return pieces_.size(); }
 
-  // Rows of all pieces by rows, as a message has them one after the other, apart. BadInput when
-  // they are not rows of these pieces.
+  // Splits a message with the rows of all pieces by rows into one tensor per piece. Throws BadInput
+  // if these pieces do not have such rows.
   using Tensors = std::vector<at::Tensor>;
   [[nodiscard]] std::pair<Tensors, Tensors> cut_rows(const at::Tensor& counts,
                                                      const at::Tensor& rows,
                                                      const at::Tensor& values) const;
-  // One update by `step`, of the mean of these gradients, which are at least one worker's.
+  // Makes one update by `step` with the mean of these gradients of at least one worker.
   void update(std::span<const PushedGradients* const> gradients,
               const std::function<void(torch::optim::Optimizer&)>& step);
-  // ServerOptions::on_request.
+  // Calls `action`, which is ServerOptions::on_request.
   void request(std::string_view text, const OnRequest& action);
-  // Values of the whole pieces, into a message.
+  // Writes the values of the whole pieces into a message.
   void read(const at::Tensor& buffer) const;
-  // Rows of a piece by rows, counted from its first one.
+  // Returns rows of a piece by rows. Numbers count from the first row of the piece.
   [[nodiscard]] at::Tensor read_rows(std::size_t piece, const at::Tensor& rows) const;
 
  private:

@@ -71,8 +71,8 @@ struct ServerOptions {
   MakeOptimizer optimizer;
   Consistency consistency = Consistency::synchronous;
   int staleness = 0;  // of stale_synchronous: steps that a worker may be ahead of the slowest
-  // Called before each update, with the number of updates made so far (in synchronous mode of
-  // steps, those included that no worker was left to push): for schedules of rates.
+  // Called before each update, for learning rate schedules, with the number of updates so far; in
+  // synchronous mode with the number of steps, including steps without a worker to push.
   std::function<void(torch::optim::Optimizer&, std::int64_t updates)> before_update = {};
   // Makes the update; absent: step() of the optimizer. For clipping (optim/gradient_transform.h):
   // it sees the gradients of this server's parts.
@@ -91,16 +91,18 @@ struct ServerReport {
 
 class Server {
  public:
-  // InvalidArgument, in one line: a number that is not 0 ... servers - 1, staleness < 0 or given
-  // without stale_synchronous, no optimizer, counts below 1.
+  // Throws InvalidArgument, with a text of one line, if the number is not in 0 ... servers - 1,
+  // staleness is negative or set without stale_synchronous, there is no optimizer, or a count is
+  // below 1.
   Server(Meeting meeting, int number, ServerOptions options);
   ~Server();
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
-  // Serves until no worker is left, once. Blocks. Throws, after telling the workers: Timeout naming
-  // workers that never came; Mismatch when those that begin together have different parameters;
-  // BadInput when another server has this number; what the optimizer throws.
+  // Blocks: serves until the last worker has left. Call it once. After notifying the workers,
+  // throws Timeout with the workers that did not join; Mismatch if the initial workers have
+  // different parameters; BadInput if another server has this number; and exceptions of the
+  // optimizer.
   ServerReport run();
 
  private:
