@@ -47,7 +47,7 @@ PUBLIC_OF_COMM = {
 
 # Folders and files that must compile without LibTorch, and so see nothing of the others.
 WITHOUT_LIBTORCH = (
-    "base", "sys", "store", "rank_env", "launch", "layout", "plan", "comm/op.h", "comm/call_id.h", "comm/call", "comm/kernels", "comm/rendezvous", "comm/diagnose",
+    "base", "sys", "store", "rank_env", "launch", "layout", "plan", "comm/call.h", "comm/call", "comm/kernels", "comm/rendezvous", "comm/diagnose",
     "comm/engines/shm", "comm/engines/mpi/plan",
     "comm/engines/hierarchical/layout", "comm/init/choice",
 )

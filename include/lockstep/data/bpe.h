@@ -43,13 +43,14 @@ class Bpe {
                                 const std::filesystem::path& merges);
 
   [[nodiscard]] std::int64_t size() const;
-  // Which tables these are: equal for equal tables, whatever the files look like.
+  // Returns a hash of the tables: equal for equal tables, whatever the files look like.
   [[nodiscard]] std::uint64_t fingerprint() const;
   // The number of a token in GPT-2's spelling: "<|endoftext|>", "Ġworld".
   [[nodiscard]] std::optional<std::int64_t> find(std::string_view token) const;
 
-  // int32 [tokens]. What looks like a special token ("<|endoftext|>") is text like any other.
-  // BadInput, with `source` and the place, where the text is not UTF-8, or a word has 2^31 bytes.
+  // Returns int32 [tokens]. Text that looks like a special token ("<|endoftext|>") is split like any
+  // other text. Throws BadInput, with `source` and the place, if the text is not UTF-8 or a word has
+  // 2^31 bytes.
   [[nodiscard]] at::Tensor encode(std::string_view text, std::string_view source = "text") const;
   // The bytes of a tensor of integers. InvalidArgument names a token that is not below size().
   [[nodiscard]] std::string decode(const at::Tensor& tokens) const;

@@ -44,18 +44,17 @@ constexpr const char* everyone = "all";  // names the communicator of the collec
 // not start the threads: waits poll (finish()) and throw the error in the waiting thread.
 // LibTorch's record of operations keeps pointers that only those threads release, so the record is
 // off; the group has its own (comm/flight).
-void set_environment() {
-  constexpr std::pair<const char*, const char*> settings[] = {
-      {"TORCH_NCCL_BLOCKING_WAIT", "1"},
-      {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"},
-      {"TORCH_NCCL_ENABLE_MONITORING", "0"},
-      {"TORCH_NCCL_DUMP_ON_TIMEOUT", "0"},
-      {"TORCH_NCCL_TRACE_BUFFER_SIZE", "0"},
-      {"TORCH_FR_BUFFER_SIZE", "0"},
-      {"TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "0"},
-  };
-  for (auto [name, value] : settings) c10::utils::set_env(name, value);
-}
+// A program may set these variables for its own groups: the variables get back their values when
+// the group has been made, whose constructor reads them.
+constexpr std::pair<const char*, const char*> settings[] = {
+    {"TORCH_NCCL_BLOCKING_WAIT", "1"},
+    {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"},
+    {"TORCH_NCCL_ENABLE_MONITORING", "0"},
+    {"TORCH_NCCL_DUMP_ON_TIMEOUT", "0"},
+    {"TORCH_NCCL_TRACE_BUFFER_SIZE", "0"},
+    {"TORCH_FR_BUFFER_SIZE", "0"},
+    {"TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "0"},
+};
 
 std::string name_of_gpu(c10::DeviceIndex index) {
   const auto& uuid = at::cuda::getDeviceProperties(index)->uuid;
