@@ -56,9 +56,9 @@ int main(int argc, char** argv) try {
   }
 
   std::int64_t mine = 0, all = 0;
-  for (const auto& [name, tensor, aliases, slice, kind] : sharded.named_parameters()) {
-    mine += slice.range.length();
-    all += c10::multiply_integers(slice.sizes);
+  for (const ls::Part& part : sharded.named_parameters()) {
+    mine += part.slice.range.length();
+    all += c10::multiply_integers(part.slice.sizes);
   }
   loss = loss.detach();
   world.all_reduce(loss, ls::Op::average).wait();
