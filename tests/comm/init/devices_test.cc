@@ -27,7 +27,7 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-Devices gpus(int count) {
+Devices cuda_devices(int count) {
   Devices devices{.type = c10::kCUDA, .indices = {}, .names = {}};
   for (int index = 0; index < count; ++index) {
     devices.indices.push_back(static_cast<c10::DeviceIndex>(index));
@@ -37,7 +37,7 @@ Devices gpus(int count) {
 }
 
 Names usable(int count, std::string_view wanted) {
-  return usable_devices(gpus(count), wanted, "LOCKSTEP_DEVICE").names;
+  return usable_devices(cuda_devices(count), wanted, "LOCKSTEP_DEVICE").names;
 }
 
 TEST(Devices, ARankMayUseAllThatItSeesUnlessOneIsNamed) {
