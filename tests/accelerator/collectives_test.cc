@@ -25,7 +25,7 @@ class Collectives : public AcceleratorTest {
               const std::string& signature = "call") {
     tensors_.push_back(at::ones({8}, stream.device()));
     current_stream(stream.device()).synchronize();
-    const Part part{.output = tensors_.back().mutable_data_ptr(), .output_bytes = 32};
+    const RankBytes part{.output = tensors_.back().mutable_data_ptr(), .output_bytes = 32};
     communicator.launch(
         rank, test::accelerator::actor_of(stream.device_index(), static_cast<int>(stream.id())),
         signature, part, [](const auto&) {});

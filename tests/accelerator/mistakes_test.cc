@@ -46,10 +46,10 @@ void order(const c10::Stream& before, const c10::Stream& after) {
 
 // A collective of one rank that reads and writes the tensor.
 void reduce_on(const c10::Stream& stream, const at::Tensor& tensor) {
-  const Part part{.input = tensor.data_ptr(),
-                  .input_bytes = tensor.nbytes(),
-                  .output = tensor.data_ptr(),
-                  .output_bytes = tensor.nbytes()};
+  const RankBytes part{.input = tensor.data_ptr(),
+                       .input_bytes = tensor.nbytes(),
+                       .output = tensor.data_ptr(),
+                       .output_bytes = tensor.nbytes()};
   Communicator(1, "alone").launch(0, number_of(stream), "all_reduce", part, [](const auto&) {});
 }
 

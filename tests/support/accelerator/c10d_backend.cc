@@ -74,14 +74,14 @@ class DeviceWork final : public c10d::Work {
 };
 
 template <typename Value>
-void add_up(const std::vector<Part>& parts) {
+void add_up(const std::vector<RankBytes>& parts) {
   std::vector<Value> sum(parts.front().input_bytes / sizeof(Value));
   for (std::size_t rank = 0; rank < parts.size(); ++rank) {
     const auto* values = static_cast<const Value*>(parts[rank].input);
     for (std::size_t i = 0; i < sum.size(); ++i)
       sum[i] = rank == 0 ? values[i] : sum[i] + values[i];
   }
-  for (const Part& part : parts)
+  for (const RankBytes& part : parts)
     if (part.output != nullptr) std::memcpy(part.output, sum.data(), part.output_bytes);
 }
 
@@ -100,16 +100,16 @@ CollectiveKernel sum_of(at::ScalarType dtype) {
   }
 }
 
-void copy_from_root(const std::vector<Part>& parts, int root) {
-  for (const Part& part : parts)
+void copy_from_root(const std::vector<RankBytes>& parts, int root) {
+  for (const RankBytes& part : parts)
     if (part.output != nullptr) std::memcpy(part.output, parts[root].input, part.output_bytes);
 }
 
 // Every rank that has an output gets all inputs, one after the other.
-void gather_all(const std::vector<Part>& parts) {
-  for (const Part& part : parts) {
+void gather_all(const std::vector<RankBytes>& parts) {
+  for (const RankBytes& part : parts) {
     auto* output = static_cast<char*>(part.output);
-    for (const Part& other : parts) {
+    for (const RankBytes& other : parts) {
       if (output == nullptr) break;
       std::memcpy(output, other.input, other.input_bytes);
       output += other.input_bytes;
@@ -118,10 +118,10 @@ void gather_all(const std::vector<Part>& parts) {
 }
 
 // Rank r gets, one after the other, the bytes that each rank has for it.
-void exchange_all(const std::vector<Part>& parts) {
+void exchange_all(const std::vector<RankBytes>& parts) {
   for (std::size_t rank = 0; rank < parts.size(); ++rank) {
     auto* output = static_cast<char*>(parts[rank].output);
-    for (const Part& other : parts) {
+    for (const RankBytes& other : parts) {
       const auto begin = other.input_counts.begin();
       const auto offset =
           std::accumulate(begin, begin + static_cast<std::ptrdiff_t>(rank), std::size_t{0});
@@ -132,9 +132,9 @@ void exchange_all(const std::vector<Part>& parts) {
   }
 }
 
-void scatter_from(const std::vector<Part>& parts, int root) {
+void scatter_from(const std::vector<RankBytes>& parts, int root) {
   const auto* input = static_cast<const char*>(parts[root].input);
-  for (const Part& part : parts) {
+  for (const RankBytes& part : parts) {
     std::memcpy(part.output, input, part.output_bytes);
     input += part.output_bytes;
   }
@@ -316,13 +316,13 @@ class DeviceBackend final : public c10d::Backend {
     bool uses_device = false;  // else the call does not concern the current stream
     bool blocks = false;
     at::Tensor source, target;
-    Part part;
+    RankBytes part;
     Tensors kept;
     std::vector<CopyBack> after;    // on the call's stream
     std::vector<CopyBack> to_host;  // when the call is waited for
   };
 
-  static void copy_message(const std::vector<Part>& parts) { copy_from_root(parts, 0); }
+  static void copy_message(const std::vector<RankBytes>& parts) { copy_from_root(parts, 0); }
   static std::string text_of(const at::Tensor& tensor) {
     return std::string(toString(tensor.scalar_type())) + " x " + std::to_string(tensor.numel());
   }

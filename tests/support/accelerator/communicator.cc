@@ -12,7 +12,7 @@ namespace {
 constexpr std::size_t compared_launches = 64;
 
 struct Member {
-  Part part;
+  RankBytes part;
   Actor stream = -1;  // -1: not launched
   bool has_arrived = false;
 };
@@ -65,7 +65,7 @@ class CollectiveGate final : public Gate {
 
 // The first rank whose task the worker runs computes the whole call.
 void run(Collective& call) {
-  std::vector<Part> parts;
+  std::vector<RankBytes> parts;
   {
     const auto lock = Machine::get().lock();
     if (call.has_run || *call.is_broken) return;
@@ -73,7 +73,7 @@ void run(Collective& call) {
     for (const Member& member : call.members) parts.push_back(member.part);
   }
   const Memory& memory = Machine::get().memory();
-  for (Part& part : parts) {
+  for (RankBytes& part : parts) {
     part.input = memory.kernel_address(part.input);
     part.output = memory.kernel_address(part.output);
   }
@@ -164,8 +164,8 @@ void Communicator::abort() {
   *state_->is_broken = true;
 }
 
-void Communicator::launch(int rank, Actor stream, const std::string& signature, const Part& part,
-                          CollectiveKernel kernel) {
+void Communicator::launch(int rank, Actor stream, const std::string& signature,
+                          const RankBytes& part, CollectiveKernel kernel) {
   auto& machine = Machine::get();
   const Memory& memory = machine.memory();
   std::vector<Access> accesses;

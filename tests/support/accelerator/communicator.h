@@ -17,7 +17,7 @@
 namespace lockstep::test::accelerator {
 
 // One rank's bytes in a call: those that it reads and those that it writes.
-struct Part {
+struct RankBytes {
   const void* input = nullptr;
   std::size_t input_bytes = 0;
   void* output = nullptr;
@@ -26,7 +26,7 @@ struct Part {
 };
 
 // Computes a whole call. The parts of all ranks, with addresses that kernels can use.
-using CollectiveKernel = std::function<void(const std::vector<Part>&)>;
+using CollectiveKernel = std::function<void(const std::vector<RankBytes>&)>;
 
 class Communicator {
  public:
@@ -34,7 +34,7 @@ class Communicator {
 
   [[nodiscard]] int size() const;
   // `signature` must be the same on all ranks.
-  void launch(int rank, Actor stream, const std::string& signature, const Part& part,
+  void launch(int rank, Actor stream, const std::string& signature, const RankBytes& part,
               CollectiveKernel kernel);
   // Ends all calls, also later ones, without effect.
   void abort();
