@@ -37,7 +37,7 @@ namespace {
 const Group& of_host_memory(const Group& group) {
   check(!has_streams(group),
         "AsyncSaver: expected a group of another engine, found {}: a thread that saves beside "
-        "training may block it for ever; use checkpoint::save()",
+        "training may block it for ever; use checkpoint::save(), or init() with the backend shm",
         group.backend());
   return group;
 }

@@ -75,7 +75,8 @@ struct WorkerSpec {
   int max_restarts = 0;
   // The number of hot spare processes of this node, while restarts are left. They need a program
   // that has said that it can wait in reserve (round_key::reserve). A hot spare has its libraries
-  // loaded, so it takes the rank of a lost worker at once. It has no rank until then.
+  // loaded, so it takes the rank of a lost worker at once. It has no rank until then. There is none
+  // with gpus_per_rank: a process learns its GPUs before it has a rank.
   int reserve = 1;
   // A worker is killed, and has failed, if it or a process below it is stopped (SIGSTOP, a
   // debugger) for this long; 0: no worker is.

@@ -276,7 +276,11 @@ void Reserve::end() {
 }
 
 RankProcesses::RankProcesses(RunState& run, OutputRelay& relay, const RoundStore& store)
-    : run_(run), relay_(relay), store_(store), reserve_(run.spec.reserve, relay) {
+    : run_(run),
+      relay_(relay),
+      store_(store),
+      // A spare reads its GPUs before it has a rank.
+      reserve_(run.spec.gpus_per_rank > 0 ? 0 : run.spec.reserve, relay) {
   subreaper_.emplace();
 }
 

@@ -95,16 +95,6 @@ struct Said {
   char text[508] = {};  // ends with a zero
 };
 
-template <typename... Types>
-bool is_a(const std::exception& error) {
-  return (... || (dynamic_cast<const Types*>(&error) != nullptr));
-}
-
-// An error that the group throws on each of its ranks.
-bool reaches_all_ranks(const std::exception& error) {
-  return is_a<ReductionFailed, Mismatch, PeerLost, Timeout, Aborted>(error);
-}
-
 std::string words_of(const Group& group, int rank, const Said& said) {
   std::string words = group.describe(rank);
   if (said.text[0] != 0) words += formatted(": {}", said.text);
@@ -247,11 +237,14 @@ void BackwardStep::on_backward_end(bool nested) {
   if (!step_ || !step_->is_over(nested, reduces_ && all_ready())) return;
   try {
     finish();
-  } catch (const std::exception& error) {
-    if (options_.abort && !reaches_all_ranks(error)) {
-      notice_.set_text(exception_text(std::current_exception()));
-      abort_handle();
-    }
+  } catch (const ReductionFailed&) {
+    throw;  // on all ranks
+  } catch (const ComparedMismatch&) {
+    throw;  // on all ranks
+  } catch (...) {
+    if (!options_.abort) throw;
+    notice_.set_text(exception_text(std::current_exception()));
+    abort_handle();
     throw;
   }
 }

@@ -7,9 +7,9 @@
 //   gradient   the reducer takes it, and posts what is complete
 //   finish     contribute for parameters that had no part, post the rest, the status of this rank
 //              and rank 0's buffers, wait, look at the status of all ranks, publish averages
-//   fail       after an exception: abort the groups of the handle, if it is sharded; otherwise post
-//              the same with the status "failed", so that all ranks get a ReductionFailed; it is
-//              waited for when the next step begins
+//   fail       after an exception that not all ranks throw: abort the groups of the handle, if it
+//              is sharded; otherwise post the same with the status "failed", so that all ranks get
+//              a ReductionFailed; it is waited for when the next step begins
 // After the first step gradients are expected in the order in which rank 0's became ready.
 // Inside no_sync() gradients stay on this rank, and the step only needs the end of backward().
 //

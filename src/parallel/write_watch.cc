@@ -119,7 +119,7 @@ void WriteWatch::compare_values(Group& group, std::size_t parameter) const {
   group.all_reduce(rank, Op::max, call_).wait();
   const int other = rank.item<int>();
   if (other == 0) return;
-  throw Mismatch(formatted(
+  throw ComparedMismatch(formatted(
       "{}: parameter {} has other values on rank {} than on rank 0: a rank has written it in place "
       "by what its own batch or program says, as an embedding with max_norm does in forward(), and "
       "the ranks would drift apart; write it after the optimizer's step(), the same on all ranks "

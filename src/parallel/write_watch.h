@@ -13,6 +13,7 @@
 // Not thread-safe: BackwardStep holds its mutex.
 #pragma once
 
+#include <lockstep/base/error.h>
 #include <lockstep/comm/group.h>
 #include <lockstep/module/named_parameters.h>
 
@@ -25,6 +26,12 @@ namespace lockstep::parallel {
 
 // Returns a fingerprint of all bits and their positions: equal for equal values, on any host.
 [[nodiscard]] std::int64_t fingerprint_of_bits(const at::Tensor& values);
+
+// A Mismatch of values that all ranks of the handle have compared. All of them throw it, so the
+// groups of the handle stay alive.
+class ComparedMismatch : public Mismatch {
+  using Mismatch::Mismatch;
+};
 
 class WriteWatch {
  public:

@@ -48,7 +48,7 @@ std::vector<at::Tensor> trained_alone() {
   return model->parameters();
 }
 
-// Trains and returns rank 0's parameters, on the CPU; none if a rank failed. Small buckets: several
+// Trains and returns rank 1's parameters, on the CPU; none if a rank failed. Small buckets: several
 // a step.
 std::vector<at::Tensor> trained(std::int64_t bucket_bytes = 1000) {
   std::vector<at::Tensor> found;
@@ -62,7 +62,7 @@ std::vector<at::Tensor> trained(std::int64_t bucket_bytes = 1000) {
       loss_of(model, step * ranks + group.rank(), device).backward();
       sgd.step();
     }
-    if (group.rank() != 0) return;
+    if (group.rank() != 1) return;
     for (const auto& parameter : model->parameters()) found.push_back(parameter.detach().cpu());
   });
   return errors.empty() ? found : std::vector<at::Tensor>();

@@ -19,4 +19,7 @@ expect({"examples/a.cc": "int main() { ls::init(); }\n"}, 1, "examples/a.cc: use
 expect({"src/parallel/a.cc": "if (tensor.is_cuda()) wait();\n"}, 1, "'is_cuda()': write accelerator()")
 expect({"src/parallel/a.cc": 'if (group.backend() != "nccl") wait();\n'}, 1, "write has_streams()")
 expect({"src/comm/init/backends.cc": 'return name == "nccl";\n'}, 0, "words: 1 files")
-print("words: finds all nine")
+expect({"src/base/a.cc": "// What the caller gave to this function.\n"}, 1,
+       "src/base/a.cc:1: begins with a fragment: What the caller gave to this function.")
+expect({"tests/base/a.cc": "// Every rank has one thread a rank here.\n"}, 1, "'one a X' for 'one per X'")
+print("words: finds all eleven")

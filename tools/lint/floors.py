@@ -43,6 +43,7 @@ PUBLIC_OF_COMM = {
     "comm/local.h": "comm/engines/local",
     "comm/c10d.h": "comm/engines/c10d",
     "comm/init.h": "comm/init",
+    "comm/device.h": "comm/init",
 }
 
 # Folders and files that must compile without LibTorch, and so see nothing of the others.

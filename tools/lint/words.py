@@ -4,6 +4,9 @@ check.
 
 Reads comments, identifiers and texts of include/, src/ and examples/, the documents except decisions, the manual, and
 the programs of bench/. A line that needs such a word says so at its end: "words: allowed" in a comment.
+
+Then reads the sentences of comments, of tests and tools too, for habits that make a reader start again. At most one
+sentence in a hundred may have one of them.
 """
 import fnmatch
 import pathlib
@@ -58,6 +61,22 @@ DEVICES = [
 ]
 RULES = [(re.compile(found), wanted, where, but) for found, wanted, where, but in NOUNS + ENGLISH + DEVICES]
 
+# Habits of sentences in comments.
+COMMENTED = ("src", "include", "tests", "bench", "tools", "examples", "recipes")
+HABITS = [(re.compile(found), name) for found, name in (
+    (r"^(Of|What|Those|As of|But of|And of|With it|Whoever|Whom|Whose|Whether|Which|Than|None of)\b(?!.*\?$)",
+     "begins with a fragment"),
+    (r"\b(who|whom|whoever|nobody|everybody|anybody|somebody|everyone|no one)\b", "a person for a thing"),
+    (r"\b(one|two|three|[0-9.]+( [a-z]+)?) an? "
+     r"(rank|host|process|thread|step|group|call|node|unit|bucket|parameter|stage)\b", "'one a X' for 'one per X'"),
+    (r"\b(of|for|in|with|by|from|at|on|and|than|is|are|to) what "
+     r"(it|is|was|are|were|has|had|the|a|each|no|one|of|they|comes|came|goes)\b", "'what' as a noun"),
+    (r"\b[Oo]f those (that|which|who)\b", "'of those that'"),
+    (r"\bbut for\b", "'but for'"),
+    (r"\b(that|which) (is|are) none\b|\bthere (is|are) none\b", "'none' as a value"),
+)]
+MOST = 0.01  # of all sentences
+
 # The alias of the namespace: headers write lockstep::, and a page or program that writes ls:: must declare the alias.
 ALIAS, USE = "namespace ls = lockstep;", re.compile(r"(?<![\w:])ls::")
 
@@ -79,12 +98,44 @@ def problems_of(path, root):
         yield f"{name}: uses ls:: and does not show '{ALIAS}'"
 
 
+def sentences_of(path):
+    """Returns (line, sentence) for each sentence of at least five words in a comment of `path`."""
+    mark = "#" if path.suffix == ".py" else "//"
+    found, block, start = [], [], 0
+    for number, line in enumerate([*path.read_text(errors="replace").split("\n"), ""], 1):
+        text = line.strip()
+        if text.startswith(mark) and not text.startswith("#!"):
+            start = start or number
+            block.append(text.lstrip("/# ").strip())
+            continue
+        parts = re.split(r"(?<=[.:;])\s+(?=[A-Z])", " ".join(block))
+        found += [(start, part) for part in parts if len(part.split()) >= 5]
+        block, start = [], 0
+    return found
+
+
+def habits_in(root):
+    """Returns the number of sentences in comments, and a line for each that has one of HABITS."""
+    count, problems = 0, []
+    paths = [path for tree in COMMENTED for path in sorted((root / tree).rglob("*"))]
+    for path in paths:
+        for line, sentence in sentences_of(path) if path.suffix in (".h", ".cc", ".py") else ():
+            count += 1
+            if habit := next((name for found, name in HABITS if found.search(sentence)), None):
+                problems.append(f"{path.relative_to(root).as_posix()}:{line}: {habit}: {sentence[:160]}")
+    return count, problems
+
+
 def main(root):
     files = [path for tree in TREES for path in
              ([root / tree] if (root / tree).is_file() else sorted((root / tree).rglob("*"))) if path.suffix in SUFFIXES]
     files = [path for path in files if not any(fnmatch.fnmatch(path.relative_to(root).as_posix(), left) for left in LEFT_OUT)]
     problems = [problem for path in files for problem in problems_of(path, root)]
-    print("\n".join(problems) if problems else f"words: {len(files)} files, {len(RULES)} rules")
+    count, habits = habits_in(root)
+    if len(habits) > MOST * count:
+        problems += [*habits, f"{len(habits)} of {count} sentences in comments have such a habit; at most {MOST:.0%} may"]
+    print("\n".join(problems) if problems else
+          f"words: {len(files)} files, {len(RULES)} rules; {len(habits)} of {count} sentences in comments have a habit to avoid")
     return 1 if problems else 0
 
 

@@ -16,9 +16,10 @@ class Group;
 // its number, or the CPU. The CPU before init(). Any thread.
 [[nodiscard]] c10::Device device();
 
-// Returns true if the collectives of `group` are kernels on streams of device(), as those of nccl:
-// tensors in host memory are then copied to the device and back, and a thread that calls
-// collectives of another group beside training may block both. False if they run in host memory.
+// Returns true if the backend of `group` is nccl, whose collectives are kernels on streams of
+// device(): tensors in host memory are copied to the device and back, and a thread that calls
+// collectives of another group beside training may block both. Returns false for the other
+// backends, which work in host memory, and for your own c10d backend, whatever it does.
 [[nodiscard]] bool has_streams(const Group& group);
 
 }  // namespace lockstep

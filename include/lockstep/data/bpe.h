@@ -48,9 +48,9 @@ class Bpe {
   // The number of a token in GPT-2's spelling: "<|endoftext|>", "Ġworld".
   [[nodiscard]] std::optional<std::int64_t> find(std::string_view token) const;
 
-  // Returns int32 [tokens]. Text that looks like a special token ("<|endoftext|>") is split like any
-  // other text. Throws BadInput, with `source` and the place, if the text is not UTF-8 or a word has
-  // 2^31 bytes.
+  // Returns int32 [tokens]. Text that looks like a special token ("<|endoftext|>") is split like
+  // other text. Words are split by the Unicode version of the installed libpcre2. Throws BadInput,
+  // with `source` and the place, if the text is not UTF-8 or a word has 2^31 bytes.
   [[nodiscard]] at::Tensor encode(std::string_view text, std::string_view source = "text") const;
   // The bytes of a tensor of integers. InvalidArgument names a token that is not below size().
   [[nodiscard]] std::string decode(const at::Tensor& tokens) const;

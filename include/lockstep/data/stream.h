@@ -22,10 +22,10 @@
 // cost of many of them.
 //
 // The end: all ranks have the same number of batches, although they do not communicate. Samples
-// that do not fill a batch go to the ranks that own them, and their number is rounded up to a
-// multiple of the number of ranks by repeating the first of them; a rank that still has none reads
-// that sample too. `drop_last` leaves these samples out. `uneven` repeats no sample; a rank may
-// then have one sample or one batch less than another.
+// that do not fill a batch go to the ranks that own them. The number of all samples is rounded up
+// to a multiple of the number of ranks by repeating the first of them; a rank that still has none
+// reads that sample too. `drop_last` leaves these samples out. `uneven` repeats no sample; a rank
+// may then have one sample or one batch less than another.
 #pragma once
 
 #include <lockstep/data/loader.h>

@@ -71,8 +71,10 @@ Devices usable_devices(const Devices& seen, std::string_view wanted, std::string
   if (wanted.empty()) return seen;
   const auto device = parsed(wanted);
   if (device && device->is_cpu()) return {};
+  // c10 cuts an index to 8 bits: cuda:256 would be cuda:0.
+  const bool is_exact = device && device->str() == wanted;
   const int count = static_cast<int>(seen.indices.size());
-  if (!device || count == 0 || device->type() != seen.type || device->index() >= count)
+  if (!is_exact || count == 0 || device->type() != seen.type || device->index() >= count)
     throw BadInput(formatted("{}: expected {}; found '{}'", source, expected_of(seen), wanted));
   if (!device->has_index()) return seen;
   return {

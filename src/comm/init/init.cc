@@ -111,12 +111,17 @@ std::string address_of_this_host(const rank_env::RankRendezvous& rendezvous) {
   return sys::address_towards(rendezvous.host.empty() ? sys::host_name() : rendezvous.host);
 }
 
+// The device that the program or its environment asks for, and the name of that setting.
+std::pair<std::string, std::string_view> asked_device(const InitOptions& options) {
+  if (!options.device.empty()) return {options.device, "init: the option device"};
+  return {environment::text(rank_env::variable::device).value_or(""), rank_env::variable::device};
+}
+
+// A program for the CPU works on a host whose GPUs cannot be asked.
 Devices devices_of_rank(const InitOptions& options) {
-  if (!options.device.empty())
-    return usable_devices(visible_devices(), options.device, "init: the option device");
-  return usable_devices(visible_devices(),
-                        environment::text(rank_env::variable::device).value_or(""),
-                        rank_env::variable::device);
+  const auto [wanted, source] = asked_device(options);
+  if (wanted == "cpu") return {};
+  return usable_devices(visible_devices(), wanted, source);
 }
 
 bool may_share_gpus(const InitOptions& options) {
@@ -202,6 +207,9 @@ Group init_at(const rank_env::RankInfo& info, const InitOptions& options,
   share_cores(world_info.local_size);
   if (!environment::flag(rank_env::variable::names_lines).value_or(false))
     log::set_prefix(formatted("rank {}", info.rank));
+  const auto [wanted, source] = asked_device(options);
+  check_input(wanted != "cpu" || options.c10d || !has_streams(name),
+              "{}: the backend {} needs a GPU for each rank; found 'cpu'", source, name);
   const auto device = use_choice(choice, devices, info.rank);
   if (is_first_on_host(world_info.hosts, info.rank)) warn_of_waiting_threads();
   BackendOptions backend{

@@ -3,6 +3,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/format.h"
+#include "base/text.h"
 #include "comm/rendezvous/exchange.h"
 #include "sys/process_info.h"
 
@@ -43,13 +44,18 @@ std::string PeerRegistry::key(std::string_view name) const {
   return formatted("lockstep/registry/{}/{}", group_, name);
 }
 
-void PeerRegistry::meet(const std::string& place, int count, const std::atomic<bool>& stop) const {
+void PeerRegistry::meet(const std::string& place, int count, const std::atomic<bool>& stop,
+                        Duration timeout) const {
+  const auto deadline = Deadline::after(timeout);
   const auto at = key("at/" + place);
   if (come_to(*store_, at, count)) return;
   Duration pause = milliseconds(1);
   auto look = Deadline::after(between_looks);
   while (!have_all_come(*store_, at)) {
     if (stop) throw Aborted(formatted("group {}: ended while its ranks were connecting", group_));
+    if (deadline.passed())
+      throw Timeout(formatted("group {}: timed out after {} waiting for {} ranks to connect ({})",
+                              group_, format_duration(timeout), count, place));
     if (look.passed()) {
       check_processes();
       look = Deadline::after(between_looks);

@@ -31,8 +31,9 @@ class PeerRegistry {
   [[nodiscard]] const std::string& words(int rank) const { return words_.at(rank); }
 
   // Blocks until `count` ranks have come to `place`, a name that no other meeting of the group has.
-  // Throws Aborted once `stop` is set; PeerLost as check_processes().
-  void meet(const std::string& place, int count, const std::atomic<bool>& stop) const;
+  // Throws Aborted once `stop` is set, Timeout after `timeout`, and PeerLost as check_processes().
+  void meet(const std::string& place, int count, const std::atomic<bool>& stop,
+            Duration timeout) const;
   // Throws PeerLost, which names a rank of this host whose process has ended.
   void check_processes() const;
   // Publishes that this rank needs no peer any more.

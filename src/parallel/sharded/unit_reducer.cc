@@ -163,7 +163,7 @@ void UnitReducer::compare_writes(Group& group, const CallOptions& call) {
       if (here[0].equal(of_root[0])) continue;
       const at::Tensor& writer = here[0].item<std::int64_t>() != 0 ? here : of_root;
       const int number = static_cast<int>(u);
-      throw Mismatch(formatted(
+      throw ComparedMismatch(formatted(
           "{}: parameter {} of unit {} was written in place with other values on rank {} than on "
           "rank 0, as an embedding with max_norm does in forward(), and each shard would keep its "
           "own rank's; write it after the optimizer's step(), the same on all ranks "

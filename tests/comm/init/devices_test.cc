@@ -57,7 +57,8 @@ TEST(Devices, ADeviceThatIsNotThereIsNamed) {
             "LOCKSTEP_DEVICE: expected cpu, cuda or cuda:0 to cuda:1; found 'cuda:2'");
   EXPECT_EQ(message(0, "cuda"),
             "LOCKSTEP_DEVICE: expected cpu, because this process sees no GPU; found 'cuda'");
-  for (const char* wanted : {"gpu", "1", "xpu:0", "cuda:", "cuda:x"})
+  for (const char* wanted :
+       {"gpu", "1", "xpu:0", "cuda:", "cuda:x", "cuda:200", "cuda:255", "cuda:256"})
     test::expect_words(message(2, wanted), {"LOCKSTEP_DEVICE", wanted});
 }
 

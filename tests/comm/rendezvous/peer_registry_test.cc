@@ -50,13 +50,13 @@ TEST(PeerRegistry, MeetWhenAllHaveComeAndPartWhenAllHaveLeft) {
     const PeerRegistry registry(store, "world", 1, 2, "", 10s);
     std::this_thread::sleep_for(30ms);
     has_come = true;
-    registry.meet("all", 2, stop);
+    registry.meet("all", 2, stop, 10s);
     std::this_thread::sleep_for(30ms);
     has_left = true;
     registry.leave();
   });
   const PeerRegistry mine(store, "world", 0, 2, "", 10s);
-  mine.meet("all", 2, stop);
+  mine.meet("all", 2, stop, 10s);
   EXPECT_TRUE(has_come);
   mine.leave();
   mine.await_the_others(10s);
@@ -71,7 +71,20 @@ TEST(PeerRegistry, AMeetingEndsWhenItIsStopped) {
     std::this_thread::sleep_for(30ms);
     stop = true;
   });
-  EXPECT_THROW(mine.meet("0 to 1", 2, stop), Aborted);
+  EXPECT_THROW(mine.meet("0 to 1", 2, stop, 10s), Aborted);
+}
+
+TEST(PeerRegistry, AMeetingEndsAtItsDeadline) {
+  auto store = std::make_shared<MemoryStore>();
+  const std::atomic<bool> stop = false;
+  const PeerRegistry mine(store, "world", 0, 1, "", 10s);
+  try {
+    mine.meet("all", 2, stop, 30ms);
+    FAIL() << "no second rank has come";
+  } catch (const Timeout& error) {
+    EXPECT_STREQ(error.what(),
+                 "group world: timed out after 30ms waiting for 2 ranks to connect (all)");
+  }
 }
 
 // The other process has ended: a rank that waits for it gets an error, and a rank that leaves does
@@ -83,7 +96,7 @@ TEST(PeerRegistry, AProcessThatHasEndedIsNamed) {
     if (rank == 1) std::raise(SIGKILL);
     const std::atomic<bool> stop = false;
     try {
-      mine.meet("all", 2, stop);
+      mine.meet("all", 2, stop, 10s);
       ADD_FAILURE() << "rank 1 has ended";
     } catch (const PeerLost& error) {
       EXPECT_NE(std::string(error.what()).find(" of rank 1 has ended"), std::string::npos);

@@ -84,6 +84,8 @@ std::string text_of(const std::function<void()>& action) {
     return error.what();
   } catch (const PeerLost& error) {
     return error.what();
+  } catch (const Aborted& error) {
+    return error.what();
   }
   ADD_FAILURE() << "no error";
   return "";

@@ -1,4 +1,4 @@
-// Vector clocks of the simulated accelerator: one component per stream and per host. Operation a
+// Vector clocks of the simulated accelerator: one component per stream. Operation a
 // happens before operation b if b's clock has reached a's time in the component of a's stream.
 #pragma once
 
@@ -13,7 +13,7 @@ constexpr int streams_per_device = 32;
 constexpr int stream_count = device_count * streams_per_device;
 constexpr int host_count = device_count;  // a host is a rank: the threads that launch for it
 
-// The number of a stream among those of all devices; hosts come after the streams.
+// The number of a stream among those of all devices.
 using Actor = int;
 
 [[nodiscard]] constexpr Actor actor_of(int device, int stream) {

@@ -162,6 +162,7 @@ int Communicator::size() const { return static_cast<int>(state_->next.size()); }
 void Communicator::abort() {
   const auto lock = Machine::get().lock();
   *state_->is_broken = true;
+  Machine::get().wake(lock);
 }
 
 void Communicator::launch(int rank, Actor stream, const std::string& signature,

@@ -33,7 +33,9 @@ void AcceleratorTest::TearDown() {
 void expect_no_faults_but(std::optional<Fault> allowed) {
   constexpr std::size_t most = 10;
   auto reports = Machine::get().take_reports();
-  std::erase_if(reports, [&](const Report& report) { return report.fault == allowed; });
+  std::erase_if(reports, [&](const Report& report) {
+    return report.fault == allowed && !report.text.starts_with("call ");  // calls that differ
+  });
   for (std::size_t i = 0; i < std::min(most, reports.size()); ++i) ADD_FAILURE() << reports[i];
   if (reports.size() > most) ADD_FAILURE() << "and " << reports.size() - most << " more";
 }

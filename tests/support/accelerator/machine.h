@@ -93,6 +93,8 @@ class Machine {
   // For collectives, with the mutex held.
   [[nodiscard]] Lock lock() { return Lock(mutex_); }
   void launch(const Lock& lock, Launch launch);
+  // Lets hosts that wait look again.
+  void wake(const Lock&) { scheduler_.wake(); }
   [[nodiscard]] Clock& clock_of(const Lock&, Actor stream) { return clocks_.at(stream); }
   [[nodiscard]] Reports& reports(const Lock&) { return reports_; }
 

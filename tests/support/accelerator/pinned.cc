@@ -39,7 +39,9 @@ void PinnedMemory::begin_copy(const void* address, bool writes, std::string name
   const std::size_t begin = buffer_of(address);
   Buffer& buffer = buffers_.at(begin);
   ++buffer.copies;
-  memory_.protect_pinned(begin, buffer.bytes, writes ? Memory::Access::none : Memory::Access::read);
+  if (writes || buffer.copies == 1)  // a copy that reads leaves a closed buffer closed
+    memory_.protect_pinned(begin, buffer.bytes,
+                           writes ? Memory::Access::none : Memory::Access::read);
   copies_.push_back({begin, stream, time, std::move(name)});
 }
 

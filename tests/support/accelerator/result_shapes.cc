@@ -32,6 +32,9 @@ std::string key_of(const std::string& name, const Stack& arguments) {
            << tensor.unsafeGetTensorImpl()->is_wrapped_number() << tensor.sizes()
            << tensor.strides();
     });
+    if (argument.isOptionalTensorList())
+      for (const std::optional<at::Tensor>& tensor : argument.toOptionalTensorVector())
+        text << (tensor ? '+' : '-');
     if (!has_tensor && !argument.isGenerator()) text << '|' << argument;
   }
   return text.str();

@@ -60,6 +60,7 @@ class Scheduler {
   void block_until(Lock& lock, std::function<bool()> done);
   // Lets one task run if one can: for a host that polls.
   void advance(Lock& lock);
+  void wake() { changed_.notify_all(); }
 
  private:
   struct Queue {

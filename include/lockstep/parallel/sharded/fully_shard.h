@@ -42,7 +42,9 @@
 // such a write is an error until the next use. Writes through a slice's data_ptr() are not noticed.
 //
 // Errors of backward(): ReductionFailed, on every rank, if parameters have no gradient; the next
-// step works. PeerLost, Timeout, Mismatch and Aborted end the handle. Any other exception that ends
+// step works. Mismatch, on every rank, if ranks wrote other values into a parameter: the groups
+// live, and the values of that parameter are undefined until they are loaded or written again.
+// PeerLost, Timeout, Aborted and a Mismatch of calls end the handle. Any other exception that ends
 // backward() on a rank after the first gradient was complete there, also inside no_sync(), ends the
 // handle on all ranks: the other ranks get an Aborted with the name of that rank, and with the text
 // of the exception if it was thrown while a gradient was processed. The groups of the handle are

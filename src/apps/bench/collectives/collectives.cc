@@ -7,6 +7,7 @@
 #include "apps/bench/together.h"
 #include "base/check.h"
 #include "base/text.h"
+#include "comm/init/backends.h"
 #include "sys/program.h"
 
 #include "sys/topology.h"
@@ -123,8 +124,10 @@ void measure_row(const CollectivesOptions& options, const Engines& engines, Coll
 Engines engines_of(const CollectivesOptions& options, const Group& world) {
   if (options.engines.empty()) return {world};
   Engines engines;
-  for (const std::string& name : options.engines)
-    engines.push_back(name == world.backend() ? world : init({.backend = name, .device = "cpu"}));
+  for (const std::string& name : options.engines) {
+    const std::string device = has_streams(name) ? "" : "cpu";
+    engines.push_back(name == world.backend() ? world : init({.backend = name, .device = device}));
+  }
   return engines;
 }
 

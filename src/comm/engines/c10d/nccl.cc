@@ -8,10 +8,10 @@
 #include "comm/engines/c10d/store_adapter.h"
 #include "comm/rendezvous/grace_period.h"
 #include "comm/rendezvous/peer_registry.h"
-#include "sys/scoped_variables.h"
 
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/util/env.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include <algorithm>
@@ -43,18 +43,22 @@ constexpr const char* everyone = "all";  // names the communicator of the collec
 // takes long. Only environment variables turn these threads off. With blocking waits LibTorch does
 // not start the threads: waits poll (finish()) and throw the error in the waiting thread.
 // LibTorch's record of operations keeps pointers that only those threads release, so the record is
-// off; the group has its own (comm/flight).
-// A program may set these variables for its own groups: the variables get back their values when
-// the group has been made, whose constructor reads them.
-constexpr std::pair<const char*, const char*> settings[] = {
-    {"TORCH_NCCL_BLOCKING_WAIT", "1"},
-    {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"},
-    {"TORCH_NCCL_ENABLE_MONITORING", "0"},
-    {"TORCH_NCCL_DUMP_ON_TIMEOUT", "0"},
-    {"TORCH_NCCL_TRACE_BUFFER_SIZE", "0"},
-    {"TORCH_FR_BUFFER_SIZE", "0"},
-    {"TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "0"},
-};
+// off; the group has its own (comm/diagnose).
+//
+// A variable that the program has set keeps its value. Called while init() makes the world, and not
+// from the threads that connect later: setenv() is not safe beside getenv() of other threads.
+void set_missing_variables() {
+  constexpr std::pair<const char*, const char*> settings[] = {
+      {"TORCH_NCCL_BLOCKING_WAIT", "1"},
+      {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"},
+      {"TORCH_NCCL_ENABLE_MONITORING", "0"},
+      {"TORCH_NCCL_DUMP_ON_TIMEOUT", "0"},
+      {"TORCH_NCCL_TRACE_BUFFER_SIZE", "0"},
+      {"TORCH_FR_BUFFER_SIZE", "0"},
+      {"TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "0"},
+  };
+  for (auto [name, value] : settings) c10::utils::set_env(name, value, /*overwrite=*/false);
+}
 
 std::string name_of_gpu(c10::DeviceIndex index) {
   const auto& uuid = at::cuda::getDeviceProperties(index)->uuid;
@@ -71,6 +75,7 @@ class Family {
   Family(std::shared_ptr<Store> store, int rank, int size, NcclOptions options)
       : store_(std::move(store)),
         device_(options.device.value_or(at::kCUDA)),
+        join_timeout_(options.join_timeout),
         world_(std::make_shared<rendezvous::PeerRegistry>(
             store_, "world", rank, size, options.device ? name_of_gpu(device_.index()) : "",
             options.join_timeout)) {
@@ -97,13 +102,13 @@ class Family {
   }
 
   [[nodiscard]] at::Device device() const { return device_; }
+  [[nodiscard]] Duration join_timeout() const { return join_timeout_; }
 
   // Not connected yet.
   [[nodiscard]] Connection make(const std::string& name, int rank, int size) {
     auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
     options->timeout = longest_abort;
     options->group_name = name;
-    const sys::ScopedVariables environment(settings);
     auto connection = c10::make_intrusive<c10d::ProcessGroupNCCL>(
         as_c10d_store(store_, formatted("lockstep/nccl/{}/", name)), rank, size, options);
     std::lock_guard lock(mutex_);
@@ -124,6 +129,7 @@ class Family {
   const rendezvous::GracePeriod grace_;
   std::shared_ptr<Store> store_;
   const at::Device device_;
+  const Duration join_timeout_;
   const std::shared_ptr<const rendezvous::PeerRegistry> world_;
   std::atomic<bool> has_failed_{false};
   std::mutex mutex_;
@@ -198,7 +204,7 @@ c10d::Backend& NcclEngine::connected(const std::string& place, int rank, int siz
     auto found = connections_.find(place);
     if (found != connections_.end()) return *found->second;
   }
-  registry_->meet(place, size, is_closing_);
+  registry_->meet(place, size, is_closing_, family_->join_timeout());
   auto connection = family_->make(formatted("{}/{}", registry_->group(), place), rank, size);
   {
     std::lock_guard lock(mutex_);
@@ -259,6 +265,7 @@ std::vector<std::string> gpu_names() {
 
 std::shared_ptr<Engine> make_nccl(const std::shared_ptr<Store>& store, int rank, int size,
                                   NcclOptions options) {
+  set_missing_variables();
   auto family = std::make_shared<Family>(store, rank, size, options);
   return std::make_shared<NcclEngine>(family, family->world(), rank, size);
 }

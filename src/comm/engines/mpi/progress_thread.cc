@@ -161,7 +161,8 @@ bool ProgressThread::take_headers() {
 }
 
 void ProgressThread::deliver(Arrival arrival) {
-  suspected_.erase(arrival.from);
+  // A rank that says that a group has failed may be about to leave, too: it may still be stuck.
+  if (arrival.header.kind != Kind::failed) suspected_.erase(arrival.from);
   if (arrival.header.kind == Kind::goodbye) {
     departed_.insert(arrival.from);
     return;

@@ -2,7 +2,7 @@
 // owns this process's channels of the group.
 //
 // Invariants:
-//   - A failure is thrown only after all writes to this rank's tensors have ended (group.cc).
+//   - A failure is thrown only after all writes to this rank's tensors have ended.
 //   - The posting thread makes a channel of messages when it is first used.
 #pragma once
 
