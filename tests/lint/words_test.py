@@ -21,5 +21,5 @@ expect({"src/parallel/a.cc": 'if (group.backend() != "nccl") wait();\n'}, 1, "wr
 expect({"src/comm/init/backends.cc": 'return name == "nccl";\n'}, 0, "words: 1 files")
 expect({"src/base/a.cc": "// What the caller gave to this function.\n"}, 1,
        "src/base/a.cc:1: begins with a fragment: What the caller gave to this function.")
-expect({"tests/base/a.cc": "// Every rank has one thread a rank here.\n"}, 1, "'one a X' for 'one per X'")
+expect({"tests/base/a.cc": "// A group has one a rank here.\n"}, 1, "'one a X' for 'one per X'")
 print("words: finds all eleven")
