@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "base/format.h"
+#include "parallel/write_watch.h"
 
 #include <lockstep/base/error.h>
 
@@ -163,7 +164,7 @@ void UnitReducer::compare_writes(Group& group, const CallOptions& call) {
       if (here[0].equal(of_root[0])) continue;
       const at::Tensor& writer = here[0].item<std::int64_t>() != 0 ? here : of_root;
       const int number = static_cast<int>(u);
-      throw ComparedMismatch(formatted(
+      throw parallel::ComparedMismatch(formatted(
           "{}: parameter {} of unit {} was written in place with other values on rank {} than on "
           "rank 0, as an embedding with max_norm does in forward(), and each shard would keep its "
           "own rank's; write it after the optimizer's step(), the same on all ranks "
