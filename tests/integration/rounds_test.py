@@ -69,7 +69,8 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     time.sleep(100)
 names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
          "ROLE_WORLD_SIZE", "ROLE_NAME", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
-print("environment", " ".join(f"{name}={os.environ[name]}" for name in names), flush=True)
+line = " ".join(["environment", *(f"{name}={os.environ[name]}" for name in names)])
+os.write(1, (line + "\n").encode())   # in one piece: torchrun's ranks share the pipe and do not buffer
 for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"):
     assert os.environ[name], name
 '''
