@@ -72,7 +72,11 @@ void ShardedState::complete(std::shared_ptr<torch::nn::Module> the_module) {
                             .find_unused_parameters = options_.find_unused_parameters,
                             .timeout = options_.timeout,
                             .waits = waits,
-                            .abort = [this](std::string_view reason) { abort(reason); }});
+                            .abort = [this](std::string_view reason) {
+                              // If another rank has ended a group, that is the reason.
+                              const std::string end = unsharder->end();
+                              abort(end.empty() ? reason : std::string_view(end));
+                            }});
   joinable_ = std::make_unique<parallel::WholeStepJoinable>(
       "fully_shard()", groups->whole, *step,
       [this](std::function<void()> call) { unsharder->on_forward(std::move(call)); });

@@ -92,13 +92,29 @@ void Unsharder::pin(int unit, const dispatch::StorageUse& use) {
     bring(unit);
     if (use.writes) used.begin_write();
   } catch (const Mismatch& error) {
+    note_end(error);
     throw Mismatch(explained(used, use, error.what()));
   } catch (const Timeout& error) {
+    note_end(error);
     throw Timeout(explained(used, use, error.what()));
+  } catch (const Error& error) {
+    note_end(error);
+    throw;
   }
   ++used.pins;
   auto& writes = writes_[static_cast<std::size_t>(unit)];
   if (use.writes && writes.fingerprint == 0) writes.offset = use.offset;
+}
+
+void Unsharder::note_end(const Error& error) {
+  if (dynamic_cast<const BadInput*>(&error) || dynamic_cast<const SystemError*>(&error)) return;
+  Lock lock(end_mutex_);
+  if (end_.empty()) end_ = error.what();
+}
+
+std::string Unsharder::end() {
+  Lock lock(end_mutex_);
+  return end_;
 }
 
 void Unsharder::written(int unit) {

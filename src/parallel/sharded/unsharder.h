@@ -39,6 +39,7 @@
 #include "parallel/sharded/lazy_gradients.h"
 #include "parallel/sharded/unit.h"
 
+#include <lockstep/base/error.h>
 #include <lockstep/comm/group.h>
 
 #include <cstdint>
@@ -100,12 +101,16 @@ class Unsharder {
   // Collective. Unshards all units; they stay so until as many calls of release_all().
   void hold_all();
   void release_all();
+  // Returns the error of the first gather that ended with its group; "" if none has. Never waits.
+  [[nodiscard]] std::string end();
 
  private:
   class Owner;
   class SliceOwner;
 
   void pin(int unit, const dispatch::StorageUse& use);
+  // Remembers the error of a group that has ended.
+  void note_end(const Error& error);
   void written(int unit);
   void unpin(int unit) noexcept;
   void begin_forward() LOCKSTEP_REQUIRES(mutex_);
@@ -136,6 +141,9 @@ class Unsharder {
   const std::shared_ptr<LazyGradients> deferred_;  // null: gradients are averaged in backward()
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<std::shared_ptr<dispatch::StorageOwner>> owners_;
+  // Of its own: a thread may hold mutex_ while it waits for a gather.
+  Mutex end_mutex_;
+  std::string end_ LOCKSTEP_GUARDED_BY(end_mutex_);
   Mutex forward_mutex_;
   std::function<void()> on_forward_ LOCKSTEP_GUARDED_BY(forward_mutex_);
   // on_forward_ was called since the last backward() ended.
