@@ -6,7 +6,7 @@
 namespace lockstep::shm {
 namespace {
 
-std::size_t round_up(std::size_t value, std::size_t to) { return (value + to - 1) / to * to; }
+std::size_t round_up_to(std::size_t value, std::size_t to) { return (value + to - 1) / to * to; }
 
 }  // namespace
 
@@ -16,7 +16,7 @@ Allocator::Allocator(std::size_t begin, std::size_t end) {
 
 std::optional<std::size_t> Allocator::allocate(std::size_t bytes) {
   bool is_large = bytes >= large;
-  bytes = round_up(std::max<std::size_t>(bytes, 1), is_large ? page : grain);
+  bytes = round_up_to(std::max<std::size_t>(bytes, 1), is_large ? page : grain);
   auto offset = place(bytes, is_large ? page : grain);
   if (offset) {
     used_ranges_.emplace(*offset, bytes);
@@ -28,7 +28,7 @@ std::optional<std::size_t> Allocator::allocate(std::size_t bytes) {
 std::optional<std::size_t> Allocator::place(std::size_t bytes, std::size_t alignment) {
   for (auto fit = by_size_.lower_bound({bytes, 0}); fit != by_size_.end(); ++fit) {
     auto [extent_bytes, begin] = *fit;
-    std::size_t offset = round_up(begin, alignment);
+    std::size_t offset = round_up_to(begin, alignment);
     std::size_t end = begin + extent_bytes;
     if (offset + bytes > end) continue;
     auto extent = free_.find(begin);
