@@ -70,7 +70,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
          "ROLE_WORLD_SIZE", "ROLE_NAME", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
 line = " ".join(["environment", *(f"{name}={os.environ[name]}" for name in names)])
-os.write(1, (line + "\n").encode())   # in one piece: torchrun's ranks share the pipe and do not buffer
+os.write(1, (line + "\\n").encode())   # in one piece: torchrun's ranks share the pipe and do not buffer
 for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"):
     assert os.environ[name], name
 '''
