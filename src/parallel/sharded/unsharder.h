@@ -141,7 +141,7 @@ class Unsharder {
   const std::shared_ptr<LazyGradients> deferred_;  // null: gradients are averaged in backward()
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<std::shared_ptr<dispatch::StorageOwner>> owners_;
-  // Of its own: a thread may hold mutex_ while it waits for a gather.
+  // Separate from mutex_, which a thread may hold while it waits for a gather.
   Mutex end_mutex_;
   std::string end_ LOCKSTEP_GUARDED_BY(end_mutex_);
   Mutex forward_mutex_;
