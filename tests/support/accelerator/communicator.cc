@@ -157,8 +157,6 @@ Communicator::Communicator(int size, std::string name) : state_(std::make_shared
   state_->next.resize(size);
 }
 
-int Communicator::size() const { return static_cast<int>(state_->next.size()); }
-
 void Communicator::abort() {
   const auto lock = Machine::get().lock();
   *state_->is_broken = true;

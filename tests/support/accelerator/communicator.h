@@ -32,7 +32,6 @@ class Communicator {
  public:
   Communicator(int size, std::string name);
 
-  [[nodiscard]] int size() const;
   // `signature` must be the same on all ranks.
   void launch(int rank, Actor stream, const std::string& signature, const RankBytes& part,
               CollectiveKernel kernel);
