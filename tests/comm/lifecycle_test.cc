@@ -5,6 +5,7 @@
 
 #include "comm/engines/shm/backend.h"
 #include "support/messages.h"
+#include "support/sanitizers.h"
 #include "support/threads.h"
 #include "support/torch/engine_test.h"
 
@@ -60,6 +61,8 @@ int use_as_a_child(std::optional<Group> world, std::optional<Group> part, std::o
 }
 
 TEST_P(Lifecycle, AForkedChildHasNoPartInAGroupAndHarmsNone) {
+  if (test::under_address_sanitizer)
+    GTEST_SKIP() << "a sanitizer's malloc stays locked in a child that was forked meanwhile";
   run([](Group group) {
     auto part = group.split(0, -group.rank());
     auto shared = group.empty_shared({1000});
@@ -69,6 +72,7 @@ TEST_P(Lifecycle, AForkedChildHasNoPartInAGroupAndHarmsNone) {
       work = part.all_reduce(mine);  // not complete yet
       pid_t child = ::fork();
       if (child == 0) {
+        ::alarm(30);  // a child that hangs is killed, and the test tells of it
         int found = use_as_a_child(std::exchange(group, Group()), std::exchange(part, Group()),
                                    std::exchange(work, std::nullopt), std::move(shared));
         ::_exit(found);
