@@ -64,9 +64,18 @@ class Backend {
   // dead. Keeps the tensors until the operation is complete. Called by one thread at a time (Group
   // holds a mutex), in each channel in the order of the numbers.
   virtual void post(const Call& call) = 0;
-  // As Work::wait and Work::done, of a call that this rank has posted. Any thread.
+  // As Work::synchronize and Work::done, of a call that this rank has posted. Any thread.
   virtual void wait(CallId id) = 0;
   [[nodiscard]] virtual bool done(CallId id) = 0;
+  // Whether its operations are work of a device's streams, as has_streams() of a group.
+  [[nodiscard]] virtual bool has_streams() const { return false; }
+  // As Work::wait of a call on a device, for a backend that has_streams(): makes the calling
+  // thread's current stream wait. Calls `when_complete` once the call is complete; never if the
+  // group fails before. Returns false, and does nothing, if the call is complete or concerns the
+  // host: wait() is then the way.
+  [[nodiscard]] virtual bool order(CallId /*id*/, std::function<void()> /*when_complete*/) {
+    return false;
+  }
 
   // A tensor in memory that this backend reads fastest from every rank; uninitialised. Local: no
   // peer takes part.

@@ -34,6 +34,12 @@ namespace lockstep {
 // the work that the posting thread had queued. An error of the backend becomes PeerLost. Its
 // abort() must end operations in progress; otherwise the destructor of a failed group blocks until
 // they end.
+//
+// InitOptions::c10d_streams says that the backend works on streams as NCCL's does: an operation
+// returns when it is enqueued, c10d::Work::synchronize() makes the current stream wait for it
+// without blocking the host, and isCompleted() and exception() tell its end. Then the posting
+// thread calls the backend, and Lockstep copies tensors of the host to the rank's device and back.
+// Without it the backend may block: a thread of the group calls it and waits for each operation.
 using MakeC10dBackend = std::function<c10::intrusive_ptr<c10d::Backend>(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, Duration timeout)>;
 

@@ -16,10 +16,11 @@ class Group;
 // its number, or the CPU. The CPU before init(). Any thread.
 [[nodiscard]] c10::Device device();
 
-// Returns true if the backend of `group` is nccl, whose collectives are kernels on streams of
-// device(): tensors in host memory are copied to the device and back, and a thread that calls
+// Returns true if the collectives of `group` are kernels on streams of device(): those of nccl, and
+// those of your own c10d backend if InitOptions::c10d_streams says so. Work::wait() then orders the
+// current stream, tensors in host memory are copied to the device and back, and a thread that calls
 // collectives of another group beside training may block both. Returns false for the other
-// backends, which work in host memory, and for your own c10d backend, whatever it does.
+// backends, which work in host memory, and for a group of one rank.
 [[nodiscard]] bool has_streams(const Group& group);
 
 }  // namespace lockstep

@@ -19,7 +19,10 @@
 //
 // Tensors on a GPU: an operation begins after the work that the posting thread has enqueued on its
 // current stream of that device. Work that the waiting thread enqueues on its current stream after
-// wait() sees the outputs. The program must order all other streams after that one.
+// wait() sees the outputs. The program must order all other streams after that one. If the group
+// has_streams() (device.h), the posting thread launches the operation, and wait() does not block
+// the host, as with PyTorch's NCCL. The device has no room for every operation at once, so all
+// ranks must post the operations of all their groups in one order.
 //
 // The engines `local`, `shm` and `mpi` sum in one fixed order, a balanced binary tree over rank
 // numbers (split at the largest power of two below the size). There equal inputs give equal bits,
@@ -63,9 +66,17 @@ class [[nodiscard]] Work {
   // Blocks until this rank's outputs are complete and no peer will touch its buffers again, or
   // throws the error (PeerLost, Timeout, Mismatch, Aborted). The deadline runs from the beginning
   // of the wait. A second call returns at once.
+  //
+  // Tensors on a device of a group that has_streams(): does not block the host. Work that this
+  // thread enqueues on its current stream from now on runs after the operation. If the operation
+  // fails later, that work runs on undefined values, and the next call on the group, every
+  // synchronize() and every later wait() of the group throw the error. A barrier blocks the host.
   void wait();
 
-  // Returns true if wait() would not block. Never throws.
+  // Blocks the host until the operation is complete, also on a device; else as wait().
+  void synchronize();
+
+  // Returns true if synchronize() would not block. Never throws.
   [[nodiscard]] bool done() const;
 
   // Declares that wait() will not be called for the operation. The operation keeps its tensors
@@ -208,6 +219,7 @@ class Group {
   void abort(std::string_view reason);
 
  private:
+  friend bool has_streams(const Group& group);
   friend std::string write_flight_record(const Group& group, const std::string& folder);
 
   std::shared_ptr<GroupState> state_;

@@ -31,6 +31,8 @@ struct InitOptions {
   std::string backend = {};
   // Makes another engine of c10d; `backend` is then its name.
   MakeC10dBackend c10d = {};
+  // That engine works on streams of the rank's device, and does not block the host (c10d.h).
+  bool c10d_streams = false;
   // The device of this rank, which device() returns and which becomes the current device of the
   // calling thread: "cpu", "cuda" or "cuda:1". Empty: LOCKSTEP_DEVICE, else the GPU with this
   // rank's number among the ranks of its host, or the CPU if this process sees no GPU. Two ranks

@@ -1,6 +1,7 @@
 #include "comm/api/group_state.h"
 
 #include <lockstep/base/error.h>
+#include <lockstep/comm/device.h>
 #include <lockstep/comm/flight_record.h>
 
 #include "base/check.h"
@@ -161,6 +162,18 @@ Work GroupState::post(Call call, const CallOptions& options, std::source_locatio
 
 void GroupState::wait(CallId id, std::uint64_t entry) {
   backend_->check_process();
+  if (backend_->has_streams()) {
+    if (recorder_) recorder_->note_wait(entry);
+    auto when_complete = [recorder = recorder_, entry] {
+      if (recorder) recorder->note_end(entry, diagnose::Progress::done);
+    };
+    if (backend_->order(id, std::move(when_complete))) return;
+  }
+  synchronize(id, entry);
+}
+
+void GroupState::synchronize(CallId id, std::uint64_t entry) {
+  backend_->check_process();
   if (entry == 0) return backend_->wait(id);
   recorder_->note_wait(entry);
   try {
@@ -210,7 +223,15 @@ void Work::wait() {
   if (group_) group_->wait(id_, entry_);
 }
 
+void Work::synchronize() {
+  if (group_) group_->synchronize(id_, entry_);
+}
+
 bool Work::done() const { return !group_ || group_->done(id_); }
+
+bool has_streams(const Group& group) {
+  return group.state_->has_backend() && group.state_->backend()->has_streams();
+}
 
 std::string write_flight_record(const Group& group, const std::string& folder) {
   static_cast<void>(group.state_->backend());  // refuses a forked child

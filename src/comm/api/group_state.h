@@ -59,6 +59,7 @@ class GroupState : public std::enable_shared_from_this<GroupState> {
   Work post(Call call, const CallOptions& options, std::source_location where);
   // As the functions of Work, for a group with a backend.
   void wait(CallId id, std::uint64_t entry);
+  void synchronize(CallId id, std::uint64_t entry);
   [[nodiscard]] bool done(CallId id);
   [[nodiscard]] at::Tensor empty_node_shared(at::IntArrayRef sizes,
                                              const at::TensorOptions& options,

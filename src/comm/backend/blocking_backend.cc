@@ -9,6 +9,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <thread>
+#include <utility>
 
 namespace lockstep {
 namespace {
@@ -17,6 +19,11 @@ using diagnose::FailureKind;
 
 // Time limit for a run to end after the engine was closed.
 constexpr auto longest_end = std::chrono::seconds(5);
+
+// Most launched calls take tens of microseconds; one that lasts longer is looked at less often.
+constexpr Duration shortest_pause = std::chrono::microseconds(5);
+constexpr Duration longest_pause = std::chrono::microseconds(200);
+constexpr Duration between_looks = std::chrono::milliseconds(100);
 
 void check_device(const Call& call, BlockingEngine& engine) {
   const auto& tensor = call.input.defined() ? call.input : call.output;
@@ -71,27 +78,86 @@ void BlockingBackend::post(const Call& call) {
   PostedCall posted(call);
   calls_->add(call.id.channel, posted.record(), posted.fingerprint);
   watched_->note_post();
-  queue->push([this, life = life_, engine = engine_, posted = std::move(posted)] {
-    carry_out(life, this, *engine, posted);
-  });
+  auto launched = launch(posted);
+  if (launched) {
+    launched_.add(call.id, launched);
+    posted.input = posted.output = at::Tensor();
+  }
+  queue->push(
+      [this, life = life_, engine = engine_, posted = std::move(posted),
+       launched = std::move(launched)] { carry_out(life, this, *engine, posted, launched); });
+}
+
+std::shared_ptr<Launched> BlockingBackend::launch(const PostedCall& call) {
+  try {
+    return engine_->launch(call);
+  } catch (...) {
+    fail_by(std::current_exception(), call);
+    calls_->rethrow_if_failed();
+    throw;
+  }
 }
 
 void BlockingBackend::carry_out(const std::shared_ptr<Life>& life, BlockingBackend* backend,
-                                BlockingEngine& engine, const PostedCall& call) {
+                                BlockingEngine& engine, const PostedCall& call,
+                                const std::shared_ptr<Launched>& launched) {
   {
     std::shared_lock lock(life->mutex);
     if (life->is_over || backend->calls_->has_failed()) return;
   }
   std::exception_ptr problem;
   try {
-    engine.run(call);
+    if (launched)
+      follow(*life, *backend, engine, call, call.id, *launched);
+    else
+      engine.run(call);
   } catch (...) {
     problem = std::current_exception();
   }
   std::shared_lock lock(life->mutex);
   if (life->is_over) return;
   if (problem) return backend->fail_by(problem, call);
+  // A launched call also ends when its engine is closed.
+  if (launched && backend->calls_->has_failed()) return;
+  backend->launched_.complete(call.id);
   backend->calls_->complete(call.id);
+}
+
+void BlockingBackend::follow(Life& life, BlockingBackend& backend, BlockingEngine& engine,
+                             const CallRecord& call, CallId id, Launched& launched) {
+  auto pause = shortest_pause;
+  auto look = Deadline::after(between_looks);
+  bool is_noticed = false;
+  while (!launched.is_complete()) {
+    {
+      std::shared_lock lock(life.mutex);
+      if (life.is_over || backend.calls_->has_failed()) throw Aborted("the group has ended");
+      if (look.passed()) {
+        engine.check_peers();
+        backend.look_at_wait(call, id, is_noticed);
+        look = Deadline::after(between_looks);
+      }
+    }
+    std::this_thread::sleep_for(pause);
+    pause = std::min(pause * 2, longest_pause);
+  }
+}
+
+void BlockingBackend::look_at_wait(const CallRecord& call, CallId id, bool& is_noticed) {
+  const auto waited = launched_.waited(id);
+  if (!waited) return;
+  if (*waited >= call.timeout) return fail(FailureKind::timeout, call, "");
+  if (is_noticed || *waited < diagnose::OpenCalls::notice_after) return;
+  is_noticed = true;
+  if (call.timeout != Duration::max()) log::warning("{}", diagnosis_.overdue(call, *waited));
+}
+
+bool BlockingBackend::order(CallId id, std::function<void()> when_complete) {
+  const auto launched = launched_.wait_for(id, std::move(when_complete));
+  if (!launched) return false;
+  calls_->rethrow_if_failed();
+  launched->precede_current();
+  return true;
 }
 
 void BlockingBackend::fail_by(const std::exception_ptr& problem, const CallRecord& call) {

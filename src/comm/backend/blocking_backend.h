@@ -2,6 +2,10 @@
 // collectives, which therefore run in the order of their posts and progress while the posting
 // thread is busy, and one per direction of each pair of ranks that exchange messages.
 //
+// An engine that works on the streams of a device launches its calls in the posting thread instead,
+// so that they run in the order of the program. Their queue then follows them: it polls until they
+// are complete, and ends the group when a peer is lost or a deadline passes. No host waits.
+//
 // Such engines do not compare calls themselves: the call watch does (comm/diagnose), and all ranks
 // of a failed group agree on one failure report.
 //
@@ -15,6 +19,7 @@
 #include <lockstep/store/store.h>
 
 #include "comm/backend/blocking_engine.h"
+#include "comm/backend/launched.h"
 #include "comm/backend/posted_call.h"
 #include "comm/diagnose/call_watch.h"
 #include "comm/diagnose/diagnosis.h"
@@ -24,6 +29,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <map>
 #include <memory>
 #include <shared_mutex>
@@ -44,6 +50,8 @@ class BlockingBackend final : public Backend {
   void post(const Call& call) override;
   void wait(CallId id) override;
   [[nodiscard]] bool done(CallId id) override { return calls_->done(id); }
+  [[nodiscard]] bool has_streams() const override { return engine_->has_streams(); }
+  [[nodiscard]] bool order(CallId id, std::function<void()> when_complete) override;
   [[nodiscard]] at::Tensor empty_shared(at::IntArrayRef sizes,
                                         const at::TensorOptions& options) override {
     return engine_->empty_shared(sizes, options);
@@ -58,9 +66,18 @@ class BlockingBackend final : public Backend {
     bool is_over = false;
   };
 
-  // Runs on a queue: performs the call and reports to the backend unless it is gone.
+  // Runs on a queue: performs the call, or follows it if it was launched, and reports to the backend
+  // unless it is gone.
   static void carry_out(const std::shared_ptr<Life>& life, BlockingBackend* backend,
-                        BlockingEngine& engine, const PostedCall& call);
+                        BlockingEngine& engine, const PostedCall& call,
+                        const std::shared_ptr<Launched>& launched);
+  // Returns null if the call must run on its queue.
+  [[nodiscard]] std::shared_ptr<Launched> launch(const PostedCall& call);
+  // Polls until the call is complete. Throws if it failed, or if the group has ended.
+  static void follow(Life& life, BlockingBackend& backend, BlockingEngine& engine,
+                     const CallRecord& call, CallId id, Launched& launched);
+  // Fails the group if a deadline has passed, and logs a wait that takes long, once.
+  void look_at_wait(const CallRecord& call, CallId id, bool& is_noticed);
   // Fails the group: agrees with the other ranks on the reason, closes the engine, wakes the
   // waiters.
   void fail(diagnose::FailureKind kind, const CallRecord& call, std::string_view detail);
@@ -78,6 +95,7 @@ class BlockingBackend final : public Backend {
   const std::shared_ptr<diagnose::OpenCalls> calls_;  // shared with the watch
   const std::shared_ptr<diagnose::CallWatch> watch_;
   const std::shared_ptr<diagnose::WatchedGroup> watched_;  // publishes its calls to other ranks
+  LaunchedCalls launched_;
   // Used by the posting thread. Last member: the queues' threads use the members above.
   std::map<ChannelKey, std::unique_ptr<sys::TaskQueue>> queues_;
 };

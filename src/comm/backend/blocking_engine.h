@@ -1,9 +1,11 @@
-// The interface of an engine whose operations block (blocking_backend.h runs them on task queues).
+// The interface of an engine whose operations block, or that enqueues them on a device
+// (blocking_backend.h runs them on task queues, or follows them there).
 #pragma once
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/comm/backend.h>
 
+#include "comm/backend/launched.h"
 #include "comm/backend/posted_call.h"
 
 #include <memory>
@@ -46,6 +48,17 @@ class BlockingEngine {
   // determines. One thread runs the collectives one after another; another thread runs the messages
   // of one pair in one direction.
   virtual void run(const PostedCall& call) = 0;
+  // Whether it works on the streams of a device; launch() then enqueues a call, and run() is for
+  // the calls that it leaves.
+  [[nodiscard]] virtual bool has_streams() const { return false; }
+  // Enqueues a call on its device, in the posting thread and in the order of the posts, without
+  // waiting for a peer. Null: the call must run(). Throws what the group fails with.
+  [[nodiscard]] virtual std::shared_ptr<Launched> launch(const PostedCall& /*call*/) {
+    return nullptr;
+  }
+  // Throws if the process of a peer has ended. Called now and then while a launched call is not
+  // complete.
+  virtual void check_peers() {}
   // Ends every run in progress, here and on the peers. Thread-safe, also during a run; never
   // throws. `reason` is for peers that learn of the failure this way.
   virtual void close(std::string_view reason) noexcept = 0;

@@ -13,6 +13,7 @@
 namespace lockstep {
 
 class StreamPoint;
+struct Launched;
 
 struct PostedCall : CallRecord {
   PostedCall() = default;
@@ -28,6 +29,8 @@ struct PostedCall : CallRecord {
   std::shared_ptr<const StreamPoint> after;
   CallId id;
   std::uint64_t fingerprint = 0;  // of the record
+  // While a device's call is being launched: where its operations are noted instead of waited for.
+  Launched* launched = nullptr;
 };
 
 // The elements of part `part` of an even or uneven operand.

@@ -20,6 +20,8 @@ class StreamPoint {
   void precede(const c10::Stream& stream) const { event_.block(stream); }
   // Does the same for the calling thread's current stream of the point's device.
   void precede_current() const;
+  // Returns true if the device has reached the point; does not block.
+  [[nodiscard]] bool is_reached() const { return event_.query(); }
   // Blocks the calling thread until the device has reached the point.
   void wait() const { event_.synchronize(); }
 

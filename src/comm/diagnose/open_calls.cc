@@ -9,7 +9,6 @@
 namespace lockstep::diagnose {
 namespace {
 
-constexpr Duration notice_after = std::chrono::seconds(30);
 // The condition variable waits in parts, because very long durations overflow in it.
 constexpr Duration longest_sleep = std::chrono::hours(1);
 constexpr Duration sleep_while_failing = std::chrono::seconds(1);
@@ -41,6 +40,11 @@ bool OpenCalls::done(CallId id) {
 bool OpenCalls::has_failed() {
   Lock lock(mutex_);
   return failure_ || is_failing_;
+}
+
+void OpenCalls::rethrow_if_failed() {
+  Lock lock(mutex_);
+  failure_.rethrow_if_any();
 }
 
 void OpenCalls::fail(std::exception_ptr error) {

@@ -14,6 +14,7 @@
 #include "comm/diagnose/history.h"
 #include "comm/rendezvous/grace_period.h"
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
@@ -25,6 +26,9 @@ namespace lockstep::diagnose {
 
 class OpenCalls {
  public:
+  // How long a wait lasts before a line in the log tells of it.
+  static constexpr Duration notice_after = std::chrono::seconds(30);
+
   explicit OpenCalls(std::string group) : group_(std::move(group)) {}
 
   // Throws the group's error if it is dead. Thread-safe, like all methods of this class.
@@ -34,6 +38,8 @@ class OpenCalls {
   void complete(CallId id);
   [[nodiscard]] bool done(CallId id);
   [[nodiscard]] bool has_failed();
+  // Throws the group's error if it has one.
+  void rethrow_if_failed();
 
   // Returns read(history). Nothing is added or completed meanwhile.
   template <class Read>

@@ -43,7 +43,8 @@ std::shared_ptr<Backend> make_c10d(std::string_view name, std::shared_ptr<Store>
                            {.join_timeout = options.join_timeout,
                             .address = options.address,
                             .device = options.device,
-                            .custom = options.c10d});
+                            .custom = options.c10d,
+                            .custom_streams = options.c10d_streams});
 }
 
 std::shared_ptr<Backend> make_hierarchical(std::string_view name, std::shared_ptr<Store> store,
@@ -97,8 +98,6 @@ std::vector<std::string_view> backend_names() {
 }
 
 bool has_streams(std::string_view name) { return name == "nccl"; }
-
-bool has_streams(const Group& group) { return has_streams(group.backend()); }
 
 std::shared_ptr<Backend> make_backend(std::string_view name, std::shared_ptr<Store> store, int rank,
                                       int size, const BackendOptions& options) {

@@ -24,9 +24,10 @@ struct BackendOptions {
   std::optional<bool> arena_tensors;    // shm: whether CPU tensors are made in the arena
   std::string address = "127.0.0.1";    // gloo: of this machine, as its peers reach it
   MakeC10dBackend c10d = {};            // the engine, which `name` only names
+  bool c10d_streams = false;            // and works on streams of `device`
   std::vector<std::string> hosts = {};  // hierarchical: of each rank
   std::vector<int> world_ranks = {};    // shm: of these ranks, where they are a part of the world
-  std::optional<c10::Device> device = {};  // nccl: of this rank
+  std::optional<c10::Device> device = {};  // of this rank, if it is not the CPU
 };
 
 // The backends of this build: "shm", "gloo", "nccl", "mpi", "hierarchical", "hierarchical:gloo",

@@ -211,6 +211,9 @@ Group init_at(const rank_env::RankInfo& info, const InitOptions& options,
   check_input(wanted != "cpu" || options.c10d || !has_streams(name),
               "{}: the backend {} needs a GPU for each rank; found 'cpu'", source, name);
   const auto device = use_choice(choice, devices, info.rank);
+  check_input(device || !options.c10d_streams,
+              "init: the option c10d_streams needs a device for each rank; rank {} is on the CPU",
+              info.rank);
   if (is_first_on_host(world_info.hosts, info.rank)) warn_of_waiting_threads();
   BackendOptions backend{
       .timeout = options.timeout,
@@ -218,6 +221,7 @@ Group init_at(const rank_env::RankInfo& info, const InitOptions& options,
       .arena_bytes = options.arena_bytes,
       .arena_tensors = options.arena_tensors,
       .c10d = options.c10d,
+      .c10d_streams = options.c10d_streams,
       .hosts = world_info.hosts,
       .device = device};
   if (!world_info.is_one_host()) backend.address = address_of_this_host(*info.rendezvous);

@@ -79,7 +79,9 @@ std::vector<std::string> errors_of_ranks(int size, const RankBody& body, Omissio
       const auto own = device(rank);
       const c10::DeviceGuard guard(own);
       const BackendOptions options{.join_timeout = seconds(20),
-                                   .c10d = make_backends(own, omission)};
+                                   .c10d = make_backends(own, omission),
+                                   .c10d_streams = true,
+                                   .device = own};
       try {
         body(Group(make_backend("sim", store, rank, size, options), "world", seconds(20)), own);
       } catch (const std::exception& error) {

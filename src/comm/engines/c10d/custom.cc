@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <optional>
 #include <utility>
 
 namespace lockstep::c10d_engine {
@@ -17,9 +18,10 @@ namespace {
 
 class CustomEngine final : public Engine {
  public:
-  CustomEngine(MakeC10dBackend make, std::string name, std::shared_ptr<Store> store,
-               const std::string& group, int rank, int size, Duration timeout)
-      : make_(std::move(make)), name_(std::move(name)), store_(std::move(store)) {
+  CustomEngine(MakeC10dBackend make, std::string name, std::optional<at::Device> device,
+               std::shared_ptr<Store> store, const std::string& group, int rank, int size,
+               Duration timeout)
+      : make_(std::move(make)), name_(std::move(name)), device_(device), store_(std::move(store)) {
     auto part = as_c10d_store(store_, formatted("lockstep/{}/{}/", name_, group));
     try {
       group_ = make_(part, rank, size, timeout);
@@ -32,7 +34,11 @@ class CustomEngine final : public Engine {
 
   [[nodiscard]] std::string_view name() const override { return name_; }
   [[nodiscard]] Carrier carrier_of(const PostedCall& call) override { return {*group_, call.root}; }
-  [[nodiscard]] std::string objection_to(const at::Tensor&) override { return {}; }
+  [[nodiscard]] std::string objection_to(const at::Tensor& tensor) override {
+    return device_ ? not_on_device(tensor, *device_) : std::string();
+  }
+  [[nodiscard]] std::optional<at::Device> device() override { return device_; }
+  [[nodiscard]] bool has_streams() const override { return device_.has_value(); }
   void mark_next(std::uint32_t) override {}
 
   void close(const std::function<bool()>&) noexcept override {
@@ -45,12 +51,13 @@ class CustomEngine final : public Engine {
 
   [[nodiscard]] std::shared_ptr<Engine> make_group(const std::string& name, int rank, int size,
                                                    Duration timeout) override {
-    return std::make_shared<CustomEngine>(make_, name_, store_, name, rank, size, timeout);
+    return std::make_shared<CustomEngine>(make_, name_, device_, store_, name, rank, size, timeout);
   }
 
  private:
   MakeC10dBackend make_;
   std::string name_;
+  std::optional<at::Device> device_;  // of a backend on streams; it takes tensors of no other
   std::shared_ptr<Store> store_;
   c10::intrusive_ptr<c10d::Backend> group_;
 };
@@ -58,9 +65,11 @@ class CustomEngine final : public Engine {
 }  // namespace
 
 std::shared_ptr<Engine> make_custom(const MakeC10dBackend& make, const std::string& name,
+                                    std::optional<c10::Device> streams_of,
                                     std::shared_ptr<Store> store, const std::string& group,
                                     int rank, int size, Duration timeout) {
-  return std::make_shared<CustomEngine>(make, name, std::move(store), group, rank, size, timeout);
+  return std::make_shared<CustomEngine>(make, name, streams_of, std::move(store), group, rank, size,
+                                        timeout);
 }
 
 }  // namespace lockstep::c10d_engine

@@ -30,6 +30,9 @@ struct Carrier {
   int peer = -1;
 };
 
+// As BlockingEngine::objection_to(), of an engine that takes the host's memory and its device's.
+[[nodiscard]] std::string not_on_device(const at::Tensor& tensor, at::Device device);
+
 class Engine {
  public:
   Engine() = default;
@@ -48,6 +51,13 @@ class Engine {
   // Returns the device that tensors must be on: tensors elsewhere are copied there and back.
   // std::nullopt: the engine takes tensors on any device.
   [[nodiscard]] virtual std::optional<at::Device> device() { return std::nullopt; }
+  // Returns true if its operations are enqueued on streams of device(), and neither they nor
+  // c10d::Work::synchronize() block the host.
+  [[nodiscard]] virtual bool has_streams() const { return false; }
+  // Returns false if carrier_of() could block.
+  [[nodiscard]] virtual bool is_connected(const PostedCall& /*call*/) { return true; }
+  // As BlockingEngine::check_peers().
+  virtual void check_peers() {}
   // Returns true if the engine has _allgather_base and _reduce_scatter_base, which avoid copies.
   [[nodiscard]] virtual bool works_on_wholes() const { return false; }
   // Sets the mark of the next collective's messages: messages with different marks never match.

@@ -12,8 +12,9 @@ namespace {
 std::shared_ptr<Engine> make_engine(std::string_view name, const std::shared_ptr<Store>& store,
                                     int rank, int size, const Options& options) {
   if (options.custom)
-    return make_custom(options.custom, std::string(name), store, "world", rank, size,
-                       options.join_timeout);
+    return make_custom(options.custom, std::string(name),
+                       options.custom_streams ? options.device : std::nullopt, store, "world", rank,
+                       size, options.join_timeout);
   if (name == "gloo")
     return make_gloo(store, "world", rank, size,
                      {.address = options.address, .join_timeout = options.join_timeout});

@@ -54,19 +54,19 @@ struct NcclOptions {
 
 // An engine of c10d that the user made.
 
-// Blocks until all have come under `group` in the store. `name` is the engine's. PeerLost when it
-// cannot be made; InvalidArgument when `make` returns nothing.
-[[nodiscard]] std::shared_ptr<Engine> make_custom(const MakeC10dBackend& make,
-                                                  const std::string& name,
-                                                  std::shared_ptr<Store> store,
-                                                  const std::string& group, int rank, int size,
-                                                  Duration timeout);
+// Blocks until all have come under `group` in the store. `name` is the engine's; `streams_of` the
+// device on whose streams it works, if it does (c10d.h). PeerLost when it cannot be made;
+// InvalidArgument when `make` returns nothing.
+[[nodiscard]] std::shared_ptr<Engine> make_custom(
+    const MakeC10dBackend& make, const std::string& name, std::optional<c10::Device> streams_of,
+    std::shared_ptr<Store> store, const std::string& group, int rank, int size, Duration timeout);
 
 struct Options {
   Duration join_timeout = std::chrono::minutes(5);
   std::string address = "127.0.0.1";  // gloo: of this machine, as its peers reach it
-  std::optional<c10::Device> device;  // nccl: of this rank
+  std::optional<c10::Device> device;  // of this rank
   MakeC10dBackend custom = {};        // makes the engine, which has the name
+  bool custom_streams = false;        // and works on streams of the device
 };
 
 // The world of `size` ranks that share `store`: the engine "gloo" or "nccl", or a user's own of any

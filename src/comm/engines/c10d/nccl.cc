@@ -149,11 +149,12 @@ class NcclEngine final : public Engine {
   [[nodiscard]] std::string_view name() const override { return "nccl"; }
   [[nodiscard]] Carrier carrier_of(const PostedCall& call) override;
   [[nodiscard]] std::string objection_to(const at::Tensor& tensor) override {
-    if (tensor.is_cpu() || tensor.device() == family_->device()) return {};
-    return formatted("works on {}, the device of this rank; this tensor is on {}",
-                     family_->device().str(), tensor.device().str());
+    return not_on_device(tensor, family_->device());
   }
   [[nodiscard]] std::optional<at::Device> device() override { return family_->device(); }
+  [[nodiscard]] bool has_streams() const override { return true; }
+  [[nodiscard]] bool is_connected(const PostedCall& call) override;
+  void check_peers() override { registry_->check_processes(); }
   [[nodiscard]] bool works_on_wholes() const override { return true; }
   void mark_next(std::uint32_t) override {}
   void finish(c10d::Work& work) override;
@@ -165,6 +166,8 @@ class NcclEngine final : public Engine {
   // Makes the communicator of the collectives. In a step it would allocate the GPU's memory while
   // kernels of the step wait for each other.
   void connect_all();
+  // What the communicator of a call is for.
+  [[nodiscard]] std::string place_of(const PostedCall& call) const;
   [[nodiscard]] c10d::Backend& connected(const std::string& place, int rank, int size);
 
   const std::shared_ptr<Family> family_;
@@ -190,12 +193,21 @@ void NcclEngine::connect_all() {
   }
 }
 
+std::string NcclEngine::place_of(const PostedCall& call) const {
+  if (!is_message(call.collective)) return everyone;
+  const bool sends = call.collective == Collective::send;
+  return sends ? formatted("{} to {}", rank_, call.root) : formatted("{} to {}", call.root, rank_);
+}
+
+bool NcclEngine::is_connected(const PostedCall& call) {
+  std::lock_guard lock(mutex_);
+  return connections_.contains(place_of(call));
+}
+
 Carrier NcclEngine::carrier_of(const PostedCall& call) {
   if (!is_message(call.collective)) return {connected(everyone, rank_, size_)};
   const bool sends = call.collective == Collective::send;
-  const auto place =
-      sends ? formatted("{} to {}", rank_, call.root) : formatted("{} to {}", call.root, rank_);
-  return {connected(place, sends ? 0 : 1, 2), sends ? 1 : 0};
+  return {connected(place_of(call), sends ? 0 : 1, 2), sends ? 1 : 0};
 }
 
 c10d::Backend& NcclEngine::connected(const std::string& place, int rank, int size) {

@@ -1,10 +1,10 @@
 // How C10dRunner performs each operation.
-#include "base/scope_exit.h"
 #include "comm/engines/c10d/runner.h"
 
 #include <lockstep/base/error.h>
 #include <lockstep/layout/tensor_slice.h>
 
+#include "base/scope_exit.h"
 #include "comm/backend/flat.h"
 #include "comm/backend/reduction.h"
 
@@ -12,6 +12,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/StreamGuard.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <algorithm>
@@ -78,6 +80,13 @@ void C10dRunner::await(const PostedCall& call, Start start) {
   if (closed_) throw Aborted("the engine is closed");
   engine_->mark_next(static_cast<std::uint32_t>(call.fingerprint));
   work = start(carrier.group);
+  if (call.launched) {
+    work->synchronize();
+    call.launched->checks.emplace_back([work] {
+      if (auto error = work->exception()) std::rethrow_exception(error);
+    });
+    return;
+  }
   ++running_;
   ScopeExit over([this] { --running_; });
   lock.unlock();
@@ -246,16 +255,32 @@ void C10dRunner::compare_counts(const PostedCall& call) {
   std::vector<std::int64_t> mine;
   for (int rank = 0; rank < size_; ++rank)
     mine.insert(mine.end(), {call.input_counts[rank], call.output_counts[rank]});
-  auto input = at::tensor(mine, at::kLong).to(call.input.device());
+  const auto device = call.input.device();
+  auto input = at::tensor(mine, at::kLong);
+  if (call.launched) {
+    const auto stream = stream_of(call, device);
+    const c10::StreamGuard on(copy_stream(device));
+    input = input.to(device);  // on the call's stream this would wait for peers
+    StreamPoint(device).precede(stream);
+  } else {
+    input = input.to(device);
+  }
   auto output = at::empty_like(input);
   std::vector<std::int64_t> even;
   await(call, [&](c10d::Backend& group) { return group.alltoall_base(output, input, even, even); });
-  const auto theirs = output.cpu();
-  const auto* said = theirs.const_data_ptr<std::int64_t>();
-  for (int rank = 0; rank < size_; ++rank) {
-    if (said[2 * rank] != call.output_counts[rank] || said[2 * rank + 1] != call.input_counts[rank])
-      throw CallDiffers(rank);
-  }
+  const auto compare = [output, sent = call.input_counts, received = call.output_counts] {
+    const auto theirs = output.cpu();
+    const auto* said = theirs.const_data_ptr<std::int64_t>();
+    for (int rank = 0; rank < static_cast<int>(sent.size()); ++rank)
+      if (said[2 * rank] != received[rank] || said[2 * rank + 1] != sent[rank])
+        throw CallDiffers(rank);
+  };
+  if (!call.launched) return compare();
+  call.launched->steps.push_back(
+      {StreamPoint(device), [compare, input, copies = copy_stream(device)] {
+         const c10::StreamGuard on(copies);
+         compare();
+       }});
 }
 
 void C10dRunner::gather_to_root(const PostedCall& call, const at::Tensor& all,
@@ -278,6 +303,10 @@ void C10dRunner::scatter(const PostedCall& call) {
 }
 
 void C10dRunner::barrier(const PostedCall& call) {
+  if (call.launched) {  // c10d's barrier would block the host
+    std::vector<at::Tensor> one{at::zeros({1}, at::TensorOptions(*engine_->device()))};
+    return await(call, [&](c10d::Backend& group) { return group.allreduce(one); });
+  }
   c10d::BarrierOptions options;
   if (auto device = engine_->device()) options.device_ids = {device->index()};
   await(call, [&](c10d::Backend& group) { return group.barrier(options); });

@@ -1,5 +1,7 @@
 #include "comm/engines/c10d/runner.h"
 
+#include "base/format.h"
+#include "base/scope_exit.h"
 #include "comm/backend/stream_point.h"
 
 #include <ATen/core/grad_mode.h>
@@ -14,14 +16,71 @@ namespace lockstep::c10d_engine {
 
 std::string Engine::objection_to(const at::Tensor& tensor) { return not_on_host(tensor); }
 
+std::string not_on_device(const at::Tensor& tensor, at::Device device) {
+  if (tensor.is_cpu() || tensor.device() == device) return {};
+  return formatted("works on {}, the device of this rank; this tensor is on {}", device.str(),
+                   tensor.device().str());
+}
+
 void Engine::finish(c10d::Work& work) { work.wait(); }
 
 void C10dRunner::run(const PostedCall& call) {
+  ScopeExit over([&] {
+    if (!has_streams()) return;
+    Lock lock(mutex_);
+    --queued_[call.id.channel];
+  });
   auto device = engine_->device();
   const auto& tensor = call.input.defined() ? call.input : call.output;
   if (!device && tensor.defined()) device = tensor.device();
   if (device && !device->is_cpu()) return run_on(*device, call);
   perform(call);
+}
+
+std::shared_ptr<Launched> C10dRunner::launch(const PostedCall& call) {
+  if (!has_streams()) return nullptr;
+  {
+    Lock lock(mutex_);
+    auto& queued = queued_[call.id.channel];
+    if (queued > 0 || !engine_->is_connected(call)) {
+      ++queued;
+      return nullptr;
+    }
+  }
+  at::NoGradGuard no_grad;
+  const auto device = *engine_->device();
+  const c10::impl::VirtualGuardImpl streams(device.type());
+  const auto& tensor = call.input.defined() ? call.input : call.output;
+  const bool is_on_host = tensor.defined() && tensor.is_cpu();
+  const auto stream = stream_of(call, device);
+  auto there = is_on_host ? copied_to(device, call, stream) : call;
+  auto launched = std::make_shared<Launched>(
+      streams.getStream(device), std::vector{call.input, call.output, there.input, there.output});
+  there.launched = launched.get();
+  launched->is_for_host = is_on_host || !tensor.defined();
+  const c10::StreamGuard on(stream);
+  if (call.after) call.after->precede(stream);
+  perform(there);
+  if (is_on_host && call.output.defined())
+    launched->steps.push_back({StreamPoint(device), [copies = copy_stream(device),
+                                                     from = there.output, to = call.output] {
+                                 at::NoGradGuard no_grad;
+                                 const c10::StreamGuard on(copies);
+                                 to.copy_(from);
+                               }});
+  launched->end.emplace(device);
+  return launched;
+}
+
+PostedCall C10dRunner::copied_to(c10::Device device, const PostedCall& call,
+                                 const c10::Stream& stream) {
+  const c10::StreamGuard on(copy_stream(device));
+  auto there = call;
+  if (call.input.defined()) there.input = call.input.to(device);
+  if (call.output.defined())
+    there.output = call.output.is_same(call.input) ? there.input : call.output.to(device);
+  StreamPoint(device).precede(stream);
+  return there;
 }
 
 void C10dRunner::run_on(c10::Device device, const PostedCall& call) {
@@ -39,8 +98,16 @@ void C10dRunner::run_on(c10::Device device, const PostedCall& call) {
 }
 
 c10::Stream C10dRunner::stream_of(const PostedCall& call, c10::Device device) {
+  return stream_of(channel_of(call.collective, call.root, rank_), device);
+}
+
+c10::Stream C10dRunner::copy_stream(c10::Device device) {
+  return stream_of(ChannelKey{.source = rank_, .destination = rank_}, device);  // of no channel
+}
+
+c10::Stream C10dRunner::stream_of(ChannelKey channel, c10::Device device) {
   Lock lock(mutex_);
-  std::pair key(channel_of(call.collective, call.root, rank_), device.index());
+  std::pair key(channel, device.index());
   auto found = streams_.find(key);
   if (found != streams_.end()) return found->second;
   const c10::impl::VirtualGuardImpl streams(device.type());

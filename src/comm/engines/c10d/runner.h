@@ -5,8 +5,10 @@
 // transferred data has the tensor's dtype.
 //
 // On a device, a call runs on a stream of its channel, ordered after the work that the posting
-// thread had queued on its stream before the post. A run returns when the device has finished the
-// call, so work that any thread queues on any stream after Work::wait() sees the outputs.
+// thread had queued on its stream before the post. An engine that has_streams() only launches it
+// there, in the posting thread: launch order is then the order of the program, over all groups and
+// messages, which is what NCCL asks of several communicators on one GPU (NVIDIA/nccl issues 195,
+// 208, 1174). Of the other engines a run returns when the device has finished the call.
 #pragma once
 
 #include "base/mutex.h"
@@ -35,6 +37,9 @@ class C10dRunner final : public BlockingEngine {
     return engine_->objection_to(tensor);
   }
   void run(const PostedCall& call) override;
+  [[nodiscard]] bool has_streams() const override { return engine_->has_streams(); }
+  [[nodiscard]] std::shared_ptr<Launched> launch(const PostedCall& call) override;
+  void check_peers() override { engine_->check_peers(); }
   void close(std::string_view reason) noexcept override;
   [[nodiscard]] at::Tensor empty_shared(at::IntArrayRef sizes,
                                         const at::TensorOptions& options) override;
@@ -43,12 +48,18 @@ class C10dRunner final : public BlockingEngine {
                                                        Duration timeout) override;
 
  private:
-  // Returns the stream of a call's channel on a device.
+  // Returns the stream of a call's channel on a device, and the one for copies between the host and
+  // the device, which wait for no peer.
   [[nodiscard]] c10::Stream stream_of(const PostedCall& call, c10::Device device);
+  [[nodiscard]] c10::Stream copy_stream(c10::Device device);
+  [[nodiscard]] c10::Stream stream_of(ChannelKey channel, c10::Device device);
   void run_on(c10::Device device, const PostedCall& call);
+  // Copies the tensors of a call from the host; `stream` waits for the copies.
+  [[nodiscard]] PostedCall copied_to(c10::Device device, const PostedCall& call,
+                                     const c10::Stream& stream);
 
-  // Starts and awaits one or several c10d operations. Throws c10d's exceptions, and Aborted if the
-  // engine is closed.
+  // Starts one or several c10d operations and awaits them, unless the call is being launched.
+  // Throws c10d's exceptions, and Aborted if the engine is closed.
   void perform(const PostedCall& call);
   void all_reduce(const PostedCall& call);
   void reduce(const PostedCall& call);
@@ -56,8 +67,8 @@ class C10dRunner final : public BlockingEngine {
   void all_gather(const PostedCall& call);
   void reduce_scatter(const PostedCall& call);
   void all_to_all(const PostedCall& call);
-  // Throws CallDiffers, which names a rank whose counts do not match this rank's. The engine would
-  // not notice: Gloo ends the process.
+  // Throws CallDiffers, which names a rank whose counts do not match this rank's; of a launched call,
+  // as one of its steps. The engine would not notice: Gloo ends the process.
   void compare_counts(const PostedCall& call);
   void scatter(const PostedCall& call);
   void barrier(const PostedCall& call);
@@ -75,7 +86,8 @@ class C10dRunner final : public BlockingEngine {
   void gather_evenly(const PostedCall& call, const at::Tensor& all, const at::Tensor& mine);
   // Gathers every rank's `mine` into `all` on the root; `all` is undefined elsewhere.
   void gather_to_root(const PostedCall& call, const at::Tensor& all, const at::Tensor& mine);
-  // Starts an operation under the mutex, marked for this call, and waits for it.
+  // Starts an operation under the mutex, marked for this call, and waits for it: the host, or the
+  // current stream if the call is being launched.
   template <class Start>
   void await(const PostedCall& call, Start start);
 
@@ -88,6 +100,8 @@ class C10dRunner final : public BlockingEngine {
   Mutex mutex_;
   std::map<std::pair<ChannelKey, c10::DeviceIndex>, c10::Stream> streams_
       LOCKSTEP_GUARDED_BY(mutex_);
+  // How many calls of a channel run on its queue. A later one is not launched before them.
+  std::map<ChannelKey, int> queued_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 }  // namespace lockstep::c10d_engine

@@ -1,0 +1,61 @@
+#include "comm/backend/launched.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <utility>
+
+namespace lockstep {
+
+Launched::Launched(c10::Stream posted_on, std::vector<at::Tensor> tensors)
+    : posted_on_(posted_on), tensors_(std::move(tensors)) {}
+
+bool Launched::is_complete() {
+  while (!steps.empty()) {
+    if (!steps.front().reached.is_reached()) return false;
+    steps.front().then();
+    steps.pop_front();
+  }
+  if (!end->is_reached()) return false;
+  for (const auto& check : checks) check();
+  return true;
+}
+
+void Launched::precede_current() {
+  end->precede_current();
+  const c10::impl::VirtualGuardImpl streams(posted_on_.device_type());
+  if (streams.getStream(posted_on_.device()) != posted_on_) return;
+  std::vector<at::Tensor> released;
+  Lock lock(mutex_);
+  released.swap(tensors_);
+}
+
+void LaunchedCalls::add(CallId id, std::shared_ptr<Launched> launched) {
+  Lock lock(mutex_);
+  calls_.emplace(id, InFlight{.launched = std::move(launched)});
+}
+
+std::shared_ptr<Launched> LaunchedCalls::wait_for(CallId id, std::function<void()> when_complete) {
+  Lock lock(mutex_);
+  const auto found = calls_.find(id);
+  if (found == calls_.end() || found->second.launched->is_for_host) return nullptr;
+  if (!found->second.first_wait) found->second.first_wait = Clock::now();
+  found->second.when_complete.push_back(std::move(when_complete));
+  return found->second.launched;
+}
+
+std::optional<Duration> LaunchedCalls::waited(CallId id) {
+  Lock lock(mutex_);
+  const auto found = calls_.find(id);
+  if (found == calls_.end() || !found->second.first_wait) return std::nullopt;
+  return Clock::now() - *found->second.first_wait;
+}
+
+void LaunchedCalls::complete(CallId id) {
+  Lock lock(mutex_);
+  auto call = calls_.extract(id);
+  lock.unlock();
+  if (call.empty()) return;
+  for (const auto& call_back : call.mapped().when_complete) call_back();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,73 @@
+// Launched: a call that was enqueued on a device's streams, until the device has completed it; and
+// LaunchedCalls: those of a group.
+#pragma once
+
+#include <lockstep/base/deadline.h>
+#include <lockstep/comm/call.h>
+
+#include "base/mutex.h"
+#include "comm/backend/stream_point.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+namespace lockstep {
+
+struct Launched {
+  // What the host does once the device has reached a point: copies to tensors in host memory,
+  // comparisons with other ranks. Throws what the group fails with.
+  struct Step {
+    StreamPoint reached;
+    std::function<void()> then;
+  };
+
+  // The call's tensors are kept until it is complete or, as their memory then comes after the call
+  // in the order of the posting thread's stream, until that stream waits for it.
+  Launched(c10::Stream posted_on, std::vector<at::Tensor> tensors);
+
+  // Takes the steps that are due. Returns true when there are no more and the device has reached
+  // the end. One thread.
+  [[nodiscard]] bool is_complete();
+  // Makes the calling thread's current stream wait for the end. Any thread.
+  void precede_current();
+
+  std::deque<Step> steps;
+  std::vector<std::function<void()>> checks;  // each throws if one of its operations has failed
+  std::optional<StreamPoint> end;
+  bool is_for_host = false;  // its outputs are in host memory, or it is a barrier
+
+ private:
+  const c10::Stream posted_on_;
+  Mutex mutex_;
+  std::vector<at::Tensor> tensors_ LOCKSTEP_GUARDED_BY(mutex_);
+};
+
+// The launched calls of a group that are not complete, and those that wait for them. Thread-safe.
+class LaunchedCalls {
+ public:
+  void add(CallId id, std::shared_ptr<Launched> launched);
+  // Notes that a thread waits. Null, and nothing is noted, if the call is complete or is for the
+  // host.
+  [[nodiscard]] std::shared_ptr<Launched> wait_for(CallId id, std::function<void()> when_complete);
+  // How long ago the first wait began; std::nullopt if there is none.
+  [[nodiscard]] std::optional<Duration> waited(CallId id);
+  // Calls what the waits asked for.
+  void complete(CallId id);
+
+ private:
+  struct InFlight {
+    std::shared_ptr<Launched> launched;
+    std::optional<Clock::time_point> first_wait = {};
+    std::vector<std::function<void()>> when_complete = {};
+  };
+  Mutex mutex_;
+  std::map<CallId, InFlight> calls_ LOCKSTEP_GUARDED_BY(mutex_);
+};
+
+}  // namespace lockstep
