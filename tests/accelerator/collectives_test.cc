@@ -1,4 +1,8 @@
 // Collectives of the simulated accelerator: NCCL's rules, and groups of Lockstep's on them.
+#include <lockstep/base/error.h>
+#include <lockstep/comm/device.h>
+
+#include "parallel/support.h"
 #include "support/accelerator/communicator.h"
 #include "support/accelerator/expectations.h"
 
@@ -10,7 +14,10 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/StreamGuard.h>
 
+#include <chrono>
+#include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 using namespace lockstep;
@@ -135,20 +142,86 @@ TEST_F(Collectives, OfAGroupTakeTensorsOfTheHost) {
   });
 }
 
+// All ranks post in one order: the message from rank 0 first.
 TEST_F(Collectives, OfAGroupSendMessagesInBothDirections) {
   run_ranks(2, [](Group group, c10::Device device) {
     const int other = 1 - group.rank();
     for (int i = 0; i < 3; ++i) {
       auto sent = at::full({4}, group.rank() + i, at::TensorOptions(device).dtype(at::kFloat));
       auto received = at::empty({4}, sent.options());
-      auto receive = group.recv(received, other);
-      group.send(sent, other).wait();
-      receive.wait();
+      if (group.rank() == 0) group.send(sent, other).wait();
+      group.recv(received, other).wait();
+      if (group.rank() == 1) group.send(sent, other).wait();
       EXPECT_EQ(received.sum().item<float>(), 4.F * static_cast<float>(other + i));
     }
   });
-  // Threads launch the two directions in no common order: docs/gpu.md.
-  expect_no_faults_but(Fault::order);
+}
+
+// Launches follow the program, so a program that breaks the rule is found.
+TEST_F(Collectives, OfAGroupThatRanksPostInOppositeOrdersAreReported) {
+  run_ranks(2, [](Group group, c10::Device device) {
+    const int other = 1 - group.rank();
+    auto received = at::empty({4}, device);
+    auto receive = group.recv(received, other);
+    group.send(at::ones({4}, device), other).wait();
+    receive.wait();
+    EXPECT_EQ(received.sum().item<float>(), 4);
+  });
+  expect_fault(Fault::order, "0 to 1", "1 to 0");
+}
+
+TEST_F(Collectives, OfAGroupDoNotBlockTheHost) {
+  run_ranks(2, [](Group group, c10::Device device) {
+    ASSERT_TRUE(has_streams(group));
+    auto values = at::ones({100}, device);
+    group.barrier().wait();
+    const int before = Machine::get().counts(group.rank()).all_synchronizations();
+    for (int i = 0; i < 10; ++i) {
+      group.all_reduce(values).wait();
+      values.mul_(0.5);
+    }
+    auto parts = at::empty({200}, device);
+    group.all_gather(parts, values).wait();
+    EXPECT_EQ(Machine::get().counts(group.rank()).all_synchronizations(), before);
+    EXPECT_EQ(parts.sum().item<float>(), 200);
+  });
+}
+
+TEST_F(Collectives, OfAGroupAreDoneWhenTheHostHasWaited) {
+  run_ranks(2, [](Group group, c10::Device device) {
+    auto values = at::ones({100}, device);
+    auto work = group.all_reduce(values);
+    work.wait();
+    work.synchronize();
+    EXPECT_TRUE(work.done());
+    work.wait();
+    work.synchronize();
+    EXPECT_EQ(values.sum().item<float>(), 200);
+  });
+}
+
+// A tensor may go, or change its stream, before the device has used it.
+TEST_F(Collectives, OfAGroupKeepTheirTensors) {
+  run_ranks(2, [](Group group, c10::Device device) {
+    for (int i = 0; i < 20; ++i) {
+      group.all_reduce(at::full({1000}, 3, device)).drop();
+      const c10::StreamGuard on(new_stream(device));
+      auto sum = at::ones({1000}, device);
+      group.all_reduce(sum).wait();
+      auto next = at::zeros({1000}, device);
+      EXPECT_EQ(sum.sum().item<float>(), 2000);
+    }
+  });
+}
+
+TEST_F(Collectives, OfAGroupExchangeUnevenParts) {
+  run_ranks(2, [](Group group, c10::Device device) {
+    const std::vector<std::int64_t> sent = {1, 2}, received = {1 + group.rank(), 1 + group.rank()};
+    auto input = at::arange(3, at::TensorOptions(device).dtype(at::kFloat)) + 10 * group.rank();
+    auto output = at::empty({2 + 2 * group.rank()}, input.options());
+    group.all_to_all(output, input, received, sent).wait();
+    EXPECT_EQ(output.sum().item<float>(), group.rank() == 0 ? 10 : 26);
+  });
 }
 
 TEST_F(Collectives, ThatDoNotWaitForTheCallersStreamAreReported) {
@@ -161,6 +234,64 @@ TEST_F(Collectives, ThatDoNotWaitForTheCallersStreamAreReported) {
       },
       Omission::wait_for_caller);
   expect_fault(Fault::race, "'all_reduce Float x 100", "'mul'");
+}
+
+TEST_F(Collectives, WhoseWaitIsForgottenAreReported) {
+  run_ranks(2, [](Group group, c10::Device device) {
+    auto values = at::ones({100}, device);
+    group.all_reduce(values).drop();
+    values.mul_(2);
+  });
+  expect_fault(Fault::race, "'all_reduce Float x 100", "'mul");
+}
+
+// What a rank gets when the other one does not take part.
+class FailedCollectives : public Collectives {
+ protected:
+  // The error that rank 0 gets from synchronize() and from the next call, each with a deadline of
+  // `timeout`, while rank 1 does something else.
+  static void expect_error(const std::string& text, Duration timeout,
+                           const std::function<void(Group&, c10::Device)>& rank_1) {
+    run_ranks(2, [&](Group group, c10::Device device) {
+      auto values = at::ones({100}, device);
+      group.all_reduce(values).wait();
+      if (group.rank() == 1) return rank_1(group, device);
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));  // rank 1 has told what it does
+      auto work = group.all_reduce(values, Op::sum, {.timeout = timeout});
+      work.wait();       // does not block
+      values.mul_(0.5);  // on what comes
+      const auto error = test::message_of<Error>([&] { work.synchronize(); });
+      EXPECT_NE(error.find(text), std::string::npos) << error;
+      const auto later = test::message_of<Error>([&] { group.all_reduce(values).wait(); });
+      EXPECT_NE(later.find(text), std::string::npos) << later;
+    });
+    (void)Machine::get().take_reports();  // calls that differ, or that nobody launched
+  }
+};
+
+TEST_F(FailedCollectives, EndAtTheirDeadline) {
+  expect_error("rank 1 never called all_reduce #2", std::chrono::milliseconds(300),
+               [](Group& group, c10::Device) {
+                 (void)test::message_of<Error>([&] {
+                   for (;;)
+                     group.send(at::ones({1}), 0, {.timeout = std::chrono::seconds(3)}).wait();
+                 });
+               });
+}
+
+TEST_F(FailedCollectives, NameTheRankThatLeft) {
+  expect_error("rank 1 of 2", std::chrono::seconds(1), [](Group&, c10::Device) {});
+}
+
+TEST_F(FailedCollectives, NameTheCallThatDiffers) {
+  expect_error("broadcast #2", std::chrono::seconds(15), [](Group& group, c10::Device device) {
+    (void)test::message_of<Error>([&] { group.broadcast(at::ones({100}, device)).synchronize(); });
+  });
+}
+
+TEST_F(FailedCollectives, EndByAbort) {
+  expect_error("rank 1 gives up", std::chrono::seconds(15),
+               [](Group& group, c10::Device) { group.abort("rank 1 gives up"); });
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include "support/accelerator/expectations.h"
 
 #include <cmath>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -77,22 +78,69 @@ std::vector<Case> cases() {
       {.axes = {{"tp", 2}}, .sequence = true},
       {.axes = {{"cp", 2}}},
       {.axes = {{"cp", 2}}, .context = ContextMethod::ulysses},
-      {.axes = {{"dp", 2}, {"tp", 2}}}};
-  const std::vector<test::Composition> without_order = {
+      {.axes = {{"dp", 2}, {"tp", 2}}},
       {.axes = {{"fsdp", 2}}, .level = ShardLevel::optimizer},
       {.axes = {{"fsdp", 2}}, .level = ShardLevel::gradients},
       {.axes = {{"fsdp", 2}}},
       {.axes = {{"fsdp", 4}}, .checkpoints = true},
-      {.axes = {{"pp", 2}}},
-      {.axes = {{"pp", 2}}, .schedule = "zbv"},
-      {.axes = {{"fsdp", 2}, {"tp", 2}}},
-      {.axes = {{"pp", 2}, {"fsdp", 2}}}};
+      {.axes = {{"fsdp", 2}, {"tp", 2}}}};
+  const std::vector<test::Composition> without_order = {{.axes = {{"pp", 2}}},
+                                                        {.axes = {{"pp", 2}}, .schedule = "zbv"},
+                                                        {.axes = {{"pp", 2}, {"fsdp", 2}}}};
   for (const auto& how : meshes) all.push_back({.how = how});
   for (const auto& how : without_order) all.push_back({.how = how, .has_open_order = true});
   for (const char* axis : {"dp", "ep"})
     all.push_back({.how = {.axes = {{axis, 2}}, .micro_batches = 1}, .has_experts = true});
   return all;
 }
+
+struct HostWaits {
+  test::Composition how;
+  int most = 0;  // in a step
+  bool has_open_order = false;
+};
+
+void PrintTo(const HostWaits& what, std::ostream* out) { *out << test::text_of(what.how); }
+
+// With the one of the loss, which composed.step() returns as a number.
+class HostSynchronizations : public AcceleratorTest,
+                             public testing::WithParamInterface<HostWaits> {};
+
+TEST_P(HostSynchronizations, OfAStepAreFew) {
+  const auto& how = GetParam().how;
+  run_ranks(test::ranks_of(how), [&](Group world, c10::Device device) {
+    const int rank = world.rank();
+    auto model = models::Gpt(test::composed_gpt());
+    model->to(device);
+    test::Composed composed(model, std::move(world), how);
+    const auto optimizer = test::parity_optimizer(at::kFloat, composed.all().parameters());
+    std::map<std::string, int> before;
+    for (int step = 0; step < 6; ++step) {
+      const test::TokenBatch batch(step, test::rows_of_step);
+      const auto ids = batch.ids.to(device), targets = batch.targets.to(device);
+      before = Machine::get().counts(rank).synchronizations;
+      composed.all().zero_grad();
+      (void)composed.step(ids, targets);
+      optimizer->step();
+    }
+    const auto after = Machine::get().counts(rank).synchronizations;
+    int all = 0;
+    std::string causes;
+    for (const auto& [cause, times] : after) {
+      all += times - before[cause];
+      if (times > before[cause])
+        causes += "; " + std::to_string(times - before[cause]) + " times " + cause;
+    }
+    EXPECT_LE(all, GetParam().most) << "rank " << rank << causes;
+  });
+  if (GetParam().has_open_order) expect_no_faults_but(Fault::order);
+}
+
+INSTANTIATE_TEST_SUITE_P(OnDevices, HostSynchronizations,
+                         testing::Values(HostWaits{{.axes = {{"dp", 2}}}, 4},
+                                         HostWaits{{.axes = {{"fsdp", 2}}}, 4},
+                                         HostWaits{{.axes = {{"tp", 2}}}, 7},
+                                         HostWaits{{.axes = {{"pp", 2}}}, 4, true}));
 
 INSTANTIATE_TEST_SUITE_P(OnDevices, Strategies, testing::ValuesIn(cases()), name_of);
 

@@ -35,8 +35,6 @@ using Program = std::function<Values(Group group, c10::Device device)>;
 struct Variant {
   std::string name;
   Program program;
-  // Its groups launch from threads of their own, in no common order: docs/gpu.md.
-  bool has_open_order = false;
 };
 
 void PrintTo(const Variant& variant, std::ostream* out) { *out << variant.name; }
@@ -153,7 +151,7 @@ std::vector<Variant> variants() {
                            {"LocalSgd", &train_local_sgd},
                            {"DiLoCo", &train_diloco}};
   auto add = [&](std::string name, Program program) {
-    all.push_back({std::move(name), std::move(program), /*has_open_order=*/true});
+    all.push_back({std::move(name), std::move(program)});
   };
   const std::map<std::string, ShardLevel> levels{{"ShardOptimizer", ShardLevel::optimizer},
                                                  {"ShardGradients", ShardLevel::gradients},
@@ -189,7 +187,6 @@ TEST_P(Variants, TrainWithTheBitsOfTheSameRanksOnTheCpu) {
       found[group.rank()] = GetParam().program(group, device);
     });
     for (int rank = 0; rank < ranks; ++rank) expect_equal(found[rank], expected[rank]);
-    if (GetParam().has_open_order) expect_no_faults_but(Fault::order);
   }
 }
 

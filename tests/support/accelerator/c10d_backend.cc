@@ -13,12 +13,15 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <numeric>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -38,9 +41,10 @@ struct CopyBack {
 // The end of a call, and the wait for it: of the current stream, or of the host for a barrier.
 class DeviceWork final : public c10d::Work {
  public:
-  DeviceWork(c10::Stream stream, Tensors kept, std::vector<CopyBack> to_host, bool blocks,
-             Omission omission)
-      : stream_(stream),
+  DeviceWork(std::shared_ptr<Communicator> communicator, c10::Stream stream, Tensors kept,
+             std::vector<CopyBack> to_host, bool blocks, Omission omission)
+      : communicator_(std::move(communicator)),
+        stream_(stream),
         end_(stream.device_type()),
         kept_(std::move(kept)),
         to_host_(std::move(to_host)),
@@ -49,6 +53,10 @@ class DeviceWork final : public c10d::Work {
     end_.record(stream);
   }
   bool isCompleted() override { return end_.query(); }
+  std::exception_ptr exception() const override {
+    if (!communicator_->is_broken()) return nullptr;
+    return std::make_exception_ptr(std::runtime_error("the communicator was aborted"));
+  }
   bool wait(std::chrono::milliseconds) override {
     synchronize();
     return true;
@@ -65,6 +73,7 @@ class DeviceWork final : public c10d::Work {
   }
 
  private:
+  std::shared_ptr<Communicator> communicator_;
   c10::Stream stream_;
   c10::Event end_;
   Tensors kept_;  // until a stream that may free them comes after the call
@@ -306,8 +315,8 @@ class DeviceBackend final : public c10d::Backend {
       const c10::StreamGuard guard(channel.stream);
       for (const CopyBack& copy : after) copy.target.copy_(copy.source);
       for (const CopyBack& copy : after) kept.push_back(copy.target);
-      return c10::make_intrusive<DeviceWork>(channel.stream, std::move(kept), std::move(to_host),
-                                             blocks, backend.omission_);
+      return c10::make_intrusive<DeviceWork>(channel.communicator, channel.stream, std::move(kept),
+                                             std::move(to_host), blocks, backend.omission_);
     }
 
     DeviceBackend& backend;

@@ -163,6 +163,11 @@ void Communicator::abort() {
   Machine::get().wake(lock);
 }
 
+bool Communicator::is_broken() const {
+  const auto lock = Machine::get().lock();
+  return *state_->is_broken;
+}
+
 void Communicator::launch(int rank, Actor stream, const std::string& signature,
                           const RankBytes& part, CollectiveKernel kernel) {
   auto& machine = Machine::get();

@@ -37,6 +37,8 @@ class Communicator {
               CollectiveKernel kernel);
   // Ends all calls, also later ones, without effect.
   void abort();
+  // True after abort(), and once a fault has ended it.
+  [[nodiscard]] bool is_broken() const;
 
  private:
   struct State;

@@ -1,9 +1,13 @@
 #include "support/accelerator/machine.h"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
+#include <string_view>
 #include <thread>
 #include <utility>
+
+#include <pthread.h>
 
 namespace lockstep::test::accelerator {
 
@@ -129,11 +133,17 @@ bool Machine::query(const Event& event) {
   return true;
 }
 
+void Machine::count_synchronization(int host, const std::string& cause) {
+  std::array<char, 16> thread{};  // as long as Linux allows
+  (void)::pthread_getname_np(::pthread_self(), thread.data(), thread.size());
+  if (std::string_view(thread.data()) != "task queue") ++counts_[host].synchronizations[cause];
+}
+
 void Machine::synchronize(const Event& event, const std::string& cause) {
   if (event.stream < 0) return;
   Lock lock(mutex_);
   const int host = host_of(event.stream);
-  ++counts_[host].synchronizations[cause];
+  count_synchronization(host, cause);
   scheduler_.block_until(lock, [&] { return scheduler_.is_done(event); });
   learn(host, event.clock);
 }
@@ -141,7 +151,7 @@ void Machine::synchronize(const Event& event, const std::string& cause) {
 void Machine::synchronize_device(int device, const std::string& cause) {
   Lock lock(mutex_);
   const int host = hosts_.at(device);
-  ++counts_[host].synchronizations[cause];
+  count_synchronization(host, cause);
   std::vector<Event> ends;
   for (int i = 0; i < streams_per_device; ++i) ends.push_back(end_of(actor_of(device, i)));
   scheduler_.block_until(lock, [&] {

@@ -56,8 +56,9 @@ struct Launch {
 // Counts of a host since reset_counts().
 struct Counts {
   int launches = 0;
-  int waits = 0;                                  // of streams for events
-  std::map<std::string, int> synchronizations{};  // of the host, by cause
+  int waits = 0;  // of streams for events
+  // Of the host, by cause; without those of the library's task queues, which nobody waits for.
+  std::map<std::string, int> synchronizations{};
   [[nodiscard]] int all_synchronizations() const;
 };
 
@@ -101,6 +102,7 @@ class Machine {
  private:
   Machine();
   void on_touch(const void* address);
+  void count_synchronization(int host, const std::string& cause);
   [[nodiscard]] int host_of(Actor stream) const { return hosts_.at(device_of(stream)); }
   [[nodiscard]] Event end_of(Actor stream) const;
   // The host knows that everything in the clock is finished.

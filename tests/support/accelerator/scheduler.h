@@ -58,7 +58,7 @@ class Scheduler {
   [[nodiscard]] bool is_done(const Event& event) const;
   // Blocks until done() is true; reports a stall, and opens all gates, if no stream can go on.
   void block_until(Lock& lock, std::function<bool()> done);
-  // Lets one task run if one can: for a host that polls.
+  // Lets one task run now and then, if one can: for a host that polls.
   void advance(Lock& lock);
   void wake() { changed_.notify_all(); }
 
@@ -88,6 +88,7 @@ class Scheduler {
   std::array<Queue, stream_count> queues_;
   std::vector<Waiter*> waiters_;
   std::mt19937_64 random_{1};
+  int polls_ = 0;
   bool is_lazy_ = true;
   std::chrono::milliseconds longest_idle_{0};  // then a stall is reported
 };
