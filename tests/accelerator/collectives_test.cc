@@ -248,8 +248,8 @@ TEST_F(Collectives, WhoseWaitIsForgottenAreReported) {
 // What a rank gets when the other one does not take part.
 class FailedCollectives : public Collectives {
  protected:
-  // The error that rank 0 gets from synchronize() and from the next call, each with a deadline of
-  // `timeout`, while rank 1 does something else.
+  // The error that rank 0 gets from an all_reduce with a deadline of `timeout` and from the next
+  // call, while rank 1 does something else.
   static void expect_error(const std::string& text, Duration timeout,
                            const std::function<void(Group&, c10::Device)>& rank_1) {
     run_ranks(2, [&](Group group, c10::Device device) {
@@ -257,10 +257,12 @@ class FailedCollectives : public Collectives {
       group.all_reduce(values).wait();
       if (group.rank() == 1) return rank_1(group, device);
       std::this_thread::sleep_for(std::chrono::milliseconds(300));  // rank 1 has told what it does
-      auto work = group.all_reduce(values, Op::sum, {.timeout = timeout});
-      work.wait();       // does not block
-      values.mul_(0.5);  // on what comes
-      const auto error = test::message_of<Error>([&] { work.synchronize(); });
+      const auto error = test::message_of<Error>([&] {
+        auto work = group.all_reduce(values, Op::sum, {.timeout = timeout});
+        work.wait();
+        values.mul_(0.5);  // on what comes
+        work.synchronize();
+      });
       EXPECT_NE(error.find(text), std::string::npos) << error;
       const auto later = test::message_of<Error>([&] { group.all_reduce(values).wait(); });
       EXPECT_NE(later.find(text), std::string::npos) << later;
