@@ -1,4 +1,4 @@
-// Checks that docs/checkpoint_format.md shows real files.
+// Checks that docs/reference/checkpoint_format.md shows real files.
 #include <lockstep/checkpoint/checkpoint.h>
 
 #include "base/format.h"
@@ -52,7 +52,9 @@ std::string hex_of(const std::string& bytes) {
   return text;
 }
 
-std::string document() { return text_of(LOCKSTEP_SOURCE_DIR "/docs/checkpoint_format.md"); }
+std::string document() {
+  return text_of(LOCKSTEP_SOURCE_DIR "/docs/reference/checkpoint_format.md");
+}
 
 TEST(FormatDocument, ShowsTheBytesThatAreWritten) {
   test::TemporaryFolder out;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs every command line in README.md and docs/ exactly as written.
+"""Runs every command line in README.md, docs/ and docs/reference/ exactly as written.
 
 A command line is a line of a fenced block without a language, or of sh or bash; a line after "$ " in any block; or
 code in a table that is a whole command. Other code that begins with `lockstep` names options, which must exist. The
@@ -49,7 +49,7 @@ FAILS = {"lockstep plan pipeline --schedule mine.csv": 1}
 NAMES = {"RUN": "trained", "PATH": "trained", "PATH...": "trained", "FROM": "trained", "N": "2", "OUT": "trained",
          "FILE": "corpus.txt", "TEXT": "Once", "FOLDER": "model"}
 # Documents whose commands assume a finished run and a model's folder.
-NEED_A_RUN = ("checkpoints.md", "training.md")
+NEED_A_RUN = ("docs/checkpoints.md", "docs/training.md")
 
 
 def plain(line):
@@ -223,12 +223,13 @@ class Runner:
 def main():
     adopt_orphans()
     counts = collections.Counter()
-    documents = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    documents = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")),
+                 *sorted((ROOT / "docs/reference").glob("*.md"))]
     for document in documents:
         with tempfile.TemporaryDirectory() as folder:
             prepare(pathlib.Path(folder))
             runner = Runner(pathlib.Path(folder))
-            if document.name in NEED_A_RUN:
+            if str(document.relative_to(ROOT)) in NEED_A_RUN:
                 runner.ends("lockstep train gpt --vocabulary tokens --vocabulary-size 50257 --data tokens "
                             "--out trained --steps 1 --width 32 --layers 1 --heads 2")
                 runner.ends("lockstep checkpoint convert trained model")
@@ -236,7 +237,7 @@ def main():
                 began = time.monotonic()
                 done = runner.show(command, shown_output, number)
                 counts[done.split(":")[0]] += 1
-                shown(f"{document.name}:{number}: {command}: {done}", time.monotonic() - began)
+                shown(f"{document.relative_to(ROOT)}:{number}: {command}: {done}", time.monotonic() - began)
     end_all()
     expect(counts["ran"] > 30, f"only {counts['ran']} command lines were found")
     print(", ".join(f"{count} {what}" for what, count in counts.items()))

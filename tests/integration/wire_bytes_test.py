@@ -80,8 +80,8 @@ def expect_at_most(what, sent, way, formula):
 
 
 def compare(what, sent, ranks):
-    """Checks that sixteen bits cost half of float32, all sums cost what docs/collectives.md says, and int8 what
-    diloco.h says.
+    """Checks that sixteen bits cost half of float32, that all sums cost the bytes of docs/reference/collectives.md, and
+    that int8 costs those of diloco.h.
     """
     for way in ("all_reduce", "reduce_scatter", "reduce"):
         for dtype in ("bfloat16", "float16"):

@@ -30,7 +30,8 @@ def problems(root):
     headers = {path.relative_to(root / "include").as_posix(): path.read_text()
                for path in sorted((root / "include").rglob("*.h"))}
     includes = {name: INCLUDE.findall(text) for name, text in headers.items()}
-    documents = [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+    documents = [root / "README.md", *sorted((root / "docs").glob("*.md")),
+                 *sorted((root / "docs/reference").glob("*.md"))]
     named = {match for document in documents if document.exists()
              for match in re.findall(r"lockstep/[a-z0-9_/]+\.h", document.read_text())}
     reached = reached_from([FIRST, *named], includes)

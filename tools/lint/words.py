@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks the wording: no private noun instead of a term of docs/glossary.md, and style rules that a machine can
-check.
+"""Checks the wording: no private noun instead of a term of docs/reference/glossary.md, and style rules that a
+machine can check.
 
 Reads comments, identifiers and texts of include/, src/ and examples/, the documents except decisions, the manual, and
 the programs of bench/. A line that needs such a word says so at its end: "words: allowed" in a comment.
@@ -33,7 +33,8 @@ NOUNS = [
      "diagnosis, history, task, peer, progress thread, handshake", CODE, ()),
     (r"(?i)(?<![a-z])(forsake|farewell|mourn|godparent|spouse|sibling|witness)", "the field's word", ("include/*", "docs/*"),
      ("docs/architecture.md",)),
-    (r"(?<![A-Za-z])patience(?![a-z])", "timeout", CODE, ("*/train/*", "src/comm/engines/shm/*", "docs/training.md", "docs/glossary.md")),
+    (r"(?<![A-Za-z])patience(?![a-z])", "timeout", CODE,
+     ("*/train/*", "src/comm/engines/shm/*", "docs/training.md", "docs/reference/glossary.md")),
     (r"(?<![A-Za-z])Patience(?![a-z])", "timeout, or backoff", CODE, ("*/train/*",)),
     (r"(?i)deferred[_ ]?gradients?(?![a-z])", "lazy gradient: deferred is the construction of a model", CODE, ()),
     (r"(?i)group[_ ]story", "history of a group", CODE, ()),

@@ -13,7 +13,7 @@
 //
 // A large file is replaced by shards, model-00001-of-00003.safetensors and so on, and
 // model.safetensors.index.json, which names the file of each tensor, as on the model hubs.
-// docs/checkpoint_format.md specifies every byte.
+// docs/reference/checkpoint_format.md specifies every byte.
 //
 // The folder is written as OUT/.step-00000100.RANDOM.partial, flushed file by file, and renamed: a
 // reader never sees an incomplete one, and after a crash or on a full disk the earlier checkpoints

@@ -101,9 +101,9 @@ struct CallOptions {
 // Counts the calls of a rank on a group and the bytes that the rank passed to them.
 struct GroupTraffic {
   std::int64_t calls = 0;
-  // Bytes of the inputs as posted, not bytes that an engine sends for them (docs/collectives.md):
-  // an all_reduce of b bytes counts b on every rank, a broadcast b on its root alone, recv and
-  // barrier nothing.
+  // Bytes of the inputs as posted, not bytes that an engine sends for them
+  // (docs/reference/collectives.md): an all_reduce of b bytes counts b on every rank, a broadcast b
+  // on its root alone, recv and barrier nothing.
   std::int64_t bytes = 0;
 };
 

@@ -57,7 +57,8 @@ struct InitOptions {
   // (at::mm, at::addmm, at::bmm, and so linear layers and their gradients) instead of MKL. Sums
   // then run in another order: as exact, but not bitwise equal to a program without Lockstep.
   // Unset: LOCKSTEP_ONEDNN_MATMUL (on or off), else true where MKL is slower: on processors with
-  // AVX-512 that are not Intel's. Holds for the process until another init(). docs/performance.md.
+  // AVX-512 that are not Intel's. Holds for the process until another init().
+  // docs/reference/performance.md has measurements.
   std::optional<bool> onednn_matmul = {};
 };
 
