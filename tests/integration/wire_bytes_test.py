@@ -80,7 +80,7 @@ def expect_at_most(what, sent, way, formula):
 
 
 def compare(what, sent, ranks):
-    """Checks that sixteen bits cost half of float32, that all sums cost the bytes of docs/reference/collectives.md, and
+    """Checks that sixteen bits cost half of float32, that sums cost the bytes of docs/reference/collectives.md, and
     that int8 costs those of diloco.h.
     """
     for way in ("all_reduce", "reduce_scatter", "reduce"):
