@@ -1,6 +1,7 @@
-// docs/errors.md shows the messages that ranks really get: the test produces each of them and looks
-// up each clause in the document. The comparison ignores details that differ between runs: the
-// failed rank, the ranks that wait, the call with its number, and its place in the source.
+// docs/reference/error_messages.md shows the messages that ranks really get: the test produces each
+// of them and looks up each clause in the document. The comparison ignores details that differ
+// between runs: the failed rank, the ranks that wait, the call with its number, and its place in
+// the source.
 #include "support/torch/injection.h"
 #include "support/torch/mpirun_world.h"
 
@@ -109,7 +110,7 @@ std::vector<std::string> clauses_of(const std::string& sentence) {
 }
 
 std::set<std::string> document() {
-  std::ifstream file(LOCKSTEP_SOURCE_DIR "/docs/errors.md");
+  std::ifstream file(LOCKSTEP_SOURCE_DIR "/docs/reference/error_messages.md");
   std::set<std::string> clauses;
   for (std::string line; std::getline(file, line);)
     for (auto& clause : clauses_of(line)) clauses.insert(std::move(clause));
@@ -132,7 +133,7 @@ TEST_P(ErrorsDocument, ShowsTheSentencesOf) {
       const auto text = without_next_call(told);
       for (const auto& clause : clauses_of(text))
         EXPECT_TRUE(shown.contains(clause))
-            << test::name_of(misdeed) << ": docs/errors.md does not show '" << clause << "' of "
+            << test::name_of(misdeed) << ": the document does not show '" << clause << "' of "
             << text;
     }
   }

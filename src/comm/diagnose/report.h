@@ -1,6 +1,6 @@
 // The sentences of failure reports: engines give facts, and all errors and warnings about a group
-// are worded here, the same on every engine (docs/errors.md). Facts name ranks by their numbers in
-// the group; the sentences add their numbers in the world.
+// are worded here, the same on every engine (docs/reference/error_messages.md). Facts name ranks by
+// their numbers in the group; the sentences add their numbers in the world.
 #pragma once
 
 #include <lockstep/base/deadline.h>
