@@ -103,7 +103,7 @@ def table_of(task, rows, options):
     return "\n".join(lines)
 
 
-# In the form of docs/data_parallel.md, to be pasted there.
+# In the form of docs/reference/strategies_measured.md, to be pasted there.
 def markdown_of(task, rows, options):
     ddp = next((row for row in rows if row["way"] == "ddp"), None)
     lines = ["| `--ways` | | accuracy | val_loss | bytes / ddp | time / ddp |", "|---|---|---|---|---|---|"]
@@ -139,6 +139,6 @@ def add_options(parser):
     parser.add_argument("--mnist", type=pathlib.Path, metavar="FOLDER", help="the four IDX files")
     parser.add_argument("--cifar", type=pathlib.Path, metavar="FOLDER", help="CIFAR-10's binary files")
     parser.add_argument("--ranks", type=number(1, 16), default=2, help="2 when not given")
-    parser.add_argument("--markdown", action="store_true", help="the table as docs/data_parallel.md has it")
+    parser.add_argument("--markdown", action="store_true", help="the table as the document has it")
     parser.add_argument("--steps", type=number(1, 10**6), help="1000 of mnist, 3 epochs of cifar when not given")
     parser.add_argument("--ways", type=words(list(WAYS)), default=list(WAYS), help="some of: " + ",".join(WAYS))
