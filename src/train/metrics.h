@@ -10,7 +10,7 @@
 //
 // `step` is the number of updates so far. Rows without an evaluation have no val_loss and accuracy;
 // rows without a sample have no sample. Steps increase from line to line, even across a resume.
-// docs/training.md explains each field.
+// docs/reference/run_folder.md explains each field.
 #pragma once
 
 #include <lockstep/comm/group.h>

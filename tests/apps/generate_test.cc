@@ -176,9 +176,9 @@ TEST_F(EvalProgram, AMistakeIsOneLine) {
   }
 }
 
-// Returns the first ```python block in docs/training.md.
+// Returns the first ```python block in docs/reference/run_folder.md.
 std::string python_of_the_document() {
-  std::string text = sys::read_file(LOCKSTEP_SOURCE_DIR "/docs/training.md");
+  std::string text = sys::read_file(LOCKSTEP_SOURCE_DIR "/docs/reference/run_folder.md");
   const std::string begin = "```python\n", end = "```\n";
   std::size_t at = text.find(begin) + begin.size();
   return text.substr(at, text.find(end, at) - at);

@@ -49,7 +49,7 @@ FAILS = {"lockstep plan pipeline --schedule mine.csv": 1}
 NAMES = {"RUN": "trained", "PATH": "trained", "PATH...": "trained", "FROM": "trained", "N": "2", "OUT": "trained",
          "FILE": "corpus.txt", "TEXT": "Once", "FOLDER": "model"}
 # Documents whose commands assume a finished run and a model's folder.
-NEED_A_RUN = ("docs/checkpoints.md", "docs/training.md")
+NEED_A_RUN = ("docs/checkpoints.md", "docs/generating.md")
 
 
 def plain(line):

@@ -1,5 +1,5 @@
-// docs/training.md lists the fields, entries and files that runs write, and the options in the
-// example configurations are valid.
+// docs/reference/run_folder.md lists the fields, entries and files that runs write.
+// docs/training.md links the example configurations, whose options are valid.
 #include "support/small_bpe.h"
 #include "sys/files.h"
 #include "train/configuration.h"
@@ -17,7 +17,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string training_document() { return sys::read_file(LOCKSTEP_SOURCE_DIR "/docs/training.md"); }
+std::string page_of_documents(const char* name) {
+  return sys::read_file(std::string(LOCKSTEP_SOURCE_DIR "/docs/") + name);
+}
 
 // Returns the names in the first column of the table below the line that begins with `heading`.
 std::set<std::string> names_in_table(const std::string& document, const std::string& heading) {
@@ -89,13 +91,14 @@ TEST(TrainingDocument, ListsWhatARunWrites) {
     for (const auto& [entry, value] : checkpoint::read_safetensors(folder / file).metadata)
       entries.insert(entry);
 
-  std::string document = training_document();
-  EXPECT_EQ(names_in_table(document, "## The run folder"), files);
-  EXPECT_EQ(names_in_table(document, "## metrics.jsonl"), fields);
-  EXPECT_EQ(names_in_table(document, "## What a model file says"), entries);
+  const std::string page = page_of_documents("reference/run_folder.md");
+  EXPECT_EQ(names_in_table(page, "## The run folder"), files);
+  EXPECT_EQ(names_in_table(page, "## metrics.jsonl"), fields);
+  EXPECT_EQ(names_in_table(page, "## What a model file says"), entries);
 }
 
 TEST(TrainingDocument, ItsConfigurationsAreTaken) {
+  const std::string page = page_of_documents("training.md");
   int files = 0;
   for (const auto& entry : fs::directory_iterator(LOCKSTEP_SOURCE_DIR "/tools")) {
     if (entry.path().extension() != ".toml") continue;
@@ -107,7 +110,7 @@ TEST(TrainingDocument, ItsConfigurationsAreTaken) {
     const CommandLine line = parse_command_line("lockstep train", tasks, words);
     for (int ranks : {1, 2, 4, 8}) EXPECT_NO_THROW(check_run(*line.run, ranks)) << entry.path();
     std::string name = "(../tools/" + entry.path().filename().string() + ")";
-    EXPECT_NE(training_document().find(name), std::string::npos) << name;
+    EXPECT_NE(page.find(name), std::string::npos) << name;
   }
   EXPECT_EQ(files, 3);
 }

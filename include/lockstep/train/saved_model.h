@@ -1,5 +1,5 @@
 // Loads a model that `lockstep train` has written, from its file alone: the metadata of
-// model.safetensors describes the model (docs/training.md lists the entries).
+// model.safetensors describes the model (docs/reference/run_folder.md lists the entries).
 //
 // These functions are not collective; any thread of any rank may call them.
 #pragma once

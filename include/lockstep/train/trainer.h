@@ -37,7 +37,7 @@ struct Report {
 // files to options.out:
 //
 //   config.toml          all settings as they were in the end
-//   metrics.jsonl        one object per logged step (docs/training.md)
+//   metrics.jsonl        one object per logged step (docs/reference/run_folder.md)
 //   step-00000100/       checkpoints (checkpoint/training_state.h)
 //   model.safetensors    the trained model, under the names of Python's state_dict()
 //   best.safetensors     the model of the best evaluation; its metadata say which
