@@ -1,6 +1,6 @@
 // Expert parallelism combined with pipelines, data, sharded, tensor and context parallelism.
-// Compares a hundred steps with one process (rows of the table in docs/composition.md), and tests
-// ranks whose experts get no tokens.
+// Compares a hundred steps with one process (rows of the table in docs/reference/composition.md),
+// and tests ranks whose experts get no tokens.
 #include "parallel/composition.h"
 
 #include <lockstep/models/moe.h>

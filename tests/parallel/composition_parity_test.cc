@@ -1,5 +1,5 @@
 // Compares a hundred steps of a GPT on each mesh with one process, and prints the rows of the table
-// in docs/composition.md.
+// in docs/reference/composition.md.
 #include "parallel/composition.h"
 
 #include "support/torch/engine_test.h"

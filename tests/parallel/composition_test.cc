@@ -173,7 +173,7 @@ bool is_in_stage(const std::string& name, int stage, int stages) {
 
 class CompositionMemory : public testing::TestWithParam<Composition> {};
 
-// The formula of docs/composition.md by the handle's counters.
+// The formula of docs/reference/composition.md by the handle's counters.
 TEST_P(CompositionMemory, ARankKeepsWhatTheFormulaSays) {
   const Composition& how = GetParam();
   run_group(Engine::local, ranks_of(how), [&](Group world) {
