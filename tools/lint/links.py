@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Checks the documents: every relative link resolves (including its #heading), and every file in backticks exists."""
+"""Checks the documents: every relative link resolves (including its #heading), every file in backticks exists, and
+docs/README.md lists every page of docs/ and docs/reference/.
+"""
 import pathlib
 import re
 import subprocess
@@ -32,11 +34,22 @@ def problems_of(document, root):
             yield f"{document.relative_to(root)}: names {name}, which is not there"
 
 
+def pages_without_entry(root):
+    """Finds pages that the index does not link."""
+    index = root / "docs/README.md"
+    listed = {(index.parent / link.partition("#")[0]).resolve() for link in LINK.findall(index.read_text())}
+    for page in sorted([*index.parent.glob("*.md"), *index.parent.glob("reference/*.md")]):
+        if page != index and page.resolve() not in listed:
+            yield f"docs/README.md: does not list {page.relative_to(index.parent)}"
+
+
 def main(root):
     listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
                             cwd=root, capture_output=True, text=True)
     documents = [root / name for name in listed.stdout.split()] or sorted(root.glob("*.md")) + sorted(root.glob("docs/**/*.md"))
     problems = [problem for document in documents if document.exists() for problem in problems_of(document, root)]
+    has_index = (root / "docs/README.md").exists()
+    problems += pages_without_entry(root) if has_index else ["docs/README.md: the index is not there"]
     print("\n".join(problems) if problems else f"links: {len(documents)} documents, every link resolves")
     return 1 if problems else 0
 
