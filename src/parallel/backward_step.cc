@@ -1,5 +1,7 @@
 #include "parallel/backward_step.h"
 
+#include <lockstep/comm/device.h>
+
 #include "base/check.h"
 #include "base/format.h"
 #include "base/log.h"
@@ -77,6 +79,7 @@ void throw_hook_result(const std::string& hook, const std::string& bucket,
 
 void MissingGradients::add(const std::string& parameter, int ranks, bool here) {
   if (ranks == 0 || ++missing_ > most_named) return;
+  if (group_size_ == 0) return named_.push_back(parameter);
   named_.push_back(formatted("{} (on {} of {} ranks{})", parameter, ranks, group_size_,
                              here ? ", this one too" : ""));
 }
@@ -138,6 +141,7 @@ BackwardStep::BackwardStep(Group& group, std::shared_ptr<Reducer> reducer,
       reducer_(std::move(reducer)),
       watch_(std::move(watch)),
       options_(std::move(options)),
+      has_streams_(has_streams(group)),
       writes_(options_.equal, {.tag = options_.strategy, .timeout = options_.timeout}),
       ready_(reducer_->parameters().size()) {
   if (!buffers.empty()) buffers_ = std::make_unique<StateBroadcast>(group_, std::move(buffers));
@@ -237,12 +241,15 @@ void BackwardStep::on_backward_end(bool nested) {
   if (!step_ || !step_->is_over(nested, reduces_ && all_ready())) return;
   try {
     finish();
-  } catch (const ReductionFailed&) {
-    throw;  // on all ranks
   } catch (const ComparedMismatch&) {
     throw;  // on all ranks
+  } catch (const ReductionFailed& error) {
+    if (exchanges_status()) throw;  // on all ranks
+    notice_.set_text(error.what());
+    abort_handle();
+    throw;
   } catch (...) {
-    if (!options_.abort) throw;
+    if (!options_.abort && exchanges_status()) throw;
     notice_.set_text(exception_text(std::current_exception()));
     abort_handle();
     throw;
@@ -304,7 +311,9 @@ void BackwardStep::reduce(const JoinRound& ranks, bool shadows) {
   reducer_->end_backward(true);
   contribute_absent(shadows);
   if (!shadows && (writes_.has_written() || reducer_->has_written())) status_.say_written();
-  reducer_->post_rest(status_);
+  const bool exchanges = shadows || exchanges_status();
+  if (!exchanges) check_own_gradients();
+  reducer_->post_rest(status_, exchanges);
   if (buffers_) buffers_->post(options_.timeout, ranks.first_active);
   StepStatus all;
   {
@@ -331,6 +340,12 @@ void BackwardStep::set_join(std::shared_ptr<JoinLink> link, const Joinable* self
   Lock lock(join_mutex_);
   link_ = std::move(link);
   self_ = self;
+}
+
+bool BackwardStep::exchanges_status() {
+  if (!has_streams_ || options_.find_unused_parameters || options_.static_graph) return true;
+  Lock lock(join_mutex_);
+  return link_ != nullptr;
 }
 
 bool BackwardStep::divides_by_active() {
@@ -391,6 +406,15 @@ void BackwardStep::check_status(const StepStatus& all, int active) {
   throw_missing_gradients(missing, options_.strategy);
 }
 
+void BackwardStep::check_own_gradients() {
+  MissingGradients missing(0);
+  const auto& parameters = reducer_->parameters();
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    missing.add(parameters[i].name, status_.missing(static_cast<int>(i)), true);
+  if (const std::string text = missing.text(); !text.empty())
+    throw_missing_gradients(text, options_.strategy);
+}
+
 void BackwardStep::check_writes(const StepStatus& all) {
   try {
     writes_.compare(group_, all.written() > 0);
@@ -441,7 +465,7 @@ void BackwardStep::on_backward_failed() noexcept {
   at::NoGradGuard no_grad;
   const bool reduces = std::exchange(reduces_, false);
   try {
-    if (options_.abort) {
+    if (options_.abort || !exchanges_status()) {
       abort_handle();
     } else if (reduces) {
       announce_failure();
@@ -458,8 +482,12 @@ void BackwardStep::on_backward_failed() noexcept {
 
 void BackwardStep::abort_handle() {
   const std::string text = notice_.take_text();
-  options_.abort(formatted("{}: an exception ended backward(){}{}", options_.strategy,
-                           text.empty() ? "" : ": ", text));
+  const std::string reason = formatted("{}: an exception ended backward(){}{}", options_.strategy,
+                                       text.empty() ? "" : ": ", text);
+  if (options_.abort)
+    options_.abort(reason);
+  else
+    group_.abort(reason);
 }
 
 // The others announce the end of their backward(), too.

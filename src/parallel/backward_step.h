@@ -13,6 +13,10 @@
 // After the first step gradients are expected in the order in which rank 0's became ready.
 // Inside no_sync() gradients stay on this rank, and the step only needs the end of backward().
 //
+// On a group that has_streams() the status would block the host for the whole backward(), so it is
+// not exchanged unless find_unused_parameters, static_graph or a Join needs it. An exception or a
+// missing gradient on one rank then ends the groups of the handle on all ranks, with its text.
+//
 // With a Join the end of a reduced backward() is a round: active ranks announce it and go on, and a
 // rank without inputs then does the same as for a backward() in which no parameter had a part.
 //
@@ -114,9 +118,10 @@ class Reducer {
   // Contributes for a parameter that is known from the start to get no gradient; posts the buckets
   // that this completes.
   [[nodiscard]] virtual bool contribute_unused(int i) { return contribute_absent(i); }
-  // Posts the remaining buckets and this rank's status of the step.
-  virtual void post_rest(const StepStatus& own) = 0;
-  // Blocks until the statuses of all ranks have arrived; returns their sum.
+  // Posts the remaining buckets and, if `exchanges`, this rank's status of the step.
+  virtual void post_rest(const StepStatus& own, bool exchanges) = 0;
+  // Waits for what was posted. Returns the sum of the statuses of all ranks if they were exchanged,
+  // which blocks the host, and this rank's otherwise.
   [[nodiscard]] virtual StepStatus wait() = 0;
   // Returns true if this reducer supports scale_averages().
   [[nodiscard]] virtual bool scales_averages() const { return false; }
@@ -168,6 +173,7 @@ class Reducer {
 // Parameters without a gradient, for a message: the first few by name, the others counted.
 class MissingGradients {
  public:
+  // 0: only this rank is known.
   explicit MissingGradients(int group_size) : group_size_(group_size) {}
 
   // On so many ranks; nothing is missing when that is 0. `here`: on this one too.
@@ -214,7 +220,8 @@ struct StepOptions {
   std::optional<Duration> timeout = std::nullopt;
   std::shared_ptr<WaitTime> waits = std::make_shared<WaitTime>();
   // Ends the handle's groups on all ranks, for the given reason, when an exception ends backward()
-  // on this rank. Null: the other ranks get a ReductionFailed, and the handle goes on.
+  // on this rank. Null: the other ranks get a ReductionFailed, and the handle goes on, unless the
+  // status of a step is not exchanged.
   std::function<void(std::string_view)> abort = nullptr;
 };
 
@@ -272,6 +279,9 @@ class BackwardStep final : public std::enable_shared_from_this<BackwardStep> {
   void start_reduction() LOCKSTEP_REQUIRES(mutex_);
   void reduce(const JoinRound& ranks, bool shadows) LOCKSTEP_REQUIRES(mutex_);
   [[nodiscard]] JoinRound announce();
+  // Whether this rank learns at the end of a backward() how it went on the others.
+  [[nodiscard]] bool exchanges_status();
+  void check_own_gradients() LOCKSTEP_REQUIRES(mutex_);
   [[nodiscard]] bool divides_by_active();
   void contribute_static_unused() LOCKSTEP_REQUIRES(mutex_);
   void check_static_graph() LOCKSTEP_REQUIRES(mutex_);
@@ -299,6 +309,7 @@ class BackwardStep final : public std::enable_shared_from_this<BackwardStep> {
   std::shared_ptr<Reducer> reducer_;
   const modules::ModuleWatch watch_;
   const StepOptions options_;
+  const bool has_streams_;
   StepClock clock_{options_.waits};
   WriteWatch writes_ LOCKSTEP_GUARDED_BY(mutex_);
   FailureNotice notice_ LOCKSTEP_GUARDED_BY(mutex_);

@@ -137,8 +137,8 @@ TEST_P(HostSynchronizations, OfAStepAreFew) {
 }
 
 INSTANTIATE_TEST_SUITE_P(OnDevices, HostSynchronizations,
-                         testing::Values(HostWaits{{.axes = {{"dp", 2}}}, 4},
-                                         HostWaits{{.axes = {{"fsdp", 2}}}, 4},
+                         testing::Values(HostWaits{{.axes = {{"dp", 2}}}, 2},
+                                         HostWaits{{.axes = {{"fsdp", 2}}}, 2},
                                          HostWaits{{.axes = {{"tp", 2}}}, 7},
                                          HostWaits{{.axes = {{"pp", 2}}}, 4, true}));
 

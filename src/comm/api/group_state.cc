@@ -1,7 +1,6 @@
 #include "comm/api/group_state.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/comm/device.h>
 #include <lockstep/comm/flight_record.h>
 
 #include "base/check.h"
@@ -228,10 +227,6 @@ void Work::synchronize() {
 }
 
 bool Work::done() const { return !group_ || group_->done(id_); }
-
-bool has_streams(const Group& group) {
-  return group.state_->has_backend() && group.state_->backend()->has_streams();
-}
 
 std::string write_flight_record(const Group& group, const std::string& folder) {
   static_cast<void>(group.state_->backend());  // refuses a forked child

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/format.h"
+#include "comm/api/group_state.h"
 #include "comm/engines/c10d/make.h"
 #include "comm/engines/hierarchical/runner.h"
 #include "comm/engines/mpi/backend.h"
@@ -98,6 +99,10 @@ std::vector<std::string_view> backend_names() {
 }
 
 bool has_streams(std::string_view name) { return name == "nccl"; }
+
+bool has_streams(const Group& group) {
+  return group.state_->has_backend() && group.state_->backend()->has_streams();
+}
 
 std::shared_ptr<Backend> make_backend(std::string_view name, std::shared_ptr<Store> store, int rank,
                                       int size, const BackendOptions& options) {

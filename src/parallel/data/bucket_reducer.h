@@ -36,7 +36,9 @@ class BucketReducer final : public parallel::Reducer {
   void end_backward(bool /*reduces*/) override {}
   [[nodiscard]] bool contribute_absent(int i) override;
   [[nodiscard]] bool contribute_unused(int i) override;
-  void post_rest(const parallel::StepStatus& own) override { buckets_.post_rest(own); }
+  void post_rest(const parallel::StepStatus& own, bool exchanges) override {
+    buckets_.post_rest(own, exchanges);
+  }
   [[nodiscard]] parallel::StepStatus wait() override;
   [[nodiscard]] bool scales_averages() const override {
     return !options_.hook || options_.hook->averages_over_all();

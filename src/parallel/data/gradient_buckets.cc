@@ -191,12 +191,12 @@ void GradientBuckets::ready(int i) {
   while (posted_ < ready && awaited_[posted_] == 0) post_next();
 }
 
-void GradientBuckets::post_rest(const parallel::StepStatus& own) {
+void GradientBuckets::post_rest(const parallel::StepStatus& own, bool exchanges) {
   status_ = own;
-  bool rides = !buckets_.empty() && status_rides();
-  if (rides) status_place().copy_(status_.tensor());
+  exchanges_status_ = exchanges && !buckets_.empty();
+  if (exchanges_status_ && status_rides()) status_place().copy_(status_.tensor());
   while (posted_ < plan_.size()) post_next();
-  if (!buckets_.empty() && !rides) post_status();
+  if (exchanges_status_ && !status_rides()) post_status();
 }
 
 void GradientBuckets::post_status() {
@@ -281,7 +281,7 @@ void GradientBuckets::abandon_hook() {
 
 parallel::StepStatus GradientBuckets::status() const {
   parallel::StepStatus all = status_;
-  if (buckets_.empty()) return all;
+  if (!exchanges_status_) return all;
   if (!status_rides()) {
     all.tensor().copy_(status_sum_);
     return all;

@@ -67,7 +67,7 @@ class GradientBuckets {
   // complete, except the last one.
   void ready(int i);
   // Posts the remaining buckets, complete or not, and this rank's status for the step.
-  void post_rest(const parallel::StepStatus& own);
+  void post_rest(const parallel::StepStatus& own, bool exchanges = true);
   // Blocks until all posts have completed, except those of the hook. Throws the group's error.
   void wait();
   // Runs the hook's later steps: afterwards its results are in the buckets. Throws ReductionFailed
@@ -132,7 +132,8 @@ class GradientBuckets {
   std::vector<Work> works_;
   std::vector<BucketFuture> futures_;  // of the hook, by bucket
   parallel::StepStatus status_;
-  at::Tensor status_sum_;  // with a hook: the result of its call
+  bool exchanges_status_ = true;  // in this step
+  at::Tensor status_sum_;         // with a hook: the result of its call
 };
 
 }  // namespace lockstep::data_parallel

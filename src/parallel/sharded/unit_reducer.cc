@@ -127,9 +127,10 @@ bool UnitReducer::contribute_absent(int i) {
   return is_there;
 }
 
-void UnitReducer::post_rest(const parallel::StepStatus& own) {
+void UnitReducer::post_rest(const parallel::StepStatus& own, bool exchanges) {
   post_ready();
-  post_status(own);
+  status_ = own;
+  if (exchanges) post_status(own);
 }
 
 void UnitReducer::post_status(const parallel::StepStatus& own) {

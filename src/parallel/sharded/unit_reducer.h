@@ -49,7 +49,7 @@ class UnitReducer final : public parallel::Reducer {
   void keep(int i) override;
   void end_backward(bool reduces) override;
   [[nodiscard]] bool contribute_absent(int i) override;
-  void post_rest(const parallel::StepStatus& own) override;
+  void post_rest(const parallel::StepStatus& own, bool exchanges) override;
   [[nodiscard]] parallel::StepStatus wait() override;
   [[nodiscard]] bool has_written() override { return unsharder_.has_writes(); }
   void compare_writes(Group& group, const CallOptions& call) override;
