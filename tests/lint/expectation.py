@@ -5,8 +5,8 @@ import sys
 import tempfile
 
 
-def expectation(name):
-    """Returns expect(files, status, text) for tools/lint/NAME."""
+def expectation(name, *options):
+    """Returns expect(files, status, text) for tools/lint/NAME with these options."""
     check = pathlib.Path(__file__).resolve().parents[2] / "tools/lint" / name
 
     def expect(files, status, text):
@@ -15,7 +15,7 @@ def expectation(name):
                 path = pathlib.Path(folder, name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(content)
-            done = subprocess.run([sys.executable, check, folder], capture_output=True, text=True)
+            done = subprocess.run([sys.executable, check, *options, folder], capture_output=True, text=True)
         right = done.returncode == status and text in done.stdout
         assert right, f"expected {status} and '{text}', found {done.returncode}: {done.stdout}{done.stderr}"
 
