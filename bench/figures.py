@@ -67,11 +67,12 @@ def as_time(seconds):
 
 
 def as_bytes(count):
-    """Formats bytes: '64 MiB' if that is exact, else three digits and a decimal unit."""
-    for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+    """Formats bytes: '64 MiB' if that is exact, else rounded: '1.15 GiB'."""
+    units = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+    for unit, name in units:
         if count >= unit and count % unit == 0 and count < 10_000 * unit:
             return f"{count // unit} {name}"
-    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+    for unit, name in units:
         if count >= unit:
-            return f"{count / unit:.3g} {name}"
+            return f"{count / unit:.{3 if count < 1000 * unit else 4}g} {name}"
     return f"{count} B"

@@ -3,7 +3,7 @@
 
     cuda.py COMPILER LIBTORCH FOLDER
 
-FOLDER gets the headers: pip downloads NVIDIA's packages from PyPI once, 1.2 GB, of which 25 MB of headers are kept.
+FOLDER gets the headers: pip downloads NVIDIA's packages from PyPI once, 1.1 GiB, of which 24 MiB of headers are kept.
 LIBTORCH may be one for the CPU: its folder has the headers of LibTorch's part for CUDA, too. Nothing is linked or run.
 """
 import pathlib

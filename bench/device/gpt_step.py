@@ -75,9 +75,9 @@ def main():
         if step >= WARM_UP:
             times.append((time.perf_counter() - begin) * 1e3)
     times.sort()
-    peak = torch.cuda.max_memory_allocated() / 1e9
+    peak = torch.cuda.max_memory_allocated() / 2**30
     print(f"PyTorch DDP {words[0] if words else 'float32'}: {times[len(times) // 2]:.1f} ms "
-          f"({times[0]:.1f} to {times[-1]:.1f}), peak {peak:.2f} GB, loss {loss.item():.4f}")
+          f"({times[0]:.1f} to {times[-1]:.1f}), peak {peak:.2f} GiB, loss {loss.item():.4f}")
     torch.distributed.destroy_process_group()
 
 

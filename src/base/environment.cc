@@ -58,7 +58,7 @@ std::optional<std::int64_t> bytes(const std::string& name) {
   auto found = text(name);
   if (!found) return std::nullopt;
   auto value = parse_bytes(*found);
-  if (!value) throw not_understood(name, "a number of bytes such as 4096, 12MB or 4GiB", *found);
+  if (!value) throw not_understood(name, "a number of bytes such as 4096, 12MiB or 4GiB", *found);
   return value;
 }
 

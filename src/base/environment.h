@@ -21,7 +21,7 @@ namespace lockstep::environment {
     std::int64_t most = std::numeric_limits<std::int64_t>::max());
 // Reads 1, true, yes or on as true; 0, false, no or off as false.
 [[nodiscard]] std::optional<bool> flag(const std::string& name);
-// Reads a size such as 4096, 12MB or 4GiB.
+// Reads a size such as 4096, 12MiB or 4GiB.
 [[nodiscard]] std::optional<std::int64_t> bytes(const std::string& name);
 // Reads a time such as 1m30s, 250ms or 90 (seconds).
 [[nodiscard]] std::optional<Duration> duration(const std::string& name);

@@ -19,14 +19,15 @@ struct Unit {
 };
 
 constexpr std::array<Unit, 9> byte_units{{{"B", 1},
-                                          {"kB", 1e3},
-                                          {"MB", 1e6},
-                                          {"GB", 1e9},
-                                          {"TB", 1e12},
                                           {"KiB", 1024.0},
                                           {"MiB", 1048576.0},
                                           {"GiB", 1073741824.0},
-                                          {"TiB", 1099511627776.0}}};
+                                          {"TiB", 1099511627776.0},
+                                          {"kB", 1e3},
+                                          {"MB", 1e6},
+                                          {"GB", 1e9},
+                                          {"TB", 1e12}}};
+constexpr std::size_t largest_written = 4;  // TiB; decimal units are only read
 constexpr std::array<Unit, 6> time_units{
     {{"h", 3600e9}, {"m", 60e9}, {"s", 1e9}, {"ms", 1e6}, {"us", 1e3}, {"ns", 1}}};
 
@@ -41,7 +42,7 @@ bool equal_in_any_case(std::string_view a, std::string_view b) {
   return true;
 }
 
-// Removes a quantity such as "12.5 MB" from the front of `text` (digits and points, spaces,
+// Removes a quantity such as "12.5 MiB" from the front of `text` (digits and points, spaces,
 // letters) and returns it.
 std::optional<std::pair<double, std::string_view>> take_quantity(std::string_view& text) {
   double number = 0;
@@ -118,13 +119,14 @@ std::string format_bytes(std::int64_t bytes) {
   if (bytes < 0)
     return "-" +
            format_bytes(bytes == std::numeric_limits<std::int64_t>::min() ? -(bytes + 1) : -bytes);
-  for (std::size_t i = byte_units.size() - 1; i >= 5; --i) {
+  for (std::size_t i = largest_written; i > 0; --i) {
     auto size = static_cast<std::int64_t>(byte_units[i].size);
     if (bytes >= size && bytes % size == 0)
       return formatted("{} {}", bytes / size, byte_units[i].name);
   }
   std::size_t unit = 0;
-  while (unit < 4 && static_cast<double>(bytes) >= 999.5 * byte_units[unit].size) ++unit;
+  while (unit < largest_written && static_cast<double>(bytes) >= 1023.5 * byte_units[unit].size)
+    ++unit;
   return three_digits(static_cast<double>(bytes) / byte_units[unit].size) + " " +
          std::string(byte_units[unit].name);
 }

@@ -20,11 +20,11 @@ namespace lockstep {
 // Parses "1", "true", "yes", "on" and "0", "false", "no", "off".
 [[nodiscard]] std::optional<bool> parse_flag(std::string_view text);
 
-// Parses a size such as "4096", "12 MB" (10^6), "4GiB" (2^30) or "1.5 kB". The units are B, kB, MB,
-// GB, TB, KiB, MiB, GiB and TiB, in any case.
+// Parses a size such as "4096", "4GiB" (2^30), "1.5 KiB" or "12 MB" (10^6). The units are B, KiB,
+// MiB, GiB, TiB, kB, MB, GB and TB, in any case.
 [[nodiscard]] std::optional<std::int64_t> parse_bytes(std::string_view text);
-// Returns "4 GiB" if a binary unit is exact, otherwise three digits and a decimal unit: "12.6 MB",
-// "999 B".
+// Returns "4 GiB" if a unit is exact, otherwise a rounded number: "12.6 MiB", "999 B". Units are
+// binary.
 [[nodiscard]] std::string format_bytes(std::int64_t bytes);
 
 // Parses a time such as "1m30s", "250ms", "2h", "1.5s" or "90" (seconds). The units are h, m, s,

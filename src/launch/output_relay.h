@@ -193,7 +193,7 @@ class RankOutput {
 
   // Returns a descriptor to poll and read, -1 once closed.
   [[nodiscard]] int descriptor(int stream) const { return streams_[stream].read_end.get(); }
-  // Reads the available bytes of one of the two streams, at most about 256 KB; never blocks.
+  // Reads the available bytes of one of the two streams, at most about 256 KiB; never blocks.
   void read(int stream, Clock::time_point now);
   // Reads all available bytes and shows them, including unfinished lines.
   void finish();

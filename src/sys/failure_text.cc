@@ -28,9 +28,9 @@ std::optional<std::int64_t> bytes_refused(std::string_view text) {
 }  // namespace
 
 std::string rough_size(double bytes) {
-  constexpr std::array<std::string_view, 6> units{"B", "kB", "MB", "GB", "TB", "PB"};
+  constexpr std::array<std::string_view, 6> units{"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
   std::size_t unit = 0;
-  for (; bytes >= 999.5 && unit + 1 < units.size(); ++unit) bytes /= 1000;
+  for (; bytes >= 1023.5 && unit + 1 < units.size(); ++unit) bytes /= 1024;
   bool has_decimal = bytes < 99.95 && unit > 0;
   return has_decimal ? formatted("{:.1f} {}", bytes, units[unit])
                      : formatted("{:.0f} {}", bytes, units[unit]);

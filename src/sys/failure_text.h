@@ -14,9 +14,9 @@ namespace lockstep::sys {
 // memory.
 [[nodiscard]] std::string failure_text(const std::exception& error);
 
-// Returns a size with at most three digits, such as "25.3 GB" or "640 MB".
+// Returns a rounded size, such as "23.6 GiB" or "610 MiB".
 [[nodiscard]] std::string rough_size(double bytes);
-// Returns "20.1 GB of 25.3 GB of memory are free".
+// Returns "18.7 GiB of 23.6 GiB of memory are free".
 [[nodiscard]] std::string free_memory_text(const MemorySize& memory = memory_size());
 
 }  // namespace lockstep::sys

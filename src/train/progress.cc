@@ -54,7 +54,7 @@ std::string rate_text(const MetricsRow& row) {
 
 std::string memory_text(const MetricsRow& row) {
   if (row.resident_bytes <= 0) return {};
-  return formatted("{:.0f} MB", static_cast<double>(row.resident_bytes) / 1e6);
+  return formatted("{:.0f} MiB", static_cast<double>(row.resident_bytes) / (1 << 20));
 }
 
 std::string waiting_text(const MetricsRow& row) {

@@ -14,14 +14,14 @@
 
 namespace lockstep::train {
 
-// Returns "step 250/2000  loss 2.314  val_loss 2.298  391 samples/s  412 MB  3.1 ms waiting  1:07
+// Returns "step 250/2000  loss 2.314  val_loss 2.298  391 samples/s  412 MiB  3.1 ms waiting  1:07
 // left"; unknown values are omitted. If the parts of a step are measured, they replace the waiting
 // time: "forward 4.1, backward 9.2, waiting 3.1, update 1.3 ms".
 [[nodiscard]] std::string progress_text(const MetricsRow& row);
 
 // Returns a terminal line: a bar, and as many figures as fit.
 //
-//   [=====>          ]  12%  250/2000  loss 2.314  25.0k tokens/s  412 MB  1:07 left
+//   [=====>         ]  12%  250/2000  loss 2.314  25.0k tokens/s  412 MiB  1:07 left
 //
 // The last column stays empty, because terminals treat it differently.
 struct LineLook {

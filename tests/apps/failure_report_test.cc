@@ -50,9 +50,10 @@ TEST_P(SharedFailure, IsShownOnceAndExplainedByItsRecords) {
   EXPECT_EQ(count(run.error, "] error: the group failed"), 0U)
       << "the rank stands before the line: " << run.error;
   const std::string records = (folder.path() / "flight-rank-*.json").string();
-  expect_words(run.error, {"(bucket 2, 4 kB", "that ranks 0-2 wait in; its last call was broadcast",
-                           "lockstep run: ranks 0-2 failed as shown above\n",
-                           "what the ranks called last: lockstep report hang " + records});
+  expect_words(run.error,
+               {"(bucket 2, 3.91 KiB", "that ranks 0-2 wait in; its last call was broadcast",
+                "lockstep run: ranks 0-2 failed as shown above\n",
+                "what the ranks called last: lockstep report hang " + records});
 
   std::vector<std::string> words{"report", "hang"};
   for (int rank = 0; rank < 3; ++rank)

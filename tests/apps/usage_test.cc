@@ -249,7 +249,7 @@ TEST(Usage, AModelThatDoesNotFitIsOneLine) {
     EXPECT_EQ(std::ranges::count(end.error, '\n'), 1) << end.error;
     EXPECT_TRUE(end.error.starts_with(
         "lockstep train: the model does not fit: 7.7T parameters, their gradients and the state of "
-        "adamw take at least 123 TB"))
+        "adamw take at least 112 TiB"))
         << end.error;
     EXPECT_NE(end.error.find(" of memory are free; choose a smaller --width, --layers or --batch"),
               std::string::npos)

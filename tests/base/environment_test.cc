@@ -60,7 +60,7 @@ TEST_F(Environment, AMessageSaysNameExpectedAndFound) {
             "LOCKSTEP_TEST_VARIABLE: expected a whole number of at least 9, found '8'");
   set("many");
   EXPECT_EQ(message([] { (void)environment::bytes(name); }),
-            "LOCKSTEP_TEST_VARIABLE: expected a number of bytes such as 4096, 12MB or 4GiB, found "
+            "LOCKSTEP_TEST_VARIABLE: expected a number of bytes such as 4096, 12MiB or 4GiB, found "
             "'many'");
   EXPECT_EQ(message([] { (void)environment::duration(name); }),
             "LOCKSTEP_TEST_VARIABLE: expected a duration such as 1m30s, 250ms or 90 (seconds), "

@@ -44,13 +44,13 @@ TEST(Text, BytesAreRead) {
 TEST(Text, BytesAreWritten) {
   EXPECT_EQ(format_bytes(0), "0 B");
   EXPECT_EQ(format_bytes(999), "999 B");
-  EXPECT_EQ(format_bytes(1000), "1 kB");
+  EXPECT_EQ(format_bytes(1000), "1000 B");
   EXPECT_EQ(format_bytes(1024), "1 KiB");
-  EXPECT_EQ(format_bytes(12'000'000), "12 MB");
-  EXPECT_EQ(format_bytes(12'345'678), "12.3 MB");
-  EXPECT_EQ(format_bytes(999'999), "1 MB");
+  EXPECT_EQ(format_bytes(12'000'000), "11.4 MiB");
+  EXPECT_EQ(format_bytes(12'345'678), "11.8 MiB");
+  EXPECT_EQ(format_bytes(1'048'575), "1 MiB");
   EXPECT_EQ(format_bytes(std::int64_t{4} << 30), "4 GiB");
-  EXPECT_EQ(format_bytes(-1500), "-1.5 kB");
+  EXPECT_EQ(format_bytes(-1500), "-1.46 KiB");
   EXPECT_FALSE(format_bytes(std::numeric_limits<std::int64_t>::min()).empty());
 }
 

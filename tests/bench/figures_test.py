@@ -87,7 +87,7 @@ class Figures(unittest.TestCase):
         self.assertEqual(
             [figures.as_time(t) for t in (1.5, 0.0123, 4.5e-6, 6e-8)], ["1.50 s", "12.3 ms", "4.50 us", "60.0 ns"]
         )
-        self.assertEqual([figures.as_bytes(n) for n in (999, 64 * MIB, 1238036480)], ["999 B", "64 MiB", "1.24 GB"])
+        self.assertEqual([figures.as_bytes(n) for n in (999, 64 * MIB, 1238036480)], ["999 B", "64 MiB", "1.15 GiB"])
 
 
 class Options(unittest.TestCase):

@@ -47,7 +47,7 @@ def killed(name, words, through=(), others_live=True):
     process.finish(seconds=30)
     if others_live:
         expect_words(log.read_text(errors="replace"), r"rank \d of 3 was lost: its process \d+ ended without leaving",
-                     r"all_reduce #\d+ \(4 kB, [^)]*\)")
+                     r"all_reduce #\d+ \(3.91 KiB, [^)]*\)")
     shown(f"{name}: a rank killed, all ended after", time.monotonic() - began)
 
 
@@ -55,7 +55,7 @@ def never_calls(name, words):
     command, variables = ranks(words, "never_calls")
     code, output, seconds = run(command, env=variables)
     expect(code != 0, f"{name}: an exit code that says that something went wrong", output)
-    expect_words(output, r"after 1s: rank 2 never called all_reduce #2 \(bucket 2, 4 kB, [^)]*\)",
+    expect_words(output, r"after 1s: rank 2 never called all_reduce #2 \(bucket 2, 3.91 KiB, [^)]*\)",
                  r"\) that ranks 0, 1 wait in")
     shown(f"{name}: a rank that never calls", seconds)
 

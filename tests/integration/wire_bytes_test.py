@@ -42,7 +42,7 @@ def measured(what, processes):
     shown(what, seconds)
     sent = {way: int(number) for way, number in re.findall(r"(\w+ \w+\d) (\d+)$", together, re.MULTILINE)}
     for way, number in sent.items():
-        print(f"  {way:24} {number / 1e6:8.2f} MB, {number / NUMBERS:6.3f} a number")
+        print(f"  {way:24} {number / 2**20:8.2f} MiB, {number / NUMBERS:6.3f} a number")
     return sent
 
 

@@ -138,7 +138,7 @@ TEST(AgentOutput, AReaderThatTakesNothingDoesNotHoldTheAgentForEver) {
       error.text().find("lockstep run: the reader of standard output took nothing for 300ms: "),
       std::string::npos)
       << error.text();
-  EXPECT_NE(error.text().find(" kB were dropped\n"), std::string::npos) << error.text();
+  EXPECT_NE(error.text().find(" KiB were dropped\n"), std::string::npos) << error.text();
 }
 
 TEST(AgentOutput, TheReportsLinesActOnNoTerminal) {

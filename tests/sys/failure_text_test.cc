@@ -34,21 +34,21 @@ TEST(FailureText, RefusedMemoryIsSaidInBytes) {
   std::string tensor = failure_text(std::runtime_error(
       "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
       "you tried to allocate 4398046511104 bytes. Error code 12 (Cannot allocate memory)\nframe"));
-  EXPECT_TRUE(tensor.starts_with("out of memory: 4.4 TB were asked for at once; ")) << tensor;
+  EXPECT_TRUE(tensor.starts_with("out of memory: 4.0 TiB were asked for at once; ")) << tensor;
   EXPECT_EQ(tensor.find('\n'), std::string::npos);
 }
 
 TEST(FailureText, SizesAreRough) {
   EXPECT_EQ(rough_size(0), "0 B");
   EXPECT_EQ(rough_size(999), "999 B");
-  EXPECT_EQ(rough_size(1000), "1.0 kB");
-  EXPECT_EQ(rough_size(99'949), "99.9 kB");
-  EXPECT_EQ(rough_size(99'960), "100 kB");
-  EXPECT_EQ(rough_size(999'600), "1.0 MB");
-  EXPECT_EQ(rough_size(25.3e9), "25.3 GB");
-  EXPECT_EQ(rough_size(1.3e22), "13000000 PB");
+  EXPECT_EQ(rough_size(1024), "1.0 KiB");
+  EXPECT_EQ(rough_size(102'000), "99.6 KiB");
+  EXPECT_EQ(rough_size(102'380), "100 KiB");
+  EXPECT_EQ(rough_size(1'048'100), "1.0 MiB");
+  EXPECT_EQ(rough_size(25.3e9), "23.6 GiB");
+  EXPECT_EQ(rough_size(1.3e22), "11546319 PiB");
   EXPECT_EQ(free_memory_text({.total = 25'300'000'000, .available = 640'000'000}),
-            "640 MB of 25.3 GB of memory are free");
+            "610 MiB of 23.6 GiB of memory are free");
 }
 
 }  // namespace

@@ -85,7 +85,7 @@ TEST(PlainFile, TheWholeContentIsBounded) {
     EXPECT_EQ(read_plain_file(file, 100'000), content);
   }
   EXPECT_EQ(refused([&] { (void)read_plain_file(file, 99'999); }),
-            "reading " + file.string() + ": expected at most 100 kB, found 100 kB");
+            "reading " + file.string() + ": expected at most 97.7 KiB, found 97.7 KiB");
   fs::resize_file(file, std::uintmax_t{1} << 40);
   EXPECT_EQ(refused([&] { (void)read_plain_file(file, 1 << 20); }),
             "reading " + file.string() + ": expected at most 1 MiB, found 1 TiB");

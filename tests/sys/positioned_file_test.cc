@@ -50,9 +50,9 @@ TEST(PositionedFile, SpaceThatIsNotThereIsAnErrorAtOnce) {
   rlimit small{.rlim_cur = 1000, .rlim_max = before.rlim_max};
   ::setrlimit(RLIMIT_FSIZE, &small);
   auto file = PositionedFile::create(folder / "file");
-  auto reserve = [&] { file.reserve(2000); };
+  auto reserve = [&] { file.reserve(2048); };
   auto write = [&] { file.write_at(999, bytes_of("too far")); };
-  test::expect_words(test::message_of<SystemError>(reserve), {"reserving 2 kB", "file"});
+  test::expect_words(test::message_of<SystemError>(reserve), {"reserving 2 KiB", "file"});
   test::expect_words(test::message_of<SystemError>(write), {"writing ", "file"});
   ::setrlimit(RLIMIT_FSIZE, &before);
 }

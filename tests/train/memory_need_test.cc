@@ -101,14 +101,14 @@ TEST(MemoryNeed, WhatDoesNotFitSaysWhatIsNeededAndWhatIsThere) {
   EXPECT_EQ(
       said({.parameters = 1.1e9}, 1, 1),
       "the model does not fit: 1.1B parameters, their gradients and the state of adamw take "
-      "at least 17.6 GB, the activations of a step 0 B; 16.0 GB of 25.0 GB of memory are free; "
+      "at least 16.4 GiB, the activations of a step 0 B; 14.9 GiB of 23.3 GiB of memory are free; "
       "choose a smaller --width, --layers or --batch");
-  EXPECT_EQ(
-      said({.parameters = 0.6e9, .activations = 50e6}, 2, 2),
-      "the model does not fit: 600.0M parameters, their gradients and the state of adamw "
-      "take at least 9.6 GB, the activations of a step 200 MB in each of 2 ranks on this machine; "
-      "16.0 GB of 25.0 GB of memory are free; choose a smaller --width, --layers or "
-      "--batch, or divide the model by --shard full");
+  EXPECT_EQ(said({.parameters = 0.6e9, .activations = 50e6}, 2, 2),
+            "the model does not fit: 600.0M parameters, their gradients and the state of adamw "
+            "take at least 8.9 GiB, the activations of a step 191 MiB in each of 2 ranks on this "
+            "machine; "
+            "14.9 GiB of 23.3 GiB of memory are free; choose a smaller --width, --layers or "
+            "--batch, or divide the model by --shard full");
   EXPECT_EQ(said({.parameters = 0.6e9}, 2, 1), fits);
   EXPECT_NE(said({.parameters = 1e6, .activations = 5e9}, 1, 1), fits);
   options.shard = ShardKind::full;

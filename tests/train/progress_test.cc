@@ -56,12 +56,12 @@ TEST(Progress, ARowIsOneLine) {
   row.resident_bytes = 431'700'000;
   row.exposed_seconds = 0.00312;
   EXPECT_EQ(progress_text(row),
-            "step 7/100  loss 2.500  392 samples/s  432 MB  3.1 ms waiting  1:07 left");
+            "step 7/100  loss 2.500  392 samples/s  412 MiB  3.1 ms waiting  1:07 left");
   row.forward_seconds = 0.0041;
   row.backward_seconds = 0.0092;
   row.update_seconds = 0.0013;
   EXPECT_EQ(progress_text(row),
-            "step 7/100  loss 2.500  392 samples/s  432 MB  "
+            "step 7/100  loss 2.500  392 samples/s  412 MiB  "
             "forward 4.1, backward 9.2, waiting 3.1, update 1.3 ms  1:07 left");
   row.resident_bytes = 0;
   row.val_loss = 1.25;
@@ -134,9 +134,9 @@ TEST(Progress, ATerminalsLineFitsAndKeepsWhatMattersMost) {
   auto at = [&](int columns) { return progress_line(row, {.columns = columns}); };
   EXPECT_EQ(at(120),
             "[==============>               ]   50%  50/100  loss 2.500  392 samples/s  "
-            "432 MB  3.1 ms waiting  1:07 left");
+            "412 MiB  3.1 ms waiting  1:07 left");
   EXPECT_EQ(at(80),
-            "[=======>         ]   50%  50/100  loss 2.500  392 samples/s  432 MB  1:07 left");
+            "[=======>        ]   50%  50/100  loss 2.500  392 samples/s  412 MiB  1:07 left");
   EXPECT_EQ(at(60), "[=====>       ]   50%  loss 2.500  392 samples/s  1:07 left");
   EXPECT_EQ(at(40), " 50%  loss 2.500  1:07 left");
   EXPECT_EQ(at(20), " 50%  loss 2.500");

@@ -39,8 +39,8 @@ struct SafetensorsWriting {
 // Writes `tensors` (any device and strides, copied to dense host memory one at a time) atomically:
 // writes a temporary file beside `path`, flushes it and renames it. Throws InvalidArgument for
 // content that the format cannot represent (a dtype without a name, names that are not UTF-8, a
-// header of more than 100 MB) and for metadata that begin with `crc32.`; SystemError if the disk is
-// full or the folder is not writable. `path` is then unchanged.
+// header of over 100,000,000 bytes) and for metadata that begin with `crc32.`; SystemError if the
+// disk is full or the folder is not writable. `path` is then unchanged.
 void write_safetensors(const std::filesystem::path& path, const NamedTensors& tensors,
                        const Metadata& metadata = {}, SafetensorsWriting how = {});
 

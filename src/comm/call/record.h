@@ -45,7 +45,7 @@ struct CallRecord {
 // A number that two calls share when they belong together, and hardly ever otherwise.
 [[nodiscard]] std::uint64_t fingerprint_of(const CallRecord& call);
 
-// all_reduce #417 (bucket 2, 12 MB, train.cc:88); recv #3 from rank 1 (12 B, train.cc:90). `group`
+// all_reduce #417 (bucket 2, 12 MiB, train.cc:88); recv #3 from rank 1 (12 B, train.cc:90). `group`
 // names the ranks in it: recv #3 from rank 1 (rank 5 of the world, 12 B, train.cc:90).
 [[nodiscard]] std::string describe(const CallRecord& call, const GroupNames& group = {});
 // Describes the call that a missing rank should have made: the same call, or the other end of a

@@ -39,9 +39,9 @@ class Diagnosis {
                                          std::string_view detail,
                                          const std::function<void()>& close) noexcept;
 
-  // Returns "rank 3 never called all_reduce #417 (bucket 2, 12 MB, train.cc:88) that ranks 0-2 wait
-  // in; its last call was ...", as far as is known now; empty if memory runs out. Blocks at most
-  // `store_timeout`; never throws.
+  // Returns "rank 3 never called all_reduce #417 (bucket 2, 12 MiB, train.cc:88) that ranks 0-2
+  // wait in; its last call was ...", as far as is known now; empty if memory runs out. Blocks at
+  // most `store_timeout`; never throws.
   [[nodiscard]] std::string overdue(const CallRecord& call, Duration waited) noexcept;
 
   // Returns the sentence of a mismatch with the call of rank `other`; without `other`, with any

@@ -34,7 +34,7 @@ struct PeerStatus {
   }
 };
 
-// after 1s: rank 3 never called all_reduce #417 (bucket 2, 12 MB, train.cc:88) that ranks 0-2 wait
+// after 1s: rank 3 never called all_reduce #417 (bucket 2, 12 MiB, train.cc:88) that ranks 0-2 wait
 // in; its last call was ... The ranks that are furthest behind are named: others may wait for them.
 [[nodiscard]] std::string overdue_sentence(const CallRecord& call,
                                            std::span<const PeerStatus> peers, Duration waited,

@@ -129,7 +129,7 @@ TEST(Diagnosis, AllRanksThrowTheSameSentence) {
   const auto first = text_of<Timeout>(
       ranks[0]->diagnosis.agree(FailureKind::timeout, call, "", [&] { ++closed; }));
   EXPECT_GE(closed, 1);
-  test::expect_words(first, {"after 1s: rank 2 never called all_reduce #2 (bucket 2, 4 kB, "
+  test::expect_words(first, {"after 1s: rank 2 never called all_reduce #2 (bucket 2, 3.91 KiB, "
                              "diagnosis_test.cc:",
                              ") that ranks 0, 1 wait in; its last call was all_reduce #1 (sum, 5 x "
                              "float32, diagnosis_test.cc:"});
@@ -148,7 +148,7 @@ TEST(Diagnosis, ARankThatHasLeftIsLost) {
   test::expect_words(
       text_of<PeerLost>(
           ranks[0]->diagnosis.agree(FailureKind::peer_lost, reduction(1), "closed", [] {})),
-      {"rank 1 of 2 was lost: it left in order without taking part in all_reduce #1 (4 kB, ",
+      {"rank 1 of 2 was lost: it left in order without taking part in all_reduce #1 (3.91 KiB, ",
        ") that rank 0 waits in; it has made no call yet"});
 }
 
@@ -236,11 +236,12 @@ TEST(Diagnosis, AStoreThatDoesNotAnswerHoldsUpNobody) {
     rank.note(reduction(1));
     const auto text =
         text_of<Timeout>(rank.diagnosis.agree(FailureKind::timeout, reduction(1), "", [] {}));
-    test::expect_words(text, {"after 1s: all_reduce #1 (4 kB, diagnosis_test.cc:",
+    test::expect_words(text, {"after 1s: all_reduce #1 (3.91 KiB, diagnosis_test.cc:",
                               ") is not complete (no further diagnosis: store error: it does not "
                               "answer)"});
-    test::expect_words(rank.diagnosis.overdue(reduction(1), 30s),
-                       {"after 30s: all_reduce #1 (4 kB, ", "store error: it does not answer)"});
+    test::expect_words(
+        rank.diagnosis.overdue(reduction(1), 30s),
+        {"after 30s: all_reduce #1 (3.91 KiB, ", "store error: it does not answer)"});
     rank.calls.leave(rank.member, true);
   }
   EXPECT_LT(Clock::now() - begin, 3s);

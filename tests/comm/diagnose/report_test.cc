@@ -35,34 +35,38 @@ std::string sentence(const std::vector<PeerStatus>& peers) {
 }
 
 TEST(OverdueSentence, NamesTheRankThatDidNotCall) {
-  EXPECT_EQ(sentence({waits(0), waits(1), is_at(2, 7)}),
-            "after 1s: rank 2 never called all_reduce #8 (bucket 2, 4 kB, train.cc:88) that ranks "
-            "0, 1 wait in; its last call was broadcast #7 (weights, root 0, 1000 x float32, "
-            "train.cc:80)");
+  EXPECT_EQ(
+      sentence({waits(0), waits(1), is_at(2, 7)}),
+      "after 1s: rank 2 never called all_reduce #8 (bucket 2, 3.91 KiB, train.cc:88) that ranks "
+      "0, 1 wait in; its last call was broadcast #7 (weights, root 0, 1000 x float32, "
+      "train.cc:80)");
 }
 
 TEST(OverdueSentence, NamesRanksThatHaveMadeNoCall) {
-  EXPECT_EQ(sentence({waits(0), {.rank = 1}, {.rank = 2}}),
-            "after 1s: ranks 1, 2 never called all_reduce #8 (bucket 2, 4 kB, train.cc:88) that "
-            "rank 0 waits in; they have made no call yet");
+  EXPECT_EQ(
+      sentence({waits(0), {.rank = 1}, {.rank = 2}}),
+      "after 1s: ranks 1, 2 never called all_reduce #8 (bucket 2, 3.91 KiB, train.cc:88) that "
+      "rank 0 waits in; they have made no call yet");
 }
 
 // The others may wait for it.
 TEST(OverdueSentence, NamesTheRankThatIsFurthestBehindFirst) {
-  EXPECT_EQ(sentence({waits(0), is_at(1, 7), is_at(2, 5), is_at(3, 7)}),
-            "after 1s: rank 2 never called all_reduce #8 (bucket 2, 4 kB, train.cc:88) that rank 0 "
-            "waits in; its last call was broadcast #5 (weights, root 0, 1000 x float32, "
-            "train.cc:80); ranks 1, 3 are behind, too");
+  EXPECT_EQ(
+      sentence({waits(0), is_at(1, 7), is_at(2, 5), is_at(3, 7)}),
+      "after 1s: rank 2 never called all_reduce #8 (bucket 2, 3.91 KiB, train.cc:88) that rank 0 "
+      "waits in; its last call was broadcast #5 (weights, root 0, 1000 x float32, "
+      "train.cc:80); ranks 1, 3 are behind, too");
 }
 
 // It may not have told how far it came.
 TEST(OverdueSentence, NamesAStoppedRankBeforeAllOthers) {
   auto stopped = is_at(3, 7);
   stopped.stopped_process = "4711";
-  EXPECT_EQ(sentence({waits(0), is_at(1, 6), waits(2), stopped}),
-            "after 1s: rank 3 never called all_reduce #8 (bucket 2, 4 kB, train.cc:88) that ranks "
-            "0, 2 wait in; its last call was broadcast #7 (weights, root 0, 1000 x float32, "
-            "train.cc:80); its process 4711 is stopped; rank 1 is behind, too");
+  EXPECT_EQ(
+      sentence({waits(0), is_at(1, 6), waits(2), stopped}),
+      "after 1s: rank 3 never called all_reduce #8 (bucket 2, 3.91 KiB, train.cc:88) that ranks "
+      "0, 2 wait in; its last call was broadcast #7 (weights, root 0, 1000 x float32, "
+      "train.cc:80); its process 4711 is stopped; rank 1 is behind, too");
 }
 
 }  // namespace

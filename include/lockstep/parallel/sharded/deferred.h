@@ -37,8 +37,8 @@ class Module;
 namespace lockstep {
 
 struct DeferredOptions {
-  // Smaller tensors are made immediately. A deferred tensor needs about 6 KB to record how to build
-  // it.
+  // Smaller tensors are made immediately. A deferred tensor needs about 6 KiB to record how to
+  // build it.
   std::int64_t smallest = std::int64_t{64} << 10;
 };
 

@@ -132,7 +132,7 @@ void print_line(const Row& row) {
   auto parameters = static_cast<double>(row.parameters);
   auto kept = static_cast<double>(row.most(&Measured::kept));
   const auto size = [](std::int64_t bytes) {
-    return sys::rough_size(static_cast<double>(bytes));  // decimal units in all columns
+    return sys::rough_size(static_cast<double>(bytes));  // short in all columns
   };
   print_to(stdout, "{:<18}{:<10}{:>11}{:>9.3f}{:>10.3f}{:>8.3f}{:>12}{:>12}{:>12}\n", row.mode,
            row.dtype, size(row.most(&Measured::kept)), kept / parameters, row.expected / parameters,

@@ -238,7 +238,8 @@ TEST(Aftermath, WhatCannotBeRenewedIsNamed) {
         group.wait(ticket);
         ADD_FAILURE() << "no error";
       } catch (const Aborted& error) {
-        EXPECT_TRUE(contains(error.what(), "rank 1 is in all_reduce #1 (40 kB, ")) << error.what();
+        EXPECT_TRUE(contains(error.what(), "rank 1 is in all_reduce #1 (39.1 KiB, "))
+            << error.what();
         EXPECT_TRUE(contains(error.what(),
                              "may still write to its output: other groups use its "
                              "memory, too"))

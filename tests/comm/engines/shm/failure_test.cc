@@ -79,7 +79,7 @@ TEST(Failure, NamesAKilledRankWhileOthersWait) {
         EXPECT_LT(killed.since(), 500ms);
         EXPECT_TRUE(contains(text, "its last call was all_reduce #1 (sum, 1000 x float32, "))
             << text;
-        EXPECT_TRUE(contains(text, "ranks 0, 2 wait in all_reduce #2 (4 kB, ")) << text;
+        EXPECT_TRUE(contains(text, "ranks 0, 2 wait in all_reduce #2 (3.91 KiB, ")) << text;
         EXPECT_TRUE(contains(text, "rank 1")) << text;
         EXPECT_EQ(error_of<PeerLost>([&] { all_reduce(group, 1); }),
                   text);  // and again
@@ -149,7 +149,8 @@ TEST(Failure, SaysWhoNeverCalled) {
         second.tag = "bucket 2";
         second.timeout = 500ms;
         auto text = error_of<Timeout>([&] { run(group, std::move(second)); });
-        EXPECT_TRUE(contains(text, "rank 3 never called all_reduce #2 (bucket 2, 12 kB, ")) << text;
+        EXPECT_TRUE(contains(text, "rank 3 never called all_reduce #2 (bucket 2, 11.7 KiB, "))
+            << text;
         EXPECT_TRUE(contains(text,
                              "that ranks 0-2 wait in; its last call was broadcast #1 (weights, "
                              "root 0, 3000 x float32, "))
