@@ -85,7 +85,7 @@ def text_of(spread):
 def print_table(options, contenders, by_kind):
     print(
         f"optimizer: AdamW over {options.tensors * options.elements} float32 parameters, threads={options.threads} "
-        f"rounds={options.rounds} of {options.steps} steps\nratios: median (quartiles) of the rounds"
+        f"rounds={options.rounds} steps={options.steps}\nratios: median (quartiles) of the rounds"
     )
     print(
         f"{'':<20}{'ms min':>10}{'ms p50':>10}{'bytes':>8}  {'default / this':<22}{'fused / this':<22}"

@@ -104,7 +104,7 @@ def print_table(options, contenders):
     print(
         f"pipeline: {options.depth} layers of {options.width} x {options.width} on {options.ranks} ranks, "
         f"{options.micro_batches} micro-batches of {options.rows} rows, SGD, threads={options.threads}, "
-        f"rounds={options.rounds} of {options.steps} steps each{products_of(contenders)}"
+        f"rounds={options.rounds} steps={options.steps}{products_of(contenders)}"
     )
     print(f"{'seconds':<20}{'min':>10}{'p50':>10}{'max':>10}   real / simulated")
     for one in contenders:

@@ -106,7 +106,7 @@ def print_table(options, optimizer, contenders):
     width, depth = size_of(options, options.model)
     print(
         f"step: model={options.model} {width}x{depth} ranks={options.ranks} threads={options.threads} "
-        f"rounds={options.rounds} of {options.steps} steps each{products_of(contenders)}\n"
+        f"rounds={options.rounds} steps={options.steps}{products_of(contenders)}\n"
         f"AdamW, {optimizer}: {OPTIMIZERS[optimizer]}"
     )
     print(f"{'seconds':<32}{'min':>10}{'p25':>10}{'p50':>10}{'p75':>10}{'max':>10}{'bytes':>12}   first losses")
@@ -195,7 +195,8 @@ def compare(options, judgements):
     parts = options.measure or (["modes"] if options.mode or options.against else ["modes", "tail", "trigger"])
     has_gpt = "trigger" in parts or "modes" in parts and options.model == "gpt"
     if has_gpt and size_of(options, "gpt")[0] % GPT_HEADS:
-        raise Failed(f"--size: expected a width for the {GPT_HEADS} heads of gpt, found {size_of(options, 'gpt')[0]}")
+        width = size_of(options, "gpt")[0]
+        raise Failed(f"--size: expected a width that is a multiple of gpt's {GPT_HEADS} heads, found {width}")
     for part, act in (("modes", compare_modes), ("tail", compare_tails), ("trigger", measure_trigger)):
         if part in parts:
             act(options, judgements)

@@ -60,19 +60,20 @@ void check_nodes(launch::WorkerSpec& spec, const std::string& node) {
   const bool several = nodes.nodes > 1 || apart;
   if (!several)
     check_input(nodes.rendezvous.empty() && nodes.secret_file.empty(),
-                "--rendezvous and --secret-file are for several nodes; --nnodes is 1");
+                "--rendezvous and --secret-file are for several nodes, but --nnodes is 1");
   check_input(!several || spec.store_port == 0,
-              "--port: the store of several nodes is at --rendezvous");
-  check_input(!apart || nodes.rendezvous.empty(),
-              "--store and --rendezvous name two stores; expected one of them");
+              "--port is for one node: with several nodes, the store is at --rendezvous");
+  check_input(!apart || nodes.rendezvous.empty(), "give --store or --rendezvous, not both");
   const std::string counts = nodes.least_nodes == 0
                                  ? std::to_string(nodes.nodes)
                                  : formatted("{}:{}", nodes.least_nodes, nodes.nodes);
   // With several rounds only the node that serves the store needs --node-rank.
   check_input(!several || !node.empty() || may_have_more_rounds(spec),
-              "--node-rank is missing; --nnodes is {}", counts);
-  check_input(!several || apart || !nodes.rendezvous.empty(),
-              "--rendezvous is missing; --nnodes is {}", counts);
+              "--node-rank is missing: --nnodes {} needs it on each node", counts);
+  check_input(
+      !several || apart || !nodes.rendezvous.empty(),
+      "--rendezvous is missing: --nnodes {} needs it on each node, such as --rendezvous HOST:29400",
+      counts);
   if (apart || (several && node.empty())) {
     nodes.node = nodes.nodes;  // any but 0
   } else if (!node.empty()) {
@@ -168,7 +169,7 @@ int run_command(const std::vector<std::string>& words) {
     std::optional<launch::Agent> agent;
     try {
       check_nodes(spec, node);
-      check_input(!options.words().empty(), "no program to run was named; see lockstep run --help");
+      check_input(!options.words().empty(), "no program was named: lockstep run -n 2 PROGRAM");
       spec.program = options.words().front();
       spec.arguments.assign(options.words().begin() + 1, options.words().end());
       spec.forward_signals = true;

@@ -48,7 +48,9 @@ void listen_at(const std::string& text, StoreServerOptions& options) {
 }
 
 StoreServerOptions to_options(const StoreWords& words) {
-  check_input(!words.listen.empty(), "--listen is missing");
+  check_input(
+      !words.listen.empty(),
+      "--listen is missing: give the address at which nodes find the store, such as HOST:29400");
   check_input(!words.secret_file.empty(),
               "--secret-file is missing: any file of 16 bytes or more with mode 600, the same on "
               "all nodes");

@@ -53,7 +53,7 @@ TEST_F(Converted, RunsBecomeAnyFormAndComeBack) {
   train("mlp --out mine --steps 4 --save-every 4 --layers 2 --width 8");
   expect("convert mine all.pt", 0,
          {"all.pt: ", " of the model in ", "from the checkpoint mine/step-00000004\n"});
-  expect("convert mine m.safetensors", 0, {"; the optimizer's state was left out"});
+  expect("convert mine m.safetensors", 0, {"; the optimizer state was left out"});
   expect("convert mine shards --shard-bytes 1000", 0, {"shards: "});
   expect("convert all.pt back.safetensors", 0, {"from a file of torch.save()"});
   expect("convert shards back2.safetensors", 0, {"from a folder of safetensors"});
@@ -127,7 +127,7 @@ TEST_F(Converted, ATrainedGptIsAGpt2OfTheHubs) {
   EXPECT_TRUE(std::filesystem::exists(folder_ / "hub2/config.json"));
   expect("diff hub/model.safetensors hub2/model.safetensors", 0, {"the same"});
   // `lockstep train` cannot resume from it, because it is not a run of that program.
-  expect("convert hub run/step-00000000", 1, {"is no checkpoint that a run goes on from"});
+  expect("convert hub run/step-00000000", 1, {"cannot become a checkpoint of a run"});
   EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
   expect_python(R"(
 state = torch.load("gpt2.pt", weights_only=True)
@@ -173,7 +173,7 @@ torch.save(model.state_dict(), "bare.pt")
 torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "both.pt")
 )");
   expect("convert bare.pt a.safetensors", 0,
-         {"in 4 tensors, from a file of torch.save(); what is not of the model was left out"});
+         {"in 4 tensors, from a file of torch.save(); everything except the model was left out"});
   expect("convert both.pt b.safetensors", 0, {"in 4 tensors"});
   expect("diff a.safetensors b.safetensors", 0, {"the same 4 tensors"});
   expect("convert both.pt run/step-00000001", 0, {"in 4 tensors"});
@@ -194,20 +194,20 @@ layer(torch.ones(2)).sum().backward()
 adamax.step()
 torch.save({"model": layer.state_dict(), "optimizer": adamax.state_dict()}, "adamax.pt")
 )");
-  expect("convert none.pt a.safetensors", 1, {"none.pt: has no tensors"});
+  expect("convert none.pt a.safetensors", 1, {"none.pt: expected tensors, found none"});
   expect("convert bare.pt a.safetensors", 1,
          {"bare.pt: expected a state_dict, found a tensor without a name"});
   expect("convert wide.pt a.safetensors", 1,
          {"tensor 'w': safetensors has no name for dtype ComplexDouble"});
   expect("convert adamax.pt run/step-00000001", 1,
          {"expected the state of Adam, AdamW, SGD, RMSprop or Adagrad, found another"});
-  expect("convert two.pt a.safetensors", 1, {"Say --model-key KEY: ema net"});
+  expect("convert two.pt a.safetensors", 1, {"name it with --model-key KEY: ema net"});
   expect("convert two.pt a.safetensors --model-key nett", 1,
-         {"has no model at 'nett', but ema net"});
-  expect("convert two.pt a.safetensors --model-key ema", 0, {"in 1 tensors"});
+         {"expected the model at 'nett', found only ema net"});
+  expect("convert two.pt a.safetensors --model-key ema", 0, {"in 1 tensor, "});
   expect("convert few.pt run/step-00000001", 1,
-         {"for 1 of them; the model has 2 such tensors: say by --parameters FILE"});
-  expect("convert two.pt two.pt", 1, {"expected two places"});
+         {"and of the model's tensors differ, 1 and 2: give their names with --parameters FILE"});
+  expect("convert two.pt two.pt", 1, {"FROM and TO must differ"});
   expect("convert nowhere a.pt", 1, {"nowhere: "});
   expect("convert two.pt", 2, {"convert: expected two paths, found 1"});
   expect("convert two.pt a.pt --shard-bytes 0", 2, {"shard-bytes"});

@@ -98,7 +98,7 @@ TEST_F(SavedCheckpoints, WithoutChecksumsAreNotCalledWhole) {
   EXPECT_EQ(found.exit_code, 1);
   EXPECT_EQ(found.output.find("plain.safetensors: whole"), std::string::npos) << found.output;
   for (const char* text :
-       {"plain.safetensors: expected a checksum of each tensor, found none of 1 of 1 tensors",
+       {"plain.safetensors: expected a checksum for each tensor, found none for 1 of 1 tensors",
         "mine/model.safetensors: whole\n"})
     EXPECT_NE(found.output.find(text), std::string::npos) << text << "\nin\n" << found.output;
 }
@@ -126,8 +126,8 @@ TEST_F(SavedCheckpoints, AreWrittenInOtherFiles) {
   expect("reshard mine one", 1, {"one: is there already"});
   expect("reshard mine", 2, {"reshard: expected two paths, found 1"});
   expect("reshard mine/model.safetensors five", 1,
-         {"expected a checkpoint or a run, found a file"});
-  expect("show mine --shards 2", 2, {"--shards is an option of reshard"});
+         {"expected a checkpoint or a run's folder, found a file"});
+  expect("show mine --shards 2", 2, {"--shards is an option of reshard, not of show"});
 }
 
 // Converted to double, they would be equal.
@@ -144,13 +144,13 @@ TEST_F(SavedCheckpoints, LargeIntegersDifferByOne) {
   const std::string least("\0\0\0\0\0\0\0\x80", 8), most("\xff\xff\xff\xff\xff\xff\xff\x7f", 8);
   write("a", "I64", zero + large);
   write("b", "I64", zero + next);
-  expect("diff a b", 1, {"w: 1 of 2 elements differ, by 1 at most"});
+  expect("diff a b", 1, {"w: 1 of 2 elements differ, by at most 1"});
   write("a", "I64", least + zero);
   write("b", "I64", most + zero);
-  expect("diff a b", 1, {"w: 1 of 2 elements differ, by 18446744073709551615 at most"});
+  expect("diff a b", 1, {"w: 1 of 2 elements differ, by at most 18446744073709551615"});
   write("a", "U64", least + zero);
   write("b", "U64", most + zero);
-  expect("diff a b", 1, {"w: 1 of 2 elements differ, by 1 at most"});
+  expect("diff a b", 1, {"w: 1 of 2 elements differ, by at most 1"});
 }
 
 TEST_F(SavedCheckpoints, DifferInWhatIsSaid) {
@@ -161,7 +161,7 @@ TEST_F(SavedCheckpoints, DifferInWhatIsSaid) {
   const ShellResult wider = run("train mlp --out wider --steps 2 --layers 2 --width 9 --threads 1");
   ASSERT_EQ(wider.exit_code, 0) << wider.output;
   expect("diff mine wider", 1, {"F32 [8", " and F32 [9", "rank1: only in mine/step-00000006"});
-  expect("diff mine mine/model.safetensors", 1, {"expected two checkpoints or two files"});
+  expect("diff mine mine/model.safetensors", 1, {"expected two folders or two files"});
 }
 
 // All ranks fail together: one reports the reason, and none looks as if it had been lost.

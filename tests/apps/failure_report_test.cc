@@ -64,9 +64,9 @@ TEST_P(SharedFailure, IsShownOnceAndExplainedByItsRecords) {
                                "no record of rank 3: killed, stopped, still computing",
                                "group world: ranks 0-2 wait in all_reduce #",
                                "(bucket 2, average, 1000 x float32, never_calls.cc:",
-                               "; of rank 3 there is no record",
+                               "; there is no record of rank 3",
                                "group world: ranks 0-2 were told: after 1s: " + sentence,
-                               "the last call that all of them completed: broadcast #"});
+                               "the last call that all ranks completed: broadcast #"});
 }
 
 // The others wait for this rank in init(), whose timeout is 5 minutes.

@@ -62,7 +62,7 @@ TEST_F(GenerateFromModel, RefusesTokensThatTheModelDoesNotHave) {
   for (const char* ids : {"1,61", "=-1", "1,,2", "1,", "'1 2'"}) {
     const ShellResult found = generate(model() + " --tokens" + (ids[0] == '=' ? "" : " ") + ids);
     EXPECT_EQ(found.exit_code, 2) << ids;
-    EXPECT_NE(found.output.find("--tokens: expected numbers from 0 to 60"), std::string::npos)
+    EXPECT_NE(found.output.find("--tokens: expected token ids from 0 to 60"), std::string::npos)
         << found.output;
   }
 }

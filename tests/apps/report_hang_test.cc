@@ -91,9 +91,9 @@ TEST_F(HangReport, SaysWhoWaitsAndWhoNeverCame) {
   write(2, 3, {call(1, reduction("a"), 1, 1, "done")});
   expect_lines(
       {"group world: ranks 0, 1 wait in all_reduce #2 (b, sum, 4 x Float, train.cc:8) for 15s; "
-       "rank 2 never called it: its last call, all_reduce #1 (a, sum, 4 x Float, train.cc:8), was "
-       "over 18.9s before",
-       "group world: the last call that all of them completed: all_reduce #1 (a, sum, 4 x Float, "
+       "rank 2 never called it: its last call, all_reduce #1 (a, sum, 4 x Float, train.cc:8), "
+       "ended 18.9s before",
+       "group world: the last call that all ranks completed: all_reduce #1 (a, sum, 4 x Float, "
        "train.cc:8), 18.9s before"});
 }
 
@@ -116,8 +116,8 @@ TEST_F(HangReport, SaysWhereCallsFirstDiffer) {
   write(1, 2, {call(1, reduction("a"), 1, 1, "done"), call(2, reduction("c"), 2, 2, "waiting")});
   expect_lines(
       {"group world: the first difference is at #2: rank 0 called all_reduce #2 (b, sum, 4 x "
-       "Float, train.cc:8); rank 1 called all_reduce #2 (c, sum, 4 x Float, train.cc:8); rank 1 "
-       "seems to have left out one call, or rank 0 to have made one more"});
+       "Float, train.cc:8); rank 1 called all_reduce #2 (c, sum, 4 x Float, train.cc:8); it seems "
+       "that rank 1 skipped a call, or that rank 0 made an extra one"});
 }
 
 TEST_F(HangReport, SaysWhichMessageNobodySent) {
@@ -134,7 +134,8 @@ TEST_F(HangReport, SaysWhichMessageNobodySent) {
 TEST_F(HangReport, SaysThatNothingIsOpen) {
   write(0, 2, {call(1, reduction("a"), 1, 1, "done"), call(2, reduction("b"), 2, 2, "posted")});
   write(1, 2, {call(1, reduction("a"), 1, 1, "done"), call(2, reduction("b"), 2, 2, "done")});
-  expect_lines({"nothing is open: every recorded call was completed, and none differs"});
+  expect_lines(
+      {"nothing is open: every recorded call was completed, and the ranks made the same calls"});
 }
 
 TEST_F(HangReport, FilesThatAreNoRecordsAreOneLineEachAndTheOthersAreRead) {
@@ -150,10 +151,10 @@ TEST_F(HangReport, FilesThatAreNoRecordsAreOneLineEachAndTheOthersAreRead) {
   EXPECT_EQ(finished.status.code, 1);
   EXPECT_EQ(std::count(finished.error.begin(), finished.error.end(), '\n'), 7) << finished.error;
   for (const char* words :
-       {"cut.json: the flight record is cut short: 44 bytes", "foreign.json: no flight record",
-        "words.txt: no flight record", "empty.json: no flight record",
+       {"cut.json: the flight record is cut short: 44 bytes", "foreign.json: not a flight record",
+        "words.txt: not a flight record", "empty.json: not a flight record",
         "newer.json: a flight record of version 2; this program reads version 1",
-        "odd.json: a flight record that makes no sense", "absent.json: No such file or directory"})
+        "odd.json: invalid flight record", "absent.json: No such file or directory"})
     EXPECT_NE(finished.error.find(words), std::string::npos) << words << " in " << finished.error;
   EXPECT_NE(finished.output.find("rank 0 waits in all_reduce #1"), std::string::npos)
       << finished.output;
@@ -257,8 +258,8 @@ TEST_F(HangReport, DeepAndLargeTextsTakeLittleMemory) {
   const test::ShellResult result = test::shell(line + " 2>&1");
   EXPECT_EQ(result.exit_code, 1) << result.output;
   EXPECT_EQ(test::count_lines(result.output), 4) << result.output;
-  for (const char* words : {"deep.json: no flight record: it nests too deeply or holds too much",
-                            "many.json: no flight record: it nests too deeply or holds too much",
+  for (const char* words : {"deep.json: not a flight record: it nests too deeply or holds too much",
+                            "many.json: not a flight record: it nests too deeply or holds too much",
                             "large.json: expected at most 64 MiB, found 1 TiB"})
     EXPECT_NE(result.output.find(words), std::string::npos) << result.output;
 }
@@ -267,7 +268,7 @@ TEST_F(HangReport, RecordsOfTwoRunsAreRefused) {
   write(0, 2, {});
   write(1, 3, {});
   EXPECT_EQ(report().status.code, 1);
-  EXPECT_NE(report().error.find("is of a run of 2 ranks"), std::string::npos) << report().error;
+  EXPECT_NE(report().error.find("is of a run with 2 ranks"), std::string::npos) << report().error;
   files.pop_back();
   files.push_back(files.front());
   EXPECT_NE(report().error.find("rank 0 is there twice"), std::string::npos) << report().error;

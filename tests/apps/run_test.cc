@@ -76,9 +76,11 @@ TEST(LockstepRun, MistakesAreOneLineAndCode2) {
        "--nnodes: expected a number, or MIN:MAX with 1 <= MIN <= MAX <= 10000, found '0:2'"},
       {{"--nnodes", "1:", "true"},
        "--nnodes: expected a number, or MIN:MAX with 1 <= MIN <= MAX <= 10000, found '1:'"},
-      {{"--nnodes", "1:2", "true"}, "--rendezvous is missing; --nnodes is 1:2"},
+      {{"--nnodes", "1:2", "true"},
+       "--rendezvous is missing: --nnodes 1:2 needs it on each node, such as --rendezvous "
+       "HOST:29400"},
       {{"--nnodes", "1:2", "--store", "a:1", "--rendezvous", "a:1", "true"},
-       "--store and --rendezvous name two stores; expected one of them"},
+       "give --store or --rendezvous, not both"},
       {{"--store", "here", "true"}, "--store: expected HOST:PORT, found 'here'"},
       {{"--max-restarts", "-1", "true"},
        "--max-restarts: expected a whole number from 0 to 1000000, found '-1'"},
@@ -88,19 +90,21 @@ TEST(LockstepRun, MistakesAreOneLineAndCode2) {
        "--hung-after: expected 1 second or more, or 0, found '10ms'"},
       {{"--last-call", "never", "true"},
        "--last-call: expected a time such as 10, 2.5s or 1m, found 'never'"},
-      {{"--nnodes", "2", "true"}, "--node-rank is missing; --nnodes is 2"},
-      {{"--nnodes", "2", "--node-rank", "0", "true"}, "--rendezvous is missing; --nnodes is 2"},
+      {{"--nnodes", "2", "true"}, "--node-rank is missing: --nnodes 2 needs it on each node"},
+      {{"--nnodes", "2", "--node-rank", "0", "true"},
+       "--rendezvous is missing: --nnodes 2 needs it on each node, such as --rendezvous "
+       "HOST:29400"},
       {{"--nnodes", "2", "--node-rank", "2", "--rendezvous", "a:1", "true"},
        "--node-rank: expected a whole number from 0 to 1, found '2'"},
       {{"--nnodes", "2", "--node-rank", "0", "--rendezvous", "a:1", "--port", "1", "true"},
-       "--port: the store of several nodes is at --rendezvous"},
+       "--port is for one node: with several nodes, the store is at --rendezvous"},
       {{"--nnodes", "2", "--node-rank", "0", "--rendezvous", "here", "true"},
        "--rendezvous: expected HOST:PORT, found 'here'"},
       {{"--rendezvous", "a:1", "true"},
-       "--rendezvous and --secret-file are for several nodes; --nnodes is 1"},
+       "--rendezvous and --secret-file are for several nodes, but --nnodes is 1"},
       {{"--lost-after", "1s", "true"}, "--lost-after: expected 3 seconds or more, found '1s'"},
       {{"-n"}, "--ranks needs a value"},
-      {{"-n", "2"}, "no program to run was named; see lockstep run --help"}};
+      {{"-n", "2"}, "no program was named: lockstep run -n 2 PROGRAM"}};
   for (auto [words, problem] : cases) {
     words.insert(words.begin(), "run");
     const Finished run = lockstep_command(words);

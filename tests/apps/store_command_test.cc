@@ -37,7 +37,9 @@ TEST(StoreCommand, MistakesAreOneLine) {
   const std::string secret = make_secret(folder), notes = folder / "notes.txt";
   std::ofstream(notes) << "# notes";
   const std::tuple<std::vector<std::string>, int, std::string> cases[] = {
-      {{}, 2, "--listen is missing"},
+      {{},
+       2,
+       "--listen is missing: give the address at which nodes find the store, such as HOST:29400"},
       {{"--listen", "127.0.0.1:0"},
        2,
        "--secret-file is missing: any file of 16 bytes or more with mode 600, the same on all "

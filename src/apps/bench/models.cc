@@ -69,8 +69,9 @@ ModelSize usual_size(std::string_view model) {
 
 void check_size(std::string_view model, const ModelSize& size) {
   if (model == "gpt" && size.width % gpt_heads != 0)
-    throw UsageError(formatted("--size: expected a width for the {} heads of gpt, found {}",
-                               gpt_heads, size.width));
+    throw UsageError(
+        formatted("--size: expected a width that is a multiple of gpt's {} heads, found {}",
+                  gpt_heads, size.width));
 }
 
 BenchModel make_bench_model(std::string_view name, const ModelSize& size) {

@@ -6,6 +6,7 @@
 #include "apps/checkpoint/difference.h"
 #include "apps/checkpoint/source.h"
 #include "base/check.h"
+#include "base/counted.h"
 #include "base/format.h"
 #include "base/text.h"
 #include "base/visible.h"
@@ -139,8 +140,8 @@ std::string tensors_of(const fs::path& path) {
 
 std::string description_of_others(const fs::path& path) {
   const Source source = source_at(path);
-  std::string text = formatted("{}: {}, {} tensors of the model\n", path.string(), source.kind,
-                               source.model.size());
+  std::string text = formatted("{}: {}, {} of the model\n", path.string(), source.kind,
+                               counted(static_cast<std::int64_t>(source.model.size()), "tensor"));
   text += entries_of("metadata", source.metadata);
   for (const auto& [name, tensor] : source.model)
     text += formatted("  {} {} [{}] {}\n", visible(name), c10::toString(tensor.dtype),
@@ -164,8 +165,8 @@ void check_has_checksums(const checkpoint::PartsReader& file) {
   const auto missing = std::ranges::count_if(
       entries, [&](const checkpoint::TensorEntry& entry) { return !file.has_checksum(entry); });
   check_input(missing == 0,
-              "{}: expected a checksum of each tensor, found none of {} of {} tensors: whether "
-              "they are whole cannot be known",
+              "{}: expected a checksum for each tensor, found none for {} of {} tensors, which "
+              "therefore cannot be verified",
               file.path().string(), missing, entries.size());
 }
 
@@ -204,8 +205,8 @@ int diff(const fs::path& one, const fs::path& other) {
 
 int reshard(const fs::path& from, const fs::path& to, int files) {
   const fs::path whole = one_at(from);
-  check_input(is_checkpoint(whole), "{}: expected a checkpoint or a run, found a file",
-              whole.string());
+  check_input(is_checkpoint(whole),
+              "reshard {}: expected a checkpoint or a run's folder, found a file", whole.string());
   checkpoint::reshard(whole, to, {.files = files});
   sys::write_out(formatted("{}: {}\n", to.string(), shown_bytes(bytes_of(to))));
   return 0;
@@ -234,7 +235,7 @@ int run(const std::vector<std::string>& words, const Chosen& chosen) {
     throw UsageError(formatted("{}: expected {}, found {}", name,
                                wanted == 1 ? "one path" : "two paths", paths));
   if (chosen.shards != 0 && name != "reshard")
-    throw UsageError(formatted("{}: --shards is an option of reshard", name));
+    throw UsageError(formatted("--shards is an option of reshard, not of {}", name));
   if (name == "reshard") return reshard(words[1], words[2], chosen.shards);
   if (name == "convert") {
     sys::write_out(convert(words[1], words[2], chosen.convert));

@@ -29,7 +29,7 @@ std::vector<fs::path> all_at(const fs::path& path) {
   check_input(!folders.empty(), "{}: expected a checkpoint in this folder, found none{}",
               path.string(),
               std::ranges::any_of(fs::directory_iterator(path), is_file_of_tensors)
-                  ? "; name one of its files of safetensors, which no index belongs to"
+                  ? "; it has safetensors files without an index: name one of them"
                   : "");
   return folders;
 }

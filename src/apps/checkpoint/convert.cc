@@ -2,6 +2,7 @@
 
 #include "apps/checkpoint/saved_step.h"
 #include "base/check.h"
+#include "base/counted.h"
 #include "base/format.h"
 #include "base/text.h"
 #include "checkpoint/weight_folder.h"
@@ -103,13 +104,13 @@ void write_folder(const fs::path& from, const fs::path& to, const Source& source
 std::string remarks_on(const Source& source, Target target) {
   std::vector<std::string> remarks;
   if (target == Target::step) {
-    if (source.optimizer.empty()) remarks.push_back("without a state of an optimizer");
+    if (source.optimizer.empty()) remarks.push_back("without optimizer state");
     if (!source.assumed.empty()) remarks.push_back(source.assumed);
     if (!source.training)
       remarks.push_back("for a program's checkpoint::load(), not for `lockstep train`");
   } else if (target != Target::torch_file) {
-    if (source.has_more) remarks.push_back("what is not of the model was left out");
-    if (!source.optimizer.empty()) remarks.push_back("the optimizer's state was left out");
+    if (source.has_more) remarks.push_back("everything except the model was left out");
+    if (!source.optimizer.empty()) remarks.push_back("the optimizer state was left out");
   }
   if (!source.left_out.empty()) remarks.push_back("without " + source.left_out);
   std::string text;
@@ -122,7 +123,7 @@ std::string remarks_on(const Source& source, Target target) {
 std::string convert(const fs::path& from, const fs::path& to, ConvertOptions options) {
   const Target target = target_of(to);
   check_input(!fs::exists(to) || !fs::exists(from) || !fs::equivalent(from, to),
-              "expected two places, found {} twice", from.string());
+              "convert: FROM and TO must differ, found {} twice", from.string());
   check_input(!fs::exists(to) || fs::is_directory(to) == (target == Target::folder),
               "{}: expected {}, found {}", to.string(),
               target == Target::folder ? "a folder or nothing"
@@ -131,10 +132,10 @@ std::string convert(const fs::path& from, const fs::path& to, ConvertOptions opt
               fs::is_directory(to) ? "a folder" : "a file");
   options.source.for_checkpoint = target == Target::step;
   const Source source = source_at(from, options.source);
-  check_input(!source.model.empty(), "{}: has no tensors", from.string());
+  check_input(!source.model.empty(), "{}: expected tensors, found none", from.string());
   check_input(target != Target::step || !source.config,
-              "{}: a model of the model hubs is no checkpoint that a run goes on from; "
-              "hub::load_language_model() and `lockstep generate --model` take it as it is",
+              "{}: a model from a model hub cannot become a checkpoint of a run; read it with "
+              "hub::load_language_model() or `lockstep generate --model`",
               from.string());
   if (target == Target::safetensors) {
     sys::AtomicFile file(to);
@@ -149,8 +150,9 @@ std::string convert(const fs::path& from, const fs::path& to, ConvertOptions opt
   }
   std::uint64_t bytes = 0;
   for (const auto& [name, tensor] : source.model) bytes += tensor.bytes();
-  return formatted("{}: {} of the model in {} tensors, from {}{}\n", to.string(),
-                   format_bytes(static_cast<std::int64_t>(bytes)), source.model.size(), source.kind,
+  return formatted("{}: {} of the model in {}, from {}{}\n", to.string(),
+                   format_bytes(static_cast<std::int64_t>(bytes)),
+                   counted(static_cast<std::int64_t>(source.model.size()), "tensor"), source.kind,
                    remarks_on(source, target));
 }
 

@@ -90,10 +90,10 @@ std::string difference_of(PartsReader& one, const TensorEntry& a, PartsReader& o
       add_numbers(x, y, found);
   }
   if (!found.other_bits) return {};
-  if (found.different == 0) return "equal numbers in different bits";
+  if (found.different == 0) return "equal values with different bits";
   const auto elements = static_cast<std::int64_t>(bytes / c10::elementSize(a.dtype));
   return formatted(
-      "{} of {} elements differ, by {} at most", found.different, elements,
+      "{} of {} elements differ, by at most {}", found.different, elements,
       is_integer ? formatted("{}", found.most_of_integers) : formatted("{}", found.most));
 }
 
@@ -126,7 +126,7 @@ void compare(PartsReader& one, PartsReader& other, const std::string& shown_file
 
 Difference difference_of(const fs::path& one, const fs::path& other) {
   check_input(fs::is_directory(one) == fs::is_directory(other),
-              "expected two checkpoints or two files, found {} and {}", one.string(),
+              "diff: expected two folders or two files, found one of each: {} and {}", one.string(),
               other.string());
   Difference found;
   Group alone;

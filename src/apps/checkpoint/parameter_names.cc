@@ -11,8 +11,8 @@ namespace lockstep::apps {
 namespace {
 
 constexpr std::string_view remedy =
-    "say by --parameters FILE which names they have (an optimizer that is made from "
-    "named_parameters() saves them)";
+    "give their names with --parameters FILE (an optimizer built from named_parameters() saves the "
+    "names)";
 
 std::string sizes_of(const TensorSizes& sizes) { return formatted("[{}]", listed(sizes, ", ")); }
 
@@ -23,27 +23,26 @@ struct SameSizes {
 
 void check_alone(const TensorSizes& sizes, const SameSizes& same,
                  const std::vector<NumberedParameter>& parameters) {
-  check_input(
-      same.parameters.size() == same.tensors.size(),
-      "the optimizer numbers its parameters, and has states of sizes {} for {} of them; the "
-      "model has {} such tensors: {}",
-      sizes_of(sizes), same.parameters.size(), same.tensors.size(), remedy);
+  check_input(same.parameters.size() == same.tensors.size(),
+              "the optimizer's parameters have numbers, not names, and for sizes {} the counts of "
+              "its states and of the model's tensors differ, {} and {}: {}",
+              sizes_of(sizes), same.parameters.size(), same.tensors.size(), remedy);
   for (const std::size_t parameter : same.parameters)
-    check_input(
-        parameters[parameter].group == parameters[same.parameters.front()].group,
-        "the optimizer numbers its parameters, and several groups have some of sizes {}: {}",
-        sizes_of(sizes), remedy);
+    check_input(parameters[parameter].group == parameters[same.parameters.front()].group,
+                "the optimizer's parameters have numbers, not names, and several groups have "
+                "parameters of sizes {}: {}",
+                sizes_of(sizes), remedy);
 }
 
 void check_fits(const NumberedParameter& of, const std::string& name,
                 const std::map<std::string, TensorSizes>& tensors) {
   const auto tensor = tensors.find(name);
   check_input(tensor != tensors.end(),
-              "the optimizer's parameter {} is called '{}', and the model has no such tensor",
+              "the optimizer's parameter {} has the name '{}', but the model has no such tensor",
               visible(of.number), visible(name));
   check_input(tensor->second == *of.sizes,
-              "the optimizer's parameter {} is called '{}', which has sizes {}, but its state has "
-              "sizes {}",
+              "the optimizer's parameter {} has the name '{}' of a tensor with sizes {}, but a "
+              "state with sizes {}",
               visible(of.number), visible(name), sizes_of(tensor->second), sizes_of(*of.sizes));
 }
 
@@ -67,8 +66,8 @@ std::map<std::string, std::string> names_by_sizes(const std::vector<NumberedPara
     const NumberedParameter& of = parameters[parameter];
     const auto [before, is_first] = last.try_emplace(of.group, tensor);
     check_input(is_first || before->second < tensor,
-                "the optimizer numbers its parameters, and the sizes of their states show that "
-                "these are not in the model's order, from number {} on: {}",
+                "the optimizer's parameters have numbers, not names, and the sizes of their states "
+                "are not in the model's order, from number {} on: {}",
                 visible(of.number), remedy);
     before->second = tensor;
     names.emplace(of.number, tensors[tensor].name);
@@ -87,8 +86,8 @@ std::map<std::string, std::string> names_by_order(const std::vector<NumberedPara
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const NumberedParameter& of = parameters[i];
     check_input(!of.sizes || *of.sizes == tensors[i].sizes,
-                "the optimizer numbers its parameters, and these are not in the model's order: the "
-                "state of number {} has sizes {}, '{}' has {}: {}",
+                "the optimizer's parameters have numbers, not names, and are not in the model's "
+                "order: the state of number {} has sizes {}, '{}' has {}: {}",
                 visible(of.number), sizes_of(of.sizes.value_or(TensorSizes())),
                 visible(tensors[i].name), sizes_of(tensors[i].sizes), remedy);
     names.emplace(of.number, tensors[i].name);
@@ -100,8 +99,8 @@ std::map<std::string, std::string> names_as_given(const std::vector<NumberedPara
                                                   const std::vector<std::string>& names,
                                                   const std::vector<NamedSizes>& tensors) {
   check_input(names.size() == parameters.size(),
-              "expected names of the optimizer's {} parameters, found {}", parameters.size(),
-              names.size());
+              "expected a name for each parameter of the optimizer ({}), found {}",
+              parameters.size(), names.size());
   std::map<std::string, TensorSizes> sizes;
   for (const NamedSizes& tensor : tensors) sizes.emplace(tensor.name, tensor.sizes);
   std::map<std::string, std::string> found;
@@ -109,7 +108,7 @@ std::map<std::string, std::string> names_as_given(const std::vector<NumberedPara
   for (std::size_t i = 0; i < names.size(); ++i) {
     const NumberedParameter& of = parameters[i];
     check_input(known.insert(names[i]).second,
-                "expected another name for each of the optimizer's parameters, found '{}' twice",
+                "expected a different name for each parameter of the optimizer, found '{}' twice",
                 visible(names[i]));
     if (of.sizes) check_fits(of, names[i], sizes);
     found.emplace(of.number, names[i]);

@@ -51,8 +51,9 @@ std::shared_ptr<Named> module_of(const checkpoint::TensorSources& tensors) {
     try {
       module->add(name, tensor.values().detach().contiguous().clone());
     } catch (const c10::Error& error) {
-      throw BadInput(formatted("tensor '{}': no module can have this name beside the others: {}",
-                               visible(name), visible(error.what_without_backtrace(), 200)));
+      throw BadInput(
+          formatted("tensor '{}': a module cannot have this name together with the other names: {}",
+                    visible(name), visible(error.what_without_backtrace(), 200)));
     }
   }
   return module;
@@ -99,8 +100,7 @@ void save_step(const fs::path& path, const Source& source) {
     named.emplace_back(item.key(), item.value());
     parameters.push_back(item.value());
   }
-  check_input(!parameters.empty(),
-              "expected a model with parameters in floating point, found none");
+  check_input(!parameters.empty(), "expected a model with floating-point parameters, found none");
   const auto optimizer = optimizer_for(source.optimizer, parameters);
   checkpoint::NamedTensors state;
   for (const auto& [name, tensor] : source.optimizer) state.emplace(name, tensor.values());
@@ -108,7 +108,8 @@ void save_step(const fs::path& path, const Source& source) {
     checkpoint::load_optimizer_state(*optimizer, named, state);
   } catch (const BadInput& problem) {
     throw BadInput(
-        formatted("expected the state of Adam, AdamW, SGD, RMSprop or Adagrad, found another: {}",
+        formatted("expected the optimizer state of Adam, AdamW, SGD, RMSprop or Adagrad, found "
+                  "another one: {}",
                   problem.what()));
   }
   const std::shared_ptr<torch::nn::Module> trained = module;

@@ -163,8 +163,8 @@ std::string StateDicts::tops() const {
 std::string StateDicts::find_place(const std::string& key, const std::vector<std::string>& usual,
                                    const char* what) const {
   if (!key.empty()) {
-    check_input(has_below(key, false), "{}: has no {} at '{}', but {}", path_.string(), what,
-                visible(key), tops());
+    check_input(has_below(key, false), "{}: expected the {} at '{}', found only {}", path_.string(),
+                what, visible(key), tops());
     return key;
   }
   for (const std::string& name : usual)
@@ -179,7 +179,7 @@ std::string StateDicts::model_place(const std::string& key) const {
   if (place.empty()) {
     check_input(
         std::ranges::any_of(leaves_, [](const Leaf& leaf) { return leaf.tensor.has_value(); }),
-        "{}: has no tensors", path_.string());
+        "{}: expected tensors, found none", path_.string());
     check_input(std::ranges::none_of(leaves_, [](const Leaf& leaf) { return leaf.path.empty(); }),
                 "{}: expected a state_dict, found a tensor without a name", path_.string());
     check_input(std::ranges::all_of(leaves_,
@@ -187,7 +187,8 @@ std::string StateDicts::model_place(const std::string& key) const {
                                       return (leaf.path.size() == 1 && leaf.tensor) ||
                                              is_extra_state(leaf.path);
                                     }),
-                "{}: which of these is the model's state_dict? Say --model-key KEY: {}",
+                "{}: cannot tell which of these is the model's state_dict; name it with "
+                "--model-key KEY: {}",
                 path_.string(), tops());
   }
   return place;
@@ -201,7 +202,8 @@ checkpoint::TensorSources StateDicts::tensors_below(const std::string& place) co
     if (!leaf.tensor || !name.starts_with(prefix)) continue;
     if (is_extra_state(leaf.path) && !name.ends_with("_extra_state")) continue;
     check_input(tensors.emplace(name.substr(prefix.size()), *leaf.tensor).second,
-                "{}: two tensors of name '{}'", path_.string(), visible(name));
+                "{}: expected different names, found two tensors named '{}'", path_.string(),
+                visible(name));
   }
   return tensors;
 }
@@ -235,7 +237,7 @@ StateDicts::Numbered StateDicts::numbered(const std::string& optimizer) const {
                 visible(joined(leaf->path)), value.tagKind());
     for (const c10::IValue& item : value.toListRef()) {
       check_input(item.isInt() || item.isString(),
-                  "{}: '{}': expected numbers or names of parameters, found {}", path_.string(),
+                  "{}: '{}': expected the numbers or names of parameters, found {}", path_.string(),
                   visible(joined(leaf->path)), item.tagKind());
       if (member == "params")
         found.parameters.push_back({key_text(item), static_cast<std::size_t>(group), {}});
@@ -295,7 +297,7 @@ std::map<std::string, std::string> StateDicts::names_of(const std::string& optim
     for (const NumberedParameter& of : numbers) names.push_back(of.number);
   try {
     if (!names.empty()) return names_as_given(numbers, names, parameters_of(model));
-    assumed = "its optimizer's parameters, which have no names, were taken in the model's order";
+    assumed = "the optimizer's parameters have no names: they were taken in the model's order";
     return names_by_order(numbers, parameters_of(model));
   } catch (const BadInput& problem) {
     throw BadInput(
@@ -329,7 +331,8 @@ checkpoint::TensorSources StateDicts::optimizer_state(const std::string& key,
                                        "optimizer");
   checkpoint::TensorSources state;
   check_input(!place.empty() || parameters.empty(),
-              "--parameters {}: {} has no state_dict of an optimizer", parameters, path_.string());
+              "--parameters {}: expected an optimizer's state_dict in {}, found none", parameters,
+              path_.string());
   if (place.empty()) return state;
   const std::map<std::string, std::string> names = names_of(place, model, parameters, assumed);
   for (const Leaf& leaf : leaves_) {
@@ -339,7 +342,7 @@ checkpoint::TensorSources StateDicts::optimizer_state(const std::string& key,
     const std::string parameter = joined({rest->begin() + 1, rest->end() - 1});
     const auto found = names.find(parameter);
     check_input(found != names.end() || (names.empty() && !is_number(parameter)),
-                "{}: the optimizer has a state of '{}', which is none of its parameters",
+                "{}: the optimizer has a state for '{}', which is not one of its parameters",
                 path_.string(), visible(parameter));
     if (!leaf.tensor && leaf.value().isNone()) continue;
     state.emplace(

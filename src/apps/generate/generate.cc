@@ -62,12 +62,12 @@ class Ranks {
     if (mesh.empty()) return;
     const std::vector<MeshAxis> axes = parse_axes(mesh);
     check_input(axes.size() == 1 && axes.front().name == "tp",
-                "--mesh {}: expected one axis, tp, over which layers are cut", visible(mesh));
+                "--mesh {}: expected the axis tp alone, such as tp=2", visible(mesh));
     group_ = init({.device = "cpu"});
     const int wanted = axes.front().size;
     check_input(wanted == -1 || wanted == group_.size(),
-                "--mesh {}: expected {} ranks, found {}: start them by lockstep run -n {} lockstep "
-                "generate ...",
+                "--mesh {}: expected as many ranks as tp, {}, found {}: start them with lockstep "
+                "run -n {} lockstep generate ...",
                 mesh, wanted, group_.size(), wanted);
     is_parallel_ = true;
   }
@@ -138,21 +138,23 @@ void take_run(Given& given, const std::vector<std::string>& words) {
     throw UsageError("give --greedy, or --temperature and --top-k, not both");
   if (given.model) {
     if (!words.empty())
-      throw UsageError(formatted("unexpected word '{}': --model names the folder", words[0]));
+      throw UsageError(
+          formatted("unexpected word '{}': --model names the model, so no RUN is read", words[0]));
     if (given.prompt)
-      throw UsageError("--prompt is for a RUN: with --model give the prompt as --tokens IDS");
+      throw UsageError("--prompt is for a RUN; with --model give the prompt as --tokens IDS");
     if (!given.bpe.empty()) throw UsageError("--bpe is for a RUN; with --model tokens are numbers");
-    if (!given.tokens_text) throw UsageError("--model needs --tokens IDS, the prompt: 464,3290");
+    if (!given.tokens_text)
+      throw UsageError(
+          "--tokens is missing: --model needs the prompt as token ids, such as --tokens 464,3290");
     return;
   }
   if (words.empty())
     throw UsageError("RUN is missing: name a run's folder or a file model.safetensors");
   if (words.size() > 1)
     throw UsageError(
-        formatted("unexpected word '{}' behind {}: one RUN is read, and a prompt is "
-                  "written --prompt TEXT",
+        formatted("unexpected word '{}' after {}: give one RUN, and the prompt as --prompt TEXT",
                   words[1], words[0]));
-  if (given.new_tokens) throw UsageError("--new-tokens is for --model; a RUN has --tokens N");
+  if (given.new_tokens) throw UsageError("--new-tokens is for --model; with a RUN give --tokens N");
   given.run = words[0];
   if (!given.tokens_text) return;
   try {
@@ -183,7 +185,7 @@ at::Tensor ids_in(const std::string& text, std::int64_t vocabulary) {
     std::optional<std::int64_t> id = parse_integer(word);
     if (!id || *id < 0 || *id >= vocabulary)
       throw UsageError(
-          formatted("--tokens: expected numbers from 0 to {} with commas between them, found '{}'",
+          formatted("--tokens: expected token ids from 0 to {}, separated by commas, found '{}'",
                     vocabulary - 1, visible(word)));
     ids.push_back(*id);
     begin = end + 1;

@@ -39,8 +39,7 @@ CommandOptions::Take times_into(plan::PipelineTimes& times) {
     });
     one(text);
     if (numbers.size() != 5 || std::ranges::count(text, ',') != 4)
-      throw BadInput(formatted(
-          "expected five numbers from 0 to 1e12, of F,B,I,W,communication, found '{}'", text));
+      throw BadInput(formatted("expected five numbers F,B,I,W,C from 0 to 1e12, found '{}'", text));
     times.stages = {
         {.forward = numbers[0], .backward = numbers[1], .input = numbers[2], .weight = numbers[3]}};
     times.communication = numbers[4];
@@ -75,22 +74,24 @@ bool may_be_file(const std::string& text) {
 }
 
 plan::Schedule schedule_of(const Chosen& chosen) {
-  if (chosen.schedule.empty()) throw UsageError("--schedule is missing: name one, or a CSV file");
+  if (chosen.schedule.empty()) throw UsageError("--schedule is missing: give a name or a CSV file");
   const plan::ScheduleShape& shape = chosen.shape;
   if (!is_name(chosen.schedule) && may_be_file(chosen.schedule)) {
     for (const auto& [option, given] :
          {std::pair("--stages", shape.stages), std::pair("--chunks", shape.chunks),
           std::pair("--micro-batches", shape.micro_batches)})
       if (given != 0)
-        throw UsageError(formatted("{}: a file says it itself, found {} beside {}", option, given,
-                                   chosen.schedule));
+        throw UsageError(
+            formatted("{} {} cannot be given with the file {}, which has this number itself",
+                      option, given, chosen.schedule));
     return plan::read_schedule(chosen.schedule);
   }
   try {
     if (is_name(chosen.schedule)) {
-      if (shape.stages == 0) throw UsageError("--stages is missing: how many parts has the model?");
+      if (shape.stages == 0)
+        throw UsageError("--stages is missing: give the number of parts of the model");
       if (shape.micro_batches == 0)
-        throw UsageError("--micro-batches is missing: how many has a step?");
+        throw UsageError("--micro-batches is missing: give the number of micro-batches in a step");
     }
     return plan::make_schedule(chosen.schedule, shape);
   } catch (const InvalidArgument& error) {

@@ -37,17 +37,17 @@ Json parsed(const std::string& text, const std::string& path) {
     return sys::parse_json(text);
   } catch (const sys::NotJson&) {
     check_input(text.find("lockstep_flight_record") == std::string::npos,
-                "{}: the flight record is cut short: {} bytes that are no whole JSON", path,
+                "{}: the flight record is cut short: its {} bytes are not complete JSON", path,
                 text.size());
     return {};
   } catch (const BadInput& error) {
-    throw BadInput(formatted("{}: no flight record: it {}", path, error.what()));
+    throw BadInput(formatted("{}: not a flight record: it {}", path, error.what()));
   }
 }
 
 const std::string& string_in(const Json& json, const char* key) {
   const Json& value = json.at(key);
-  check_input(value.is_string(), "'{}' is no text", key);
+  check_input(value.is_string(), "'{}' is not a string", key);
   return value.get_ref<const std::string&>();
 }
 
@@ -66,10 +66,10 @@ std::int64_t whole_number(const Json& value, const char* key, std::int64_t least
                           std::int64_t most) {
   const bool fits = value.is_number_integer() &&
                     (!value.is_number_unsigned() || value.get<std::uint64_t>() <= INT64_MAX);
-  check_input(fits, "'{}' is no whole number in range", key);
+  check_input(fits, "'{}' is not an integer of 64 bits", key);
   const auto number = value.get<std::int64_t>();
-  check_input(number >= least && number <= most, "'{}' is {}, not from {} to {}", key, number,
-              least, most);
+  check_input(number >= least && number <= most, "'{}' is {}, which is not from {} to {}", key,
+              number, least, most);
   return number;
 }
 
@@ -81,8 +81,8 @@ double seconds_of(const Json& json, const char* key) {
   const Json& value = json.at(key);
   check_input(value.is_number(), "'{}' is not a number", key);
   const auto seconds = value.get<double>();
-  check_input(seconds >= 0 && seconds <= most_seconds, "'{}' is {} seconds after 1970", key,
-              seconds);
+  check_input(seconds >= 0 && seconds <= most_seconds, "'{}' is not a time: {} seconds after 1970",
+              key, seconds);
   return seconds;
 }
 
@@ -90,8 +90,8 @@ FlightCall call_of(const Json& json, std::size_t groups) {
   FlightCall call;
   call.number = static_cast<std::uint64_t>(number_of(json, "number", 0, INT64_MAX));
   const std::int64_t group = number_of(json, "group", 0, INT64_MAX);
-  check_input(group < static_cast<std::int64_t>(groups), "call {} is of group {} of {}",
-              call.number, group, groups);
+  check_input(group < static_cast<std::int64_t>(groups),
+              "call {} is of group {}, but there are only {} groups", call.number, group, groups);
   call.group = static_cast<std::size_t>(group);
   call.call = text_of(json, "call");
   call.sequence = static_cast<std::uint64_t>(number_of(json, "sequence", 0, INT64_MAX));
@@ -113,7 +113,7 @@ FlightGroup group_of(const Json& json, int size) {
   FlightGroup group{
       .name = text_of(json, "name"), .members = {}, .failure = text_if_any(json, "failure")};
   const Json& members = json.at("members");
-  check_input(members.is_array(), "'members' is no list");
+  check_input(members.is_array(), "'members' is not a list");
   for (const Json& member : members)
     group.members.push_back(static_cast<int>(whole_number(member, "members", 0, size - 1)));
   return group;
@@ -127,7 +127,7 @@ FlightFile file_of(const Json& json) {
   file.host = text_of(json, "host");
   file.written = seconds_of(json, "written");
   const Json &groups = json.at("groups"), &calls = json.at("calls");
-  check_input(groups.is_array() && calls.is_array(), "'groups' and 'calls' are no lists");
+  check_input(groups.is_array() && calls.is_array(), "'groups' and 'calls' are not lists");
   for (const Json& group : groups) file.groups.push_back(group_of(group, file.size));
   for (const Json& call : calls) file.calls.push_back(call_of(call, file.groups.size()));
   return file;
@@ -139,7 +139,7 @@ FlightFile read_flight_file(const std::string& path) {
   const std::string text = content_of(path);
   const Json json = parsed(text, path);
   check_input(json.is_object() && json.contains("lockstep_flight_record"),
-              "{}: no flight record of Lockstep", path);
+              "{}: not a flight record of Lockstep", path);
   const Json& version = json["lockstep_flight_record"];
   check_input(version.is_number_integer() && version == known_version,
               "{}: a flight record of version {}; this program reads version {}", path,
@@ -151,8 +151,7 @@ FlightFile read_flight_file(const std::string& path) {
   } catch (const std::exception& error) {
     std::string_view what = error.what();  // the JSON library writes "[its own name] text"
     if (what.starts_with('[')) what.remove_prefix(std::min(what.size(), what.find("] ") + 2));
-    throw BadInput(
-        formatted("{}: a flight record that makes no sense: {}", path, visible(what, 300)));
+    throw BadInput(formatted("{}: invalid flight record: {}", path, visible(what, 300)));
   }
 }
 

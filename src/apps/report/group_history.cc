@@ -104,10 +104,10 @@ std::string GroupHistory::shift(const Part& odd, const Part& other, std::uint64_
     return one != a.end() && two != b.end() && same_call(*one->second, *two->second);
   };
   if (meets(odd.collectives, at, other.collectives, at + 1))
-    return formatted("; rank {} seems to have left out one call, or rank {} to have made one more",
+    return formatted("; it seems that rank {} skipped a call, or that rank {} made an extra one",
                      odd.file->rank, other.file->rank);
   if (meets(odd.collectives, at + 1, other.collectives, at))
-    return formatted("; rank {} seems to have left out one call, or rank {} to have made one more",
+    return formatted("; it seems that rank {} skipped a call, or that rank {} made an extra one",
                      other.file->rank, odd.file->rank);
   return {};
 }
@@ -147,9 +147,9 @@ std::string GroupHistory::told(const Open& open) const {
   std::copy_if(members_.begin(), members_.end(), std::back_inserter(silent),
                [&](int member) { return !present.contains(member); });
   if (!silent.empty())
-    text += formatted("; of {} there is no record", rank_list(silent));
+    text += formatted("; there is no record of {}", rank_list(silent));
   else if (open.missing.empty())
-    text += "; every rank has made a call of that number";
+    text += "; every rank has made the call with that number";
   return text;
 }
 
@@ -163,7 +163,7 @@ std::string GroupHistory::last_of(int rank) const {
     const auto of_group =
         group.name == name() ? std::string() : formatted(" of group {}", group.name);
     if (last.is_done() || last.progress == "refused")
-      return formatted("its last call, {}{}, was over {} before", describe(last, names), of_group,
+      return formatted("its last call, {}{}, ended {} before", describe(last, names), of_group,
                        ago(last.ended));
     return formatted("it is in {}{}, for {}", describe(last, names), of_group, ago(last.posted));
   }
@@ -173,7 +173,7 @@ std::string GroupHistory::last_of(int rank) const {
 std::optional<std::string> GroupHistory::last_common() const {
   std::uint64_t common = ~std::uint64_t{0};
   for (const Part& part : parts_) common = std::min(common, completed(part.collectives));
-  if (parts_.empty() || common == 0) return "the records show no call that all of them completed";
+  if (parts_.empty() || common == 0) return "the records show no call that all ranks completed";
   const FlightCall* last = nullptr;
   for (const Part& part : parts_) {
     const auto call = part.collectives.find(common);
@@ -181,9 +181,9 @@ std::optional<std::string> GroupHistory::last_common() const {
     if (last == nullptr || call->second->ended > last->ended) last = call->second;
   }
   if (last == nullptr)
-    return formatted("all of them completed #{}, which is too old to be recorded", common);
+    return formatted("all ranks completed #{}, which is too old to be in the records", common);
   const auto when = last->ended > 0 ? formatted(", {} before", ago(last->ended)) : std::string();
-  return formatted("the last call that all of them completed: {}{}", describe(*last, names_), when);
+  return formatted("the last call that all ranks completed: {}{}", describe(*last, names_), when);
 }
 
 void GroupHistory::tell_messages(std::vector<std::string>& lines) const {
@@ -197,7 +197,7 @@ void GroupHistory::tell_messages(std::vector<std::string>& lines) const {
     auto text = formatted("rank {} waits in {} for {}", part.file->rank,
                           describe(*first->second, names_), ago(first->second->posted));
     if (other == parts_.end()) {
-      lines.push_back(text + "; of its peer there is no record");
+      lines.push_back(text + "; there is no record of its peer");
       return;
     }
     const auto& theirs = sends ? other->receives : other->sends;
@@ -209,10 +209,10 @@ void GroupHistory::tell_messages(std::vector<std::string>& lines) const {
       lines.push_back(formatted("{}; rank {} never called {} for it: {}", text, rank,
                                 sends ? "recv" : "send", last_of(rank)));
     } else if (!same_call(*first->second, *match->second)) {
-      lines.push_back(formatted("{}; rank {} called {}, which is another message", text, rank,
+      lines.push_back(formatted("{}; rank {} called {}, which does not match it", text, rank,
                                 describe(*match->second, names_)));
     } else {
-      lines.push_back(text + formatted("; rank {} has called the other end", rank));
+      lines.push_back(text + formatted("; rank {} called the other end", rank));
     }
   };
   for (const Part& part : parts_) {

@@ -27,9 +27,11 @@ void check_one_run(const std::vector<FlightFile>& files) {
   for (std::size_t index = 1; index < files.size(); ++index) {
     const FlightFile& file = files[index];
     const FlightFile& before = files[index - 1];
-    check_input(file.size == before.size, "{} is of a run of {} ranks, {} of one of {}",
-                before.path, before.size, file.path, file.size);
-    check_input(file.rank != before.rank, "rank {} is there twice: {} and {}", file.rank,
+    check_input(
+        file.size == before.size,
+        "the records are of different runs: {} is of a run with {} ranks, {} of one with {}",
+        before.path, before.size, file.path, file.size);
+    check_input(file.rank != before.rank, "two records are of rank {}: {} and {}", file.rank,
                 before.path, file.path);
   }
 }
@@ -43,9 +45,10 @@ void introduce(const std::vector<FlightFile>& files, double now, std::vector<std
                             rank_list(present), files.front().size, files.front().engine,
                             time_text(now)));
   if (!absent.empty())
-    lines.push_back(formatted(
-        "no record of {}: killed, stopped, still computing, or its file was not named here",
-        rank_list(absent)));
+    lines.push_back(
+        formatted("no record of {}: killed, stopped, still computing, or its file was not named on "
+                  "the command line",
+                  rank_list(absent)));
   for (const FlightFile& file : files) {
     constexpr double long_before = 60;
     if (now - file.written > long_before)
@@ -98,7 +101,8 @@ std::vector<std::string> explain_hang(const std::vector<FlightFile>& unsorted) {
     lines.insert(lines.end(), story.begin(), story.end());
   }
   if (lines.size() == introduction)
-    lines.emplace_back("nothing is open: every recorded call was completed, and none differs");
+    lines.emplace_back(
+        "nothing is open: every recorded call was completed, and the ranks made the same calls");
   return lines;
 }
 

@@ -55,7 +55,9 @@ int report(const std::vector<std::string>& given) {
   const std::vector<std::string_view> known{"hang"};
   if (words.front() != known.front())
     throw UsageError(lockstep::unknown_name("report", words.front(), known));
-  if (words.size() == 1) throw UsageError("hang: no file was named; see lockstep report --help");
+  if (words.size() == 1)
+    throw UsageError(
+        "hang: no file was named: give the flight records, such as flight-rank-*.json");
   return report_hang({words.begin() + 1, words.end()});
 }
 

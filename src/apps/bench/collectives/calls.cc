@@ -114,8 +114,7 @@ void MeasuredCalls::check_result() {
   if (has_output(checked)) {
     if (auto wrong = first_wrong(checked, values(output_)))
       throw Error(
-          formatted("{} of {} bytes on {} tensors: rank {} expected {} at element {}, "
-                    "found {}",
+          formatted("{} of {} bytes on {} tensors: rank {}: expected {} at element {}, found {}",
                     lockstep::name_of(op_), bytes_, apps::name_of(memory_), checked.rank,
                     output_value(checked, *wrong), *wrong,
                     values(output_)[static_cast<std::size_t>(*wrong)]));

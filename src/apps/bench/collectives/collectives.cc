@@ -137,9 +137,10 @@ void check_that_it_fits(const CollectivesOptions& options, const Engines& engine
   std::int64_t largest = sizes_of(options, Collective::all_reduce, 1).back();
   std::int64_t tensors = 2 * engines.front().size() * static_cast<std::int64_t>(engines.size() + 2);
   std::int64_t available = sys::memory_size().available;
-  check_input(largest <= available / tensors,
-              "--to: {} tensors of {} are needed at once, and {} are free", tensors,
-              format_bytes(largest), format_bytes(available));
+  check_input(
+      largest <= available / tensors,
+      "--to: {} tensors of {} are needed at once, and only {} are free: give a smaller --to",
+      tensors, format_bytes(largest), format_bytes(available));
 }
 
 }  // namespace

@@ -84,8 +84,7 @@ void print_json(const OptimizerOptions& options, const Contender& contender,
 }
 
 void print_heading(const OptimizerOptions& options) {
-  print_to(stdout,
-           "optimizer: AdamW over {} float32 parameters, threads={} rounds={} of {} steps\n",
+  print_to(stdout, "optimizer: AdamW over {} float32 parameters, threads={} rounds={} steps={}\n",
            options.sizes.parameters(), options.threads, options.rounds, options.steps);
   print_to(stdout, "{:<12}{:>10}{:>10}{:>8}{:>9}  share of memory bound (quartiles of rounds)\n",
            "state", "ms min", "ms p50", "bytes", "GB/s");

@@ -63,7 +63,8 @@ double OptimizerWork::update() {
 }
 
 double OptimizerWork::memory() {
-  if (spans_.empty()) throw BadInput("the memory mix is that of float32 states");
+  if (spans_.empty())
+    throw BadInput("the memory bound is measured for float32 states only: give --states float32");
   return seconds_of([&] { pass(mix_); });
 }
 

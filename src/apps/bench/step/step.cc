@@ -113,8 +113,7 @@ void print_table(const StepOptions& options, const std::string& optimizer, int r
   ModelSize size = options.size.value_or(usual_size(options.model));
   print_to(
       stdout,
-      "step: model={} {}x{} ranks={} threads={} rounds={} of {} steps each; AdamW {}; products "
-      "by {}\n",
+      "step: model={} {}x{} ranks={} threads={} rounds={} steps={}; AdamW {}; products by {}\n",
       options.model, size.width, size.depth, ranks, options.threads, options.rounds, options.steps,
       optimizer, matmul::library());
   print_to(stdout, "{:<18}{:>10}{:>10}{:>10}{:>10}{:>10}{:>12}   first losses\n", "seconds", "min",

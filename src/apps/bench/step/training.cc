@@ -66,7 +66,7 @@ std::optional<ShardOptions> shard_options_of(std::string_view mode,
 double expected_bytes(std::string_view mode, int element_bytes, int ranks,
                       std::int64_t parameters) {
   check(element_bytes == 4 || element_bytes == 2,
-        "expected bytes: elements have 4 or 2 bytes, found {}", element_bytes);
+        "expected bytes: an element must have 4 or 2 bytes, found {}", element_bytes);
   sharded::ParameterSize size{.elements = parameters,
                               .own_bytes = element_bytes,
                               .computed_bytes = element_bytes,
