@@ -50,7 +50,7 @@ void check_rounds(const WorkerSpec& spec) {
               nodes.least_nodes);
   check_input(spec.max_restarts >= 0, "number of restarts: expected 0 or more, found {}",
               spec.max_restarts);
-  check_input(spec.reserve >= 0, "number of processes in reserve: expected 0 or more, found {}",
+  check_input(spec.reserve >= 0, "number of hot spares: expected 0 or more, found {}",
               spec.reserve);
   check_input(spec.hung_after >= Duration::zero(),
               "time until a stopped rank has failed: expected 0 seconds or more");
@@ -78,7 +78,7 @@ void check_nodes(const WorkerSpec& spec) {
 
 WorkerSpec checked(WorkerSpec spec) {
   check_input(spec.ranks >= 1, "number of ranks: expected at least 1, found {}", spec.ranks);
-  check_input(!spec.program.empty(), "no program to run was named");
+  check_input(!spec.program.empty(), "no program was named");
   check_input(spec.grace >= Duration::zero() && spec.failure_grace >= Duration::zero(),
               "grace period: expected 0 seconds or more");
   check_input(spec.store_port >= 0 && spec.store_port <= 65535,

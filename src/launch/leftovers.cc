@@ -73,7 +73,7 @@ bool has_stopped(const ProcessTree& tree, pid_t root) {
 
 Subreaper::Subreaper() : older_(children_of(read_process_tree(), ::getpid())) {
   if (!sys::read_process_stat(::getpid()))
-    throw SystemError("looking into /proc, where the agent finds what its ranks leave behind",
+    throw SystemError("reading /proc, where the agent finds processes that its ranks leave behind",
                       ENOENT);
   int before = 0;
   ::prctl(PR_GET_CHILD_SUBREAPER, &before);
@@ -306,8 +306,8 @@ Guard::Guard(const sys::FileDescriptor& agent, const std::vector<std::string>& m
                     .environment = static_cast<char*>(environment),
                     .folder = folder,
                     .line =
-                        "lockstep run: the agent was killed; what was left of its run has been "
-                        "ended\n"};
+                        "lockstep run: the agent was killed; the remaining processes of its run "
+                        "have been ended\n"};
   sigset_t all, before;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);  // stays blocked in the guard

@@ -93,7 +93,7 @@ RunResult parse_failure(MessageLines& lines, std::string_view rest) {
                                          {0, most_int},
                                          {0, std::numeric_limits<std::int64_t>::max()}}};
   const auto [code, node, rank, pid, after] = only_numbers(lines, rest, ranges);
-  if (node < 0 && rank >= 0) lines.fail("no rank where there is no node", rest);
+  if (node < 0 && rank >= 0) lines.fail("no rank, because there is no node", rest);
   RunResult run_result{.kind = RunResult::Kind::failed,
                        .node = static_cast<int>(node),
                        .exit_code = static_cast<int>(code),

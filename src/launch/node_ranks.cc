@@ -115,8 +115,8 @@ void claim(const NodeSpec& spec, TcpStore& store) {
   const std::string stands = store.compare_set(round_key::agent(spec.node), "", to_text(own));
   if (stands != to_text(own)) {
     const NodeClaim other = parse_node_claim(stands);
-    throw BadInput(formatted("another agent is node {} already: pid {} on host {}", spec.node,
-                             other.pid, other.host));
+    throw BadInput(formatted("another agent has --node-rank {} already: pid {} on host {}",
+                             spec.node, other.pid, other.host));
   }
   store.set_on_disconnect(round_key::gone(spec.node), round_key::gone_without_a_word);
 }
@@ -137,9 +137,9 @@ void check_nodes(Store& store, const NodeSpec& spec) {
 
 // Returns the reason that it published to the other nodes.
 std::string give_up_on(const std::vector<int>& nodes, Store& store, const NodeSpec& spec) {
-  const std::string why =
-      formatted("node {} waited {} for {}: no agent with --node-rank {} came", spec.node,
-                format_duration(spec.join_timeout), list_of(nodes), listed(nodes, " or "));
+  const std::string why = formatted(
+      "node {} timed out after {} waiting for {}: no agent with --node-rank {} arrived", spec.node,
+      format_duration(spec.join_timeout), list_of(nodes), listed(nodes, " or "));
   store.compare_set(
       round_key::result, "",
       to_text(RunResult{.kind = RunResult::Kind::failed, .node = spec.node, .how = why}));
@@ -154,7 +154,7 @@ std::vector<int> wait_for_all(const NodeSpec& spec, Store& store, Deadline deadl
   for (;;) {
     if (spec.node == 0) {
       const std::vector<int> missing = missing_nodes(store, spec);
-      lines.wait_for(formatted("{} of {} nodes to come to {}: {}", missing.size(), spec.nodes,
+      lines.wait_for(formatted("{} of {} nodes to arrive at {}: {}", missing.size(), spec.nodes,
                                spec.rendezvous, list_of(missing)));
     }
     try {
@@ -178,13 +178,13 @@ std::vector<NodeClaim> claims_of_all(const NodeSpec& spec, Store& store) {
 
 std::string silence_of_node_0(const NodeSpec& spec) {
   return formatted(
-      "node 0 at {} does not answer: its agent is stopped, or its machine cannot be reached",
+      "node 0 at {} does not answer: its agent is stopped, or its host cannot be reached",
       spec.rendezvous);
 }
 
 std::vector<NodeClaim> claim_node_rank(const NodeSpec& spec, TcpStore& store, Deadline deadline,
                                        WaitingLines& lines) {
-  lines.wait_for(formatted("the other nodes to come to {}", spec.rendezvous));
+  lines.wait_for(formatted("the other nodes to arrive at {}", spec.rendezvous));
   std::string why;
   try {
     claim(spec, store);

@@ -434,14 +434,14 @@ Deadline OutputRelay::show_unfinished(const std::vector<RankOutput*>& ranks,
 bool OutputRelay::say_losses(const std::vector<RankOutput*>& ranks) {
   for (RankOutput* rank : ranks)
     if (const int error = rank->take_log_error())
-      say(formatted("cannot write {}: {}; the rank goes on without it", rank->log_file(),
+      say(formatted("cannot write {}: {}; the rank continues without it", rank->log_file(),
                     std::strerror(error)));
   if (output_.lost() == 0 || std::exchange(loss_said_, true)) return false;
   const char* left = spec_.log_folder.empty() ? "dropped" : "only in their logs";
-  say(formatted("standard output is gone ({}); {}", std::strerror(output_.lost()),
+  say(formatted("standard output is closed ({}); {}", std::strerror(output_.lost()),
                 spec_.stop_without_reader
                     ? "stopping the ranks"
-                    : formatted("the ranks go on, what they print there is {}", left)));
+                    : formatted("the ranks continue, and their output is {}", left)));
   return spec_.stop_without_reader;
 }
 
@@ -460,7 +460,7 @@ void OutputRelay::drain(const std::function<void(Poller&)>& watch_signals,
     output_deadline = Deadline::after(spec_.output_timeout);
   }
   if (output_.pending() > 0 && error_.pending() == 0 && !interrupted)
-    say(formatted("the reader of standard output took nothing for {}: {} were dropped",
+    say(formatted("the reader of standard output read nothing for {}: {} were dropped",
                   format_duration(spec_.output_timeout),
                   format_bytes(static_cast<std::int64_t>(output_.pending()))));
 }

@@ -42,7 +42,7 @@ void Worker::start(const std::string& file, const WorkerSpec& spec, const RankSp
   if (rank_ < 0) {
     int ends[2];
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
-      throw SystemError("making a socket for a process in reserve", errno);
+      throw SystemError("making a socket for a hot spare", errno);
     reserve_.reset(ends[0]);
     in_reserve_.reset(ends[1]);
     environment = reserve_environment(spec.environment, place, in_reserve_.get());
@@ -123,7 +123,7 @@ void Worker::note_look(bool is_stopped, Duration hung_after, Duration longest_pa
   if (!life_) life_.emplace(hung_after, longest_pause);
   life_->note(is_stopped ? "stopped" : std::to_string(++looks_), now);
   if (life_->lost(now))
-    kill(formatted("killed by the agent: it, or a process that it has started, was stopped for {}",
+    kill(formatted("killed by the agent: it, or a process that it started, was stopped for {}",
                    format_duration(hung_after)));
 }
 
@@ -193,7 +193,7 @@ void check_limits(const WorkerSpec& spec, rlim_t most) {
                      static_cast<rlim_t>(may_have_more_rounds(spec) ? spec.reserve : 0);
   const rlim_t needed = own + ranks * (of_a_rank + (spec.log_folder.empty() ? 0 : 1));
   check_input(most >= needed,
-              "{} ranks: expected a limit of at least {} open files, found {}: raise the hard "
+              "--ranks {}: expected a limit of at least {} open files, found {}: raise the hard "
               "limit (ulimit -n), or start fewer ranks",
               spec.ranks, needed, most);
 }
@@ -231,7 +231,7 @@ void Reserve::fill(bool is_wanted, const std::function<void(Worker&)>& start) {
       start(*worker);
     } catch (const SystemError& error) {
       failures_ = most_failures_in_reserve;
-      return relay_.say(formatted("no process is kept in reserve: {}", error.what()));
+      return relay_.say(formatted("no hot spare could be started: {}", error.what()));
     }
     workers_.push_back(std::move(worker));
   }
@@ -259,10 +259,9 @@ void Reserve::take_ended() {
     if (worker->is_ready()) continue;  // it was killed
     worker->output().finish();
     if (++failures_ == most_failures_in_reserve)
-      relay_.say(
-          formatted("no process is kept in reserve any more: {} have ended before they were ready, "
-                    "the last with {}",
-                    failures_, sys::describe(*status)));
+      relay_.say(formatted(
+          "no more hot spares are started: {} ended before they were ready, the last with {}",
+          failures_, sys::describe(*status)));
   }
 }
 

@@ -1,5 +1,6 @@
 #include "launch/round_session.h"
 
+#include "base/counted.h"
 #include "base/format.h"
 #include "base/text.h"
 #include "sys/program.h"
@@ -20,10 +21,6 @@ constexpr std::chrono::milliseconds notice_of_a_round{100};
 // The new rank's first step comes before the start of the next process in reserve.
 constexpr std::chrono::milliseconds until_the_round_is_under_way{250};
 constexpr std::chrono::seconds first_waiting_line{1}, next_waiting_line{10}, next_spare_line{60};
-
-std::string counted(std::size_t number, const char* what) {
-  return formatted("{} {}{}", number, what, number == 1 ? "" : "s");
-}
 
 bool asks_to_stop(int signal) {
   return signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT ||
@@ -53,7 +50,7 @@ RunResult result_for_this_node(RoundEvent event, const RunState& run) {
   RunResult result = std::move(event.result);
   const bool failed = result.kind == RunResult::Kind::failed;
   if (failed && result.node == run.node && !run.own_failure) {
-    result.how = formatted("the other nodes have given this one up ({})", result.how);
+    result.how = formatted("the other nodes have excluded this one ({})", result.how);
     result.node = result.rank = -1;
   }
   return result;
@@ -86,7 +83,7 @@ void RoundSession::take(RoundEvent event) {
       return begin_round(event.plan);
     case RoundEvent::Kind::spare:
       spare_line_ = formatted("round {} runs on {}; this node waits until one leaves",
-                              event.plan.round, counted(event.plan.nodes.size(), "node"));
+                              event.plan.round, counted(std::ssize(event.plan.nodes), "node"));
       waiting_line_ = Clock::now() + first_waiting_line;
       return;
     case RoundEvent::Kind::reserve:
@@ -184,10 +181,9 @@ void RoundSession::begin_round(const RoundPlan& plan) {
   relay_.failures() = {};  // those of the last round are in its report
   const RoundPlan::Node& own = plan.nodes[plan.group_rank(run_.node)];
   if (plan.round > 0)
-    relay_.say(formatted("round {} begins: {} on {}, {} of {} restarts taken", plan.round,
-                         counted(static_cast<std::size_t>(plan.ranks()), "rank"),
-                         counted(plan.nodes.size(), "node"), plan.restarts,
-                         run_.spec.max_restarts));
+    relay_.say(formatted("round {} begins: {} on {}, {} of {} restarts used", plan.round,
+                         counted(plan.ranks(), "rank"), counted(std::ssize(plan.nodes), "node"),
+                         plan.restarts, run_.spec.max_restarts));
   run_.workers.resize(static_cast<std::size_t>(run_.spec.ranks));
   std::vector<Worker*> fresh;
   std::vector<Worker*> lost;
@@ -229,7 +225,7 @@ void RoundSession::note_lost(const Worker& worker) {
   run_.result.ends.push_back({.rank = worker.rank(),
                               .pid = worker.pid(),
                               .exit_code = 1,
-                              .how = "its end while it waited for the round"});
+                              .how = "an end before the round began"});
   run_.machine.ended(worker.rank(), {.code = 1}, Clock::now());
   if (run_.machine.cause() == worker.rank()) note_failure(run_.result.ends.back());
 }
@@ -244,11 +240,11 @@ void RoundSession::end_rounds(RoundEvent event) {
   if (run_.run_result->kind == RunResult::Kind::done) return;
   const bool has_failed = run_.run_result->kind == RunResult::Kind::failed;
   if (has_failed && run_.spec.max_restarts > 0 && run_.plan.restarts >= run_.spec.max_restarts)
-    relay_.say(formatted("no restart is left: {} of {} are taken", run_.plan.restarts,
+    relay_.say(formatted("no restart is left: {} of {} were used", run_.plan.restarts,
                          run_.spec.max_restarts));
   if (has_failed && run_.run_result->exit_code == usage_exit_code && run_.spec.max_restarts > 0 &&
       run_.plan.restarts < run_.spec.max_restarts)
-    relay_.say("exit code 2 is an error of use: no restart follows");
+    relay_.say("exit code 2 means wrong usage: the program is not restarted");
   if (run_.run_result->kind == RunResult::Kind::stopped) {
     if (!elsewhere || run_.asked_to_stop != 0) return;
     relay_.say(formatted("{} was asked to stop ({})",
@@ -296,10 +292,10 @@ void RoundSession::say_waiting() {
   waiting_line_ = Clock::now() + (spare_line_.empty() ? next_waiting_line : next_spare_line);
   if (!spare_line_.empty()) return relay_.say(spare_line_);
   if (!may_have_more_rounds(run_.spec))
-    relay_.say("waiting for the agents of other nodes, which have come, to be ready");
+    relay_.say("waiting for the agents of the other nodes, which have arrived, to be ready");
   else if (run_.workers.empty() || run_.machine.state() == State::done)
-    relay_.say(formatted("waiting for other nodes: expected {} to {}", least_nodes(run_.spec.nodes),
-                         run_.spec.nodes.nodes));
+    relay_.say(formatted("waiting for other nodes: the run needs {} to {}",
+                         least_nodes(run_.spec.nodes), run_.spec.nodes.nodes));
 }
 
 void RoundSession::note_end(Worker& worker, sys::ExitStatus status) {

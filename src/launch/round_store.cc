@@ -72,8 +72,8 @@ std::unique_ptr<StoreServer> serve_agents(const NodeSpec& spec, const Rendezvous
                                                             .lost_after = spec.lost_after});
   } catch (const SystemError& error) {
     if (error.error_number() != EADDRNOTAVAIL) throw;
-    throw BadInput(formatted(
-        "node 0 serves the store at {}, but that is no address of this machine", at.text()));
+    throw BadInput(formatted("node 0 serves the store at {}, which is not an address of this host",
+                             at.text()));
   }
 }
 
@@ -96,7 +96,7 @@ std::shared_ptr<TcpStore> come_to_store(const NodeSpec& spec, const RendezvousEn
                                                       .reconnect = time_to_reconnect(spec),
                                                       .lost_after = spec.lost_after});
   } catch (const Timeout& error) {
-    throw Timeout(formatted("{} waited {} for {} at {} ({})", self,
+    throw Timeout(formatted("{} timed out after {} waiting for {} at {} ({})", self,
                             format_duration(spec.join_timeout), server, at.text(), error.what()));
   } catch (const BadInput& error) {
     throw BadInput(formatted("{} cannot join: {}", self, error.what()));

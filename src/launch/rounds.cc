@@ -57,13 +57,13 @@ RunResult end_of_store(const std::exception& error, const NodeSpec& nodes) {
     result.how = error.what();
   } else if (dynamic_cast<const Timeout*>(&error) != nullptr) {
     result.how = formatted(
-        "its agent, which serves the store, has not answered for {}: it is stopped, or its machine "
+        "its agent, which serves the store, has not answered for {}: it is stopped, or its host "
         "cannot be reached",
         format_duration(nodes.lost_after));
   } else {
     result.how = formatted(
-        "its agent, which serves the store, has gone: it was killed, or its machine cannot be "
-        "reached ({})",
+        "its agent, which serves the store, is gone: it was killed, or its host cannot be reached "
+        "({})",
         visible(error.what(), 300));
   }
   return result;
@@ -73,8 +73,8 @@ RunResult end_of_store(const std::exception& error, const NodeSpec& nodes) {
 
 std::string spoiled(const std::string& key, const std::string& why) {
   return formatted(
-      "the store's key {} holds what no agent wrote ({}); keys that begin with lockstep-run/ are "
-      "the agents' own",
+      "the store's key {} has a value that no agent wrote ({}); keys that begin with lockstep-run/ "
+      "are reserved for agents",
       key, visible(why, 200));
 }
 
@@ -140,7 +140,7 @@ void Rounds::check_terms(const std::string& own, Deadline deadline) {
                formatted("--nnodes must be the same on all nodes: node 0 has {}, node {} has {}",
                          visible(number_of_nodes(stands), 100), node_, number_of_nodes(own)));
   check_input(stands == own,
-              "all nodes must be started with the same numbers: another one has {}, this one {}",
+              "all nodes must be started with the same options: another node has {}, this one {}",
               visible(stands), own);
   store_.run_id = tidy(first_value(keys_, round_key::name, fresh_run_id()));
 }
@@ -161,7 +161,7 @@ void Rounds::claim_number(Deadline deadline, WaitingLines& lines) {
 void Rounds::take_number() {
   const std::int64_t number = keys_.add(round_key::agents, 1) - 1;
   check_input(number >= 0 && number <= most_node_number,
-              "at most {} nodes can join a run, one after the other", most_node_number + 1);
+              "at most {} nodes can join a run over time", most_node_number + 1);
   node_ = static_cast<int>(number);
   store_.store->set_on_disconnect(round_key::gone(node_), round_key::gone_without_a_word);
   keys_.set(round_key::agent(node_), tidy(host_));
@@ -349,10 +349,10 @@ void Rounds::heartbeat_once() {
     auto [monitor, is_new] = heard_.try_emplace(node, nodes_.lost_after, 2 * nodes_.lost_after / 5);
     monitor->second.note(keys_.try_get(round_key::beat(node)).value_or(""), Clock::now());
     if (!monitor->second.lost(Clock::now())) continue;
-    keys_.compare_set(round_key::gone(node), "",
-                      formatted("its agent has not answered for {}: it is stopped, or its machine "
-                                "cannot be reached",
-                                format_duration(nodes_.lost_after)));
+    keys_.compare_set(
+        round_key::gone(node), "",
+        formatted("its agent has not answered for {}: it is stopped, or its host cannot be reached",
+                  format_duration(nodes_.lost_after)));
     announce();
   }
 }

@@ -56,7 +56,7 @@ bool Rounds::look() {
     emit({.kind = RoundEvent::Kind::over,
           .result = {.kind = kind,
                      .node = leaving_ ? node_ : -1,
-                     .how = formatted("the other nodes have given this one up ({})",
+                     .how = formatted("the other nodes have excluded this one ({})",
                                       visible(*why, 200))}});
     return false;
   }
@@ -189,7 +189,7 @@ void Rounds::try_to_plan(int round) {
     const RunResult too_few{
         .kind = RunResult::Kind::failed,
         .node = -1,
-        .how = formatted("waited {} for nodes: {} of at least {} are there",
+        .how = formatted("timed out after {} waiting for nodes: {} of at least {} have arrived",
                          format_duration(nodes_.join_timeout), live.size(), least_)};
     keys_.compare_set(round_key::result, "", to_text(too_few));
     return announce();

@@ -62,7 +62,7 @@ void add_recorded(const FailureReport& report, std::vector<std::string>& lines) 
   };
   if (report.recorded.empty()) return;
   if (report.shared && std::ranges::any_of(report.shared->failures(), is_recorded)) return;
-  lines.push_back("what it has recorded:");
+  lines.push_back("its error file says:");
   for (const std::string& line : report.recorded) lines.push_back("  | " + line);
 }
 
@@ -448,7 +448,7 @@ void RunReport::report_records() {
   if (run_.result.exit_code == 0 || run_.machine.stop_signal() != 0) return flight_->discard(ranks);
   const std::string files = flight_->records(ranks);
   if (files.empty()) return flight_->discard(ranks);
-  relay_.say("what the ranks called last: lockstep report hang " + files);
+  relay_.say("to see the last calls of the ranks: lockstep report hang " + files);
 }
 
 }  // namespace lockstep::launch

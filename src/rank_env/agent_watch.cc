@@ -44,9 +44,9 @@ void watch_agent() {
   const std::lock_guard lock(mutex);
   if (process == ::getpid()) return;
   ::fcntl(static_cast<int>(*agent), F_SETFD, FD_CLOEXEC);
-  const std::string line = formatted(
-      "lockstep: rank {}: the agent of its run, `lockstep run`, is gone; it ends itself\n",
-      environment::text(variable::rank).value_or("?"));
+  const std::string line =
+      formatted("lockstep: rank {}: its agent (`lockstep run`) is gone; the rank ends\n",
+                environment::text(variable::rank).value_or("?"));
   sys::Thread("agent watch", [agent = static_cast<int>(*agent), line] {
     wait_and_end(agent, line);
   }).detach();

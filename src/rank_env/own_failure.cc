@@ -25,7 +25,7 @@ void record_own_failure(std::string_view text) noexcept {
     sys::AtomicFile::write_for_now(*file,
                                    error.dump(-1, ' ', false, json::error_handler_t::replace));
   } catch (const std::exception& problem) {
-    log::debug("the error file of this rank: {}", problem.what());
+    log::debug("this rank's error file could not be written: {}", problem.what());
   }
 }
 

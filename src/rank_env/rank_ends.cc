@@ -31,7 +31,7 @@ struct RankEnds::Writer {
       if (!store) store = open_store(address, secret, store_timeout);
       store->set(key, how);
     } catch (const std::exception& error) {
-      log::debug("the end of a rank was not told: {}", error.what());
+      log::debug("a rank's end could not be published: {}", error.what());
     }
   }
 };

@@ -68,7 +68,7 @@ RankInfo detect_others() {
 RankInfo detect_rank() {
   constexpr std::int64_t most = std::numeric_limits<int>::max();
   if (!wait_for_place())
-    throw Aborted("this process waited in reserve, and its agent has no use for it any more");
+    throw Aborted("this process was a hot spare, and its agent does not need it any more");
   if (!environment::text(variable::rank) && !environment::text(variable::world_size))
     return detect_others();
   auto size = environment::required_integer(variable::world_size, 1, most, "but RANK is");

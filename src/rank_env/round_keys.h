@@ -22,7 +22,7 @@ inline constexpr const char* of_gone = "lockstep-run/gone/";
 
 // The value that the server writes under gone/N when the connection of that agent ends.
 inline constexpr const char* gone_without_a_word =
-    "its agent has gone without a word: it was killed, or its machine cannot be reached";
+    "its agent is gone: it was killed, or its host cannot be reached";
 
 inline std::string agent(int node) { return of_agents + std::to_string(node); }
 inline std::string gone(int node) { return of_gone + std::to_string(node); }

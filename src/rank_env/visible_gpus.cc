@@ -41,7 +41,7 @@ std::string gpus_of_rank(int local_rank, int local_ranks, int per_rank,
   }
   check_input(
       all.size() >= needed,
-      "--gpus-per-rank {}: {} ranks on this node need {} GPUs, CUDA_VISIBLE_DEVICES names {}",
+      "--gpus-per-rank {} with --ranks {}: expected CUDA_VISIBLE_DEVICES to name {} GPUs, found {}",
       per_rank, local_ranks, needed, all.size());
   const auto begin = static_cast<std::size_t>(local_rank) * static_cast<std::size_t>(per_rank);
   return join(std::span(all).subspan(begin, per_rank), ",");

@@ -26,8 +26,9 @@ constexpr Duration between_tries = std::chrono::milliseconds(20);
 // Checks that the server runs as this user, because any user can listen at an abstract name.
 void check_owner(int socket, const std::string& address) {
   auto owner = sys::peer_credentials(socket).uid;
-  check_input(owner == ::geteuid(), "store at {} belongs to user {}, expected this one, {}",
-              address, owner, ::geteuid());
+  check_input(owner == ::geteuid(),
+              "store at {} belongs to user {}, but this process runs as user {}", address, owner,
+              ::geteuid());
 }
 
 }  // namespace
@@ -40,7 +41,8 @@ void TcpStore::Connection::connect(Deadline deadline) {
     try {
       return try_once(deadline);
     } catch (const PeerLost&) {  // a busy server closes unproven connections
-      if (deadline.passed()) throw PeerLost(formatted("store at {} hangs up", address_));
+      if (deadline.passed())
+        throw PeerLost(formatted("store at {} closed the connection", address_));
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
@@ -86,8 +88,8 @@ void TcpStore::Connection::begin_session(store::FrameReader& frames, Deadline de
   check_input(reply.code == store::Code::done && reply.parts.size() == 1,
               "store at {}: expected the store's name, found another reply", address_);
   check_input(store_name_.empty() || store_name_ == reply.parts[0],
-              "store at {} is another one than before: it was started anew without the log of the "
-              "first (--log)",
+              "store at {} is not the one from before: it was started again without the log of the "
+              "first one (--log)",
               address_);
   store_name_ = reply.parts[0];
 }

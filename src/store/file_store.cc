@@ -42,7 +42,7 @@ Entry parse_entry(const fs::path& file, const std::string& content) {
   auto length = parse_integer(std::string_view(content).substr(0, space));
   bool whole = space != std::string::npos && length && *length >= 0 &&
                static_cast<std::size_t>(*length) <= content.size() - space - 1;
-  check_input(whole, "store: {} is no file of a store", file.string());
+  check_input(whole, "store: {} is not a file of a store", file.string());
   auto key_bytes = static_cast<std::size_t>(*length);
   return {content.substr(space + 1, key_bytes), content.substr(space + 1 + key_bytes)};
 }

@@ -75,7 +75,7 @@ bool equal(const Proof& a, const Proof& b) {
 ClientStreams shake_hands(int socket, std::string_view address, const StoreKey& key,
                           Deadline deadline) {
   std::string greeting = receive_text(socket, magic.size() + nonce_bytes, deadline);
-  check_input(greeting.starts_with(magic), "{} is no Lockstep store", address);
+  check_input(greeting.starts_with(magic), "{} is not a Lockstep store", address);
   Nonces nonces{.server = {}, .client = random_nonce()};
   std::memcpy(nonces.server.data(), greeting.data() + magic.size(), nonce_bytes);
 
@@ -85,12 +85,15 @@ ClientStreams shake_hands(int socket, std::string_view address, const StoreKey& 
 
   std::string answer = receive_text(socket, proof_bytes + stream_header_bytes, deadline);
   bool refused = std::all_of(answer.begin(), answer.end(), [](char byte) { return byte == 0; });
-  check_input(!refused, "store at {} refused the secret: give the server and its clients the same",
-              address);
+  check_input(
+      !refused,
+      "store at {} refused the secret: the server and its clients must have the same secret",
+      address);
   Proof server_proof{};
   std::memcpy(server_proof.data(), answer.data(), proof_bytes);
   check_input(equal(server_proof, key.server_proof(nonces)),
-              "store at {} could not prove that it knows the secret: is it another program's?",
+              "store at {} could not prove that it knows the secret: it may belong to another run "
+              "or program",
               address);
 
   ClientStreams streams{Sealer(key.key_to_server(nonces)),

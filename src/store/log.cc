@@ -108,7 +108,7 @@ std::string Log::header() const {
 void Log::read(const std::string& content) {
   const std::string_view bytes = content;
   check_input(bytes.substr(0, log_magic.size()) == log_magic.substr(0, bytes.size()),
-              "{} is no log of a store", path_.string());
+              "{} is not the log of a store", path_.string());
   store_name_ = bytes.size() < file_header_bytes
                     ? random_store_name()  // killed before it served a client
                     : std::string(bytes.substr(log_magic.size(), store_name_bytes));
@@ -151,7 +151,7 @@ void Log::apply(const Message& record) {
       (record.code == Code::set && parts.size() == 2) ||
       (record.code == Code::erase && parts.size() == 1) ||
       ((record.code == Code::done || record.code == Code::refused) && !parts.empty());
-  check_input(known, "no such record");
+  check_input(known, "unknown record");
   if (record.code == Code::set) {
     table_.set(parts[0], parts[1]);
   } else if (record.code == Code::erase) {

@@ -8,7 +8,7 @@ namespace lockstep {
 
 PrefixStore::PrefixStore(std::string prefix, std::shared_ptr<Store> below)
     : prefix_(std::move(prefix)), below_(std::move(below)) {
-  check(below_ != nullptr, "PrefixStore: expected a store below prefix '{}', found none", prefix_);
+  check(below_ != nullptr, "PrefixStore: the store for prefix '{}' must not be null", prefix_);
 }
 
 std::string PrefixStore::full(std::string_view key) const {

@@ -123,7 +123,7 @@ Outcome execute(Table& table, const Message& request) {
 
 void ParkedRequests::add(ParkedRequest parked, const Table& table) {
   std::vector<std::string> missing = table.missing(parked.request.parts);
-  check(!missing.empty(), "store: a request was parked though its keys are all there");
+  check(!missing.empty(), "store: a request waits although all of its keys exist");
   Load& load = loads_[parked.connection];
   ++load.count;
   load.bytes += bytes_of(parked.request);

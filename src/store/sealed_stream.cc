@@ -23,7 +23,7 @@ Opener::Opener(const StreamKey& key, std::string_view header) {
   bool ok = header.size() == stream_header_bytes &&
             crypto_secretstream_xchacha20poly1305_init_pull(&state_, unsigned_bytes_of(header),
                                                             key.data()) == 0;
-  check_input(ok, "store: the encrypted stream does not begin as it should");
+  check_input(ok, "store: the encrypted stream has an invalid header");
 }
 
 std::string Opener::open(std::string_view sealed) {
@@ -33,7 +33,7 @@ std::string Opener::open(std::string_view sealed) {
   int outcome = crypto_secretstream_xchacha20poly1305_pull(
       &state_, unsigned_bytes_of(message), nullptr, nullptr, unsigned_bytes_of(sealed),
       sealed.size(), nullptr, 0);
-  check_input(outcome == 0, "store: a message was changed on its way");
+  check_input(outcome == 0, "store: a message was changed in transit");
   return message;
 }
 

@@ -92,7 +92,7 @@ void StoreServer::Loop::run() {
   try {
     while (!stopping_) turn();
   } catch (const std::exception& error) {
-    log::error("store at {}: {}; it ends", address_, error.what());
+    log::error("store at {} ends: {}", address_, error.what());
   }
   connections_.clear();
   listener_.reset();
@@ -214,7 +214,7 @@ void StoreServer::Loop::serve(std::uint64_t number, Connection& connection, shor
     if ((events & (POLLIN | POLLHUP | POLLERR)) != 0) {
       receive(socket, connection.session, buffer_);
       if (connection.session.held_bytes() > many_held_bytes && holds_too_much())
-        throw BadInput("store: requests of all clients that have come in part are too much");
+        throw BadInput("store: the incomplete requests of all clients exceed the limit");
     }
     bool more = true;
     while (more) {
@@ -273,7 +273,8 @@ void StoreServer::Loop::answer(std::uint64_t number, Connection& connection,
     connection.session.send(*outcome.reply);
     if (!outcome.written.empty()) answer_ready(outcome.written);
   } else if (!parked_.has_room(number, request)) {
-    connection.session.send({request.id, store::Code::refused, 0, {"store: too many waits"}});
+    connection.session.send(
+        {request.id, store::Code::refused, 0, {"store: too many waiting requests"}});
   } else {
     Deadline deadline = timeout_of(request);
     parked_.add({number, std::move(request), deadline}, table_);
@@ -370,8 +371,9 @@ void StoreServer::Loop::write(const store::DisconnectValues& values) {
     try {
       table_.set(key, value);
     } catch (const BadInput& error) {
-      log::warning("store at {}: the value that a client left for the end of its connection: {}",
-                   address_, error.what());
+      log::warning(
+          "store at {}: cannot set the value that a client left for the end of its connection: {}",
+          address_, error.what());
       continue;
     }
     if (log_) log_->note_key(key);

@@ -60,7 +60,7 @@ std::optional<Message> ServerSession::next() {
 }
 
 void ServerSession::send(const Message& message) {
-  check(proven(), "store: a reply to a client that is not proven");
+  check(proven(), "store: a reply to a client that has not proved the secret");
   output_ += sealer_->seal(encode(message));
 }
 

@@ -26,12 +26,12 @@ void check_value(std::string_view key, std::string_view value) {
 
 std::int64_t add_to_number(std::string_view key, std::string_view value, std::int64_t delta) {
   auto number = parse_integer(value);
-  check_input(number.has_value(), "store: add to key '{}' expected a decimal number, found '{}'",
-              key, value.substr(0, 40));
+  check_input(number.has_value(),
+              "store: adding to key '{}': expected a decimal number, found '{}'", key,
+              value.substr(0, 40));
   std::int64_t sum = 0;
   check_input(!__builtin_add_overflow(*number, delta, &sum),
-              "store: adding {} to {} under key '{}' leaves the range of 64 bits", delta, *number,
-              key);
+              "store: adding {} to {} under key '{}' overflows 64 bits", delta, *number, key);
   return sum;
 }
 

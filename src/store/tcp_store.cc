@@ -100,7 +100,7 @@ void TcpStore::set_on_disconnect(std::string_view key, std::string_view value) {
       {.code = Code::on_disconnect, .parts = {std::string(key), std::string(value)}});
 }
 
-void TcpStore::disconnect() noexcept { connection_->lose("it was disconnected here"); }
+void TcpStore::disconnect() noexcept { connection_->lose("this process disconnected it"); }
 
 std::string TcpStore::own_address() const { return connection_->own_address(); }
 

@@ -87,7 +87,8 @@ Message decode(std::string_view bytes) {
     auto length = cursor.take_number<std::uint32_t>();
     message.parts.emplace_back(cursor.take(length));
   }
-  check_input(cursor.left() == 0, "store: {} bytes too many in a message", cursor.left());
+  check_input(cursor.left() == 0, "store: found {} bytes after the end of a message",
+              cursor.left());
   return message;
 }
 

@@ -43,13 +43,13 @@ std::string free_memory_text(const MemorySize& memory) {
 
 std::string failure_text(const std::exception& error) {
   if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr)
-    return "out of memory: an allocation was refused; " + free_memory_text();
+    return "out of memory: an allocation failed; " + free_memory_text();
   if (const auto* refused = dynamic_cast<const std::filesystem::filesystem_error*>(&error))
     return formatted("{}: {}", refused->path1().string(), refused->code().message());
   std::string_view text = error.what();
   if (dynamic_cast<const Error*>(&error) != nullptr) return std::string(text);
   if (auto bytes = bytes_refused(text))
-    return formatted("out of memory: {} were asked for at once; {}",
+    return formatted("out of memory: an allocation of {} failed; {}",
                      rough_size(static_cast<double>(*bytes)), free_memory_text());
   return std::string(text.substr(0, text.find('\n')));
 }

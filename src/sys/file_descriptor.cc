@@ -18,7 +18,7 @@ FileDescriptor with_high_number(const FileDescriptor& descriptor) {
 
 RaisedOpenFilesLimit::RaisedOpenFilesLimit() {
   if (::getrlimit(RLIMIT_NOFILE, &before_) != 0)
-    throw SystemError("asking how many files may be open", errno);
+    throw SystemError("reading the limit of open files", errno);
   const rlimit raised{before_.rlim_max, before_.rlim_max};
   ::setrlimit(RLIMIT_NOFILE, &raised);
 }

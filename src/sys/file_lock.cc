@@ -95,8 +95,7 @@ FileLock::FileLock(std::filesystem::path path) : path_(std::move(path)) {
     const int error = errno;
     // A file that a killed process of another user left: it can be locked without write access.
     if (!file_ && error == EACCES) file_.reset(::open(path_.c_str(), O_RDONLY | how));
-    check_input(file_ || error != ELOOP, "{}: expected a lock's file, found a link",
-                path_.string());
+    check_input(file_ || error != ELOOP, "{}: expected a lock file, found a link", path_.string());
     if (!file_) throw SystemError("opening the lock " + path_.string(), error);
     remember(file_.get());
   } while (!try_once());
@@ -114,8 +113,8 @@ void FileLock::check_is_lock() const {
   struct stat status {};
   const bool is_file = ::fstat(file_.get(), &status) == 0 && S_ISREG(status.st_mode);
   check_input(is_file && is_signature(signature_in(file_.get())),
-              "{}: expected a lock's file, found {}: move it away", path_.string(),
-              is_file ? "a file of something else" : "no plain file");
+              "{}: expected a lock file, found {}: move it away", path_.string(),
+              is_file ? "a file of another kind" : "something that is not a regular file");
 }
 
 bool FileLock::try_once() {

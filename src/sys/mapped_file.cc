@@ -19,7 +19,7 @@ MappedFile::MappedFile(const std::filesystem::path& path) {
   if (!file) throw SystemError("opening " + path.string(), errno);
   struct stat status {};
   if (::fstat(file.get(), &status) != 0)
-    throw SystemError("asking for the size of " + path.string(), errno);
+    throw SystemError("reading the size of " + path.string(), errno);
   if (!S_ISREG(status.st_mode))
     throw BadInput("mapping " + path.string() + ": expected a regular file");
   if (status.st_size == 0) return;

@@ -140,7 +140,7 @@ void check_fits_memory(const std::filesystem::path& path, std::uint64_t bytes, d
   if (bytes <= always_fits) return;
   const auto total = static_cast<double>(memory_size().total);
   check_input(static_cast<double>(bytes) <= total * share,
-              "reading {}: expected what fits into memory (at most {} here), found {}",
+              "reading {}: expected at most {}, so that it fits into memory, found {}",
               path.string(), format_bytes(static_cast<std::int64_t>(total * share)),
               format_bytes(static_cast<std::int64_t>(
                   std::min<std::uint64_t>(bytes, std::uint64_t{1} << 62))));

@@ -26,9 +26,9 @@ struct Failure {
   int step;
   int error_number;
 };
-constexpr const char* steps[] = {"cannot make a session", "cannot tie it to its parent",
-                                 "cannot redirect its streams", "cannot limit its open files",
-                                 "cannot execute it"};
+constexpr const char* steps[] = {
+    "cannot create a session", "cannot set the signal for the end of its parent",
+    "cannot redirect its streams", "cannot limit its open files", "cannot execute it"};
 enum Step : int { session, parent_death, streams, limits, execution };
 
 // Everything the child needs, prepared before the fork: after it, only async-signal-safe calls are

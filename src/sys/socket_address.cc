@@ -90,9 +90,7 @@ std::vector<SocketAddress> SocketAddress::all_tcp(std::string_view host, std::ui
     const auto* six = reinterpret_cast<const sockaddr_in6*>(&address.storage_);
     check_input(entry->ai_family != AF_INET6 || !IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr) ||
                     six->sin6_scope_id != 0,
-                "host '{}': a link-local address is one of each network; name the interface, too: "
-                "{}%eth0",
-                host, name);
+                "host '{}': a link-local address needs its interface, such as {}%eth0", host, name);
   }
   return addresses;
 }
@@ -130,7 +128,7 @@ SocketAddress SocketAddress::local(int socket) {
   SocketAddress address;
   address.size_ = sizeof(address.storage_);
   if (::getsockname(socket, reinterpret_cast<sockaddr*>(&address.storage_), &address.size_) != 0) {
-    throw SystemError("getsockname", errno);
+    throw SystemError("reading a socket's own address", errno);
   }
   return address;
 }
@@ -141,8 +139,8 @@ SocketAddress SocketAddress::peer(int socket) {
   if (::getpeername(socket, reinterpret_cast<sockaddr*>(&address.storage_), &address.size_) == 0)
     return address;
   if (errno == ENOTCONN || errno == EINVAL)
-    throw PeerLost("asking for a peer's address: it has closed the connection");
-  throw SystemError("getpeername", errno);
+    throw PeerLost("reading a peer's address: the peer has closed the connection");
+  throw SystemError("reading a peer's address", errno);
 }
 
 std::uint16_t SocketAddress::port() const {

@@ -123,7 +123,7 @@ std::size_t when_ready(int socket, short events, Deadline deadline, const char* 
     if (errno == EINTR) continue;
     if (errno != EAGAIN && errno != EWOULDBLOCK) throw SystemError(what, errno);
     if (!retries.wait())
-      throw Timeout(std::string(what) + ": the other side did not follow in time");
+      throw Timeout(std::string(what) + ": timed out waiting for the other side");
   }
 }
 
@@ -182,7 +182,7 @@ FileDescriptor accept_one(int listener, Deadline deadline) {
     if (FileDescriptor socket = accept_now(listener)) return socket;
     if (!retries.wait()) {
       throw Timeout("waiting for a connection to " + SocketAddress::local(listener).text() +
-                    ": no peer has connected in time");
+                    ": timed out, no peer has connected");
     }
   }
 }
@@ -201,7 +201,7 @@ FileDescriptor connect_to(const SocketAddress& address, Deadline deadline) {
     if (result.socket) return std::move(result.socket);
     if (!may_answer_later(result.error, address)) throw_unreachable(address, result.error);
     if (deadline.passed())
-      throw Timeout("connecting to " + address.text() + ": no answer in time (" +
+      throw Timeout("connecting to " + address.text() + ": timed out (" +
                     std::generic_category().message(result.error) + ")");
     std::this_thread::sleep_for(std::min<Duration>(pause, deadline.left()));
     pause = std::min(2 * pause, std::chrono::milliseconds(200));
@@ -253,7 +253,7 @@ void send_all(int socket, std::span<const std::byte> bytes, Deadline deadline) {
     std::optional<std::size_t> count;
     for (Retries retries(socket, POLLOUT, deadline); !(count = send_now(socket, bytes));)
       if (!retries.wait())
-        throw Timeout("sending: " + std::to_string(bytes.size()) + " bytes were not taken in time");
+        throw Timeout("sending: timed out; bytes left to send: " + std::to_string(bytes.size()));
     bytes = bytes.subspan(*count);
   }
 }
@@ -263,7 +263,8 @@ void receive_exact(int socket, std::span<std::byte> bytes, Deadline deadline) {
     std::optional<std::size_t> count;
     for (Retries retries(socket, POLLIN, deadline); !(count = receive_now(socket, bytes));)
       if (!retries.wait())
-        throw Timeout("receiving: " + std::to_string(bytes.size()) + " bytes did not come in time");
+        throw Timeout("receiving: timed out; bytes left to receive: " +
+                      std::to_string(bytes.size()));
     bytes = bytes.subspan(*count);
   }
 }
@@ -272,16 +273,17 @@ PeerCredentials peer_credentials(int socket) {
   ucred credentials{};
   socklen_t size = sizeof(credentials);
   if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) {
-    throw SystemError("asking who the peer is", errno);
+    throw SystemError("reading the peer's process and user", errno);
   }
   return {credentials.pid, credentials.uid, credentials.gid};
 }
 
 void send_descriptors(int socket, std::span<const std::byte> bytes,
                       std::span<const int> descriptors, Deadline deadline) {
-  check(!bytes.empty(), "send_descriptors: descriptors travel with at least one byte");
+  check(!bytes.empty(),
+        "send_descriptors: expected at least one byte to send with them, found none");
   check(descriptors.size() <= max_passed_descriptors,
-        "send_descriptors: at most {} at once, found {}", max_passed_descriptors,
+        "send_descriptors: expected at most {} descriptors, found {}", max_passed_descriptors,
         descriptors.size());
   ControlBuffer control{};
   iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
@@ -304,7 +306,7 @@ void send_descriptors(int socket, std::span<const std::byte> bytes,
 
 std::vector<FileDescriptor> receive_descriptors(int socket, std::span<std::byte> bytes,
                                                 std::size_t count, Deadline deadline) {
-  check(!bytes.empty(), "receive_descriptors: descriptors travel with at least one byte");
+  check(!bytes.empty(), "receive_descriptors: expected room for at least one byte, found none");
   ControlBuffer control{};
   iovec part{bytes.data(), bytes.size()};
   msghdr message{};

@@ -264,7 +264,8 @@ CacheSizes cache_sizes(const fs::path& root) {
 
 std::string host_name() {
   char name[256] = "";
-  if (::gethostname(name, sizeof(name) - 1) != 0) throw SystemError("gethostname", errno);
+  if (::gethostname(name, sizeof(name) - 1) != 0)
+    throw SystemError("reading this host's name", errno);
   return name;
 }
 

@@ -53,7 +53,7 @@ TEST_P(SharedFailure, IsShownOnceAndExplainedByItsRecords) {
   expect_words(run.error,
                {"(bucket 2, 3.91 KiB", "that ranks 0-2 wait in; its last call was broadcast",
                 "lockstep run: ranks 0-2 failed as shown above\n",
-                "what the ranks called last: lockstep report hang " + records});
+                "to see the last calls of the ranks: lockstep report hang " + records});
 
   std::vector<std::string> words{"report", "hang"};
   for (int rank = 0; rank < 3; ++rank)

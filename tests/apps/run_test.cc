@@ -157,7 +157,7 @@ TEST(LockstepRun, ASignalWhileNodesAreMissingSaysWhatItWaitedFor) {
   std::ofstream(secret) << "correct horse battery";
   ASSERT_EQ(::chmod(secret.c_str(), 0600), 0);
   for (const auto& [node, signal, what] :
-       {std::tuple("0", SIGINT, "1 of 2 nodes to come to " + at + ": node 1"),
+       {std::tuple("0", SIGINT, "1 of 2 nodes to arrive at " + at + ": node 1"),
         std::tuple("1", SIGTERM, "node 0 at " + at)}) {
     Started run = start_lockstep({"run", "--nnodes", "2", "--node-rank", node, "--rendezvous", at,
                                   "--secret-file", secret, "true"});
@@ -184,8 +184,9 @@ TEST(LockstepRun, ARefusedSecretIsSaidOnBothSides) {
   }
   const Finished refused = finish(std::move(nodes[1]));
   EXPECT_EQ(refused.status.code, 1);
-  EXPECT_EQ(refused.error, "lockstep run: node 1 cannot join: store at " + at +
-                               " refused the secret: give the server and its clients the same\n");
+  EXPECT_EQ(refused.error,
+            "lockstep run: node 1 cannot join: store at " + at +
+                " refused the secret: the server and its clients must have the same secret\n");
   await_error(nodes[0], "does not know the secret");
   nodes[0].process.send(SIGTERM);
   const Finished first = finish(std::move(nodes[0]));

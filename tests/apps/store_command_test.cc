@@ -49,7 +49,7 @@ TEST(StoreCommand, MistakesAreOneLine) {
        "--listen: expected HOST:PORT, found 'here'"},
       {{"--listen", "127.0.0.1:0", "--secret-file", secret, "--log", notes},
        1,
-       notes + " is no log of a store"}};
+       notes + " is not the log of a store"}};
   for (auto [words, code, problem] : cases) {
     words.insert(words.begin(), "store");
     const Finished run = lockstep_command(words);

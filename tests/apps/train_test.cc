@@ -284,7 +284,7 @@ TEST_F(TrainProgram, ARestartedRoundGoesOnByItself) {
             kill_rank(1) + until_lines(1) + kill_rank(0) + "wait $agent");
   const std::string log = shell("cat " + out() + ".log").output;
   EXPECT_EQ(killed.exit_code, 0) << log;
-  EXPECT_NE(log.find("2 of 4 restarts taken"), std::string::npos) << log;
+  EXPECT_NE(log.find("2 of 4 restarts used"), std::string::npos) << log;
   EXPECT_EQ(
       shell("cmp " + out() + "/model.safetensors " + whole + "/model.safetensors 2>&1").output, "")
       << log;

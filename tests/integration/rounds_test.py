@@ -103,7 +103,7 @@ def killed_in_python(folder):
     code, killed, seconds = ddp(lockstep_with("--max-restarts", "3"), folder / "killed", "kill")
     expect(code == 0, "a run with a killed rank", killed)
     expect_words(killed, r"rank 1 of 2 \(pid \d+\) was killed by signal 9 \(SIGKILL\)",
-                 "round 1 begins: 2 ranks on 1 node, 1 of 3 restarts taken")
+                 "round 1 begins: 2 ranks on 1 node, 1 of 3 restarts used")
     weights = lines_with(calm, "weights")[0].split()[1]
     again = lines_with(killed, "weights")[0].split()
     expect(again[1] == weights and int(again[2]) > 0, f"expected the weights {weights}, found {again}", killed)
@@ -129,7 +129,7 @@ def same_environment_as_torchrun(folder):
 def recorded_in_python(folder):
     code, output, seconds = ddp(lockstep_with(), folder / "raises", "raise")
     expect(code == 1, f"exit code {code}", output)
-    expect_words(output, "what it has recorded:", r"\| ValueError: a mistake of mine")
+    expect_words(output, "its error file says:", r"\| ValueError: a mistake of mine")
     shown("what @record wrote is in the report", seconds)
 
 

@@ -163,7 +163,7 @@ def kill_an_agent(cluster, folder):
     wait_for_ranks(folder, 3)
     since = time.monotonic()
     agents[1].process.kill()
-    gone = [r"node 1 \(host .*\) has failed: its agent has gone without a word"]
+    gone = [r"node 1 \(host .*\) has failed: its agent is gone: it was killed"]
     expect_ends("an agent is killed", agents, [1, None, 1], [gone] * 3, since, 5)
 
 
@@ -213,7 +213,7 @@ def go_on_without_hosts(cluster, folder):
     shell("ip link set out2 up")
     code, output, _ = agents[2].finish()
     expect(code == 1, f"the host that was cut off: exit code {code}", output)
-    expect_words(output, "the other nodes have given this one up")
+    expect_words(output, "the other nodes have excluded this one")
     (folder / "over").touch()
     for agent in (agents[0], agents[1]):
         code, output, _ = agent.finish()

@@ -114,7 +114,7 @@ TEST(AgentOutput, ALogThatMayNotGrowFurtherIsSaidAndTheRankGoesOn) {
     EXPECT_EQ(Agent(spec).run().exit_code, 0);
     std::string text(1 << 20, '\0');
     text.resize(static_cast<std::size_t>(::read(ends[0], text.data(), text.size())));
-    EXPECT_NE(text.find("rank-0.log: File too large; the rank goes on without it"),
+    EXPECT_NE(text.find("rank-0.log: File too large; the rank continues without it"),
               std::string::npos);
     EXPECT_NE(text.find("[rank 0] end\n"), std::string::npos);
   });
@@ -135,7 +135,7 @@ TEST(AgentOutput, AReaderThatTakesNothingDoesNotHoldTheAgentForEver) {
   EXPECT_EQ(Agent(spec).run().exit_code, 5);
   EXPECT_LT(Clock::now() - begin, far_too_long);
   EXPECT_NE(
-      error.text().find("lockstep run: the reader of standard output took nothing for 300ms: "),
+      error.text().find("lockstep run: the reader of standard output read nothing for 300ms: "),
       std::string::npos)
       << error.text();
   EXPECT_NE(error.text().find(" KiB were dropped\n"), std::string::npos) << error.text();
@@ -268,9 +268,8 @@ TEST(AgentOutput, AReaderThatLeavesIsSaidAndTheRanksGoOn) {
   spec.log_folder = folder.path();
   EXPECT_EQ(Agent(spec).run().exit_code, 0);
   EXPECT_EQ(error.text(),
-            "lockstep run: standard output is gone (Broken pipe); the ranks go on, what they print "
-            "there is only in "
-            "their logs\n");
+            "lockstep run: standard output is closed (Broken pipe); the ranks continue, and their "
+            "output is only in their logs\n");
   EXPECT_EQ(content(folder / "rank-1.log"), "1\n2\n3\n");
 }
 
@@ -289,8 +288,8 @@ TEST(AgentOutput, AReaderThatLeavesStopsTheRanksWhereThatIsAsked) {
   spec.stop_without_reader = true;
   EXPECT_EQ(Agent(spec).run().exit_code, 5);
   EXPECT_EQ(error.text(),
-            "lockstep run: standard output is gone (Broken pipe); stopping the ranks\n"
-            "lockstep run: stopped by SIGPIPE; ranks 0, 1: exit code 5\n");
+            "lockstep run: standard output is closed (Broken pipe); stopping the ranks\nlockstep "
+            "run: stopped by SIGPIPE; ranks 0, 1: exit code 5\n");
 }
 
 }  // namespace

@@ -83,8 +83,8 @@ TEST(Agent, TooFewOpenFilesAreOneSentence) {
     const Ran few = run_agent(shells(2, "od -An -tx1 /proc/self/fd/$LOCKSTEP_SECRET_FD"));
     EXPECT_EQ(few.result.exit_code, 0) << few.error;
     EXPECT_EQ(test::message_of<BadInput>([] { run_agent(shells(9, "true")); }),
-              "9 ranks: expected a limit of at least 60 open files, found 48: raise the hard limit "
-              "(ulimit -n), or start fewer ranks");
+              "--ranks 9: expected a limit of at least 60 open files, found 48: raise the hard "
+              "limit (ulimit -n), or start fewer ranks");
   });
 }
 
@@ -96,8 +96,8 @@ TEST(Agent, WithoutProcNothingIsStarted) {
       return;
     }
     EXPECT_EQ(test::message_of<SystemError>([] { run_agent(shells(1, "true")); }),
-              "looking into /proc, where the agent finds what its ranks leave behind: No such file "
-              "or directory");
+              "reading /proc, where the agent finds processes that its ranks leave behind: No such "
+              "file or directory");
   });
 }
 

@@ -62,8 +62,8 @@ constexpr const char* records =
 TEST(ErrorFile, WhatARankHasRecordedIsInTheReport) {
   const Ran ran = run_agent(shells(1, records));
   EXPECT_EQ(ran.result.exit_code, 4);
-  EXPECT_NE(ran.error.find("what it has recorded:\nlockstep run:   | Traceback\n"
-                           "lockstep run:   |   line 3\nlockstep run:   | ValueError: no\n"),
+  EXPECT_NE(ran.error.find("its error file says:\nlockstep run:   | Traceback\nlockstep run:   |   "
+                           "line 3\nlockstep run:   | ValueError: no\n"),
             std::string::npos)
       << ran.error;
 }

@@ -112,7 +112,7 @@ TEST_F(FixedRounds, AllWaitsOfAJoinHaveOneDeadline) {
   EXPECT_EQ(message_of<Timeout>([&] {
               static_cast<void>(join(spec(0), Deadline::after(20s), Deadline::after(0s)));
             }),
-            "node 0 waited 5m for node 1: no agent with --node-rank 1 came");
+            "node 0 timed out after 5m waiting for node 1: no agent with --node-rank 1 arrived");
   EXPECT_THROW(static_cast<void>(join(spec(1), Deadline::after(10ms), Deadline::never())), Timeout);
 }
 
@@ -131,7 +131,7 @@ TEST_F(FixedRounds, AStoppedNode0IsNamedWhileTheOthersJoin) {
               static_cast<void>(join(second, Deadline::after(20s), Deadline::after(20s)));
             }),
             "node 0 at " + second.rendezvous +
-                " does not answer: its agent is stopped, or its machine cannot be reached");
+                " does not answer: its agent is stopped, or its host cannot be reached");
 }
 
 }  // namespace

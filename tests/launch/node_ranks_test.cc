@@ -44,14 +44,15 @@ TEST(NodeRanks, NodesThatNeverComeAreNamed) {
   const auto ran = run_nodes({first, second}, last_one_first(2, folder));
   for (const NodeRan& node : ran)
     EXPECT_EQ(node.problem,
-              "node 0 waited 5s for nodes 1, 3: no agent with --node-rank 1 or 3 came");
+              "node 0 timed out after 5s waiting for nodes 1, 3: no agent with --node-rank 1 or 3 "
+              "arrived");
   // The line is printed after one second and names the nodes that have not joined by then.
   const std::string waits = "lockstep run: waiting for ", at = first.nodes.rendezvous;
-  const std::string of_all = " of 4 nodes to come to " + at + ": nodes 1, ";
+  const std::string of_all = " of 4 nodes to arrive at " + at + ": nodes 1, ";
   EXPECT_TRUE(ran[0].error == waits + "2" + of_all + "3\n" ||
               ran[0].error == waits + "3" + of_all + "2, 3\n")
       << ran[0].error;
-  EXPECT_TRUE(ran[1].error == waits + "the other nodes to come to " + at + "\n" ||
+  EXPECT_TRUE(ran[1].error == waits + "the other nodes to arrive at " + at + "\n" ||
               ran[1].error == waits + "node 0 at " + at + "\n")
       << ran[1].error;
 }
@@ -86,7 +87,7 @@ TEST(NodeRanks, TwoAgentsWithTheSameNumber) {
   const bool first_stayed = ran[1].problem.empty();
   EXPECT_EQ(ran[first_stayed ? 1 : 2].exit_code, 0);
   expect_words(ran[first_stayed ? 2 : 1].problem,
-               {"another agent is node 1 already: pid ", " on host "});
+               {"another agent has --node-rank 1 already: pid ", " on host "});
 }
 
 TEST(NodeRanks, TwoAgentsThatAreNode0) {
@@ -136,8 +137,9 @@ TEST(NodeRanks, DifferentSecrets) {
   second.nodes.secret_file = secret_file(folder, "second", "correct horse staple!");
   first.nodes.join_timeout = 4s;
   const auto ran = run_nodes({first, second}, last_one_first(2, folder));
-  EXPECT_EQ(ran[1].problem, "node 1 cannot join: store at " + first.nodes.rendezvous +
-                                " refused the secret: give the server and its clients the same");
+  EXPECT_EQ(ran[1].problem,
+            "node 1 cannot join: store at " + first.nodes.rendezvous +
+                " refused the secret: the server and its clients must have the same secret");
   expect_words(ran[0].problem, {" for node 1: no agent"});
 
   second.nodes.secret_file = first.nodes.secret_file;
@@ -156,7 +158,7 @@ TEST(NodeRanks, MistakesOfOneAgent) {
   spec.nodes.rendezvous = "192.0.2.1:29400";
   expect_words(problem(spec), {"--secret-file is missing", "192.0.2.1:29400", "mode 600"});
   spec.nodes.secret_file = secret_file(folder, "secret", "correct horse battery");
-  expect_words(problem(spec), {"192.0.2.1:29400", "no address of this machine"});
+  expect_words(problem(spec), {"192.0.2.1:29400", "not an address of this host"});
   ::chmod(spec.nodes.secret_file.c_str(), 0644);
   expect_words(problem(spec), {"mode 600", "found mode 644"});
 }

@@ -146,10 +146,12 @@ TEST(Nodes, AKilledAgentEndsTheRun) {
   EXPECT_EQ(ran[1].process.signal, SIGKILL);
   for (int node : {0, 2}) {
     EXPECT_EQ(ran[node].exit_code, 1) << ran[node].problem;
-    EXPECT_EQ(times(ran[node].error, "node 1 (host " + sys::host_name() +
-                                         ") has failed: its agent has gone without a word: it was "
-                                         "killed, or its machine cannot be reached\n"),
-              1u)
+    EXPECT_EQ(
+        times(
+            ran[node].error,
+            "node 1 (host " + sys::host_name() +
+                ") has failed: its agent is gone: it was killed, or its host cannot be reached\n"),
+        1u)
         << ran[node].error;
     EXPECT_LT(ran[node].took, far_too_long);
   }
@@ -195,7 +197,7 @@ TEST(Nodes, AStoppedAgentEndsTheRunOnTheOthers) {
     EXPECT_EQ(ran[node].exit_code, 1) << ran[node].problem;
     EXPECT_EQ(times(ran[node].error, "node 1 (host " + sys::host_name() +
                                          ") has failed: its agent has not answered for 6s: it is "
-                                         "stopped, or its machine cannot be reached\n"),
+                                         "stopped, or its host cannot be reached\n"),
               1u)
         << ran[node].error;
   }
@@ -209,7 +211,7 @@ TEST(Nodes, AStoppedAgentOfNode0EndsTheRunOnTheOthers) {
   for (WorkerSpec& spec : specs) spec.nodes.lost_after = lost_after;
   const auto ran = run_nodes(specs);
   const std::string why =
-      "its agent, which serves the store, has not answered for 6s: it is stopped, or its machine "
+      "its agent, which serves the store, has not answered for 6s: it is stopped, or its host "
       "cannot be reached";
   for (int node : {1, 2}) {
     EXPECT_EQ(ran[node].exit_code, 1) << ran[node].problem;
@@ -219,7 +221,7 @@ TEST(Nodes, AStoppedAgentOfNode0EndsTheRunOnTheOthers) {
         << ran[node].error;
   }
   EXPECT_EQ(ran[0].exit_code, 1);
-  expect_words(ran[0].error, {"the other nodes have given this one up (" + why + ")"});
+  expect_words(ran[0].error, {"the other nodes have excluded this one (" + why + ")"});
 }
 
 // A rank has the secret and can write anything. The counter of changes is read when a node
@@ -252,8 +254,9 @@ TEST(Nodes, NonsenseInTheAgentsOwnKeysIsOneTrueLineEverywhere) {
     });
     for (const NodeRan& node : run_nodes(specs)) {
       EXPECT_EQ(node.exit_code, 1) << key << node.problem;
-      EXPECT_EQ(times(node.error, "lockstep run: the store's key " + key + " holds what no agent "),
-                times(node.error, "begin with lockstep-run/ are the agents' own; ending") + 1)
+      EXPECT_EQ(
+          times(node.error, "lockstep run: the store's key " + key + " has a value that no agent "),
+          times(node.error, "begin with lockstep-run/ are reserved for agents; ending") + 1)
           << node.error;
       EXPECT_EQ(times(node.error, "its agent"), 0u) << node.error;
       EXPECT_EQ(times(node.error, "\x1b"), 0u) << node.error;

@@ -148,8 +148,8 @@ TEST(Reserve, OfAProgramThatEndsInItIsGivenUp) {
   const Ran ran = run_agent(waiting(folder.path(), "fails"));
   EXPECT_EQ(ran.result.exit_code, 0) << ran.error << ran.output;
   EXPECT_EQ(count(ran.output, "from reserve"), 0) << ran.output;
-  expect_words(ran.error, {"no process is kept in reserve any more: 3 have ended before they were "
-                           "ready, the last with exit code 7\n"});
+  expect_words(ran.error, {"no more hot spares are started: 3 ended before they were ready, the "
+                           "last with exit code 7\n"});
 }
 
 char state_of(pid_t pid) {

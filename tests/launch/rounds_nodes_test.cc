@@ -31,7 +31,7 @@ TEST(RoundsOfNodes, AFailureStartsTheRanksOfAllNodesAnew) {
     EXPECT_EQ(count(ran, "1: " + std::to_string(rank) + "/6 1"), 1U);
   }
   for (const NodeRan& node : ran)
-    expect_words(node.error, {"round 1 begins: 6 ranks on 3 nodes, 1 of 1 restarts taken\n"});
+    expect_words(node.error, {"round 1 begins: 6 ranks on 3 nodes, 1 of 1 restarts used\n"});
 }
 
 TEST(RoundsOfNodes, RestartsThatAreUsedUpAreReportedByAllNodes) {
@@ -64,8 +64,8 @@ TEST(RoundsOfNodes, ARunGoesOnWithoutANodeWhoseAgentWasKilled) {
   for (int node : {0, 1}) {
     EXPECT_EQ(ran[node].exit_code, 0) << ran[node].problem << ran[node].error;
     expect_words(ran[node].error,
-                 {"round 0 ends: node ", ") has left: its agent has gone without a word",
-                  "round 1 begins: 2 ranks on 2 nodes, 0 of 0 restarts taken\n"});
+                 {"round 0 ends: node ", ") has left: its agent is gone: it was killed",
+                  "round 1 begins: 2 ranks on 2 nodes, 0 of 0 restarts used\n"});
   }
   EXPECT_EQ(count(ran, "1: 0/2 0") + count(ran, "1: 1/2 0"), 2U);
 }
@@ -84,7 +84,8 @@ TEST(RoundsOfNodes, TooFewNodesThatAreLeftAreAFailure) {
   }
   const auto ran = run_nodes(specs);
   EXPECT_EQ(ran[0].exit_code, 1);
-  expect_words(ran[0].error, {"waited 6s for nodes: 1 of at least 2 are there"});
+  expect_words(ran[0].error,
+               {"timed out after 6s waiting for nodes: 1 of at least 2 have arrived"});
 }
 
 TEST(RoundsOfNodes, ANodeThatComesLaterTakesPart) {
@@ -107,7 +108,7 @@ TEST(RoundsOfNodes, ANodeThatComesLaterTakesPart) {
   for (const NodeRan& node : ran) EXPECT_EQ(node.exit_code, 0) << node.problem << node.error;
   EXPECT_EQ(lines_of(ran), (std::multiset<std::string>{"0: 0/1 0", "1: 0/2 0", "1: 1/2 0"}));
   expect_words(ran[0].error, {"round 0 ends: nodes join\n",
-                              "round 1 begins: 2 ranks on 2 nodes, 0 of 0 restarts taken\n"});
+                              "round 1 begins: 2 ranks on 2 nodes, 0 of 0 restarts used\n"});
 }
 
 TEST(RoundsOfNodes, OneThatIsTooManyWaitsUntilItIsNeeded) {
@@ -142,7 +143,7 @@ TEST(RoundsOfNodes, OtherNumbersAreRefused) {
   const auto ran = run_nodes(specs);
   const std::string two = "--nnodes 2:2 --max-restarts 1", one = "--nnodes 1:2 --max-restarts 0";
   const auto refusal = [](const std::string& other, const std::string& own) {
-    return "all nodes must be started with the same numbers: another one has " + other +
+    return "all nodes must be started with the same options: another node has " + other +
            ", this one " + own;
   };
   // Either order is correct.

@@ -135,7 +135,7 @@ TEST_F(RoundsWithAStore, AStoreWithoutItsLogIsAnother) {
   const auto ran = run_nodes(nodes);
   for (const NodeRan& node : ran) {
     EXPECT_EQ(node.exit_code, 1);
-    expect_words(node.error, {"the agents' store is lost: ", "started anew without the log"});
+    expect_words(node.error, {"the agents' store is lost: ", "started again without the log"});
   }
 }
 

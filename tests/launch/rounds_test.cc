@@ -54,8 +54,8 @@ TEST(Rounds, AFailureStartsAllRanksAnew) {
                                                               "1/1/1/3", "2/0/2/3", "2/1/2/3"}));
   expect_words(ran.error, {"rank 1 of 2 (pid ", ") ended with exit code 3 at ", "  | words\n",
                            "the others ended after it: rank 0: killed by signal 15 (SIGTERM)",
-                           "round 1 begins: 2 ranks on 1 node, 1 of 3 restarts taken\n",
-                           "round 2 begins: 2 ranks on 1 node, 2 of 3 restarts taken\n"});
+                           "round 1 begins: 2 ranks on 1 node, 1 of 3 restarts used\n",
+                           "round 2 begins: 2 ranks on 1 node, 2 of 3 restarts used\n"});
   EXPECT_LT(ran.took, far_too_long);
 }
 
@@ -69,7 +69,7 @@ TEST(Rounds, RestartsThatAreUsedUpEndTheRunAsBefore) {
     ASSERT_TRUE(ran.result.cause);
     EXPECT_EQ(ran.result.cause->rank, 1);
     EXPECT_EQ(lines_of(ran.output).size(), 9U) << ran.output;
-    expect_words(ran.error, {"2 of 2 restarts taken\n", "no restart is left: 2 of 2 are taken\n",
+    expect_words(ran.error, {"2 of 2 restarts used\n", "no restart is left: 2 of 2 were used\n",
                              "rank 1 of 3 (pid ", "ranks 0, 2: killed by signal 15 (SIGTERM)\n"});
   }
 }
@@ -101,7 +101,7 @@ TEST(Rounds, TwoThatFailAtOnceAreOneRestart) {
                                        "[ $LOCKSTEP_ROUND = 1 ] || [ $RANK = 0 ] || exit 5; [ "
                                        "$LOCKSTEP_ROUND = 1 ] || exec sleep 60"));
   EXPECT_EQ(ran.result.exit_code, 0) << ran.error;
-  expect_words(ran.error, {"1 of 1 restarts taken"});
+  expect_words(ran.error, {"1 of 1 restarts used"});
 }
 
 // A rank that has succeeded is started again with the others.
@@ -208,10 +208,10 @@ TEST(Rounds, AnErrorOfUseIsNotTriedAgain) {
   const Ran ran = run_agent(restarting(2, 5, says_where + std::string("exit 2")));
   EXPECT_EQ(ran.result.exit_code, 2) << ran.error;
   for (const std::string& line : lines_of(ran.output)) EXPECT_EQ(line[0], '0') << ran.output;
-  expect_words(ran.error, {"exit code 2 is an error of use: no restart follows\n"});
+  expect_words(ran.error, {"exit code 2 means wrong usage: the program is not restarted\n"});
   const Ran later = run_agent(joining("2"));
   EXPECT_EQ(later.result.exit_code, 0) << "behind init() it may be anything: " << later.error;
-  expect_words(later.error, {"3 of 5 restarts taken\n"});
+  expect_words(later.error, {"3 of 5 restarts used\n"});
 }
 
 TEST(Rounds, FailuresBeforeInitAreTriedAgainAfterAGrowingPause) {
@@ -251,7 +251,7 @@ TEST(Rounds, AStoppedWorkerHasHung) {
   const Ran ran = run_agent(spec);
   EXPECT_EQ(ran.result.exit_code, 0) << ran.error;
   expect_words(ran.error, {"rank 1 of 2 (pid ",
-                           ") was killed by the agent: it, or a process that it has started, ",
+                           ") was killed by the agent: it, or a process that it started, ",
                            "was stopped for 1s at "});
   EXPECT_LT(ran.took, far_too_long);
 

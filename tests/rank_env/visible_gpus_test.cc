@@ -35,7 +35,8 @@ TEST(VisibleGpus, AListThatIsTooShortIsAnError) {
   for (const char* visible : {"0,1,2", ""})
     test::expect_words(
         test::message_of<BadInput>([&] { static_cast<void>(gpus_of_rank(0, 2, 2, visible)); }),
-        {"--gpus-per-rank 2", "2 ranks on this node need 4 GPUs", "CUDA_VISIBLE_DEVICES names"});
+        {"--gpus-per-rank 2", "--ranks 2: expected CUDA_VISIBLE_DEVICES to name 4 GPUs",
+         ", found "});
 }
 
 }  // namespace

@@ -118,7 +118,8 @@ TEST_F(StoreLog, DamageInTheMiddleIsNamedAndNothingIsChanged) {
 TEST_F(StoreLog, AFileOfAnotherProgramIsRefused) {
   for (const std::string content : {"# notes", "LSLOG002aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "\n"}) {
     write_file(file_, content);
-    EXPECT_EQ(test::message_of<BadInput>([&] { Opened{file_}; }), file_ + " is no log of a store");
+    EXPECT_EQ(test::message_of<BadInput>([&] { Opened{file_}; }),
+              file_ + " is not the log of a store");
     EXPECT_EQ(sys::read_file(file_), content);
   }
   EXPECT_THROW(Opened{folder_.path().string()}, Error) << "a folder";

@@ -122,8 +122,8 @@ TEST_F(Reconnect, WithoutALogTheServerIsAnother) {
   EXPECT_EQ(message_of<PeerLost>([&] { (void)store.try_get("key"); }),
             "store at 127.0.0.1:" + std::to_string(port_) +
                 " has gone: store at 127.0.0.1:" + std::to_string(port_) +
-                " is another one than before: it was started anew without the log of the first "
-                "(--log)");
+                " is not the one from before: it was started again without the log of the first "
+                "one (--log)");
 }
 
 TEST_F(Reconnect, AServerThatDoesNotComeBackIsLost) {

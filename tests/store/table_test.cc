@@ -43,7 +43,8 @@ TEST(Limits, AddSaysWhatItFound) {
     (void)add_to_number("key", "seven", 1);
     FAIL() << "no exception";
   } catch (const BadInput& error) {
-    EXPECT_STREQ(error.what(), "store: add to key 'key' expected a decimal number, found 'seven'");
+    EXPECT_STREQ(error.what(),
+                 "store: adding to key 'key': expected a decimal number, found 'seven'");
   }
 }
 

@@ -84,7 +84,7 @@ TEST(FileLock, NothingElseIsTakenForItsFile) {
   };
   const auto refused = [&] {
     const std::string line = test::message_of<BadInput>([&] { FileLock(folder / "lock"); });
-    test::expect_words(line, {(folder / "lock").string() + ": expected a lock's file, found "});
+    test::expect_words(line, {(folder / "lock").string() + ": expected a lock file, found "});
   };
   std::ofstream(folder / "keys") << "71 host\n";
   std::filesystem::create_symlink(folder / "keys", folder / "lock");

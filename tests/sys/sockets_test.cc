@@ -115,7 +115,7 @@ TEST(Sockets, ConnectWaitsForALateListener) {
 TEST(Sockets, ConnectSaysThatNobodyAnswered) {
   SocketAddress address = SocketAddress::tcp("127.0.0.1", test::free_port());
   EXPECT_EQ(test::message_of<Error>([&] { (void)connect_to(address, Deadline::after(30ms)); }),
-            "connecting to " + address.text() + ": no answer in time (Connection refused)");
+            "connecting to " + address.text() + ": timed out (Connection refused)");
 }
 
 TEST(Sockets, ConnectingToAFreePortNeverMeetsItself) {

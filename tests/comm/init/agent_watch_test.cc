@@ -50,7 +50,7 @@ TEST(AgentWatch, ARankEndsItselfWithOneLineWhenTheAgentHasGone) {
   EXPECT_EQ(result.signal, SIGKILL);
   EXPECT_FALSE(result.overdue);
   EXPECT_EQ(text_of(words),
-            "lockstep: rank 0: the agent of its run, `lockstep run`, is gone; it ends itself\n");
+            "lockstep: rank 0: its agent (`lockstep run`) is gone; the rank ends\n");
 }
 
 TEST(AgentWatch, ADescriptorOfAnythingElseIsLeftAlone) {
