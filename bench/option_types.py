@@ -26,7 +26,7 @@ def number(least, most):
 
     def parsed(text):
         if not text.isdigit() or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"expected a whole number from {least} to {most}, found '{text}'")
+            raise argparse.ArgumentTypeError(f"expected an integer from {least} to {most}, found '{text}'")
         return int(text)
 
     return parsed

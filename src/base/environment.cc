@@ -22,10 +22,10 @@ BadInput not_set(const std::string& name, std::string_view why) {
 std::string range_in_words(std::int64_t least, std::int64_t most) {
   bool no_least = least == std::numeric_limits<std::int64_t>::min();
   bool no_most = most == std::numeric_limits<std::int64_t>::max();
-  if (no_least && no_most) return "a whole number";
-  if (no_most) return formatted("a whole number of at least {}", least);
-  if (no_least) return formatted("a whole number of at most {}", most);
-  return formatted("a whole number from {} to {}", least, most);
+  if (no_least && no_most) return "an integer";
+  if (no_most) return formatted("an integer of at least {}", least);
+  if (no_least) return formatted("an integer of at most {}", most);
+  return formatted("an integer from {} to {}", least, most);
 }
 
 }  // namespace

@@ -36,8 +36,8 @@ namespace {
 // that ranks do not share.
 const Group& of_host_memory(const Group& group) {
   check(!has_streams(group),
-        "AsyncSaver: expected a group of another engine, found {}: a thread that saves beside "
-        "training may block it for ever; use checkpoint::save(), or init() with the backend shm",
+        "AsyncSaver: on the backend {}, a thread that saves during training may block training for "
+        "ever; use checkpoint::save(), or init() with the backend shm",
         group.backend());
   return group;
 }

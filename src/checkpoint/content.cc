@@ -59,24 +59,27 @@ Sharding common_sharding(Group& group, const Sharding& own) {
 void check_asked(const TrainingState& state, const SaveOptions& options) {
   check(state.step >= 0 && state.step < most_steps,
         "checkpoint::save: expected a step from 0 to {}, found {}", most_steps - 1, state.step);
-  check(options.keep >= 0,
-        "checkpoint::save: expected to keep 0 (all) checkpoints or more, found {}", options.keep);
+  check(options.keep >= 0, "checkpoint::save: expected keep of at least 0 (0 keeps all), found {}",
+        options.keep);
   constexpr int most_files = 99'999;  // as many digits as names have
   check(options.sharding.files >= 0 && options.sharding.files <= most_files,
-        "checkpoint::save: expected 0 (by size) to {} files, found {}", most_files,
+        "checkpoint::save: expected sharding.files from 0 (by size) to {}, found {}", most_files,
         options.sharding.files);
-  check(options.sharding.bytes > 0, "checkpoint::save: expected files of 1 byte or more, found {}",
+  check(options.sharding.bytes > 0,
+        "checkpoint::save: expected sharding.bytes of at least 1, found {}",
         options.sharding.bytes);
 }
 
 void check_folder(const fs::path& out, const fs::path& folder) {
-  check_input(!fs::exists(folder), "{}: is there already, and a checkpoint is never overwritten",
+  check_input(!fs::exists(folder),
+              "{}: exists already, and a checkpoint is never overwritten: remove it, or save under "
+              "another name",
               folder.string());
   if (step_of(folder) < 0) return;  // the caller chose another name, which load() does not search
   // load() takes the newest checkpoint, so the checkpoint that is saved now must be the newest.
   const std::vector<fs::path> folders = list_checkpoints(out);
   check_input(folders.empty() || step_of(folders.back()) <= step_of(folder),
-              "{}: is newer than step {}, which is to be saved beside it: move it away, or save "
+              "{}: is newer than step {}, which is being saved beside it: move it away, or save "
               "into another folder",
               folders.empty() ? "" : folders.back().string(), step_of(folder));
 }

@@ -79,7 +79,7 @@ class Attributes {
     state_ = pickle[object].state;
     check_input(state_ != Pickle::nothing && pickle[state_].kind == Kind::dict &&
                     pickle[state_].items.size() <= most_attributes,
-                "expected attributes of {}, found none, or too many", name);
+                "expected the attributes of {}, found none or too many", name);
   }
 
   [[nodiscard]] std::optional<Ref> find(std::string_view attribute) const {
@@ -124,7 +124,8 @@ at::ScalarType dtype_in(const Pickle& pickle, Ref properties) {
                         pickle[state].kind == Kind::tuple && !pickle[state].items.empty();
   const TorchDtype* dtype =
       is_known ? find_torch_dtype(pickle.global(pickle[state].items[0])) : nullptr;
-  check_input(dtype != nullptr, "expected a tensor's properties with a dtype, found others");
+  check_input(dtype != nullptr,
+              "expected a tensor's properties with a dtype, found properties without one");
   return dtype->dtype;
 }
 
@@ -155,7 +156,7 @@ DistributedFolder::Entry tensor_entry(const Pickle& pickle, const std::string& n
     for (std::size_t dim = 0; dim < found.sizes.size(); ++dim)
       check_input(found.offsets[dim] <= entry.sizes[dim] &&
                       found.sizes[dim] <= entry.sizes[dim] - found.offsets[dim],
-                  "a part of '{}' does not lie in sizes [{}]", visible(name),
+                  "a part of '{}' does not fit into sizes [{}]", visible(name),
                   listed(entry.sizes, ", "));
     if (found.empty())
       entry.empty.insert(found.offsets);
@@ -202,8 +203,8 @@ void DistributedFolder::read_tensors(const Pickle& pickle, Ref metadata) {
     const std::string name(pickle[items[i]].text);
     const bool is_bytes = pickle.called(items[i + 1]) == bytes_class;
     Entry entry = is_bytes ? Entry{} : tensor_entry(pickle, name, items[i + 1]);
-    check_input(entries_.emplace(name, std::move(entry)).second, "two entries of name '{}'",
-                visible(name));
+    check_input(entries_.emplace(name, std::move(entry)).second,
+                "expected different names, found two entries named '{}'", visible(name));
   }
 }
 
@@ -228,12 +229,13 @@ void DistributedFolder::read_places(const Pickle& pickle, Ref metadata) {
         (found == wanted.end() || !found->second->file.empty()))
       continue;
     check_input(found != wanted.end() && found->second->file.empty(),
-                "a place of {} that is not among the entries, or is there twice",
+                "expected one place for each entry, found an unknown or a second one for {}",
                 shown_part(name, offsets));
     if (const auto extensions = info.find("transform_descriptors"))
-      check_input(pickle[*extensions].kind == Kind::none || pickle[*extensions].items.empty(),
-                  "{} was saved by an extension of PyTorch's, such as compression",
-                  shown_part(name, offsets));
+      check_input(
+          pickle[*extensions].kind == Kind::none || pickle[*extensions].items.empty(),
+          "{} was saved with an extension of PyTorch, such as compression, which is not supported",
+          shown_part(name, offsets));
     *found->second = {file_name_in(info), {info.count("offset"), info.count("length")}};
   }
 }
@@ -249,12 +251,12 @@ void DistributedFolder::read_paths(const Pickle& pickle, Ref metadata) {
       check_input(entry != entries_.end() && entry->second.path.empty() &&
                       pickle[items[i + 1]].kind == Kind::tuple &&
                       !pickle[items[i + 1]].items.empty(),
-                  "expected the paths of entries, found others");
+                  "expected one path for each entry, found another list of paths");
       in_order_.push_back(&*entry);
       for (const Ref key : pickle[items[i + 1]].items) {
         const Pickle::Node& node = pickle[key];
         check_input(node.kind == Kind::text || node.kind == Kind::integer,
-                    "'{}': expected a path of texts and whole numbers, found {}",
+                    "'{}': expected a path of strings and integers, found {}",
                     visible(entry->first), name_of(node.kind));
         entry->second.path.push_back(node.kind == Kind::text ? c10::IValue(std::string(node.text))
                                                              : c10::IValue(node.integer));
@@ -363,7 +365,7 @@ c10::IValue read_distributed_checkpoint(const fs::path& folder, TorchReading how
     }
     // A leaf that is itself a dict was saved as one value.
     check_input(place.insert(entry.path.back(), from.value(entry)).second,
-                "{}: '{}' is where another entry is", folder.string(), visible(name));
+                "{}: '{}' has the path of another entry", folder.string(), visible(name));
   }
   return with_lists(all);
 }

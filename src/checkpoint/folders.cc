@@ -160,7 +160,7 @@ std::vector<fs::path> list_checkpoints(const fs::path& out) {
   std::vector<fs::path> found = checkpoint_names_in(out);
   for (const fs::path& path : found)
     check_input(is_folder(path), "{}: expected the folder of a checkpoint, found {}", path.string(),
-                fs::exists(path) ? "a file" : "a link to what is not there");
+                fs::exists(path) ? "a file" : "a broken link");
   return found;
 }
 
@@ -169,8 +169,8 @@ std::optional<fs::path> latest_checkpoint(const fs::path& out) {
   if (!folders.empty()) return folders.back();
   const fs::path latest = out / latest_file;
   check_input(!fs::exists(latest),
-              "{}: names '{}', and there is no checkpoint beside it: bring that back, or remove "
-              "this file to begin anew",
+              "{}: names '{}', but there is no such checkpoint beside it: restore it, or remove "
+              "this file to start from the beginning",
               latest.string(), first_line(latest));
   return std::nullopt;
 }

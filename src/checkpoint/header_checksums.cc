@@ -21,7 +21,8 @@ std::string checksum_text(std::uint32_t checksum) { return formatted("{:08x}", c
 void check_metadata(const Metadata& metadata) {
   for (const auto& [key, value] : metadata)
     check(!key.starts_with(key_begin),
-          "write_safetensors: metadata '{}': names in {} are checksums", visible(key), key_begin);
+          "write_safetensors: metadata '{}': names that begin with {} are reserved for checksums",
+          visible(key), key_begin);
 }
 
 void add_checksums(SafetensorsHeader& header, std::span<const std::uint32_t> checksums) {
@@ -50,9 +51,9 @@ void check_checksums(const SafetensorsHeader& header) {
   if (names.empty()) return;
   for (const TensorEntry& entry : header.entries)
     check_input(names.erase(entry.name) == 1,
-                "tensor '{}' has no checksum, which other tensors of the file have",
+                "tensor '{}' has no checksum, but other tensors of the file have one",
                 visible(entry.name));
-  check_input(names.empty(), "the file has a checksum of '{}', and no such tensor",
+  check_input(names.empty(), "the file has a checksum for '{}', but no such tensor",
               visible(names.empty() ? "" : *names.begin()));
 }
 

@@ -40,7 +40,7 @@ bool HeaderEvents::number_unsigned(std::uint64_t value) {
   if (!is_wanted || value > INT64_MAX) return scalar(formatted("{}", value));
   numbers_.push_back(value);
   if (place_ == Place::shape && numbers_.size() > most_dims)
-    fail(formatted("shape has more than {} dimensions", most_dims));
+    fail(formatted("shape has more than {} dims", most_dims));
   if (place_ == Place::offsets && numbers_.size() > 2)
     fail(formatted("data_offsets must be [begin, end], found [{}, ...", listed(numbers_, ", ")));
   return true;
@@ -188,7 +188,7 @@ void HeaderEvents::fail(const std::string& what) const {
 }
 
 void HeaderEvents::fail_list(std::string_view found) const {
-  fail(formatted("{} must be a list of whole numbers, found {}{}",
+  fail(formatted("{} must be a list of integers, found {}{}",
                  place_ == Place::shape ? "shape" : "data_offsets", found,
                  in_list() ? " in it" : ""));
 }

@@ -64,10 +64,10 @@ class JsonFields {
     Metadata texts;
     const nlohmann::json& object = at(key);
     if (!object.is_object())
-      fail(formatted("{}: expected an object of texts, found {}", key, shown(object)));
+      fail(formatted("{}: expected an object of strings, found {}", key, shown(object)));
     for (const auto& [name, value] : object.items()) {
       if (!value.is_string())
-        fail(formatted("{}.{}: expected a text, found {}", key, visible(name), shown(value)));
+        fail(formatted("{}.{}: expected a string, found {}", key, visible(name), shown(value)));
       texts[name] = value.get<std::string>();
     }
     return texts;
@@ -82,13 +82,13 @@ class JsonFields {
     std::map<std::string, std::vector<std::string>> lists;
     const nlohmann::json& object = at(key);
     if (!object.is_object())
-      fail(formatted("{}: expected an object of lists of texts, found {}", key, shown(object)));
+      fail(formatted("{}: expected an object of lists of strings, found {}", key, shown(object)));
     for (const auto& [name, list] : object.items()) {
       const bool is_list = list.is_array() && std::ranges::all_of(list, [](const auto& one) {
                              return one.is_string();
                            });
       if (!is_list)
-        fail(formatted("{}.{}: expected a list of texts, found {}", key, visible(name),
+        fail(formatted("{}.{}: expected a list of strings, found {}", key, visible(name),
                        list.is_array() ? "other values in it" : shown(list)));
       lists[name] = list.template get<std::vector<std::string>>();
     }
@@ -308,7 +308,7 @@ std::string json_text(const LayoutJson& json) {
   object["files"] = texts_of("files", json.files);
   object[own_checksum_key] = checksum_of(nlohmann::json(object));
   std::string text = object.dump(2) + "\n";
-  check(text.size() <= most_bytes, "checkpoint: {} of {} bytes: expected {} at most", layout_file,
+  check(text.size() <= most_bytes, "checkpoint: {} has {} bytes, expected at most {}", layout_file,
         text.size(), most_bytes);
   return text;
 }
@@ -325,8 +325,8 @@ LayoutJson parse_json_text(const fs::path& folder, const std::string& text) {
   LayoutJson json;
   json.state.step = fields.integer("step", 0, most_steps);
   if (std::int64_t named = step_of(folder); named >= 0 && named != json.state.step)
-    fields.fail(
-        formatted("step: expected {}, as the folder is called, found {}", named, json.state.step));
+    fields.fail(formatted("step: expected {}, as in the name of the folder, found {}", named,
+                          json.state.step));
   json.state.epoch = fields.integer("epoch", 0, most_steps);
   json.state.ranks = static_cast<int>(fields.integer("ranks", 0, most_ranks));
   json.state.numbers = numbers_in(fields);

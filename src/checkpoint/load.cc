@@ -40,7 +40,8 @@ struct TextIn {
   }
   [[nodiscard]] std::int64_t count(const std::string& name) const {
     std::optional<std::int64_t> value = parse_integer(text(name));
-    check_input(value && *value >= 0, "layout.json: {}.{}: expected a count, found '{}'", of, name,
+    check_input(value && *value >= 0,
+                "layout.json: {}.{}: expected an integer of at least 0, found '{}'", of, name,
                 visible(text(name), 80));
     return *value;
   }
@@ -68,17 +69,16 @@ optim::GradScaler::State scaler_state(const Metadata& texts) {
   const TextIn in{texts, "scaler"};
   optim::GradScaler::State state{.scale = in.number("scale", in.text("scale")),
                                  .good_steps = in.count("good_steps")};
-  check_input(state.scale > 0, "layout.json: scaler.scale: expected more than 0, found {}",
+  check_input(state.scale > 0, "layout.json: scaler.scale: expected a number above 0, found {}",
               state.scale);
   return state;
 }
 
 void check_is_wanted(std::string_view what, bool is_saved, bool is_given) {
   check_input(!is_saved || is_given,
-              "the checkpoint has the state of a {}: expected one in LoadOptions, found none",
+              "the checkpoint has the state of a {}, but LoadOptions has none to load it into",
               what);
-  check_input(is_saved || !is_given,
-              "LoadOptions has a {}: expected the state of one in the checkpoint, found none",
+  check_input(is_saved || !is_given, "LoadOptions has a {}, but the checkpoint has no state of one",
               what);
 }
 
@@ -92,9 +92,8 @@ struct Beside {
 Beside fitting(const LayoutJson& json, const LoadOptions& options) {
   check_is_wanted("scheduler", json.scheduler.has_value(), options.scheduler != nullptr);
   check_is_wanted("scaler", json.scaler.has_value(), options.scaler != nullptr);
-  check_input(
-      !has_file(json, own_file) || options.own != nullptr,
-      "the checkpoint has tensors of each rank's own: expected LoadOptions::own, found none");
+  check_input(!has_file(json, own_file) || options.own != nullptr,
+              "the checkpoint has tensors of each rank's own, but LoadOptions::own is not set");
   Beside beside{.state = json.state, .scheduler = {}, .scaler = {}};
   if (json.scheduler) {
     beside.scheduler = scheduler_state(*json.scheduler);

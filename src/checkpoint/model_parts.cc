@@ -35,11 +35,10 @@ void check_entry(const Part& part, const std::string& name, const TensorEntry& e
               listed(part.slice.sizes, ", "), listed(entry.shape, ", "));
   check_input(entry.dtype == part.tensor.scalar_type(), "{}: expected dtype {}, found {}",
               visible(name), c10::toString(part.tensor.scalar_type()), c10::toString(entry.dtype));
-  check_input(
-      at::has_internal_overlap(part.tensor) != at::MemOverlap::Yes,
-      "loading a model: {}: expected a tensor whose elements have places of their own, found "
-      "an expanded one: make it with clone()",
-      visible(name));
+  check_input(at::has_internal_overlap(part.tensor) != at::MemOverlap::Yes,
+              "loading a model: {}: expected a tensor whose elements do not share memory, found an "
+              "expanded one: make it with clone()",
+              visible(name));
 }
 
 // The names that the file has for a part, at least one.
@@ -145,8 +144,8 @@ void check_ignored_fit(const std::vector<Part>& state, PartsReader& file) {
       std::string name = prefix_of(file.group().rank()) + part.name;
       const TensorEntry* entry = file.find(name);
       check_input(entry != nullptr,
-                  "expected a tensor named {}, found none: what the handle ignores is each rank's "
-                  "own, and there must be as many ranks as saved it",
+                  "expected a tensor named {}, found none: a tensor that the handle ignores is "
+                  "saved by each rank, so load on as many ranks as have saved it",
                   visible(name));
       check_entry(part, name, *entry);
       known.insert(std::move(name));
@@ -156,7 +155,7 @@ void check_ignored_fit(const std::vector<Part>& state, PartsReader& file) {
 
 void check_nothing_ignored(const std::vector<Part>& state) {
   check_input(std::ranges::find(state, PartKind::ignored, &Part::kind) == state.end(),
-              "the handle ignores tensors, and the checkpoint has none that were ignored");
+              "the handle ignores tensors, but the checkpoint has no ignored tensors");
 }
 
 void read_model(Handle& handle, PartsReader& model, PartsReader* ignored) {

@@ -68,10 +68,10 @@ bool is_dtype_of(const std::string& field, at::ScalarType found, at::ScalarType 
 void check_field(const std::string& shown, const std::string& field, const FieldShape& found,
                  at::ScalarType parameter, at::IntArrayRef sizes) {
   at::IntArrayRef expected = field == "step" ? at::IntArrayRef() : sizes;
-  check_input(found.sizes == expected, "checkpoint's {}: expected shape [{}], found [{}]", shown,
-              listed(expected, ", "), listed(found.sizes, ", "));
+  check_input(found.sizes == expected, "the checkpoint's {}: expected shape [{}], found [{}]",
+              shown, listed(expected, ", "), listed(found.sizes, ", "));
   check_input(is_dtype_of(field, found.dtype, parameter),
-              "checkpoint's {}: expected dtype {}, found {}", shown,
+              "the checkpoint's {}: expected dtype {}, found {}", shown,
               c10::toString(field == "step"   ? at::kLong
                             : field == master ? at::kFloat
                                               : parameter),
@@ -116,8 +116,8 @@ std::unique_ptr<OptimizerParamState> empty_state(const OptimizerOptions& options
 GroupOptions::GroupOptions(const Optimizer& optimizer) {
   for (const auto& group : optimizer.param_groups()) {
     check(rules_for(group.options()).has_value(),
-          "a checkpoint cannot hold the state of {}: expected an optimizer that keeps its state "
-          "element by element of each parameter: Adam, AdamW, RMSprop, Adagrad or SGD",
+          "a checkpoint cannot hold the state of {}: expected Adam, AdamW, RMSprop, Adagrad or "
+          "SGD, whose state has an element for each element of a parameter",
           c10::demangle(typeid(optimizer).name()));
     for (const at::Tensor& parameter : group.params())
       options_.emplace(parameter.unsafeGetTensorImpl(), &group.options());
@@ -148,17 +148,17 @@ void check_fields(const std::string& parameter, const at::Tensor& tensor, at::In
   const Rules rules = rules_for(options).value();
   if (fields.empty() && !rules.from_the_beginning) return;
   for (const std::string& name : rules.required)
-    check_input(fields.contains(name), "checkpoint has no {}", shown_key(parameter, name));
+    check_input(fields.contains(name), "the checkpoint has no {}", shown_key(parameter, name));
   for (const auto& [name, shape] : fields) {
     check_input(rules.required.contains(name) || rules.allowed.contains(name),
-                "checkpoint has {}, which this optimizer does not keep",
+                "the checkpoint has {}, which this optimizer does not keep",
                 shown_key(parameter, name));
     check_field(shown_key(parameter, name), name, shape, tensor.scalar_type(), sizes);
   }
 }
 
 void check_step(const std::string& parameter, const at::Tensor& step) {
-  check_input(step.item<std::int64_t>() >= 0, "checkpoint's {}: expected at least 0, found {}",
+  check_input(step.item<std::int64_t>() >= 0, "the checkpoint's {}: expected at least 0, found {}",
               shown_key(parameter, "step"), step.item<std::int64_t>());
 }
 

@@ -29,8 +29,8 @@ void check_parameters(const GroupOptions& groups, const std::vector<Part>& param
   std::size_t found = 0;
   for (const Part& part : parameters) found += groups.find(part.tensor) != nullptr ? 1 : 0;
   check(found == groups.size(),
-        "checkpoint: the optimizer has {} parameters that are not the handle's: expected one that "
-        "is made on handle.parameters()",
+        "checkpoint: expected an optimizer that was made with handle.parameters(), found one with "
+        "other parameters ({})",
         groups.size() - found);
 }
 
@@ -147,7 +147,7 @@ OptimizerReading::~OptimizerReading() = default;
 void OptimizerReading::check() const {
   for (const Kept& one : kept_) {
     check_input(one.options != nullptr || one.entries.empty(),
-                "checkpoint has the state of {}, which is not a parameter of this optimizer",
+                "the checkpoint has the state of {}, which is not a parameter of this optimizer",
                 visible(one.parameter.name));
     if (one.options == nullptr) continue;
     std::map<std::string, FieldShape> shapes;
@@ -167,7 +167,7 @@ void OptimizerReading::check_all_known() const {
     file_.in_file([&] {
       for (const TensorEntry& entry : file_.entries())
         check_input(known.contains(entry.name),
-                    "checkpoint has '{}', which belongs to no parameter of this model",
+                    "the checkpoint has '{}', which belongs to no parameter of this model",
                     visible(entry.name));
     });
   });

@@ -41,7 +41,7 @@ FoundState checked(const std::string& parameter, const at::Tensor& tensor, State
                    const GroupOptions& groups) {
   const torch::optim::OptimizerOptions* options = groups.find(tensor);
   check_input(fields.empty() || options != nullptr,
-              "checkpoint has the state of {}, which is not a parameter of this optimizer",
+              "the checkpoint has the state of {}, which is not a parameter of this optimizer",
               visible(parameter));
   if (options == nullptr) return {};
   std::map<std::string, FieldShape> shapes;
@@ -79,7 +79,7 @@ void load_optimizer_state(torch::optim::Optimizer& optimizer, const NamedParamet
     FoundState one = checked(parameter, tensor, take_fields(parameter, left), groups);
     if (!one.fields.empty()) found.push_back(std::move(one));
   }
-  check_input(left.empty(), "checkpoint has '{}', which belongs to no parameter of this model",
+  check_input(left.empty(), "the checkpoint has '{}', which belongs to no parameter of this model",
               left.empty() ? std::string() : visible(left.begin()->first));
   optimizer.state().clear();
   for (FoundState& one : found) {

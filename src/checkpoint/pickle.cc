@@ -27,10 +27,10 @@ class PickleMachine {
       const auto code = next<std::uint8_t>();
       if (code == '.') break;
       if (!constant(code) && !structure(code) && !memo(code))
-        fail(formatted("opcode {:#04x} is none that a state_dict needs", unsigned{code}));
+        fail(formatted("opcode {:#04x} does not occur in a state_dict", unsigned{code}));
     }
     if (stack_.size() != 1 || !marks_.empty()) fail("expected one value at the end, found others");
-    if (!left_.empty()) fail(formatted("{} bytes follow the end", left_.size()));
+    if (!left_.empty()) fail(formatted("bytes after the end: {}", left_.size()));
     tree_.root_ = stack_.back();
   }
 
@@ -54,7 +54,7 @@ class PickleMachine {
   }
   std::string_view line() {
     const std::size_t end = left_.find('\n');
-    if (end == std::string_view::npos) fail("a name has no end");
+    if (end == std::string_view::npos) fail("a name is not terminated");
     const std::string_view taken = take(end);
     take(1);
     return taken;
@@ -70,7 +70,7 @@ class PickleMachine {
   void push_text(std::string_view text) {
     for (std::string_view rest = text; !rest.empty();) {
       const auto character = first_character(rest);
-      if (!character) fail(formatted("text '{}' is not UTF-8", visible(text)));
+      if (!character) fail(formatted("string '{}' is not UTF-8", visible(text)));
       rest.remove_prefix(character->bytes);
     }
     push({.kind = Kind::text, .text = text});
@@ -98,7 +98,7 @@ class PickleMachine {
 
   void push_long(std::uint64_t bytes) {
     if (bytes > sizeof(std::int64_t))
-      fail(formatted("expected a whole number of at most 8 bytes, found one of {}", bytes));
+      fail(formatted("expected an integer of at most 8 bytes, found one of {}", bytes));
     const std::string_view digits = take(bytes);
     std::int64_t value =
         !digits.empty() && static_cast<signed char>(digits.back()) < 0 ? std::int64_t{-1} : 0;
@@ -211,7 +211,7 @@ class PickleMachine {
         const std::vector<Ref> names = pop(2);
         const Node &module = tree_[names[0]], &name = tree_[names[1]];
         if (module.kind != Kind::text || name.kind != Kind::text)
-          fail("expected a global's module and name as texts");
+          fail("expected a global's module and name as strings");
         push_global(module.text, name.text);
         return true;
       }
@@ -249,8 +249,8 @@ class PickleMachine {
     const auto found = globals_.find(full);
     if (found == globals_.end())
       fail(
-          formatted("asks for {}, which no state_dict of plain tensors needs: it is not made, and "
-                    "nothing of the file is executed",
+          formatted("asks for {}, which a state_dict of plain tensors does not need; nothing in "
+                    "the file is executed",
                     full));
     push({.kind = Kind::global, .integer = static_cast<std::int64_t>(found->second)});
   }
@@ -298,7 +298,7 @@ class PickleMachine {
   }
   void put(std::uint64_t place) {
     need(1);
-    if (memo_.size() + others_.size() >= tree_.most_) fail("the memo holds too much");
+    if (memo_.size() + others_.size() >= tree_.most_) fail("the memo holds too many values");
     if (place < memo_.size()) {
       memo_[place] = stack_.back();
     } else if (place == memo_.size()) {
@@ -350,11 +350,11 @@ std::string_view name_of(Kind kind) {
     case Kind::boolean:
       return "a bool";
     case Kind::integer:
-      return "a whole number";
+      return "an integer";
     case Kind::real:
       return "a number";
     case Kind::text:
-      return "a text";
+      return "a string";
     case Kind::bytes:
       return "bytes";
     case Kind::list:

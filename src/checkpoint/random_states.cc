@@ -30,7 +30,7 @@ void check_state(const std::filesystem::path& file, const TensorEntry& entry,
     at::Generator generator = at::detail::createCPUGenerator();
     generator.set_state(state);
   } catch (const c10::Error& error) {
-    throw BadInput(formatted("{}: {}: no state of a random generator: {}", file.string(),
+    throw BadInput(formatted("{}: {}: not the state of a random generator: {}", file.string(),
                              entry.name, visible(error.what_without_backtrace())));
   }
 }
@@ -57,7 +57,7 @@ std::vector<FilePart> random_parts_of_all(const at::Tensor& states) {
 
 void check_random_states(PartsReader& file, int ranks) {
   check_input(std::ssize(file.entries()) == ranks,
-              "{}: expected {} tensors, one for each rank that layout.json counts, found {}",
+              "{}: expected as many tensors as there are ranks in layout.json, {}, found {}",
               file.path().string(), ranks, file.entries().size());
   for (int rank = 0; rank < ranks; ++rank) {
     const TensorEntry* entry = file.find(name_of_state(rank));

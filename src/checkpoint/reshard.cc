@@ -38,8 +38,8 @@ void reshard(const fs::path& from, const fs::path& to, const Sharding& sharding)
   check_input(!content.name.empty(), "{}: expected the name of a new folder", to.string());
   const std::int64_t step = content.json.state.step;
   check_input(step_of(to) < 0 || step_of(to) == step,
-              "{}: expected {}, which {} is a checkpoint of, or a name that is no step's",
-              to.string(), checkpoint_name(step), from.string());
+              "{}: expected the name {}, the step of {}, or a name without a step", to.string(),
+              checkpoint_name(step), from.string());
   verify(from);
   Group alone;
   for (const char* name : tensor_files) {

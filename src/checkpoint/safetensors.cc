@@ -133,7 +133,7 @@ TensorSources sources_of(const NamedTensors& tensors) {
   TensorSources sources;
   for (const auto& [name, tensor] : tensors) {
     check(tensor.defined() && tensor.layout() == at::kStrided && !tensor.is_meta(),
-          "write_safetensors: tensor '{}' has no dense values: it is {}", visible(name),
+          "write_safetensors: tensor '{}' must be dense, found {}", visible(name),
           !tensor.defined()  ? "undefined"
           : tensor.is_meta() ? "on the meta device"
                              : "sparse or of another layout");

@@ -120,7 +120,7 @@ SafetensorsHeader parse_header(std::string_view text, std::uint64_t data_bytes) 
   HeaderEvents events;
   nlohmann::json::sax_parse(text.begin(), text.end(), &events);
   if (text[text.find_last_not_of(' ')] != '}')
-    throw BadInput("behind the header's object expected spaces only, found other bytes");
+    throw BadInput("after the header's object: expected only spaces, found other bytes");
   SafetensorsHeader header = events.take();
   std::ranges::sort(header.entries, [](const TensorEntry& a, const TensorEntry& b) {
     return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
@@ -128,9 +128,10 @@ SafetensorsHeader parse_header(std::string_view text, std::uint64_t data_bytes) 
   check_names_differ(header.entries);
   check_coverage(header.entries, data_bytes);
   check_checksums(header);
-  check_input(!header.metadata.contains("DCP_SHARDING_INFO"),
-              "has parts of tensors, as HuggingFaceStorageWriter(save_distributed=True) of PyTorch "
-              "writes: consolidate them there (enable_consolidation=True)");
+  check_input(
+      !header.metadata.contains("DCP_SHARDING_INFO"),
+      "has parts of tensors, as written by PyTorch's "
+      "HuggingFaceStorageWriter(save_distributed=True): write them with enable_consolidation=True");
   return header;
 }
 

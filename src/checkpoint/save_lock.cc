@@ -12,8 +12,8 @@ SaveLock::SaveLock(const std::filesystem::path& folder, const std::string& name,
     : lock_(folder / formatted(".{}.lock", name)) {
   using State = sys::FileLock::State;
   check_input(passes_over_others || lock_.state() != State::busy,
-              "{}: {} is saving here: one writer at a time, and all ranks that have a part of the "
-              "model save together",
+              "{}: {} is saving here: only one may save at a time, and all ranks that have a part "
+              "of the model must save together",
               folder.string(), lock_.about());
   const auto least_age = lock_.reaches_everybody() ? std::chrono::hours(0) : std::chrono::hours(24);
   remove_partial(folder, is_ours, least_age);

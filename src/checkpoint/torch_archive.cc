@@ -105,10 +105,11 @@ class Archive {
   at::Tensor storage(const std::string& key, std::uint64_t bytes, at::ScalarType dtype) {
     const std::string shown = visible(key);
     if (auto known = storages_.find(key); known != storages_.end()) {
-      check_input(known->second.bytes.nbytes() == bytes, "storage '{}' has {} bytes and {} bytes",
-                  shown, known->second.bytes.nbytes(), bytes);
+      check_input(known->second.bytes.nbytes() == bytes,
+                  "storage '{}' has two sizes, {} and {} bytes", shown,
+                  known->second.bytes.nbytes(), bytes);
       check_input(!is_big_ || known->second.dtype == dtype,
-                  "storage '{}' has two dtypes, and its bytes are in another order", shown);
+                  "storage '{}' has two dtypes, so its big-endian bytes cannot be swapped", shown);
       return known->second.bytes;
     }
     const auto record = records_.find(name_ + "/data/" + key);

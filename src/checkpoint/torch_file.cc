@@ -72,7 +72,7 @@ class Flattened {
     auto below = [&](const std::string& key) { return name.empty() ? key : name + '.' + key; };
     if (value.isTensor()) {
       check_input(tensors_.emplace(name, value.toTensor()).second,
-                  "expected tensors of different names, found two of name '{}'", visible(name));
+                  "expected different names, found two tensors named '{}'", visible(name));
     } else if (value.isGenericDict()) {
       for (const auto& item : value.toGenericDict())
         add(below(item.key().isInt() ? formatted("{}", item.key().toInt())

@@ -185,7 +185,7 @@ StateFields python_fields(const Dict& state, const std::string& parameter) {
     if (name == "step") {
       const double step = number_of(item.value(), shown);
       check_input(step >= 0 && step <= 0x1p53 && step == std::floor(step),
-                  "optimizer's {}: expected a whole number, found {}", shown, step);
+                  "optimizer's {}: expected an integer, found {}", shown, step);
       fields[name] = at::scalar_tensor(static_cast<std::int64_t>(step), at::kLong);
       continue;
     }
@@ -210,7 +210,7 @@ LoadedGroup loaded_group(const OptimizerParamGroup& group, const Dict& saved, co
   visit_options(*options, loaded.hyperparameters);
   if (auto maximize = saved.find("maximize"); maximize != saved.end())
     check_input(!flag_of(maximize->value(), where + "maximize"),
-                "optimizer's {}maximize: expected false, which is all there is here", where);
+                "optimizer's {}maximize: expected false; true is not supported", where);
   const auto decoupled = saved.find("decoupled_weight_decay");
   if (const auto here = is_decoupled(group.options()); here && decoupled != saved.end())
     check_input(flag_of(decoupled->value(), where + "decoupled_weight_decay") == *here,
@@ -285,7 +285,7 @@ void load_torch_optimizer(Optimizer& optimizer, const c10::IValue& state) {
                                   used));
   }
   check_input(used == states.size(),
-              "optimizer's state: expected one of each parameter at most, found {} for {}",
+              "optimizer's state: found {} entries, but only {} belong to parameters",
               states.size(), used);
   optimizer.state().clear();
   for (std::size_t i = 0; i < loaded.size(); ++i) {

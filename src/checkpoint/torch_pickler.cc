@@ -47,11 +47,11 @@ class Pickler {
   void text(std::string_view value) {
     for (std::string_view rest = value; !rest.empty();) {
       const auto character = first_character(rest);
-      check(character.has_value(), "write_torch_file: texts must be UTF-8, found '{}'",
+      check(character.has_value(), "write_torch_file: strings must be UTF-8, found '{}'",
             visible(value));
       rest.remove_prefix(character->bytes);
     }
-    check(value.size() <= UINT32_MAX, "write_torch_file: a text of {} bytes is too long",
+    check(value.size() <= UINT32_MAX, "write_torch_file: a string of {} bytes is too long",
           value.size());
     number('X', static_cast<std::uint32_t>(value.size()));
     text_ += value;
@@ -89,8 +89,8 @@ class Pickler {
       sequence("](", value.toListRef(), "e", depth);
     } else {
       check(value.isGenericDict(),
-            "write_torch_file: expected dicts, lists, tuples, tensors, numbers and texts, found a "
-            "value of type {}",
+            "write_torch_file: expected dicts, lists, tuples, tensors, numbers and strings, found "
+            "a value of type {}",
             value.tagKind());
       dict(value, depth);
     }
@@ -106,7 +106,7 @@ class Pickler {
     text_ += "}(";
     for (const auto& item : value.toGenericDict()) {
       check(item.key().isString() || item.key().isInt(),
-            "write_torch_file: expected keys that are texts or whole numbers, found {}",
+            "write_torch_file: expected keys that are strings or integers, found {}",
             item.key().tagKind());
       write(item.key(), depth + 1);
       write(item.value(), depth + 1);
@@ -123,7 +123,7 @@ class Pickler {
     const at::Tensor tensor = given._is_zerotensor() ? at::zeros(given.sizes(), given.scalar_type())
                                                      : given.detach().resolve_conj().resolve_neg();
     const TorchDtype* dtype = find_torch_dtype(tensor.scalar_type());
-    check(dtype != nullptr, "write_torch_file: no file can hold dtype {}",
+    check(dtype != nullptr, "write_torch_file: dtype {} is not supported",
           c10::toString(tensor.scalar_type()));
     const std::size_t key = storage_of(tensor);
     const bool has_type = !dtype->storage.empty();
@@ -156,8 +156,8 @@ class Pickler {
     const auto size =
         static_cast<std::int64_t>(storage.nbytes() / tensor.element_size() * tensor.element_size());
     check(size == 0 || storage.data() != nullptr,
-          "write_torch_file: a tensor has no values here: take the handle's state_dict() of a "
-          "sharded model");
+          "write_torch_file: a tensor has no values on this rank: for a sharded model, write the "
+          "handle's state_dict()");
     const at::Tensor bytes =
         at::empty({0}, tensor.options().dtype(at::kByte)).set_(storage, 0, {size}, {1});
     kept_.push_back(tensor);  // keeps its address from being reused

@@ -35,7 +35,7 @@ class Values {
 
   c10::IValue of(Ref ref, int depth = 0) {
     if (auto known = known_.find(ref); known != known_.end()) {
-      check_input(known->second.has_value(), "the pickle holds a value that is within itself");
+      check_input(known->second.has_value(), "the pickle has a value that contains itself");
       return *known->second;
     }
     check_input(depth <= most_nested_values, "the pickle nests its values deeper than {}",
@@ -104,7 +104,7 @@ class Values {
     for (std::size_t i = 0; i + 1 < node.items.size(); i += 2) {
       const Pickle::Node& key = pickle_[node.items[i]];
       check_input(key.kind == Kind::text || key.kind == Kind::integer,
-                  "expected a dict's key to be a text or a whole number, found {}",
+                  "expected a dict's key to be a string or an integer, found {}",
                   name_of(key.kind));
       const bool is_new =
           values.insert(of(node.items[i], depth + 1), of(node.items[i + 1], depth + 1)).second;
@@ -157,7 +157,7 @@ class Values {
   c10::IValue latin1(const std::vector<Ref>& arguments) const {
     check_input(arguments.size() == 2 && pickle_[arguments[0]].kind == Kind::text &&
                     pickle_[arguments[1]].text == "latin1",
-                "expected bytes as a text in latin1");
+                "expected bytes as a string in latin1");
     std::string decoded;
     const std::string_view text = pickle_[arguments[0]].text;
     for (std::size_t i = 0; i < text.size(); ++i) {
@@ -166,7 +166,7 @@ class Values {
         decoded += text[i];
         continue;
       }
-      check_input(letter <= 0xc3, "expected bytes as a text in latin1");
+      check_input(letter <= 0xc3, "expected bytes as a string in latin1");
       decoded += static_cast<char>((letter << 6) | (text[++i] & 0x3f));
     }
     return bytes(decoded);
@@ -175,7 +175,7 @@ class Values {
   std::int64_t count(Ref ref, const char* what) const {
     const Pickle::Node& node = pickle_[ref];
     check_input(node.kind == Kind::integer && node.integer >= 0,
-                "expected a tensor's {} to be a whole number of at least 0", what);
+                "expected a tensor's {} to be an integer of at least 0", what);
     return node.integer;
   }
 
@@ -229,7 +229,7 @@ class Values {
     check_input(sizes.size() == strides.size() && sizes.size() <= most_tensor_dims &&
                     std::ranges::all_of(sizes, [](std::int64_t size) { return size >= 0; }) &&
                     std::ranges::all_of(strides, [](std::int64_t stride) { return stride >= 0; }),
-                "{} makes no sense", shown);
+                "{} is not valid", shown);
     // If strides are 0, a few bytes may represent any number of elements.
     const std::uint64_t bytes = checked_bytes(sizes, dtype);
     check_input(bytes <= elements * c10::elementSize(dtype) ||
@@ -290,13 +290,13 @@ std::vector<std::int64_t> numbers_of(const Pickle& pickle, Ref ref) {
     ref = arguments[0];
   }
   check_input(pickle[ref].kind == Kind::tuple || pickle[ref].kind == Kind::list,
-              "expected a tuple of whole numbers, found {}", name_of(pickle[ref].kind));
+              "expected a tuple of integers, found {}", name_of(pickle[ref].kind));
   check_input(pickle[ref].items.size() <= most_tensor_dims, "expected at most {} dims, found {}",
               most_tensor_dims, pickle[ref].items.size());
   std::vector<std::int64_t> numbers;
   for (const Ref item : pickle[ref].items) {
-    check_input(pickle[item].kind == Kind::integer,
-                "expected a tuple of whole numbers, found {} in it", name_of(pickle[item].kind));
+    check_input(pickle[item].kind == Kind::integer, "expected a tuple of integers, found {} in it",
+                name_of(pickle[item].kind));
     numbers.push_back(pickle[item].integer);
   }
   return numbers;
@@ -308,7 +308,7 @@ std::uint64_t checked_bytes(std::span<const std::int64_t> sizes, at::ScalarType 
     check_input(!__builtin_mul_overflow(
                     bytes, static_cast<std::uint64_t>(std::max<std::int64_t>(size, 1)), &bytes) &&
                     bytes <= INT64_MAX,
-                "sizes [{}] are more than any memory", listed(sizes, ", "));
+                "sizes [{}] are too large", listed(sizes, ", "));
   return std::ranges::count(sizes, 0) > 0 ? 0 : bytes;
 }
 

@@ -187,8 +187,8 @@ class ZipReader {
                 "expected a record's name in UTF-8, found '{}'", shown);
     check_input(
         entry.name.find("/code/") == std::string::npos && !entry.name.ends_with("/constants.pkl"),
-        "expected an archive of torch.save(), found one of TorchScript, as "
-        "torch.jit.save() and LibTorch's torch::save() write it: save a state_dict");
+        "expected an archive of torch.save(), found one of TorchScript, as written by "
+        "torch.jit.save() and LibTorch's torch::save(): save a state_dict instead");
     check_input((flags & 0x2041) == 0, "record '{}' is encrypted", shown);
     check_input(method == 0 && entry.packed == entry.bytes && disk == 0,
                 "record '{}' is compressed, expected it stored as torch.save() does", shown);
@@ -218,8 +218,8 @@ class ZipReader {
                 "record '{}' has another name in its header", shown);
     const std::uint64_t begin = entry.local + before;
     const ZipRecord record{range_.begin + begin, entry.bytes, entry.crc32};
-    check_input(records_.emplace(entry.name, record).second, "the archive has two records '{}'",
-                shown);
+    check_input(records_.emplace(entry.name, record).second,
+                "expected different names, found two records named '{}'", shown);
     stretches_.push_back({entry.local, begin + entry.bytes, entry.name});
   }
 

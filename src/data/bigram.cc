@@ -36,10 +36,10 @@ double bigram_cross_entropy(const at::Tensor& train, const at::Tensor& validatio
   const std::vector<std::int64_t> seen = checked(train, vocabulary, "train");
   const std::vector<std::int64_t> tested = checked(validation, vocabulary, "validation");
   if (tested.size() < 2 || !(smoothing > 0)) {
-    throw InvalidArgument(c10::str(
-        "bigram_cross_entropy: expected two tokens of validation or more and smoothing above 0, "
-        "found ",
-        tested.size(), " and ", smoothing));
+    throw InvalidArgument(
+        c10::str("bigram_cross_entropy: expected at least two validation tokens and smoothing "
+                 "above 0, found ",
+                 tested.size(), " and ", smoothing));
   }
   std::unordered_map<std::int64_t, std::int64_t> pairs;
   std::vector<std::int64_t> firsts(static_cast<std::size_t>(vocabulary));

@@ -89,7 +89,7 @@ void read_vocabulary(const fs::path& file, BpeTables& tables) {
                      count - 1, visible(value.dump())));
     const auto place = static_cast<std::size_t>(number);
     if (is_taken[place])
-      fail(formatted("token '{}': the number {} belongs to another one", visible(token), number));
+      fail(formatted("token '{}': the number {} belongs to another token", visible(token), number));
     std::optional<std::string> bytes = bytes_of(token);
     if (!bytes || bytes->empty())
       fail(formatted("token '{}': expected characters that stand for bytes", visible(token)));
@@ -116,8 +116,8 @@ nlohmann::json json_of(const fs::path& file) {
 
 [[noreturn]] void refuse_words(const fs::path& file, const std::string& found) {
   throw BadInput(
-      formatted("reading {}: expected a tokenizer with GPT-2's words, found {}; if vocabulary and "
-                "merges are GPT-2's all the same, put them into a folder without this file",
+      formatted("reading {}: expected a tokenizer with GPT-2's words, found {}; if the vocabulary "
+                "and merges are GPT-2's anyway, copy them to a folder without this file",
                 file.string(), visible(found, 200)));
 }
 
@@ -177,7 +177,7 @@ void check_has_gpt2_words(const fs::path& folder) {
   const fs::path tokenizer = folder / "tokenizer_config.json", model = folder / "config.json";
   const nlohmann::json of_tokenizer = object_of(tokenizer), of_model = object_of(model);
   if (flag_at(of_tokenizer, "add_prefix_space", false))
-    refuse_words(tokenizer, "add_prefix_space, a blank before each text");
+    refuse_words(tokenizer, "add_prefix_space, which puts a space before each text");
   for (const auto& [file, json] :
        {std::pair(tokenizer, of_tokenizer), std::pair(model, of_model)}) {
     std::string name = text_at(json, "tokenizer_class");
@@ -221,9 +221,9 @@ class MergeReader {
   std::int32_t part(std::string_view token) const {
     auto found = tables_.numbers.find(std::string(token));
     if (found == tables_.numbers.end())
-      fail(formatted("'{}' is no token of the vocabulary", visible(token)));
+      fail(formatted("'{}' is not a token of the vocabulary", visible(token)));
     if (!made_.contains(found->second))
-      fail(formatted("'{}' is no single byte, and no merge before has made it", visible(token)));
+      fail(formatted("'{}' is neither a single byte nor made by an earlier merge", visible(token)));
     return found->second;
   }
 
@@ -231,22 +231,22 @@ class MergeReader {
     const std::size_t blank = text.find(' ');
     if (blank == 0 || blank == std::string_view::npos || blank + 1 == text.size() ||
         text.find(' ', blank + 1) != std::string_view::npos)
-      fail(formatted("expected two tokens with a blank between, found '{}'", visible(text)));
+      fail(formatted("expected two tokens separated by a space, found '{}'", visible(text)));
     const std::string_view left = text.substr(0, blank), right = text.substr(blank + 1);
     const std::uint64_t key = pair_key(part(left), part(right));
     auto result = tables_.numbers.find(std::string(left) + std::string(right));
     if (result == tables_.numbers.end())
-      fail(formatted("'{}{}', which the merge makes, is no token of the vocabulary", visible(left),
-                     visible(right)));
+      fail(formatted("'{}{}', which the merge makes, is not a token of the vocabulary",
+                     visible(left), visible(right)));
     const std::string& bytes = tables_.bytes[static_cast<std::size_t>(result->second)];
     if (!is_within_gpt2_word(bytes))
       fail(
-          formatted("'{}' is in no word of GPT-2: these tables were made for words of another "
-                    "pattern, which this library does not have",
+          formatted("'{}' cannot occur in a word of GPT-2: these tables were made for another word "
+                    "pattern, which is not supported",
                     visible(bytes)));
     const auto rank = static_cast<std::int32_t>(tables_.merges.size());
     if (!tables_.merges.try_emplace(key, BpeTables::Merge{rank, result->second}).second)
-      fail(formatted("the merge of '{}' and '{}' comes twice", visible(left), visible(right)));
+      fail(formatted("the merge of '{}' and '{}' is listed twice", visible(left), visible(right)));
     made_.insert(result->second);
   }
 

@@ -75,7 +75,7 @@ at::Tensor records_of(const fs::path& file) {
   const at::Tensor labels = records.select(1, 0);
   const auto at = labels.argmax().item<std::int64_t>();
   const int largest = labels[at].item<std::uint8_t>();
-  check_input(largest <= 9, "reading {}: expected labels 0 to 9, found {} as number {}",
+  check_input(largest <= 9, "reading {}: expected labels 0 to 9, found {} at index {}",
               file.string(), largest, at);
   return records;
 }

@@ -51,8 +51,8 @@ void check_utf8(std::string_view text, std::string_view source) {
   for (std::size_t offset = 0; offset < text.size();) {
     const std::optional<Character> one = first_character(text.substr(offset));
     if (!one)
-      throw BadInput(formatted("reading {}: expected UTF-8 text, found another byte at {}", source,
-                               position(text, offset)));
+      throw BadInput(formatted("reading {}: expected UTF-8 text, found an invalid byte at {}",
+                               source, position(text, offset)));
     offset += one->bytes;
   }
 }

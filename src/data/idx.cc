@@ -61,8 +61,7 @@ std::vector<std::int64_t> read_sizes(GzipReader& reader, std::size_t dims) {
   std::vector<std::uint8_t> bytes(dims * 4);
   if (std::size_t found = reader.read(std::as_writable_bytes(std::span(bytes)));
       found < bytes.size()) {
-    refuse(reader, c10::str(bytes.size(), " bytes of sizes behind the first four"),
-           c10::str(found));
+    refuse(reader, c10::str(bytes.size(), " bytes of sizes after the first four"), c10::str(found));
   }
   std::vector<std::int64_t> sizes(dims);
   for (std::size_t i = 0; i < bytes.size(); ++i) sizes[i / 4] = sizes[i / 4] << 8 | bytes[i];

@@ -55,8 +55,9 @@ LoaderPlan::LoaderPlan(std::int64_t samples, const LoaderOptions& options)
       batches_(options.uneven ? own_batches(sampler_, options) : end_) {
   if (samples == 0) throw BadInput("loader: expected a dataset with samples, found an empty one");
   if (options.drop_last && batches_ == 0) {
-    throw BadInput(c10::str("loader: expected ", batch_size_, " samples or more, a batch of all ",
-                            options.group.size(), " ranks (drop_last), found ", samples));
+    throw BadInput(c10::str("loader: expected at least ", batch_size_,
+                            " samples, because drop_last needs a full batch of all ranks (",
+                            options.group.size(), "), found ", samples));
   }
 }
 

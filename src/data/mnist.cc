@@ -23,7 +23,7 @@ void check_labels(const at::Tensor& labels, const std::filesystem::path& file) {
   const int largest = labels[at].item<std::uint8_t>();
   if (largest > 9) {
     throw BadInput(c10::str("reading ", file.string(), ": expected labels 0 to 9, found ", largest,
-                            " as number ", at));
+                            " at index ", at));
   }
 }
 

@@ -82,7 +82,7 @@ std::string read_text(const fs::path& path, const std::vector<std::string>& exte
   std::string text;
   try {
     if (path.empty() || !fs::exists(path))
-      refuse(path, "a file or a folder of text", "nothing of that name");
+      refuse(path, "a file or a folder of text", "nothing with this name");
     if (fs::is_directory(path)) {
       const std::vector<fs::path> files = files_below(path, extensions);
       if (files.empty()) refuse_folder(path, extensions);

@@ -25,8 +25,7 @@ at::Tensor numbers_in(std::string_view text, std::string_view source, std::int64
     const std::string word(text.substr(begin, end - begin));
     const std::optional<std::int64_t> token = parse_integer(word);
     check_input(token && *token >= 0 && *token < size,
-                "{}: expected numbers of tokens from 0 to {}, found '{}'", source, size - 1,
-                visible(word));
+                "{}: expected token ids from 0 to {}, found '{}'", source, size - 1, visible(word));
     tokens.push_back(*token);
     begin = end;
   }

@@ -46,8 +46,8 @@ void check_below(const at::Tensor& tokens, std::int64_t least, std::int64_t most
     const at::Tensor wrong = some.lt(least).logical_or_(some.gt(most));
     if (!wrong.any().item<bool>()) return;
     const auto place = wrong.to(at::kByte).argmax().item<std::int64_t>();
-    throw BadInput(formatted("{}: expected tokens from {} to {}, found {} as number {}", what,
-                             least, most, some[place].item<std::int64_t>(), begin + place));
+    throw BadInput(formatted("{}: expected tokens from {} to {}, found {} at index {}", what, least,
+                             most, some[place].item<std::int64_t>(), begin + place));
   });
 }
 
@@ -57,8 +57,8 @@ void check_is_raw(const sys::PlainFile& file, const std::string& what) {
   begin.resize(file.read_at(0, std::as_writable_bytes(std::span(begin))));
   const std::string_view kind = sys::file_kind(begin, file.size());
   check_input(kind.empty(),
-              "{}: expected numbers of tokens and nothing else, found {}; NumPy writes such a file "
-              "by tokens.astype(\"uint16\").tofile(path)",
+              "{}: expected token ids and nothing else, found {}; with NumPy, write them by "
+              "tokens.astype(\"uint16\").tofile(path)",
               what, kind);
 }
 
@@ -70,8 +70,8 @@ void check_width(const at::Tensor& tokens, const std::string& what) {
       tokens.narrow(0, 0, std::min(tokens.size(0) / 2 * 2, some)).to(at::kLong).view({-1, 2});
   const bool is_wider = !pairs.select(1, 1).any().item<bool>();
   check_input(!is_wider || !pairs.select(1, 0).any().item<bool>(),
-              "{}: expected tokens of {} bytes ({}), found that each second one is 0: tokens of {} "
-              "bytes or more",
+              "{}: expected tokens of {} bytes ({}), found that every second one is 0, as in "
+              "tokens of {} bytes or more",
               what, tokens.element_size(), c10::toString(tokens.scalar_type()),
               2 * tokens.element_size());
 }

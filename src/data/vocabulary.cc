@@ -20,7 +20,8 @@ void for_each_character(std::string_view text, std::string_view source, Take tak
   for (std::size_t offset = 0; offset < text.size();) {
     const auto character = first_character(text.substr(offset));
     if (!character) {
-      throw BadInput(c10::str("reading ", source, ": expected UTF-8 text, found another byte at ",
+      throw BadInput(c10::str("reading ", source,
+                              ": expected UTF-8 text, found an invalid byte at ",
                               position(text, offset)));
     }
     take(character->code_point, offset);

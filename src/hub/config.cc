@@ -32,7 +32,7 @@ class Fields {
   [[nodiscard]] std::int64_t size(const char* key) const {
     const nlohmann::json& value = at(key);
     if (!value.is_number_integer() || value < 1 || value > most_size)
-      fail(formatted("{}: expected a whole number from 1 to {}, found {}", key, most_size,
+      fail(formatted("{}: expected an integer from 1 to {}, found {}", key, most_size,
                      shown(value)));
     return value.get<std::int64_t>();
   }
@@ -71,7 +71,7 @@ class Fields {
 
   [[nodiscard]] std::string text(const char* key) const {
     const nlohmann::json& value = at(key);
-    if (!value.is_string()) fail(formatted("{}: expected a text, found {}", key, shown(value)));
+    if (!value.is_string()) fail(formatted("{}: expected a string, found {}", key, shown(value)));
     return value.get<std::string>();
   }
   [[nodiscard]] std::string text(const char* key, const char* otherwise) const {
@@ -83,7 +83,7 @@ class Fields {
   }
   void check_empty(const char* key) const {
     if (has(key) && !at(key).empty())
-      fail(formatted("{}: expected none, found {}", key, shown(at(key))));
+      fail(formatted("{}: expected an empty value, found {}", key, shown(at(key))));
   }
   // Checks that every item of a list of strings is `expected`.
   void check_all_are(const char* key, const char* expected) const {
@@ -124,8 +124,8 @@ void check_other_names(const Fields& fields) {
                                    {"hidden_size", "n_embd"},
                                    {"max_position_embeddings", "n_positions"}})
     if (fields.has(other) && fields.has(own) && fields.size(other) != fields.size(own))
-      fields.fail(formatted("{}: expected {}, which {} says, found {}", other, fields.size(own),
-                            own, fields.size(other)));
+      fields.fail(formatted("{}: expected {}, as in {}, found {}", other, fields.size(own), own,
+                            fields.size(other)));
   fields.check_empty("pruned_heads");
 }
 
@@ -153,7 +153,7 @@ models::GptOptions gpt_options(const Fields& fields) {
       fields.flag("scale_attn_by_inverse_layer_idx", false) ||
       fields.flag("add_cross_attention", false))
     fields.fail(
-        "expected GPT-2's own tie_word_embeddings, scale_attn_weights, "
+        "expected GPT-2's values of tie_word_embeddings, scale_attn_weights, "
         "scale_attn_by_inverse_layer_idx and add_cross_attention (true, true, false, false)");
   return options;
 }
@@ -164,7 +164,7 @@ models::RotaryScaling scaling_in(const Fields& fields) {
     if (fields.has(layers))
       fields.fail(formatted("expected one scaling for all layers, found one of {}", layers));
   if (!fields.has("rope_type") && !fields.has("type") && fields.has("factor"))
-    fields.fail("has a factor and no rope_type, which says what is scaled by it");
+    fields.fail("has a factor, but no rope_type that says how to use it");
   const std::string kind = fields.text("rope_type", fields.text("type", "default").c_str());
   if (kind == "default") return {};
   if (kind == "linear") return {.factor = fields.at_least_1("factor")};
@@ -192,8 +192,8 @@ void check_whole_rotation(const Fields& fields) {
 void check_sees_all(const Fields& fields, std::int64_t block) {
   if (fields.flag("use_sliding_window", true) && fields.size("sliding_window", block) < block)
     fields.fail(
-        formatted("sliding_window: expected none below max_position_embeddings {}, found {}", block,
-                  fields.size("sliding_window")));
+        formatted("sliding_window: expected null or at least max_position_embeddings, {}, found {}",
+                  block, fields.size("sliding_window")));
   fields.check_all_are("layer_types", "full_attention");
 }
 
@@ -204,7 +204,7 @@ void read_positions(const Fields& fields, models::LlamaOptions& options) {
   check_whole_rotation(fields);
   if (fields.has("rope_scaling") && fields.has("rope_parameters") &&
       !fields.are_equal("rope_scaling", "rope_parameters"))
-    fields.fail("has rope_scaling and rope_parameters that differ");
+    fields.fail("rope_scaling and rope_parameters differ");
   options.rotary_base = fields.at_least_1("rope_theta", 10000);
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     if (!fields.has(key)) continue;
@@ -213,14 +213,15 @@ void read_positions(const Fields& fields, models::LlamaOptions& options) {
     options.rotary_scaling = scaling_in(positions);
     const double base = positions.at_least_1("rope_theta", options.rotary_base);
     if (fields.has("rope_theta") && base != options.rotary_base)
-      positions.fail(formatted("rope_theta: expected {}, which config.json has outside, found {}",
-                               options.rotary_base, base));
+      positions.fail(
+          formatted("rope_theta: expected {}, as at the top level of config.json, found {}",
+                    options.rotary_base, base));
     options.rotary_base = base;
   }
   const auto& waves = options.rotary_scaling.by_wave;
   if (constexpr const char* trained = "original_max_position_embeddings";
       waves && fields.positive(trained, waves->trained_tokens) != waves->trained_tokens)
-    fields.fail(formatted("{}: expected {}, which the scaling of positions has, found {}", trained,
+    fields.fail(formatted("{}: expected {}, as in the scaling of positions, found {}", trained,
                           waves->trained_tokens, fields.positive(trained)));
 }
 

@@ -55,12 +55,12 @@ void check_has_safetensors(const std::filesystem::path& folder) {
   if (fs::exists(folder / checkpoint::model_file) || fs::exists(folder / checkpoint::index_file))
     return;
   check_input(!fs::exists(folder / "pytorch_model.bin"),
-              "{}: has pytorch_model.bin and no safetensors: `lockstep checkpoint convert {} NEW` "
-              "writes these",
+              "{}: has pytorch_model.bin, but no safetensors: write them with `lockstep checkpoint "
+              "convert {} NEW`",
               folder.string(), folder.string());
   check_input(!fs::exists(folder / "pytorch_model.bin.index.json"),
-              "{}: has shards of pytorch_model.bin and no safetensors: save_pretrained() of "
-              "transformers writes these",
+              "{}: has shards of pytorch_model.bin, but no safetensors: write them with "
+              "save_pretrained() of transformers",
               folder.string());
 }
 
@@ -80,7 +80,7 @@ void check_entry(const checkpoint::WeightFiles& files, const std::string& name,
 void check_size(const checkpoint::WeightFiles& files, const std::filesystem::path& folder,
                 const std::string& name, at::IntArrayRef expected) {
   const std::optional<std::string> in_file = name_in(files, name);
-  check_input(in_file.has_value(), "{}: has no tensor '{}', which config.json asks for",
+  check_input(in_file.has_value(), "{}: has no tensor '{}', which config.json requires",
               folder.string(), visible(name));
   check_entry(files, *in_file, expected);
 }
@@ -119,7 +119,7 @@ std::vector<Filling> plan(const Model& model, const checkpoint::WeightFiles& fil
     const std::optional<std::string> in_file = name_in(files, item.name);
     const bool is_alias = aliases.contains(item.name);
     if (!in_file && is_alias) continue;
-    check_input(in_file.has_value(), "{}: has no tensor '{}', which config.json asks for",
+    check_input(in_file.has_value(), "{}: has no tensor '{}', which config.json requires",
                 folder.string(), visible(item.name));
     const at::Tensor tensor = is_transposed(model, item.name) ? item.tensor.t() : item.tensor;
     check_entry(files, *in_file, tensor.sizes());
@@ -128,8 +128,8 @@ std::vector<Filling> plan(const Model& model, const checkpoint::WeightFiles& fil
   }
   for (const std::string& name : files.names())
     check_input(known.contains(name) || is_passed_over(model, name),
-                "{}: tensor '{}' is none that config.json asks for", files.file_of(name).string(),
-                visible(name));
+                "{}: tensor '{}' is not part of the model in config.json",
+                files.file_of(name).string(), visible(name));
   return fillings;
 }
 

@@ -228,7 +228,7 @@ std::int64_t checked_number(const std::string& text, std::int64_t least, std::in
   auto number = parse_integer(text);
   if (!number || *number < least || *number > most)
     throw BadInput(
-        formatted("expected a whole number from {} to {}, found '{}'", least, most, text));
+        formatted("expected an integer from {} to {}, found '{}'", least, most, text));
   return *number;
 }
 

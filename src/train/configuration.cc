@@ -42,14 +42,14 @@ std::string text_of(const toml::node& node, std::string_view place, std::string_
   if (auto number = node.value_exact<double>()) return formatted("{}", *number);
   if (auto flag = node.value_exact<bool>()) return formatted("{}", *flag);
   throw BadInput(
-      formatted("{}: {}: expected a text, a number, true or false", place, visible(name)));
+      formatted("{}: {}: expected a string, a number, true or false", place, visible(name)));
 }
 
 void apply_entry(Configuration& configuration, const ConfigEntry& entry) {
   const Settings::Entry& setting = configuration.settings().entry(entry.name);
   const bool wants_text = setting.is_text();
   check_input(wants_text == entry.is_text, "{}: expected {}, found {}", entry.name,
-              wants_text ? "a text in quotes" : "a value without quotes", entry.text);
+              wants_text ? "a string in quotes" : "a value without quotes", entry.text);
   configuration.settings().set(entry.name, entry.text);
   configuration.options.places[entry.name] = entry.place;
 }

@@ -26,7 +26,7 @@ constexpr std::string_view file_name = "model.safetensors";
 
 std::int64_t described_step(const checkpoint::Metadata& metadata) {
   std::optional<std::int64_t> step = parse_integer(described(metadata, "step"));
-  check_input(step && *step >= 0, "metadata: step: expected a whole number, found '{}'",
+  check_input(step && *step >= 0, "metadata: step: expected an integer, found '{}'",
               described(metadata, "step"));
   return *step;
 }

@@ -23,7 +23,7 @@ bool is_within(const Setting& setting, double value) {
 
 template <class Number>
 Number parsed(const Setting& bounds, std::string_view text) {
-  std::string expected = std::is_same_v<Number, double> ? "a number" : "a whole number";
+  std::string expected = std::is_same_v<Number, double> ? "a number" : "an integer";
   Number value{};
   auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error == std::errc{} && end == text.data() + text.size()) {

@@ -135,7 +135,7 @@ void expect_line(const ShellResult& result, int code, const std::string& named) 
 TEST_F(GenerateProgram, AMistakeInTheOptionsIsOneLine) {
   expect_line(generate(""), 2, "RUN is missing");
   expect_line(generate("runs/mine text"), 2, "--prompt TEXT");
-  expect_line(generate("runs/mine --tokens 1.5"), 2, "--tokens: expected a whole number");
+  expect_line(generate("runs/mine --tokens 1.5"), 2, "--tokens: expected an integer");
   for (const char* wrong : {"0.001", "nan"})
     expect_line(generate(std::string("runs/mine --temperature=") + wrong), 2,
                 "--temperature: expected 0 or");

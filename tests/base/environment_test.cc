@@ -52,12 +52,12 @@ TEST_F(Environment, EachTypeIsRead) {
 TEST_F(Environment, AMessageSaysNameExpectedAndFound) {
   set("two");
   EXPECT_EQ(message([] { (void)environment::integer(name, 0, 7); }),
-            "LOCKSTEP_TEST_VARIABLE: expected a whole number from 0 to 7, found 'two'");
+            "LOCKSTEP_TEST_VARIABLE: expected an integer from 0 to 7, found 'two'");
   set("8");
   EXPECT_EQ(message([] { (void)environment::integer(name, 0, 7); }),
-            "LOCKSTEP_TEST_VARIABLE: expected a whole number from 0 to 7, found '8'");
+            "LOCKSTEP_TEST_VARIABLE: expected an integer from 0 to 7, found '8'");
   EXPECT_EQ(message([] { (void)environment::integer(name, 9); }),
-            "LOCKSTEP_TEST_VARIABLE: expected a whole number of at least 9, found '8'");
+            "LOCKSTEP_TEST_VARIABLE: expected an integer of at least 9, found '8'");
   set("many");
   EXPECT_EQ(message([] { (void)environment::bytes(name); }),
             "LOCKSTEP_TEST_VARIABLE: expected a number of bytes such as 4096, 12MiB or 4GiB, found "

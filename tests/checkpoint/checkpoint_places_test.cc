@@ -153,7 +153,9 @@ TEST(CheckpointPlaces, TwoWritersAreRefusedAndWhatOneWritesStays) {
 TEST(CheckpointPlaces, WhatIsSavedMeanwhileIsNotSavedBeside) {
   for (const auto& [meanwhile, words] :
        {std::pair{3, "step-00000003: is newer than step 2"},
-        std::pair{2, "step-00000002: is there already, and a checkpoint is never overwritten"}}) {
+        std::pair{2,
+                  "step-00000002: exists already, and a checkpoint is never overwritten: remove "
+                  "it, or save under another name"}}) {
     TemporaryFolder folder;
     const fs::path out = folder / "out";
     const auto save = [&](Group group, int step) {

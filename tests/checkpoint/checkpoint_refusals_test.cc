@@ -99,7 +99,7 @@ TEST(CheckpointRefusals, WhatDoesNotFitIsOneLineAndNothingIsChanged) {
        {"found a tensor named \\x1b[31m that the model does not have"}},
       {"optimizer.safetensors",
        [&](auto& t) { t.erase(of_in + "exp_avg"); },
-       {"checkpoint has no " + of_in + "exp_avg"}},
+       {"the checkpoint has no " + of_in + "exp_avg"}},
       {"optimizer.safetensors",
        [&](auto& t) {
          t.at(of_in + "exp_avg") = at::zeros({12, 5});
@@ -121,7 +121,7 @@ TEST(CheckpointRefusals, WhatDoesNotFitIsOneLineAndNothingIsChanged) {
        {"rank1: expected a generator's state of ", " bytes, found 9"}},
       {"random.safetensors",
        [](auto& t) { t.at("rank1").zero_(); },
-       {"rank1: no state of a random generator"}}};
+       {"rank1: not the state of a random generator"}}};
   for (const Case& one : cases) {
     TemporaryFolder out;
     go_on(out.path(), ShardLevel::gradients, "adamw", 2, 1);

@@ -182,7 +182,7 @@ TEST(Checkpoint, IgnoredTensorsAreEachRanksOwn) {
                                    Training training(level, "sgd", group, {"conv"});
                                    training.load(out.path());
                                  }),
-                         {"conv", ranks == 2 ? "rank2.conv" : "as many ranks as saved it"});
+                         {"conv", ranks == 2 ? "rank2.conv" : "as many ranks as have saved it"});
   }
 }
 
@@ -207,7 +207,7 @@ TEST(Checkpoint, AStepIsNeverOverwrittenAndOldOnesGo) {
     training.steps = 4;
     test::expect_words(
         test::message_of<CommonFailure>([&] { (void)training.save(out.path(), {.keep = -1}); }),
-        {"expected to keep 0 (all) checkpoints or more, found -1"});
+        {"expected keep of at least 0 (0 keeps all), found -1"});
     (void)training.save(out.path(), {.keep = 2});
   });
   EXPECT_EQ(names_in(out.path()), (std::vector<std::string>{"step-00000003", "step-00000004"}));

@@ -213,7 +213,7 @@ TEST(Safetensors, TensorsWithoutValuesAreNotWritten) {
       write_safetensors(folder / "a", {{"x", tensor}});
       ADD_FAILURE() << what;
     } catch (const InvalidArgument& error) {
-      EXPECT_EQ(error.what(), "write_safetensors: tensor 'x' has no dense values: it is " + what);
+      EXPECT_EQ(error.what(), "write_safetensors: tensor 'x' must be dense, found " + what);
     }
   EXPECT_FALSE(std::filesystem::exists(folder / "a"));
 }

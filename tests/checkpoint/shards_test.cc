@@ -247,7 +247,8 @@ TEST(Shards, AreWrittenOnceMoreInAnyNumber) {
   go_on(out / "run", std::nullopt, "our_adamw", 2, 1);
   EXPECT_EQ(names_in(out / "run"), (std::vector<std::string>{"step-00000002", "step-00000003"}));
   test::expect_words(test::message_of<Error>([&] { reshard(first, out / "with-5", {.files = 2}); }),
-                     {"with-5: is there already, and a checkpoint is never overwritten"});
+                     {"with-5: exists already, and a checkpoint is never overwritten: remove it, "
+                      "or save under another name"});
   test::expect_words(
       test::message_of<BadInput>([&] { reshard(first, out / "step-00000003", {.files = 2}); }),
       {"step-00000003: expected step-00000002"});

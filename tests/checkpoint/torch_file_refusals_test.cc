@@ -36,7 +36,7 @@ class Evil:
     def __reduce__(self): return (os.system, ("touch " + sys.argv[1] + ".owned",))
 torch.save({"w": Evil()}, sys.argv[1])
 )",
-         {"asks for posix.system", "nothing of the file is executed"});
+         {"asks for posix.system", "nothing in the file is executed"});
   EXPECT_FALSE(std::filesystem::exists(path() + ".owned"));
   expect("torch.save(torch.nn.Linear(2, 2), sys.argv[1])",
          {"asks for torch.nn.modules.linear.Linear"});
@@ -80,21 +80,20 @@ TEST_F(RefusedTorchFile, TensorsThatReachTooFar) {
   expect(with("sizes='K\\x04\\x85'"), {"reaches beyond its storage of 3 elements"});
   expect(with("offset='K\\x01'"), {"reaches beyond its storage of 3 elements"});
   expect(with("offset='J\\xff\\xff\\xff\\xff'"), {"tensor's offset"});
-  expect(with("sizes='J\\xfe\\xff\\xff\\xff\\x85'"), {"makes no sense"});
-  expect(with("strides='J\\xfe\\xff\\xff\\xff\\x85'"), {"makes no sense"});
+  expect(with("sizes='J\\xfe\\xff\\xff\\xff\\x85'"), {"is not valid"});
+  expect(with("strides='J\\xfe\\xff\\xff\\xff\\x85'"), {"is not valid"});
   expect(with("strides='\\x8a\\x08\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\x7f\\x85'"),
          {"reaches beyond"});
   expect(
       with(
           "sizes='\\x8a\\x08\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\x7f\\x85', strides='K\\x00\\x85'"),
-      {"more than any memory"});
+      {"are too large"});
   expect(with("sizes='\\x8a\\x08\\0\\0\\0\\0\\0\\1\\0\\0\\x85', strides='K\\x00\\x85'"),
          {"larger than the memory"});
   expect(with("sizes='(' + 'K\\x01' * 65 + 't'"), {"at most 64 dims"});
-  expect(with("sizes=')'"), {"makes no sense"});
+  expect(with("sizes=')'"), {"is not valid"});
   expect(with("numel='K\\x04'"), {"storage '0': expected 16 bytes, found 12"});
-  expect(with("numel='\\x8a\\x08\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\x7f'"),
-         {"more than any memory"});
+  expect(with("numel='\\x8a\\x08\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\x7f'"), {"are too large"});
   expect(other_zip + "zipped(tensor(), {'data/1': bytes(12)})", {"no storage '0'"});
 }
 
@@ -107,7 +106,7 @@ with zipfile.ZipFile(sys.argv[1], "w") as file:
     for content in (tensor(), tensor()):
         file.writestr("a/data.pkl", content)
 )",
-         {"two records 'a/data.pkl'"});
+         {"two records named 'a/data.pkl'"});
   expect(
       other_zip +
           "zipped(tensor(), {'../b': b''}); zipfile.ZipFile(sys.argv[1], 'a').writestr('b/c', b'')",
@@ -136,7 +135,7 @@ TEST_F(RefusedTorchFile, PicklesThatMakeNoSense) {
   };
   expect_pickle("b'\\x80\\x02' + b']' * 100000 + b'a' * 99999 + b'.'",
                 {"nests its values deeper than 100"});
-  expect_pickle("b'\\x80\\x02]q\\x00h\\x00a.'", {"a value that is within itself"});
+  expect_pickle("b'\\x80\\x02]q\\x00h\\x00a.'", {"a value that contains itself"});
   expect_pickle("b'\\x80\\x02h\\x07.'", {"the memo has no value 7"});
   expect_pickle("b'\\x80\\x02.'", {"expected one value at the end"});
   expect_pickle("b'\\x80\\x02tt.'", {"an opcode without its mark"});
@@ -145,13 +144,13 @@ TEST_F(RefusedTorchFile, PicklesThatMakeNoSense) {
                 {"expected 2147483647 more bytes, found 2"});
   expect_pickle("b'\\x80\\x02X\\x01\\0\\0\\0\\xff.'", {"is not UTF-8"});
   expect_pickle("b'I1\\n.'", {"the pickle's byte 0: opcode 0x49"});
-  expect_pickle("pickle.dumps(2**80, 2)", {"a whole number of at most 8 bytes"});
+  expect_pickle("pickle.dumps(2**80, 2)", {"an integer of at most 8 bytes"});
   expect_pickle("pickle.dumps({(1, 2): 3}, 2)",
-                {"a dict's key to be a text or a whole number, found a tuple"});
+                {"a dict's key to be a string or an integer, found a tuple"});
   expect_pickle("b'\\x80\\x02}(K\\x01NK\\x01Nu.'", {"a dict has the key '1' twice"});
   expect_pickle("b'\\x80\\x02ctorch\\nfloat32\\n)R.'", {"found a call of torch.float32"});
   expect_pickle("b'\\x80\\x02K\\x01Q.'", {"expected a storage within a tensor only"});
-  expect_pickle("b'\\x80\\x02N.N'", {"1 bytes follow the end"});
+  expect_pickle("b'\\x80\\x02N.N'", {"bytes after the end: 1"});
 }
 
 // 40 lists, each of which contains the previous one twice: each list is built once, and 2^40 names
@@ -178,7 +177,7 @@ TEST_F(RefusedTorchFile, WhatCannotBeWritten) {
   };
   auto values = dict();
   values.insert(0.5, 1);
-  test::expect_words(refusal(values), {"keys that are texts or whole numbers, found Double"});
+  test::expect_words(refusal(values), {"keys that are strings or integers, found Double"});
   test::expect_words(refusal(std::string("\xff")), {"UTF-8", "\\xff"});
   test::expect_words(refusal(at::Tensor()), {"undefined"});
   test::expect_words(refusal(at::empty({2}, at::kMeta)), {"meta device"});

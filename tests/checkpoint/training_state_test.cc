@@ -110,27 +110,27 @@ TEST(TrainingState, NumbersThatAreNoneOrOutOfRangeAreRefused) {
     expect("step", value,
            "step: " + integer + (value == std::string("1e3") ? "1000.0" : std::string(value)));
   expect("step", "[]", "step: " + integer + "a list");
-  expect("step", "2", "step: expected 1, as the folder is called, found 2");
+  expect("step", "2", "step: expected 1, as in the name of the folder, found 2");
   expect("epoch", "-1", "epoch: " + integer + "-1");
   expect("format", "2.9", "expected format 3, found 2.9");
   expect("format", "2.0", "expected format 3, found 2.0");
   expect("format", "2", "expected format 3, found 2");
-  expect("files", "[]", "files: expected an object of texts, found a list");
+  expect("files", "[]", "files: expected an object of strings, found a list");
   std::ofstream(folder / "layout.json") << json_with("crc32", "1");
   EXPECT_EQ(refusal_of(folder).find((folder / "layout.json").string() +
                                     ": is damaged: expected crc32 1, found "),
             0u);
   expect("ranks", "4294967298", "ranks: expected an integer from 0 to 1048576, found 4294967298");
-  expect("config", "[]", "config: expected an object of texts, found a list");
+  expect("config", "[]", "config: expected an object of strings, found a list");
   expect("numbers", R"({"a":"1x"})", "numbers.a: expected a number, found '1x'");
-  expect("scaler", R"({"a":1})", "scaler.a: expected a text, found 1");
-  expect("config", R"({"a\u001b":1})", "config.a\\x1b: expected a text, found 1");
+  expect("scaler", R"({"a":1})", "scaler.a: expected a string, found 1");
+  expect("config", R"({"a\u001b":1})", "config.a\\x1b: expected a string, found 1");
   expect("config", R"({"a":"1","a":"2"})", "has 'a' twice in one object");
   expect("mesh", "{}", "mesh: expected a list of axes, found an object");
   expect("mesh", R"([{"axis":"dp"}])",
          R"(mesh: expected {"axis": NAME, "size": 1 to 1048576}, found {"axis":"dp"})");
   expect("parts", R"({"a":"all"})", R"(parts.a: expected a list of texts, found "all")");
-  expect("parts", R"({"a":[1]})", "parts.a: expected a list of texts, found other values in it");
+  expect("parts", R"({"a":[1]})", "parts.a: expected a list of strings, found other values in it");
   for (const char* name : {"../model.safetensors", "/etc/passwd", "..", ""})
     expect("files", std::string("{\"") + name + "\":\"00000000\"}",
            std::string("files: expected names of files in this folder, found '") + name + "'");
@@ -268,17 +268,16 @@ TEST(TrainingState, WhatIsCalledAsACheckpointAndIsNoneIsNotPassedOver) {
   EXPECT_EQ(refusal(), name.string() + ": expected the folder of a checkpoint, found a file");
   std::filesystem::remove(name);
   std::filesystem::create_symlink(out / "elsewhere", name);
-  EXPECT_EQ(refusal(), name.string() +
-                           ": expected the folder of a checkpoint, found a link to what is not "
-                           "there");
+  EXPECT_EQ(refusal(),
+            name.string() + ": expected the folder of a checkpoint, found a broken link");
   std::filesystem::create_directory(out / "elsewhere");
   EXPECT_EQ(latest_checkpoint(out.path()), name);
   std::filesystem::remove(name);
   EXPECT_FALSE(latest_checkpoint(out.path()));
   std::ofstream(out / "LATEST") << "step-00000009\n";
   EXPECT_EQ(refusal(), (out / "LATEST").string() +
-                           ": names 'step-00000009', and there is no checkpoint beside it: bring "
-                           "that back, or remove this file to begin anew");
+                           ": names 'step-00000009', but there is no such checkpoint beside it: "
+                           "restore it, or remove this file to start from the beginning");
   // Names that no save produces are not checkpoints.
   std::filesystem::remove(out / "LATEST");
   for (const char* other : {"step-9", "step--0000009", "step-000000009", "step-x"})

@@ -47,8 +47,9 @@ TEST(Gpt2Words, AreThoseOfTheRegularExpression) {
 }
 
 TEST(Gpt2Words, RefuseWhatIsNoUtf8) {
-  EXPECT_EQ(refusal([] { (void)pieces_of("ab \xff"); }),
-            "reading text: expected UTF-8 text, found another byte at offset 3 (line 1, column 4)");
+  EXPECT_EQ(
+      refusal([] { (void)pieces_of("ab \xff"); }),
+      "reading text: expected UTF-8 text, found an invalid byte at offset 3 (line 1, column 4)");
 }
 
 // How GPT-2 writes a byte.
@@ -157,17 +158,17 @@ TEST_F(SmallBpe, AWordOfAMillionLettersTakesNoMillionPasses) {
 
 TEST_F(SmallBpe, ABrokenMergeIsOneLineWithFileAndLine) {
   EXPECT_EQ(refused("#version: 0.2\na b\nab\n"),
-            ", line 3: expected two tokens with a blank between, found 'ab'");
+            ", line 3: expected two tokens separated by a space, found 'ab'");
   EXPECT_EQ(refused("a b c\n"),
-            ", line 1: expected two tokens with a blank between, found 'a b c'");
+            ", line 1: expected two tokens separated by a space, found 'a b c'");
   EXPECT_EQ(refused("a b\n\nb c\n"),
-            ", line 2: expected two tokens with a blank between, found ''");
-  EXPECT_EQ(refused("a b\nxyz c\n"), ", line 2: 'xyz' is no token of the vocabulary");
+            ", line 2: expected two tokens separated by a space, found ''");
+  EXPECT_EQ(refused("a b\nxyz c\n"), ", line 2: 'xyz' is not a token of the vocabulary");
   EXPECT_EQ(refused("ab c\na b\n"),
-            ", line 1: 'ab' is no single byte, and no merge before has made it");
+            ", line 1: 'ab' is neither a single byte nor made by an earlier merge");
   EXPECT_EQ(refused("a c\n"),
-            ", line 1: 'ac', which the merge makes, is no token of the vocabulary");
-  EXPECT_EQ(refused("a b\na b\n"), ", line 2: the merge of 'a' and 'b' comes twice");
+            ", line 1: 'ac', which the merge makes, is not a token of the vocabulary");
+  EXPECT_EQ(refused("a b\na b\n"), ", line 2: the merge of 'a' and 'b' is listed twice");
   EXPECT_NO_THROW((void)load("a b\r\nab c\r\n\r\n"));
 }
 
@@ -185,12 +186,13 @@ TEST_F(SmallBpe, MergesAcrossTheWordsOfGpt2AreRefused) {
                                                         {"a .", "a."},
                                                         {"\u010a a", "\\na"},
                                                         {"1 \u0120", "1 "}})
-    EXPECT_EQ(refused(merge + "\n"),
-              ", line 1: '" + shown +
-                  "' is in no word of GPT-2: these tables were made for words "
-                  "of another pattern, which this library does not have");
-  EXPECT_NE(refused("a b\n' ab\n").find(", line 2: ''ab' is in no word"), std::string::npos);
-  EXPECT_NE(refused("\u0120 a\n\u0120 \u0120a\n").find("is in no word"), std::string::npos);
+    EXPECT_EQ(refused(merge + "\n"), ", line 1: '" + shown +
+                                         "' cannot occur in a word of GPT-2: these tables were "
+                                         "made for another word pattern, which is not supported");
+  EXPECT_NE(refused("a b\n' ab\n").find(", line 2: ''ab' cannot occur in a word"),
+            std::string::npos);
+  EXPECT_NE(refused("\u0120 a\n\u0120 \u0120a\n").find("cannot occur in a word"),
+            std::string::npos);
   EXPECT_NO_THROW((void)load("' s\n' r\n'r e\n1 2\n. .\n\u0120 .\n\u0120 \u0120\n\u010a \u010a\n"));
 }
 
@@ -212,7 +214,7 @@ TEST_F(SmallBpe, FilesOfAnotherTokenizerAreRefused) {
             std::string::npos);
   EXPECT_NE(
       beside(config.c_str(), R"({"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": true})")
-          .find("found add_prefix_space, a blank before each text"),
+          .find("found add_prefix_space, which puts a space before each text"),
       std::string::npos);
   EXPECT_EQ(beside(config.c_str(), "{}"), nothing);
   // transformers takes the class that belongs to the model where no file names one.

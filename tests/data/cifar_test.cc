@@ -64,7 +64,7 @@ TEST(Cifar, RefusesWhatIsMissingOrDamagedInOneLine) {
   damaged = records(2);
   damaged[3073] = 10;
   test::write_bytes(second, damaged);
-  EXPECT_EQ(refused(), "reading " + second + ": expected labels 0 to 9, found 10 as number 1");
+  EXPECT_EQ(refused(), "reading " + second + ": expected labels 0 to 9, found 10 at index 1");
 }
 
 // Reads a subset of the original data in the same format, as one batch.

@@ -115,7 +115,7 @@ TEST_F(IdxTest, RefusesTheOtherKind) {
 TEST_F(IdxTest, RefusesTruncatedFiles) {
   expect_refused(idx_bytes(bytes_type, {2, 3}, counting(5)),
                  "6 bytes of elements, found 5 (truncated)");
-  expect_refused({0, 0, 8, 2, 0, 0, 0, 1, 0}, "8 bytes of sizes behind the first four, found 5");
+  expect_refused({0, 0, 8, 2, 0, 0, 0, 1, 0}, "8 bytes of sizes after the first four, found 5");
   // Sizes that exceed memory are rejected because the file is too short for them.
   expect_refused(idx_bytes(bytes_type, {0x7fffffff, 500}, counting(9)),
                  "1073741823500 bytes of elements, found 9 (truncated)");

@@ -91,11 +91,13 @@ TEST(LoaderPlan, RefusesToHaveNothing) {
   EXPECT_EQ(refusal([&] {
               LoaderPlan plan(3, {.batch_size = 4, .group = groups[1], .drop_last = true});
             }),
-            "loader: expected 4 samples or more, a batch of all 4 ranks (drop_last), found 3");
+            "loader: expected at least 4 samples, because drop_last needs a full batch of all "
+            "ranks (4), found 3");
   EXPECT_EQ(refusal([&] {
               LoaderPlan plan(255, {.batch_size = 256, .group = groups[1], .drop_last = true});
             }),
-            "loader: expected 256 samples or more, a batch of all 4 ranks (drop_last), found 255");
+            "loader: expected at least 256 samples, because drop_last needs a full batch of all "
+            "ranks (4), found 255");
   EXPECT_EQ(refusal([] { LoaderPlan plan(0, {}); }),
             "loader: expected a dataset with samples, found an empty one");
 }

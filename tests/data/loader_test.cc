@@ -247,7 +247,7 @@ TEST(Loader, RefusesADatasetWithoutSize) {
     [[nodiscard]] static std::optional<std::size_t> size() { return std::nullopt; }
   };
   EXPECT_EQ(refusal<InvalidArgument>([] { (void)loader(Endless{}, {}); }),
-            "loader: expected a dataset that knows its size, found one that does not");
+            "loader: the dataset must know its size: its size() returned no value");
 }
 
 TEST(Loader, CoversTheValidationPartOnceOverRanks) {

@@ -50,7 +50,7 @@ TEST_F(MnistTest, RefusesALabelAboveNine) {
   write("train", 3, {7, 17, 0});
   EXPECT_EQ(refusal([&] { (void)mnist(folder_.path()); }),
             "reading " + (folder_ / "train-labels-idx1-ubyte").string() +
-                ": expected labels 0 to 9, found 17 as number 1");
+                ": expected labels 0 to 9, found 17 at index 1");
 }
 
 TEST_F(MnistTest, NamesTheFileThatIsMissing) {

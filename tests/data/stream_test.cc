@@ -243,9 +243,9 @@ TEST(Stream, RefusesOptionsThatMakeNoSense) {
   };
   EXPECT_EQ(refused({.batch_size = 0}),
             "stream_loader: expected a batch_size of at least 1, found 0");
-  EXPECT_EQ(refused({.workers = -1}), "stream_loader: expected 0 workers or more, found -1");
+  EXPECT_EQ(refused({.workers = -1}), "stream_loader: expected workers of at least 0, found -1");
   EXPECT_EQ(refused({.drop_last = true, .uneven = true}),
-            "stream_loader: drop_last and uneven exclude each other");
+            "stream_loader: drop_last and uneven cannot both be set");
   auto loader = stream_loader(make);
   auto range = loader.epoch(0);
   EXPECT_THROW((void)loader.epoch(1), InvalidArgument);

@@ -48,7 +48,7 @@ TEST_F(TextTest, ASingleFileNeedsNoExtension) {
 TEST_F(TextTest, RefusesNothing) {
   const std::string place = "reading " + folder_.path().string();
   EXPECT_EQ(refusal([&] { (void)read_text(folder_ / "absent"); }),
-            place + "/absent: expected a file or a folder of text, found nothing of that name");
+            place + "/absent: expected a file or a folder of text, found nothing with this name");
   EXPECT_EQ(refusal([&] { (void)read_text(write("empty.txt", "")); }),
             place + "/empty.txt: expected some text, found 0 bytes");
   EXPECT_EQ(refusal([&] { (void)read_text(folder_.path(), {".h"}); }),

@@ -55,9 +55,9 @@ TEST(Tokenizer, OfNumbersReadsAndWritesThem) {
                   .equal(at::tensor({0, 50256}, at::kLong)));
   EXPECT_EQ(numbers.encode("").size(0), 0);
   EXPECT_EQ(refusal([&] { (void)numbers.encode("464 dog", "the prompt"); }),
-            "the prompt: expected numbers of tokens from 0 to 50256, found 'dog'");
+            "the prompt: expected token ids from 0 to 50256, found 'dog'");
   EXPECT_EQ(refusal([&] { (void)numbers.encode("50257"); }),
-            "text: expected numbers of tokens from 0 to 50256, found '50257'");
+            "text: expected token ids from 0 to 50256, found '50257'");
   EXPECT_EQ(refusal([&] { (void)Tokenizer::numbers(0); }),
             "expected a vocabulary of 1 to 2147483648 tokens, found 0");
 }

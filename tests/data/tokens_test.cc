@@ -61,7 +61,7 @@ TEST(Tokens, FilesThatCannotBeAreOneLine) {
   EXPECT_EQ(refusal([&] { (void)map_tokens(file, at::kUInt32); }),
             "reading " + file + ": expected tokens of 4 bytes (UInt32), found a file of 6 bytes");
   EXPECT_EQ(refusal([&] { (void)map_tokens(file, at::kUInt16, 200); }),
-            "reading " + file + ": expected tokens from 0 to 199, found 257 as number 0");
+            "reading " + file + ": expected tokens from 0 to 199, found 257 at index 0");
   write(0);
   EXPECT_EQ(refusal([&] { (void)map_tokens(file); }),
             "reading " + file + ": expected tokens of 2 bytes (UInt16), found a file of 0 bytes");
@@ -87,8 +87,8 @@ TEST(Tokens, FilesOfOtherFormatsAreNamed) {
     for (const at::ScalarType dtype : {at::kUInt16, at::kUInt32}) {
       std::ofstream(file, std::ios::binary) << content;
       EXPECT_EQ(refusal([&] { (void)map_tokens(file, dtype); }),
-                "reading " + file + ": expected numbers of tokens and nothing else, found " + kind +
-                    "; NumPy writes such a file by tokens.astype(\"uint16\").tofile(path)");
+                "reading " + file + ": expected token ids and nothing else, found " + kind +
+                    "; with NumPy, write them by tokens.astype(\"uint16\").tofile(path)");
     }
 }
 
@@ -103,7 +103,7 @@ TEST(Tokens, OfMoreBytesAreNotTakenForTokensAndZeros) {
     for (const at::ScalarType read : {at::kUInt16, at::kUInt32}) {
       const bool is_wider = c10::elementSize(written) > c10::elementSize(read);
       const std::string said = refusal([&] { (void)map_tokens(file, read); });
-      EXPECT_EQ(said.find("found that each second one is 0") != std::string::npos, is_wider)
+      EXPECT_EQ(said.find("found that every second one is 0") != std::string::npos, is_wider)
           << said;
     }
   }
@@ -118,7 +118,7 @@ TEST(Tokens, ATokenThatDoesNotFitIsNotWritten) {
   EXPECT_EQ(refusal([&] {
               write_tokens(file, at::tensor({1L, 65536L}, at::kLong));
             }),
-            "writing " + file + ": expected tokens from 0 to 65535, found 65536 as number 1");
+            "writing " + file + ": expected tokens from 0 to 65535, found 65536 at index 1");
   EXPECT_FALSE(std::filesystem::exists(file));
   EXPECT_THROW(write_tokens(file, at::tensor({1L, -1L}, at::kLong), at::kUInt32), BadInput);
   EXPECT_THROW(write_tokens(file, at::zeros({2, 2}, at::kLong)), InvalidArgument);

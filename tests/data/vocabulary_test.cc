@@ -70,9 +70,9 @@ TEST(Vocabulary, NamesACharacterOutsideAndItsPlace) {
 }
 
 TEST(Vocabulary, RefusesWhatIsNoUtf8) {
-  EXPECT_EQ(
-      refusal([] { (void)Vocabulary::characters("ab\xff", "data.bin"); }),
-      "reading data.bin: expected UTF-8 text, found another byte at offset 2 (line 1, column 3)");
+  EXPECT_EQ(refusal([] { (void)Vocabulary::characters("ab\xff", "data.bin"); }),
+            "reading data.bin: expected UTF-8 text, found an invalid byte at offset 2 (line 1, "
+            "column 3)");
   EXPECT_EQ(refusal([] { (void)Vocabulary::characters("", "empty.txt"); }),
             "reading empty.txt: expected some text, found none");
 }

@@ -45,7 +45,7 @@ TEST(HubForms, ALlamaWithoutItsHeadLoadsIfTheHeadIsTied) {
     if (!tied) {
       EXPECT_NE(test::message_of<BadInput>([&] {
                   (void)hub::load_language_model(folder.path());
-                }).find("has no tensor 'lm_head.weight', which config.json asks for"),
+                }).find("has no tensor 'lm_head.weight', which config.json requires"),
                 std::string::npos);
       continue;
     }
@@ -65,13 +65,13 @@ TEST(HubForms, WeightsOfPicklesAreNamed) {
     return test::message_of<BadInput>([&] { (void)hub::load_language_model(folder.path()); });
   };
   EXPECT_EQ(said(), folder.path().string() +
-                        ": has shards of pytorch_model.bin and no safetensors: save_pretrained() "
-                        "of transformers writes these");
+                        ": has shards of pytorch_model.bin, but no safetensors: write them with "
+                        "save_pretrained() of transformers");
   std::ofstream(folder / "pytorch_model.bin") << "PK";
-  EXPECT_EQ(said(),
-            folder.path().string() +
-                ": has pytorch_model.bin and no safetensors: `lockstep checkpoint convert " +
-                folder.path().string() + " NEW` writes these");
+  EXPECT_EQ(said(), folder.path().string() +
+                        ": has pytorch_model.bin, but no safetensors: write them with `lockstep "
+                        "checkpoint convert " +
+                        folder.path().string() + " NEW`");
 }
 
 }  // namespace

@@ -263,22 +263,22 @@ TEST_F(Refused, PositionsThatAreSaidTwice) {
   (void)hub::load_language_model(folder.path());
   for (const auto& [addition, message] : std::vector<std::pair<std::string, std::string>>{
            {R"("rope_parameters": {"rope_type": "default"})",
-            "config.json: has rope_scaling and rope_parameters that differ"},
+            "config.json: rope_scaling and rope_parameters differ"},
            {R"("original_max_position_embeddings": 32)",
-            "original_max_position_embeddings: expected 16, which the scaling of positions has, "
-            "found 32"}}) {
+            "original_max_position_embeddings: expected 16, as in the scaling of positions, found "
+            "32"}}) {
     replace("config.json", "\"rope_scaling\"", addition + ", \"rope_scaling\"");
     expect(message);
     replace("config.json", addition + ", ", "");
   }
   replace("config.json", "\"rope_type\"", "\"rope_theta\": 77.0, \"rope_type\"");
-  expect("rope_scaling: rope_theta: expected 500, which config.json has outside, found 77");
+  expect("rope_scaling: rope_theta: expected 500, as at the top level of config.json, found 77");
 }
 
 TEST_F(Refused, ScalingsThatWouldBePassedOver) {
   std::string last = "null";
   for (const auto& [scaling, message] : std::vector<std::pair<std::string, std::string>>{
-           {R"({"factor": 2.0})", "rope_scaling: has a factor and no rope_type"},
+           {R"({"factor": 2.0})", "rope_scaling: has a factor, but no rope_type"},
            {R"({"full_attention": {"rope_type": "linear", "factor": 2.0}})",
             "rope_scaling: expected one scaling for all layers, found one of full_attention"},
            {R"({"type": "linear", "factor": 1e-300})",
@@ -294,7 +294,7 @@ TEST_F(Refused, AttentionThatDoesNotSeeAll) {
   std::string last;
   for (const auto& [addition, message] : std::vector<std::pair<std::string, std::string>>{
            {R"("sliding_window": 4, )",
-            "sliding_window: expected none below max_position_embeddings"},
+            "sliding_window: expected null or at least max_position_embeddings"},
            {R"("layer_types": ["full_attention", "sliding_attention"], )",
             "layer_types: expected full_attention only, found \"sliding_attention\""},
            {R"("compression_config": {}, )", "compression_config: expected weights in floating"}}) {
@@ -313,8 +313,9 @@ TEST_F(Refused, AGpt2WhoseOtherNamesSayOtherSizes) {
   std::string last;
   for (const auto& [addition, message] : std::vector<std::pair<std::string, std::string>>{
            {R"("num_attention_heads": 4, )",
-            "num_attention_heads: expected 3, which n_head says, found 4"},
-           {R"("pruned_heads": {"0": [1]}, )", "pruned_heads: expected none, found an object"},
+            "num_attention_heads: expected 3, as in n_head, found 4"},
+           {R"("pruned_heads": {"0": [1]}, )",
+            "pruned_heads: expected an empty value, found an object"},
            {R"("quantization_config": {}, )",
             "quantization_config: expected weights in floating"}}) {
     replace("config.json", last + before, addition + before);
@@ -338,9 +339,9 @@ TEST_F(Refused, HeadsThatDoNotDivide) {
 
 TEST_F(Refused, ATensorThatIsMissingOrTooMuch) {
   replace("config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3");
-  expect("has no tensor 'model.layers.2.self_attn.q_proj.weight', which config.json asks for");
+  expect("has no tensor 'model.layers.2.self_attn.q_proj.weight', which config.json requires");
   replace("config.json", "\"num_hidden_layers\": 3", "\"num_hidden_layers\": 1");
-  expect("is none that config.json asks for");
+  expect("is not part of the model in config.json");
 }
 
 TEST_F(Refused, AnIndexThatLeadsOutOfTheFolder) {

@@ -167,7 +167,7 @@ def killed_from_outside(folder):
 def cannot_start(folder):
     """An error that every rank would meet again uses no restarts, and is shown once."""
     train = [lockstep(), "train", "gpt", "--data", str(folder / "missing"), "--out", str(folder / "out")]
-    for words, reason, expected in ((train, "found nothing of that name", 1),
+    for words, reason, expected in ((train, "found nothing with this name", 1),
                                     ([lockstep(), "generate", "--no-such-option"], "unknown option", 2)):
         code, output, seconds = run([lockstep(), "run", "-n", "2", "--max-restarts", "5", *words])
         expect(code == expected, f"exit code {code}", output)

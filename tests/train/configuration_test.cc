@@ -67,14 +67,15 @@ TEST(ConfigFile, AnUnknownKeyIsNamedWithItsLineAndTheNearest) {
 
 TEST(ConfigFile, WrongValuesAreNamedWithTheirLine) {
   EXPECT_EQ(message_for("\nbatch = 0\n"),
-            "run.toml line 2: batch: expected a whole number from 1 to 16777216, found '0'");
+            "run.toml line 2: batch: expected an integer from 1 to 16777216, found '0'");
   EXPECT_EQ(message_for("lr = '0.1'\n"),
             "run.toml line 1: lr: expected a value without quotes, found 0.1");
-  EXPECT_EQ(message_for("data = 5\n"), "run.toml line 1: data: expected a text in quotes, found 5");
+  EXPECT_EQ(message_for("data = 5\n"),
+            "run.toml line 1: data: expected a string in quotes, found 5");
   EXPECT_EQ(message_for("steps = 1.5\n"),
-            "run.toml line 1: steps: expected a whole number, found '1.5'");
+            "run.toml line 1: steps: expected an integer, found '1.5'");
   EXPECT_EQ(message_for("[model]\nlayers = 2\n"),
-            "run.toml line 1: model: expected a text, a number, true or false");
+            "run.toml line 1: model: expected a string, a number, true or false");
   EXPECT_EQ(message_for("steps = 1\nepochs = 1\n"),
             "run.toml line 1: give steps or epochs, not both");
   EXPECT_EQ(message_for("task = 'mnist'\n"),

@@ -74,8 +74,8 @@ TEST(Settings, ValuesAreChecked) {
   };
   EXPECT_EQ(set("batch", "24"), "nothing was thrown");
   EXPECT_EQ(set("lr", "1e-3"), "nothing was thrown");
-  EXPECT_EQ(set("batch", "0"), "batch: expected a whole number from 1 to 16777216, found '0'");
-  EXPECT_EQ(set("steps", "-5"), "steps: expected a whole number of at least 1, found '-5'");
+  EXPECT_EQ(set("batch", "0"), "batch: expected an integer from 1 to 16777216, found '0'");
+  EXPECT_EQ(set("steps", "-5"), "steps: expected an integer of at least 1, found '-5'");
   for (const char* bad : {"", "12x", "1.5", "1e3", "99999999999999999999"})
     EXPECT_NE(set("steps", bad), "nothing was thrown") << bad;
   for (const char* bad : {"", "x", "nan", "-1", "inf"})
@@ -83,7 +83,7 @@ TEST(Settings, ValuesAreChecked) {
   EXPECT_EQ(set("optimizer", "adam"), "optimizer: unknown value 'adam'; did you mean 'adamw'?");
   EXPECT_EQ(set("precision", "fp8"), "precision: unknown value 'fp8'; known: fp32, bf16, fp16");
   EXPECT_EQ(set("resume", "yes"), "resume: expected true or false, found 'yes'");
-  EXPECT_EQ(set("prefetch", "-1"), "prefetch: expected a whole number from 0 to 1000, found '-1'");
+  EXPECT_EQ(set("prefetch", "-1"), "prefetch: expected an integer from 0 to 1000, found '-1'");
 }
 
 enum class Shape { round, square };
@@ -115,7 +115,7 @@ TEST(Settings, EnumsAndWholeNumbersOfAnySizeAreVariables) {
   };
   EXPECT_EQ(refused("shape", "sqare"), "shape: unknown value 'sqare'; did you mean 'square'?");
   EXPECT_EQ(refused("count", "3000000000"),
-            "count: expected a whole number from 0 to 2147483647, found '3000000000'");
+            "count: expected an integer from 0 to 2147483647, found '3000000000'");
   EXPECT_EQ(shape, Shape::square);
   level = 7;
   EXPECT_EQ(

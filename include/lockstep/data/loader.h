@@ -145,8 +145,7 @@ template <MapDataset D>
 [[nodiscard]] auto loader(D dataset, LoaderOptions options = {}) {
   const std::optional<std::size_t> size = dataset.size();
   if (!size)
-    throw InvalidArgument(
-        "loader: expected a dataset that knows its size, found one that does not");
+    throw InvalidArgument("loader: the dataset must know its size: its size() returned no value");
   std::vector<ReadBatch<BatchOf<D>>> readers;
   for (int worker = 1; worker < options.workers; ++worker) {
     if constexpr (std::is_copy_constructible_v<D>) {
@@ -168,8 +167,7 @@ template <MapDataset D>
 [[nodiscard]] auto loader(std::shared_ptr<D> dataset, LoaderOptions options = {}) {
   const std::optional<std::size_t> size = dataset->size();
   if (!size)
-    throw InvalidArgument(
-        "loader: expected a dataset that knows its size, found one that does not");
+    throw InvalidArgument("loader: the dataset must know its size: its size() returned no value");
   std::vector<ReadBatch<BatchOf<D>>> readers(static_cast<std::size_t>(std::max(1, options.workers)),
                                              reader_of(dataset));
   return Loader<BatchOf<D>>(std::move(readers), static_cast<std::int64_t>(*size),

@@ -18,7 +18,7 @@ concept TorchScript = std::same_as<std::remove_cvref_t<Model>, torch::jit::Modul
 template <TorchScript Model>
 void refuse_torchscript() {
   static_assert(!TorchScript<Model>,
-                "a torch::jit::Module is no torch::nn::Module; wrap it: register its parameters "
+                "a torch::jit::Module is not a torch::nn::Module; wrap it: register its parameters "
                 "in a torch::nn::Module, as examples/19_torchscript.cc does");
 }
 

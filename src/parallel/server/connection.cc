@@ -60,7 +60,7 @@ void Connection::send_text(std::string_view text) {
 
 std::string Connection::receive_text(std::int64_t bytes) {
   check_input(bytes >= 0 && bytes <= most_text,
-              "parameter server: a text of {} bytes was announced, at most {} are taken", bytes,
+              "parameter server: a string of {} bytes was announced, expected at most {}", bytes,
               most_text);
   at::Tensor text = at::empty({bytes}, at::kByte);
   receive(text);

@@ -61,7 +61,7 @@ void MlpTask::restore(const checkpoint::Metadata& description) {
   auto found = description.find("seed");
   check_input(found != description.end(), "expected an entry 'seed', found none");
   std::optional<std::int64_t> seed = parse_integer(found->second);
-  check_input(seed && *seed >= 0, "seed: expected a whole number of at least 0, found '{}'",
+  check_input(seed && *seed >= 0, "seed: expected an integer of at least 0, found '{}'",
               visible(found->second));
   seed_ = *seed;
 }
