@@ -37,12 +37,12 @@ std::int64_t place_of(const at::Tensor& input, std::int64_t dim, std::string_vie
 void check_divisible(const at::Tensor& input, std::int64_t dim, const Group& group,
                      std::string_view name) {
   check(input.size(dim) % group.size() == 0,
-        "{}: expected dim {} to divide among {} ranks, found {} elements; pass sizes", name, dim,
-        group.size(), input.size(dim));
+        "{}: expected dim {} to be divisible by the number of ranks, {}, found size {}; pass sizes",
+        name, dim, group.size(), input.size(dim));
 }
 
 Sizes checked(SizesView sizes, const Group& group, std::string_view name) {
-  check(std::ssize(sizes) == group.size(), "{}: expected a size for each of {} ranks, found {}",
+  check(std::ssize(sizes) == group.size(), "{}: expected as many sizes as ranks, {}, found {}",
         name, group.size(), sizes.size());
   auto least = std::ranges::min(sizes);
   check(least >= 0, "{}: expected sizes that are not negative, found {}", name, least);
@@ -51,7 +51,7 @@ Sizes checked(SizesView sizes, const Group& group, std::string_view name) {
 
 void check_length(const at::Tensor& input, std::int64_t dim, std::int64_t expected,
                   std::string_view name) {
-  check(input.size(dim) == expected, "{}: expected {} elements in dim {}, found {}", name, expected,
+  check(input.size(dim) == expected, "{}: expected size {} in dim {}, found {}", name, expected,
         dim, input.size(dim));
 }
 

@@ -1,5 +1,6 @@
 #include <lockstep/comm/group.h>
 
+#include "base/counted.h"
 #include "base/format.h"
 #include "comm/api/group_state.h"
 
@@ -135,7 +136,7 @@ void Arguments::root(int root) const {
 
 void Arguments::peer(int peer) const {
   if (peer < 0 || peer >= size_) refuse("peer {} is not one of the ranks 0..{}", peer, size_ - 1);
-  if (peer == rank_) refuse("the peer is this rank itself; a rank sends nothing to itself");
+  if (peer == rank_) refuse("the peer is this rank itself; a rank cannot send to itself");
 }
 
 void Arguments::reduces(Op op, at::ScalarType dtype) const {
@@ -151,39 +152,41 @@ void Arguments::reduces(Op op, at::ScalarType dtype) const {
 
 void Arguments::alike(const at::Tensor& output, const at::Tensor& input) const {
   if (output.scalar_type() != input.scalar_type()) {
-    refuse("output and input must have one dtype; found {} and {}",
+    refuse("output and input must have the same dtype, found {} and {}",
            c10::toString(output.scalar_type()), c10::toString(input.scalar_type()));
   }
   if (output.device() != input.device())
-    refuse("output and input must be on one device; found {} and {}", output.device().str(),
+    refuse("output and input must be on the same device, found {} and {}", output.device().str(),
            input.device().str());
 }
 
 void Arguments::elements(const at::Tensor& tensor, std::string_view role, std::int64_t expected,
                          std::string_view why) const {
   if (tensor.numel() != expected)
-    refuse("the {} needs {} elements ({}); it has {}", role, expected, why, tensor.numel());
+    refuse("the {} must have {} ({}), found {}", role, counted(expected, "element"), why,
+           tensor.numel());
 }
 
 void Arguments::divisible(const at::Tensor& tensor, std::string_view role) const {
   if (tensor.numel() % size_ != 0)
-    refuse("the {}'s {} elements do not divide among {} ranks; pass counts", role, tensor.numel(),
-           size_);
+    refuse("the {} cannot be divided evenly, {} over {}; pass counts", role,
+           counted(tensor.numel(), "element"), counted(size_, "rank"));
 }
 
 std::int64_t Arguments::counts(std::span<const std::int64_t> counts, std::string_view role) const {
   if (std::ssize(counts) != size_)
-    refuse("the {} name {} ranks; the group has {}", role, counts.size(), size_);
+    refuse("the {} must have an entry for each rank, {}, found {}", role, size_, counts.size());
   for (auto count : counts) {
-    if (count < 0) refuse("the {} hold {}; none may be negative", role, count);
+    if (count < 0) refuse("the {} must not be negative, found {}", role, count);
   }
   return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
 }
 
 void Arguments::kept(std::int64_t sent, std::int64_t received) const {
   if (sent != received)
-    refuse("by its counts this rank sends {} elements to itself and receives {} of them", sent,
-           received);
+    refuse(
+        "the counts of this rank for itself must agree, found {} in the input and {} in the output",
+        sent, received);
 }
 
 void Arguments::apart(const at::Tensor& whole, const at::Tensor& part,

@@ -234,7 +234,7 @@ std::string write_flight_record(const Group& group, const std::string& folder) {
   check(recorder != nullptr, "the group {} ({}) keeps no flight record", group.name(),
         group.backend());
   const auto& place = folder.empty() ? recorder->header().folder : folder;
-  check(!place.empty(), "where to write the flight record: pass a folder or set {}",
+  check(!place.empty(), "writing the flight record: no folder is given: pass one, or set {}",
         rank_env::variable::flight_folder);
   return recorder->write(place);
 }

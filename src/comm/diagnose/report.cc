@@ -34,7 +34,7 @@ struct Pronouns {
 std::string words_of_call(const PeerStatus& peer, const Pronouns& words, const GroupNames& group) {
   const auto it_has = formatted("{} {}", words.who, words.has);
   if (!peer.last && peer.unmet)
-    return formatted("{} called {}, which its peer has not met", it_has,
+    return formatted("{} called {}, which its peer has not matched", it_has,
                      describe(*peer.unmet, group));
   if (!peer.last) return formatted("{} made no call yet", it_has);
   const auto last = describe_fully(*peer.last, group);
@@ -43,7 +43,7 @@ std::string words_of_call(const PeerStatus& peer, const Pronouns& words, const G
                   ? formatted("the last call {} told of was {}", words.who, last)
                   : formatted("{} last call was {}", words.whose, last);
   if (!peer.unmet) return text;
-  return formatted("{}; {} called {}, which its peer has not met", text, it_has,
+  return formatted("{}; {} called {}, which its peer has not matched", text, it_has,
                    describe(*peer.unmet, group));
 }
 
@@ -215,7 +215,7 @@ std::string mismatch_sentence(const CallRecord& call, int rank,
                               const GroupNames& group) {
   auto text =
       other ? describe_difference(call, rank, *other, other_rank, group)
-            : formatted("{} called {} where {} called another call, and did not say which",
+            : formatted("{} called {} where {} made another call and did not say which",
                         group.rank(rank), describe_fully(call, group), group.rank(other_rank));
   return text + group.ending();
 }
@@ -227,7 +227,7 @@ std::string execution_sentence(int rank, const CallRecord& call, std::string_vie
 }
 
 std::string untold_sentence(const GroupNames& group) {
-  return "the group died, and the rank that found out why did not get to say it" + group.ending();
+  return "the group died, and the rank that noticed could not report why" + group.ending();
 }
 
 std::string late_sentence(const CallRecord& call, std::span<const int> late, Duration waited,
@@ -240,8 +240,8 @@ std::string late_sentence(const CallRecord& call, std::span<const int> late, Dur
 std::string unread_sentence(std::span<const int> slow, int posted, int rank, Duration waited,
                             const GroupNames& group) {
   return formatted(
-      "after {}: {} posted {} operations without ever looking at the first of them; "
-      "{} waits to post the next{}",
+      "after {}: {} posted {} operations without ever checking on the first of them; {} waits to "
+      "post the next{}",
       format_duration(waited), group.ranks(slow), posted, group.rank(rank), group.ending());
 }
 

@@ -44,7 +44,7 @@ namespace {
 
 std::string asked_backend(const InitOptions& options) {
   if (options.c10d) {
-    check(!options.backend.empty(), "init: an engine of c10d needs a name: set backend too");
+    check(!options.backend.empty(), "init: a c10d backend needs a name: set `backend`, too");
     return options.backend;
   }
   auto names = backend_names();
@@ -202,7 +202,8 @@ Group init_at(const rank_env::RankInfo& info, const InitOptions& options,
       {.backend = asked, .shares_gpus = may_share_gpus(options), .by_mpirun = by_mpirun}, devices);
   const auto& name = choice.backend;
   check_input(name != "shm" || world_info.is_one_host(),
-              "the backend shm needs all ranks on one host; rank {} shares its own with {} of {}",
+              "the backend shm needs all ranks on one host; the host of rank {} has {} of the {} "
+              "other ranks",
               info.rank, world_info.local_size - 1, info.size - 1);
   share_cores(world_info.local_size);
   if (!environment::flag(rank_env::variable::names_lines).value_or(false))

@@ -82,9 +82,9 @@ void MasterAddress::wait_for_listener(int rank, std::string_view listener,
     if (!may_come)
       throw BadInput(formatted("rank {}: MASTER_ADDR cannot be reached: {}", rank, problem));
     if (deadline.passed())
-      throw Timeout(
-          formatted("rank {} found nobody at MASTER_ADDR:MASTER_PORT, {}: {} did not arrive", rank,
-                    text_, listener));
+      throw Timeout(formatted(
+          "rank {} timed out connecting to MASTER_ADDR:MASTER_PORT, {}: {} did not arrive", rank,
+          text_, listener));
     if (notice.passed()) {
       notice = Deadline::never();
       log::warning("rank {} waits at MASTER_ADDR:MASTER_PORT, {}: {} is not there yet", rank, text_,

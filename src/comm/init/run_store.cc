@@ -48,9 +48,9 @@ std::shared_ptr<Store> open_c10d(const rank_env::RankInfo& info, Deadline deadli
     if (serves)
       throw BadInput(formatted("rank 0 cannot listen at MASTER_ADDR:MASTER_PORT, {}: {}",
                                master.text(), first_line(error.what())));
-    throw Timeout(
-        formatted("rank {} found nobody at MASTER_ADDR:MASTER_PORT, {}: {} did not arrive ({})",
-                  info.rank, master.text(), listener, first_line(error.what())));
+    throw Timeout(formatted(
+        "rank {} timed out connecting to MASTER_ADDR:MASTER_PORT, {}: {} did not arrive ({})",
+        info.rank, master.text(), listener, first_line(error.what())));
   }
 }
 
@@ -69,7 +69,7 @@ std::shared_ptr<Store> open_run_store(const rank_env::RankInfo& info, Deadline d
     case Kind::mpi:
       return mpi::open_mpi_store(deadline);
   }
-  throw BadInput("init: an unknown way to meet");
+  throw BadInput("init: unknown kind of rendezvous");
 }
 
 }  // namespace lockstep

@@ -22,8 +22,8 @@ std::string problem_of_waiting_threads(int threads, int cores, double load) {
        {variable::omp_wait_policy, variable::gomp_spin_count, variable::kmp_blocktime})
     if (environment::text(name)) return {};
   return formatted(
-      "init: idle threads of OpenMP spin, and this host is busy (load {:.1f}, {} cores): set {}={} "
-      "before the program starts, as `lockstep run` does",
+      "init: idle threads of OpenMP spin, and this host is busy (load {:.1f}, cores: {}): set "
+      "{}={} before the program starts, as `lockstep run` does",
       load, cores, variable::gomp_spin_count, rank_env::brief_spin);
 }
 

@@ -69,7 +69,7 @@ std::shared_ptr<Store> open_served_store(const rank_env::RankInfo& info, Deadlin
     return open_store(at.address, secret, deadline.left());
   } catch (const Timeout& error) {
     throw Timeout(
-        formatted("rank {} found nobody at {}: rank 0, which serves the store there, did "
+        formatted("rank {} timed out connecting to {}: rank 0, which serves the store there, did "
                   "not arrive ({})",
                   info.rank, at.address, error.what()));
   }

@@ -213,13 +213,13 @@ TEST(FunctionalArguments, AreRefusedInWords) {
   test::expect_words(refusal([&](Group g) { (void)reduce_scatter(x, g, 0, Op::max); }),
                      {"expected sum or average, found max"});
   test::expect_words(of_two([&](Group g) { (void)reduce_scatter(x, g, 1); }),
-                     {"expected dim 1 to divide among 2 ranks, found 3"});
+                     {"expected dim 1 to be divisible by the number of ranks, 2, found size 3"});
   test::expect_words(of_two([&](Group g) { (void)all_to_all(x, g, 1); }), {"pass sizes"});
   std::vector<std::int64_t> one{4}, wrong{3, 3}, negative{5, -1};
   test::expect_words(of_two([&](Group g) { (void)all_gather(x, g, one); }),
-                     {"a size for each of 2 ranks, found 1"});
+                     {"as many sizes as ranks, 2, found 1"});
   test::expect_words(of_two([&](Group g) { (void)reduce_scatter(x, g, wrong); }),
-                     {"expected 6 elements in dim 0, found 4"});
+                     {"expected size 6 in dim 0, found 4"});
   test::expect_words(of_two([&](Group g) { (void)all_to_all(x, g, wrong, negative); }),
                      {"not negative, found -1"});
 }

@@ -70,7 +70,7 @@ TEST(MasterAddress, SaysWhoDidNotArrive) {
                  master.wait_for_listener(1, "rank 0, which listens there,",
                                           Deadline::after(300ms));
                }),
-               {"rank 1 found nobody at MASTER_ADDR:MASTER_PORT, 127.0.0.1:",
+               {"rank 1 timed out connecting to MASTER_ADDR:MASTER_PORT, 127.0.0.1:",
                 "rank 0, which listens there, did not arrive"});
 }
 

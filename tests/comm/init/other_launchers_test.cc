@@ -121,7 +121,7 @@ TEST(OtherLaunchers, ARankZeroThatNeverComesIsNamed) {
   test::expect_ranks(1, [&](int) {
     set_whole_environment(of_open_mpi(1, 2, fresh_name()));
     expect_words(message_of<Timeout>([] { static_cast<void>(init({.join_timeout = 500ms})); }),
-                 {"rank 1 found nobody", "rank 0", "did not arrive"});
+                 {"rank 1 timed out connecting", "rank 0", "did not arrive"});
   });
 }
 

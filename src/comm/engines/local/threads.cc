@@ -49,7 +49,7 @@ class FirstError {
 
 std::vector<Group> local_groups(int size, Duration timeout) {
   if (size < 1)
-    throw InvalidArgument(formatted("local_groups: {} ranks; at least 1 is needed", size));
+    throw InvalidArgument(formatted("local_groups: expected at least 1 rank, found {}", size));
   if (size == 1) return {Group()};
   auto world = std::make_shared<local::World>(size, GroupNames());
   std::vector<Group> groups;

@@ -99,8 +99,10 @@ const lockstep_mpi_functions& open_library(const Library& library) {
               handle != nullptr ? "" : ::dlerror());
   auto* ask = reinterpret_cast<lockstep_mpi_plugin_function>(::dlsym(handle, lockstep_mpi_symbol));
   const auto* functions = ask != nullptr ? ask(lockstep_mpi_version) : nullptr;
-  check_input(functions != nullptr, "the backend mpi: {} belongs to another version of Lockstep",
-              library.file.string());
+  check_input(
+      functions != nullptr,
+      "the backend mpi: {} belongs to another version of Lockstep: build and install both together",
+      library.file.string());
   return *functions;
 }
 

@@ -64,7 +64,7 @@ ProgressThread::ProgressThread() {
 
 void ProgressThread::begin() {
   if (int code = mpi_->start(&world_); code != 0)
-    throw BadInput(formatted("the backend mpi: MPI does not begin: {}", explained(code)));
+    throw BadInput(formatted("the backend mpi: MPI cannot be initialised: {}", explained(code)));
   next_tags_.assign(world_.size, 0);
   for (int number = 0; number < envelopes; ++number) {
     auto& envelope = envelopes_.emplace_back();
@@ -115,7 +115,7 @@ void ProgressThread::run() {
   try {
     if (broken_.empty()) part();
   } catch (const std::exception& error) {
-    log::warning("MPI did not end in order: {}", error.what());
+    log::warning("the backend mpi: MPI could not be finalised: {}", error.what());
   }
 }
 
@@ -324,7 +324,7 @@ void ProgressThread::check_processes() {
 void ProgressThread::note_unreachable(int rank, int code) {
   if (departed_.contains(rank) || lost_.contains(rank)) return;
   unreachable_.emplace(
-      rank, Trouble{formatted("MPI does not reach it: {}", explained(code)), Clock::now()});
+      rank, Trouble{formatted("MPI cannot reach it: {}", explained(code)), Clock::now()});
 }
 
 void ProgressThread::note_lost(int rank, const std::string& how) {

@@ -160,7 +160,7 @@ void Endpoint::refuse(const std::string& key, const std::string& why) noexcept {
   try {
     store_->set(key, why);
   } catch (const std::exception& error) {
-    log::debug("saying that a group cannot be made: {}", error.what());
+    log::debug("publishing that a group cannot be made: {}", error.what());
   }
 }
 

@@ -89,7 +89,7 @@ void GroupMember::fail_by_error(const std::exception& error) const {
   try {
     fail(FailureKind::aborted, diagnose::aborted_sentence(rank(), error.what(), names()));
   } catch (const std::bad_alloc&) {
-    fail(FailureKind::aborted, "a rank ended the group: it has no memory");
+    fail(FailureKind::aborted, "a rank ended the group: it is out of memory");
   }
 }
 

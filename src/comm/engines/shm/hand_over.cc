@@ -227,7 +227,7 @@ void Meeting::accept_higher() {
     const int ready = ::poll(entries.data(), entries.size(),
                              deadline_.poll_milliseconds(milliseconds_between_questions));
     if (ready < 0 && errno != EINTR) throw SystemError("waiting for the ranks of this host", errno);
-    if (deadline_.passed()) throw Timeout("shared memory: not all ranks have come");
+    if (deadline_.passed()) throw Timeout("shared memory: not all ranks have connected");
     if (ready == 0) ask_store();
     std::vector<Caller> silent;
     for (std::size_t i = 0; i < strangers_.size(); ++i) {
@@ -270,9 +270,9 @@ std::optional<Received> Meeting::hear(int socket) const {
   try {
     auto received = receive(socket, Deadline::after(Duration::zero()));
     if (received.greeting.token == token_) return received;
-    log::debug("shared memory: a process that is no rank of this run connected");
+    log::debug("shared memory: a process connected that is not a rank of this run");
   } catch (const Error& error) {
-    log::debug("shared memory: a connection that is no rank's: {}", error.what());
+    log::debug("shared memory: a connection that does not belong to a rank: {}", error.what());
   }
   return std::nullopt;
 }
@@ -318,8 +318,8 @@ int Meeting::check_greeting(const Greeting& theirs, int expected) const {
               "shared memory: expected a peer that speaks version {}, found {}",
               Greeting::right_version, theirs.version);
   check_input(theirs.size == static_cast<std::uint32_t>(size_),
-              "shared memory: rank {} expects a world of {} ranks, found that rank {} expects {}",
-              rank_, size_, theirs.rank, theirs.size);
+              "shared memory: the size of the world differs: rank {} has {}, rank {} has {}", rank_,
+              size_, theirs.rank, theirs.size);
   auto rank = static_cast<int>(theirs.rank);
   bool right = expected >= 0 ? rank == expected : rank > rank_ && rank < size_;
   check_input(right, "shared memory: rank {} expected {}, found a peer that says it is rank {}",
@@ -351,7 +351,7 @@ void Meeting::throw_timeout() const {
       if (rank != rank_ && !peers_[rank].socket) missing.push_back(rank);
     }
   }
-  throw Timeout(formatted("shared memory: rank {} of {} waited for {}, which never came", rank_,
+  throw Timeout(formatted("shared memory: rank {} of {} timed out waiting for {} to connect", rank_,
                           size_, rank_list(missing)));
 }
 

@@ -140,7 +140,7 @@ void copy(std::span<std::byte* const> to, const std::byte* from, std::size_t byt
 
 void check_combination(const CallInfo& info) {
   if (!combines(info.collective) || kernels::can_combine(*info.dtype, info.op)) return;
-  throw InvalidArgument(formatted("{}: {} has no meaning for {}", name_of(info.collective),
+  throw InvalidArgument(formatted("{}: {} is not defined for {}", name_of(info.collective),
                                   name_of(info.op), name_of(*info.dtype)));
 }
 

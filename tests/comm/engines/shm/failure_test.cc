@@ -186,7 +186,7 @@ TEST(Failure, SaysThatTheMissingRankWaitsForAMessageItself) {
     auto text = error_of<Timeout>([&] { run(group, std::move(posting)); });
     EXPECT_TRUE(contains(text, " never called send for recv #1")) << text;
     EXPECT_TRUE(contains(text, " waits in; it has called recv #1 from rank ")) << text;
-    EXPECT_TRUE(contains(text, "), which its peer has not met")) << text;
+    EXPECT_TRUE(contains(text, "), which its peer has not matched")) << text;
   });
 }
 

@@ -40,8 +40,10 @@ TEST(HandOver, NamesTheRanksThatNeverCame) {
   std::thread other([&] { second = error_of_joining(store, 1, 4); });
   auto first = error_of_joining(store, 0, 4);
   other.join();
-  EXPECT_EQ(first, "Timeout: shared memory: rank 0 of 4 waited for ranks 2, 3, which never came");
-  EXPECT_EQ(second, "Timeout: shared memory: rank 1 of 4 waited for ranks 2, 3, which never came");
+  EXPECT_EQ(first,
+            "Timeout: shared memory: rank 0 of 4 timed out waiting for ranks 2, 3 to connect");
+  EXPECT_EQ(second,
+            "Timeout: shared memory: rank 1 of 4 timed out waiting for ranks 2, 3 to connect");
 }
 
 TEST(HandOver, RefusesAnotherWorldSizeOnBothSides) {
@@ -50,12 +52,10 @@ TEST(HandOver, RefusesAnotherWorldSizeOnBothSides) {
   std::thread other([&] { second = error_of_joining(store, 1, 3); });
   auto first = error_of_joining(store, 0, 2);
   other.join();
-  EXPECT_EQ(
-      first,
-      "BadInput: shared memory: rank 0 expects a world of 2 ranks, found that rank 1 expects 3");
-  EXPECT_EQ(
-      second,
-      "BadInput: shared memory: rank 1 expects a world of 3 ranks, found that rank 0 expects 2");
+  EXPECT_EQ(first,
+            "BadInput: shared memory: the size of the world differs: rank 0 has 2, rank 1 has 3");
+  EXPECT_EQ(second,
+            "BadInput: shared memory: the size of the world differs: rank 1 has 3, rank 0 has 2");
 }
 
 TEST(HandOver, CanBeRepeatedOnOneStore) {

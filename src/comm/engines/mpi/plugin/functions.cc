@@ -103,7 +103,9 @@ void describe(int code, char* text, std::size_t bytes) {
                 "the program initialised MPI itself, without MPI_THREAD_MULTIPLE; ask "
                 "MPI_Init_thread() for it, or leave MPI to Lockstep");
   } else if (code == has_ended) {
-    std::strcpy(message, "MPI_Finalize() has been called, and MPI begins only once in a process");
+    std::strcpy(
+        message,
+        "MPI_Finalize() has been called, and MPI can be initialised only once in a process");
   } else {
     MPI_Error_string(code, message, &length);
   }
