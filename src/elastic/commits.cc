@@ -135,8 +135,9 @@ bool Commits::commit(const CommitContent& content, bool leaves) {
   }
   const bool is_damaged = are_kept() && !are_intact();
   if (is_damaged && local_.is_root())
-    log::warning("elastic: another program has removed or cut files in {}; they are made anew",
-                 generation_.string());
+    log::warning(
+        "elastic: another program has removed or truncated files in {}; they are created again",
+        generation_.string());
   std::int64_t flags[] = {leaves, error != nullptr,
                           are_kept() && !error && (is_damaged || !fits(parts)), parts.has_own};
   group_.all_reduce(at::from_blob(flags, {std::ssize(flags)}, at::kLong), Op::max, commit_call)
@@ -155,8 +156,8 @@ void Commits::keep_nothing(const std::string& why) {
   if (!are_kept()) return;
   if (local_.is_root())
     log::warning(
-        "elastic: {}; no state is kept in the memory of this host any more: after a failure the "
-        "run goes back to its newest checkpoint, or to the memory of another host",
+        "elastic: {}; this host keeps no state in memory any more: after a failure the run goes "
+        "back to its newest checkpoint, or to the memory of another host",
         why);
   folder_.clear();
 }

@@ -51,8 +51,9 @@ void check_tensors(const checkpoint::PartsReader& file, const std::string& prefi
         "{}: expected {} [{}], found {} [{}]", visible(name), c10::toString(tensor.scalar_type()),
         listed(tensor.sizes(), ", "), c10::toString(entry->dtype), listed(entry->shape, ", "));
   }
-  check_input(tensors.size() == file.entries().size(), "expected {} tensors, found {}",
-              tensors.size(), file.entries().size());
+  check_input(tensors.size() == file.entries().size(),
+              "expected as many tensors as are registered, {}, found {}", tensors.size(),
+              file.entries().size());
 }
 
 // Reads the values of the program's own tensors that were committed or saved with the state in
@@ -77,11 +78,11 @@ struct ElasticState::State {
   explicit State(ElasticOptions of) : options(std::move(of)) {}
 
   [[nodiscard]] Round& in_round() const {
-    check(round != nullptr, "ElasticState: expected a call inside of elastic()'s function");
+    check(round != nullptr, "ElasticState must be used inside the function that elastic() calls");
     return *round;
   }
   [[nodiscard]] const Handle& attached() const {
-    check(handle != nullptr, "ElasticState::commit: expected attach() before it in this round");
+    check(handle != nullptr, "ElasticState::commit: call attach() first in this round");
     return *handle;
   }
 
@@ -149,9 +150,10 @@ ElasticState::ElasticState(ElasticOptions options)
     : state_(std::make_unique<State>(std::move(options))) {
   const ElasticOptions& given = state_->options;
   check(given.save_every >= 0 && given.keep >= 0,
-        "ElasticOptions: expected save_every and keep from 0, found {} and {}", given.save_every,
-        given.keep);
-  check(given.ranks_of_a_model > 0, "ElasticOptions: expected ranks_of_a_model from 1, found {}",
+        "ElasticOptions: expected save_every and keep of at least 0, found {} and {}",
+        given.save_every, given.keep);
+  check(given.ranks_of_a_model > 0,
+        "ElasticOptions: expected ranks_of_a_model of at least 1, found {}",
         given.ranks_of_a_model);
   check(given.save_every == 0 || !given.out.empty(),
         "ElasticOptions: save_every {} needs `out`, the folder of checkpoints", given.save_every);
@@ -166,9 +168,9 @@ std::int64_t ElasticState::round() const { return state_->in_round().number(); }
 void ElasticState::attach(Handle& handle, torch::optim::Optimizer& optimizer, ElasticParts parts) {
   State& state = *state_;
   Group& group = state.in_round().group();
-  check(state.handle == nullptr, "ElasticState::attach: expected one call in a round");
+  check(state.handle == nullptr, "ElasticState::attach: called a second time in this round");
   check(handle.group().size() == group.size() && handle.group().rank() == group.rank(),
-        "ElasticState::attach: expected a handle on the group of the round");
+        "ElasticState::attach: the handle must use the group of this round");
   state.handle = &handle;
   state.in_round().ends(handle);
   state.optimizer = &optimizer;

@@ -122,8 +122,8 @@ void wait_beside(const LoopOptions& options, const Rounds& rounds, const RoundWa
 void wait_for_more(const Rounds& rounds, const RoundWatch& watch, const rank_env::RankInfo& place) {
   const std::string there = formatted("{} {}", place.size, place.size == 1 ? "rank" : "ranks");
   check_input(place.rank > 0 || !rounds.are_nodes_fixed(),
-              "{} cannot make one copy of the model: expected more ranks, or --nnodes MIN:MAX, by "
-              "which more nodes may come",
+              "{} cannot make one copy of the model: start more ranks, or give --nnodes MIN:MAX, "
+              "so that more nodes can join",
               there);
   if (place.rank == 0)
     log::warning("round {}: {} cannot make one copy of the model: waiting for more nodes",
@@ -203,8 +203,9 @@ void Round::commit(const CommitContent& content) {
   if (!std::exchange(has_committed_, true) && number() > 0 && group_.is_root())
     log::info("round {}: its first step is committed: {}", number(), times_.text());
   if (leaves)
-    throw RoundEnded(formatted("round {} ends: {}", number(),
-                               watch_->has_ended() ? watch_->end() : "another rank has said so"));
+    throw RoundEnded(
+        formatted("round {} ends: {}", number(),
+                  watch_->has_ended() ? watch_->end() : "another rank reported its end"));
 }
 
 std::string Round::marked(const std::string& name) {
@@ -239,8 +240,7 @@ bool run_rounds(const LoopOptions& options, const std::function<void(Round&)>& b
     Group group = init(options.init);
     const int wanted = options.ranks_wanted ? options.ranks_wanted(group.size()) : group.size();
     check_input(wanted == group.size(),
-                "expected a number of ranks that make whole copies of the model, found {}",
-                group.size());
+                "expected a number of ranks for whole copies of the model, found {}", group.size());
     Round round(std::move(group), nullptr, nullptr);
     body(round);
     return true;

@@ -54,8 +54,8 @@ void check_not_sharded(const std::vector<at::Tensor>& parameters) {
   for (const at::Tensor& parameter : parameters) {
     const bool is_part = dispatch::part_of(parameter) != nullptr && dispatch::has_memory(parameter);
     check(!dispatch::is_lazy(parameter) || is_part,
-          "SlotGradients: expected whole parameters, which every rank has all of, found one that "
-          "fully_shard() has divided: give the ParallelModel");
+          "SlotGradients: expected parameters that are whole on every rank, found one that "
+          "fully_shard() has sharded: pass the ParallelModel");
   }
 }
 
@@ -138,8 +138,7 @@ struct SlotGradients::State {
       check(reduced == nullptr || is_divided() || !gradient.defined() ||
                 gradient.storage().unsafeGetStorageImpl() != reduced.get(),
             "SlotGradients::take: the gradients of the last reduce() are still there, and the "
-            "backward() of this slot has added to them: call zero_grad(), which drops them, before "
-            "the first slot");
+            "backward() of this slot has added to them: call zero_grad() before the first slot");
     }
   }
 

@@ -53,10 +53,10 @@ void Arguments::add(at::Tensor tensor, int argument, int element, bool written) 
     if (global->spec->context != &context_) {
       is_mixed = global->spec->context->has_ranks_of(context_);
       if (is_mixed) return;
-      throw InvalidArgument(formatted(
-          "{}: expected tensors of one mesh, found mesh {} and another mesh {}; full_tensor() and "
-          "distribute() bring a tensor from one to the other",
-          operation_.name, context_.name(), global->spec->context->name()));
+      throw InvalidArgument(
+          formatted("{}: expected tensors of one mesh, found mesh {} and another mesh {}; move a "
+                    "tensor to another mesh by full_tensor() and distribute()",
+                    operation_.name, context_.name(), global->spec->context->name()));
     }
     key.add(global_mark);
     return key.add(word_of(global->spec.get()));

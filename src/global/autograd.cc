@@ -230,7 +230,7 @@ at::Tensor gradient_of_products(const at::Tensor& gradient, const at::Tensor& in
     return at::native::cumprod_backward(gradient, input, dim, output);
   const bool is_differentiated =
       at::GradMode::is_enabled() && (gradient.requires_grad() || input.requires_grad());
-  check(!is_differentiated, "aten::cumprod_backward: it has no gradient on global tensors");
+  check(!is_differentiated, "aten::cumprod_backward: not supported on global tensors");
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   return at::cumprod_backward(gradient, input, dim, output);
 }

@@ -296,10 +296,9 @@ class Chooser {
       fewest = conversions;
     }
     if (best == nullptr)
-      throw InvalidArgument(
-          formatted("{}: no placements of its rule can be reached from those of "
-                    "the arguments",
-                    call_.operation()));
+      throw InvalidArgument(formatted(
+          "{}: the placements of the arguments cannot be changed to any that its rule allows",
+          call_.operation()));
     return *best;
   }
 

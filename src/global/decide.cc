@@ -66,11 +66,11 @@ void check_written(const RuleCall& call, std::span<const int> result_of_operand,
 
 void check_rule(const Rule& rule, const RuleCall& call) {
   check(rule.operands.size() == call.size(),
-        "{}: its rule has dims of {} tensors, and the call has {}", call.operation(),
+        "{}: expected as many tensors as its rule has, {}, found {}", call.operation(),
         rule.operands.size(), call.size());
   for (std::size_t i = 0; i < call.size(); ++i)
     check(rule.operands[i].size() == call.sizes(i).size(),
-          "{}: its rule has {} dims of tensor {}, and the tensor has {}", call.operation(),
+          "{}: expected dim() {} of tensor {}, as its rule says, found {}", call.operation(),
           rule.operands[i].size(), i, call.sizes(i).size());
 }
 

@@ -111,9 +111,8 @@ GlobalTensor& expect_global(const at::Tensor& tensor, const char* what) {
 
 void check_is_fresh(GlobalTensor& tensor, std::string_view operation) {
   check(!tensor.is_stale(),
-        "{}: expected a view that has the values of its base, found one that was redistributed to "
-        "be made, and whose base has been written since; make it again after the write, or "
-        "clone() it before",
+        "{}: this view is a redistributed copy of its base, which has been written since; make the "
+        "view again after the write, or clone() it before",
         operation);
 }
 

@@ -27,8 +27,8 @@ at::Tensor with_heads(const at::Tensor& tensor, int axis, const char* what) {
   const std::int64_t heads = found->local.size(heads_dim);
   const int ranks = found->spec->context->place()[static_cast<std::size_t>(axis)].size;
   check(heads % ranks == 0,
-        "context parallel: attention by heads (ulysses) needs a number of heads that {} ranks "
-        "divide, found {} of {} on a rank; ring attention takes any",
+        "context parallel: attention by heads (ulysses) needs a number of heads divisible by the "
+        "number of ranks, {}, found {} of {} on a rank; ring attention takes any",
         ranks, heads, what);
   now = Shard(heads_dim);
   return redistribute(tensor, to);

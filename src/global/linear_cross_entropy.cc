@@ -178,8 +178,7 @@ struct LinearCrossEntropy : Function<LinearCrossEntropy> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     auto& waiting = static_cast<Waiting&>(*context->saved_data.at("waiting").toCapsule());
     check(!at::GradMode::is_enabled(),
-          "linear_cross_entropy: expected backward() without create_graph: it has no second "
-          "gradient");
+          "linear_cross_entropy: backward() with create_graph is not supported");
     check(!std::exchange(waiting.is_taken, true),
           "linear_cross_entropy: expected one backward(), found a second one of the same loss");
     const double scale = global::plain(gradients[0]).item<double>() / waiting.divisor;

@@ -69,11 +69,11 @@ void PlainCheck::look(const at::Tensor& tensor, std::string_view operation, Grou
     const double* other = sums + 3 * static_cast<std::ptrdiff_t>(rank);
     const double most = is_exact ? 0 : rounding * std::max(sums[2], other[2]);
     if (are_equal(sums[0], other[0], most) && are_equal(sums[1], other[1], 8191 * most)) continue;
-    throw Mismatch(formatted(
-        "{}: a plain {} tensor of sizes {} counts as replicated: expected equal values on all "
-        "ranks of its mesh, found others on rank {} than on rank 0; ranks that compute one model "
-        "together need the same batch",
-        operation, c10::toString(tensor.scalar_type()), c10::str(tensor.sizes()), rank));
+    throw Mismatch(
+        formatted("{}: a plain {} tensor of sizes {} counts as replicated: expected equal values "
+                  "on all ranks of its mesh, found different ones on rank {} and on rank 0; ranks "
+                  "that compute one model together need the same batch",
+                  operation, c10::toString(tensor.scalar_type()), c10::str(tensor.sizes()), rank));
   }
 }
 
@@ -97,11 +97,10 @@ void GeneratorCheck::look(at::Generator generator, std::string_view operation, G
   const auto* states = all.const_data_ptr<std::int64_t>();
   for (int rank = 1; rank < group.size(); ++rank)
     if (states[rank] != states[0])
-      throw Mismatch(
-          formatted("{}: expected generators in the same state on all ranks that compute one model "
-                    "together, found another on rank {} than on rank 0; seed them alike, by "
-                    "torch::manual_seed()",
-                    operation, rank));
+      throw Mismatch(formatted(
+          "{}: expected generators in the same state on all ranks that compute one model together, "
+          "found different ones on rank {} and on rank 0; seed them alike, by torch::manual_seed()",
+          operation, rank));
 }
 
 }  // namespace lockstep::global

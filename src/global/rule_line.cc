@@ -59,14 +59,14 @@ class Labels {
   Labels(Rule& rule, std::string_view operation) : rule_(rule), operation_(operation) {}
 
   int of(const DimNames::Name& name, std::int64_t length) {
-    check(name.text != "1" || length == 1, "{}: expected a dim of 1 element by its rule, found {}",
-          operation_, length);
+    check(name.text != "1" || length == 1,
+          "{}: expected a dim of size 1, as its rule says, found {}", operation_, length);
     if (name.text == "1" || (name.is_spread && length == 1)) return Rule::whole;
     auto [place, is_new] = known_.try_emplace(name.text);
     Known& known = place->second;
     bool may_be_cut = std::islower(static_cast<unsigned char>(name.text[0])) != 0;
     if (is_new) known = {may_be_cut ? rule_.add() : Rule::whole, length};
-    check(length == known.length, "{}: expected {} elements in the dim '{}' of its rule, found {}",
+    check(length == known.length, "{}: expected size {} in the dim '{}' of its rule, found {}",
           operation_, known.length, name.text, length);
     return known.label;
   }
@@ -75,7 +75,7 @@ class Labels {
     if (length == 1) return Rule::whole;
     if (known.label == Rule::whole) known = {rule_.add(), length};
     check(length == known.length,
-          "{}: expected {} elements in a leading dim, as of another tensor, found {}", operation_,
+          "{}: expected size {} in a leading dim, as in another tensor, found {}", operation_,
           known.length, length);
     return known.label;
   }
@@ -126,8 +126,9 @@ RuleLine parse_rule(std::string_view line) {
 Rule rule_of(const RuleLine& line, const RuleCall& call) {
   Rule rule;
   Labels labels(rule, call.operation());
-  check(call.size() <= line.operands.size(), "{}: its rule is for at most {} tensors, found {}",
-        call.operation(), line.operands.size(), call.size());
+  check(call.size() <= line.operands.size(),
+        "{}: expected at most as many tensors as its rule has, {}, found {}", call.operation(),
+        line.operands.size(), call.size());
   std::int64_t most = 0;  // largest number of leading dims
   for (std::size_t i = 0; i < call.size(); ++i) {
     const auto& sizes = call.sizes(i);
@@ -136,8 +137,8 @@ Rule rule_of(const RuleLine& line, const RuleCall& call) {
     if (!names.any) {
       bool fits =
           names.leading ? sizes.size() >= names.names.size() : sizes.size() == names.names.size();
-      check(fits, "{}: its rule is for {} dims of tensor {}, found {}", call.operation(),
-            names.names.size(), i, sizes.size());
+      check(fits, "{}: expected dim() {} of tensor {}, as its rule says, found {}",
+            call.operation(), names.names.size(), i, sizes.size());
       std::size_t leading = sizes.size() - names.names.size();
       for (std::size_t dim = 0; dim < sizes.size(); ++dim)
         dims[dim] = dim < leading

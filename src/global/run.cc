@@ -191,8 +191,8 @@ class Run {
 
   void begin_write(GlobalTensor& global) {
     check(!global.is_copy(),
-          "{}: expected a tensor that can be written, found a view that was redistributed to be "
-          "made, so that its base would not change; write to a clone() of it",
+          "{}: this view is a redistributed copy of its base, so a write would not change the "
+          "base; write to a clone() of it",
           operation_.name);
     global.begin_write();
   }
@@ -247,7 +247,7 @@ class Run {
   void find_specs(Decision& decision, const std::vector<Dims>& strides) {
     std::vector<at::Tensor> locals = tensors_in(results());
     check(locals.size() == decision.results.size(),
-          "{}: expected {} results, as its rule says, found {}", operation_.name,
+          "{}: expected as many results as its rule has, {}, found {}", operation_.name,
           decision.results.size(), locals.size());
     for (std::size_t i = 0; i < locals.size(); ++i) {
       const Decision::Result& result = decision.results[i];

@@ -123,7 +123,7 @@ bool parts_divide(std::span<const Placement> placements, at::IntArrayRef sizes,
 PlacementList checked(std::span<const Placement> placements, at::IntArrayRef sizes,
                       std::span<const AxisPlace> place, const char* what) {
   check(placements.size() == place.size(),
-        "{}: expected a placement for each of {} axes of the mesh, found {}", what, place.size(),
+        "{}: expected as many placements as the mesh has axes, {}, found {}", what, place.size(),
         describe(placements));
   PlacementList result;
   Dims left(sizes.begin(), sizes.end());
@@ -137,8 +137,8 @@ PlacementList checked(std::span<const Placement> placements, at::IntArrayRef siz
       int dim = placement.dim() < 0 ? placement.dim() + dims : placement.dim();
       std::int64_t& length = left[static_cast<std::size_t>(dim)];
       check(placement.parts() >= 1 && length % placement.parts() == 0,
-            "{}: expected a number of parts that divides the {} elements of dim {}, found {}", what,
-            length, dim, describe(placement));
+            "{}: expected a number of parts that divides size {} of dim {}, found {}", what, length,
+            dim, describe(placement));
       placement = Shard(dim, placement.parts()).zigzag(placement.is_zigzag());
       length = length_of(length, placement, place[axis].size, 0);
     }

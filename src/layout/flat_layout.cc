@@ -119,7 +119,7 @@ std::vector<PlannedUnit> plan_units(std::span<const UnitItem> items,
 }
 
 FlatLayout unit_layout(std::span<const TensorSpec> tensors, int world, std::int64_t alignment) {
-  check(world >= 1, "unit: the world must have a rank, found {}", world);
+  check(world >= 1, "unit: expected a world of at least one rank, found {}", world);
   std::int64_t element = tensors.empty() ? 1 : tensors.front().dtype.bytes;
   FlatLayout tight(tensors, {.alignment = alignment});
   // A unit without elements has shards without elements.

@@ -18,13 +18,14 @@ bool is_name(std::string_view text) {
 }
 
 void check_axes(const std::vector<MeshAxis>& axes) {
-  check(!axes.empty(), "mesh: needs an axis, such as {{\"dp\", 2}}");
+  check(!axes.empty(), "mesh: expected an axis, such as {{\"dp\", 2}}");
   int inferred = 0;
   for (std::size_t i = 0; i < axes.size(); ++i) {
     const auto& [name, size] = axes[i];
-    check(is_name(name), "mesh: an axis is named by letters, digits and '_', found '{}'", name);
+    check(is_name(name), "mesh: expected an axis name of letters, digits and '_', found '{}'",
+          name);
     for (std::size_t j = 0; j < i; ++j)
-      check(axes[j].name != name, "mesh: axis {} comes twice", name);
+      check(axes[j].name != name, "mesh: axis {} is given twice", name);
     check(size >= 1 || size == -1,
           "mesh: axis {} has size {}, expected at least 1, or -1 for the rest", name, size);
     if (size == -1) ++inferred;
@@ -42,7 +43,7 @@ std::string sizes_of(const std::vector<MeshAxis>& axes) {
 
 MeshLayout::MeshLayout(std::vector<MeshAxis> axes, int ranks)
     : axes_(std::move(axes)), ranks_(ranks) {
-  check(ranks >= 1, "mesh: needs a rank, found {}", ranks);
+  check(ranks >= 1, "mesh: expected at least one rank, found {}", ranks);
   check_axes(axes_);
   std::int64_t product = 1;
   MeshAxis* rest = nullptr;
@@ -54,12 +55,13 @@ MeshLayout::MeshLayout(std::vector<MeshAxis> axes, int ranks)
     }
   }
   if (rest != nullptr) {
-    check(ranks % product == 0, "mesh {}: {} ranks cannot be divided by {}", sizes_of(axes_), ranks,
-          product);
+    check(ranks % product == 0, "mesh {}: the number of ranks, {}, must be divisible by {}",
+          sizes_of(axes_), ranks, product);
     rest->size = static_cast<int>(ranks / product);
     return;
   }
-  check(product == ranks, "mesh {}: the sizes multiply to {}, but the group has {} ranks",
+  check(product == ranks,
+        "mesh {}: the product of the sizes, {}, must equal the number of ranks, {}",
         sizes_of(axes_), product, ranks);
 }
 
@@ -90,7 +92,8 @@ std::vector<int> MeshLayout::coordinates(int rank) const {
 }
 
 int MeshLayout::rank_at(std::span<const int> coordinates) const {
-  check(coordinates.size() == axes_.size(), "mesh: expected {} coordinates, found {}", axes_.size(),
+  check(coordinates.size() == axes_.size(),
+        "mesh: expected as many coordinates as axes, {}, found {}", axes_.size(),
         coordinates.size());
   int rank = 0;
   for (std::size_t i = 0; i < axes_.size(); ++i) {

@@ -15,7 +15,7 @@ std::int64_t shard_length(std::int64_t numel, int world) { return (numel + world
 
 std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
   check(multiple >= 1 && value >= 0,
-        "round_up: needs a value >= 0 and a multiple >= 1, found {} and {}", value, multiple);
+        "round_up: expected a value >= 0 and a multiple >= 1, found {} and {}", value, multiple);
   return (value + multiple - 1) / multiple * multiple;
 }
 
@@ -35,7 +35,7 @@ std::vector<std::int64_t> shard_counts(std::int64_t numel, int world) {
 }
 
 int owner_of(std::int64_t element, std::int64_t numel, int world) {
-  check(world >= 1, "shard: the world must have a rank, found {}", world);
+  check(world >= 1, "shard: expected a world of at least one rank, found {}", world);
   check(element >= 0 && element < numel, "shard: element must be 0..{}, found {}", numel - 1,
         element);
   return static_cast<int>(element / shard_length(numel, world));
@@ -111,8 +111,9 @@ bool contains(const Box& outer, const Box& inner) {
 }
 
 Box intersect(const Box& a, const Box& b) {
-  check(a.sizes.size() == b.sizes.size(), "layout: boxes of {} and {} dims have nothing in common",
-        a.sizes.size(), b.sizes.size());
+  check(a.sizes.size() == b.sizes.size(),
+        "layout: boxes must have the same number of dims, found {} and {}", a.sizes.size(),
+        b.sizes.size());
   Box both = a;
   for (std::size_t dim = 0; dim < a.sizes.size(); ++dim) {
     std::int64_t begin = std::max(a.offsets[dim], b.offsets[dim]);
@@ -190,7 +191,8 @@ TensorSlice whole_slice(std::span<const std::int64_t> sizes) {
 
 TensorSlice box_slice(std::span<const std::int64_t> sizes, Box box) {
   check(box.sizes.size() == sizes.size() && box.offsets.size() == sizes.size(),
-        "layout: a box of {} dims cannot lie in a tensor of {}", box.sizes.size(), sizes.size());
+        "layout: a box and its tensor must have the same number of dims, found {} and {}",
+        box.sizes.size(), sizes.size());
   for (std::size_t dim = 0; dim < sizes.size(); ++dim)
     check(box.offsets[dim] >= 0 && box.sizes[dim] >= 0 &&
               box.offsets[dim] <= sizes[dim] - box.sizes[dim],

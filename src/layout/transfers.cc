@@ -38,8 +38,9 @@ std::vector<BoxTransfer> transfers(std::span<const TensorSlice> from,
   for (std::size_t rank = 0; rank < to.size(); ++rank) {
     for (const TensorSlice& slice : from)
       if (slice.sizes != to[rank].sizes)
-        throw InvalidArgument(formatted("layout: slices of tensors of [{}] and [{}] cannot meet",
-                                        listed(slice.sizes, ", "), listed(to[rank].sizes, ", ")));
+        throw InvalidArgument(
+            formatted("layout: slices must be of tensors of equal sizes, found [{}] and [{}]",
+                      listed(slice.sizes, ", "), listed(to[rank].sizes, ", ")));
     for (Box& box : boxes_of(to[rank]))
       find_in(sources, std::move(box), [&](int source, const Box& common) {
         all.push_back({source, static_cast<int>(rank), common,

@@ -80,9 +80,10 @@ bool mkl_takes_narrow_way() {
 void choose(std::optional<bool> onednn) {
   const auto asked = onednn ? onednn : environment::flag("LOCKSTEP_ONEDNN_MATMUL");
   if (asked.value_or(false))
-    check_input(onednn::missing().empty(),
-                "init: LOCKSTEP_ONEDNN_MATMUL or onednn_matmul asks for products by oneDNN, but {}",
-                onednn::missing());
+    check_input(
+        onednn::missing().empty(),
+        "init: LOCKSTEP_ONEDNN_MATMUL or onednn_matmul asks for matrix products by oneDNN, but {}",
+        onednn::missing());
   const bool on = asked.value_or(mkl_takes_narrow_way());
   if (on) register_kernels();
   chosen = on;

@@ -21,8 +21,8 @@ GptOptions checked(GptOptions options, const char* what) {
   positive("block", options.block);
   positive("vocabulary", options.vocabulary);
   if (options.width % options.heads != 0) {
-    throw InvalidArgument(c10::str(what, ": expected a width that ", options.heads,
-                                   " heads divide, found ", options.width));
+    throw InvalidArgument(c10::str(what, ": expected a width divisible by heads, ", options.heads,
+                                   ", found ", options.width));
   }
   if (!(options.dropout >= 0 && options.dropout < 1)) {
     throw InvalidArgument(c10::str(what, ": expected dropout in [0, 1), found ", options.dropout));

@@ -42,7 +42,7 @@ struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     TORCH_CHECK(!at::GradMode::is_enabled(),
-                "Mixture: backward(create_graph=true) is not for mixtures of experts");
+                "Mixture: backward(create_graph=true) is not supported");
     const auto saved = context->get_saved_variables();
     const at::Tensor &rows = saved[0], &weight = saved[1];
     const auto counts = context->saved_data["counts"].toIntVector();

@@ -24,17 +24,18 @@ LlamaOptions checked(LlamaOptions options) {
   positive("rotary_base", options.rotary_base);
   positive("rotary_scaling.factor", options.rotary_scaling.factor);
   if (options.heads % options.key_value_heads != 0)
-    throw InvalidArgument(c10::str("Llama: expected heads that ", options.key_value_heads,
-                                   " key_value_heads divide, found ", options.heads));
+    throw InvalidArgument(c10::str("Llama: expected heads divisible by key_value_heads, ",
+                                   options.key_value_heads, ", found ", options.heads));
   if (options.head_width == 0) {
     if (options.width % options.heads != 0)
-      throw InvalidArgument(c10::str("Llama: expected a width that ", options.heads,
-                                     " heads divide, found ", options.width));
+      throw InvalidArgument(c10::str("Llama: expected a width divisible by heads, ", options.heads,
+                                     ", found ", options.width));
     options.head_width = options.width / options.heads;
   }
   if (options.head_width < 2 || options.head_width % 2 != 0)
-    throw InvalidArgument(c10::str("Llama: expected an even head_width, whose halves turn, found ",
-                                   options.head_width));
+    throw InvalidArgument(
+        c10::str("Llama: expected an even head_width, whose halves are rotated, found ",
+                 options.head_width));
   return options;
 }
 

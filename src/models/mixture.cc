@@ -36,13 +36,12 @@ MixtureOptions checked(const MixtureOptions& options) {
   positive("experts", options.experts);
   positive("chosen", options.chosen);
   if (options.chosen > options.experts)
-    throw InvalidArgument(c10::str("Mixture: expected at most ", options.experts,
-                                   " experts to be chosen, as many as there are, found ",
-                                   options.chosen));
+    throw InvalidArgument(c10::str("Mixture: expected chosen of at most the number of experts, ",
+                                   options.experts, ", found ", options.chosen));
   if (options.chosen == 1 && options.experts > 1 && options.softmax_after_choice)
     throw InvalidArgument(
-        "Mixture: expected softmax_after_choice = false where one expert is chosen, found true: "
-        "the softmax of one logit is always 1, so that the router would not learn");
+        "Mixture: expected softmax_after_choice = false if one expert is chosen, found true: the "
+        "softmax of one logit is always 1, so the router would not learn");
   auto not_negative = [](const char* name, double value) {
     if (!(value >= 0) || std::isinf(value))
       throw InvalidArgument(c10::str("Mixture: expected ", name, " >= 0, found ", value));

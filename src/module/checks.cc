@@ -285,7 +285,7 @@ void ModuleWatch::check() const {
                                    [](const Trains& one) { return one.first; });
     if (known == as_made_.end()) refuse(parameter, "is a new parameter");
     if (!known->second && parameter.tensor.requires_grad())
-      refuse(parameter, "requires a gradient, which it did not, and has changed");
+      refuse(parameter, "requires a gradient now and has changed");
   }
 }
 

@@ -104,8 +104,8 @@ bool is_ignored(const NamedParameter& parameter, std::span<const std::string> ig
 
 void check_leaf(const std::string& name, const at::Tensor& tensor, std::string_view strategy) {
   check(tensor.is_leaf(),
-        "{}: parameter {} is no leaf of autograd: it was computed from a tensor that requires a "
-        "gradient, so it cannot be trained: register its detach().clone()",
+        "{}: parameter {} is not a leaf of autograd (it was computed from a tensor that requires a "
+        "gradient), so it cannot be trained: register its detach().clone()",
         strategy, name);
 }
 
@@ -138,8 +138,8 @@ void check_alone(const ModuleTensors& tensors, std::string_view strategy) {
   for (const auto& parameter : tensors.parameters)
     check(!is_held_elsewhere(parameter.tensor, all),
           "{}: the memory of {} is in use outside the module: by a view (detach(), data(), t()), "
-          "or by the graph of an earlier forward(). That would keep the values of now: let it go "
-          "before, or keep a clone()",
+          "or by the graph of an earlier forward(). That would keep the current values: release it "
+          "first, or keep a clone()",
           strategy, parameter.name);
 }
 

@@ -44,7 +44,7 @@ void GradScaler::check_used(std::span<const at::Tensor> parameters) const {
   const bool is_elsewhere = std::ranges::any_of(
       parameters, [](const at::Tensor& one) { return dispatch::shard_group_of(one) != nullptr; });
   check(is_elsewhere || std::atomic_ref(is_used_).load(std::memory_order_relaxed),
-        "GradScaler: gradients are divided by a scale of {}, and no loss was multiplied by it: "
+        "GradScaler: gradients are divided by a scale of {}, but no loss was multiplied by it: "
         "call scale(loss).backward()",
         scale_);
 }
@@ -82,7 +82,7 @@ StepResult GradScaler::step(torch::optim::Optimizer& optimizer, GradientTransfor
 
 void GradScaler::update() {
   if (!options_.enabled) return;
-  check(!seen_.empty(), "GradScaler: update() without a step() or unscale() before it");
+  check(!seen_.empty(), "GradScaler: update() was called without a step() or unscale() before it");
   bool all_finite =
       std::all_of(seen_.begin(), seen_.end(), [](const auto& item) { return item.second.finite; });
   seen_.clear();

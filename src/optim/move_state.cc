@@ -20,8 +20,7 @@ using torch::optim::OptimizerParamState;
 
 [[noreturn]] void throw_other_optimizer() {
   throw InvalidArgument(
-      "move_state: the state of Adam, AdamW, RMSprop, Adagrad and SGD can be moved, and this "
-      "optimizer is another one");
+      "move_state: expected Adam, AdamW, RMSprop, Adagrad or SGD, found another optimizer");
 }
 
 // Returns equally many fields for every state of an optimizer.
@@ -88,8 +87,8 @@ void want_state(WantedFields& wanted, OptimizerParamState& state, const StateMem
 
 void move_state(torch::optim::Optimizer& optimizer, const std::shared_ptr<StateMemory>& memory) {
   check(dynamic_cast<TransformsGradients*>(&optimizer) == nullptr,
-        "move_state: an optimizer of lockstep::optim is given its memory when it is made, as "
-        "UpdateOptions::memory");
+        "move_state: the state of an optimizer of lockstep::optim cannot be moved: set "
+        "UpdateOptions::memory when it is made");
   if (!memory) return;
   at::NoGradGuard no_grad;
   auto& states = optimizer.state();

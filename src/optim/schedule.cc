@@ -55,7 +55,7 @@ Schedule step_decay(Step options) {
 
 Schedule multi_step(MultiStep options) {
   check(std::is_sorted(options.milestones.begin(), options.milestones.end()),
-        "schedule multi_step: expected milestones in their order");
+        "schedule multi_step: expected milestones in ascending order");
   return [options = std::move(options)](double base, std::int64_t step) {
     auto passed = std::upper_bound(options.milestones.begin(), options.milestones.end(), step) -
                   options.milestones.begin();
@@ -130,7 +130,8 @@ void check_one_cycle(const OneCycle& options) {
 }
 
 void check_one_cycle_step(const OneCycle& options, std::int64_t step) {
-  check(step <= options.steps, "schedule one_cycle: step {} of {}", step, options.steps);
+  check(step <= options.steps, "schedule one_cycle: step {} is after its last step, {}", step,
+        options.steps);
 }
 
 }  // namespace
@@ -190,7 +191,7 @@ Schedule one_after_another(std::vector<Schedule> schedules, std::vector<std::int
         "one_after_another: expected one schedule more than milestones, found {} and {}",
         schedules.size(), milestones.size());
   check(std::is_sorted(milestones.begin(), milestones.end()),
-        "one_after_another: expected milestones in their order");
+        "one_after_another: expected milestones in ascending order");
   return [schedules = std::move(schedules), milestones = std::move(milestones)](double base,
                                                                                 std::int64_t step) {
     auto which = static_cast<std::size_t>(

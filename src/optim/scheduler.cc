@@ -42,7 +42,7 @@ Scheduler::Scheduler(torch::optim::Optimizer& optimizer, Schedule rate, Schedule
 Scheduler::Scheduler(torch::optim::Optimizer& optimizer, std::vector<Schedule> rates)
     : optimizer_(optimizer), rates_(std::move(rates)) {
   check(rates_.size() == optimizer.param_groups().size(),
-        "Scheduler: expected a schedule for each of {} groups, found {}",
+        "Scheduler: expected as many schedules as parameter groups, {}, found {}",
         optimizer.param_groups().size(), rates_.size());
   set_step(0);
 }
@@ -78,7 +78,7 @@ std::vector<double> Scheduler::rates() const {
 
 void Scheduler::load_state(const State& state) {
   check(state.bases.size() == optimizer_.param_groups().size(),
-        "Scheduler: expected a state of {} groups, found one of {}",
+        "Scheduler: expected a state with as many parameter groups, {}, found {}",
         optimizer_.param_groups().size(), state.bases.size());
   bases_ = state.bases;
   set_step(state.step);

@@ -203,8 +203,8 @@ void check_state(const std::vector<UpdateEntry>& entries, const GroupStep& step)
     const auto check_one = [&](const at::Tensor* kept) {
       if (kept == nullptr || !kept->defined()) return;
       check(kept->sizes() == entry.dense.sizes(),
-            "{}: parameter {} of group {}: expected a state of the sizes that this rank has of the "
-            "parameter, [{}], found [{}]: a state that was saved on other ranks is of other parts",
+            "{}: parameter {} of group {}: expected a state with the sizes of this rank's part, "
+            "[{}], found [{}]: the state was saved with other parts",
             step.optimizer, entry.number, step.group, listed(entry.dense.sizes(), ", "),
             listed(kept->sizes(), ", "));
     };

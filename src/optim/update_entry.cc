@@ -22,14 +22,14 @@ bool is_for_kernel(const at::Tensor& parameter) {
 void check_parameter(const at::Tensor& parameter, std::size_t i, const GroupStep& step) {
   const at::Tensor& gradient = parameter.grad();
   check(gradient.layout() == at::kStrided,
-        "{}: parameter {} of group {} has a sparse gradient; dense ones are updated here",
+        "{}: parameter {} of group {} has a sparse gradient; only dense gradients are supported",
         step.optimizer, i, step.group);
   check(at::isFloatingType(parameter.scalar_type()),
         "{}: parameter {} of group {}: expected floating-point numbers, found {}", step.optimizer,
         i, step.group, c10::toString(parameter.scalar_type()));
   check(step.update.state == StateFormat::float32 || is_for_kernel(parameter),
-        "{}: parameter {} of group {}: a state in fewer than 32 bits is kept for float32, bfloat16 "
-        "and float16 on the CPU, found {} on {}",
+        "{}: parameter {} of group {}: a state in fewer than 32 bits needs float32, bfloat16 or "
+        "float16 on the CPU, found {} on {}",
         step.optimizer, i, step.group, c10::toString(parameter.scalar_type()),
         parameter.device().str());
 }

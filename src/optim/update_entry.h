@@ -140,7 +140,7 @@ State& own_state(StateMap& states, const at::Tensor& parameter) {
   if (!place) place = std::make_unique<State>();
   if (auto* own = dynamic_cast<State*>(place.get())) return *own;
   auto* plain = dynamic_cast<TorchState*>(place.get());
-  check(plain != nullptr, "optimizer: the state of a parameter is another optimizer's");
+  check(plain != nullptr, "optimizer: the state of a parameter belongs to another optimizer");
   auto own = std::make_unique<State>(*plain);
   State& state = *own;
   place = std::move(own);

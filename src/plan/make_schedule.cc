@@ -262,8 +262,8 @@ Schedule make_schedule(std::string_view name, ScheduleShape shape) {
           sizes.m);
   if (maker.of_rank == dual_pipe_v)
     check(sizes.m >= 2 * sizes.p,
-          "schedule {}: expected at least 2 micro-batches a rank, {} for {} ranks, found {}", name,
-          2 * sizes.p, sizes.p, sizes.m);
+          "schedule {}: expected at least 2 micro-batches per rank, {} for {} ranks, found {}",
+          name, 2 * sizes.p, sizes.p, sizes.m);
   Schedule schedule{std::string(name), shape.stages, shape.micro_batches, {}};
   for (int r = 0; r < sizes.p; ++r) schedule.ranks.push_back(maker.of_rank(sizes, r));
   return schedule;

@@ -49,7 +49,7 @@ Row row_of(const Schedule& schedule, const PipelineTimes& times, const Simulatio
 
 std::string text_picture(const Schedule& schedule, const PipelineTimes& times,
                          const Simulation& simulation, int columns) {
-  check(columns >= 1, "text_picture: expected a column or more, found {}", columns);
+  check(columns >= 1, "text_picture: expected at least one column, found {}", columns);
   const double cell = cell_time(schedule, times, simulation);
   std::vector<Row> rows;
   std::size_t width = 1, length = 0;

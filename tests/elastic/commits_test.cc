@@ -393,7 +393,7 @@ TEST(Elastic, MisuseIsInvalidArgument) {
   EXPECT_TRUE(contains(message_of<InvalidArgument>([&] {
                          (void)elastic(state, [](ElasticState& inner) { inner.commit(); });
                        }),
-                       "expected attach() before it"));
+                       "call attach() first"));
 }
 
 }  // namespace

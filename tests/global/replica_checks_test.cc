@@ -32,7 +32,7 @@ at::Tensor global_ones(const Mesh& mesh) {
 
 void expect_told(const std::string& what) {
   EXPECT_NE(what.find("expected generators in the same state on all ranks that compute one model "
-                      "together, found another on rank 1 than on rank 0"),
+                      "together, found different ones on rank 1 and on rank 0"),
             std::string::npos)
       << what;
 }

@@ -63,7 +63,7 @@ TEST(GlobalOperations, AViewThatWasRedistributedIsNotReadAfterItsBaseWasWritten)
     EXPECT_TRUE(full_tensor(copied).equal(numbers({2, 4}).select(1, 2)));
     x.zero_();
     expect_words(message_of<InvalidArgument>([&] { (void)full_tensor(copied); }),
-                 {"written since", "make it again"});
+                 {"written since", "make the view again"});
     EXPECT_THROW((void)(of_copy + 1), InvalidArgument);
     EXPECT_TRUE(full_tensor(x.select(1, 2)).equal(at::zeros({2})));
     // A view in the same memory sees the write.

@@ -334,7 +334,7 @@ TEST_F(Refused, SizesThatDoNotFitTheTensors) {
 
 TEST_F(Refused, HeadsThatDoNotDivide) {
   replace("config.json", "\"num_key_value_heads\": 2", "\"num_key_value_heads\": 4");
-  expect("config.json: Llama: expected heads that 4 key_value_heads divide, found 6");
+  expect("config.json: Llama: expected heads divisible by key_value_heads, 4, found 6");
 }
 
 TEST_F(Refused, ATensorThatIsMissingOrTooMuch) {

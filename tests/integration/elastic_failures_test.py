@@ -49,7 +49,7 @@ def no_room_for_commits(folder):
     wait_for(folder / "memoryless" / "step-00000100")
     expect(kill_one(process.process), "no rank could be killed")
     finish_as_calm(folder, "memoryless", process, "no room for commits, and a rank killed",
-                   "no state is kept in the memory of this host any more", r"goes on at step [1-5]00 of")
+                   "this host keeps no state in memory any more", r"goes on at step [1-5]00 of")
 
 
 def no_room_for_checkpoints(folder):

@@ -78,17 +78,19 @@ TEST(MeshLayout, RefusesWhatMakesNoSense) {
   auto refused = [](std::vector<MeshAxis> axes, int ranks) {
     return message_of<InvalidArgument>([&] { MeshLayout layout(axes, ranks); });
   };
-  expect_words(refused({}, 1), {"needs an axis"});
-  expect_words(refused({{"dp", 2}}, 0), {"needs a rank"});
+  expect_words(refused({}, 1), {"expected an axis"});
+  expect_words(refused({{"dp", 2}}, 0), {"expected at least one rank"});
   expect_words(refused({{"", 2}}, 2), {"letters", "''"});
   expect_words(refused({{"d p", 2}}, 2), {"'d p'"});
-  expect_words(refused({{"dp", 2}, {"dp", 1}}, 2), {"axis dp comes twice"});
+  expect_words(refused({{"dp", 2}, {"dp", 1}}, 2), {"axis dp is given twice"});
   expect_words(refused({{"dp", 0}}, 1), {"axis dp", "size 0"});
   expect_words(refused({{"dp", -2}}, 1), {"axis dp", "size -2"});
   expect_words(refused({{"dp", -1}, {"tp", -1}}, 4), {"one axis", "found 2"});
-  expect_words(refused({{"dp", 2}, {"tp", 3}}, 4), {"dp=2, tp=3", "multiply to 6", "4 ranks"});
-  expect_words(refused({{"dp", -1}, {"tp", 3}}, 4), {"4 ranks", "divided by 3"});
-  expect_words(refused({{"a", 1 << 20}, {"b", 1 << 20}, {"c", 1 << 24}}, 4), {"multiply to"});
+  expect_words(refused({{"dp", 2}, {"tp", 3}}, 4),
+               {"dp=2, tp=3", "product of the sizes, 6", "ranks, 4"});
+  expect_words(refused({{"dp", -1}, {"tp", 3}}, 4), {"ranks, 4", "divisible by 3"});
+  expect_words(refused({{"a", 1 << 20}, {"b", 1 << 20}, {"c", 1 << 24}}, 4),
+               {"product of the sizes, "});
   MeshLayout layout({{"dp", 2}, {"tp", 2}}, 4);
   expect_words(message_of<InvalidArgument>([&] { (void)layout.axis("pd"); }), {"'pd'", "dp"});
   expect_words(message_of<InvalidArgument>([&] { (void)layout.coordinates(4); }), {"0..3", "4"});

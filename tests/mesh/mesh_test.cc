@@ -140,7 +140,7 @@ TEST(Mesh, RefusesAWrongProductOnEveryRankAndTheGroupLives) {
     expect_words(message_of<InvalidArgument>([&] {
                    Mesh mesh(world, {{"dp", 3}});
                  }),
-                 {"dp=3", "multiply to 3", "4 ranks"});
+                 {"dp=3", "product of the sizes, 3", "ranks, 4"});
     Mesh mesh(world, {{"dp", 2}, {"tp", 2}});
     const auto refused = [&](const std::vector<std::string>& axes) {
       return message_of<InvalidArgument>([&] { (void)mesh.sub_mesh(axes); });
@@ -148,7 +148,7 @@ TEST(Mesh, RefusesAWrongProductOnEveryRankAndTheGroupLives) {
     expect_words(refused({"dp", "dp"}), {"dp", "twice"});
     expect_words(refused({"cp", "cp"}), {"cp", "twice"});
     expect_words(refused({"dp", ""}), {"letters", "''"});
-    expect_words(refused({}), {"needs an axis"});
+    expect_words(refused({}), {"expected an axis"});
     EXPECT_EQ(members(mesh["dp"], world.rank()).size(), 2U);
   });
 }

@@ -160,7 +160,7 @@ TEST(Gpt, RefusesWhatMakesNoSense) {
             "generate: expected ids of [rows, one token or more], found [2, 0]");
   EXPECT_EQ(
       test::message_of<InvalidArgument>([] { Gpt wrong(GptOptions{.heads = 3, .width = 16}); }),
-      "Gpt: expected a width that 3 heads divide, found 16");
+      "Gpt: expected a width divisible by heads, 3, found 16");
   EXPECT_EQ(test::message_of<InvalidArgument>([] { Gpt wrong(GptOptions{.layers = 0}); }),
             "Gpt: expected layers >= 1, found 0");
   EXPECT_EQ(test::message_of<InvalidArgument>([] { Gpt wrong(GptOptions{.dropout = 1.0}); }),

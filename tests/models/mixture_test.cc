@@ -164,14 +164,13 @@ std::string refused_mixture(const MixtureOptions& options) {
 
 TEST(Mixture, RefusesOptionsThatMakeNoSense) {
   EXPECT_EQ(refused_mixture({.experts = 4, .chosen = 5}),
-            "Mixture: expected at most 4 experts to be chosen, as many as there are, found 5");
+            "Mixture: expected chosen of at most the number of experts, 4, found 5");
   EXPECT_EQ(refused_mixture({.chosen = 0}), "Mixture: expected chosen >= 1, found 0");
   EXPECT_EQ(refused_mixture({.capacity_factor = -1}),
             "Mixture: expected capacity_factor >= 0, found -1");
-  EXPECT_EQ(
-      refused_mixture({.experts = 4, .chosen = 1}),
-      "Mixture: expected softmax_after_choice = false where one expert is chosen, found true: "
-      "the softmax of one logit is always 1, so that the router would not learn");
+  EXPECT_EQ(refused_mixture({.experts = 4, .chosen = 1}),
+            "Mixture: expected softmax_after_choice = false if one expert is chosen, found true: "
+            "the softmax of one logit is always 1, so the router would not learn");
 }
 
 TEST(GroupedLinear, IsAProductForEachGroup) {

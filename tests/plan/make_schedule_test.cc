@@ -110,8 +110,9 @@ TEST(MakeSchedule, WhatADefinitionDoesNotAllowIsOneLine) {
             "schedule zbv: expected stages in multiples of 2 chunks (stages of a rank), found 5");
   EXPECT_EQ(refused("interleaved", {.stages = 6, .micro_batches = 4}),
             "schedule interleaved: expected micro-batches in multiples of 3 ranks, found 4");
-  EXPECT_EQ(refused("dualpipev", {.stages = 4, .micro_batches = 3}),
-            "schedule dualpipev: expected at least 2 micro-batches a rank, 4 for 2 ranks, found 3");
+  EXPECT_EQ(
+      refused("dualpipev", {.stages = 4, .micro_batches = 3}),
+      "schedule dualpipev: expected at least 2 micro-batches per rank, 4 for 2 ranks, found 3");
 }
 
 TEST(MakeSchedule, ForwardsAloneAreOneForEachStageAndMicroBatch) {

@@ -102,8 +102,9 @@ TEST(MeshOptions, WhatDoesNotFitIsOneLine) {
             std::string::npos);
   options.pipeline = "1f1b";
   options.mesh = parse_axes("tp=2,pp=2");
-  EXPECT_NE(refusal(options, 2).find("the sizes multiply to 4, but the group has 2 ranks"),
-            std::string::npos);
+  EXPECT_NE(
+      refusal(options, 2).find("the product of the sizes, 4, must equal the number of ranks, 2"),
+      std::string::npos);
 }
 
 TEST(MeshOptions, AxesThatATaskCannotHaveAreOneLine) {

@@ -258,20 +258,21 @@ TEST(MeshRun, WhatMakesNoSenseIsOneLineBeforeAnythingRuns) {
   EXPECT_EQ(mesh("dp=2,xp=2"),
             "--mesh dp=2,xp=2: unknown axis 'xp'; known: pp, dp, fsdp, tp, cp, ep");
   EXPECT_EQ(mesh("dp=2,fsdp=3"),
-            "--mesh dp=2,fsdp=3: mesh dp=2, fsdp=3: the sizes multiply to 6, but the group has 4 "
-            "ranks");
+            "--mesh dp=2,fsdp=3: mesh dp=2, fsdp=3: the product of the sizes, 6, must equal the "
+            "number of ranks, 4");
   EXPECT_NE(said(2,
                  [](RunSetup& setup) {
                    setup.mesh = parse_axes("dp=2,fsdp=2");
                    setup.shard = ShardKind::full;
                    setup.places["mesh"] = "out/config.toml line 9";
                  })
-                .find("but the group has 2 ranks (mesh is set in out/config.toml line 9)"),
+                .find("must equal the number of ranks, 2 (mesh is set in out/config.toml line 9)"),
             std::string::npos);
-  EXPECT_NE(mesh("dp=3,fsdp=-1").find("4 ranks cannot be divided by 3"), std::string::npos);
+  EXPECT_NE(mesh("dp=3,fsdp=-1").find("the number of ranks, 4, must be divisible by 3"),
+            std::string::npos);
   EXPECT_NE(test::message_of([&] { (void)mesh("dp"); }).find("mesh: mesh 'dp': expected name=size"),
             std::string::npos);
-  EXPECT_NE(mesh("dp=2,dp=2").find("axis dp comes twice"), std::string::npos);
+  EXPECT_NE(mesh("dp=2,dp=2").find("axis dp is given twice"), std::string::npos);
   EXPECT_NE(mesh("fsdp=0"), "nothing was thrown");
   EXPECT_EQ(mesh("dp=2,fsdp=2", "auto"), "nothing was thrown");
   EXPECT_EQ(mesh("dp=4,fsdp=1", "none"), "nothing was thrown");

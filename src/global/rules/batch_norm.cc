@@ -18,7 +18,7 @@ using torch::jit::Stack;
 
 // Labels the channels of every operand: dim 1 of input and gradient, and dim 0 of the others.
 Rule by_channels(const RuleCall& call, std::size_t inputs, bool cut) {
-  check(call.dim(0) > 1, "{}: expected an input with channels in dim 1, found {} dims",
+  check(call.dim(0) > 1, "{}: expected an input with channels in dim 1, found one with dim() {}",
         call.operation(), call.dim(0));
   Rule rule;
   int channels = rule.add({.cut = cut, .empty = false, .reduce = std::nullopt});

@@ -27,7 +27,7 @@ struct Convolution {
     check(in.size() > 2 && kernel.size() == in.size() && groups > 0 &&
               std::ranges::all_of(strides, [](auto each) { return each > 0; }),
           "{}: expected an input and a weight of at least 3 dims, and strides and groups above 0, "
-          "found an input of sizes [{}], a weight of sizes [{}], strides [{}] and {} groups",
+          "found an input of sizes [{}], a weight of sizes [{}], strides [{}] and groups {}",
           call.operation(), listed(in, ", "), listed(kernel, ", "), listed(strides, ", "), groups);
   }
 

@@ -116,7 +116,7 @@ Rule constant_pad(const RuleCall& call) {
   const Sizes pad = call.argument(1).toIntVector();
   Sizes sizes = call.sizes(0), padded;
   check(pad.size() % 2 == 0 && pad.size() / 2 <= sizes.size(),
-        "{}: expected two numbers for each of at most {} dims, found {} numbers", call.operation(),
+        "{}: expected two numbers for each of at most {} dims, found {}", call.operation(),
         call.dim(0), pad.size());
   for (std::size_t i = 0; i < pad.size() / 2; ++i) {
     const std::size_t dim = sizes.size() - 1 - i;

@@ -158,8 +158,8 @@ Rule index(const RuleCall& call) {
     if (operand < 0) continue;
     const RuleOperand& one = call.operands()[static_cast<std::size_t>(operand)];
     check(one.dtype == at::kLong || one.dtype == at::kInt,
-          "{}: expected indices that are numbers, found a mask, which gives a result of a size "
-          "that depends on values; use where(), masked_fill() or masked_select()",
+          "{}: expected integer indices, found a mask, for which the size of the result depends on "
+          "values; use where(), masked_fill() or masked_select()",
           call.operation());
     places.push_back(static_cast<std::int64_t>(place));
     check_dim_has_elements(call, call.sizes(0).at(place), static_cast<std::size_t>(operand));

@@ -231,7 +231,7 @@ void add_blocks(const RuleCall& call, Rule& rule, const Sizes& to, const ViewGro
 
 Rule view(const RuleCall& call) {
   check(call.argument(1).isIntList(),
-        "{}: a global tensor cannot be seen with another dtype; use to() for its values",
+        "{}: a global tensor cannot be viewed with another dtype; convert its values by to()",
         call.operation());
   Sizes to = wanted_sizes(call);
   const Sizes& from = call.sizes(0);
@@ -260,8 +260,8 @@ Rule view(const RuleCall& call) {
 Rule repeat(const RuleCall& call) {
   Sizes sizes = call.argument(1).toIntVector();
   check(sizes.size() >= call.sizes(0).size(),
-        "{}: expected at least {} numbers of repeats, found {}", call.operation(), call.dim(0),
-        sizes.size());
+        "{}: expected at least as many repeats as dims, {}, found {}", call.operation(),
+        call.dim(0), sizes.size());
   std::size_t first = sizes.size() - call.sizes(0).size();
   Rule rule;
   std::vector<int> labels, from(first, -1);

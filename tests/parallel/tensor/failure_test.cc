@@ -134,7 +134,7 @@ TEST_P(TensorRefuses, RanksWithDifferentBatchesAreAMismatch) {
     for (int i = 0; i < 3; ++i) step(i);
     const std::string text = message_of<Mismatch>([&] { step(3 + group.rank()); });
     expect_contains(text, "a plain Float tensor of sizes [4, 6] counts as replicated");
-    expect_contains(text, "found others on rank 1 than on rank 0");
+    expect_contains(text, "found different ones on rank 1 and on rank 0");
     EXPECT_EQ(text.find('\n'), std::string::npos);
   });
 }
