@@ -69,7 +69,7 @@ Handle::~Handle() {
 }
 
 const std::shared_ptr<HandleState>& Handle::state() const {
-  check(state_ != nullptr, "handle: it is attached to no module");
+  check(state_ != nullptr, "handle: it is not attached to a module");
   return state_;
 }
 
@@ -160,7 +160,8 @@ Joinable& Handle::joinable() { return state()->joinable(); }
 
 Joinable& HandleState::joinable() {
   throw InvalidArgument(
-      "Join: the handle's strategy cannot join: DistributedDataParallel and fully_shard() can");
+      "Join: expected a handle of DistributedDataParallel or fully_shard(), found one of another "
+      "strategy");
 }
 
 const Group& Handle::group() const { return state()->group(); }

@@ -112,7 +112,7 @@ class Join::State final : public JoinLink {
     std::int64_t others =
         ranks.active > 0 ? codes_[static_cast<std::size_t>(ranks.first_active)] : 0;
     if (others != code)
-      throw Mismatch(formatted("Join: empty_step has come to {}, the other ranks to {}", name(code),
+      throw Mismatch(formatted("Join: empty_step has reached {}, the other ranks {}", name(code),
                                name(others)));
     return ranks;
   }
@@ -121,7 +121,7 @@ class Join::State final : public JoinLink {
     std::int64_t one = codes_[static_cast<std::size_t>(first)];
     std::int64_t other = codes_[static_cast<std::size_t>(rank)];
     if (one == other) return;
-    throw Mismatch(formatted("Join: rank {} has come to round {} of {}, rank {} to round {} of {}",
+    throw Mismatch(formatted("Join: rank {} has reached round {} of {}, rank {} round {} of {}",
                              first, round_of(one).second, round_of(one).first->join_name(), rank,
                              round_of(other).second, round_of(other).first->join_name()));
   }

@@ -141,8 +141,8 @@ void Composition::check_units() const {
     std::vector<std::string> own = patterns;
     keep_naming(own, names);
     check(layout::plan_units(leaves, own).size() == 1,
-          "parallelize: {}: expected units (.shard.units, or the plan's .blocks) that keep its {} "
-          "parts together, found one that divides them; name its module as a unit",
+          "parallelize: {}: fully_shard() would split its {} parts over several units; list its "
+          "module in .shard.units or the plan's .blocks",
           one.parameter.name, one.placement.parts());
   }
 }
@@ -166,8 +166,8 @@ void Composition::check_ties() const {
         const auto& [first, other] =
             units.emplace(tensor.unsafeGetTensorImpl(), std::pair(i, unit)).first->second;
         check(ranks[first] == ranks[i] || unit == other,
-              "parallelize: {} is tied over stages {} and {}: expected units (.shard.units) that "
-              "divide it alike, found others; name its module as a unit",
+              "parallelize: {} is tied over stages {} and {}, but their units shard it "
+              "differently; list its module in .shard.units",
               name, first, i);
       }
     }
@@ -191,7 +191,7 @@ void Composition::check_context() const {
         options_.sequence_dim);
   const int ranks = size("cp") * size("tp");
   check(options_.context == ContextMethod::ring || plan_.heads % ranks == 0,
-        "parallelize: context ulysses: expected heads of keys that {} ranks of cp and tp divide, "
+        "parallelize: context ulysses: expected a number of key heads divisible by cp x tp, {}, "
         "found {}; ring takes any",
         ranks, plan_.heads);
 }
@@ -199,8 +199,8 @@ void Composition::check_context() const {
 void Composition::check_experts() const {
   for (const auto& [name, mixture] : mixtures_)
     check(plan_.experts == 0 || mixture->options().experts == plan_.experts,
-          "parallelize: {}: expected {} experts, as the plan says, found {}", name, plan_.experts,
-          mixture->options().experts);
+          "parallelize: {}: expected as many experts as in the plan, {}, found {}", name,
+          plan_.experts, mixture->options().experts);
   if (!has("ep")) return;
   check(!mixtures_.empty(),
         "parallelize: axis ep={} needs a model with mixtures of experts (models::Mixture), found "
@@ -208,18 +208,18 @@ void Composition::check_experts() const {
         size("ep"));
   for (const auto& [name, mixture] : mixtures_)
     check(mixture->options().experts % size("ep") == 0,
-          "parallelize: {}: expected experts that {} ranks divide, found {}", name, size("ep"),
-          mixture->options().experts);
+          "parallelize: {}: expected a number of experts divisible by ep, {}, found {}", name,
+          size("ep"), mixture->options().experts);
 }
 
 // Checks that the strategies would make after activation checkpointing has changed the model.
 void Composition::check_model() const {
   const modules::ModuleTensors tensors = modules::tensors_of(*model_, ignored());
   for (const auto& [name, tensor, aliases] : tensors.parameters)
-    check(!is_global(tensor),
-          "parallelize: {}: expected a tensor of this rank, found one on several ranks, which "
-          "another handle trains",
-          name);
+    check(
+        !is_global(tensor),
+        "parallelize: {}: expected a plain tensor, found a global one, which another handle trains",
+        name);
   modules::check_ordinary(tensors, "parallelize");
   parallel::check_not_sharded(tensors.parameters, "parallelize");
   if (shards()) sharded::check_not_divided(tensors.parameters);

@@ -25,8 +25,8 @@ const PipelineLoss& loss_of(const ParallelModelParts& own, const PipelineLoss& g
                             const char* call) {
   const PipelineLoss& loss = given ? given : own.plan_loss;
   check(loss != nullptr,
-        "{}: expected a loss, found none: give one, or ParallelPlan::loss in parallel_plan(const "
-        "Net&)",
+        "{}: the loss must not be empty: pass one, or set ParallelPlan::loss in "
+        "parallel_plan(const Net&)",
         call);
   return loss;
 }

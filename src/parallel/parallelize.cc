@@ -41,7 +41,7 @@ std::vector<std::string> tensor_names(const torch::nn::Module& module) {
 Composition::Composition(std::shared_ptr<torch::nn::Module> model, const Mesh& mesh,
                          ParallelPlan plan, ParallelOptions options)
     : model_(std::move(model)), mesh_(mesh), plan_(std::move(plan)), options_(std::move(options)) {
-  check(model_ != nullptr, "parallelize: expected a model, found none");
+  check(model_ != nullptr, "parallelize: the model must not be null");
   check_axes();
   if (!options_.tensor.empty()) plan_.tensor = options_.tensor;
   if (options_.shard.units.empty()) {
@@ -217,8 +217,8 @@ std::unique_ptr<pipeline::PipelineStages> Composition::stages(
   if (!forward)
     forward = [](const Tensors& /*inputs*/) -> Tensors {
       throw InvalidArgument(
-          "step(): the model has no single forward() of tensors: expected .pieces or .forward in "
-          "parallel_plan(const Net&), found none");
+          "step(): the model has no single forward() of tensors: set .pieces or .forward in "
+          "parallel_plan(const Net&)");
     };
   return std::make_unique<pipeline::PipelineStages>(Stage{"model", model_, std::move(forward)});
 }

@@ -124,8 +124,8 @@ CommandOptions declared(std::string_view command, const Known& known, const Conf
   if (added.insert("device").second)
     options.add({"device", "NAME", ""}, [](const std::string& text) {
       throw BadInput(
-          formatted("found '{}': training runs on the CPU; from C++ the library drives "
-                    "GPUs, too (docs/gpu.md)",
+          formatted("expected no device, found '{}': `lockstep train` computes on the CPU; a C++ "
+                    "program can use GPUs (docs/gpu.md)",
                     visible(text)));
     });
   return options;

@@ -85,8 +85,8 @@ void check_context(const Options& options, const Task& task, const MeshLayout& l
               mesh_text(options.mesh), task.name());
   const int ranks = layout.size(context_axis) * layout.size(tensor_axis);
   check_input(options.context_method == ContextMethod::ring || heads % ranks == 0,
-              "--context-method ulysses on --mesh {}: expected heads of keys that {} ranks divide, "
-              "found {}; ring takes any",
+              "--context-method ulysses on --mesh {}: expected a number of key heads divisible by "
+              "cp x tp, {}, found {}; ring takes any",
               mesh_text(options.mesh), ranks, heads);
 }
 
@@ -96,7 +96,7 @@ void check_heads(const Options& options, const Task& task, const MeshLayout& lay
   const int ranks = layout.size(tensor_axis);
   for (const auto& [pattern, style] : task.parallel_plan().tensor)
     check_input(style.head_count() % ranks == 0,
-                "--mesh {}: expected a number of heads that {} ranks of tp divide, found {} ({})",
+                "--mesh {}: expected a number of heads divisible by tp, {}, found {} ({})",
                 mesh_text(options.mesh), ranks, style.head_count(), pattern);
 }
 
@@ -107,8 +107,8 @@ void check_experts(const Options& options, const Task& task, const MeshLayout& l
               "--mesh {}: the task {} has no experts for ep (Task::parallel_plan())",
               mesh_text(options.mesh), task.name());
   check_input(!has_axis || experts % layout.size(experts_axis) == 0,
-              "--mesh {}: expected experts that {} ranks divide, found {}", mesh_text(options.mesh),
-              layout.size(experts_axis), experts);
+              "--mesh {}: expected a number of experts divisible by ep, {}, found {}",
+              mesh_text(options.mesh), layout.size(experts_axis), experts);
 }
 
 void check_axes(const Options& options, const Task& task, const MeshLayout& layout) {

@@ -200,7 +200,7 @@ torch.save({"model": layer.state_dict(), "optimizer": adamax.state_dict()}, "ada
   expect("convert wide.pt a.safetensors", 1,
          {"tensor 'w': safetensors has no name for dtype ComplexDouble"});
   expect("convert adamax.pt run/step-00000001", 1,
-         {"expected the state of Adam, AdamW, SGD, RMSprop or Adagrad, found another"});
+         {"expected the optimizer state of Adam, AdamW, SGD, RMSprop or Adagrad, found another"});
   expect("convert two.pt a.safetensors", 1, {"name it with --model-key KEY: ema net"});
   expect("convert two.pt a.safetensors --model-key nett", 1,
          {"expected the model at 'nett', found only ema net"});

@@ -123,7 +123,7 @@ TEST_F(SavedCheckpoints, AreWrittenInOtherFiles) {
   expect("reshard three four", 1, {"three/model-00002-of-00003.safetensors: tensor "});
   std::filesystem::remove(folder_ / "three/model-00001-of-00003.safetensors");
   expect("verify three", 1, {"model-00001-of-00003.safetensors", "No such file or directory"});
-  expect("reshard mine one", 1, {"one: is there already"});
+  expect("reshard mine one", 1, {"one: exists already"});
   expect("reshard mine", 2, {"reshard: expected two paths, found 1"});
   expect("reshard mine/model.safetensors five", 1,
          {"expected a checkpoint or a run's folder, found a file"});

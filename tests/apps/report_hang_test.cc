@@ -271,7 +271,7 @@ TEST_F(HangReport, RecordsOfTwoRunsAreRefused) {
   EXPECT_NE(report().error.find("is of a run with 2 ranks"), std::string::npos) << report().error;
   files.pop_back();
   files.push_back(files.front());
-  EXPECT_NE(report().error.find("rank 0 is there twice"), std::string::npos) << report().error;
+  EXPECT_NE(report().error.find("two records are of rank 0"), std::string::npos) << report().error;
 }
 
 TEST_F(HangReport, MistakesInTheCommandAreCode2) {

@@ -87,8 +87,8 @@ const Mistake mistakes[] = {
     {{"train", "mlp", "--learning-rate", "1"},
      "unknown option '--learning-rate'; did you mean '--lr'?"},
     {{"train", "mlp", "--device", "cuda"},
-     "--device: found 'cuda': training runs on the CPU; from C++ the library drives GPUs, too "
-     "(docs/gpu.md)"},
+     "--device: expected no device, found 'cuda': `lockstep train` computes on the CPU; a C++ "
+     "program can use GPUs (docs/gpu.md)"},
     {{"train", "mlp", "-n", "many"}, "--ranks: expected an integer, found 'many'"},
     {{"train", "mlp", "--batch", "0"},
      "--batch: expected an integer from 1 to 16777216, found '0'"},

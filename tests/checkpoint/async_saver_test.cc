@@ -191,7 +191,7 @@ TEST(AsyncSaver, AnErrorIsThrownByTheNextSaveOrByWaiting) {
     // Errors that are known at the call are thrown by the call.
     test::expect_words(
         test::message_of<CommonFailure>([&] { save_by(saver, out.path(), training); }),
-        {"step-00000003: is there already"});
+        {"step-00000003: exists already"});
   });
   verify(out / "step-00000003");
 }

@@ -51,7 +51,7 @@ TEST(CheckpointRefusals, WhatWouldBeForgottenIsRefused) {
     });
   };
   test::expect_words(loading(scheduled.path(), false, true),
-                     {"the checkpoint has the state of a scheduler", "found none"});
+                     {"the checkpoint has the state of a scheduler", "but LoadOptions has none"});
   test::expect_words(loading(scheduled.path(), true, false), {"the state of a scaler"});
   test::expect_words(loading(plain.path(), true, false), {"LoadOptions has a scheduler"});
   test::expect_words(loading(plain.path(), false, true), {"LoadOptions has a scaler"});
@@ -72,7 +72,7 @@ TEST(CheckpointRefusals, OptimizersThatCannotBeSavedAreRefusedByName) {
       torch::optim::SGD sgd(other.parameters(), torch::optim::SGDOptions(1));
       save(out.path(), training.handle, sgd, {.step = 1});
     });
-    test::expect_words(line, {"not the handle's", "handle.parameters()"});
+    test::expect_words(line, {"with other parameters", "handle.parameters()"});
   }
   EXPECT_TRUE(names_in(out.path()).empty());
 }

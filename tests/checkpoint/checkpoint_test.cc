@@ -196,7 +196,7 @@ TEST(Checkpoint, AStepIsNeverOverwrittenAndOldOnesGo) {
       training.save(out.path(), {.keep = 2});
     }
     test::expect_words(test::message_of<CommonFailure>([&] { (void)training.save(out.path()); }),
-                       {"step-00000003: is there already"});
+                       {"step-00000003: exists already"});
     training.steps = 2;
     fs::remove_all(group.is_root() ? out / "step-00000002" : out / "none");
     test::expect_words(test::message_of<CommonFailure>([&] { (void)training.save(out.path()); }),

@@ -252,7 +252,7 @@ TEST_F(SmallBpe, AVocabularyThatCannotBeIsNamed) {
   EXPECT_NE(refused_vocabulary("{\"a\": ").find("expected a JSON object"), std::string::npos);
   EXPECT_NE(refused_vocabulary(R"({"a": 5})").find("expected a number from 0 to 0, found 5"),
             std::string::npos);
-  EXPECT_NE(refused_vocabulary(R"({"a": 0, "b": 0})").find("the number 0 belongs to another one"),
+  EXPECT_NE(refused_vocabulary(R"({"a": 0, "b": 0})").find("the number 0 belongs to another token"),
             std::string::npos);
   EXPECT_NE(refused_vocabulary(R"({"a b": 0})").find("expected characters that stand for bytes"),
             std::string::npos);

@@ -175,7 +175,7 @@ TEST_P(SlotGradientsOf, ParametersOfAShardedModuleAreRefused) {
     ShardedModule sharded = fully_shard(model, group);
     EXPECT_TRUE(
         contains(message_of<InvalidArgument>([&] { SlotGradients(group, 2, model->parameters()); }),
-                 "fully_shard() has divided"));
+                 "fully_shard() has sharded"));
   });
 }
 

@@ -155,7 +155,7 @@ TEST(GlobalTensors, RefusePlacementsThatDoNotFit) {
   };
   expect_words(text({Shard(0)}), {"each of 2 axes", "[Shard(0)]"});
   expect_words(text({Shard(2), Replicate()}), {"[4, 6]", "Shard(2)"});
-  expect_words(text({Shard(0, 3), Replicate()}), {"divides the 4", "parts=3"});
+  expect_words(text({Shard(0, 3), Replicate()}), {"divides size 4", "parts=3"});
   expect_words(text({Partial(), Replicate()}), {"Partial(sum)", "from_local"});
   expect_words(message_of<InvalidArgument>([&] { (void)placements(plain); }),
                {"expected a global tensor", "plain"});

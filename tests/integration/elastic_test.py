@@ -164,7 +164,7 @@ def refused(folder):
     """An error that every restart would meet again is reported, without another round and without flight records."""
     for name, wrong, expected in (("words", ["--no-such-option"], "unknown option '--no-such-option'"),
                                   ("axes", ["--mesh", "pp=2"], "--elastic works with the axes dp, fsdp and tp"),
-                                  ("heads", ["--mesh", "tp=4"], "expected a number of heads that 4 ranks of tp")):
+                                  ("heads", ["--mesh", "tp=4"], "expected a number of heads divisible by tp, 4")):
         code, output, seconds = run([lockstep(), "run", "-n", "4", "--max-restarts", "3", train_program(),
                                      *training(folder, name, 10, *wrong)], seconds=60)
         expect(code in (1, 2), f"{wrong}: exit code {code}", output)

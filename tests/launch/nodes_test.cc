@@ -163,9 +163,8 @@ TEST(Nodes, AKilledAgentOfNode0EndsTheRun) {
   EXPECT_EQ(ran[0].process.signal, SIGKILL);
   for (int node : {1, 2}) {
     EXPECT_EQ(ran[node].exit_code, 1) << ran[node].problem;
-    expect_words(ran[node].error, {"node 0 (host ",
-                                   ") has failed: its agent, which serves the "
-                                   "store, has gone"});
+    expect_words(ran[node].error,
+                 {"node 0 (host ", ") has failed: its agent, which serves the store, is gone"});
     EXPECT_LT(ran[node].took, far_too_long);
   }
 }

@@ -142,7 +142,7 @@ TEST(LlamaCompositions, HeadsOfKeysThatDoNotDivideAreOneLine) {
   } catch (const InvalidArgument& error) {
     EXPECT_EQ(std::string(error.what()),
               "parallelize: model.layers.0.self_attn.k_proj.weight: expected a number of heads "
-              "that 4 ranks divide, found 2");
+              "divisible by tp, 4, found 2");
   }
 }
 

@@ -45,10 +45,14 @@ class EveryHandle : public testing::TestWithParam<Strategy> {
 TEST(UnattachedHandle, SaysSo) {
   Handle handle;
   EXPECT_FALSE(handle.is_attached());
-  expect_words(message_of<InvalidArgument>([&] { (void)handle.parameters(); }), {"no module"});
-  expect_words(message_of<InvalidArgument>([&] { (void)handle.no_sync(); }), {"no module"});
-  expect_words(message_of<InvalidArgument>([&] { (void)handle.mesh(); }), {"no module"});
-  expect_words(message_of<InvalidArgument>([&] { (void)ShardedModule().units(); }), {"no module"});
+  expect_words(message_of<InvalidArgument>([&] { (void)handle.parameters(); }),
+               {"not attached to a module"});
+  expect_words(message_of<InvalidArgument>([&] { (void)handle.no_sync(); }),
+               {"not attached to a module"});
+  expect_words(message_of<InvalidArgument>([&] { (void)handle.mesh(); }),
+               {"not attached to a module"});
+  expect_words(message_of<InvalidArgument>([&] { (void)ShardedModule().units(); }),
+               {"not attached to a module"});
   (void)DistributedDataParallel();
 }
 

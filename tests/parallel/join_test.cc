@@ -272,10 +272,10 @@ TEST(JoinErrors, OtherOrdersAreNamed) {
     Table one(join_shapes, at::kDouble), other(join_shapes, at::kDouble);
     DistributedDataParallel first(one, group), second(other, group.split(0));
     Join join({&first.joinable(), &second.joinable()});
-    expect_contains(
-        message_of<Mismatch>(
-            [&] { group.is_root() ? backward(first, *one, 0) : backward(second, *other, 0); }),
-        "Join: rank 0 has come to round 0 of DistributedDataParallel, rank 1 to round 0");
+    expect_contains(message_of<Mismatch>([&] {
+                      group.is_root() ? backward(first, *one, 0) : backward(second, *other, 0);
+                    }),
+                    "Join: rank 0 has reached round 0 of DistributedDataParallel, rank 1 round 0");
   });
 }
 

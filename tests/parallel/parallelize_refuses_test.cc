@@ -52,21 +52,20 @@ TEST(ParallelizeRefuses, SizesThatDoNotDivide) {
                                   [](const Mesh& mesh) { (void)parallelize(OwnNet(), mesh); });
   expect_refused<InvalidArgument>(
       {{"tp", 3}},
-      "parallelize: transformer.h.0.attn.c_attn.weight: expected a "
-      "number of heads that 3 ranks divide, found 4",
+      "parallelize: transformer.h.0.attn.c_attn.weight: expected a number of heads divisible by "
+      "tp, 3, found 4",
       [](const Mesh& mesh) { (void)parallelize(models::Gpt(composed_gpt()), mesh); });
   expect_refused<InvalidArgument>(
       {{"ep", 3}},
-      "parallelize: transformer.h.0.moe: expected experts that 3 ranks "
-      "divide, found 4",
+      "parallelize: transformer.h.0.moe: expected a number of experts divisible by ep, 3, found 4",
       [](const Mesh& mesh) { (void)parallelize(moe_of(0, at::kFloat), mesh); });
-  expect_refused<InvalidArgument>(
-      {{"cp", 3}},
-      "parallelize: context ulysses: expected heads of keys that 3 ranks of cp and tp divide, "
-      "found 4; ring takes any",
-      [](const Mesh& mesh) {
-        (void)parallelize(models::Gpt(composed_gpt()), mesh, {.context = ContextMethod::ulysses});
-      });
+  expect_refused<InvalidArgument>({{"cp", 3}},
+                                  "parallelize: context ulysses: expected a number of key heads "
+                                  "divisible by cp x tp, 3, found 4; ring takes any",
+                                  [](const Mesh& mesh) {
+                                    (void)parallelize(models::Gpt(composed_gpt()), mesh,
+                                                      {.context = ContextMethod::ulysses});
+                                  });
 }
 
 // After an error, the model trains with other options: nothing was changed.
@@ -147,8 +146,8 @@ TEST(ParallelizeRefuses, UnitsThatDivideAFusedWeightBeforeItIsCut) {
                                      .shard = {.units = {pattern}}});
                 }),
                 "parallelize: " + weight +
-                    ": expected units (.shard.units, or the plan's .blocks) that keep its 3 parts "
-                    "together, found one that divides them; name its module as a unit");
+                    ": fully_shard() would split its 3 parts over several units; list its module "
+                    "in .shard.units or the plan's .blocks");
       for (const at::Tensor& parameter : gpt->parameters()) {
         EXPECT_FALSE(is_global(parameter));
         EXPECT_TRUE(parameter.is_leaf() && parameter.numel() > 0);
@@ -170,8 +169,8 @@ TEST(ParallelizeRefuses, UnitsThatDivideATiedWeightInTwoWaysBeforeItIsCut) {
     models::Gpt gpt(composed_gpt());
     EXPECT_EQ(message_of<InvalidArgument>(
                   [&] { (void)parallelize(gpt, mesh, {.shard = {.units = {"transformer.h.*"}}}); }),
-              "parallelize: transformer.wte.weight is tied over stages 0 and 1: expected units "
-              "(.shard.units) that divide it alike, found others; name its module as a unit");
+              "parallelize: transformer.wte.weight is tied over stages 0 and 1, but their units "
+              "shard it differently; list its module in .shard.units");
     ParallelModel model =
         parallelize(gpt, mesh, {.shard = {.units = {"transformer.h.*", "transformer.wte"}}});
     const TokenBatch batch(1, 4);
@@ -261,7 +260,7 @@ TEST(ParallelizeRefuses, BatchesThatAreNoneAndTheGroupsStayUsable) {
                     [&] { (void)model.evaluate({none.x}, {none.y}, mean_square); }),
                 "evaluate(): inputs: expected a row for each of 4 micro-batches, found 0");
       EXPECT_EQ(message_of<InvalidArgument>([&] { (void)model.step({batch.x}, {batch.y}); }),
-                "step(): expected a loss, found none: give one, or ParallelPlan::loss in "
+                "step(): the loss must not be empty: pass one, or set ParallelPlan::loss in "
                 "parallel_plan(const Net&)");
       (void)model.step({batch.x}, {batch.y}, mean_square);
       EXPECT_GT(model.clip_grad_norm(1e9), 0);
@@ -274,14 +273,15 @@ TEST(ParallelizeRefuses, AModelWithoutOneForwardInStep) {
   const OwnBatch batch(1);
   EXPECT_EQ(
       message_of<InvalidArgument>([&] { (void)handle.step({batch.x}, {batch.y}, mean_square); }),
-      "step(): the model has no single forward() of tensors: expected .pieces or .forward in "
-      "parallel_plan(const Net&), found none");
+      "step(): the model has no single forward() of tensors: set .pieces or .forward in "
+      "parallel_plan(const Net&)");
 }
 
 TEST(ParallelizeRefuses, AnUnattachedModel) {
   ParallelModel model;
-  EXPECT_NE(message_of<InvalidArgument>([&] { (void)model.data(); }).find("no module"),
-            std::string::npos);
+  EXPECT_NE(
+      message_of<InvalidArgument>([&] { (void)model.data(); }).find("not attached to a module"),
+      std::string::npos);
 }
 
 }  // namespace

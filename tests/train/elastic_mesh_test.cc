@@ -79,9 +79,8 @@ TEST(ElasticMesh, AxesThatCannotChangeAreOneLine) {
   EXPECT_EQ(refusal(on_mesh(options, "fsdp=2"), 2), "no error");
   EXPECT_EQ(refusal(on_mesh(options, "dp=2,tp=2"), 4), "no error");
   // These are refused before a process starts: tiny_gpt() has 2 heads.
-  EXPECT_TRUE(
-      contains(refusal(on_mesh(options, "tp=3"), 3),
-               "--mesh tp=3: expected a number of heads that 3 ranks of tp divide, found "));
+  EXPECT_TRUE(contains(refusal(on_mesh(options, "tp=3"), 3),
+                       "--mesh tp=3: expected a number of heads divisible by tp, 3, found "));
   RunSetup moe = elastic_setup(tiny("moe", folder), "moe");
   moe.data = options.data;
   for (const char* mesh : {"dp=1,tp=2", "fsdp=2"})

@@ -111,9 +111,9 @@ TEST(MeshOptions, AxesThatATaskCannotHaveAreOneLine) {
   TemporaryFolder folder;
   RunSetup heads = text_run(folder, "gpt");
   set_option(heads, "mesh", "tp=3");
-  EXPECT_NE(refusal(heads, 3).find(
-                "--mesh tp=3: expected a number of heads that 3 ranks of tp divide, found "),
-            std::string::npos)
+  EXPECT_NE(
+      refusal(heads, 3).find("--mesh tp=3: expected a number of heads divisible by tp, 3, found "),
+      std::string::npos)
       << refusal(heads, 3);
   RunSetup mlp = tiny("mlp", folder);
   mlp.mesh = parse_axes("cp=2");
@@ -130,8 +130,8 @@ TEST(MeshOptions, AxesThatATaskCannotHaveAreOneLine) {
   options.mesh = parse_axes("cp=3");
   options.context_method = ContextMethod::ulysses;
   EXPECT_EQ(refusal(options, 3),
-            "--context-method ulysses on --mesh cp=3: expected heads of keys that 3 ranks divide, "
-            "found 4; ring takes any");
+            "--context-method ulysses on --mesh cp=3: expected a number of key heads divisible by "
+            "cp x tp, 3, found 4; ring takes any");
   options.mesh.clear();
   EXPECT_EQ(refusal(options, 1), "--context-method ulysses needs --mesh cp=N, found no --mesh");
 }
@@ -141,7 +141,8 @@ TEST(MeshOptions, WhatExpertsCannotHaveIsOneLine) {
   RunSetup moe = text_run(folder, "moe");
   moe.batch = 12;
   set_option(moe, "mesh", "ep=3");
-  EXPECT_EQ(refusal(moe, 3), "--mesh ep=3: expected experts that 3 ranks divide, found 8");
+  EXPECT_EQ(refusal(moe, 3),
+            "--mesh ep=3: expected a number of experts divisible by ep, 3, found 8");
   RunSetup gpt = text_run(folder, "gpt");
   set_option(gpt, "mesh", "ep=2");
   EXPECT_EQ(refusal(gpt, 2),

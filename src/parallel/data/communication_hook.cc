@@ -25,7 +25,7 @@ at::Tensor GradientBucket::gradient(int i) const {
 
 GradientBucket GradientBucket::with_buffer(at::Tensor buffer) const {
   check(buffer.dim() == 1 && buffer.numel() == buffer_.numel() && buffer.is_contiguous(),
-        "{}: another buffer must have {} elements in one dimension", name_, buffer_.numel());
+        "{}: a new buffer must have one dim of size {}", name_, buffer_.numel());
   return {name_, number_, is_last_, std::move(buffer), places_, timeout_};
 }
 
@@ -56,7 +56,7 @@ bool BucketFuture::advance() {
 }
 
 void CommunicationHook::load_state(const std::map<std::string, at::Tensor>& state) {
-  check_input(state.empty(), "communication hook {}: it has no state, found {}", describe(),
+  check_input(state.empty(), "communication hook {}: expected no state, found {}", describe(),
               state.begin()->first);
 }
 

@@ -113,8 +113,8 @@ DiLoCoState::DiLoCoState(const ModuleRef& module, const Ranks& ranks, const DiLo
 
 void DiLoCoState::check_usable() const {
   check(failure_.empty(),
-        "DiLoCo: an average of pseudo-gradients has failed before ({}): expected a new DiLoCo, "
-        "with what was saved earlier",
+        "DiLoCo: an average of pseudo-gradients has failed before ({}): make a new DiLoCo and load "
+        "a saved state",
         failure_);
 }
 
@@ -297,7 +297,7 @@ class StateReader {
     auto found = state_.find(name);
     check_input(found != state_.end() && found->second.numel() == count &&
                     found->second.scalar_type() == at::kLong,
-                "DiLoCo: state must have {}: {} integers", name, count);
+                "DiLoCo: the state must have {} with {} integers", name, count);
     ++used_;
     return found->second;
   }
@@ -325,7 +325,7 @@ class StateReader {
   }
 
   void check_all_used() const {
-    check_input(used_ == state_.size(), "DiLoCo: {} tensors of the state are unknown",
+    check_input(used_ == state_.size(), "DiLoCo: the state must have no unknown tensors, found {}",
                 state_.size() - used_);
   }
 

@@ -24,8 +24,8 @@ std::vector<std::vector<NamedParameter>> divide(const std::vector<NamedParameter
     all += parameter.tensor.numel();
   }
   check(static_cast<std::size_t>(fragments) <= trained.size(),
-        "DiLoCo: {} fragments need as many trained parameters, found {}", fragments,
-        trained.size());
+        "DiLoCo: expected at least as many trained parameters as fragments, {}, found {}",
+        fragments, trained.size());
   std::vector<std::vector<NamedParameter>> runs(static_cast<std::size_t>(fragments));
   std::size_t run = 0;
   for (std::size_t i = 0; i < trained.size(); ++i) {

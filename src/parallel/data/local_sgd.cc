@@ -35,7 +35,7 @@ ModelAverager::ModelAverager(std::vector<at::Tensor> parameters, std::vector<Ave
       warmup_steps_(warmup_steps),
       hook_(std::move(hook)),
       timeout_(timeout) {
-  check(!levels_.empty(), "ModelAverager: no level is given");
+  check(!levels_.empty(), "ModelAverager: expected at least one level, found none");
   check(warmup_steps >= 0, "ModelAverager: warmup_steps must be at least 0, found {}",
         warmup_steps);
   std::int64_t shorter = 0;

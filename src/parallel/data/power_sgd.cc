@@ -115,7 +115,7 @@ void PowerSgd::attach(std::span<const NamedParameter> parameters) {
     compresses_any = compresses_any || compresses(*shape);
     if (shape->numel() > largest.second.numel()) largest = {parameter.name, *shape};
   }
-  check(!attached_.empty(), "power_sgd: no parameter has two dims, so nothing is compressed");
+  check(!attached_.empty(), "power_sgd: no parameter has two dims, so nothing can be compressed");
   const auto& [name, shape] = largest;
   check(compresses_any,
         "power_sgd: rank {} is too large for every parameter: the largest, {}, is {} x {}, and "

@@ -83,10 +83,9 @@ struct Normalize : torch::autograd::Function<Normalize> {
                                                  torch::autograd::variable_list outputs) {
     auto layer = c10::static_intrusive_pointer_cast<Saved>(context->saved_data["layer"].toCapsule())
                      ->layer.lock();
-    check(layer != nullptr, "SyncBatchNorm: it is gone, and backward() needs it");
+    check(layer != nullptr, "SyncBatchNorm: backward() needs it, but it was destroyed");
     check(!at::GradMode::is_enabled(),
-          "SyncBatchNorm: {}: backward(create_graph=true) is not for layers that communicate",
-          layer->name);
+          "SyncBatchNorm: {}: backward(create_graph=true) is not supported", layer->name);
     auto saved = context->get_saved_variables();
     const at::Tensor &input = saved[0], &weight = saved[1], &mean = saved[2], &scale = saved[3];
     auto dtype = arithmetic_of(input);

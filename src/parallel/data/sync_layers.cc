@@ -96,11 +96,11 @@ SyncLayers::SyncLayers(torch::nn::Module& module, const Group& group)
   check(!layers_.empty(), "SyncBatchNorm: the module has no BatchNorm1d, 2d or 3d");
   for (const auto& layer : layers_) {
     check(!keys_of(*layer).empty(),
-          "SyncBatchNorm: {} has neither weights nor running statistics by which its calls could "
-          "be known",
+          "SyncBatchNorm: {} has neither weights nor running statistics, so its calls cannot be "
+          "recognised",
           layer->name);
     check(find_sync_layer(layer->running_mean, layer->weight) == nullptr,
-          "SyncBatchNorm: {} belongs to another one already", layer->name);
+          "SyncBatchNorm: {} already belongs to another SyncBatchNorm", layer->name);
   }
   group_ = group.split(0);
   Registry& all = registry();
@@ -151,7 +151,7 @@ SyncLayers::Whole SyncLayers::exchange(SyncLayer& layer, double rows, const at::
   Whole whole{.rows = counts.sum().item<double>(), .mean = mean, .variance = squares};
   if (whole.rows == 0) return whole;
   check(whole.rows > 1,
-        "SyncBatchNorm: {} got one value a channel over all ranks; a variance takes two",
+        "SyncBatchNorm: {} got one value per channel over all ranks; a variance needs two",
         layer.name);
   whole.mean = (means * counts).sum(0) / whole.rows;
   at::Tensor sum = (squares_of + counts * (means - whole.mean).square()).sum(0);

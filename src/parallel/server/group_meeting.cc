@@ -44,7 +44,7 @@ std::optional<std::string> another_host(Group& group) {
 GroupMeeting meet_in_group(Group& group, int servers) {
   const int workers = group.size() - servers;
   check(servers >= 1 && workers >= 1,
-        "parameter server: expected a server and a worker or more, found {} and {}", servers,
+        "parameter server: expected at least one server and one worker, found {} and {}", servers,
         workers);
   const std::optional<std::string> other = another_host(group);
   GroupMeeting met;

@@ -29,7 +29,7 @@ std::string_view next_field(std::string_view& line, char end) {
 std::int64_t number_in(std::string_view field) {
   auto number = parse_integer(field);
   check_input(number.has_value() && *number >= 0,
-              "parameter server: a list of keys has '{}' where a number must be", field);
+              "parameter server: a list of keys: expected a number, found '{}'", field);
   return *number;
 }
 
@@ -45,8 +45,9 @@ std::string_view take_name(std::string_view& text) {
 }
 
 std::string words_of(const Key& key) {
-  return formatted("{} [{}] of {} bytes an element (dtype {}){}", key.name, listed(key.sizes, ", "),
-                   key.element_bytes, key.dtype, key.by_rows ? ", by rows" : "");
+  return formatted("{} [{}] of {} bytes per element (dtype {}){}", key.name,
+                   listed(key.sizes, ", "), key.element_bytes, key.dtype,
+                   key.by_rows ? ", by rows" : "");
 }
 
 }  // namespace
@@ -56,7 +57,7 @@ std::int64_t Key::row_elements() const {
 }
 
 std::vector<std::vector<Piece>> plan_keys(std::span<const Key> keys, int servers) {
-  check(servers >= 1, "plan_keys: at least 1 server is needed, found {}", servers);
+  check(servers >= 1, "plan_keys: expected at least 1 server, found {}", servers);
   std::int64_t total = 0;
   for (const Key& key : keys) total += key.rows() * key.row_bytes();
   std::vector<std::vector<Piece>> plan(static_cast<std::size_t>(servers));

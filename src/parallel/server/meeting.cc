@@ -111,10 +111,10 @@ std::string pair_prefix(std::int64_t join, int server) {
 }
 
 void check_meeting(const Meeting& meeting) {
-  check(meeting.store != nullptr, "parameter server: Meeting::store is null");
-  check(meeting.servers >= 1, "parameter server: at least 1 server is needed, found {}",
+  check(meeting.store != nullptr, "parameter server: Meeting::store must not be null");
+  check(meeting.servers >= 1, "parameter server: expected at least 1 server, found {}",
         meeting.servers);
-  check(meeting.workers >= 1, "parameter server: at least 1 worker is needed, found {}",
+  check(meeting.workers >= 1, "parameter server: expected at least 1 worker, found {}",
         meeting.workers);
   check(meeting.timeout > Duration::zero() && meeting.join_timeout > Duration::zero(),
         "parameter server: timeouts must be positive, found {} and {}",
@@ -128,7 +128,7 @@ void check_meeting(const Meeting& meeting) {
 }
 
 Place place_of_rank(int servers, Duration join_timeout) {
-  check_input(servers >= 1, "parameter server: at least 1 server is needed, found {}", servers);
+  check_input(servers >= 1, "parameter server: expected at least 1 server, found {}", servers);
   std::vector<int> ranks(static_cast<std::size_t>(servers));
   std::iota(ranks.begin(), ranks.end(), 0);
   return place_of_rank(ranks, join_timeout);
@@ -151,8 +151,8 @@ Place place_of_rank(const std::vector<int>& server_ranks, Duration join_timeout)
                 listed(server_ranks, ", "));
   }
   check_input(static_cast<int>(server_ranks.size()) < info.size,
-              "parameter server: {} servers leave no worker of {} ranks", server_ranks.size(),
-              info.size);
+              "parameter server: expected fewer servers than ranks, found {} and {}",
+              server_ranks.size(), info.size);
   sys::keep_freed_memory();
   share_host(info.size);
   return place_in(info, server_ranks, join_timeout);

@@ -46,7 +46,7 @@ std::vector<Announcement> RemoteServers::find() const {
   try {
     meeting_.store->wait(names, Deadline::after(meeting_.join_timeout));
   } catch (const Timeout&) {
-    throw Timeout(formatted("parameter server: {} of {} did not come within {}", missing(),
+    throw Timeout(formatted("parameter server: {} of {} did not arrive within {}", missing(),
                             meeting_.servers, format_duration(meeting_.join_timeout)));
   }
   std::vector<Announcement> servers;
@@ -74,8 +74,8 @@ void RemoteServers::take_number(std::optional<int> asked, const Announcement& ow
   worker_ = *asked;
   std::string stands = meeting_.store->compare_set(formatted("worker/{}", worker_), "", own.text());
   check_input(stands == own.text(),
-              "parameter server: another worker {} is there, on {}; a worker that joins later is "
-              "given a number",
+              "parameter server: another worker {} exists, on {}; leave the number of a worker "
+              "that joins later to the servers",
               worker_, announcement_of(stands).address);
 }
 

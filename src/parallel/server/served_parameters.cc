@@ -57,7 +57,8 @@ ServedParameters::ServedParameters(std::vector<Key> keys, std::vector<Piece> pie
   }
   if (!parts_.empty()) {
     optimizer_ = make_optimizer(parts_);
-    check(optimizer_ != nullptr, "parameter server: ServerOptions::optimizer made none");
+    check(optimizer_ != nullptr,
+          "parameter server: ServerOptions::optimizer must return an optimizer, found null");
   }
 }
 
@@ -122,11 +123,11 @@ std::pair<ServedParameters::Tensors, ServedParameters::Tensors> ServedParameters
         static_cast<std::int64_t>(parameter.nbytes()) / parameter.size(0);
     check_input(
         count >= 0 && row + count <= rows.numel() && byte + count * row_bytes <= values.numel(),
-        "parameter server: a push announces {} rows, and has fewer", count);
+        "parameter server: a push announces {} rows, but has fewer", count);
     at::Tensor own = rows.narrow(0, row, count);
     check_input(count == 0 || (own.min().item<std::int64_t>() >= 0 &&
                                own.max().item<std::int64_t>() < parameter.size(0)),
-                "parameter server: a push has a row that is not there");
+                "parameter server: a push has a row that does not exist");
     std::vector<std::int64_t> sizes = parameter.sizes().vec();
     sizes.front() = count;
     rows_of_pieces.push_back(own);
@@ -149,12 +150,13 @@ void ServedParameters::read(const at::Tensor& buffer) const {
 at::Tensor ServedParameters::read_rows(std::size_t piece, const at::Tensor& rows) const {
   at::NoGradGuard no_grad;
   check_input(piece < by_rows_.size(),
-              "parameter server: rows of piece {} are asked for, there are {} by rows", piece,
-              by_rows_.size());
+              "parameter server: rows of piece {} were requested, but only {} are sent by rows",
+              piece, by_rows_.size());
   const std::int64_t count = parameters_[by_rows_.number(piece)].size(0);
   check_input(rows.numel() == 0 ||
                   (rows.min().item<std::int64_t>() >= 0 && rows.max().item<std::int64_t>() < count),
-              "parameter server: rows from 0 to {} may be asked for, found others", count - 1);
+              "parameter server: expected a request for rows from 0 to {}, found others",
+              count - 1);
   return at::index_select(parameters_[by_rows_.number(piece)], 0, rows);
 }
 

@@ -32,7 +32,7 @@ void check_options(const Meeting& meeting, int number, const ServerOptions& opti
   check(options.staleness == 0 || options.consistency == Consistency::stale_synchronous,
         "parameter server: staleness {} is given without Consistency::stale_synchronous",
         options.staleness);
-  check(options.optimizer != nullptr, "parameter server: ServerOptions::optimizer is missing");
+  check(options.optimizer != nullptr, "parameter server: ServerOptions::optimizer must be set");
 }
 
 }  // namespace
@@ -75,7 +75,7 @@ class Server::Impl {
 void Server::Impl::announce() {
   const std::string text = own_.text();
   std::string stands = meeting_.store->compare_set(server_key(own_.number), "", text);
-  check_input(stands == text, "parameter server {}: another server of this number is there, on {}",
+  check_input(stands == text, "parameter server {}: another server with this number exists, on {}",
               own_.number, announcement_of(stands).address);
 }
 

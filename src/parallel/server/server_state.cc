@@ -56,7 +56,8 @@ bool ServerState::meet_keys(int worker, const std::vector<Key>& keys,
   wait(
       lock, meeting_.join_timeout, [&] { return has_keys_; },
       [&] {
-        return formatted("worker 0 has not come within {}", format_duration(meeting_.join_timeout));
+        return formatted("worker 0 has not arrived within {}",
+                         format_duration(meeting_.join_timeout));
       });
   if (keys == keys_ && constants == constant_keys_) return false;
   const bool are_trained = keys != keys_;
@@ -109,7 +110,7 @@ std::int64_t ServerState::prepare(int worker) {
 void ServerState::begin(int worker, std::int64_t step) {
   Lock lock(mutex_);
   throw_if_failed();
-  if (!clocks_.may_begin(worker)) throw Aborted("the worker was taken out");
+  if (!clocks_.may_begin(worker)) throw Aborted("the server has excluded this worker");
   clocks_.begin(worker, step);
   ++report_.joined;
   update(lock, worker);
@@ -136,7 +137,7 @@ void ServerState::remove(int worker, bool lost) {
 void ServerState::push(int worker, std::shared_ptr<const PushedGradients> gradients) {
   Lock lock(mutex_);
   throw_if_failed();
-  if (!clocks_.is_present(worker)) throw Aborted("the worker was taken out");
+  if (!clocks_.is_present(worker)) throw Aborted("the server has excluded this worker");
   pushed_[worker] = std::move(gradients);
   clocks_.push(worker);
   update(lock, worker);
@@ -216,17 +217,17 @@ void ServerState::pull(int worker, const at::Tensor& buffer) {
       }
     }
     throw_if_failed();
-    if (!clocks_.is_present(worker)) throw Aborted("the worker was taken out");
+    if (!clocks_.is_present(worker)) throw Aborted("the server has excluded this worker");
   }
   std::shared_lock values(values_mutex_);
   parameters_->read(buffer);
 }
 
 void ServerState::request(std::string_view text) {
-  check_input(options_.on_request != nullptr,
-              "parameter server {}: a worker has a request, and ServerOptions::on_request is "
-              "missing",
-              number_);
+  check_input(
+      options_.on_request != nullptr,
+      "parameter server {}: a worker has a request, but ServerOptions::on_request is not set",
+      number_);
   try {
     std::unique_lock values(values_mutex_);
     parameters_->request(text, options_.on_request);
@@ -289,7 +290,7 @@ void ServerState::check_awaited(Deadline deadline) {
     awaited = clocks_.awaited();
   }
   if (awaited.empty()) return;
-  Timeout problem(formatted("parameter server {}: {} of {} did not come within {}", number_,
+  Timeout problem(formatted("parameter server {}: {} of {} did not arrive within {}", number_,
                             worker_list(awaited), meeting_.workers,
                             format_duration(meeting_.join_timeout)));
   fail(std::make_exception_ptr(problem), problem.what());

@@ -20,8 +20,8 @@ Session::Session(ServerState& state, Connection& connection, int number, int wor
       begin_limit_(begin_limit) {}
 
 at::Tensor Session::announced(std::int64_t count, at::ScalarType dtype) const {
-  check_input(count >= 0, "parameter server {}: worker {} announces {} elements", number_, worker_,
-              count);
+  check_input(count >= 0, "parameter server {}: worker {}: expected a number of elements, found {}",
+              number_, worker_, count);
   return at::empty({count}, dtype);
 }
 
@@ -32,7 +32,7 @@ std::vector<Key> Session::take_keys(std::int64_t bytes) {
     check_input(is_dtype && key.element_bytes ==
                                 static_cast<std::int64_t>(c10::elementSize(
                                     static_cast<at::ScalarType>(is_dtype ? key.dtype : 0))),
-                "parameter server {}: worker {} has {} of dtype {} with {} bytes an element",
+                "parameter server {}: worker {} has {} of dtype {} with {} bytes per element",
                 number_, worker_, visible(key.name), key.dtype, key.element_bytes);
   }
   return keys;
@@ -45,7 +45,8 @@ void Session::refuse(const std::string& text) {
 
 bool Session::welcome() {
   Header hello = connection_.receive(no_deadline);
-  check_input(hello.message == Message::hello, "parameter server {}: worker {} did not say hello",
+  check_input(hello.message == Message::hello,
+              "parameter server {}: worker {}: expected the message hello, found another one",
               number_, worker_);
   std::vector<Key> keys = take_keys(hello.first), constants = take_keys(hello.second);
   try {
@@ -60,7 +61,8 @@ bool Session::welcome() {
   }
   // Updates wait until the worker begins.
   Header begin = connection_.receive(begin_limit_);
-  check_input(begin.message == Message::begin, "parameter server {}: worker {} did not begin",
+  check_input(begin.message == Message::begin,
+              "parameter server {}: worker {}: expected the message begin, found another one",
               number_, worker_);
   state_.begin(worker_, begin.first);
   connection_.send({Message::ready});

@@ -136,7 +136,7 @@ Worker::Impl::RowsToPush Worker::Impl::gather_rows() {
       rows = rows_with_gradient(gradient);
       at::Tensor stale = at::logical_not(one.pulled.index_select(0, rows.rows));
       check(!stale.any().item<bool>(),
-            "parameter server: row {} of {} has a gradient, and was not pulled since the last "
+            "parameter server: row {} of {} has a gradient, but was not pulled since the last "
             "push(): call pull_rows() before forward()",
             stale.any().item<bool>() ? rows.rows.masked_select(stale)[0].item<std::int64_t>() : 0,
             one.key.name);
@@ -223,11 +223,11 @@ void Worker::Impl::pull_rows(std::string_view name, const at::Tensor& rows) {
     return one.key.by_rows && one.key.name == name;
   });
   check(found != keys_.trained().end(),
-        "parameter server: pull_rows: '{}' is no parameter that WorkerOptions::by_rows names",
+        "parameter server: pull_rows: '{}' is not a parameter that WorkerOptions::by_rows names",
         name);
   check(rows.defined() && at::isIntegralType(rows.scalar_type(), /*includeBool=*/false),
         "parameter server: pull_rows of {}: the rows must be integers", name);
-  check(!has_pushed_, "parameter server: pull_rows of {} after push(): call pull() before", name);
+  check(!has_pushed_, "parameter server: pull_rows of {} after push(): call pull() first", name);
   at::Tensor wanted = std::get<0>(at::_unique(rows.detach().to(at::kCPU, at::kLong).flatten()));
   if (wanted.numel() == 0) return;
   const auto least = wanted[0].item<std::int64_t>(), most = wanted[-1].item<std::int64_t>();
@@ -264,7 +264,7 @@ void Worker::Impl::pull_rows(TrainedParameter& parameter, const at::Tensor& rows
 
 void Worker::Impl::pull_all_rows() {
   check_alive();
-  check(!has_pushed_, "parameter server: pull_all_rows() after push(): call pull() before");
+  check(!has_pushed_, "parameter server: pull_all_rows() after push(): call pull() first");
   for (TrainedParameter& one : keys_.trained())
     if (one.key.by_rows) pull_rows(one, at::arange(one.key.rows(), at::kLong));
 }
@@ -276,7 +276,7 @@ void Worker::Impl::check_alive() const {
 
 void Worker::Impl::request(std::string_view text, const std::function<void()>& meanwhile) {
   check_alive();
-  check(!has_pushed_, "parameter server: request() after push(): call pull() before");
+  check(!has_pushed_, "parameter server: request() after push(): call pull() first");
   with_servers("request", [&](RemoteServer& remote) {
     remote.connection->send({Message::request, static_cast<std::int64_t>(text.size())});
     remote.connection->send_text(text);

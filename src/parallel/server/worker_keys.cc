@@ -24,7 +24,7 @@ void check_sendable(const char* kind, const std::string& name, const at::Tensor&
   check(!dispatch::is_lazy(tensor), "parameter server: {} {} is sharded or deferred", kind, name);
   check(!tensor.is_nested() && tensor.layout() == at::kStrided && !tensor.is_quantized() &&
             !tensor.is_meta() && !tensor.is_inference(),
-        "parameter server: {} {} is no ordinary dense tensor, so it cannot be sent", kind, name);
+        "parameter server: {} {} is not a dense tensor, so it cannot be sent", kind, name);
 }
 
 Key key_of(const std::string& name, const at::Tensor& tensor) {
@@ -38,7 +38,7 @@ Key trained_key(const NamedParameter& parameter, const std::vector<std::string>&
   Key key = key_of(parameter.name, parameter.tensor);
   key.by_rows = modules::is_ignored(parameter, by_rows);
   check(!key.by_rows || (!key.sizes.empty() && parameter.tensor.numel() > 0),
-        "parameter server: {} has no rows that could be pulled one by one", key.name);
+        "parameter server: {} has no rows that could be pulled separately", key.name);
   return key;
 }
 
@@ -89,8 +89,8 @@ void WorkerKeys::check_unchanged() const {
   for (const auto& [tensor, key, pulled] : trained_)
     check(tensor.sizes() == at::IntArrayRef(key.sizes) &&
               static_cast<int>(tensor.scalar_type()) == key.dtype && tensor.requires_grad(),
-          "parameter server: {} is not what it was when the worker was made: {} [{}]{}", key.name,
-          c10::toString(tensor.scalar_type()), listed(tensor.sizes(), ", "),
+          "parameter server: {} has changed since the worker was made, when it was {} [{}]{}",
+          key.name, c10::toString(tensor.scalar_type()), listed(tensor.sizes(), ", "),
           tensor.requires_grad() ? "" : " without gradient");
 }
 

@@ -54,12 +54,10 @@ void check_options(const ShardOptions& options) {
   for (const UnitRule& rule : options.units) dtypes.push_back(rule.compute_dtype);
   for (const auto& dtype : dtypes)
     check(!dtype || c10::isFloatingType(*dtype),
-          "fully_shard: parameters are computed with and gradients are summed in a floating-point "
-          "dtype, found {}",
+          "fully_shard: compute_dtype and reduce_dtype must be floating-point dtypes, found {}",
           name_of(dtype));
   check(options.offload.empty() || !options.offload_to_host,
-        "fully_shard: what is offloaded goes to a folder (offload) or to the host's memory "
-        "(offload_to_host), not to both");
+        "fully_shard: offload (to a folder) and offload_to_host cannot both be set");
   check(options.prefetch >= 0, "fully_shard: prefetch must be at least 0 units, found {}",
         options.prefetch);
 }
@@ -120,7 +118,7 @@ void check_not_divided(const std::vector<NamedParameter>& parameters) {
     check(!dispatch::is_lazy(tensor) || dispatch::is_deferred(tensor) || is_part,
           "fully_shard: {} is sharded already, by another handle", name);
     check(!parallel::is_hooked(tensor),
-          "fully_shard: another handle averages the gradient of {}; let it go before", name);
+          "fully_shard: another handle averages the gradient of {}; release it first", name);
   }
 }
 
@@ -142,11 +140,11 @@ void check_storage(const Groups& groups, const std::vector<NamedParameter>& para
   try {
     (void)group.empty_node_shared({1}, at::kByte);
   } catch (const InvalidArgument&) {
-    throw InvalidArgument(formatted(
-        "fully_shard: node_shared storage needs ranks that share the memory of one host (engines "
-        "local and shm), found the engine {}; take private_memory, or on several hosts a mesh "
-        "whose last axis lies in a host",
-        group.backend()));
+    throw InvalidArgument(
+        formatted("fully_shard: node_shared storage needs ranks that share the memory of one host "
+                  "(backends local and shm), found the backend {}; use private_memory, or on "
+                  "several hosts a mesh whose last axis lies in a host",
+                  group.backend()));
   }
 }
 
@@ -255,12 +253,11 @@ void check_memory(const Group& group, std::int64_t needed, const CallOptions& ca
   std::optional<MemoryNeed> shortage = first_shortage(needs);
   if (!shortage) return;
   auto ranks_there = std::ranges::count(needs, shortage->place, &MemoryNeed::place);
-  check_input(
-      false,
-      "fully_shard: the {} ranks of one host need {} more for parameters and gradients, and "
-      "{} are available (of the machine, or what its control groups leave); take a higher "
-      "level, more hosts, or smaller units",
-      ranks_there, format_bytes(shortage->needed), format_bytes(shortage->available));
+  check_input(false,
+              "fully_shard: the ranks of one host ({}) need {} more for parameters and gradients, "
+              "but {} are available (on the host, or within its control groups); use a higher "
+              "level, more hosts, or smaller units",
+              ranks_there, format_bytes(shortage->needed), format_bytes(shortage->available));
 }
 
 void check_room(const Offload& offload, const Group& group,

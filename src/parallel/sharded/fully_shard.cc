@@ -34,7 +34,8 @@ ShardedModule::ShardedModule(std::shared_ptr<ShardedState> state) : Handle(std::
 
 std::shared_ptr<ShardedState> ShardedModule::sharded() const {
   auto sharded = std::dynamic_pointer_cast<ShardedState>(state());
-  check(sharded != nullptr, "ShardedModule: the handle of another strategy was assigned to it");
+  check(sharded != nullptr,
+        "ShardedModule: expected a handle of fully_shard(), found one of another strategy");
   return sharded;
 }
 

@@ -52,19 +52,19 @@ bool names_it(const std::string& pattern, const NamedParameter& parameter) {
 
 void check_fits(const TensorStyle& style, const PlannedParameter& one, int ranks) {
   const auto& [name, tensor, aliases] = one.parameter;
-  check(tensor.dim() > 0, "parallelize: {}: expected a parameter with dims for {}, found none",
+  check(tensor.dim() > 0, "parallelize: {}: expected a parameter with dims for {}, found a scalar",
         name, describe(style));
   if (!one.placement.is_shard()) return;
   const std::int64_t length = tensor.size(one.placement.dim());
   check(length % style.parts() == 0,
-        "parallelize: {}: expected a length that {} parts divide, found {} in dim {} of [{}]", name,
-        style.parts(), length, one.placement.dim(), listed(tensor.sizes(), ", "));
+        "parallelize: {}: expected a size divisible by its parts, {}, found {} in dim {} of [{}]",
+        name, style.parts(), length, one.placement.dim(), listed(tensor.sizes(), ", "));
   if (style.head_count() == 0) return;
   check(style.head_count() % ranks == 0,
-        "parallelize: {}: expected a number of heads that {} ranks divide, found {}", name, ranks,
+        "parallelize: {}: expected a number of heads divisible by tp, {}, found {}", name, ranks,
         style.head_count());
   check(length / style.parts() % style.head_count() == 0,
-        "parallelize: {}: expected a length that {} parts of {} heads divide, found {} in dim {}",
+        "parallelize: {}: expected a size divisible by parts x heads, {} x {}, found {} in dim {}",
         name, style.parts(), style.head_count(), length, one.placement.dim());
 }
 

@@ -41,7 +41,7 @@ TensorParallelState::TensorParallelState(std::shared_ptr<torch::nn::Module> modu
       module_(std::move(module)),
       kept_group_(std::make_shared<Group>(tensor_parallel::ranks_of_parts(tensors))),
       tensors_(tensors) {
-  check(module_ != nullptr, "parallelize: expected a module, found none");
+  check(module_ != nullptr, "parallelize: the module must not be null");
   part_all(how);
   hold_parts();
   aborts(group_);
@@ -133,8 +133,8 @@ void TensorParallelState::train(Handle of_parts) {
   handle_ = std::move(of_parts);
   const std::string apart = take_parts();
   check(apart.empty(),
-        "parallelize: {}: expected a handle that keeps all of this rank's parts in one unit, found "
-        "one that divides them; name its module as a unit",
+        "parallelize: {}: fully_shard() split this rank's parts over several units; list its "
+        "module in .units",
         apart);
   if (handle_.is_attached()) {
     for (const Part& part : handle_.named_parameters())

@@ -17,8 +17,8 @@ threads::ReplicaState& replicas_behind(const std::shared_ptr<HandleState>& state
 namespace threads {
 
 void refuse_replica_type(int device) {
-  throw InvalidArgument(
-      formatted("DataParallel: the replica for device {} is not of the model's class", device));
+  throw InvalidArgument(formatted(
+      "DataParallel: the replica for device {} has another class than the model", device));
 }
 
 }  // namespace threads

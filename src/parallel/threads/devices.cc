@@ -34,7 +34,7 @@ int visible_cuda_devices() {
 }  // namespace
 
 std::vector<ComputeDevice> cpu_devices(int count) {
-  check(count >= 1, "cpu_devices: at least 1 device is needed, found {}", count);
+  check(count >= 1, "cpu_devices: expected at least 1 device, found {}", count);
   std::vector<int> cores = sys::allowed_cores();
   const int all = static_cast<int>(cores.size());
   const int threads = std::max(1, std::min(sys::usable_cores(), at::get_num_threads()) / count);
@@ -72,21 +72,21 @@ std::string describe(const ComputeDevice& device, int number) {
 }
 
 void check_devices(std::span<const ComputeDevice> devices) {
-  check(!devices.empty(), "DataParallel: at least one device is needed, found none");
+  check(!devices.empty(), "DataParallel: expected at least 1 device, found none");
   const std::vector<int> allowed = sys::allowed_cores();
   std::map<int, int> owners;
   for (std::size_t i = 0; i < devices.size(); ++i) {
     const auto& [device, cores, threads] = devices[i];
     const int number = static_cast<int>(i);
-    check(threads >= 1, "DataParallel: {} needs at least 1 thread, found {}",
+    check(threads >= 1, "DataParallel: {}: expected at least 1 thread, found {}",
           describe(devices[i], number), threads);
     if (!device.is_cpu()) {
       check(device.has_index(),
-            "DataParallel: device {} is {} without a number: write which one, such as {}:0", number,
+            "DataParallel: device {} is {} without a number: give one, such as {}:0", number,
             device.str(), device.str());
       for (std::size_t other = 0; other < i; ++other)
-        check(devices[other].device != device, "DataParallel: {} comes twice, as devices {} and {}",
-              device.str(), other, number);
+        check(devices[other].device != device,
+              "DataParallel: {} is given twice, as devices {} and {}", device.str(), other, number);
     }
     for (int core : cores) {
       check(std::ranges::binary_search(allowed, core),
@@ -95,8 +95,8 @@ void check_devices(std::span<const ComputeDevice> devices) {
             number, core, core_list(allowed));
       auto [owner, is_free] = owners.emplace(core, number);
       check(is_free,
-            "DataParallel: core {} comes twice, for devices {} and {}: give each device cores of "
-            "its own, as cpu_devices() does",
+            "DataParallel: core {} is given twice, for devices {} and {}: give each device cores "
+            "of its own, as cpu_devices() does",
             core, owner->second, number);
     }
   }

@@ -28,7 +28,7 @@ thread_local int device_of_thread = -1;
 
 const std::shared_ptr<torch::nn::Module>& not_null(
     const std::shared_ptr<torch::nn::Module>& model) {
-  check(model != nullptr, "DataParallel: the model is null");
+  check(model != nullptr, "DataParallel: the model must not be null");
   return model;
 }
 
@@ -176,8 +176,7 @@ at::Tensor ReplicaState::backward(const Loss& loss, const std::vector<at::Tensor
 void ReplicaState::reduce() {
   double total = 0;
   for (auto& each : steps_) total += each->weight();
-  check(total > 0,
-        "DataParallel: the losses of all devices have weight 0: there is nothing to mean");
+  check(total > 0, "DataParallel: the losses of all devices have weight 0, so they have no mean");
   std::vector<std::size_t> used;
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     if (std::ranges::any_of(steps_, [&](const auto& each) { return each->has_gradient(i); }))
@@ -210,7 +209,7 @@ at::Tensor ReplicaState::forward(const Forward& forward, const std::vector<at::T
     }
     at::Tensor output = forward(i, here);
     check(output.defined() && output.dim() > 0 && output.size(0) == count,
-          "the output of {} rows must have as many rows, found {}", count,
+          "the output for {} rows must have as many rows, found {}", count,
           output.defined() ? formatted("sizes [{}]", listed(output.sizes(), ", ")) : "nothing");
     outputs[static_cast<std::size_t>(i)] = output.to(devices().front().device);
   });

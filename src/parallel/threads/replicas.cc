@@ -34,15 +34,15 @@ void check_tensor(const char* kind, const std::string& name, const at::Tensor& t
         "DataParallel: {} {} is sharded or deferred: DataParallel needs all of it in memory", kind,
         name);
   check(!is_global(tensor),
-        "DataParallel: {} {} is a global tensor, of which each rank computes its part: a replica "
-        "would compute without the others",
+        "DataParallel: {} {} is a global tensor, which needs the other ranks: a replica would "
+        "compute without them",
         kind, name);
   check(!tensor.is_nested() && tensor.layout() == at::kStrided && !tensor.is_quantized() &&
             !tensor.is_meta() && !tensor.is_inference(),
-        "DataParallel: {} {} is no ordinary dense tensor, so replicas cannot be given its values",
+        "DataParallel: {} {} is not a dense tensor, so its values cannot be copied to replicas",
         kind, name);
   check(tensor.device() == device,
-        "DataParallel: {} {} is on {}, and the first device is {}: move the model there before",
+        "DataParallel: {} {} is on {}, but the first device is {}: move the model there first",
         kind, name, tensor.device().str(), device.str());
 }
 

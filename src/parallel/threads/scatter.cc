@@ -27,7 +27,8 @@ std::int64_t rows_of(std::span<const at::Tensor> inputs) {
           "equally many",
           first, rows, i, inputs[i].size(0));
   }
-  check(rows >= 0, "DataParallel: none of {} inputs has rows to divide", inputs.size());
+  check(rows >= 0, "DataParallel: expected an input with rows to divide, found none (inputs: {})",
+        inputs.size());
   check(rows > 0, "DataParallel: the mini-batch has no rows");
   return rows;
 }

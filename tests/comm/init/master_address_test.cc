@@ -48,7 +48,7 @@ TEST(MasterAddress, MayStandInBrackets) {
 
 TEST(MasterAddress, ALinkLocalOneNeedsItsInterface) {
   expect_words(message_of<BadInput>([] { static_cast<void>(master_at("fe80::1")); }),
-               {"MASTER_ADDR: host 'fe80::1'", "name the interface", "fe80::1%eth0"});
+               {"MASTER_ADDR: host 'fe80::1'", "needs its interface", "fe80::1%eth0"});
   EXPECT_EQ(master_at("[fe80::1%lo]").host(), "fe80::1%lo");
 }
 

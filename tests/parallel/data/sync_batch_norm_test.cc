@@ -228,7 +228,7 @@ TEST(SyncBatchNorms, OneValueAChannelIsNamedOnAllRanks) {
                       (void)at::batch_norm(input, norm->weight, norm->bias, norm->running_mean,
                                            norm->running_var, true, 0.1, 1e-5, false);
                     }),
-                    "SyncBatchNorm: 0 got one value a channel over all ranks");
+                    "SyncBatchNorm: 0 got one value per channel over all ranks");
   });
 }
 
@@ -240,7 +240,7 @@ TEST(SyncBatchNorms, RefusesWhatItCannotTake) {
   torch::nn::BatchNorm1d norm(3);
   SyncBatchNorm sync(norm, group);
   expect_contains(message_of<InvalidArgument>([&] { SyncBatchNorm other(norm, group); }),
-                  "belongs to another one already");
+                  "already belongs to another SyncBatchNorm");
   torch::nn::BatchNorm1d bare(
       torch::nn::BatchNorm1dOptions(3).affine(false).track_running_stats(false));
   expect_contains(message_of<InvalidArgument>([&] { SyncBatchNorm other(bare, group); }),

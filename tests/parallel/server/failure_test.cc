@@ -177,12 +177,13 @@ TEST(ServerInput, WhatCannotBeIsRefusedInOneLine) {
   expect_contains(refusal([](auto&, auto& options) { options.staleness = 4; }),
                   "staleness 4 is given without Consistency::stale_synchronous");
   expect_contains(refusal([](auto&, auto& options) { options.optimizer = nullptr; }),
-                  "ServerOptions::optimizer is missing");
+                  "ServerOptions::optimizer must be set");
   expect_contains(refusal([](auto&, auto&) {}, 3), "expected a number from 0 to 2, found 3");
   expect_contains(refusal([](auto& meeting, auto&) { meeting.servers = 0; }), "found 0");
   expect_contains(refusal([](auto& meeting, auto&) { meeting.workers = 0; }), "found 0");
   expect_contains(refusal([](auto& meeting, auto&) { meeting.backend = "tcp"; }), "found 'tcp'");
-  expect_contains(refusal([](auto& meeting, auto&) { meeting.store = nullptr; }), "store is null");
+  expect_contains(refusal([](auto& meeting, auto&) { meeting.store = nullptr; }),
+                  "store must not be null");
   auto model = line();
   expect_contains(first_error([&] { ps::Worker worker(model, place.meeting(), 1); }),
                   "expected a worker's number from 0 to 0, found 1");
@@ -195,12 +196,12 @@ TEST(ServerInput, AListOfServersWithAHoleIsNamed) {
     if (process < 2) {
       const int number = 2 * process;  // 0 and 2, but not 1
       expect_contains(first_error([&] { (void)place.serve(number); }),
-                      "worker 0 of 1 did not come within");
+                      "worker 0 of 1 did not arrive within");
       return;
     }
     auto model = line();
     expect_contains(first_error([&] { ps::Worker worker(model, place.meeting(), 0); }),
-                    "server 1 of 3 did not come within 700ms");
+                    "server 1 of 3 did not arrive within 700ms");
   });
 }
 
@@ -240,7 +241,7 @@ TEST(ServerInput, OptionsAndNumbersMustFit) {
       (void)store->get("server/0", Deadline::after(seconds(15)));
       expect_contains(
           first_error([&] { ps::Server(place.meeting(), 0, {.optimizer = plain_sgd(1)}).run(); }),
-          "parameter server 0: another server of this number is there");
+          "parameter server 0: another server with this number exists");
       return;
     }
     auto model = line();

@@ -101,12 +101,12 @@ TEST(ServersOfRows, RowsThatAreForgottenAreNamed) {
     worker.push();
     refused([&] { worker.push(); }, "push() was called twice without pull()");
     refused([&] { worker.pull_rows("embedding.weight", at::tensor({5}, at::kLong)); },
-            "after push(): call pull() before");
+            "after push(): call pull() first");
     worker.pull();
     refused([&] { worker.push(); }, "row 5 of embedding.weight");  // gradients still exist
     worker.zero_grad();
     refused([&] { worker.pull_rows("head.weight", at::tensor({0}, at::kLong)); },
-            "'head.weight' is no parameter");
+            "'head.weight' is not a parameter");
     refused([&] { worker.pull_rows("embedding.weight", at::tensor({words}, at::kLong)); },
             "expected rows from 0 to 100, found 101");
     refused(

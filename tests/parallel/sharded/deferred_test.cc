@@ -170,7 +170,7 @@ TEST(DeferredMemory, IsAskedForBeforeItIsTaken) {
     });
     at::Tensor huge = model->parameters().front();
     auto refused = [&] { auto sharded = fully_shard(model, group); };
-    expect_words(message_of<BadInput>(refused), {"2 ranks of one host", "available"});
+    expect_words(message_of<BadInput>(refused), {"the ranks of one host (2)", "available"});
     EXPECT_FALSE(dispatch::has_memory(huge));
   });
 }

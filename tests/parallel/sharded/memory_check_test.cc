@@ -56,7 +56,7 @@ TEST(MemoryCheck, MoreThanThereIsIsRefusedBeforeAnythingIsTaken) {
       at::Tensor huge = at::zeros({1}).expand({std::int64_t{1} << 46});
       model.register_parameter("huge", huge, /*requires_grad=*/false);
       auto refused = [&] { auto sharded = fully_shard(model, group, {.level = level}); };
-      expect_words(message_of<BadInput>(refused), {"2 ranks of one host", "available"});
+      expect_words(message_of<BadInput>(refused), {"the ranks of one host (2)", "available"});
       EXPECT_FALSE(dispatch::is_lazy(small));
       EXPECT_TRUE(same_bits(small, values({3}, 1)));
     });

@@ -67,7 +67,8 @@ TEST(NodeSharedStorage, IsRefusedWhereRanksShareNoMemoryAndNothingHasChanged) {
     fill_parameters(*model, 4 + group.rank());
     at::Tensor before = model->weight.detach().clone();
     auto refused = [&] { auto sharded = fully_shard(model, group, shared()); };
-    expect_words(message_of<InvalidArgument>(refused), {"node_shared", "engine gloo", "last axis"});
+    expect_words(message_of<InvalidArgument>(refused),
+                 {"node_shared", "backend gloo", "last axis"});
     EXPECT_TRUE(same_bits(model->weight, before));
     auto sharded = fully_shard(model, group);
     model->forward(values({1, 3}, 1)).sum().backward();

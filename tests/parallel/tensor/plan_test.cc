@@ -24,14 +24,14 @@ TEST(TensorPlan, WhatDoesNotFitIsOneLine) {
   EXPECT_EQ(refused_plan({{"transformer.h.*", Colwise()}}, *gpt).substr(0, 20),
             "parallelize: expecte");
   EXPECT_EQ(refused_plan(gpt_tensor_plan(small_gpt()), *gpt, 5),
-            "parallelize: transformer.h.0.attn.c_attn.weight: expected a number of heads that 5 "
-            "ranks divide, found 12");
+            "parallelize: transformer.h.0.attn.c_attn.weight: expected a number of heads divisible "
+            "by tp, 5, found 12");
   EXPECT_EQ(refused_plan({{"transformer.wte", Colwise(2)}}, *gpt),
-            "parallelize: transformer.wte.weight: expected a length that 2 parts divide, found 37 "
-            "in dim 0 of [37, 48]");
+            "parallelize: transformer.wte.weight: expected a size divisible by its parts, 2, found "
+            "37 in dim 0 of [37, 48]");
   EXPECT_EQ(refused_plan({{"transformer.h.*.mlp.c_fc", Colwise().heads(7)}}, *gpt, 7),
-            "parallelize: transformer.h.0.mlp.c_fc.weight: expected a length that 1 parts of 7 "
-            "heads divide, found 192 in dim 0");
+            "parallelize: transformer.h.0.mlp.c_fc.weight: expected a size divisible by parts x "
+            "heads, 1 x 7, found 192 in dim 0");
   EXPECT_EQ(
       refused_plan(
           {{"transformer.h.*.mlp.c_fc", Colwise()}, {"transformer.h.1.mlp.c_fc", Rowwise()}}, *gpt),
@@ -50,7 +50,7 @@ TEST(TensorPlan, OptionsThatDoNotFitAreOneLine) {
               "parallelize: expected sequence_dim 0 or 1, found 2");
     auto tp = parallelize(gpt, mesh);
     expect_contains(refused_by({}),
-                    "transformer.wte.weight: expected a tensor of this rank, found one on several");
+                    "transformer.wte.weight: expected a plain tensor, found a global one");
   });
 }
 

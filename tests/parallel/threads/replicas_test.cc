@@ -23,14 +23,14 @@ std::string refusal_of(const std::vector<ComputeDevice>& devices) {
 }
 
 TEST(Devices, BadListsAreRefusedInOneLine) {
-  expect_contains(refusal_of({}), "at least one device is needed, found none");
+  expect_contains(refusal_of({}), "expected at least 1 device, found none");
   ComputeDevice cuda{.device = c10::Device(c10::kCUDA, 0)};
-  expect_contains(refusal_of({cuda, cuda}), "cuda:0 comes twice, as devices 0 and 1");
+  expect_contains(refusal_of({cuda, cuda}), "cuda:0 is given twice, as devices 0 and 1");
   expect_contains(refusal_of({{.device = c10::Device(c10::kCUDA)}}), "cuda without a number");
   expect_contains(refusal_of({{.threads = 0}}), "at least 1 thread, found 0");
   int core = sys::allowed_cores().front();
   expect_contains(refusal_of({{.cores = {core}}, {.cores = {core}}}),
-                  "core " + std::to_string(core) + " comes twice, for devices 0 and 1");
+                  "core " + std::to_string(core) + " is given twice, for devices 0 and 1");
   expect_contains(refusal_of({{.cores = {99999}}}), "core 99999, which this process may not use");
   expect_contains(message_of<InvalidArgument>([] { (void)cpu_devices(0); }), "found 0");
   expect_contains(message_of<InvalidArgument>([] { (void)cuda_devices(99); }), "found 99");
@@ -74,7 +74,7 @@ TEST(Replicas, BadInputsAreRefusedBeforeAnythingIsComputed) {
   };
   expect_contains(refusal(x, at::ones({3, 2})), "input 0 has 4 rows, and input 1 has 3");
   expect_contains(refusal(at::ones({0, 2}), at::ones({0, 2})), "has no rows");
-  expect_contains(refusal(at::ones({}), at::ones({})), "none of 2 inputs has rows");
+  expect_contains(refusal(at::ones({}), at::ones({})), "found none (inputs: 2)");
   expect_contains(refusal(x, at::Tensor()), "input 1 is an undefined tensor");
   expect_contains(refusal(at::ones({4, 2}).requires_grad_(), x), "input 0 requires a gradient");
   EXPECT_FALSE(model->weight.grad().defined());
