@@ -79,8 +79,7 @@ void check_nodes(launch::WorkerSpec& spec, const std::string& node) {
   } else if (!node.empty()) {
     const auto number = parse_integer(node);
     check_input(number && *number >= 0 && *number < nodes.nodes,
-                "--node-rank: expected an integer from 0 to {}, found '{}'", nodes.nodes - 1,
-                node);
+                "--node-rank: expected an integer from 0 to {}, found '{}'", nodes.nodes - 1, node);
     nodes.node = static_cast<int>(*number);
   }
 }

@@ -227,8 +227,7 @@ CommandOptions::Take each_of(std::function<void(const std::string& text)> take) 
 std::int64_t checked_number(const std::string& text, std::int64_t least, std::int64_t most) {
   auto number = parse_integer(text);
   if (!number || *number < least || *number > most)
-    throw BadInput(
-        formatted("expected an integer from {} to {}, found '{}'", least, most, text));
+    throw BadInput(formatted("expected an integer from {} to {}, found '{}'", least, most, text));
   return *number;
 }
 

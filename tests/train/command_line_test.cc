@@ -104,8 +104,7 @@ TEST(CommandLine, MistakesAreOneLineThatHelps) {
   EXPECT_EQ(message_for({"imagenet"}),
             "unknown task 'imagenet'; known: gpt, llama, moe, mnist, cifar, mlp");
   EXPECT_EQ(message_for({}), "name a task: gpt llama moe mnist cifar mlp");
-  EXPECT_EQ(message_for({"gpt", "--batch", "many"}),
-            "--batch: expected an integer, found 'many'");
+  EXPECT_EQ(message_for({"gpt", "--batch", "many"}), "--batch: expected an integer, found 'many'");
   EXPECT_EQ(message_for({"gpt", "--steps", "5", "--epochs", "5"}),
             "give --steps or --epochs, not both");
   EXPECT_EQ(message_for({"gpt", "rest"}), "unexpected word 'rest'");
