@@ -1,6 +1,7 @@
 #include "elastic/round_loop.h"
 
 #include "base/check.h"
+#include "base/counted.h"
 #include "base/environment.h"
 #include "base/format.h"
 #include "base/log.h"
@@ -120,7 +121,7 @@ void wait_beside(const LoopOptions& options, const Rounds& rounds, const RoundWa
 
 // Waits until more nodes come. If no more can come, one rank throws BadInput, which ends the run.
 void wait_for_more(const Rounds& rounds, const RoundWatch& watch, const rank_env::RankInfo& place) {
-  const std::string there = formatted("{} {}", place.size, place.size == 1 ? "rank" : "ranks");
+  const std::string there = counted(place.size, "rank");
   check_input(place.rank > 0 || !rounds.are_nodes_fixed(),
               "{} cannot make one copy of the model: start more ranks, or give --nnodes MIN:MAX, "
               "so that more nodes can join",

@@ -1,6 +1,7 @@
 #include <lockstep/parallel/parallelize.h>
 
 #include "base/check.h"
+#include "base/counted.h"
 #include "global/mesh_context.h"
 #include "module/checks.h"
 #include "parallel/parallel_composition.h"
@@ -160,23 +161,23 @@ Handle Composition::with_groups(Handle handle) const {
 }
 
 std::string Composition::text() const {
-  std::string text =
-      formatted("parallelize on {} ({} ranks)\n", mesh_.layout().describe(), mesh_.group().size());
+  std::string text = formatted("parallelize on {} ({})\n", mesh_.layout().describe(),
+                               counted(mesh_.group().size(), "rank"));
   for (std::size_t i = 0; has("pp") && i < stages_.size(); ++i)
     text += formatted("stage {} on rank {} of pp: {}\n", i, plan::rank_of_stages(*schedule_)[i],
                       stages_[i].name);
   if (has("tp")) text += describe(plan_.tensor, *model_, size("tp"), options_.sequence_parallel);
   if (has("cp"))
-    text += formatted("sequences: parts on {} ranks of cp, {}\n", size("cp"),
+    text += formatted("sequences: parts on {} of cp, {}\n", counted(size("cp"), "rank"),
                       options_.context == ContextMethod::ring ? "ring" : "ulysses");
   for (const auto& [name, mixture] : mixtures_)
     if (has("ep"))
-      text += formatted("experts: {}: {} on each of {} ranks of ep\n", name,
-                        mixture->options().experts / size("ep"), size("ep"));
+      text += formatted("experts: {}: {} on each of {} of ep\n", name,
+                        mixture->options().experts / size("ep"), counted(size("ep"), "rank"));
   if (shards()) {
     std::vector<std::string> units;
     for (const UnitRule& rule : options_.shard.units) units.push_back(rule.pattern);
-    text += formatted("shards: on {} ranks of fsdp, units {}\n", size("fsdp"),
+    text += formatted("shards: on {} of fsdp, units {}\n", counted(size("fsdp"), "rank"),
                       units.empty() ? "(one)" : listed(units, ", "));
   }
   if (has("dp")) text += formatted("copies: {}\n", size("dp"));

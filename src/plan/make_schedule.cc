@@ -1,4 +1,5 @@
 #include "base/check.h"
+#include "base/counted.h"
 #include "base/text.h"
 
 #include <lockstep/plan/schedule.h>
@@ -235,8 +236,8 @@ Sizes checked_sizes(const Maker& maker, const ScheduleShape& shape) {
         "schedule {}: expected at most {} stages times micro-batches, found {} times {}", name,
         most_cells, shape.stages, shape.micro_batches);
   if (least == most) {
-    check(chunks == least, "schedule {}: expected {} {} (stages of a rank), found {}", name, least,
-          least == 1 ? "chunk" : "chunks", chunks);
+    check(chunks == least, "schedule {}: expected {} (stages of a rank), found {}", name,
+          counted(least, "chunk"), chunks);
   } else {
     check(chunks >= least, "schedule {}: expected {} chunks (stages of a rank) or more, found {}",
           name, least, chunks);

@@ -1,3 +1,4 @@
+#include "base/counted.h"
 #include "base/format.h"
 
 #include <lockstep/plan/picture.h>
@@ -75,10 +76,10 @@ std::string svg_picture(const Schedule& schedule, const PipelineTimes& times,
       "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{:.0f}\" height=\"{:.0f}\" "
       "font-family=\"sans-serif\" font-size=\"12\">\n"
       "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n"
-      "<text x=\"4\" y=\"20\">{}: {} stages, {} ranks, {} micro-batches; bubble {:.1f} %, peak {} "
-      "activations</text>\n",
-      width, height, escaped(schedule.name), schedule.stages, schedule.rank_count(),
-      schedule.micro_batches, 100 * simulation.bubble(), simulation.peak_activations());
+      "<text x=\"4\" y=\"20\">{}: {}, {}, {}; bubble {:.1f} %, peak {}</text>\n",
+      width, height, escaped(schedule.name), counted(schedule.stages, "stage"),
+      counted(schedule.rank_count(), "rank"), counted(schedule.micro_batches, "micro-batch", "es"),
+      100 * simulation.bubble(), counted(simulation.peak_activations(), "activation"));
   for (std::size_t rank = 0; rank < schedule.ranks.size(); ++rank) {
     const double y = top + row_height * static_cast<double>(rank);
     svg += formatted("<text x=\"4\" y=\"{:.1f}\">rank {}</text>\n", y + 17, rank);

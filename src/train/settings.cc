@@ -95,8 +95,7 @@ void check_need(const Settings& settings, const Settings::Entry& entry, std::str
   if (need.starts_with(excluded)) {
     const Settings::Entry& other = settings.entry(need.substr(excluded.size()));
     if (is_standard(other)) return;
-    throw BadInput(
-        formatted("{} and {}: expected one of the two", given_text(entry), given_text(other)));
+    throw BadInput(formatted("give {} or {}, not both", given_text(entry), given_text(other)));
   }
   const std::vector<std::string_view> parts =
       split(need, [](char letter) { return letter == ' '; });

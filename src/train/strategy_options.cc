@@ -94,8 +94,8 @@ void check_servers(const Options& options, int ranks) {
               servers, counted(ranks, "rank"));
   check_input(
       options.clip == 0 || servers == 1 || consistency_of(options) != ps::Consistency::synchronous,
-      "--clip {} needs --servers 1 where one update is made of all workers' gradients: of "
-      "{} servers none has the norm of the whole",
+      "--clip {} needs --servers 1 if one update uses the gradients of all workers: with {} "
+      "servers, none has the norm of the whole gradient",
       options.clip, servers);
 }
 
@@ -125,8 +125,7 @@ void check_elastic_mesh(const std::vector<MeshAxis>& mesh) {
                 visible(mesh_text(mesh)));
     check_input(
         axis.name != tensor_axis || axis.size > 0,
-        "--elastic: the number of ranks changes, and tp keeps its size: expected one, found "
-        "--mesh {}",
+        "--elastic: tp needs a fixed size, because the number of ranks changes, found --mesh {}",
         visible(mesh_text(mesh)));
   }
 }

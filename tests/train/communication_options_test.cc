@@ -60,9 +60,9 @@ TEST(Communication, CombinationsWithoutMeaningAreOneLine) {
               o.hook = parse_hook("bf16");
               o.diloco.inner_steps = 3;
             }),
-            "--hook bf16 and --diloco 3: expected one of the two");
+            "give --hook bf16 or --diloco 3, not both");
   EXPECT_EQ(refused([](Options& o) { o.local_sgd.period = o.diloco.inner_steps = 3; }),
-            "--local-sgd 3 and --diloco 3: expected one of the two");
+            "give --local-sgd 3 or --diloco 3, not both");
   EXPECT_EQ(refused([](Options& o) {
               o.hook = parse_hook("bf16");
               o.shard = ShardKind::full;
@@ -79,12 +79,12 @@ TEST(Communication, CombinationsWithoutMeaningAreOneLine) {
               o.diloco.inner_steps = 3;
               o.mesh = parse_axes("dp=2");
             }),
-            "--diloco 3 and --mesh dp=2: expected one of the two");
+            "give --diloco 3 or --mesh dp=2, not both");
   EXPECT_EQ(refused([](Options& o) {
               o.local_sgd.period = 3;
               o.uneven = true;
             }),
-            "--uneven and --local-sgd 3: expected one of the two");
+            "give --uneven or --local-sgd 3, not both");
   EXPECT_EQ(refused([](Options& o) {
               o.uneven = o.sync_batch_norm = true;
               o.accumulate = 2;

@@ -74,7 +74,7 @@ TEST(ElasticMesh, AxesThatCannotChangeAreOneLine) {
         << found;
     EXPECT_TRUE(contains(found, "--resume")) << found;
   }
-  EXPECT_TRUE(contains(refusal(on_mesh(options, "dp=2,tp=-1"), 4), "tp keeps its size"));
+  EXPECT_TRUE(contains(refusal(on_mesh(options, "dp=2,tp=-1"), 4), "tp needs a fixed size"));
   EXPECT_TRUE(contains(refusal(on_mesh(options, "dp=2,tp=2"), 3), "the number of ranks, 3"));
   EXPECT_EQ(refusal(on_mesh(options, "fsdp=2"), 2), "no error");
   EXPECT_EQ(refusal(on_mesh(options, "dp=2,tp=2"), 4), "no error");

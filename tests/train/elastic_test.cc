@@ -181,16 +181,15 @@ TEST(ElasticOptions, WhatDoesNotFitIsOneLine) {
               o.sharding.storage = ShardStorage::node_shared;
               o.sharding.reduce_in_step = true;
             }),
-            "--elastic and --reduce-in-step: expected one of the two");
+            "give --elastic or --reduce-in-step, not both");
   EXPECT_EQ(refusal([](Options& o) { o.sharding.compute_dtype = at::kBFloat16; }),
-            "--elastic and --precision bf16: expected one of the two");
+            "give --elastic or --precision bf16, not both");
   fits.shard = ShardKind::automatic;
-  EXPECT_EQ(refusal([](Options& o) { o.uneven = true; }),
-            "--elastic and --uneven: expected one of the two");
+  EXPECT_EQ(refusal([](Options& o) { o.uneven = true; }), "give --elastic or --uneven, not both");
   EXPECT_TRUE(
       contains(refusal([](Options& o) { o.mesh = parse_axes("pp=2"); }), "found --mesh pp=2"));
   EXPECT_EQ(refusal([](Options& o) { o.accumulate = 2; }),
-            "--elastic and --accumulate 2: expected one of the two");
+            "give --elastic or --accumulate 2, not both");
   EXPECT_TRUE(
       contains(refusal([](Options& o) { o.elastic = false; }), "--slots 4 needs --elastic"));
   Options unset;

@@ -170,9 +170,9 @@ TEST(Settings, WhatASettingNeedsIsCheckedWhereItIsNotTheDefault) {
   Needing alone({"no count", "no is-large"});
   EXPECT_EQ(alone.lacks(), fits);
   alone.is_large = true;
-  EXPECT_EQ(alone.lacks(), "--given 2 and --is-large: expected one of the two");
+  EXPECT_EQ(alone.lacks(), "give --given 2 or --is-large, not both");
   alone.count = 4;
-  EXPECT_EQ(alone.lacks(), "--given 2 and --count 4: expected one of the two");
+  EXPECT_EQ(alone.lacks(), "give --given 2 or --count 4, not both");
 }
 
 TEST(Settings, NeedsOfTheTrainersOptionsNameOptionsThatThereAre) {

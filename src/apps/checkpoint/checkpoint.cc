@@ -199,7 +199,9 @@ int verify(const std::vector<std::string>& words) {
 int diff(const fs::path& one, const fs::path& other) {
   const Difference found = difference_of(one_at(one), one_at(other));
   for (const std::string& line : found.lines) sys::write_out(line + "\n");
-  if (found.lines.empty()) sys::write_out(formatted("the same {} tensors\n", found.tensors));
+  if (found.lines.empty())
+    sys::write_out(
+        formatted("the same {}\n", counted(static_cast<std::int64_t>(found.tensors), "tensor")));
   return found.lines.empty() ? 0 : 1;
 }
 

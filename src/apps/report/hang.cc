@@ -2,6 +2,7 @@
 
 #include "apps/report/group_history.h"
 #include "base/check.h"
+#include "base/counted.h"
 #include "base/text.h"
 
 #include <algorithm>
@@ -41,9 +42,9 @@ void introduce(const std::vector<FlightFile>& files, double now, std::vector<std
   for (const FlightFile& file : files) present.push_back(file.rank);
   for (int rank = 0; rank < files.front().size; ++rank)
     if (!std::binary_search(present.begin(), present.end(), rank)) absent.push_back(rank);
-  lines.push_back(formatted("records of {} of {} ranks on {}; the last was written at {}",
-                            rank_list(present), files.front().size, files.front().engine,
-                            time_text(now)));
+  lines.push_back(formatted("records of {} of {} on {}; the last was written at {}",
+                            rank_list(present), counted(files.front().size, "rank"),
+                            files.front().engine, time_text(now)));
   if (!absent.empty())
     lines.push_back(
         formatted("no record of {}: killed, stopped, still computing, or its file was not named on "

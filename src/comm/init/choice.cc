@@ -2,6 +2,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/counted.h"
 #include "base/format.h"
 
 #include <algorithm>
@@ -55,11 +56,11 @@ std::optional<Pair> first_to_share(const RankPlaces& places,
     if (places.hosts[rank] == host)
       devices.insert(places.devices[rank].begin(), places.devices[rank].end());
   throw BadInput(formatted(
-      "init: ranks {} and {} would share a GPU, because their host has {} ranks and {} for them: "
+      "init: ranks {} and {} would share a GPU, because their host has {} and {} for them: "
       "start one rank per GPU, or allow sharing by `lockstep run --share-gpus` or "
       "LOCKSTEP_SHARE_GPUS=1, or compute on the CPU with LOCKSTEP_DEVICE=cpu",
-      ranks.first, ranks.second, std::ranges::count(places.hosts, host),
-      devices.size() == 1 ? "1 GPU" : formatted("{} GPUs", devices.size())));
+      ranks.first, ranks.second, counted(std::ranges::count(places.hosts, host), "rank"),
+      counted(std::ssize(devices), "GPU")));
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ PipelineState::PipelineState(std::unique_ptr<pipeline::PipelineStages> stages, P
       stages_(std::move(stages)),
       loss_(std::move(loss)),
       options_(std::move(options)) {
-  check(loss_ != nullptr, "Pipeline: expected a loss, found none");
+  check(loss_ != nullptr, "Pipeline: the loss must not be empty");
   aborts(group_);  // other pipelines wait for this one in the groups of the handles
   for (pipeline::StageSet& set : stages_->own()) {
     is_alone_ = is_alone_ && set.handles.empty();

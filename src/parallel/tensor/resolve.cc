@@ -1,6 +1,7 @@
 #include "parallel/tensor/resolve.h"
 
 #include "base/check.h"
+#include "base/counted.h"
 #include "base/text.h"
 
 #include <lockstep/layout/name_pattern.h>
@@ -95,10 +96,11 @@ std::string collectives_of(const TensorPlan& plan, const std::vector<PlannedPara
       sequence_parallel ? "1 all_gather and 1 reduce_scatter in forward, 1 of each in backward"
                         : "1 all_reduce in forward, 1 in backward";
   std::string text =
-      formatted("collectives: {} pairs of Colwise and Rowwise, each {}\n", rows, each);
+      formatted("collectives: {} of Colwise and Rowwise, each {}\n", counted(rows, "pair"), each);
   if (tables > 0)
-    text += formatted("             {} tables cut by vocabulary: a look-up is 1 {} in forward\n",
-                      tables, sequence_parallel ? "reduce_scatter" : "all_reduce");
+    text +=
+        formatted("             {} sharded by vocabulary: a look-up is 1 {} in forward\n",
+                  counted(tables, "table"), sequence_parallel ? "reduce_scatter" : "all_reduce");
   return text;
 }
 
@@ -132,7 +134,7 @@ std::vector<PlannedParameter> planned(const TensorPlan& plan, const torch::nn::M
 
 std::string text_of(const TensorPlan& plan, const std::vector<PlannedParameter>& parameters,
                     int ranks, bool sequence_parallel) {
-  std::string text = formatted("tensor parallel on {} ranks{}\n", ranks,
+  std::string text = formatted("tensor parallel on {}{}\n", counted(ranks, "rank"),
                                sequence_parallel ? ", sequence parallel" : "");
   std::int64_t all = 0, here = 0;
   for (std::size_t i = 0; i < plan.size(); ++i) {
@@ -143,8 +145,8 @@ std::string text_of(const TensorPlan& plan, const std::vector<PlannedParameter>&
       bytes += bytes_of(one);
       own += bytes_here(one, ranks);
     }
-    text += formatted("  {}: {}: {} parameters, {} bytes, {} a rank\n", plan[i].first,
-                      describe(plan[i].second), count, bytes, own);
+    text += formatted("  {}: {}: {}, {} bytes, {} per rank\n", plan[i].first,
+                      describe(plan[i].second), counted(count, "parameter"), bytes, own);
   }
   std::int64_t whole = 0;
   for (const PlannedParameter& one : parameters) {
@@ -153,7 +155,7 @@ std::string text_of(const TensorPlan& plan, const std::vector<PlannedParameter>&
     if (one.pattern < 0) whole += bytes_of(one);
   }
   text += formatted("  whole on every rank: {} bytes\n", whole);
-  text += formatted("parameters: {} bytes, {} a rank\n", all, here);
+  text += formatted("parameters: {} bytes, {} per rank\n", all, here);
   return text + collectives_of(plan, parameters, sequence_parallel);
 }
 

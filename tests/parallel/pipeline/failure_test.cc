@@ -168,7 +168,7 @@ TEST(PipelineFails, ArgumentsThatDoNotFitAreOneLine) {
   EXPECT_EQ(refused(plan::make_schedule("1f1b", {.stages = 2}), squared_error),
             "Pipeline: expected a schedule of 1 ranks, as group one has, found 1f1b of 2");
   EXPECT_EQ(refused(plan::make_schedule("zbv", {.stages = 2}), nullptr),
-            "Pipeline: expected a loss, found none");
+            "Pipeline: the loss must not be empty");
   plan::Schedule broken = plan::make_schedule("zbv", {.stages = 2});
   broken.ranks[0].pop_back();
   EXPECT_EQ(refused(broken, squared_error),

@@ -58,15 +58,15 @@ TEST(TensorPlan, ItSaysBytesAndCollectives) {
   models::Gpt gpt(small_gpt(2, /*bias=*/false));
   EXPECT_EQ(describe(gpt_tensor_plan(small_gpt()), *gpt, 3),
             R"(tensor parallel on 3 ranks
-  transformer.wte: Vocabulary: 1 parameters, 7104 bytes, 2496 a rank
-  transformer.h.*.attn.c_attn: Colwise(3), 12 heads: 2 parameters, 55296 bytes, 18432 a rank
-  transformer.h.*.attn.c_proj: Rowwise: 2 parameters, 18432 bytes, 6144 a rank
-  transformer.h.*.mlp.c_fc: Colwise: 2 parameters, 73728 bytes, 24576 a rank
-  transformer.h.*.mlp.c_proj: Rowwise: 2 parameters, 73728 bytes, 24576 a rank
+  transformer.wte: Vocabulary: 1 parameter, 7104 bytes, 2496 per rank
+  transformer.h.*.attn.c_attn: Colwise(3), 12 heads: 2 parameters, 55296 bytes, 18432 per rank
+  transformer.h.*.attn.c_proj: Rowwise: 2 parameters, 18432 bytes, 6144 per rank
+  transformer.h.*.mlp.c_fc: Colwise: 2 parameters, 73728 bytes, 24576 per rank
+  transformer.h.*.mlp.c_proj: Rowwise: 2 parameters, 73728 bytes, 24576 per rank
   whole on every rank: 3456 bytes
-parameters: 231744 bytes, 79680 a rank
+parameters: 231744 bytes, 79680 per rank
 collectives: 4 pairs of Colwise and Rowwise, each 1 all_reduce in forward, 1 in backward
-             1 tables cut by vocabulary: a look-up is 1 all_reduce in forward
+             1 table sharded by vocabulary: a look-up is 1 all_reduce in forward
 )");
 }
 
