@@ -87,7 +87,7 @@ at::Tensor LazyStorage::place(c10::ScalarType dtype, std::int64_t offset, at::In
 void LazyStorage::attach(const at::Tensor& buffer) { attach(impl(), buffer); }
 
 void LazyStorage::attach(c10::StorageImpl& storage, const at::Tensor& buffer) {
-  check(buffer.nbytes() >= storage.nbytes(), "lazy storage: needs {} bytes, found {}",
+  check(buffer.nbytes() >= storage.nbytes(), "lazy storage: expected {} bytes, found {}",
         storage.nbytes(), buffer.nbytes());
   auto kept = std::make_unique<at::Tensor>(buffer);
   static std::byte nothing;  // the address of a storage without elements

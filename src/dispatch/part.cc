@@ -175,8 +175,8 @@ bool gives_parts(const c10::OperatorHandle& operation) {
 [[noreturn]] void refuse(const c10::OperatorHandle& operation, const Part& part) {
   throw InvalidArgument(formatted(
       "{}: {} is divided over {} ranks, and this operation would only use the elements {}..{} that "
-      "are here, so that every rank gets another result; norms, clipping and loss scaling over all "
-      "ranks: the handle's clip_grad_norm(), optim::gradient_norm(), optim::GradScaler; whole "
+      "are here, so every rank would get a different result; norms, clipping and loss scaling over "
+      "all ranks: the handle's clip_grad_norm(), optim::gradient_norm(), optim::GradScaler; whole "
       "values: the handle's unsharded() or state_dict(); this rank's elements alone: clone()",
       operation.schema().name(), part.name, part.shard_group->size(), part.slice.range.begin,
       part.slice.range.end));

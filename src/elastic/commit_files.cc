@@ -85,7 +85,7 @@ SharedFile SharedFile::open(const fs::path& path) {
   if (!file) throw SystemError("opening " + path.string(), errno);
   struct stat found {};
   if (::fstat(file.get(), &found) != 0) throw SystemError("looking at " + path.string(), errno);
-  check_input(found.st_size > 0, "{}: expected a file that is not empty, found an empty one",
+  check_input(found.st_size > 0, "{}: expected a file of commits, found an empty one",
               path.string());
   const auto bytes = static_cast<std::size_t>(found.st_size);
   return {file, path, bytes};
@@ -137,7 +137,7 @@ CommitControl CommitControl::open(const fs::path& folder) {
   const bool is_control = control.file_.bytes() >= line && words[0] == magic && words[1] > 0 &&
                           words[1] <= most_ranks &&
                           control.file_.bytes() == control_bytes(static_cast<int>(words[1]));
-  check_input(is_control, "{}: expected the marks of commits, found something else",
+  check_input(is_control, "{}: expected the header of a file of commits, found other bytes",
               (folder / control_file).string());
   return control;
 }

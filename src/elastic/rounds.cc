@@ -102,8 +102,8 @@ std::optional<RoundPlace> Rounds::next(Duration timeout) {
     }
     if (deadline.passed())
       throw Timeout(
-          formatted("worker {} has left round {} and waited {} for the next one, which "
-                    "the agent did not begin",
+          formatted("worker {} left round {} and timed out after {} waiting for the agent to begin "
+                    "the next one",
                     worker_, round_, format_duration(timeout)));
     std::this_thread::sleep_for(between_looks);
   }

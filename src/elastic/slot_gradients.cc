@@ -296,7 +296,7 @@ void SlotGradients::reduce(double divisor) {
   at::NoGradGuard no_gradients;
   State& state = *state_;
   check(state.next == state.own.end,
-        "SlotGradients::reduce: expected all slots from {} to {} to be taken, found {} of them",
+        "SlotGradients::reduce: expected all slots from {} to {} to be taken, found {}",
         state.own.begin, state.own.end - 1, state.next - state.own.begin);
   const at::Tensor chunk = state.reduced_chunk(divisor);
   reset();

@@ -46,43 +46,44 @@ bool was_done(const std::optional<RunResult>& result) {
 void check_rounds(const WorkerSpec& spec) {
   const NodeSpec& nodes = spec.nodes;
   check_input(nodes.least_nodes >= 0 && nodes.least_nodes <= nodes.nodes,
-              "least number of nodes: expected at most {}, found {}", nodes.nodes,
+              "--nnodes MIN:MAX: expected MIN from 0 to {}, found {}", nodes.nodes,
               nodes.least_nodes);
-  check_input(spec.max_restarts >= 0, "number of restarts: expected 0 or more, found {}",
+  check_input(spec.max_restarts >= 0, "--max-restarts: expected 0 or more, found {}",
               spec.max_restarts);
-  check_input(spec.reserve >= 0, "number of hot spares: expected 0 or more, found {}",
-              spec.reserve);
-  check_input(spec.hung_after >= Duration::zero(),
-              "time until a stopped rank has failed: expected 0 seconds or more");
-  check_input(nodes.last_call >= Duration::zero(), "last call: expected 0 seconds or more");
+  check_input(spec.reserve >= 0, "--reserve: expected 0 or more, found {}", spec.reserve);
+  check_input(spec.hung_after >= Duration::zero(), "--hung-after: expected 0s or more, found {}",
+              format_duration(spec.hung_after));
+  check_input(nodes.last_call >= Duration::zero(), "--last-call: expected 0s or more, found {}",
+              format_duration(nodes.last_call));
 }
 
 void check_nodes(const WorkerSpec& spec) {
   const NodeSpec& nodes = spec.nodes;
-  check_input(nodes.nodes >= 1 && nodes.nodes <= most_nodes,
-              "number of nodes: expected 1 to {}, found {}", most_nodes, nodes.nodes);
+  check_input(nodes.nodes >= 1 && nodes.nodes <= most_nodes, "--nnodes: expected 1 to {}, found {}",
+              most_nodes, nodes.nodes);
   check_input(nodes.node >= 0 && (nodes.node < nodes.nodes || may_have_more_rounds(spec)),
-              "number of this node: expected 0 to {}, found {}", nodes.nodes - 1, nodes.node);
+              "--node-rank: expected 0 to {}, found {}", nodes.nodes - 1, nodes.node);
   if (nodes.nodes == 1 && nodes.store.empty()) return;
-  check_input(spec.ranks <= most_ranks_of_a_node, "number of ranks: expected at most {}, found {}",
+  check_input(spec.ranks <= most_ranks_of_a_node, "--ranks: expected at most {}, found {}",
               most_ranks_of_a_node, spec.ranks);
   static_cast<void>(endpoint_of(nodes));
   check_input(spec.store_port == 0,
-              "port of the store: several nodes have theirs at the rendezvous");
+              "--port is for one node: with several nodes, the store is at --rendezvous");
   check_input(nodes.join_timeout > Duration::zero(),
-              "time for the nodes to come: expected more than 0 seconds");
+              "--join-timeout: expected more than 0s, found {}",
+              format_duration(nodes.join_timeout));
   check_input(nodes.lost_after >= std::chrono::seconds(3),
-              "time until a silent node is lost: expected 3 seconds or more, found {}",
-              format_duration(nodes.lost_after));
+              "--lost-after: expected 3s or more, found {}", format_duration(nodes.lost_after));
 }
 
 WorkerSpec checked(WorkerSpec spec) {
-  check_input(spec.ranks >= 1, "number of ranks: expected at least 1, found {}", spec.ranks);
-  check_input(!spec.program.empty(), "no program was named");
+  check_input(spec.ranks >= 1, "--ranks: expected at least 1, found {}", spec.ranks);
+  check_input(!spec.program.empty(), "no program was named: lockstep run -n 2 PROGRAM");
   check_input(spec.grace >= Duration::zero() && spec.failure_grace >= Duration::zero(),
-              "grace period: expected 0 seconds or more");
+              "--grace and --failure-grace: expected 0s or more, found {} and {}",
+              format_duration(spec.grace), format_duration(spec.failure_grace));
   check_input(spec.store_port >= 0 && spec.store_port <= 65535,
-              "port of the store: expected 0 to 65535, found {}", spec.store_port);
+              "--port: expected 0 to 65535, found {}", spec.store_port);
   check_rounds(spec);
   check_nodes(spec);
   static_cast<void>(gpus_of(spec, 0));

@@ -245,8 +245,8 @@ TEST(Strategies, CombinationsWithoutMeaningAreOneLine) {
                   setup.clip = 1;
                 },
                 4),
-            "--clip 1 needs --servers 1 where one update is made of all workers' gradients: of 2 "
-            "servers none has the norm of the whole");
+            "--clip 1 needs --servers 1 if one update uses the gradients of all workers: with 2 "
+            "servers, none has the norm of the whole gradient");
   EXPECT_EQ(refused(
                 [&](RunSetup& setup) {
                   dp(setup);

@@ -9,7 +9,7 @@ namespace {
 
 constexpr const char* no_memory =
     "this tensor was made by deferred(), and has no memory yet; use it in an operation, or call "
-    "make_values() on its module before";
+    "make_values() on its module first";
 
 }  // namespace
 

@@ -290,8 +290,8 @@ class Region::Replay {
         where.element < 0 ? item.toTensor()
                           : item.toList().get(static_cast<std::size_t>(where.element)).toTensor();
     check(tensor._version() == version,
-          "checkpoint_activations: {}: expected the arguments that it had in forward, found one of "
-          "sizes [{}] that has been written since",
+          "checkpoint_activations: {}: its arguments must not change between forward and backward, "
+          "found one of sizes [{}] that has been written",
           operation.handle.schema().name(), listed(tensor.sizes(), ", "));
   }
 
