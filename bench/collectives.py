@@ -259,4 +259,4 @@ def add_options(parser):
     parser.add_argument("--ranks", type=words(range(1, 65)), metavar="NUMBERS", help="ranks of each system: 2,4")
     parser.add_argument("--outsider", action="store_true", help="every row also beside a busy process")
     parser.add_argument("--rounds", type=number(1, 100_000), default=10, help="turns of each system in a row")
-    parser.add_argument("--turn", type=seconds, default=0.1, metavar="SECONDS", help="that a turn should take")
+    parser.add_argument("--turn", type=seconds, default=0.1, metavar="SECONDS", help="intended duration of a turn")

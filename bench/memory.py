@@ -241,4 +241,4 @@ def add_options(parser):
             metavar="WxL",
             help=f"model {about}, width x layers ({size[0]}x{size[1]})",
         )
-    parser.add_argument("--steps", type=number(1, 1000), default=3, help="training steps before anything is read")
+    parser.add_argument("--steps", type=number(1, 1000), default=3, help="training steps before memory is read")

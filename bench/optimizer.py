@@ -139,4 +139,4 @@ def add_options(parser):
     parser.add_argument("--threads", type=number(1, 1024), default=1, help="of a system")
     parser.add_argument("--states", type=words(STATES), default=list(STATES), help="of our AdamW")
     parser.add_argument("--rounds", type=number(1, 100_000), default=10, help="turns of each contender")
-    parser.add_argument("--steps", type=number(1, 100_000), default=3, help="steps in a turn")
+    parser.add_argument("--steps", type=number(1, 100_000), default=3, help="steps per turn")

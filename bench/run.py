@@ -30,7 +30,7 @@ def parser_of_all():
         importlib.import_module(name).add_options(one)
         one.add_argument("--python", help="a Python with torch; else LOCKSTEP_PYTHON, else .venv/bin/python")
         one.add_argument("--build", type=pathlib.Path, default=SOURCE / "build/release", help=argparse.SUPPRESS)
-        one.add_argument("--json", action="store_true", help="one JSON object a row instead of the tables")
+        one.add_argument("--json", action="store_true", help="one JSON object per row instead of the tables")
         one.add_argument("--check", action="store_true", help="end with 1 when a goal (bench/goals.py) is missed")
     return parser
 

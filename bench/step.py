@@ -233,4 +233,4 @@ def add_options(parser):
     parser.add_argument("--ranks", type=number(1, 1024), default=2, help="of each system")
     parser.add_argument("--threads", type=number(1, 1024), default=1, help="of a rank")
     parser.add_argument("--rounds", type=number(1, 100_000), default=10, help="turns of each contender")
-    parser.add_argument("--steps", type=number(1, 100_000), default=3, help="training steps in a turn")
+    parser.add_argument("--steps", type=number(1, 100_000), default=3, help="training steps per turn")

@@ -120,24 +120,26 @@ void declare(CommandOptions& options, launch::WorkerSpec& spec, std::string& nod
       "rank: '[rank 1] ' before each line; none: the bytes as they are");
   add("stdin", "RANK",
       choice_into(spec.input, {{"rank-0", StandardInput::rank_0}, {"none", StandardInput::none}}),
-      "rank-0", "rank-0: standard input goes to rank 0; none: to nobody");
+      "rank-0", "rank-0: standard input goes to rank 0; none: to no rank");
   add("grace", "TIME", duration_into(spec.grace), format_duration(spec.grace),
-      "From a signal that was passed on to SIGKILL");
+      "Time from a forwarded signal to SIGKILL");
   add("failure-grace", "TIME", duration_into(spec.failure_grace),
       format_duration(spec.failure_grace),
-      "From SIGTERM to SIGKILL for the ranks that survive a failure");
+      "Time from SIGTERM to SIGKILL for the ranks that survive a failure");
   add("port", "PORT", number_into(spec.store_port, 0, 65535), "0",
       "Port of the store on 127.0.0.1; 0: a free one");
   add("max-restarts", "K", number_into(spec.max_restarts, 0, 1'000'000), "0",
-      "How often a rank may fail before the run has: all ranks are started anew, as another round");
+      "How often a rank may fail before the run fails; each time, all ranks start again as a new "
+      "round");
   add("reserve", "N", number_into(spec.reserve, 0, most_ranks), std::to_string(spec.reserve),
-      "With --max-restarts: processes that wait for ranks to be lost, of a program that can do so");
+      "With --max-restarts: hot spare processes that replace lost ranks, if the program supports "
+      "them");
   add("hung-after", "TIME", hung_after_into(spec.hung_after), "0",
-      "A rank that is stopped (SIGSTOP) for this long, or a process of its own, is killed, and has "
-      "failed; 0: none is");
+      "Kill a rank that is stopped (SIGSTOP) for this long, or that has such a process, as failed; "
+      "0: never");
   add(
       "nnodes", "M", [&nodes](const std::string& text) { read_node_counts(text, nodes); }, "1",
-      "Number of nodes, agents like this one; MIN:MAX: they may come and go");
+      "Number of nodes (agents like this one); MIN:MAX: nodes may join and leave");
   add("node-rank", "K", text_into(node), "",
       "Number of this node, 0 to M-1; ranks are numbered by node. With MIN:MAX only 0 is needed");
   add("rendezvous", "HOST:PORT", text_into(nodes.rendezvous), "",
@@ -145,13 +147,15 @@ void declare(CommandOptions& options, launch::WorkerSpec& spec, std::string& nod
   add("store", "HOST:PORT", text_into(nodes.store), "",
       "Where the nodes meet: a `lockstep store`, which may outlive any of them");
   add("secret-file", "FILE", text_into(nodes.secret_file), "",
-      "What only agents of this run know: 16 bytes or more, mode 600, the same on all nodes");
+      "Secret that only agents of this run know: 16 bytes or more, mode 600, the same on all "
+      "nodes");
   add("join-timeout", "TIME", duration_into(nodes.join_timeout),
-      format_duration(nodes.join_timeout), "Until all nodes must have come");
+      format_duration(nodes.join_timeout), "How long to wait for all nodes");
   add("last-call", "TIME", duration_into(nodes.last_call), format_duration(nodes.last_call),
-      "With MIN:MAX: for more nodes to come, once MIN are there, before the ranks start");
+      "With MIN:MAX: how long to wait for more nodes when MIN have arrived, before the ranks "
+      "start");
   add("lost-after", "TIME", lost_after_into(nodes.lost_after), format_duration(nodes.lost_after),
-      "Without a sign of life of a node's agent, until the run has failed");
+      "How long a node's agent may be silent before the run fails");
 }
 
 }  // namespace

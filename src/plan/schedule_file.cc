@@ -41,8 +41,8 @@ class Reader {
     std::string_view line;
     for (bool has_more = true; take_until('\n', text, has_more, line);) {
       ++line_;
-      check_input(schedule_.ranks.size() < most_stages, "{}:{}: expected at most {} ranks", name_,
-                  line_, most_stages);
+      check_input(schedule_.ranks.size() < most_stages,
+                  "{}:{}: expected at most {} ranks, found more", name_, line_, most_stages);
       schedule_.ranks.push_back(rank_of(line));
     }
     check_found();

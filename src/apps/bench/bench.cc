@@ -71,24 +71,24 @@ void add_ranks(CommandOptions& options, std::int64_t& ranks) {
 }
 
 void add_output(CommandOptions& options, bool& json) {
-  options.add({"json", "", "one JSON object a row instead of the table"}, flag_into(json));
+  options.add({"json", "", "one JSON object per row instead of a table"}, flag_into(json));
 }
 
 void declare(CommandOptions& options, CollectivesOptions& chosen) {
   options.add({"op", "WORDS", join(Words(collective_names().begin(), collective_names().end())),
                join(chosen.ops, ",")},
               words_into(chosen.ops, collective_names()));
-  add_bytes(options, "from", "least size of a rank's larger tensor", chosen.from);
+  add_bytes(options, "from", "smallest size of a rank's larger tensor", chosen.from);
   add_bytes(options, "to", "largest size", chosen.to);
-  add_number(options, "factor", "from one size to the next", chosen.factor, 2, 1 << 20);
+  add_number(options, "factor", "ratio of one size to the one before", chosen.factor, 2, 1 << 20);
   static const auto engines = backend_names();
   options.add({"engine", "WORDS", "engines, in turn", "the one that init() chooses"},
               words_into(chosen.engines, engines));
   options.add({"memory", "WORDS", "arena, ordinary, node-shared", "what the engine has"},
               words_into(chosen.memories, memory_names()));
   add_ranks(options, chosen.ranks);
-  add_number(options, "rounds", "turns of a row", chosen.rounds, 1, most_turns);
-  options.add({"turn", "SECONDS", "that a turn should take", formatted("{}", chosen.turn)},
+  add_number(options, "rounds", "turns per row", chosen.rounds, 1, most_turns);
+  options.add({"turn", "SECONDS", "intended duration of a turn", formatted("{}", chosen.turn)},
               [&chosen](const std::string& text) {
                 auto seconds = parse_number(text);
                 if (!seconds || *seconds < 1e-4 || *seconds > 60)
@@ -101,7 +101,7 @@ void declare(CommandOptions& options, CollectivesOptions& chosen) {
 void declare(CommandOptions& options, StepOptions& chosen) {
   options.add({"model", "WORD", "mlp or gpt", chosen.model},
               word_into(chosen.model, model_names()));
-  add_size(options, "of the model, width x layers (mlp 2048x4, gpt 384x6)",
+  add_size(options, "size of the model, width x layers (mlp 2048x4, gpt 384x6)",
            [&](std::int64_t width, std::int64_t depth) {
              chosen.size = ModelSize{.width = width, .depth = depth};
            });
@@ -115,25 +115,26 @@ void declare(CommandOptions& options, StepOptions& chosen) {
                join(chosen.optimizers, ",")},
               words_into(chosen.optimizers, optimizer_names));
   add_ranks(options, chosen.ranks);
-  add_number(options, "threads", "threads of a rank", chosen.threads, 1, most_threads);
-  add_number(options, "rounds", "turns of each mode", chosen.rounds, 1, most_turns);
-  add_number(options, "steps", "training steps in a turn", chosen.steps, 1, most_turns);
+  add_number(options, "threads", "threads per rank", chosen.threads, 1, most_threads);
+  add_number(options, "rounds", "turns per mode", chosen.rounds, 1, most_turns);
+  add_number(options, "steps", "training steps per turn", chosen.steps, 1, most_turns);
   add_output(options, chosen.json);
 }
 
 void declare(CommandOptions& options, MemoryOptions& chosen) {
-  options.add({"mode", "WORDS", "as of lockstep bench step, but for tensor", "all"},
+  options.add({"mode", "WORDS", "as in lockstep bench step, except tensor", "all"},
               words_into(chosen.modes, memory_modes()));
   options.add({"dtype", "WORDS", "float32, bfloat16 (with fp32 masters)", join(chosen.dtypes, ",")},
               words_into(chosen.dtypes, dtype_names));
-  add_size(options, "of mlp, width x layers (512x8)", [&](std::int64_t width, std::int64_t depth) {
-    chosen.size.width = width;
-    chosen.size.depth = depth;
-  });
+  add_size(options, "size of the mlp, width x layers (512x8)",
+           [&](std::int64_t width, std::int64_t depth) {
+             chosen.size.width = width;
+             chosen.size.depth = depth;
+           });
   options.add({"deferred", "", "make the model by deferred(), a unit at a time"},
               flag_into(chosen.deferred));
   add_ranks(options, chosen.ranks);
-  add_number(options, "steps", "training steps before anything is read", chosen.steps, 1, 1000);
+  add_number(options, "steps", "training steps before memory is read", chosen.steps, 1, 1000);
   add_output(options, chosen.json);
 }
 
@@ -141,11 +142,11 @@ void declare(CommandOptions& options, OptimizerOptions& chosen) {
   add_number(options, "tensors", "parameter tensors", chosen.sizes.tensors, 1, most_turns);
   add_number(options, "elements", "of a tensor", chosen.sizes.elements, 1, most_elements);
   add_number(options, "threads", "threads", chosen.threads, 1, most_threads);
-  options.add(
-      {"states", "WORDS", "of our AdamW: float32, bfloat16, blocks", join(chosen.states, ",")},
-      words_into(chosen.states, state_names()));
-  add_number(options, "rounds", "turns of each state", chosen.rounds, 1, most_turns);
-  add_number(options, "steps", "steps in a turn", chosen.steps, 1, most_turns);
+  options.add({"states", "WORDS", "formats of the state of our AdamW: float32, bfloat16, blocks",
+               join(chosen.states, ",")},
+              words_into(chosen.states, state_names()));
+  add_number(options, "rounds", "turns per format of the state", chosen.rounds, 1, most_turns);
+  add_number(options, "steps", "steps per turn", chosen.steps, 1, most_turns);
   add_output(options, chosen.json);
 }
 

@@ -55,13 +55,13 @@ void declare(CommandOptions& options, Chosen& chosen) {
               number_into(chosen.shape.stages, 1, plan::most_stages));
   options.add({"chunks", "N", "stages of one rank", "1; 2 where the schedule needs them"},
               number_into(chosen.shape.chunks, 1, plan::most_stages));
-  options.add({"micro-batches", "N", "of one step"},
+  options.add({"micro-batches", "N", "micro-batches of one step"},
               number_into(chosen.shape.micro_batches, 1, plan::most_micro_batches));
   options.add({"times", "F,B,I,W,C",
                "how long an action of a stage takes, and a message to another rank", "1,2,1,1,0"},
               times_into(chosen.times));
-  options.add({"svg", "FILE", "also draw it there"}, text_into(chosen.svg));
-  options.add({"csv", "FILE", "also write the schedule there"}, text_into(chosen.csv));
+  options.add({"svg", "FILE", "also draw the schedule into this file"}, text_into(chosen.svg));
+  options.add({"csv", "FILE", "also write the schedule into this file"}, text_into(chosen.csv));
 }
 
 bool is_name(const std::string& text) {

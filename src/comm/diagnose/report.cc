@@ -40,7 +40,7 @@ std::string words_of_call(const PeerStatus& peer, const Pronouns& words, const G
   const auto last = describe_fully(*peer.last, group);
   if (!peer.last_is_of_channel) return formatted("{} called {}", it_has, last);
   auto text = peer.may_have_called_more
-                  ? formatted("the last call {} told of was {}", words.who, last)
+                  ? formatted("the last call {} reported was {}", words.who, last)
                   : formatted("{} last call was {}", words.whose, last);
   if (!peer.unmet) return text;
   return formatted("{}; {} called {}, which its peer has not matched", text, it_has,

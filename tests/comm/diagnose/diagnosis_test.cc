@@ -182,7 +182,7 @@ TEST(Diagnosis, AKilledRankMayHaveCalledMoreThanItTold) {
   store->set("lockstep/calls/later/1", told.statement(ended_process(), false));
   test::expect_words(
       text_of<PeerLost>(later.agree(FailureKind::peer_lost, reduction(9), "closed", [] {})),
-      {"ended without leaving; the last call it told of was all_reduce #1 (sum"});
+      {"ended without leaving; the last call it reported was all_reduce #1 (sum"});
 }
 
 TEST(CallWatch, TellsWhoHasOpenCallsThatTheGroupEnds) {
