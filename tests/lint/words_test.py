@@ -9,6 +9,8 @@ expect({"src/optim/a.cc": "// rounded by dice (words: allowed)\n"}, 0, "words: 1
 expect({"src/data/a.cc": "for (int index : indices) sum += index;\n"}, 0, "words: 1 files")
 expect({"include/lockstep/a.h": "// Whoever waits is told.\n"}, 1, "include/lockstep/a.h:1: 'Whoever'")
 expect({"docs/a.md": "a gradient is infinite or NaN\n"}, 1, "write inf or NaN")
+expect({"docs/a.md": "64 MiB at 12 GB/s\n"}, 0, "words: 1 files")
+expect({"src/base/a.cc": 'formatted("{} MB", size);\n'}, 1, "'} MB': write KiB, MiB or GiB")
 expect({"docs/a.md": "it is initialized\n"}, 1, "docs/a.md:1: 'initialized'")
 expect({"docs/a.md": "`torch::nn::init::normalize_()` and `at::native::normalize(x)`\n"}, 0, "words: 1 files")
 expect({"src/base/a.cc": "// this behavior\n"}, 1, "the British spelling")
@@ -22,4 +24,4 @@ expect({"src/comm/init/backends.cc": 'return name == "nccl";\n'}, 0, "words: 1 f
 expect({"src/base/a.cc": "// What the caller gave to this function.\n"}, 1,
        "src/base/a.cc:1: begins with a fragment: What the caller gave to this function.")
 expect({"tests/base/a.cc": "// A group has one a rank here.\n"}, 1, "'one a X' for 'one per X'")
-print("words: finds all eleven")
+print("words: finds all fourteen")
