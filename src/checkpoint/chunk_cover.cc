@@ -71,8 +71,9 @@ std::size_t check_cover(const std::string& name, std::span<const std::int64_t> s
     }
     open.push_back(i);
   }
-  check_input(covered == layout::numel_of(sizes), "the parts of '{}' have {} elements, expected {}",
-              visible(name), covered, layout::numel_of(sizes));
+  check_input(covered == layout::numel_of(sizes),
+              "the number of elements in the parts of '{}' is {}, expected {}", visible(name),
+              covered, layout::numel_of(sizes));
   return compared;
 }
 

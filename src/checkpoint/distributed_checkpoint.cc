@@ -152,7 +152,8 @@ DistributedFolder::Entry tensor_entry(const Pickle& pickle, const std::string& n
     const Box found{box.sizes("offsets"), box.sizes("sizes")};
     check_input(
         found.offsets.size() == entry.sizes.size() && found.sizes.size() == entry.sizes.size(),
-        "'{}': expected parts of {} dims", visible(name), entry.sizes.size());
+        "'{}': expected parts with as many dims as the tensor, {}", visible(name),
+        entry.sizes.size());
     for (std::size_t dim = 0; dim < found.sizes.size(); ++dim)
       check_input(found.offsets[dim] <= entry.sizes[dim] &&
                       found.sizes[dim] <= entry.sizes[dim] - found.offsets[dim],

@@ -169,7 +169,8 @@ std::vector<IValue> keys_of(const Dict& group, const std::string& where, std::si
   check_input(params.isList(), "optimizer's {}params: expected a list, found {}", where,
               params.tagKind());
   const auto items = params.toListRef();
-  check_input(items.size() == expected, "optimizer's {}params: expected {} parameters, found {}",
+  check_input(items.size() == expected,
+              "optimizer's {}params: expected as many parameters as the group has, {}, found {}",
               where, expected, items.size());
   return items.vec();
 }

@@ -247,7 +247,7 @@ class Values {
     const bool is_empty = std::ranges::count(sizes, 0) > 0;
     check_input(!overflows && last <= INT64_MAX &&
                     (is_empty ? static_cast<std::uint64_t>(offset) <= elements : last < elements),
-                "{} reaches beyond its storage of {} elements", shown, elements);
+                "{} reaches beyond its storage of size {}", shown, elements);
   }
 
   const Pickle& pickle_;
@@ -285,7 +285,7 @@ c10::IValue values_of(const Pickle& pickle, const ReadStorage& read_storage) {
 std::vector<std::int64_t> numbers_of(const Pickle& pickle, Ref ref) {
   if (pickle.called(ref) == "torch.Size") {
     const std::vector<Ref>& arguments = pickle[pickle[ref].items[1]].items;
-    check_input(arguments.size() == 1, "expected torch.Size of one tuple, found {} arguments",
+    check_input(arguments.size() == 1, "expected torch.Size with one argument, found {}",
                 arguments.size());
     ref = arguments[0];
   }

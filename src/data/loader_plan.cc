@@ -15,8 +15,8 @@ Sampler sampler_for(std::int64_t samples, const LoaderOptions& options) {
   }
   if (options.batch_size < options.group.size()) {
     throw InvalidArgument(
-        c10::str("loader: expected a batch_size of at least one sample for each of ",
-                 options.group.size(), " ranks, found ", options.batch_size));
+        c10::str("loader: expected a batch_size of at least the number of ranks, ",
+                 options.group.size(), ", found ", options.batch_size));
   }
   return Sampler(samples, {.rank = options.group.rank(),
                            .world = options.group.size(),

@@ -155,8 +155,9 @@ struct OpenBucket {
 
 void check_permutation(std::span<const int> order, std::size_t count) {
   std::vector<bool> seen(count, false);
-  check(order.size() == count, "bucket plan: the order must name all {} parameters, found {}",
-        count, order.size());
+  check(order.size() == count,
+        "bucket plan: the order must name every parameter, {} in all, found {}", count,
+        order.size());
   for (int item : order) {
     bool known = item >= 0 && item < static_cast<int>(count);
     check(known && !seen[static_cast<std::size_t>(item)],

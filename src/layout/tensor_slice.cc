@@ -146,7 +146,7 @@ std::vector<Box> subtract(const Box& a, const Box& b) {
 std::vector<Box> boxes_of(std::span<const std::int64_t> sizes, Range range) {
   std::int64_t numel = numel_of(sizes);
   check(range.begin >= 0 && range.begin <= range.end && range.end <= numel,
-        "layout: the range {}..{} does not lie in a tensor of {} elements", range.begin, range.end,
+        "layout: the range {}..{} does not lie in a tensor of size {}", range.begin, range.end,
         numel);
   std::vector<Box> boxes;
   if (!range.empty()) add_boxes(sizes, 0, range, box_of(sizes), boxes);
@@ -196,7 +196,7 @@ TensorSlice box_slice(std::span<const std::int64_t> sizes, Box box) {
   for (std::size_t dim = 0; dim < sizes.size(); ++dim)
     check(box.offsets[dim] >= 0 && box.sizes[dim] >= 0 &&
               box.offsets[dim] <= sizes[dim] - box.sizes[dim],
-          "layout: dim {} has {} elements, but the box {} + {}", dim, sizes[dim], box.offsets[dim],
+          "layout: dim {} has size {}, but the box is {} + {}", dim, sizes[dim], box.offsets[dim],
           box.sizes[dim]);
   Range all{0, numel_of(box)};
   return {{sizes.begin(), sizes.end()}, std::move(box), all};
@@ -205,7 +205,7 @@ TensorSlice box_slice(std::span<const std::int64_t> sizes, Box box) {
 TensorSlice range_slice(std::span<const std::int64_t> sizes, Range range,
                         std::vector<int> dim_order) {
   check(range.begin >= 0 && range.begin <= range.end && range.end <= numel_of(sizes),
-        "layout: the range {}..{} does not lie in a tensor of {} elements", range.begin, range.end,
+        "layout: the range {}..{} does not lie in a tensor of size {}", range.begin, range.end,
         numel_of(sizes));
   check_order(dim_order, sizes.size());
   return {{sizes.begin(), sizes.end()}, box_of(sizes), range, std::move(dim_order)};

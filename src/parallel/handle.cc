@@ -180,8 +180,9 @@ at::Tensor cut_part(const at::Tensor& whole, const Part& part) {
 void paste_part(const at::Tensor& values, const Part& part, const at::Tensor& whole) {
   at::NoGradGuard no_grad;
   check_sizes(whole, part);
-  check_input(values.numel() == part.slice.numel(), "{}: expected {} elements, found {}", part.name,
-              part.slice.numel(), values.numel());
+  check_input(values.numel() == part.slice.numel(),
+              "{}: expected a number of elements of {}, found {}", part.name, part.slice.numel(),
+              values.numel());
   at::Tensor flat = values.reshape({-1});
   for (const layout::Box& box : layout::boxes_of(part.slice))
     modules::box_in_whole(whole, box).copy_(modules::box_in_part(flat, part.slice, box));

@@ -14,8 +14,8 @@ namespace {
 
 void expect_parts(const Message& request, std::size_t count) {
   check_input(request.parts.size() == count,
-              "store: expected {} parts in a request with code {}, found {}", count,
-              static_cast<int>(request.code), request.parts.size());
+              "store: expected {} as the number of parts in a request with code {}, found {}",
+              count, static_cast<int>(request.code), request.parts.size());
 }
 
 std::size_t bytes_of(const Message& request) {
@@ -200,7 +200,7 @@ Deadline ParkedRequests::next_deadline() const {
 Message DisconnectValues::add(const Message& request) {
   try {
     check_input(request.parts.size() == 2,
-                "store: expected a key and a value for the end of a connection, found {} parts",
+                "store: expected a key and a value for the end of a connection, found parts: {}",
                 request.parts.size());
     const std::string &key = request.parts[0], &value = request.parts[1];
     check_key(key);

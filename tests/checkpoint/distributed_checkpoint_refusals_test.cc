@@ -44,7 +44,7 @@ key = next(key for key in places if key.fqn == "model.0.weight" and key.offset[0
 TEST_F(RefusedDistributedCheckpoint, NamesWhatIsWrong) {
   const std::string metadata = sys::read_file(dcp_ / ".metadata");
   const std::vector<std::pair<std::string, std::string>> cases{
-      {"weight.chunks.pop()", "have 20 elements, expected 35"},
+      {"weight.chunks.pop()", "is 20, expected 35"},
       {"weight.chunks[1].offsets = torch.Size([3, 0])",
        "parts [0, 0] + [4, 5] and [3, 0] + [3, 5]"},
       {"weight.chunks[1].offsets = torch.Size([5, 0])", "does not fit into sizes [7, 5]"},

@@ -77,8 +77,8 @@ TEST_F(RefusedTorchFile, TensorsThatReachTooFar) {
   };
   expect_python(with(""), {path()});
   EXPECT_EQ(read_torch_file(path()).toTensor().numel(), 3);
-  expect(with("sizes='K\\x04\\x85'"), {"reaches beyond its storage of 3 elements"});
-  expect(with("offset='K\\x01'"), {"reaches beyond its storage of 3 elements"});
+  expect(with("sizes='K\\x04\\x85'"), {"reaches beyond its storage of size 3"});
+  expect(with("offset='K\\x01'"), {"reaches beyond its storage of size 3"});
   expect(with("offset='J\\xff\\xff\\xff\\xff'"), {"tensor's offset"});
   expect(with("sizes='J\\xfe\\xff\\xff\\xff\\x85'"), {"is not valid"});
   expect(with("strides='J\\xfe\\xff\\xff\\xff\\x85'"), {"is not valid"});

@@ -146,7 +146,7 @@ TEST(TorchOptimizerRefusals, NameWhatDoesNotFit) {
       {[&](auto& state) { group(state).insert_or_assign("decoupled_weight_decay", false); },
        "expected true, the weight decay of AdamW"},
       {[&](auto& state) { group(state).insert_or_assign("params", c10::List<std::int64_t>({0})); },
-       "params: expected 2 parameters, found 1"},
+       "params: expected as many parameters as the group has, 2, found 1"},
       {[&](auto& state) { state.at("state").toGenericDict().insert(7, dict()); },
        "found 3 entries, but only 2 belong to parameters"},
       {[&](auto& state) { state_of(state, 1).insert_or_assign("exp_avg", at::ones(5)); },

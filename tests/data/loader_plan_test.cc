@@ -108,7 +108,7 @@ TEST(LoaderPlan, RefusesOptionsThatMakeNoSense) {
   const auto groups = local_groups(3);
   EXPECT_EQ(
       refusal<InvalidArgument>([&] { LoaderPlan plan(5, {.batch_size = 2, .group = groups[1]}); }),
-      "loader: expected a batch_size of at least one sample for each of 3 ranks, found 2");
+      "loader: expected a batch_size of at least the number of ranks, 3, found 2");
   EXPECT_THROW(LoaderPlan(5, {.workers = -1}), InvalidArgument);
   EXPECT_THROW(LoaderPlan(5, {.prefetch = 0}), InvalidArgument);
 }

@@ -2,6 +2,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/counted.h"
 #include "base/format.h"
 #include "base/text.h"
 #include "comm/rendezvous/exchange.h"
@@ -54,8 +55,8 @@ void PeerRegistry::meet(const std::string& place, int count, const std::atomic<b
   while (!have_all_come(*store_, at)) {
     if (stop) throw Aborted(formatted("group {}: ended while its ranks were connecting", group_));
     if (deadline.passed())
-      throw Timeout(formatted("group {}: timed out after {} waiting for {} ranks to connect ({})",
-                              group_, format_duration(timeout), count, place));
+      throw Timeout(formatted("group {}: timed out after {} waiting for {} to connect ({})", group_,
+                              format_duration(timeout), counted(count, "rank"), place));
     if (look.passed()) {
       check_processes();
       look = Deadline::after(between_looks);

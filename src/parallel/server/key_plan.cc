@@ -45,7 +45,7 @@ std::string_view take_name(std::string_view& text) {
 }
 
 std::string words_of(const Key& key) {
-  return formatted("{} [{}] of {} bytes per element (dtype {}){}", key.name,
+  return formatted("{} [{}] with elements of size {} (dtype {}){}", key.name,
                    listed(key.sizes, ", "), key.element_bytes, key.dtype,
                    key.by_rows ? ", by rows" : "");
 }

@@ -123,7 +123,7 @@ std::pair<ServedParameters::Tensors, ServedParameters::Tensors> ServedParameters
         static_cast<std::int64_t>(parameter.nbytes()) / parameter.size(0);
     check_input(
         count >= 0 && row + count <= rows.numel() && byte + count * row_bytes <= values.numel(),
-        "parameter server: a push announces {} rows, but has fewer", count);
+        "parameter server: a push has fewer rows than it announces, {}", count);
     at::Tensor own = rows.narrow(0, row, count);
     check_input(count == 0 || (own.min().item<std::int64_t>() >= 0 &&
                                own.max().item<std::int64_t>() < parameter.size(0)),

@@ -32,7 +32,7 @@ std::vector<Key> Session::take_keys(std::int64_t bytes) {
     check_input(is_dtype && key.element_bytes ==
                                 static_cast<std::int64_t>(c10::elementSize(
                                     static_cast<at::ScalarType>(is_dtype ? key.dtype : 0))),
-                "parameter server {}: worker {} has {} of dtype {} with {} bytes per element",
+                "parameter server {}: worker {} has {} of dtype {} with elements of size {}",
                 number_, worker_, visible(key.name), key.dtype, key.element_bytes);
   }
   return keys;
