@@ -125,7 +125,7 @@ def text_of_call(tokens):
 
 
 def has_words(text, least=1):
-    return len(re.findall(r"(?<![^\s('\"])[A-Za-z][a-z]+(?![^\s,.:;)'\"])", text.replace("\\n", " "))) >= least
+    return len(re.findall(r"(?<![^\s('\"])[A-Za-z][a-z_]+(?![^\s,.:;)'\"\[])", text.replace("\\n", " "))) >= least
 
 
 def message_of_call(name, parts):
