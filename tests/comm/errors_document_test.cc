@@ -37,7 +37,7 @@ std::string replaced(const std::string& text, const std::regex& pattern, const M
 // Returns the kind of an item in the parentheses after a call; "" for a tag, which is optional.
 std::string kind_of(const std::string& item) {
   static const std::pair<std::regex, const char*> kinds[] = {
-      {std::regex("[0-9.]+ k?M?B"), "AMOUNT"},
+      {std::regex("[0-9.]+ ([KMG]i)?B"), "AMOUNT"},
       {std::regex("[0-9]+ x [A-Za-z0-9]+"), "AMOUNT"},
       {std::regex("[a-z_]+\\.cc:[0-9]+"), "PLACE"},
       {std::regex("sum|max"), "OP"},
