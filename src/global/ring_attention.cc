@@ -54,13 +54,18 @@ class RingAttention::Ring {
     std::vector<Work> works;
   };
 
-  // Sends `flat` to the next rank, and receives the previous rank's tensor of `source`.
+  // Sends `flat` to the next rank, and receives the previous rank's tensor of `source`. All ranks
+  // post the messages of a turn in the order of the ranks that send them: GPUs need a common order
+  // (plan/posting_order.h has the reason).
   [[nodiscard]] Passing pass(const at::Tensor& flat, int source, std::int64_t a_token,
                              const CallOptions& call) {
     Passing passing{flat, at::empty({tokens_of(source) * a_token}, flat.options()), {}};
-    if (flat.numel() > 0) passing.works.push_back(group_.send(flat, (rank_ + 1) % ranks_, call));
-    if (passing.received.numel() == 0) return passing;
-    passing.works.push_back(group_.recv(passing.received, (rank_ - 1 + ranks_) % ranks_, call));
+    const bool sends = flat.numel() > 0, receives = passing.received.numel() > 0;
+    const int next = (rank_ + 1) % ranks_, previous = (rank_ - 1 + ranks_) % ranks_;
+    if (sends && rank_ < previous) passing.works.push_back(group_.send(flat, next, call));
+    if (receives) passing.works.push_back(group_.recv(passing.received, previous, call));
+    if (sends && rank_ > previous) passing.works.push_back(group_.send(flat, next, call));
+    if (!receives) return passing;
     std::lock_guard lock(of_.context_.traffic_mutex);
     ++of_.context_.traffic.messages;
     of_.context_.traffic.bytes += static_cast<std::int64_t>(passing.received.nbytes());
