@@ -39,6 +39,7 @@ Tensors only_with_gradient(const Tensors& tensors) {
 void Execution::run(const std::vector<Action>& actions, std::optional<Action>& now) {
   for (const Action& action : actions) {
     now = action;
+    mailbox_.begin(action);
     switch (action.compute) {
       case Compute::forward:
         forward(action);

@@ -2,17 +2,10 @@
 
 #include "base/check.h"
 
-#include <c10/core/ScalarType.h>
-
-#include <algorithm>
 #include <utility>
 
 namespace lockstep::pipeline {
 namespace {
-
-// Receives beyond the one that is needed: two, so that a rank that is ahead need not wait, and
-// memory is not taken for a whole step.
-constexpr std::size_t ahead = 2;
 
 // "1F3", or "2I3" for the gradient that stage 2 gives to stage 1: the tag of a message.
 std::string tag_of(const plan::Result& result) {
@@ -20,108 +13,80 @@ std::string tag_of(const plan::Result& result) {
                         result.stage, result.micro_batch});
 }
 
-// The stage that needs a result on another stage; none for the ends of the model.
-std::optional<int> next_stage(const plan::Result& result, int stages) {
-  const int next = result.is_gradient ? result.stage - 1 : result.stage + 1;
-  return next < 0 || next >= stages ? std::nullopt : std::optional(next);
-}
-
-// The forward whose outputs a gradient is of.
-plan::Result forward_of(const plan::Result& gradient) {
-  return {false, gradient.stage - 1, gradient.micro_batch};
-}
-
 }  // namespace
 
-Mailbox::Mailbox(Group& group, const plan::Schedule& schedule, SpecBook& book,
-                 MailboxOptions options)
-    : group_(group),
-      book_(book),
-      options_(options),
-      ranks_(plan::rank_of_stages(schedule)),
-      stages_(schedule.stages) {
-  for (int source = 0; source < schedule.rank_count(); ++source) {
-    if (source == group.rank()) continue;
-    Channel channel{source, {}};
-    for (const plan::Action& action : schedule.ranks[static_cast<std::size_t>(source)]) {
-      if (action.compute == plan::Compute::weight) continue;
-      const plan::Result result = plan::result_of(action);
-      const auto next = next_stage(result, stages_);
-      if (!next || rank_of(*next) != group.rank()) continue;
-      places_[result.key()] = {channels_.size(), channel.messages.size()};
-      channel.messages.emplace_back().result = result;
-    }
-    channels_.push_back(std::move(channel));
+Mailbox::Mailbox(Group& group, std::span<const plan::Action> order, const std::vector<int>& ranks,
+                 const Batch& batch, SpecBook& book, MailboxOptions options)
+    : group_(group), order_(order), ranks_(ranks), batch_(batch), book_(book), options_(options) {}
+
+std::optional<int> Mailbox::destination_of(const plan::Result& result) const {
+  const int next = result.is_gradient ? result.stage - 1 : result.stage + 1;
+  if (next < 0 || next >= static_cast<int>(ranks_.size())) return std::nullopt;
+  return rank_of(next);
+}
+
+void Mailbox::begin(const plan::Action& own) {
+  for (; order_[next_] != own; ++next_) {
+    const plan::Action& other = order_[next_];
+    if (other.compute == plan::Compute::weight) continue;
+    const plan::Result result = plan::result_of(other);
+    if (destination_of(result) == group_.rank()) post_receive(result);
   }
+  ++next_;
 }
 
 void Mailbox::send(const plan::Result& result, const Tensors& tensors) {
-  const auto next = next_stage(result, stages_);
-  if (!next || rank_of(*next) == group_.rank()) return;
+  const auto destination = destination_of(result);
+  if (!destination || destination == group_.rank()) return;
   drop_arrived();
-  const int destination = rank_of(*next);
   const std::string tag = tag_of(result);
   if (!result.is_gradient) {
     const Specs specs = specs_of(tensors);
-    if (options_.tells_specs) {
-      book_[result.key()] = specs;
-      sent_.push_back(group_.send(message_of(specs, tag), destination, call("sizes of " + tag)));
-    } else {
-      const Specs& known = book_.at(result.key());
-      check(specs == known, "{}: expected the outputs of earlier steps, {}, found {}", tag,
-            describe(known), describe(specs));
-    }
+    const auto [known, is_new] = book_.emplace(place_of(result), specs);
+    check(specs == known->second,
+          "{}: expected the outputs of earlier micro-batches of {} rows, {}, found {}", tag,
+          known->first.second, describe(known->second), describe(specs));
+    if (is_new)
+      sent_.push_back(group_.send(message_of(specs, tag), *destination, call("sizes of " + tag)));
   }
   for (const at::Tensor& tensor : tensors)
-    sent_.push_back(group_.send(tensor.detach(), destination, call(tag)));
+    sent_.push_back(group_.send(tensor.detach(), *destination, call(tag)));
 }
 
 Tensors Mailbox::receive(const plan::Result& result) {
-  const auto [at, number] = places_.at(result.key());
-  Channel& channel = channels_[at];
-  post(channel, number);
-  Expected& expected = channel.messages[number];
+  Expected expected = std::move(expected_.extract(result.key()).mapped());
   for (Work& work : expected.works) work.wait();
-  expected.works.clear();
   drop_arrived();
-  return std::exchange(expected.tensors, {});
+  return std::move(expected.tensors);
 }
 
-void Mailbox::post(Channel& channel, std::size_t last) {
-  while (channel.posted < channel.messages.size()) {
-    Expected& next = channel.messages[channel.posted];
-    const bool is_needed = channel.posted <= last;
-    if (!is_needed && (channel.posted > last + ahead || !knows(next.result))) return;
-    for (const TensorMeta& spec : specs_for(channel, next.result)) {
-      if (next.result.is_gradient && !spec.requires_grad) continue;
-      at::Tensor tensor = post(channel, next, spec);
-      if (!next.result.is_gradient && spec.requires_grad) tensor.set_requires_grad(true);
-      next.tensors.push_back(std::move(tensor));
-    }
-    ++channel.posted;
+void Mailbox::post_receive(const plan::Result& result) {
+  const int source = rank_of(result.stage);
+  const std::string tag = tag_of(result);
+  Expected& expected = expected_[result.key()];
+  for (const TensorMeta& spec : specs_for(result, source)) {
+    if (result.is_gradient && !spec.requires_grad) continue;
+    const auto options = at::TensorOptions(spec.dtype).device(options_.device);
+    at::Tensor tensor = group_.empty_shared(spec.sizes, options);
+    expected.works.push_back(group_.recv(tensor, source, call(tag)));
+    if (!result.is_gradient && spec.requires_grad) tensor.set_requires_grad(true);
+    expected.tensors.push_back(std::move(tensor));
   }
 }
 
-at::Tensor Mailbox::post(const Channel& channel, Expected& message, const TensorMeta& spec) {
-  const std::string tag = tag_of(message.result);
-  const auto options = at::TensorOptions(spec.dtype).device(options_.device);
-  at::Tensor tensor = group_.empty_shared(spec.sizes, options);
-  message.works.push_back(group_.recv(tensor, channel.source, call(tag)));
-  return tensor;
+SpecBook::key_type Mailbox::place_of(const plan::Result& result) const {
+  return {result.is_gradient ? result.stage - 1 : result.stage,
+          batch_.rows_of(result.micro_batch).length()};
 }
 
-bool Mailbox::knows(const plan::Result& result) const {
-  if (result.is_gradient) return book_.contains(forward_of(result).key());
-  return !options_.tells_specs;
-}
-
-Specs Mailbox::specs_for(const Channel& channel, const plan::Result& result) {
-  if (result.is_gradient) return book_.at(forward_of(result).key());
-  if (!options_.tells_specs) return book_.at(result.key());
+const Specs& Mailbox::specs_for(const plan::Result& result, int source) {
+  const SpecBook::key_type place = place_of(result);
+  const auto known = book_.find(place);
+  if (known != book_.end()) return known->second;
   const std::string tag = tag_of(result);
   at::Tensor message = at::empty({spec_numbers}, at::kLong);
-  group_.recv(message, channel.source, call("sizes of " + tag)).wait();
-  return book_[result.key()] = specs_in(message, tag);
+  group_.recv(message, source, call("sizes of " + tag)).wait();
+  return book_[place] = specs_in(message, tag);
 }
 
 void Mailbox::drop_arrived() {

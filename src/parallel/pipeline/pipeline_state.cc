@@ -103,15 +103,14 @@ PipelineState::Result PipelineState::run(StepKind kind, const pipeline::Batch& b
 PipelineState::Result PipelineState::execute(StepKind kind, const pipeline::Batch& batch,
                                              Doing& now) {
   if (books_.size() >= most_books && !books_.contains(batch.kind())) books_.clear();
-  const bool is_new = !books_.contains(batch.kind());
   const bool trains = kind == StepKind::train;
   const plan::Schedule forwards =
       trains ? plan::Schedule() : plan::forward_only(schedule_, batch.micro_batches());
   const plan::Schedule& schedule = trains ? schedule_ : forwards;
+  const std::vector<plan::Action> order = trains ? order_ : plan::posting_order(schedule);
   const auto& actions = schedule.ranks[static_cast<std::size_t>(group_.rank())];
-  pipeline::Mailbox mailbox(
-      group_, schedule, books_[batch.kind()],
-      {.tells_specs = is_new, .device = device(), .timeout = options_.timeout});
+  pipeline::Mailbox mailbox(group_, order, ranks_, batch, books_[batch.kind()],
+                            {.device = device(), .timeout = options_.timeout});
   pipeline::Execution execution(
       schedule, batch, kind, mailbox,
       {runs_, loss_, [this](const plan::Action& action) { stages_->before_backward(action); }});

@@ -6,6 +6,7 @@
 #include "parallel/pipeline/own_parameters.h"
 #include "parallel/pipeline/stages.h"
 #include "parallel/step_clock.h"
+#include "plan/posting_order.h"
 
 #include <lockstep/parallel/pipeline/pipeline.h>
 
@@ -71,7 +72,8 @@ class PipelineState final : public parallel::CompositeState {
 
   const std::unique_ptr<pipeline::PipelineStages> stages_;
   const plan::Schedule& schedule_ = stages_->schedule();
-  const std::vector<int>& ranks_ = stages_->ranks();  // of stages
+  const std::vector<plan::Action> order_ = plan::posting_order(schedule_);  // of training steps
+  const std::vector<int>& ranks_ = stages_->ranks();                        // of stages
   Group& group_ = *stages_->group();
   std::map<int, pipeline::StageRun>& runs_ = stages_->runs();
   pipeline::Ties& ties_ = stages_->ties();

@@ -111,7 +111,8 @@ TEST_P(PipelineFailsOn, OutputsOfOtherSizesThanBeforeAreNamed) {
     } catch (const Error& error) {
       expect_contains(
           error.what(),
-          "0F2: expected the outputs of earlier steps, Float [2, 6], found Float [1, 6]");
+          "0F2: expected the outputs of earlier micro-batches of 2 rows, Float [2, 6], found "
+          "Float [1, 6]");
     }
   });
 }

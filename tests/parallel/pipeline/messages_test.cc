@@ -2,6 +2,7 @@
 #include <lockstep/parallel/pipeline/pipeline.h>
 
 #include "parallel/pipeline/support.h"
+#include "parallel/post_orders.h"
 #include "support/torch/engine_test.h"
 
 #include <torch/nn/modules/activation.h>
@@ -119,6 +120,27 @@ TEST_P(PipelineMessages, TwoPipelinesOnOneGroupTakeTurns) {
       expect_same_bits(other.step(batch.inputs, batch.targets), due, "loss of the other");
     }
   });
+}
+
+// 10 rows in 4 micro-batches are 2, 3, 2 and 3. The next step, of as many rows, exchanges no sizes.
+TEST(PipelineSizes, AreToldOnceForEachNumberOfRows) {
+  PostOrders orders;
+  orders.run(2, [](Group group) {
+    Pipeline pipeline(split(blocks(2), {"1"}),
+                      plan::make_schedule("1f1b", {.stages = 2, .micro_batches = 4}), group,
+                      squared_error);
+    for (int step = 0; step < 2; ++step) {
+      const PipedBatch batch = piped_batch(10, step);
+      (void)pipeline.step(batch.inputs, batch.targets);
+    }
+  });
+  for (const int rank : {0, 1}) {
+    std::vector<std::string> sizes;
+    for (const std::string& post : orders.of(rank))
+      if (post.find("sizes of") != std::string::npos) sizes.push_back(post);
+    EXPECT_EQ(sizes, (std::vector<std::string>{"world 0->1 #1 'sizes of 0F0'",
+                                               "world 0->1 #3 'sizes of 0F1'"}));
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Engines, PipelineMessages, every_engine({1, 2, 4}), engine_test_name);

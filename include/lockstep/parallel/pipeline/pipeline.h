@@ -34,9 +34,9 @@
 // step(), and sends the new values to the other ranks at the beginning of the next step(),
 // evaluate() or forward(). Its gradients are dense.
 //
-// Messages: their sizes and dtypes are exchanged once per batch size and then cached, and again if
-// any rank has frozen or unfrozen a parameter between two steps. Data-dependent sizes are an error
-// that names the stage.
+// Messages: their sizes and dtypes are exchanged once per batch size, for the first micro-batch of
+// each number of rows, and then cached; and again if any rank has frozen or unfrozen a parameter
+// between two steps. Data-dependent sizes are an error that names the stage.
 //
 // Errors: an exception of one rank's stage, loss or data ends the step on all ranks: this rank
 // throws it, and the others throw Aborted, which names rank, action and text. PeerLost and Timeout
