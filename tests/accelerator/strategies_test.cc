@@ -19,8 +19,6 @@ constexpr double tolerance = 1e-10;  // relative, of a loss in double precision
 struct Case {
   test::Composition how;
   bool has_experts = false;
-  // Its groups launch from threads of their own, in no common order: docs/gpu.md.
-  bool has_open_order = false;
 };
 
 void PrintTo(const Case& what, std::ostream* out) { *out << test::text_of(what.how); }
@@ -66,7 +64,6 @@ TEST_P(Strategies, TrainAsOneProcess) {
             return test::made_alike([] { return models::Gpt(test::composed_gpt()); }, at::kDouble);
           },
           seed);
-    if (GetParam().has_open_order) expect_no_faults_but(Fault::order);
   }
 }
 
@@ -83,12 +80,15 @@ std::vector<Case> cases() {
       {.axes = {{"fsdp", 2}}, .level = ShardLevel::gradients},
       {.axes = {{"fsdp", 2}}},
       {.axes = {{"fsdp", 4}}, .checkpoints = true},
-      {.axes = {{"fsdp", 2}, {"tp", 2}}}};
-  const std::vector<test::Composition> without_order = {{.axes = {{"pp", 2}}},
-                                                        {.axes = {{"pp", 2}}, .schedule = "zbv"},
-                                                        {.axes = {{"pp", 2}, {"fsdp", 2}}}};
+      {.axes = {{"pp", 2}}},
+      {.axes = {{"pp", 2}}, .schedule = "zbv"},
+      {.axes = {{"pp", 2}}, .schedule = "interleaved"},
+      {.axes = {{"pp", 4}}, .schedule = "zb-h1"},
+      {.axes = {{"pp", 2}, {"dp", 2}}},
+      {.axes = {{"pp", 2}, {"tp", 2}}},
+      {.axes = {{"fsdp", 2}, {"tp", 2}}},
+      {.axes = {{"pp", 2}, {"fsdp", 2}}}};
   for (const auto& how : meshes) all.push_back({.how = how});
-  for (const auto& how : without_order) all.push_back({.how = how, .has_open_order = true});
   for (const char* axis : {"dp", "ep"})
     all.push_back({.how = {.axes = {{axis, 2}}, .micro_batches = 1}, .has_experts = true});
   return all;
@@ -97,7 +97,6 @@ std::vector<Case> cases() {
 struct HostWaits {
   test::Composition how;
   int most = 0;  // in a step
-  bool has_open_order = false;
 };
 
 void PrintTo(const HostWaits& what, std::ostream* out) { *out << test::text_of(what.how); }
@@ -133,14 +132,13 @@ TEST_P(HostSynchronizations, OfAStepAreFew) {
     }
     EXPECT_LE(all, GetParam().most) << "rank " << rank << causes;
   });
-  if (GetParam().has_open_order) expect_no_faults_but(Fault::order);
 }
 
 INSTANTIATE_TEST_SUITE_P(OnDevices, HostSynchronizations,
                          testing::Values(HostWaits{{.axes = {{"dp", 2}}}, 2},
                                          HostWaits{{.axes = {{"fsdp", 2}}}, 2},
                                          HostWaits{{.axes = {{"tp", 2}}}, 7},
-                                         HostWaits{{.axes = {{"pp", 2}}}, 4, true}));
+                                         HostWaits{{.axes = {{"pp", 2}}}, 4}));
 
 INSTANTIATE_TEST_SUITE_P(OnDevices, Strategies, testing::ValuesIn(cases()), name_of);
 
