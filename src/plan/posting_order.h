@@ -7,10 +7,10 @@
 // sharded stage) at the action's place, and the message with its result directly after it. The
 // receiving rank posts its receive there, too, between its own actions.
 //
-// Why no rank waits forever: before a post, a rank only waits for operations of earlier places. Of
-// all operations that are not complete, take the one with the earliest place. Its ranks complete
-// all that they post before it, so each of them posts it; and because a GPU launches operations in
-// the order of posts, it finds none of the others on its GPUs, only computations, which end.
+// Why no rank waits forever: before an operation, a rank waits, on the host or on a stream, only
+// for operations of earlier places. Take the earliest operation that is not complete. All its ranks
+// post it, since whatever they wait for before is complete; and GPUs launch operations in the order
+// of posts, so that it has before it only complete operations, and computations, which end.
 #pragma once
 
 #include <lockstep/plan/schedule.h>
