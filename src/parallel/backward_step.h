@@ -120,7 +120,7 @@ class Reducer {
   [[nodiscard]] virtual bool contribute_unused(int i) { return contribute_absent(i); }
   // Posts the remaining buckets and, if `exchanges`, this rank's status of the step.
   virtual void post_rest(const StepStatus& own, bool exchanges) = 0;
-  // Waits for what was posted. Returns the sum of the statuses of all ranks if they were exchanged,
+  // Waits for the operations of post_rest() and accept(). Returns the sum of the statuses of all ranks if they were exchanged,
   // which blocks the host, and this rank's otherwise.
   [[nodiscard]] virtual StepStatus wait() = 0;
   // Returns true if this reducer supports scale_averages().
@@ -279,7 +279,7 @@ class BackwardStep final : public std::enable_shared_from_this<BackwardStep> {
   void start_reduction() LOCKSTEP_REQUIRES(mutex_);
   void reduce(const JoinRound& ranks, bool shadows) LOCKSTEP_REQUIRES(mutex_);
   [[nodiscard]] JoinRound announce();
-  // Whether this rank learns at the end of a backward() how it went on the others.
+  // Returns true if the ranks tell each other at the end of a backward() how it went.
   [[nodiscard]] bool exchanges_status();
   void check_own_gradients() LOCKSTEP_REQUIRES(mutex_);
   [[nodiscard]] bool divides_by_active();

@@ -245,7 +245,7 @@ TEST_F(Collectives, WhoseWaitIsForgottenAreReported) {
   expect_fault(Fault::race, "'all_reduce Float x 100", "'mul");
 }
 
-// What a rank gets when the other one does not take part.
+// The errors of a rank when the other one does not take part.
 class FailedCollectives : public Collectives {
  protected:
   // The error that rank 0 gets from an all_reduce with a deadline of `timeout` and from the next

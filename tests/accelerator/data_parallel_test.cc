@@ -110,8 +110,8 @@ TEST_F(DataParallel, AStepDoesNotBlockTheHost) {
   });
 }
 
-// What rank 0 gets in the second step when the first one failed on rank 1. What rank 1 got itself
-// must have the first text.
+// Lets the second step fail on rank 1. Rank 1's error must have the text `own`, and the error that
+// rank 0 gets afterwards the text `of_others`.
 void expect_end_of_all_ranks(const std::string& own, const std::string& of_others,
                              const std::function<at::Tensor(models::Mlp&, c10::Device)>& bad_loss) {
   run_ranks(ranks, [&](Group group, c10::Device device) {

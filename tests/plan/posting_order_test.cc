@@ -102,7 +102,7 @@ std::optional<Post> message_of(const Action& action, const std::vector<int>& ran
   return post.source == post.destination ? std::nullopt : std::optional(post);
 }
 
-// What a rank posts: its sends, and the receives of its peers' messages.
+// Returns what a rank posts: its sends, and the receives of its peers' messages.
 using Posts = std::vector<std::deque<Post>>;
 
 Posts posts_in(const std::vector<Action>& order, const Schedule& schedule) {

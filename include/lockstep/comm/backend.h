@@ -67,7 +67,7 @@ class Backend {
   // As Work::synchronize and Work::done, of a call that this rank has posted. Any thread.
   virtual void wait(CallId id) = 0;
   [[nodiscard]] virtual bool done(CallId id) = 0;
-  // Whether its operations are work of a device's streams, as has_streams() of a group.
+  // As has_streams() of a group: true if its operations are work of a device's streams.
   [[nodiscard]] virtual bool has_streams() const { return false; }
   // As Work::wait of a call on a device, for a backend that has_streams(): makes the calling
   // thread's current stream wait. Calls `when_complete` once the call is complete; never if the

@@ -48,8 +48,8 @@ class BlockingEngine {
   // determines. One thread runs the collectives one after another; another thread runs the messages
   // of one pair in one direction.
   virtual void run(const PostedCall& call) = 0;
-  // Whether it works on the streams of a device; launch() then enqueues a call, and run() is for
-  // the calls that it leaves.
+  // Returns true if it works on the streams of a device: launch() then enqueues a call, and run()
+  // performs the calls that launch() leaves.
   [[nodiscard]] virtual bool has_streams() const { return false; }
   // Enqueues a call on its device, in the posting thread and in the order of the posts, without
   // waiting for a peer. Null: the call must run(). Throws what the group fails with.

@@ -20,7 +20,7 @@
 namespace lockstep {
 
 struct Launched {
-  // What the host does once the device has reached a point: copies to tensors in host memory,
+  // Work of the host after the device has reached a point: copies to tensors in host memory,
   // comparisons with other ranks. Throws what the group fails with.
   struct Step {
     StreamPoint reached;
@@ -55,7 +55,7 @@ class LaunchedCalls {
   // Notes that a thread waits. Null, and nothing is noted, if the call is complete or is for the
   // host.
   [[nodiscard]] std::shared_ptr<Launched> wait_for(CallId id, std::function<void()> when_complete);
-  // How long ago the first wait began; std::nullopt if there is none.
+  // Returns the time since the first wait began; std::nullopt before it.
   [[nodiscard]] std::optional<Duration> waited(CallId id);
   // Calls what the waits asked for.
   void complete(CallId id);

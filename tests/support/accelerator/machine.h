@@ -57,7 +57,7 @@ struct Launch {
 struct Counts {
   int launches = 0;
   int waits = 0;  // of streams for events
-  // Of the host, by cause; without those of the library's task queues, which nobody waits for.
+  // Those of the host, by cause, without those of the library's task queues: nobody waits for them.
   std::map<std::string, int> synchronizations{};
   [[nodiscard]] int all_synchronizations() const;
 };

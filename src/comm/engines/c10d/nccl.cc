@@ -166,7 +166,7 @@ class NcclEngine final : public Engine {
   // Makes the communicator of the collectives. In a step it would allocate the GPU's memory while
   // kernels of the step wait for each other.
   void connect_all();
-  // What the communicator of a call is for.
+  // Returns the name of the communicator for a call.
   [[nodiscard]] std::string place_of(const PostedCall& call) const;
   [[nodiscard]] c10d::Backend& connected(const std::string& place, int rank, int size);
 

@@ -8,7 +8,7 @@
 // thread had queued on its stream before the post. An engine that has_streams() only launches it
 // there, in the posting thread: launch order is then the order of the program, over all groups and
 // messages, which is what NCCL asks of several communicators on one GPU (NVIDIA/nccl issues 195,
-// 208, 1174). Of the other engines a run returns when the device has finished the call.
+// 208, 1174). A run of another engine returns when the device has finished the call.
 #pragma once
 
 #include "base/mutex.h"
@@ -67,8 +67,8 @@ class C10dRunner final : public BlockingEngine {
   void all_gather(const PostedCall& call);
   void reduce_scatter(const PostedCall& call);
   void all_to_all(const PostedCall& call);
-  // Throws CallDiffers, which names a rank whose counts do not match this rank's; of a launched call,
-  // as one of its steps. The engine would not notice: Gloo ends the process.
+  // Throws CallDiffers, which names a rank whose counts do not match this rank's; a launched call
+  // does so in one of its steps. The engine would not notice: Gloo ends the process.
   void compare_counts(const PostedCall& call);
   void scatter(const PostedCall& call);
   void barrier(const PostedCall& call);
