@@ -18,6 +18,7 @@
 #include <c10/util/ArrayRef.h>
 #include <torch/data/example.h>
 
+#include <concepts>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -60,6 +61,26 @@ template <class Batch>
 Batch stacked(Batch batch) {
   return batch;
 }
+
+// Returns the tensors of a batch, for LoaderOptions::pin_memory and device. For a batch of your own
+// type, write such a function in the namespace of the type.
+inline std::vector<at::Tensor*> tensors_of(at::Tensor& batch) { return {&batch}; }
+inline std::vector<at::Tensor*> tensors_of(torch::data::TensorExample& batch) {
+  return {&batch.data};
+}
+inline std::vector<at::Tensor*> tensors_of(torch::data::Example<>& batch) {
+  return {&batch.data, &batch.target};
+}
+inline std::vector<at::Tensor*> tensors_of(std::vector<at::Tensor>& batch) {
+  std::vector<at::Tensor*> tensors;
+  for (at::Tensor& tensor : batch) tensors.push_back(&tensor);
+  return tensors;
+}
+
+template <class Batch>
+concept HasTensors = requires(Batch& batch) {
+  { tensors_of(batch) } -> std::same_as<std::vector<at::Tensor*>>;
+};
 
 // Reads one batch of `dataset` and collates it.
 template <MapDataset D>

@@ -12,6 +12,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/data/batches.h>
+#include <lockstep/data/device_copies.h>
 #include <lockstep/data/epoch_place.h>
 #include <lockstep/data/loader_plan.h>
 #include <lockstep/data/prefetcher.h>
@@ -83,7 +84,10 @@ class Loader {
   // `readers` has one entry per worker, or one for the program's thread. Use loader() instead of
   // this constructor.
   Loader(std::vector<ReadBatch<Batch>> readers, std::int64_t samples, LoaderOptions options)
-      : plan_(samples, options), options_(std::move(options)), readers_(std::move(readers)) {}
+      : plan_(samples, options),
+        copies_(options.device, options.pin_memory),
+        options_(std::move(options)),
+        readers_(std::move(readers)) {}
 
   // Returns the batches of an epoch: all of them or, in the first epoch after resume(), the
   // remaining ones. Starts the workers. Throws InvalidArgument if the range of an earlier call
@@ -92,7 +96,8 @@ class Loader {
     const std::int64_t begin = place_.begin(number, "Loader");
     Order order = std::make_shared<const std::vector<std::size_t>>(plan_.order(number));
     auto batches = prefetcher(std::min(begin, plan_.batches()), order);
-    return Epoch<Batch>(place_.batches(), plan_.end(), [batches] { return batches->take(); });
+    return Epoch<Batch>(place_.batches(), plan_.end(),
+                        [batches] { return SentBatch<Batch>::arrived(batches->take()); });
   }
 
   // Returns the number of batches in a whole epoch on this rank.
@@ -118,8 +123,8 @@ class Loader {
   using Order = std::shared_ptr<const std::vector<std::size_t>>;
 
   Prefetcher::Make maker(const ReadBatch<Batch>& read, const Order& order) const {
-    return [plan = plan_, read, order](std::int64_t number) -> Prefetcher::Item {
-      return std::make_shared<Batch>(read(plan.piece(*order, number)));
+    return [plan = plan_, copies = copies_, read, order](std::int64_t number) -> Prefetcher::Item {
+      return std::make_shared<SentBatch<Batch>>(read(plan.piece(*order, number)), copies);
     };
   }
 
@@ -133,6 +138,7 @@ class Loader {
   }
 
   LoaderPlan plan_;
+  DeviceCopies copies_;
   LoaderOptions options_;
   std::vector<ReadBatch<Batch>> readers_;
   EpochPlace place_;

@@ -6,8 +6,11 @@
 #include <lockstep/data/loader_state.h>
 #include <lockstep/data/sampler.h>
 
+#include <c10/core/Device.h>
+
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #pragma GCC visibility push(default)
@@ -23,7 +26,14 @@ struct LoaderOptions {
   std::uint64_t seed = 0;  // the same on every rank
   int workers = 1;         // threads that read; with 0 the program's own thread reads
   int prefetch = 2;        // batches that all workers together read ahead of the program
-  bool shuffle = true;     // draw a new order in each epoch
+  // Puts the batches into pinned host memory, from which a device can copy without blocking
+  // (tensor.to(device, dtype, true)). No effect in a process without an accelerator.
+  bool pin_memory = false;
+  // If not the CPU: the workers copy the batches to this device, through pinned memory and on a
+  // stream of the loader's own, and a batch is handed out after the current stream of the program
+  // was ordered after its copy (device_copies.h). Use the batch on that stream.
+  std::optional<c10::Device> device = std::nullopt;
+  bool shuffle = true;  // draw a new order in each epoch
   // How to handle a tail that does not make a full batch on every rank. By default it is padded as
   // in Sampler, and the last batch of an epoch is smaller.
   bool drop_last = false;  // leave the tail out: every batch is full

@@ -65,6 +65,9 @@ struct StreamOptions {
   Group group = Group();  // only rank() and size() are used: loaders do not communicate
   int workers = 1;        // threads that read; with 0 the program's own thread reads
   int prefetch = 2;       // batches that each worker reads ahead of the program
+  // As in LoaderOptions.
+  bool pin_memory = false;
+  std::optional<c10::Device> device = std::nullopt;
   bool drop_last = false;
   bool uneven = false;
 };
@@ -180,7 +183,10 @@ class StreamLoader {
   using Make = std::function<D(std::int64_t epoch)>;
 
   StreamLoader(Make make, StreamOptions options)
-      : make_(std::move(make)), plan_(options), options_(std::move(options)) {}
+      : make_(std::move(make)),
+        plan_(options),
+        copies_(options.device, options.pin_memory),
+        options_(std::move(options)) {}
 
   // Returns the batches of an epoch: all of them or, in the first epoch after resume(), the
   // remaining ones; the stream skips the samples that were already handed out. Makes the streams
@@ -195,9 +201,9 @@ class StreamLoader {
       if (workers->empty()) return nullptr;
       Prefetcher::Item item = (*workers)[next]->take();
       next = (next + 1) % workers->size();
-      auto batch = *static_cast<std::shared_ptr<Batch>*>(item.get());
-      if (!batch) workers->clear();  // the end of the stream, which is the same for all workers
-      return batch;
+      auto sent = *static_cast<std::shared_ptr<SentBatch<Batch>>*>(item.get());
+      if (!sent) workers->clear();  // the end of the stream, which is the same for all workers
+      return SentBatch<Batch>::arrived(sent);
     };
     return Epoch<Batch>(place_.batches(), std::nullopt, std::move(take));
   }
@@ -219,8 +225,12 @@ class StreamLoader {
   std::unique_ptr<Prefetcher> start(std::int64_t epoch, std::int64_t first) {
     auto reader = std::make_shared<StreamReader<D>>(make_(epoch), plan_);
     const std::int64_t stride = std::max(1, options_.workers);
-    Prefetcher::Make make = [reader, first, stride](std::int64_t number) -> Prefetcher::Item {
-      return std::make_shared<std::shared_ptr<Batch>>(reader->read(first + number * stride));
+    Prefetcher::Make make = [reader, copies = copies_, first,
+                             stride](std::int64_t number) -> Prefetcher::Item {
+      auto sent = std::make_shared<std::shared_ptr<SentBatch<Batch>>>();
+      if (const std::shared_ptr<Batch> batch = reader->read(first + number * stride))
+        *sent = std::make_shared<SentBatch<Batch>>(std::move(*batch), copies);
+      return sent;
     };
     constexpr auto endless = std::numeric_limits<std::int64_t>::max();
     if (options_.workers == 0) return std::make_unique<Prefetcher>(0, endless, std::move(make));
@@ -230,6 +240,7 @@ class StreamLoader {
 
   Make make_;
   StreamPlan plan_;
+  DeviceCopies copies_;
   StreamOptions options_;
   EpochPlace place_;
 };

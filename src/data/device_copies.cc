@@ -1,0 +1,77 @@
+#include <lockstep/data/device_copies.h>
+
+#include "comm/backend/accelerator.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+
+namespace lockstep::data {
+namespace {
+
+c10::impl::VirtualGuardImpl guard_of(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type());
+}
+
+// LibTorch has no question for this: a device type without pinned memory throws when it is asked
+// for its allocator.
+bool has_pinned_memory(c10::DeviceType type) {
+  try {
+    return at::globalContext().getAcceleratorHooksInterface(type).getPinnedMemoryAllocator() !=
+           nullptr;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
+}  // namespace
+
+void Arrival::wait() const {
+  if (!copied_) return;
+  const c10::Stream current =
+      guard_of(tensors_.front().device()).getStream(tensors_.front().device());
+  copied_->block(current);
+  // The memory belongs to the stream of the copies, which would otherwise get it back as soon as
+  // the tensor is released.
+  for (const at::Tensor& tensor : tensors_) tensor.record_stream(current);
+}
+
+DeviceCopies::DeviceCopies(std::optional<c10::Device> device, bool pin_memory) {
+  const bool has_device = device && !device->is_cpu();
+  if (has_device) {
+    const c10::impl::VirtualGuardImpl guard = guard_of(*device);
+    stream_ = guard.getStreamFromGlobalPool(device->has_index() ? *device : guard.getDevice());
+  }
+  const std::optional<c10::DeviceType> type =
+      has_device ? std::optional(device->type()) : accelerator();
+  pins_ = (has_device || pin_memory) && type && accelerator_count() > 0 && has_pinned_memory(*type);
+}
+
+void DeviceCopies::pin(at::Tensor& tensor) const {
+  if (pins_ && tensor.is_cpu() && !tensor.is_pinned()) tensor = tensor.pin_memory();
+}
+
+Arrival DeviceCopies::begin(std::span<at::Tensor* const> tensors) const {
+  const at::NoGradGuard no_gradients;
+  // Pinning also uses the current device: a thread of its own would wake up device 0.
+  const c10::OptionalStreamGuard guard(stream_);
+  Arrival arrival;
+  for (at::Tensor* tensor : tensors) {
+    if (!tensor->defined()) continue;
+    pin(*tensor);
+    if (!stream_ || tensor->device() == stream_->device()) continue;
+    // The allocator of pinned memory keeps a block until the copies that use it have ended. Memory
+    // that is not pinned could change before the device reads it.
+    *tensor = tensor->to(stream_->device(), tensor->scalar_type(), /*non_blocking=*/pins_);
+    arrival.tensors_.push_back(*tensor);
+  }
+  if (arrival.tensors_.empty()) return arrival;
+  const auto copied = std::make_shared<c10::Event>(stream_->device_type());
+  copied->record(*stream_);
+  arrival.copied_ = copied;
+  return arrival;
+}
+
+}  // namespace lockstep::data
