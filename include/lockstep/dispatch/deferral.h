@@ -17,9 +17,11 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #pragma GCC visibility push(default)
 
@@ -49,6 +51,11 @@ class [[nodiscard]] Deferral {
 void give_values(const at::Tensor& tensor);
 // Gives the tensor memory without values; for callers that write all of them.
 void give_memory(const at::Tensor& tensor);
+// Lets the tensors get their memory on `device`: a deferred tensor without memory gets none now,
+// and its values are computed in host memory and copied when they are needed. Other tensors are
+// moved now. Tensors of one storage that are passed in one call still share it. Changes the tensors
+// in place, as Module::to() does.
+void move_to(std::span<const at::Tensor> tensors, c10::Device device);
 // Returns an ordinary tensor in the same memory. `tensor` must be deferred.
 [[nodiscard]] at::Tensor as_ordinary(const at::Tensor& tensor);
 

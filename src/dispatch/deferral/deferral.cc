@@ -4,7 +4,10 @@
 #include "dispatch/deferral/recorder.h"
 #include "dispatch/key.h"
 
+#include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <map>
 
 namespace lockstep::dispatch {
 
@@ -32,6 +35,24 @@ void give_values(const at::Tensor& tensor) {
 
 void give_memory(const at::Tensor& tensor) {
   if (auto storage = DeferredStorage::of(tensor)) storage->give_memory(false);
+}
+
+void move_to(std::span<const at::Tensor> tensors, c10::Device device) {
+  const at::NoGradGuard no_gradients;
+  std::map<std::shared_ptr<DeferredStorage>, LazyStorage> moved;
+  for (const at::Tensor& tensor : tensors) {
+    const auto storage = DeferredStorage::of(tensor);
+    if (!storage || storage->memory().defined()) {
+      tensor.set_data(tensor.to(device));
+      continue;
+    }
+    auto target = moved.find(storage);
+    if (target == moved.end()) target = moved.emplace(storage, storage->on(device)).first;
+    // Otherwise the comparison of the types would count as a use of the values.
+    const c10::impl::ExcludeDispatchKeyGuard not_used(dispatch::key());
+    tensor.set_data(target->second.place(tensor.scalar_type(), tensor.storage_offset(),
+                                         tensor.sizes(), tensor.strides()));
+  }
 }
 
 at::Tensor as_ordinary(const at::Tensor& tensor) {

@@ -2,6 +2,10 @@
 
 #include "dispatch/key.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
+
 #include <utility>
 
 namespace lockstep::dispatch {
@@ -19,6 +23,18 @@ at::Tensor DeferredStorage::make(std::int64_t bytes, const at::Tensor& shape) {
   LazyStorage storage(bytes, c10::kCPU, made, dispatch::key(), no_memory, made);
   made->storage_ = &storage.impl();
   return storage.place(shape.scalar_type(), shape.storage_offset(), shape.sizes(), shape.strides());
+}
+
+// The recorded calls know the storage by its id, so the new storage has the same.
+LazyStorage DeferredStorage::on(c10::Device device) const {
+  auto made = std::make_shared<DeferredStorage>();
+  made->id_ = id_;
+  made->device_ = device;
+  made->last_write_ = last_write();
+  made->time_ = time();
+  LazyStorage storage(id_->bytes, device, made, dispatch::key(), no_memory, made);
+  made->storage_ = &storage.impl();
+  return storage;
 }
 
 std::shared_ptr<DeferredStorage> DeferredStorage::of(const at::Tensor& tensor) {
@@ -61,9 +77,17 @@ void DeferredStorage::give_memory(const at::Tensor& memory) {
 void DeferredStorage::give_memory(bool with_values) {
   std::lock_guard lock(mutex_);
   if (memory_.defined()) return;
-  memory_ = replayed(with_values ? last_write_ : nullptr, id_);
+  memory_ = made_memory(with_values);
   last_write_.reset();
   LazyStorage::attach(*storage_, memory_);
+}
+
+at::Tensor DeferredStorage::made_memory(bool with_values) const {
+  const c10::InferenceMode off(false);
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  if (!device_.is_cpu() && !with_values)
+    return at::empty({id_->bytes}, at::TensorOptions().dtype(at::kByte).device(device_));
+  return replayed(with_values ? last_write_ : nullptr, id_).to(device_);
 }
 
 void DeferredStorage::pin(const StorageUse&) { give_memory(true); }

@@ -18,6 +18,9 @@ class DeferredStorage final : public StorageOwner, public StorageRecord {
   // Returns null if `tensor` is not in a deferred storage.
   [[nodiscard]] static std::shared_ptr<DeferredStorage> of(const at::Tensor& tensor);
 
+  // Returns a new storage whose memory will be on `device`, with the values that this one has now.
+  [[nodiscard]] LazyStorage on(c10::Device device) const;
+
   [[nodiscard]] const StorageId& id() const { return id_; }
 
   // Returns the last call that wrote the storage; null if it has memory or was not written.
@@ -37,8 +40,12 @@ class DeferredStorage final : public StorageOwner, public StorageRecord {
   void unpin() noexcept override {}
 
  private:
+  // Returns new memory on the device, with the values of the last write if they are wanted.
+  [[nodiscard]] at::Tensor made_memory(bool with_values) const;
+
   mutable std::mutex mutex_;
   StorageId id_;
+  c10::Device device_{c10::kCPU};        // of the memory
   c10::StorageImpl* storage_ = nullptr;  // the caller holds a tensor in it
   std::shared_ptr<const RecordedCall> last_write_;
   std::int64_t time_ = 0;

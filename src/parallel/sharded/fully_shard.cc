@@ -54,6 +54,13 @@ std::vector<std::string> ShardedModule::units() const {
   return names;
 }
 
+void move_to(torch::nn::Module& module, c10::Device device) {
+  const c10::InferenceMode off(false);
+  std::vector<at::Tensor> tensors = module.parameters();
+  for (const at::Tensor& buffer : module.buffers()) tensors.push_back(buffer);
+  dispatch::move_to(tensors, device);
+}
+
 void make_values(torch::nn::Module& module) {
   c10::InferenceMode off(false);
   for (const at::Tensor& parameter : module.parameters()) parallel::make_ordinary(parameter);

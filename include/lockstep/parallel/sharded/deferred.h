@@ -24,6 +24,8 @@
 
 #include <lockstep/dispatch/deferral.h>
 
+#include <c10/core/Device.h>
+
 #include <concepts>
 #include <cstdint>
 #include <utility>
@@ -49,6 +51,11 @@ auto deferred(Make&& make, DeferredOptions options = {}) {
   dispatch::Deferral deferral(options.smallest);
   return std::forward<Make>(make)();
 }
+
+// Not collective. Moves a module that deferred() made to a device, as module.to(device), but
+// without memory for deferred tensors. fully_shard() then gives one unit at a time its memory
+// there, so no device ever has the whole model. Not for a sharded module.
+void move_to(torch::nn::Module& module, c10::Device device);
 
 // Not collective. Turns all parameters and buffers of a module that deferred() made into ordinary
 // tensors with their values, whether or not they have memory already. Not for a sharded module.
