@@ -83,7 +83,10 @@ void load_optimizer_state(torch::optim::Optimizer& optimizer, const NamedParamet
               left.empty() ? std::string() : visible(left.begin()->first));
   optimizer.state().clear();
   for (FoundState& one : found) {
-    for (auto& [name, value] : one.fields) value = value.clone();
+    // Step counts stay in host memory, where LibTorch has them.
+    for (auto& [name, value] : one.fields)
+      value = value.to(value.dim() > 0 ? one.parameter.device() : value.device(),
+                       value.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
     optimizer.state()[one.parameter.unsafeGetTensorImpl()] =
         make_state(*one.options, std::move(one.fields));
   }

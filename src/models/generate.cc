@@ -43,7 +43,15 @@ at::Tensor only_largest(const at::Tensor& logits, std::int64_t k) {
                             -std::numeric_limits<double>::infinity());
 }
 
+// The device of the model's first parameter.
+c10::Device device_of(const torch::nn::Module& model) {
+  const std::vector<at::Tensor> parameters = model.parameters();
+  return parameters.empty() ? c10::Device(c10::kCPU) : parameters.front().device();
+}
+
 at::Tensor draw(at::Tensor logits, const GenerateOptions& options) {
+  // A generator draws in its own memory only. One of the CPU makes the same text on every device.
+  if (options.generator) logits = logits.to(options.generator->device());
   if (options.temperature == 0) return logits.argmax(-1, /*keepdim=*/true);
   logits = logits / options.temperature;
   if (options.top_k > 0) logits = only_largest(logits, options.top_k);
@@ -63,12 +71,13 @@ at::Tensor generate_tokens(torch::nn::Module& model, at::Tensor ids, std::int64_
                                    options.temperature, " and ", options.top_k));
   c10::NoGradGuard no_grad;
   EvaluationMode evaluation(model);
+  const c10::Device device = device_of(model);
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t seen = options.beyond_block ? ids.size(1) : std::min(ids.size(1), block);
-    at::Tensor logits = next_logits(ids.narrow(1, ids.size(1) - seen, seen));
+    at::Tensor logits = next_logits(ids.narrow(1, ids.size(1) - seen, seen).to(device));
     // under tensor parallelism each rank has a part
     if (is_global(logits)) logits = full_tensor(logits);
-    ids = at::cat({ids, draw(logits, options)}, /*dim=*/1);
+    ids = at::cat({ids, draw(logits, options).to(ids.device())}, /*dim=*/1);
   }
   return ids;
 }

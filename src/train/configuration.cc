@@ -7,6 +7,7 @@
 #include "base/visible.h"
 #include "sys/files.h"
 #include "sys/plain_file.h"
+#include "train/device.h"
 #include "train/option_table.h"
 #include "train/strategies.h"
 
@@ -207,6 +208,7 @@ void check_run(Configuration& configuration, int ranks) {
   const Task& task = configuration.task();
   configuration.settings().check_needs();
   check_strategy(options, ranks);
+  check_device(options);
   // Servers are not on a mesh axis.
   configuration.layout = layout_of(options, ranks - server_count(options));
   const MeshLayout& layout = configuration.layout;

@@ -4,6 +4,7 @@
 #include <lockstep/elastic/slot_gradients.h>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <torch/utils.h>
 
 #include <algorithm>
@@ -66,7 +67,7 @@ class ElasticStrategy : public TrainedModel {
     facts_.takes_all_rows = true;
   }
 
-  [[nodiscard]] double backward(const StepRows& rows, optim::GradScaler& scaler) override;
+  [[nodiscard]] at::Tensor backward(const StepRows& rows, optim::GradScaler& scaler) override;
   [[nodiscard]] std::vector<std::pair<std::string, std::string>> results() override;
 
  private:
@@ -128,7 +129,7 @@ double ElasticStrategy::backward_slot(const Batch& rows, double share, std::int6
   copy_into(buffers_, before_);
   const auto of_step = static_cast<std::int64_t>(stream_seed(options_.seed, step));
   torch::manual_seed(seed_of_rank(of_step, static_cast<int>(slot)));
-  const double loss = backward_part(rows, share, scaler);
+  const auto loss = backward_part(rows, share, scaler).item<double>();
   if (slot == 0) after_ = copies_of(buffers_);
   return loss;
 }
@@ -140,7 +141,7 @@ void ElasticStrategy::pass_for_others(const Batch& rows, optim::GradScaler& scal
   slots_->drop();
 }
 
-double ElasticStrategy::backward(const StepRows& rows_of_step, optim::GradScaler& scaler) {
+at::Tensor ElasticStrategy::backward(const StepRows& rows_of_step, optim::GradScaler& scaler) {
   const auto& [batch, of_all, step] = rows_of_step;
   const std::int64_t slots = options_.slots;
   const std::vector<Batch> parts = micro_batches(batch, slots);
@@ -170,7 +171,7 @@ double ElasticStrategy::backward(const StepRows& rows_of_step, optim::GradScaler
   const double divisor = is_mean ? static_cast<double>(slots) : 1;
   slots_->reduce(divisor);
   end_buffers();
-  return tree_sum(slots_->gather(losses)) / divisor;
+  return at::scalar_tensor(tree_sum(slots_->gather(losses)) / divisor, at::kDouble);
 }
 
 }  // namespace

@@ -76,9 +76,11 @@ SavedEvaluation evaluate_saved(const EvaluateOptions& options, Group world,
     if (options.data.empty()) check_fingerprint(*saved);
     module = task.make_model();
     load_into(*module, *saved);
+    module->to(options.device);
   });
   Task* task = saved->task.get();
-  Evaluator evaluator(*task, module, world, {.batches = options.batches, .tell = tell});
+  Evaluator evaluator(*task, module, world,
+                      {.batches = options.batches, .device = options.device, .tell = tell});
   Evaluation found = evaluator.chosen();
   SavedEvaluation result{.val_loss = found.loss, .line = line_of(*saved, *task, found)};
   if (evaluator.is_partial()) result.line += formatted(" eval_batches={}", options.batches);

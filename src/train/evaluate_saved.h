@@ -4,6 +4,8 @@
 #include <lockstep/comm/group.h>
 #include <lockstep/train/evaluation.h>
 
+#include <c10/core/Device.h>
+
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -16,6 +18,7 @@ struct EvaluateOptions {
   // File to evaluate as a whole; empty: the validation part of the run's own data.
   std::string data;
   std::int64_t batches = 0;  // number of batches, spread evenly over the data; 0: all
+  c10::Device device = c10::Device(c10::kCPU);  // computes
 };
 
 struct SavedEvaluation {

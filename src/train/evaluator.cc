@@ -4,6 +4,7 @@
 #include "base/scope_exit.h"
 #include "base/text.h"
 #include "elastic/slot_tree.h"
+#include "train/device.h"
 #include "train/interrupt.h"
 #include "train/model.h"
 
@@ -135,7 +136,8 @@ Evaluation Evaluator::over(std::int64_t count) {
   auto measure = [&](std::span<const std::size_t> numbers) {
     std::vector<std::size_t> chosen(numbers.begin(), numbers.end());
     for (std::size_t& number : chosen) number = number * samples_ / count;
-    const Batch batch = cast_batch(task_.validation(chosen), options_.compute_dtype);
+    const Batch batch =
+        on_device(cast_batch(task_.validation(chosen), options_.compute_dtype), options_.device);
     Totals totals = options_.measure ? options_.measure(batch) : task_.measure(batch);
     done += static_cast<double>(chosen.size());
     if (world_.is_root() && options_.tell && done < mine) options_.tell(done / mine);

@@ -7,6 +7,7 @@
 #include <lockstep/train/evaluation.h>
 #include <lockstep/train/task.h>
 
+#include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 #include <torch/nn/module.h>
 
@@ -33,6 +34,7 @@ class Evaluator {
     // are added in a fixed order: the result is bitwise equal for any number of ranks.
     std::int64_t parts = 0;
     std::optional<c10::ScalarType> compute_dtype = std::nullopt;  // for cast_batch()
+    c10::Device device = c10::Device(c10::kCPU);                  // of the module
     Tell tell = {};
     std::function<Totals(const Batch&)> measure = {};  // empty: Task::measure()
     // Called before each batch; true ends the evaluation. With `in_step`, all ranks call it

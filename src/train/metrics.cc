@@ -87,6 +87,18 @@ double seconds_since(Pace::Clock::time_point start) {
   return std::chrono::duration<double>(Pace::Clock::now() - start).count();
 }
 
+// Returns the activities of the CPU and those of the device, which LibTorch calls by the name of
+// its type.
+std::set<ActivityType> activities_of(c10::DeviceType device) {
+  std::set<ActivityType> activities{ActivityType::CPU};
+  for (int i = 0; i < static_cast<int>(ActivityType::NUM_KINETO_ACTIVITIES); ++i) {
+    const auto activity = static_cast<ActivityType>(i);
+    if (torch::profiler::impl::actToString(activity) == c10::DeviceTypeName(device))
+      activities.insert(activity);
+  }
+  return activities;
+}
+
 profiler::ProfilerConfig trace_config() {
   return profiler::ProfilerConfig(profiler::ProfilerState::KINETO);
 }
@@ -104,6 +116,11 @@ std::string metrics_line(const MetricsRow& row) {
   if (row.tokens_per_second) json["tokens_per_second"] = *row.tokens_per_second;
   json["resident_bytes"] = row.resident_bytes;
   json["model_bytes"] = row.model_bytes;
+  if (row.device_memory) {
+    json["device_allocated_bytes"] = row.device_memory->allocated;
+    json["device_reserved_bytes"] = row.device_memory->reserved;
+  }
+  if (row.mfu) json["mfu"] = *row.mfu;
   json["exposed_seconds"] = row.exposed_seconds;
   json["forward_seconds"] = row.forward_seconds;
   json["backward_seconds"] = row.backward_seconds;
@@ -151,13 +168,16 @@ void Pace::add_step(std::int64_t samples, const StepTiming& seconds) {
 }
 
 // Takes the maximum over ranks of each number.
-void Pace::read(Group& world, std::int64_t model_bytes) {
+void Pace::read(Group& world, std::int64_t model_bytes, c10::Device device) {
+  constexpr double none = -1;
+  const std::optional<DeviceMemory> memory = peak_memory(device);
   row_.samples_per_second = static_cast<double>(samples_) / std::max(1e-9, seconds_since(read_at_));
   const auto steps = static_cast<double>(std::max<std::int64_t>(1, steps_));
   at::Tensor most =
       at::tensor({static_cast<double>(resident_bytes()), static_cast<double>(model_bytes),
                   seconds_.exposed / steps, seconds_.forward / steps, seconds_.backward / steps,
-                  seconds_.update / steps},
+                  seconds_.update / steps, memory ? static_cast<double>(memory->allocated) : none,
+                  memory ? static_cast<double>(memory->reserved) : none},
                  at::kDouble);
   world.all_reduce(most, Op::max, {.tag = "usage"}).wait();
   const double* values = most.const_data_ptr<double>();
@@ -167,6 +187,9 @@ void Pace::read(Group& world, std::int64_t model_bytes) {
   row_.forward_seconds = values[3];
   row_.backward_seconds = values[4];
   row_.update_seconds = values[5];
+  if (values[6] != none)
+    row_.device_memory = {.allocated = static_cast<std::int64_t>(values[6]),
+                          .reserved = static_cast<std::int64_t>(values[7])};
   samples_ = steps_ = 0;
   seconds_ = {};
   read_at_ = Clock::now();
@@ -197,7 +220,8 @@ std::filesystem::path trace_file(const std::filesystem::path& file, int rank, in
   return own;
 }
 
-Trace::Trace(const Options& options, const Group& world) : steps_(options.trace_steps) {
+Trace::Trace(const Options& options, const Group& world, c10::DeviceType device)
+    : device_(device), steps_(options.trace_steps) {
   if (!options.trace.empty()) file_ = trace_file(options.trace, world.rank(), world.size());
 }
 
@@ -206,7 +230,7 @@ Trace::~Trace() {
 }
 
 void Trace::start() {
-  const std::set<ActivityType> activities{ActivityType::CPU};
+  const std::set<ActivityType> activities = activities_of(device_);
   profiler::prepareProfiler(trace_config(), activities);
   profiler::enableProfiler(trace_config(), activities);
   is_recording_ = true;

@@ -6,6 +6,7 @@
 #include "checkpoint/optimizer_state.h"
 #include "parallel/tensor/experts.h"
 #include "sys/failure_text.h"
+#include "train/device.h"
 #include "train/strategies.h"
 
 #include <lockstep/comm/together.h>
@@ -49,6 +50,7 @@ TrainedModel::TrainedModel(const Configuration& configuration, Group world)
     : options_(configuration.options),
       task_(configuration.task()),
       world_(std::move(world)),
+      device_(device_of(options_)),
       mesh_(world_, configuration.layout.axes()),
       facts_{.learners = mesh_.sub_mesh(learner_axes).group(), .processes = world_.size()},
       hook_(hook_of_options(options_)) {
@@ -122,8 +124,9 @@ void TrainedModel::compose(const std::shared_ptr<torch::nn::Module>& module, con
     how.activation_checkpointing = {plan.blocks.front()};
     how.checkpoint_every = options_.checkpoint_every;
   }
-  loss_ = plan.loss;
   if (has_stages()) check_stages(plan);
+  cast_stages(plan);
+  loss_ = plan.loss;
   const bool counts_tokens = !tensor_parallel::mixtures_of(*module).empty();
   if (counts_tokens) check_mixtures(options_, task_, mesh_.layout());
   try {
@@ -150,7 +153,7 @@ Batch TrainedModel::cut(Batch batch) const {
 
 // Gradients are averaged over ranks. If ranks have different numbers of rows, each rank is weighted
 // by its number of rows.
-double TrainedModel::backward(const StepRows& rows, optim::GradScaler& scaler) {
+at::Tensor TrainedModel::backward(const StepRows& rows, optim::GradScaler& scaler) {
   if (has_stages()) return backward_stages(rows.batch, scaler);
   if (rows.of_all.empty()) return backward_parts(rows.batch, 1, scaler);
   const std::int64_t own = rows.of_all[static_cast<std::size_t>(world_.rank())];
@@ -161,42 +164,59 @@ double TrainedModel::backward(const StepRows& rows, optim::GradScaler& scaler) {
   std::vector<Joinable*> joinables{&handle().joinable()};
   if (sync_) joinables.push_back(&sync_->joinable());
   Join others(std::move(joinables));
-  const double loss = own > 0 ? backward_parts(rows.batch, of_rank, scaler) : 0;
+  const at::Tensor loss =
+      own > 0 ? backward_parts(rows.batch, of_rank, scaler) : at::zeros({}, at::kDouble);
   others.finish(nullptr);  // the update starts after all ranks have arrived here
   return loss;
 }
 
 // All micro-batches except the last one run in no_sync().
-double TrainedModel::backward_parts(const Batch& batch, double of_rank, optim::GradScaler& scaler) {
+at::Tensor TrainedModel::backward_parts(const Batch& batch, double of_rank,
+                                        optim::GradScaler& scaler) {
   const auto rows = static_cast<double>(batch.data.size(0));
   const std::vector<Batch> all = micro_batches(batch, options_.accumulate);
-  double sum = 0;
+  at::Tensor sum;
   for (const Batch& part : all) {
     std::optional<NoSync> accumulating;
     if (&part != &all.back()) accumulating.emplace(handle().no_sync());
     const double share = static_cast<double>(part.data.size(0)) / rows;
-    sum += backward_part(part, share * of_rank, scaler);
+    const at::Tensor loss = backward_part(part, share * of_rank, scaler);
+    sum = sum.defined() ? sum + loss : loss;
   }
   return sum / of_rank;
 }
 
-double TrainedModel::backward_stages(const Batch& whole, const optim::GradScaler& scaler) {
+void TrainedModel::cast_stages(ParallelPlan& plan) const {
+  if (!has_stages() || !autocast_dtype(options_)) return;
+  for (ModelPiece& piece : plan.pieces)
+    piece.forward = [this, forward = piece.forward](const Tensors& inputs) {
+      const Autocast scope = autocast();
+      return forward(inputs);
+    };
+  plan.loss = [this, loss = plan.loss](const Tensors& outputs, const Tensors& targets) {
+    const Autocast scope = autocast();
+    return loss(outputs, targets);
+  };
+}
+
+at::Tensor TrainedModel::backward_stages(const Batch& whole, const optim::GradScaler& scaler) {
   const double scale = scaler.enabled() ? scaler.state().scale : 1;
   const PipelineLoss scaled = [&](const Tensors& outputs, const Tensors& targets) {
     at::Tensor loss = loss_(outputs, targets);
     if (options_.sharding.compute_dtype) loss = loss.to(at::kFloat);
     return scale == 1 ? loss : loss * scale;
   };
-  const Batch batch = cast_batch(whole, options_.sharding.compute_dtype);
-  return model_.step({batch.data}, {batch.target}, scaled).item<double>() / scale;
+  const Batch batch = cast_batch(whole, batch_dtype(options_));
+  return model_.step({batch.data}, {batch.target}, scaled).detach().to(at::kDouble) / scale;
 }
 
-double TrainedModel::backward_part(const Batch& part, double share, optim::GradScaler& scaler) {
-  double value = 0;
+at::Tensor TrainedModel::backward_part(const Batch& part, double share, optim::GradScaler& scaler) {
+  at::Tensor value;
   count_bytes([&] {
     at::Tensor loss = [&] {
       RECORD_USER_SCOPE("forward");
-      return task_.loss(cut(cast_batch(part, options_.sharding.compute_dtype)));
+      const Autocast scope = autocast();
+      return task_.loss(cut(cast_batch(part, batch_dtype(options_))));
     }();
     if (options_.sharding.compute_dtype)
       loss = loss.to(at::kFloat);  // float16 would overflow with the scale
@@ -204,7 +224,7 @@ double TrainedModel::backward_part(const Batch& part, double share, optim::GradS
       RECORD_USER_SCOPE("backward");
       scaler.scale(share == 1 ? loss : loss * share).backward();
     }
-    value = loss.item<double>() * share;
+    value = loss.detach().to(at::kDouble) * share;
   });
   return value;
 }
@@ -221,7 +241,10 @@ void TrainedModel::update(double lr, const optim::GradientTransform& transform,
 // evaluate() weights rows equally, while totals use Task::weight_of(). The last stage computes
 // losses in the order of the micro-batches.
 Totals TrainedModel::measure(const Batch& batch) {
-  if (!has_stages()) return task_.measure(cut(batch));
+  if (!has_stages()) {
+    const Autocast scope = autocast();
+    return task_.measure(cut(batch));
+  }
   const std::int64_t all = batch.data.size(0);
   std::int64_t next = 0;
   const PipelineLoss weighed = [&](const Tensors& outputs, const Tensors& targets) {
@@ -248,13 +271,17 @@ at::Tensor TrainedModel::next_logits(const at::Tensor& seen) {
   Group stages = mesh_[stages_axis];
   at::Tensor size = at::tensor({logits.defined() ? logits.size(1) : 0}, at::kLong);
   stages.all_reduce(size, Op::sum, {.tag = "tokens of a sample"}).wait();
-  if (!logits.defined()) logits = at::zeros({1, size.item<std::int64_t>()}, at::kDouble);
+  if (!logits.defined())
+    logits = at::zeros({1, size.item<std::int64_t>()}, seen.options().dtype(at::kDouble));
   stages.all_reduce(logits, Op::sum, {.tag = "logits of a sample"}).wait();
   return logits;
 }
 
 std::string TrainedModel::sample(std::int64_t length) {
-  if (!has_stages()) return task_.sample(length);
+  if (!has_stages()) {
+    const Autocast scope = autocast();
+    return task_.sample(length);
+  }
   return task_.sample_by(length, [&](const at::Tensor& ids, std::int64_t count,
                                      const models::GenerateOptions& how) {
     return models::generate_tokens(*module_, ids, count, ids.size(1), how,
@@ -328,6 +355,14 @@ std::vector<Batch> micro_batches(const Batch& batch, std::int64_t parts) {
   return cut;
 }
 
+std::optional<c10::ScalarType> batch_dtype(const Options& options) {
+  return level_of(options) ? options.sharding.compute_dtype : std::nullopt;
+}
+
+std::optional<c10::ScalarType> autocast_dtype(const Options& options) {
+  return level_of(options) ? std::nullopt : options.sharding.compute_dtype;
+}
+
 Batch cast_batch(Batch batch, std::optional<c10::ScalarType> dtype) {
   if (!dtype) return batch;
   auto cast = [&](at::Tensor& tensor) {
@@ -342,7 +377,7 @@ Batch cast_batch(Batch batch, std::optional<c10::ScalarType> dtype) {
 // besides the float32 shards.
 double bytes_of_a_rank(const Options& options, double parameters, const MeshLayout& axes) {
   const double state = bytes_of_a_number * numbers_of_state(options);
-  const bool is_narrow = options.sharding.compute_dtype.has_value();
+  const bool is_narrow = batch_dtype(options).has_value();
   const double number = is_narrow ? 2 : bytes_of_a_number;
   double whole = 0;                                     // replicated on each rank
   double divided = bytes_of_a_number + number + state;  // sharded: parameters, gradients, state

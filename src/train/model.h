@@ -3,6 +3,7 @@
 #pragma once
 
 #include "sys/topology.h"
+#include "train/autocast.h"
 #include "train/configuration.h"
 #include "train/optimizer.h"
 #include "train/option_table.h"
@@ -63,6 +64,12 @@ struct StepRows {
   std::int64_t step = 0;
 };
 
+// Mixed precision (--precision): with --shard, the shards are gathered in batch_dtype(), to which
+// batches are cast; without, the forward pass runs under autocast to autocast_dtype(). Each is
+// std::nullopt if it does not apply.
+[[nodiscard]] std::optional<c10::ScalarType> batch_dtype(const Options& options);
+[[nodiscard]] std::optional<c10::ScalarType> autocast_dtype(const Options& options);
+
 // All ranks of the run call the collective functions in the same order.
 class TrainedModel {
  public:
@@ -74,6 +81,8 @@ class TrainedModel {
   virtual ~TrainedModel() = default;
 
   [[nodiscard]] const RunFacts& facts() const { return facts_; }
+  // Returns the device of the module, the batches and the losses.
+  [[nodiscard]] c10::Device device() const { return device_; }
   // Valid after attach(). The optimizer is null if other processes update.
   [[nodiscard]] Handle& handle() { return *handle_; }
   [[nodiscard]] torch::optim::Optimizer* optimizer() { return optimizer_.get(); }
@@ -86,8 +95,9 @@ class TrainedModel {
   // Makes the handle of the task's model, and its optimizer. Collective; call once, before the
   // functions below.
   virtual void attach(std::shared_ptr<torch::nn::Module> module, RunLength length);
-  // Runs forward and backward of all micro-batches. Returns the mean loss of this rank's rows.
-  [[nodiscard]] virtual double backward(const StepRows& rows, optim::GradScaler& scaler);
+  // Runs forward and backward of all micro-batches. Returns the mean loss of this rank's rows, in
+  // float64. It may be on the device, which may still be computing it.
+  [[nodiscard]] virtual at::Tensor backward(const StepRows& rows, optim::GradScaler& scaler);
   // Updates the parameters with the gradients.
   virtual void update(double lr, const optim::GradientTransform& transform,
                       optim::GradScaler& scaler);
@@ -114,9 +124,9 @@ class TrainedModel {
   // compose() on the whole mesh.
   [[nodiscard]] virtual Handle& make_handle(const std::shared_ptr<torch::nn::Module>& module);
   // Runs forward and backward of a micro-batch with its loss weighted by `share`. Returns the
-  // weighted loss.
-  [[nodiscard]] virtual double backward_part(const Batch& part, double share,
-                                             optim::GradScaler& scaler);
+  // weighted loss, in float64.
+  [[nodiscard]] virtual at::Tensor backward_part(const Batch& part, double share,
+                                                 optim::GradScaler& scaler);
   // Returns the state in a checkpoint that belongs to this rank only.
   [[nodiscard]] virtual std::map<std::string, at::Tensor> own();
   // Returns the optimizer whose state is in checkpoints.
@@ -125,6 +135,9 @@ class TrainedModel {
   // follows with the values of own() if the run is of the same kind. Local.
   virtual void begin_at(std::int64_t /*step*/) {}
   virtual void take_own(const std::map<std::string, at::Tensor>& own);
+
+  // Begins the mixed precision of a forward pass in the calling thread.
+  [[nodiscard]] Autocast autocast() const { return {device_.type(), autocast_dtype(options_)}; }
 
   // Sets model_ by parallelize(). Collective.
   void compose(const std::shared_ptr<torch::nn::Module>& module, const Mesh& mesh);
@@ -136,6 +149,7 @@ class TrainedModel {
   const Options& options_;
   Task& task_;
   Group world_;
+  const c10::Device device_;
   const Mesh mesh_;
   RunFacts facts_;
   std::shared_ptr<torch::nn::Module> module_;
@@ -148,9 +162,11 @@ class TrainedModel {
   void check_stages(const ParallelPlan& plan) const;
   [[nodiscard]] at::Tensor next_logits(const at::Tensor& seen);
   [[nodiscard]] bool has_stages() const { return mesh_.size(stages_axis) > 1; }
-  [[nodiscard]] double backward_stages(const Batch& whole, const optim::GradScaler& scaler);
-  [[nodiscard]] double backward_parts(const Batch& batch, double of_rank,
-                                      optim::GradScaler& scaler);
+  // Lets the stages of a pipeline compute under autocast().
+  void cast_stages(ParallelPlan& plan) const;
+  [[nodiscard]] at::Tensor backward_stages(const Batch& whole, const optim::GradScaler& scaler);
+  [[nodiscard]] at::Tensor backward_parts(const Batch& batch, double of_rank,
+                                          optim::GradScaler& scaler);
   // Returns this rank's part of each sequence.
   [[nodiscard]] Batch cut(Batch batch) const;
 

@@ -282,6 +282,16 @@ void declare_division(Settings& settings, Options& o) {
 void declare_processes(Settings& settings, Options& o) {
   settings.begin_group("Processes");
   constexpr double most = 4096;
+  settings.add({.name = "device",
+                .help = "where a rank computes: cpu, cuda (a GPU per rank) or cuda:N; empty: a GPU "
+                        "if the rank sees one",
+                .value_name = "DEVICE"},
+               o.device);
+  settings.add({.name = "peak-tflops",
+                .help = "10^12 operations per second that a device can make in the compute dtype, "
+                        "for mfu in metrics.jsonl; 0: no mfu",
+                .most = 1e9},
+               o.peak_tflops);
   settings.add({.name = "ranks",
                 .help = "processes to start on this machine; 0: as the launcher says, else 1",
                 .most = most,

@@ -178,7 +178,7 @@ class OwnCopiesStrategy : public TrainedModel {
 
   void attach(std::shared_ptr<torch::nn::Module> module, RunLength length) override;
   // Restores this rank's copy in the module before the step.
-  double backward(const StepRows& rows, optim::GradScaler& scaler) override;
+  at::Tensor backward(const StepRows& rows, optim::GradScaler& scaler) override;
   void update(double lr, const optim::GradientTransform& transform,
               optim::GradScaler& scaler) override;
 
@@ -254,7 +254,7 @@ void OwnCopiesStrategy::meet(bool shows_model) {
   parallel::broadcast_now(world_, of_rank_0, bytes_at_once, {.tag = "buffers"});
 }
 
-double OwnCopiesStrategy::backward(const StepRows& rows, optim::GradScaler& scaler) {
+at::Tensor OwnCopiesStrategy::backward(const StepRows& rows, optim::GradScaler& scaler) {
   const Tensors own = std::exchange(set_aside_, {});
   if (!own.empty()) {
     at::NoGradGuard no_grad;

@@ -8,6 +8,7 @@
 #include "sys/failure_text.h"
 #include "sys/program.h"
 #include "train/configuration.h"
+#include "train/device.h"
 #include "train/option_table.h"
 #include "train/program.h"
 #include "train/progress.h"
@@ -75,7 +76,7 @@ int be_a_rank(const RankProgram& program) {
     speaks_for_all = group.is_root();
   };
   std::optional<Group> world;
-  if (!is_elastic) world = init({.device = "cpu"});
+  if (!is_elastic) world = init({.device = program.device});
   try {
     if (is_elastic) return program.elastic_body(begins);
     begins(*world);
@@ -89,6 +90,16 @@ int be_a_rank(const RankProgram& program) {
     return speaks_for_all ? sys::complain(program.command, error.what(), code) : code;
   } catch (const std::exception& error) {
     return sys::complain(program.command, speaker + sys::failure_text(error), failure);
+  }
+}
+
+// A device that is not there will not be there after a restart.
+void check_device_of(const RankProgram& program) {
+  try {
+    check_device(program.device);
+  } catch (const BadInput& error) {
+    say_final_failure(error.what());
+    throw UsageError(error.what());
   }
 }
 
@@ -121,6 +132,7 @@ int exit_code(const Report& report) { return report.signal == 0 ? 0 : by_signal 
 }  // namespace
 
 int run_ranks(const RankProgram& program) {
+  check_device_of(program);
   auto ranks = static_cast<int>(program.ranks > 0 ? program.ranks : program.usual_ranks);
   const bool has_copies = ranks > 1 || program.elastic_body;
   return !rank_env::is_launched() && has_copies ? launch_copies(program, ranks)
@@ -145,6 +157,7 @@ int run_program(const std::string& name, const std::string& shell_name,
         .words = words,
         .ranks = options.ranks,
         .usual_ranks = usual_ranks(options),
+        .device = device_for_init(options),
         .flight_folder = options.out,
         .grace = options.grace,
         .check = [&](int ranks) { check_start(run, ranks); },

@@ -21,6 +21,7 @@ struct RankProgram {
   std::vector<std::string> words;                    // command line for the copies
   std::int64_t ranks = 0;          // --ranks; 0: as the launcher says, otherwise usual_ranks
   std::int64_t usual_ranks = 1;    // used if neither --ranks nor a launcher gives a number
+  std::string device = {};         // --device, for InitOptions::device
   std::string flight_folder = {};  // default folder for flight records; may be empty
   Duration grace = std::chrono::seconds(30);  // for the copies: launch::Copies::grace
   // Throws BadInput for options that do not fit this number of ranks.
@@ -34,7 +35,7 @@ struct RankProgram {
 
 // Runs the program. Returns the exit code: 1 after an error, with a line on standard error, or 2 if
 // the options are invalid. If all ranks throw CommonFailure, only rank 0 prints it. Throws
-// UsageError if check() fails before any process starts.
+// UsageError if the device is not there, or if check() fails before any process starts.
 [[nodiscard]] int run_ranks(const RankProgram& program);
 
 // Implements run_program() (lockstep/train/program.h) for a program with several tasks. `name` is

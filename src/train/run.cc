@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "base/scope_exit.h"
 #include "base/visible.h"
+#include "train/device.h"
 
 #include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/comm/together.h>
@@ -44,7 +45,7 @@ Run::Run(const Configuration& configuration, Group world, TrainedModel& model, c
       folder_(configuration_, in.round != nullptr && in.round->has_agent()
                                   ? std::optional(in.round->of_run())
                                   : std::nullopt),
-      trace_(options_, world_),
+      trace_(options_, world_, model.device().type()),
       model_(model),
       scaler_({.enabled = options_.sharding.compute_dtype == at::kHalf}) {
   if (options_.threads > 0) at::set_num_threads(options_.threads);
@@ -80,22 +81,32 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
     load_data(state);
     configuration_.check_description();
     model_.check_memory();
-    torch::manual_seed(static_cast<std::uint64_t>(options_.seed));
+    seed_generators(model_.device(), static_cast<std::uint64_t>(options_.seed));
     if (options_.deferred) {
       module_ = deferred([&] { return task_.make_model(); });
     } else {
       module_ = task_.make_model();
     }
+    move_module();
   });
   compare_data();
   steps_per_epoch_ = task_.steps_per_epoch();
   steps_ = options_.steps > 0 ? options_.steps : options_.epochs * steps_per_epoch_;
   schedule_ = schedule_of(options_, {steps_, steps_per_epoch_});
   attach();
-  torch::manual_seed(seed_of_rank(options_.seed, model_.facts().random_stream));
+  seed_generators(model_.device(), seed_of_rank(options_.seed, model_.facts().random_stream));
   stopping_.patience = options_.patience;
   if (options_.async_save) saver_.emplace(world_);
   evaluator_.emplace(task_, module_, model_.facts().learners, how_to_evaluate());
+}
+
+void Run::move_module() {
+  const c10::Device device = model_.device();
+  if (device.is_cpu()) return;
+  if (options_.deferred)
+    move_to(*module_, device);
+  else
+    module_->to(device);
 }
 
 void Run::load_data(const std::optional<checkpoint::TrainingState>& state) {
@@ -168,17 +179,17 @@ void Run::step() {
 void Run::make_step() {
   if (has_round()) *in_.begun = step_ + 1;
   lr_ = schedule_(options_.lr, step_);
-  Batch batch;
-  {
-    RECORD_USER_SCOPE("data");
-    batch = task_.batch(step_);
-  }
+  const Batch batch = take_batch();
   std::vector<std::int64_t> rows_of_all;
   if (model_.facts().waits_each_step) rows_of_all = check_rows(batch);
   const double waited_before = model_.handle().seconds_waited();
   const StepTiming before = model_.handle().timing();
   model_.handle().zero_grad();
-  const double loss = model_.backward({batch, rows_of_all, step_}, scaler_);
+  // Checkpoints have the state of the CPU's generator only.
+  const auto of_step = static_cast<std::int64_t>(stream_seed(options_.seed, step_));
+  seed_device(model_.device(), seed_of_rank(of_step, model_.facts().random_stream));
+  const at::Tensor loss = model_.backward({batch, rows_of_all, step_}, scaler_);
+  send_next_batch();
   const StepTiming timing = model_.handle().timing();
   const double waited_until_update = model_.handle().seconds_waited() - waited_before;
   const auto update_began = Pace::Clock::now();
@@ -195,8 +206,8 @@ void Run::make_step() {
   const bool is_loss_of_all = model_.facts().takes_all_rows;
   const std::int64_t own_rows = is_loss_of_all && !world_.is_root() ? 0 : rows_in(batch);
   std::int64_t rows = rows_in(batch) * (is_loss_of_all ? 1 : model_.facts().learners.size());
-  loss_ = loss;  // this rank's loss until the ranks meet
-  if (model_.facts().waits_each_step || is_meeting()) rows = agree(loss, own_rows);
+  loss_ = loss.item<double>();  // this rank's loss until the ranks meet
+  if (model_.facts().waits_each_step || is_meeting()) rows = agree(loss_, own_rows);
   if (is_meeting()) model_.meet(needs_model());
   // Waits of the handle are a separate part of a step, so subtract them from the parts in which
   // they occurred.
@@ -206,6 +217,20 @@ void Run::make_step() {
                         .backward = timing.backward - before.backward,
                         .exposed = waited,
                         .update = timing.steps > before.steps ? update.count() - in_update : 0});
+}
+
+Batch Run::take_batch() {
+  RECORD_USER_SCOPE("data");
+  std::optional<data::SentBatch<Batch>> sent = std::exchange(next_batch_, std::nullopt);
+  if (!sent) sent.emplace(task_.batch(step_), copies_);
+  sent->arrival.wait();
+  return std::move(sent->batch);
+}
+
+void Run::send_next_batch() {
+  if (model_.device().is_cpu() || step_ + 1 >= steps_) return;
+  RECORD_USER_SCOPE("data");
+  next_batch_.emplace(task_.batch(step_ + 1), copies_);
 }
 
 bool Run::needs_model() const {

@@ -14,6 +14,7 @@
 
 #include <lockstep/checkpoint/async_saver.h>
 #include <lockstep/checkpoint/training_state.h>
+#include <lockstep/data/device_copies.h>
 #include <lockstep/optim/grad_scaler.h>
 #include <lockstep/train/task.h>
 #include <lockstep/train/trainer.h>
@@ -94,8 +95,15 @@ class Run {
  private:
   // Defined in run.cc:
   void make_step();
+  // Returns this step's batch, in the device's memory.
+  [[nodiscard]] Batch take_batch();
+  // Reads the next step's batch and begins to copy it to the device. Does nothing on the CPU, which
+  // would read it instead of computing.
+  void send_next_batch();
   void begin(const std::optional<checkpoint::TrainingState>& state);
   void attach();
+  // Moves the new model to the device.
+  void move_module();
   // Loads the data, which must be the same as for the checkpoint. Local.
   void load_data(const std::optional<checkpoint::TrainingState>& state);
   // Throws if ranks have read different data. Collective.
@@ -176,6 +184,8 @@ class Run {
   std::string data_fingerprint_;
   std::shared_ptr<torch::nn::Module> module_;
   TrainedModel& model_;
+  data::DeviceCopies copies_{model_.device()};
+  std::optional<data::SentBatch<Batch>> next_batch_;  // of the next step, if it was sent
   optim::GradScaler scaler_;
   optim::Schedule schedule_;
   EarlyStopping stopping_;

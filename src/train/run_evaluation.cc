@@ -18,7 +18,8 @@ Evaluator::Options Run::how_to_evaluate() {
   return {.batches = options_.eval_batches,
           .in_step = in_step,
           .parts = options_.elastic ? options_.slots : 0,
-          .compute_dtype = options_.sharding.compute_dtype,
+          .compute_dtype = batch_dtype(options_),
+          .device = model_.device(),
           .tell =
               [&](double share) {
                 if (!world_.is_root()) return;

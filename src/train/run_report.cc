@@ -14,7 +14,7 @@ void Run::report() {
   if (left_out_) return;
   bool due = evaluated_step_ == step_ || sampled_step_ == step_ ||
              step_ % options_.log_every == 0 || step_ == steps_;
-  if (due) pace_.read(world_, model_.bytes_held());
+  if (due) pace_.read(world_, model_.bytes_held(), model_.device());
   const MetricsRow now = row();
   if (due) {
     (void)may_fail([&] {
@@ -37,6 +37,9 @@ MetricsRow Run::row() const {
   row.lr = lr_;
   if (std::int64_t tokens = task_.tokens_per_sample(); tokens > 0)
     row.tokens_per_second = row.samples_per_second * static_cast<double>(tokens);
+  if (const double flops = task_.flops_per_sample(); flops > 0 && options_.peak_tflops > 0)
+    row.mfu =
+        row.samples_per_second * flops / (options_.peak_tflops * 1e12 * model_.facts().processes);
   if (evaluated_step_ == step_) {
     row.val_loss = evaluation_->loss;
     if (task_.has_accuracy()) row.accuracy = evaluation_->accuracy;

@@ -5,6 +5,7 @@
 #include "base/text.h"
 #include "base/visible.h"
 #include "checkpoint/folders.h"
+#include "train/device.h"
 #include "train/run.h"
 #include "train/run_description.h"
 #include "train/strategies.h"
@@ -102,7 +103,8 @@ void Run::restore(const checkpoint::TrainingState& state) {
   const checkpoint::Metadata own = configuration_.kept();
   if (state.ranks != model_.facts().processes ||
       entry_of(state.config, "mesh") != entry_of(own, "mesh"))
-    torch::manual_seed(seed_of_rank(options_.seed + step_, model_.facts().random_stream));
+    seed_generators(model_.device(),
+                    seed_of_rank(options_.seed + step_, model_.facts().random_stream));
   restore_best(state);
 }
 

@@ -16,15 +16,18 @@ class TaskReplicas : public DataParallelBase {
   TaskReplicas(Task& task, std::shared_ptr<torch::nn::Module> module, int devices)
       : TaskReplicas(task, std::move(module), devices, std::make_shared<std::vector<Replica>>(1)) {}
 
-  // Runs forward and backward of the whole batch, with its loss weighted by `share`.
-  at::Tensor backward(const Batch& batch, double share) {
+  // Runs forward and backward of the whole batch, with its loss weighted by `share`. The forward
+  // passes run under autocast to `dtype`, if it is given.
+  at::Tensor backward(const Batch& batch, double share, std::optional<c10::ScalarType> dtype) {
     std::vector<at::Tensor> inputs{batch.data, batch.target};
     inputs.insert(inputs.end(), batch.more.begin(), batch.more.end());
     return run_backward(
         [&](int device, std::span<const at::Tensor> rows) -> DeviceLoss {
           const Batch own(rows[0], rows[1], {rows.begin() + 2, rows.end()});
+          const Autocast scope(c10::kCPU, dtype);
           at::Tensor loss = device == 0 ? task_->loss(own)
                                         : (*others_)[static_cast<std::size_t>(device)].loss(own);
+          if (dtype) loss = loss.to(at::kFloat);
           return share == 1 ? loss : loss * share;
         },
         inputs);
@@ -53,8 +56,11 @@ class DeviceStrategy : public TrainedModel {
   using TrainedModel::TrainedModel;
 
  private:
-  double backward_part(const Batch& part, double share, optim::GradScaler&) override {
-    return replicas_.backward(part, share).item<double>();
+  at::Tensor backward_part(const Batch& part, double share, optim::GradScaler& scaler) override {
+    const double scale = scaler.enabled() ? scaler.current_scale() : 1;
+    const at::Tensor loss =
+        replicas_.backward(part, share * scale, autocast_dtype(options_)).detach().to(at::kDouble);
+    return scale == 1 ? loss : loss / scale;
   }
 
   Handle& make_handle(const std::shared_ptr<torch::nn::Module>& module) override {

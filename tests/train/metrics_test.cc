@@ -59,9 +59,16 @@ TEST(Metrics, ALineHasWhatWasThere) {
                                    .eval_batches = 20,
                                    .samples_per_second = 2,
                                    .tokens_per_second = 128,
+                                   .model_bytes = 7,
+                                   .device_memory = DeviceMemory{.allocated = 64, .reserved = 96},
+                                   .mfu = 0.5,
                                    .sample = "two\nlines"});
   EXPECT_NE(line.find(R"("val_loss":0.5,"eval_batches":20,)"), std::string::npos) << line;
   EXPECT_NE(line.find(R"("samples_per_second":2.0,"tokens_per_second":128.0,)"), std::string::npos)
+      << line;
+  EXPECT_NE(line.find(R"("model_bytes":7,"device_allocated_bytes":64,"device_reserved_bytes":96,)"
+                      R"("mfu":0.5,"exposed_seconds")"),
+            std::string::npos)
       << line;
   EXPECT_TRUE(line.ends_with(R"("sample":"two\nlines"})")) << line;
 }

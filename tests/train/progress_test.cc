@@ -184,7 +184,7 @@ TEST(Progress, ColoursAreOnTheBarAlone) {
 }
 
 // Sets environment variables, and restores them afterwards.
-class Variables {
+class TerminalVariables {
  public:
   void set(const char* name, const char* value) {
     const char* before = std::getenv(name);
@@ -195,7 +195,7 @@ class Variables {
     else
       ::setenv(name, value, 1);
   }
-  ~Variables() {
+  ~TerminalVariables() {
     for (const auto& [name, value] : before_)
       if (value)
         ::setenv(name.c_str(), value->c_str(), 1);
@@ -229,7 +229,7 @@ class Terminal : public testing::Test {
     ASSERT_EQ(::ioctl(master_.get(), TIOCSWINSZ, &size), 0);
   }
 
-  Variables variables_;
+  TerminalVariables variables_;
   sys::FileDescriptor master_;
   std::string path_;
   std::FILE* stream_ = nullptr;

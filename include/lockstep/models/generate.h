@@ -19,7 +19,8 @@ struct GenerateOptions {
   // If true, each token is sampled from all tokens before it, even if they are more than `block`;
   // for models without a position table. If false, from the last `block` tokens.
   bool beyond_block = false;
-  // If absent, the default generator of the model's device.
+  // Draws on its own device, whichever the model has. If absent, the default generator of the
+  // model's device.
   std::optional<at::Generator> generator = std::nullopt;
 };
 
@@ -28,7 +29,8 @@ struct GenerateOptions {
 using NextLogits = std::function<at::Tensor(const at::Tensor& ids)>;
 
 // Returns `ids` ([rows, tokens], at least one token) followed by `count` sampled tokens. Each is
-// sampled from the last `block` tokens or, with beyond_block, from all. Runs without gradients and
+// sampled from the last `block` tokens or, with beyond_block, from all. `ids` may be on another
+// device than the model, and the result is where they are. Runs without gradients and
 // with `model` in evaluation mode; afterwards each module is in its earlier mode again. Throws
 // InvalidArgument for invalid ids or options.
 [[nodiscard]] at::Tensor generate_tokens(torch::nn::Module& model, at::Tensor ids,

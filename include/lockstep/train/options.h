@@ -154,6 +154,15 @@ struct Options {
   // Micro-batches per step over all ranks; 0: the largest number up to 8 that divides batch.
   std::int64_t slots = 0;
 
+  // The device of the model, the batches and the loss: "cpu", "cuda" or "cuda:1"; a type without a
+  // number is the current device of the thread that trains. Empty: lockstep::device(), which init()
+  // chose; but elastic runs and the strategies dp and ps always compute on the CPU.
+  std::string device;
+
+  // The most floating-point operations per second of one device in the dtype of the computation, in
+  // units of 10^12, for `mfu` in metrics.jsonl. 0: unknown.
+  double peak_tflops = 0;
+
   // Processes.
   int ranks = 0;  // processes to start; 0: as the launcher says, otherwise 1
   // With `ranks`: time from a request to stop until remaining processes are killed.

@@ -20,6 +20,10 @@
 // them equally often, and a parameter that one rank uses must be used by all ranks. All calls come
 // from one thread.
 //
+// With --device, the trainer moves the model and each batch to the device, so loss() and measure()
+// find both there; make_model(), batch() and validation() may work in host memory. The trainer then
+// calls batch() for the next step while the device computes this one.
+//
 // With --strategy dp, threads of several devices run the replicas of make_replica() concurrently,
 // while device 0 runs loss(). They must not write shared data.
 //
@@ -55,8 +59,9 @@ class Module;
 namespace lockstep::train {
 
 // Rows are the first dim of every tensor. The trainer splits a batch into micro-batches along rows.
-// Under --precision, loss() and measure() get the floating-point tensors of `data` and `more` in
-// the dtype of the computation; `target` keeps its dtype.
+// Under --precision with --shard, loss() and measure() get the floating-point tensors of `data` and
+// `more` in the dtype of the computation; `target` keeps its dtype. Without --shard they run under
+// LibTorch's autocast.
 struct Batch {
   Batch() = default;
   Batch(at::Tensor data, at::Tensor target, std::vector<at::Tensor> more = {})
@@ -67,6 +72,13 @@ struct Batch {
   at::Tensor data, target;
   std::vector<at::Tensor> more;  // for models with more than one input
 };
+
+// For loaders (data/batches.h).
+inline std::vector<at::Tensor*> tensors_of(Batch& batch) {
+  std::vector<at::Tensor*> tensors{&batch.data, &batch.target};
+  for (at::Tensor& tensor : batch.more) tensors.push_back(&tensor);
+  return tensors;
+}
 
 // A model like that of Task::make_model(), and Task::loss() evaluated with it.
 struct Replica {
@@ -112,6 +124,9 @@ class Task {
   // Returns a lower bound of the number of values that a forward pass over this rank's micro-batch
   // keeps for backward().
   [[nodiscard]] virtual double activations() const { return 0; }
+  // Returns the floating-point operations of forward and backward for one training sample; called
+  // after load(). 0: unknown, and metrics have no mfu.
+  [[nodiscard]] virtual double flops_per_sample() const { return 0; }
   // Makes the model in float32, with initial weights from LibTorch's default generator. Called
   // after load() or load_validation(). The task keeps the model for loss() and measure(); the
   // trainer updates its weights.

@@ -6,6 +6,8 @@
 
 #include "train/evaluate_saved.h"
 
+#include <lockstep/comm/device.h>
+
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -22,6 +24,7 @@ constexpr const char* about =
 
 struct Given {
   train::EvaluateOptions what;
+  std::string device;
   std::int64_t ranks = 0;
 };
 
@@ -34,6 +37,10 @@ CommandOptions declared(Given& given) {
                "images, mlp: 1000 rows each); 0: everything",
                "0"},
               number_into(given.what.batches, 0, std::int64_t{1} << 40));
+  options.add(
+      {"device", "DEVICE",
+       "where a rank computes: cpu, cuda or cuda:N; without it, a GPU if the rank sees one"},
+      text_into(given.device));
   options.add({"ranks", "N", "processes to start on this machine", "1", 'n'},
               number_into(given.ranks, 1, 4096));
   return options;
@@ -64,9 +71,13 @@ int main(int count, char** arguments) {
                            ? "RUN is missing: name a run's folder or a file model.safetensors"
                            : formatted("unexpected word '{}'", options.words()[1]));
     given.what.run = options.words().front();
-    return train::run_ranks(
-        {.command = command, .words = words, .ranks = given.ranks, .body = [&](const Group& world) {
-           return evaluate(given, world);
-         }});
+    return train::run_ranks({.command = command,
+                             .words = words,
+                             .ranks = given.ranks,
+                             .device = given.device,
+                             .body = [&](const Group& world) {
+                               given.what.device = device();
+                               return evaluate(given, world);
+                             }});
   });
 }

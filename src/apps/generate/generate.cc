@@ -5,6 +5,7 @@
 #include "base/text.h"
 #include "base/visible.h"
 #include "sys/program.h"
+#include "train/device.h"
 
 #include <lockstep/comm/init.h>
 #include <lockstep/hub/language_model.h>
@@ -15,6 +16,7 @@
 #include <lockstep/train/saved_model.h>
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/DeviceAccelerator.h>
 #include <torch/types.h>
 
 #include <algorithm>
@@ -49,21 +51,30 @@ struct Given {
   std::optional<std::int64_t> new_tokens;
   std::optional<std::string> prompt, temperature;
   std::optional<std::int64_t> top_k;
-  std::string mesh;
+  std::string mesh, device;
   std::int64_t tokens = 200;
   std::int64_t seed = 1337;
   bool greedy = false;
 };
 
-// The ranks that compute a model together, or this process alone without --mesh.
+// Returns true if a process by itself is to compute on a device, which init() chooses.
+bool needs_device(const std::string& device) {
+  return device != "cpu" && (!device.empty() || at::accelerator::deviceCount() > 0);
+}
+
+// The ranks that compute a model together, or this process alone without --mesh, and their devices.
 class Ranks {
  public:
-  explicit Ranks(const std::string& mesh) {
-    if (mesh.empty()) return;
+  Ranks(const std::string& mesh, const std::string& device) {
+    train::check_device(device);
+    if (mesh.empty()) {
+      if (needs_device(device)) group_ = init({.device = device});
+      return;
+    }
     const std::vector<MeshAxis> axes = parse_axes(mesh);
     check_input(axes.size() == 1 && axes.front().name == "tp",
                 "--mesh {}: expected the axis tp alone, such as tp=2", visible(mesh));
-    group_ = init({.device = "cpu"});
+    group_ = init({.device = device});
     const int wanted = axes.front().size;
     check_input(wanted == -1 || wanted == group_.size(),
                 "--mesh {}: expected as many ranks as tp, {}, found {}: start them with lockstep "
@@ -72,16 +83,18 @@ class Ranks {
     is_parallel_ = true;
   }
 
-  // Shards the model. The caller must keep the handle while it uses the model. For a model with
-  // mixtures of experts, each rank has all experts and a part of everything else.
+  // Moves the model to the device and shards it. The caller must keep the handle while it uses the
+  // model. For a model with mixtures of experts, each rank has all experts and a part of everything
+  // else.
   [[nodiscard]] ParallelModel divide(std::shared_ptr<torch::nn::Module> model,
                                      const TensorPlan& plan) const {
+    model->to(device());
     if (!is_parallel_) return {};
     return parallelize(std::move(model), Mesh(group_, {{"tp", group_.size()}}), {.tensor = plan});
   }
-  // Writes on rank 0 only.
+  // Writes on rank 0 of the ranks that compute together only.
   void write(std::string_view text) const {
-    if (group_.rank() == 0) sys::write_out(text);
+    if (!is_parallel_ || group_.rank() == 0) sys::write_out(text);
   }
 
  private:
@@ -129,6 +142,9 @@ CommandOptions declared(Given& given) {
   options.add({"mesh", "AXES",
                "tp=2: 2 ranks compute the model together (lockstep run -n 2 lockstep generate)"},
               [&](const std::string& text) { given.mesh = text; });
+  options.add({"device", "DEVICE",
+               "where to compute: cpu, cuda or cuda:N; without it, a GPU if the process sees one"},
+              [&](const std::string& text) { given.device = text; });
   options.add({"greedy", "", "always the likeliest token"}, flag_into(given.greedy));
   return options;
 }
@@ -200,7 +216,7 @@ int generate_from_model(const Given& given) {
       .generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(given.seed))};
   if (given.temperature) options.temperature = temperature_of(*given.temperature);
   if (given.greedy) options.temperature = 0;
-  const Ranks ranks(given.mesh);
+  const Ranks ranks(given.mesh, given.device);
   hub::LanguageModel model = hub::load_language_model(*given.model);
   at::Tensor ids = std::visit(
       [&](auto& model) {
@@ -223,7 +239,7 @@ std::string standard_input() {
 }
 
 int generate(const Given& given) {
-  const Ranks ranks(given.mesh);
+  const Ranks ranks(given.mesh, given.device);
   train::SavedModel saved = train::read_model(given.run, given.bpe);
   const train::SavedLanguageModel model = train::language_model_of(saved);
   const ParallelModel parts = ranks.divide(model.module, model.plan);

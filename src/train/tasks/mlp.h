@@ -41,6 +41,7 @@ class MlpTask : public Task {
   [[nodiscard]] std::string data_fingerprint() override { return "seed " + std::to_string(seed_); }
   [[nodiscard]] double parameters() const override;
   [[nodiscard]] double activations() const override;
+  [[nodiscard]] double flops_per_sample() const override { return 6 * parameters(); }
   [[nodiscard]] std::shared_ptr<torch::nn::Module> make_model() override;
   [[nodiscard]] Replica make_replica() const override;
   [[nodiscard]] ParallelPlan parallel_plan() const override { return {.blocks = {"layers.*"}}; }

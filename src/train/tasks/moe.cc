@@ -59,11 +59,12 @@ void MoeTask::check_shape(const std::function<std::string(const char*)>& option)
               option("mixture-every"), every_, option("layers"), layers_);
 }
 
-double MoeTask::parameters() const {
+double MoeTask::parameters_with(std::int64_t used_experts) const {
   const auto width = static_cast<double>(width_), experts = static_cast<double>(experts_);
+  const auto used = static_cast<double>(used_experts);
   const auto layers = static_cast<double>(layers_), with = static_cast<double>(mixtures());
   const double attention = 4 * width * width + 2 * width, dense = 8 * width * width;
-  return layers * attention + (layers - with) * dense + with * (experts * dense + experts * width) +
+  return layers * attention + (layers - with) * dense + with * (used * dense + experts * width) +
          static_cast<double>(tokens_known() + block_) * width + width;
 }
 

@@ -10,7 +10,7 @@ namespace lockstep::train {
 class MoeTask : public TextTask {
  public:
   [[nodiscard]] std::string name() const override { return "moe"; }
-  [[nodiscard]] double parameters() const override;
+  [[nodiscard]] double parameters() const override { return parameters_with(experts_); }
   [[nodiscard]] std::shared_ptr<torch::nn::Module> make_model() override;
   [[nodiscard]] Replica make_replica() const override;
   [[nodiscard]] ParallelPlan parallel_plan() const override;
@@ -20,6 +20,9 @@ class MoeTask : public TextTask {
                                     const models::GenerateOptions& options) override;
 
  private:
+  [[nodiscard]] double parameters_of_token() const override { return parameters_with(chosen_); }
+  // Counts this many experts of each mixture.
+  [[nodiscard]] double parameters_with(std::int64_t used_experts) const;
   void declare_shape(Settings& settings) override;
   void check_shape(const std::function<std::string(const char*)>& option) const override;
   [[nodiscard]] models::MoeOptions model_options() const;

@@ -271,6 +271,14 @@ double TextTask::activations() const {
          (layers * widths * static_cast<double>(width_) + static_cast<double>(known_->size()));
 }
 
+double TextTask::flops_per_sample() const {
+  // A multiplication and an addition, once in forward and twice in backward.
+  constexpr double each = 2 * 3;
+  const auto tokens = static_cast<double>(block_);
+  const double pairs = 2 * static_cast<double>(layers_ * width_) * tokens;  // scores, and values
+  return each * tokens * (parameters_of_token() + pairs);
+}
+
 std::int64_t TextTask::steps_per_epoch() const {
   std::int64_t tokens = options_.batch * block_;
   return std::max<std::int64_t>(1, (tokens_.train.size(0) + tokens - 1) / tokens);

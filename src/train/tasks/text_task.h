@@ -40,6 +40,9 @@ class TextTask : public Task {
                        const std::string& data) override;
   [[nodiscard]] std::string data_fingerprint() override;
   [[nodiscard]] double activations() const override;
+  // Returns the usual estimate: 6 for each parameter and token, and attention's products of pairs
+  // of tokens.
+  [[nodiscard]] double flops_per_sample() const override;
 
   [[nodiscard]] std::int64_t steps_per_epoch() const override;
   // Returns blocks at random positions, drawn with a generator per step, like nanoGPT's get_batch.
@@ -69,6 +72,8 @@ class TextTask : public Task {
  protected:
   // Adds the settings of this kind of model, after the common ones.
   virtual void declare_shape(Settings& settings) = 0;
+  // Returns the number of parameters that one token is multiplied with.
+  [[nodiscard]] virtual double parameters_of_token() const { return parameters(); }
   // Throws BadInput for invalid sizes; `option` formats a setting's name.
   virtual void check_shape(const std::function<std::string(const char*)>& option) const = 0;
   // Returns the number of tokens in the data or the restored description, which is the number of

@@ -7,11 +7,14 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -106,20 +109,76 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   double elapsedTime(void*, void*, c10::DeviceIndex) const override { return 0; }
 };
 
-struct DeviceAllocator final : c10::Allocator {
+// Counts the bytes of each device, as LibTorch's caching allocators do; it reserves none besides.
+class AllocatedBytes {
+ public:
+  void add(void* address, int device, std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    blocks_[address] = {device, static_cast<std::int64_t>(bytes)};
+    change(device, static_cast<std::int64_t>(bytes));
+  }
+  void remove(void* address) {
+    const std::lock_guard lock(mutex_);
+    const auto [device, bytes] = blocks_.extract(address).mapped();
+    change(device, -bytes);
+  }
+  c10::CachingAllocator::Stat of(int device) {
+    const std::lock_guard lock(mutex_);
+    return stats_.at(device);
+  }
+  void reset_peak(int device) {
+    const std::lock_guard lock(mutex_);
+    stats_.at(device).peak = stats_.at(device).current;
+  }
+
+ private:
+  void change(int device, std::int64_t bytes) {
+    auto& stat = stats_.at(device);
+    stat.current += bytes;
+    stat.peak = std::max(stat.peak, stat.current);
+  }
+
+  std::mutex mutex_;
+  std::map<void*, std::pair<int, std::int64_t>> blocks_;
+  std::array<c10::CachingAllocator::Stat, device_count> stats_{};
+};
+
+// Never destroyed, as the machine.
+AllocatedBytes& allocated_bytes() {
+  static AllocatedBytes& bytes = *std::make_unique<AllocatedBytes>().release();
+  return bytes;
+}
+
+struct DeviceAllocator final : c10::DeviceAllocator {
   c10::DataPtr allocate(std::size_t bytes) override {
     const auto device = device_of_type(current_device);
     if (bytes == 0) return {nullptr, nullptr, &free, device};
     void* address = Machine::get().allocate(current_actor(current_device), bytes);
+    allocated_bytes().add(address, current_device, bytes);
     return {address, address, &free, device};
   }
   static void free(void* address) {
-    if (address != nullptr) Machine::get().release(address);
+    if (address == nullptr) return;
+    allocated_bytes().remove(address);
+    Machine::get().release(address);
   }
   c10::DeleterFnPtr raw_deleter() const override { return &free; }
   void copy_data(void*, const void*, std::size_t) const override {
     TORCH_CHECK(false, "the simulated accelerator has no copy_data()");
   }
+  bool initialized() override { return true; }
+  void emptyCache(c10::MempoolId_t) override {}
+  void recordStream(const c10::DataPtr& data, c10::Stream stream) override {
+    Machine::get().record_stream(data.get(), actor_of(stream));
+  }
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
+    c10::CachingDeviceAllocator::DeviceStats stats;
+    stats.allocated_bytes.front() = allocated_bytes().of(device);
+    stats.reserved_bytes.front() = allocated_bytes().of(device);
+    return stats;
+  }
+  void resetAccumulatedStats(c10::DeviceIndex) override {}
+  void resetPeakStats(c10::DeviceIndex device) override { allocated_bytes().reset_peak(device); }
 };
 
 struct PinnedAllocator final : c10::Allocator {

@@ -1,0 +1,216 @@
+// The trainer on the simulated accelerator: with each strategy the losses of one process on the
+// CPU, and no fault of synchronisation.
+#include "dispatch/thread_generator.h"
+#include "support/accelerator/expectations.h"
+#include "support/accelerator/tensors.h"
+#include "train/evaluate_saved.h"
+#include "train/messages.h"
+#include "train/runs.h"
+#include "train/tasks/gpt.h"
+
+#include <array>
+#include <cmath>
+#include <csignal>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace lockstep::train {
+namespace {
+
+using namespace test::accelerator;
+using test::TemporaryFolder;
+using Rows = std::vector<nlohmann::json>;
+
+constexpr double tolerance_of_float = 1e-4;  // relative, of a loss
+constexpr std::uint64_t seed_of_weights = 7;
+
+// A gpt that looks where its tensors are.
+class WatchedGpt : public GptTask {
+ public:
+  explicit WatchedGpt(c10::DeviceType device) : device_(device) {}
+  at::Tensor loss(const Batch& batch) override {
+    EXPECT_EQ(batch.data.device().type(), device_);
+    EXPECT_EQ(batch.target.device().type(), device_);
+    EXPECT_EQ(model()->parameters().front().device().type(), device_);
+    return GptTask::loss(batch);
+  }
+
+ private:
+  c10::DeviceType device_;
+};
+
+// Each rank of run_ranks() is a thread, and all draw from the one generator of the CPU unless they
+// have their own.
+Report train_rank(const RunSetup& setup, Group group, c10::DeviceType device) {
+  const dispatch::ThreadGenerator generator(seed_of_weights);
+  WatchedGpt task(device);
+  setup.settle(task);
+  return train(task, setup, std::move(group));
+}
+
+Rows trained_on_cpu(RunSetup setup) {
+  setup.out += "-cpu";
+  setup.device = "cpu";
+  (void)train_rank(setup, Group(), c10::kCPU);
+  return metrics_of(setup.out);
+}
+
+Rows trained_on_devices(const RunSetup& setup, int ranks) {
+  run_ranks(ranks, [&](Group group, c10::Device) {
+    (void)train_rank(setup, std::move(group), device_type);
+  });
+  return metrics_of(setup.out);
+}
+
+void expect_near(const Rows& found, const Rows& expected, double tolerance = tolerance_of_float) {
+  ASSERT_EQ(found.size(), expected.size());
+  for (std::size_t i = 0; i < found.size(); ++i)
+    for (const char* name : {"loss", "val_loss"}) {
+      ASSERT_EQ(found[i].contains(name), expected[i].contains(name));
+      if (!found[i].contains(name)) continue;
+      const double right = expected[i][name].get<double>();
+      EXPECT_NEAR(found[i][name].get<double>(), right, tolerance * std::abs(right)) << name << i;
+    }
+}
+
+// A run handles signals, which the runs of several threads leave in any order.
+class TrainerOnDevice : public AcceleratorTest {
+ protected:
+  void SetUp() override {
+    AcceleratorTest::SetUp();
+    dispatch::ThreadGenerator::prepare();
+    for (std::size_t i = 0; i < handled.size(); ++i) sigaction(handled[i], nullptr, &before_[i]);
+  }
+  void TearDown() override {
+    for (std::size_t i = 0; i < handled.size(); ++i) sigaction(handled[i], &before_[i], nullptr);
+    AcceleratorTest::TearDown();
+  }
+
+  // A run on the current device of each rank's thread.
+  [[nodiscard]] RunSetup setup() const {
+    RunSetup setup = tiny_gpt(folder_);
+    setup.device = "sim";
+    setup.steps = 4;
+    setup.eval_every = 2;
+    setup.save_every = 2;
+    return setup;
+  }
+
+ private:
+  static constexpr std::array handled{SIGINT, SIGTERM, SIGHUP, SIGPIPE};
+  std::array<struct sigaction, handled.size()> before_{};
+  TemporaryFolder folder_;
+};
+
+struct Case {
+  const char* name;
+  const char* mesh = "";
+  const char* shard = "auto";
+  int ranks = 2;
+  bool has_open_order = false;  // docs/gpu.md
+};
+
+void PrintTo(const Case& one, std::ostream* out) { *out << one.name; }
+
+class TrainerStrategies : public TrainerOnDevice, public testing::WithParamInterface<Case> {};
+
+TEST_P(TrainerStrategies, HaveTheLossesOfOneProcessOnTheCpu) {
+  RunSetup run = setup();
+  const Rows expected = trained_on_cpu(run);
+  for (std::uint64_t seed : {0, 1}) {
+    Machine::get().set({.seed = seed, .lazy = seed % 2 == 0});
+    RunSetup here = run;
+    here.out += std::to_string(seed);
+    set_option(here, "mesh", GetParam().mesh);
+    set_option(here, "shard", GetParam().shard);
+    expect_near(trained_on_devices(here, GetParam().ranks), expected);
+    if (GetParam().has_open_order) expect_no_faults_but(Fault::order);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    OnDevices, TrainerStrategies,
+    testing::Values(Case{.name = "one", .ranks = 1}, Case{.name = "ddp"},
+                    Case{.name = "fsdp", .mesh = "fsdp=2", .has_open_order = true},
+                    Case{.name = "optimizer", .shard = "optimizer", .has_open_order = true},
+                    Case{.name = "tp", .mesh = "tp=2"}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+// Dropout draws from the device's generator, whose state no checkpoint has.
+TEST_F(TrainerOnDevice, AResumedRunHasTheBitsOfOneWithoutInterruption) {
+  RunSetup run = setup();
+  run.dropout = 0.2;
+  (void)trained_on_devices(run, 1);
+  const RunSetup again = cut_at(run, 2);
+  (void)trained_on_devices(again, 1);
+  EXPECT_EQ(distance(run.out, again.out), 0);
+  expect_same_rows(run, again);
+}
+
+TEST_F(TrainerOnDevice, AModelIsEvaluatedAndSampledAsOnTheCpu) {
+  RunSetup run = setup();
+  run.sample_every = 4;
+  run.sample = 10;
+  const Rows on_cpu = trained_on_cpu(run);
+  const Rows rows = trained_on_devices(run, 1);
+  EXPECT_EQ(rows.back()["sample"], on_cpu.back()["sample"]);
+  const auto on_host = evaluate_saved({.run = run.out}, Group());
+  const auto found = evaluate_saved({.run = run.out, .device = device(0)}, Group());
+  EXPECT_NEAR(found.val_loss, on_host.val_loss, tolerance_of_float);
+}
+
+// The copies of batches are queued beside the work of the step.
+TEST_F(TrainerOnDevice, BatchesAreCopiedWithoutBlocking) {
+  RunSetup run = setup();
+  run.eval_every = run.save_every = 0;
+  run.log_every = 100;
+  Machine::get().reset_counts();
+  (void)trained_on_devices(run, 1);
+  const int copies = Machine::get().counts(0).synchronizations["copy_ (to device)"];
+  run.out += "-longer";
+  run.steps += 8;
+  Machine::get().reset_counts();
+  (void)trained_on_devices(run, 1);
+  EXPECT_EQ(Machine::get().counts(0).synchronizations["copy_ (to device)"], copies);
+}
+
+TEST_F(TrainerOnDevice, RowsHaveTheMemoryOfTheDevice) {
+  const Rows rows = trained_on_devices(setup(), 2);
+  for (const auto& row : rows) {
+    EXPECT_GE(row["device_allocated_bytes"], row["model_bytes"]);
+    EXPECT_GE(row["device_reserved_bytes"], row["device_allocated_bytes"]);
+  }
+}
+
+TEST_F(TrainerOnDevice, ADeferredModelTrainsAsOneWithMemory) {
+  RunSetup run = setup();
+  run.width = 128;  // large enough to be deferred
+  const Rows expected = trained_on_cpu(run);
+  run.deferred = true;
+  for (const char* mesh : {"fsdp=2", "fsdp=2,tp=2"}) {
+    RunSetup here = run;
+    here.out += mesh;
+    set_option(here, "mesh", mesh);
+    expect_near(trained_on_devices(here, mesh[6] == '\0' ? 2 : 4), expected);
+    expect_no_faults_but(Fault::order);
+  }
+}
+
+TEST_F(TrainerOnDevice, NamesADeviceThatIsNotThere) {
+  RunSetup run = setup();
+  for (const auto& [device, message] :
+       {std::pair("cuda", "--device: expected cpu, sim or sim:0 to sim:3; found 'cuda'"),
+        {"sim:4", "--device: expected cpu, sim or sim:0 to sim:3; found 'sim:4'"}}) {
+    run.device = device;
+    EXPECT_EQ(test::message_of([&] { check_run(run, 1); }), message);
+  }
+  run.device = "sim:1";
+  check_run(run, 1);
+  run.elastic = true;
+  EXPECT_EQ(test::message_of([&] { check_run(run, 1); }),
+            "--elastic computes on the CPU: expected --device cpu, found --device sim:1");
+}
+
+}  // namespace
+}  // namespace lockstep::train
