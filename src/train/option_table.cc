@@ -243,9 +243,8 @@ void declare_mesh(Settings& settings, Options& o) {
 void declare_division(Settings& settings, Options& o) {
   settings.begin_group("Sharding and precision");
   settings.add({.name = "precision",
-                .help = "with --shard: compute dtype (parameters stay fp32): fp32, bf16, or fp16 "
-                        "with loss scaling",
-                .needs = {"shard"}},
+                .help = "compute dtype (parameters stay fp32): fp32, bf16, or fp16 with loss "
+                        "scaling; without --shard, by autocast"},
                dtype_in_words(o.sharding.compute_dtype));
   settings.add({.name = "reduce-dtype",
                 .help = "with --shard: dtype in which gradients are summed over ranks",

@@ -265,6 +265,10 @@ void declare_elastic(Settings& settings, Options& o) {
 
 void check_strategy(const Options& options, int ranks) {
   check_hook(options.hook);
+  check_input(
+      options.strategy != StrategyKind::ps || options.sharding.compute_dtype != at::kHalf,
+      "--strategy ps with --precision fp16: the servers do not know the scale of gradients: "
+      "expected --precision bf16 or fp32");
   check_devices(options, ranks);
   check_servers(options, ranks);
   check_elastic(options);

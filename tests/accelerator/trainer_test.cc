@@ -22,7 +22,9 @@ using namespace test::accelerator;
 using test::TemporaryFolder;
 using Rows = std::vector<nlohmann::json>;
 
-constexpr double tolerance_of_float = 1e-4;  // relative, of a loss
+// Relative, of a loss.
+constexpr double tolerance_of_float = 1e-4;
+constexpr double tolerance_of_bfloat16 = 2e-2;
 constexpr std::uint64_t seed_of_weights = 7;
 
 // A gpt that looks where its tensors are.
@@ -158,6 +160,20 @@ TEST_F(TrainerOnDevice, AModelIsEvaluatedAndSampledAsOnTheCpu) {
   const auto on_host = evaluate_saved({.run = run.out}, Group());
   const auto found = evaluate_saved({.run = run.out, .device = device(0)}, Group());
   EXPECT_NEAR(found.val_loss, on_host.val_loss, tolerance_of_float);
+}
+
+TEST_F(TrainerOnDevice, ComputesUnderAutocast) {
+  RunSetup run = setup();
+  const Rows expected = trained_on_cpu(run);
+  set_option(run, "precision", "bf16");
+  for (const char* mesh : {"dp=2", "tp=2"}) {
+    RunSetup here = run;
+    here.out += mesh;
+    set_option(here, "mesh", mesh);
+    const Rows found = trained_on_devices(here, 2);
+    expect_near(found, expected, tolerance_of_bfloat16);
+    EXPECT_NE(found.back()["loss"], expected.back()["loss"]);
+  }
 }
 
 // The copies of batches are queued beside the work of the step.

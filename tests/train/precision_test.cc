@@ -11,6 +11,7 @@
 #include "train/runs.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -132,6 +133,71 @@ TEST(PrecisionRun, ConvolutionsComputeInBfloat16) {
   run(2, narrow);
   EXPECT_NE(distance(setup.out, narrow.out), 0);
   EXPECT_NEAR(last_val_loss(narrow.out), last_val_loss(setup.out), 0.05);
+}
+
+// Without --shard, each strategy computes under autocast.
+TEST(PrecisionRun, EveryStrategyHasMixedPrecisionWithoutShards) {
+  TemporaryFolder folder;
+  RunSetup exact = tiny_gpt(folder);
+  exact.steps = 20;
+  run(1, exact);
+  int number = 0;
+  const auto check = [&](int ranks, const char* precision, auto change) {
+    RunSetup setup = exact;
+    setup.out += std::to_string(++number);
+    set_option(setup, "precision", precision);
+    change(setup);
+    run(ranks, setup);
+    EXPECT_NE(distance(exact.out, setup.out), 0) << number;
+    EXPECT_NEAR(last_val_loss(setup.out), last_val_loss(exact.out), 3e-2) << number;
+    EXPECT_EQ(metrics_of(setup.out).back().contains("loss_scale"), precision[0] == 'f') << number;
+  };
+  for (const char* precision : {"bf16", "fp16"}) {
+    check(1, precision, [](RunSetup&) {});
+    check(2, precision, [](RunSetup&) {});
+    check(2, precision, [](RunSetup& setup) { setup.mesh = parse_axes("tp=2"); });
+    check(2, precision, [](RunSetup& setup) {
+      setup.mesh = parse_axes("pp=2");
+      setup.accumulate = 2;
+    });
+    check(1, precision, [](RunSetup& setup) {
+      setup.strategy = StrategyKind::dp;
+      setup.devices = 2;
+    });
+  }
+  check(2, "bf16", [](RunSetup& setup) { setup.mesh = parse_axes("cp=2"); });
+  check(2, "bf16", [](RunSetup& setup) { setup.checkpoint_every = 1; });
+  check(2, "bf16", [](RunSetup& setup) { setup.local_sgd.period = 1; });
+  check(2, "bf16", [](RunSetup& setup) { setup.strategy = StrategyKind::ps; });
+}
+
+// As a loop of one's own under torch.autocast.
+TEST(PrecisionRun, WithoutShardsIsAutocastToTheBit) {
+  TemporaryFolder folder;
+  RunSetup setup = tiny_mlp(folder);
+  setup.layers = 4;
+  set_option(setup, "precision", "bf16");
+  run(1, setup);
+  auto task = setup.make();
+  task->load(setup, Group());
+  torch::manual_seed(static_cast<std::uint64_t>(setup.seed));
+  auto module = task->make_model();
+  optim::AdamW adamw(module->parameters(), torch::optim::AdamWOptions(setup.lr).weight_decay(0));
+  for (std::int64_t step = 0; step < setup.steps; ++step) {
+    const Batch batch = task->batch(step);
+    adamw.zero_grad();
+    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    const at::Tensor loss = task->loss(batch);
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    at::autocast::clear_cache();
+    loss.backward();
+    adamw.step();
+  }
+  const auto found =
+      checkpoint::read_safetensors(std::filesystem::path(setup.out) / "model.safetensors").tensors;
+  for (const auto& parameter : module->named_parameters())
+    EXPECT_TRUE(found.at(parameter.key()).equal(parameter.value())) << parameter.key();
 }
 
 TEST(PrecisionRun, MayChangeOnAResume) {
@@ -284,7 +350,14 @@ TEST(MeshRun, WhatMakesNoSenseIsOneLineBeforeAnythingRuns) {
             "--mesh dp=4: expected an axis fsdp, over which --shard full divides the model, or "
             "--shard none");
   EXPECT_EQ(said(2, [](RunSetup& setup) { setup.sharding.compute_dtype = at::kBFloat16; }),
-            "--precision bf16 needs --shard optimizer, gradients or full, found --shard none");
+            "nothing was thrown");
+  EXPECT_EQ(said(2,
+                 [](RunSetup& setup) {
+                   setup.sharding.compute_dtype = at::kHalf;
+                   setup.strategy = StrategyKind::ps;
+                 }),
+            "--strategy ps with --precision fp16: the servers do not know the scale of gradients: "
+            "expected --precision bf16 or fp32");
   EXPECT_NE(said(2, [](RunSetup& setup) { setup.sharding.reduce_dtype = at::kHalf; })
                 .find("--reduce-dtype fp16 needs --shard"),
             std::string::npos);
