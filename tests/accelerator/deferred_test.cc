@@ -1,0 +1,79 @@
+// Modules of deferred() that get their memory on the simulated accelerator.
+#include <lockstep/models/gpt.h>
+#include <lockstep/parallel/sharded/deferred.h>
+#include <lockstep/parallel/sharded/fully_shard.h>
+
+#include "dispatch/lazy_storage.h"
+#include "dispatch/thread_generator.h"
+#include "support/accelerator/expectations.h"
+#include "train/device.h"
+
+#include <ATen/ops/randn.h>
+#include <torch/utils.h>
+
+#include <vector>
+
+namespace lockstep {
+namespace {
+
+using namespace test::accelerator;
+
+class DeferredOnDevice : public AcceleratorTest {
+ protected:
+  void SetUp() override {
+    AcceleratorTest::SetUp();
+    dispatch::ThreadGenerator::prepare();
+  }
+};
+
+TEST_F(DeferredOnDevice, ATensorHasItsValuesThereWhenTheyAreUsed) {
+  const auto make = [] {
+    const dispatch::ThreadGenerator generator(7);
+    at::Tensor all = at::randn({32, 32});
+    all.mul_(2);
+    return std::vector<at::Tensor>{all, all[3], at::ones({2})};
+  };
+  const std::vector<at::Tensor> expected = make();
+  const std::vector<at::Tensor> found = deferred(make, {.smallest = 64});
+  dispatch::move_to(found, device(0));
+  EXPECT_FALSE(dispatch::has_memory(found[0]));
+  EXPECT_TRUE(dispatch::has_memory(found[2]));  // too small to be deferred
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    EXPECT_EQ(found[i].device(), device(0));
+    EXPECT_TRUE(found[i].cpu().equal(expected[i])) << i;
+  }
+  found[0].fill_(1);
+  EXPECT_TRUE(found[1].cpu().equal(at::ones({32})));  // still a view of it
+}
+
+// The most memory that a rank's device has taken while the model was divided.
+std::int64_t peak_of_dividing(bool is_deferred) {
+  std::int64_t peak = 0;
+  run_ranks(2, [&](const Group& group, c10::Device own) {
+    const auto make = [] {
+      return models::Gpt(
+          models::GptOptions{.layers = 8, .heads = 2, .width = 128, .block = 16, .vocabulary = 32});
+    };
+    const dispatch::ThreadGenerator generator(7);
+    models::Gpt model = is_deferred ? deferred(make) : make();
+    (void)train::peak_memory(own);
+    if (is_deferred)
+      move_to(*model, own);
+    else
+      model->to(own);
+    const Handle handle = fully_shard(model.ptr(), group, {.units = {"transformer.h.*"}});
+    if (group.is_root()) peak = train::peak_memory(own)->allocated;
+    for (const at::Tensor& parameter : handle.parameters()) EXPECT_EQ(parameter.device(), own);
+  });
+  expect_no_faults_but(Fault::order);
+  return peak;
+}
+
+TEST_F(DeferredOnDevice, ADeferredModelIsNeverWholeOnADevice) {
+  const std::int64_t whole = peak_of_dividing(false), part = peak_of_dividing(true);
+  EXPECT_LT(part, whole / 2 + whole / 4);
+  EXPECT_GT(part, whole / 4);
+}
+
+}  // namespace
+}  // namespace lockstep
