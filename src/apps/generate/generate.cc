@@ -66,7 +66,6 @@ bool needs_device(const std::string& device) {
 class Ranks {
  public:
   Ranks(const std::string& mesh, const std::string& device) {
-    train::check_device(device);
     if (mesh.empty()) {
       if (needs_device(device)) group_ = init({.device = device});
       return;
@@ -150,6 +149,11 @@ CommandOptions declared(Given& given) {
 }
 
 void take_run(Given& given, const std::vector<std::string>& words) {
+  try {
+    train::check_device(given.device);
+  } catch (const BadInput& error) {
+    throw UsageError(error.what());
+  }
   if (given.greedy && (given.temperature || given.top_k))
     throw UsageError("give --greedy, or --temperature and --top-k, not both");
   if (given.model) {
