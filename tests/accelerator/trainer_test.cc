@@ -150,6 +150,28 @@ TEST_F(TrainerOnDevice, AResumedRunHasTheBitsOfOneWithoutInterruption) {
   expect_same_rows(run, again);
 }
 
+// Each rank's copy and the state of its optimizer are in own.safetensors.
+TEST_F(TrainerOnDevice, CopiesOfRanksAreResumedToTheBit) {
+  RunSetup run = setup();
+  run.local_sgd.period = 3;
+  (void)trained_on_devices(run, 2);
+  const RunSetup again = cut_at(run, 2);
+  (void)trained_on_devices(again, 2);
+  EXPECT_EQ(distance(run.out, again.out), 0);
+}
+
+TEST_F(TrainerOnDevice, CheckpointsAreWrittenWhileTrainingContinues) {
+  RunSetup run = setup();
+  (void)trained_on_devices(run, 1);
+  RunSetup async = run;
+  async.out += "-async";
+  async.async_save = true;
+  (void)trained_on_devices(async, 1);
+  EXPECT_EQ(distance(run.out, async.out), 0);
+  const std::filesystem::path folder = "step-00000002";
+  EXPECT_EQ(distance(run.out / folder, async.out / folder), 0);
+}
+
 TEST_F(TrainerOnDevice, AModelIsEvaluatedAndSampledAsOnTheCpu) {
   RunSetup run = setup();
   run.sample_every = 4;
