@@ -120,8 +120,8 @@ class Reducer {
   [[nodiscard]] virtual bool contribute_unused(int i) { return contribute_absent(i); }
   // Posts the remaining buckets and, if `exchanges`, this rank's status of the step.
   virtual void post_rest(const StepStatus& own, bool exchanges) = 0;
-  // Waits for the operations of post_rest() and accept(). Returns the sum of the statuses of all ranks if they were exchanged,
-  // which blocks the host, and this rank's otherwise.
+  // Waits for the operations of post_rest() and accept(). Returns the sum of the statuses of all
+  // ranks if they were exchanged, which blocks the host, and this rank's otherwise.
   [[nodiscard]] virtual StepStatus wait() = 0;
   // Returns true if this reducer supports scale_averages().
   [[nodiscard]] virtual bool scales_averages() const { return false; }
