@@ -204,9 +204,7 @@ TEST_P(Joins, AMissingGradientIsThatOfRanksWithInputs) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Joins,
-                         testing::ValuesIn(ranks_of({Engine::local, Engine::shm}, {1, 2, 3, 5})),
-                         name_of_ranks);
+INSTANTIATE_TEST_SUITE_P(All, Joins, testing::ValuesIn(usual_ranks()), name_of_ranks);
 
 // The forward and backward of the norm run between the gradients of one handle.
 struct JoinedNormsImpl : torch::nn::Module {

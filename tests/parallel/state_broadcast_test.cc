@@ -68,9 +68,7 @@ TEST_P(StateBroadcast, LeavesVersionsAlone) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(All, StateBroadcast,
-                         testing::ValuesIn(ranks_of({Engine::local, Engine::shm}, {1, 2, 3})),
-                         name_of_ranks);
+INSTANTIATE_TEST_SUITE_P(All, StateBroadcast, testing::ValuesIn(usual_ranks()), name_of_ranks);
 
 }  // namespace
 }  // namespace lockstep

@@ -49,6 +49,12 @@ inline std::vector<EngineRanks> ranks_of(std::vector<Engine> engines, std::vecto
   return all;
 }
 
+// One rank, two and five as threads, and three as processes: engines and numbers of ranks differ in
+// the collectives alone, and tests/comm compares these on each engine.
+inline std::vector<EngineRanks> usual_ranks() {
+  return {{Engine::local, 1}, {Engine::local, 2}, {Engine::local, 5}, {Engine::shm, 3}};
+}
+
 // Returns pseudo-random values, the same in any process, in C++ and in Python; exact in float.
 inline at::Tensor values(at::IntArrayRef sizes, std::int64_t seed) {
   at::Tensor numbers = at::arange(c10::multiply_integers(sizes), at::kLong);

@@ -195,9 +195,7 @@ TEST_P(Hooks, AFailedBackwardLeavesLaterStepsOut) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Hooks,
-                         testing::ValuesIn(ranks_of({Engine::local, Engine::shm}, {1, 2, 3, 5})),
-                         name_of_ranks);
+INSTANTIATE_TEST_SUITE_P(All, Hooks, testing::ValuesIn(usual_ranks()), name_of_ranks);
 
 TEST(HookErrors, AnExceptionOfOneRanksHookEndsTheGroupByName) {
   run_as_threads(3, [](Group group) {

@@ -289,9 +289,7 @@ TEST_P(DiLoCos, WhatCannotBeLoadedChangesNothing) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(All, DiLoCos,
-                         testing::ValuesIn(ranks_of({Engine::local, Engine::shm}, {1, 2, 3, 5})),
-                         name_of_ranks);
+INSTANTIATE_TEST_SUITE_P(All, DiLoCos, testing::ValuesIn(usual_ranks()), name_of_ranks);
 
 TEST(DiLoCoErrors, RefusesWhatMakesNoSense) {
   Group group;

@@ -157,13 +157,10 @@ TEST_P(Exactness, ReducedPrecisionIsAveragedInFloatAndRoundedOnce) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ExactInPlace,
-                         testing::Combine(testing::ValuesIn(ranks_of({Engine::local, Engine::shm},
-                                                                     {1, 2, 3, 4, 5})),
+                         testing::Combine(testing::ValuesIn(usual_ranks()),
                                           testing::Values(1 << 20, 600, 1)));
 
-INSTANTIATE_TEST_SUITE_P(All, Exactness,
-                         testing::ValuesIn(ranks_of({Engine::local, Engine::shm}, {1, 2, 3, 4, 5})),
-                         name_of_ranks);
+INSTANTIATE_TEST_SUITE_P(All, Exactness, testing::ValuesIn(usual_ranks()), name_of_ranks);
 
 // Gloo sums in an order of its own: the bound is a few roundings of the largest summand.
 TEST(ExactnessOnGloo, IsWithinAFewRoundings) {

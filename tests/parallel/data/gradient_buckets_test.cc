@@ -121,9 +121,7 @@ TEST_P(GradientBucketsOn, NoticeThatParametersHaveChanged) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(All, GradientBucketsOn,
-                         testing::ValuesIn(ranks_of({Engine::local, Engine::shm}, {1, 2, 3})),
-                         name_of_ranks);
+INSTANTIATE_TEST_SUITE_P(All, GradientBucketsOn, testing::ValuesIn(usual_ranks()), name_of_ranks);
 
 }  // namespace
 }  // namespace lockstep

@@ -145,9 +145,7 @@ TEST_P(InPlaceGradients, AreOrdinaryTensorsWhenTheHandleIsGone) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(All, InPlaceGradients,
-                         testing::ValuesIn(ranks_of({Engine::local, Engine::shm}, {1, 2, 3, 5})),
-                         name_of_ranks);
+INSTANTIATE_TEST_SUITE_P(All, InPlaceGradients, testing::ValuesIn(usual_ranks()), name_of_ranks);
 
 TEST(InPlaceGradientsOption, IsPositive) {
   run_group(Engine::local, 2, [](Group group) {

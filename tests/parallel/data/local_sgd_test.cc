@@ -181,9 +181,7 @@ TEST(LocalLevels, OnlyAllRanksMakeOneModelOfPostLocalSgd) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Locals,
-                         testing::ValuesIn(ranks_of({Engine::local, Engine::shm}, {1, 2, 3, 5})),
-                         name_of_ranks);
+INSTANTIATE_TEST_SUITE_P(All, Locals, testing::ValuesIn(usual_ranks()), name_of_ranks);
 
 TEST(LocalLevels, SubgroupsAverageMoreOften) {
   run_as_threads(4, [](Group group) {

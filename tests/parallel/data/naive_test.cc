@@ -24,9 +24,7 @@ TEST_P(Naive, BroadcastsAndAverages) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Naive,
-                         testing::ValuesIn(ranks_of({Engine::local, Engine::shm}, {1, 2, 3})),
-                         name_of_ranks);
+INSTANTIATE_TEST_SUITE_P(All, Naive, testing::ValuesIn(usual_ranks()), name_of_ranks);
 
 }  // namespace
 }  // namespace lockstep

@@ -189,9 +189,7 @@ TEST_P(PowerSgd, AnInfiniteGradientIsForgotten) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(All, PowerSgd,
-                         testing::ValuesIn(ranks_of({Engine::local, Engine::shm}, {1, 2, 3, 4, 5})),
-                         name_of_ranks);
+INSTANTIATE_TEST_SUITE_P(All, PowerSgd, testing::ValuesIn(usual_ranks()), name_of_ranks);
 
 TEST(PowerSgdErrors, RefusesWhatMakesNoSense) {
   EXPECT_THROW((void)power_sgd({.rank = 0}), InvalidArgument);

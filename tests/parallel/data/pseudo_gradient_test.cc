@@ -135,9 +135,7 @@ TEST_P(Int8Averages, AreWithinTwoRoundings) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Int8Averages,
-                         testing::ValuesIn(ranks_of({Engine::local, Engine::shm}, {1, 2, 3, 5})),
-                         name_of_ranks);
+INSTANTIATE_TEST_SUITE_P(All, Int8Averages, testing::ValuesIn(usual_ranks()), name_of_ranks);
 
 TEST(Int8, IsTheNearestMultiple) {
   at::Tensor values = test::values({2500}, 4).to(at::kDouble);

@@ -308,9 +308,7 @@ TEST_P(Reducer, BucketsFollowRankZerosOrderOfReadiness) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Reducer,
-                         testing::ValuesIn(ranks_of({Engine::local, Engine::shm}, {1, 2, 3, 5})),
-                         name_of_ranks);
+INSTANTIATE_TEST_SUITE_P(All, Reducer, testing::ValuesIn(usual_ranks()), name_of_ranks);
 
 class ReducerDeadline : public testing::TestWithParam<Engine> {};
 

@@ -123,9 +123,7 @@ TEST_P(ReducerUnused, NoSyncNestsAndAveragesTheAccumulatedSum) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(All, ReducerUnused,
-                         testing::ValuesIn(ranks_of({Engine::local, Engine::shm}, {1, 2, 3, 5})),
-                         name_of_ranks);
+INSTANTIATE_TEST_SUITE_P(All, ReducerUnused, testing::ValuesIn(usual_ranks()), name_of_ranks);
 
 }  // namespace
 }  // namespace lockstep

@@ -104,9 +104,7 @@ TEST_P(StaticGraph, AnotherGraphIsNamedAndTheNextStepWorks) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(All, StaticGraph,
-                         testing::ValuesIn(ranks_of({Engine::local, Engine::shm}, {1, 2, 3, 5})),
-                         name_of_ranks);
+INSTANTIATE_TEST_SUITE_P(All, StaticGraph, testing::ValuesIn(usual_ranks()), name_of_ranks);
 
 }  // namespace
 }  // namespace lockstep

@@ -133,9 +133,7 @@ TEST_P(SyncNorms, ChannelsLast) {
   compare([](int) { return 3; }, [] { return SyncedNet(); }, at::MemoryFormat::ChannelsLast);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, SyncNorms,
-                         testing::ValuesIn(ranks_of({Engine::local, Engine::shm}, {1, 2, 3, 5})),
-                         name_of_ranks);
+INSTANTIATE_TEST_SUITE_P(All, SyncNorms, testing::ValuesIn(usual_ranks()), name_of_ranks);
 
 TEST(SyncBatchNorms, NarrowInputsAreComputedInFloat) {
   run_as_threads(2, [](Group group) {
