@@ -68,6 +68,7 @@ std::vector<Kind> kinds() {
 struct Setting {
   std::string name;
   std::optional<ShardOptions> options;  // absent: DistributedDataParallel
+  std::size_t number = 0;
 };
 
 void PrintTo(const Setting& setting, std::ostream* out) { *out << setting.name; }
@@ -81,6 +82,7 @@ std::vector<Setting> settings() {
   all.push_back({"reduce_in_step", ShardOptions{.units = {"0", "2"},
                                                 .storage = ShardStorage::node_shared,
                                                 .reduce_in_step = true}});
+  for (std::size_t i = 0; i < all.size(); ++i) all[i].number = i;
   return all;
 }
 
@@ -274,11 +276,25 @@ class TrainingLoops : public testing::TestWithParam<Setting> {
   static inline std::map<std::string, Outcome> expected;  // what all settings share
 };
 
+// Each loop with one of our optimizers and one of torch, and on one rank with one of both; over all
+// settings each loop meets each optimizer.
+bool is_tried(std::size_t number_of_loop, std::size_t kind, int ranks, std::size_t setting) {
+  constexpr std::size_t ours = 3, all = 8;
+  const std::size_t shift = number_of_loop + setting;
+  if (ranks == 1) return kind == shift % all;
+  return kind < ours ? kind == shift % ours : kind - ours == shift % (all - ours);
+}
+
 TEST_P(TrainingLoops, GiveTheNumbersOfOneProcess) {
   const Setting& setting = GetParam();
-  for (int ranks : {1, 2, 3}) {
-    for (const Kind& kind : kinds()) {
-      for (const Loop& loop : training_loops()) {
+  const std::vector<Kind> all = kinds();
+  const std::vector<Loop> loops = training_loops();
+  for (int ranks : {1, 3}) {
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      for (std::size_t j = 0; j < loops.size(); ++j) {
+        if (!is_tried(j, i, ranks, setting.number)) continue;
+        const Kind& kind = all[i];
+        const Loop& loop = loops[j];
         std::string where = kind.name + ", " + loop.name + ", " + std::to_string(ranks) + " ranks";
         if (!expected.contains(where)) expected[where] = one_process(loop, kind, ranks);
         run_as_threads(ranks, [&](Group group) {

@@ -85,7 +85,9 @@ TEST_P(TrainingOn, EveryLevelOfShardingEqualsOneProcess) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, TrainingOn, test::every_engine({2, 3, 4}),
+INSTANTIATE_TEST_SUITE_P(Engines, TrainingOn,
+                         test::every_engine(is_under_mpirun() ? std::vector{2, 3, 4}
+                                                              : std::vector{3}),
                          test::engine_test_name);
 
 }  // namespace

@@ -105,7 +105,10 @@ TEST(PipelineOfOneRank, AGradientThatIsPassedOnDoesNotGrow) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, PipelineOn, every_engine({1, 2, 3, 4}), engine_test_name);
+INSTANTIATE_TEST_SUITE_P(Engines, PipelineOn, every_engine({1, 4}), engine_test_name);
+// Three stages divide the blocks unevenly.
+INSTANTIATE_TEST_SUITE_P(Uneven, PipelineOn, testing::Values(std::tuple(Engine::local, 3)),
+                         engine_test_name);
 
 }  // namespace
 }  // namespace lockstep

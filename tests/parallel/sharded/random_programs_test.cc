@@ -184,7 +184,7 @@ class RandomPrograms : public testing::TestWithParam<ShardLevel> {
 
 TEST_P(RandomPrograms, SeeTheSameInNodeSharedAndInPrivateMemory) {
   for (FuzzRounds rounds("random_programs", 1000); rounds.next();) {
-    constexpr std::uint64_t programs = 10;  // per group of ranks, whose creation costs more
+    constexpr std::uint64_t programs = 5;  // per group of ranks, whose creation costs more
     auto seed = rounds.random()();
     int size = 2 + static_cast<int>(below(rounds.random(), 3));
     run_group(Engine::shm, size, [&](Group group) {
