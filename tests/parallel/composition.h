@@ -55,6 +55,11 @@ inline int size_of(const Composition& what, const std::string& axis) {
   return 1;
 }
 
+// The number of ranks that have different rows.
+inline int learners_of(const Composition& what) {
+  return size_of(what, "dp") * size_of(what, "ep") * size_of(what, "fsdp");
+}
+
 // A model on the ranks of a group: parallelize() with the options of a Composition.
 template <typename Model>
 class Composed {
@@ -73,6 +78,7 @@ class Composed {
   double step(const at::Tensor& ids, const at::Tensor& targets) {
     const Group data = handle_.data();
     const at::Tensor loss = handle_.step({own_rows(data, ids)}, {own_rows(data, targets)});
+    EXPECT_FALSE(is_global(loss));
     return average_over(data, loss);
   }
 
@@ -161,10 +167,11 @@ inline at::Tensor rows_of_micro_batch(const at::Tensor& rows, int learners, int 
 constexpr std::int64_t rows_of_step = 8;
 
 // The expected losses: one process makes as many steps with all rows, in the same micro-batches if
-// they matter.
+// they matter. Calls `observe(step)` before each update, unless null.
 template <typename Model>
 std::vector<double> losses_of_one(Model model, at::ScalarType dtype, int steps, int learners = 1,
-                                  int micro_batches = 1) {
+                                  int micro_batches = 1,
+                                  const std::function<void(int step)>& observe = {}) {
   const auto optimizer = parity_optimizer(dtype, model->parameters());
   std::vector<double> losses;
   for (int step = 0; step < steps; ++step) {
@@ -179,33 +186,19 @@ std::vector<double> losses_of_one(Model model, at::ScalarType dtype, int steps, 
       loss.backward();
       losses.back() += loss.template item<double>();
     }
+    if (observe) observe(step);
     optimizer->step();
   }
   return losses;
 }
 
-// The largest relative difference between the losses of the steps and the expected ones.
-template <typename Model>
-double largest_difference(Composed<Model>& composed, at::ScalarType dtype,
-                          const std::vector<double>& expected) {
-  const auto optimizer = parity_optimizer(dtype, composed.all().parameters());
-  double largest = 0;
-  for (std::size_t step = 0; step < expected.size(); ++step) {
-    const TokenBatch batch(static_cast<int>(step % 7), rows_of_step);
-    composed.all().zero_grad();
-    const double loss = composed.step(batch.ids, batch.targets);
-    optimizer->step();
-    largest = std::max(largest, std::abs(loss - expected[step]) / std::abs(expected[step]));
-  }
-  return largest;
+// Returns a text as a name for GoogleTest.
+inline std::string as_test_name(std::string text) {
+  for (char& letter : text)
+    if (std::isalnum(static_cast<unsigned char>(letter)) == 0) letter = '_';
+  return text;
 }
 
-// Returns the composition as a name for GoogleTest.
-inline std::string test_name_of(const Composition& what) {
-  std::string name = text_of(what);
-  for (char& letter : name)
-    if (std::isalnum(static_cast<unsigned char>(letter)) == 0) letter = '_';
-  return name;
-}
+inline std::string test_name_of(const Composition& what) { return as_test_name(text_of(what)); }
 
 }  // namespace lockstep::test

@@ -6,9 +6,6 @@
 
 #include <gtest/gtest.h>
 
-#include <map>
-#include <mutex>
-
 namespace lockstep {
 namespace {
 
@@ -73,13 +70,7 @@ INSTANTIATE_TEST_SUITE_P(Axes, CheckpointedCompositions,
                                          Composition{.axes = {{"fsdp", 2}, {"tp", 2}}},
                                          Composition{.axes = {{"pp", 2}, {"fsdp", 2}}},
                                          Composition{.axes = {{"pp", 2}, {"fsdp", 2}, {"tp", 2}}}),
-                         [](const testing::TestParamInfo<Composition>& info) {
-                           std::string name = text_of(info.param);
-                           for (char& letter : name)
-                             if (std::isalnum(static_cast<unsigned char>(letter)) == 0)
-                               letter = '_';
-                           return name;
-                         });
+                         [](const auto& info) { return test_name_of(info.param); });
 
 // Collectives of one backward of a GPT with so many layers.
 Traffic backward_traffic(const Group& group, std::int64_t layers, bool checkpoints) {

@@ -1,106 +1,55 @@
-// Axes of a mesh together: pipelines, data parallelism, sharding and tensor parallelism around one
-// GPT, and sequences that are cut, each as one process.
+// Axes of a mesh together: pipelines, data, sharded, tensor, context and expert parallelism around
+// one model, compared with one process. Prints the rows of the table in docs/composition.md.
 #include "parallel/composition.h"
 
 #include "support/torch/engine_test.h"
 
 #include <lockstep/layout/tensor_slice.h>
+#include <lockstep/module/state_dict.h>
 
 #include <gtest/gtest.h>
 #include <torch/nn/utils/clip_grad.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/sgd.h>
 
 #include <cmath>
+#include <iostream>
+#include <map>
+#include <ostream>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 namespace lockstep {
 namespace {
 
 using namespace test;
 
-std::vector<Composition> pairs_and_triples() {
-  std::vector<Composition> all;
-  for (const char* schedule : {"gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev"})
-    all.push_back({.axes = {{"pp", 2}}, .schedule = schedule});
-  all.push_back({.axes = {{"pp", 4}}});
-  all.push_back({.axes = {{"tp", 4}}});
-  all.push_back({.axes = {{"tp", 2}}, .sequence = true});
-  const std::vector<std::string> names = {"pp", "dp", "fsdp", "tp"};
-  for (unsigned set = 1; set < 16; ++set) {
-    Composition one;
-    for (unsigned i = 0; i < 4; ++i)
-      if ((set >> i & 1U) != 0) one.axes.push_back({names[i], 2});
-    if (one.axes.size() >= 2) all.push_back(one);
-  }
-  for (const std::vector<MeshAxis>& axes : {std::vector<MeshAxis>{{"fsdp", 2}, {"cp", 2}},
-                                            {{"cp", 2}, {"fsdp", 2}, {"tp", 2}},
-                                            {{"pp", 2}, {"cp", 2}},
-                                            {{"pp", 2}, {"cp", 3}},
-                                            {{"pp", 2}, {"dp", 2}, {"cp", 2}},
-                                            {{"pp", 2}, {"fsdp", 2}, {"cp", 2}},
-                                            {{"pp", 2}, {"cp", 2}, {"tp", 2}}})
-    all.push_back({.axes = axes});
-  all.push_back({.axes = {{"pp", 2}, {"cp", 2}}, .schedule = "zbv"});
-  all.push_back({.axes = {{"pp", 2}, {"cp", 2}}, .context = ContextMethod::ulysses});
-  return all;
+enum class ParityModel { gpt, llama, moe, sparse_moe };  // sparse: a mixture in every second block
+
+constexpr int steps_of_table = 100;  // of the rows in docs/composition.md
+constexpr int steps_of_most = 4;
+constexpr int steps_with_gradients = 2;
+
+// The norm to which the gradients of these steps are clipped. Rows of a hundred steps clip nothing:
+// steps that differ in size let differences of rounding grow.
+double largest_norm(int steps) { return steps == steps_of_table ? 1e9 : 0.5; }
+
+struct ParityRow {
+  Composition how;
+  ParityModel kind = ParityModel::gpt;
+  int steps = steps_of_most;
+};
+
+std::string text_of(const ParityRow& row) {
+  const bool has_experts = row.kind == ParityModel::moe || row.kind == ParityModel::sparse_moe;
+  const std::string model = row.kind == ParityModel::llama ? "llama: " : has_experts ? "moe: " : "";
+  return model + test::text_of(row.how);
 }
 
-// Gradients of all ranks' parts in two steps, their norm, and the model afterwards.
-void compare(Group world, const Composition& how) {
-  auto plain = made_alike([] { return models::Gpt(composed_gpt()); }, at::kDouble);
-  ComposedGpt composed = test::composed(world, how, at::kDouble);
-  Handle& handle = composed.all();
-  EXPECT_EQ(handle.group().size(), world.size());
-  torch::optim::AdamW adamw(handle.parameters(), torch::optim::AdamWOptions(0.003));
-  torch::optim::AdamW of_plain(plain->parameters(), torch::optim::AdamWOptions(0.003));
-  for (int step = 0; step < 2; ++step) {
-    const TokenBatch batch(step, 16);
-    handle.zero_grad();
-    const double loss = composed.step(batch.ids, batch.targets);
-    of_plain.zero_grad();
-    const at::Tensor expected = plain->loss(batch.ids, batch.targets);
-    expected.backward();
-    EXPECT_NEAR(loss, expected.item<double>(), 1e-11) << text_of(how);
-    for (const Part& part : handle.named_parameters()) {
-      if (part.name == "(none)") continue;
-      const auto gradients = gradients_by_name(*plain);
-      ASSERT_TRUE(part.tensor.grad().defined()) << text_of(how) << ": " << part.name;
-      expect_close_to(dispatch::values_of(part.tensor.grad()).reshape({-1}),
-                      cut_part(gradients.at(part.name), part), 1e-10,
-                      text_of(how) + ": " + part.name);
-    }
-    const double norm = handle.clip_grad_norm(1e9);
-    EXPECT_NEAR(norm, torch::nn::utils::clip_grad_norm_(plain->parameters(), 1e9), 1e-9 * norm)
-        << text_of(how);
-    adamw.step();
-    of_plain.step();
-  }
-  const auto expected = lockstep::state_dict(*plain);
-  const auto found = handle.state_dict();
-  EXPECT_EQ(found.size(), expected.size()) << text_of(how);
-  for (const auto& [name, tensor] : found)
-    expect_close_to(tensor, expected.at(name), 1e-9, text_of(how) + ": " + name);
-}
+void PrintTo(const ParityRow& row, std::ostream* out) { *out << text_of(row); }
 
-class Compositions : public testing::TestWithParam<Composition> {};
-
-TEST_P(Compositions, StepsAreThoseOfOneProcess) {
-  run_group(
-      Engine::local, ranks_of(GetParam()),
-      [&](Group world) { compare(std::move(world), GetParam()); }, std::chrono::seconds(60));
-}
-
-INSTANTIATE_TEST_SUITE_P(Axes, Compositions, testing::ValuesIn(pairs_and_triples()),
-                         [](const testing::TestParamInfo<Composition>& info) {
-                           std::string name = text_of(info.param);
-                           for (char& letter : name)
-                             if (std::isalnum(static_cast<unsigned char>(letter)) == 0)
-                               letter = '_';
-                           return name;
-                         });
-
-// Grouped queries, and no weight that is tied. The norm is over all axes.
-TEST(LlamaCompositions, StepsAreThoseOfOneProcess) {
+// Grouped queries, and no weight that is tied.
+models::LlamaOptions small_llama() {
   models::LlamaOptions options;
   options.layers = 2;
   options.heads = 4;
@@ -109,27 +58,208 @@ TEST(LlamaCompositions, StepsAreThoseOfOneProcess) {
   options.hidden = 40;
   options.block = 13;
   options.vocabulary = 37;
-  const auto make = [&] { return models::Llama(options); };
-  for (const std::vector<MeshAxis>& axes : {std::vector<MeshAxis>{{"tp", 2}},
-                                            {{"fsdp", 2}, {"tp", 2}},
-                                            {{"pp", 2}, {"fsdp", 2}, {"tp", 2}}}) {
-    const Composition how{.axes = axes, .checkpoints = true};
-    run_group(Engine::local, ranks_of(how), [&](Group world) {
-      auto plain = made_alike(make, at::kDouble);
-      Composed<models::Llama> composed(made_alike(make, at::kDouble), std::move(world), how);
-      for (int step = 0; step < 2; ++step) {
-        const TokenBatch batch(step, 16);
-        composed.all().zero_grad();
-        plain->zero_grad();
-        const at::Tensor expected = plain->loss(batch.ids, batch.targets);
-        EXPECT_NEAR(composed.step(batch.ids, batch.targets), expected.item<double>(), 1e-11);
-        expected.backward();
-        const double norm = torch::nn::utils::clip_grad_norm_(plain->parameters(), 1e9);
-        EXPECT_NEAR(composed.all().clip_grad_norm(1e9), norm, 1e-9 * norm) << text_of(how);
+  return options;
+}
+
+// In float64, experts have room for a part of their tokens only: the others are dropped.
+void with_parity_model(ParityModel kind, at::ScalarType dtype, const auto& action) {
+  if (kind == ParityModel::gpt)
+    action(made_alike([] { return models::Gpt(composed_gpt()); }, dtype));
+  else if (kind == ParityModel::llama)
+    action(made_alike([] { return models::Llama(small_llama()); }, dtype));
+  else
+    action(moe_of(dtype == at::kDouble ? 1 : 0, dtype, kind == ParityModel::moe ? 1 : 2));
+}
+
+// The results of one process with all rows; all but losses in float64 only. The state is that after
+// the steps with gradients, which are clipped.
+struct Trajectory {
+  std::vector<double> losses, norms;
+  std::vector<std::map<std::string, at::Tensor>> gradients;
+  std::map<std::string, at::Tensor> state;
+};
+
+std::map<std::string, at::Tensor> tensor_copies(std::map<std::string, at::Tensor> tensors) {
+  for (auto& [name, tensor] : tensors) tensor = tensor.detach().clone();
+  return tensors;
+}
+
+Trajectory trajectory_of(ParityModel kind, at::ScalarType dtype, int steps, int learners,
+                         int micro_batches) {
+  Trajectory found;
+  with_parity_model(kind, dtype, [&](auto model) {
+    found.losses = losses_of_one(model, dtype, steps, learners, micro_batches, [&](int step) {
+      if (dtype != at::kDouble) return;
+      if (step < steps_with_gradients) {
+        found.gradients.push_back(tensor_copies(gradients_by_name(*model)));
+        found.norms.push_back(
+            torch::nn::utils::clip_grad_norm_(model->parameters(), largest_norm(steps)));
+      } else if (step == steps_with_gradients) {
+        found.state = tensor_copies(lockstep::state_dict(*model));
       }
     });
+  });
+  return found;
+}
+
+// Which rows form a micro-batch matters for experts only: each drops tokens separately.
+const Trajectory& expected_trajectory(const ParityRow& row, at::ScalarType dtype) {
+  const Composition& how = row.how;
+  const bool has_experts = row.kind == ParityModel::moe || row.kind == ParityModel::sparse_moe;
+  const int learners = has_experts ? learners_of(how) : 1;
+  const int parts = has_experts && size_of(how, "pp") > 1 ? how.micro_batches : 1;
+  static std::map<std::tuple<ParityModel, at::ScalarType, int, int, int>, Trajectory> known;
+  auto& trajectory = known[{row.kind, dtype, row.steps, learners, parts}];
+  if (trajectory.losses.empty())
+    trajectory = trajectory_of(row.kind, dtype, row.steps, learners, parts);
+  return trajectory;
+}
+
+// Gradients of this rank's parts and their norm, and later the whole model.
+void compare_values(Handle& handle, const Trajectory& expected, int step) {
+  if (step < steps_with_gradients) {
+    const auto at = static_cast<std::size_t>(step);
+    expect_gradients_of(handle, expected.gradients[at], 1e-10);
+    const double largest = largest_norm(static_cast<int>(expected.losses.size()));
+    EXPECT_NEAR(handle.clip_grad_norm(largest), expected.norms[at], 1e-9 * expected.norms[at]);
+  } else if (step == steps_with_gradients) {
+    const auto found = handle.state_dict();
+    EXPECT_EQ(found.size(), expected.state.size());
+    for (const auto& [name, tensor] : found)
+      expect_close_to(tensor, expected.state.at(name), 1e-9, name);
   }
 }
+
+// Returns the largest relative difference between the losses of the steps and the expected ones.
+template <typename Model>
+double compare_losses(Composed<Model> composed, at::ScalarType dtype, const Trajectory& expected) {
+  Handle& handle = composed.all();
+  EXPECT_EQ(handle.group().size(), composed.mesh().group().size());
+  const auto optimizer = parity_optimizer(dtype, handle.parameters());
+  double largest = 0;
+  for (std::size_t step = 0; step < expected.losses.size(); ++step) {
+    const TokenBatch batch(static_cast<int>(step % 7), rows_of_step);
+    handle.zero_grad();
+    const double loss = composed.step(batch.ids, batch.targets), right = expected.losses[step];
+    largest = std::max(largest, std::abs(loss - right) / std::abs(right));
+    if (dtype == at::kDouble) compare_values(handle, expected, static_cast<int>(step));
+    optimizer->step();
+  }
+  return largest;
+}
+
+double parity_difference(const ParityRow& row, at::ScalarType dtype) {
+  const Trajectory& expected = expected_trajectory(row, dtype);
+  double largest = 0;
+  run_group(
+      Engine::local, ranks_of(row.how),
+      [&](Group world) {
+        with_parity_model(row.kind, dtype, [&](auto model) {
+          const bool is_root = world.is_root();
+          const double own = compare_losses(Composed(std::move(model), std::move(world), row.how),
+                                            dtype, expected);
+          if (is_root) largest = own;
+        });
+      },
+      std::chrono::seconds(120));
+  return largest;
+}
+
+class Parity : public testing::TestWithParam<ParityRow> {};
+
+TEST_P(Parity, StepsAreThoseOfOneProcess) {
+  const double in_float = parity_difference(GetParam(), at::kFloat);
+  const double in_double = parity_difference(GetParam(), at::kDouble);
+  EXPECT_LE(in_float, 2e-6);
+  EXPECT_LE(in_double, 1e-12);
+  if (GetParam().steps == steps_of_table)
+    std::cout << "| " << text_of(GetParam()) << " | " << in_float << " | " << in_double << " |\n";
+}
+
+// Every set of the axes pp, dp, fsdp and tp that has at least two, and some with cp.
+std::vector<ParityRow> rows_of_gpt() {
+  const MeshAxis pp{"pp", 2}, dp{"dp", 2}, fsdp{"fsdp", 2}, tp{"tp", 2}, cp{"cp", 2};
+  std::vector<ParityRow> all = {
+      {{.axes = {tp}, .sequence = true}, ParityModel::gpt, steps_of_table},
+      {{.axes = {tp}, .checkpoints = true}},
+      {{.axes = {{"tp", 4}}}},
+      {{.axes = {{"pp", 4}}}},
+      {{.axes = {{"dp", 8}}}},
+      {{.axes = {tp, dp}}},
+      {{.axes = {{"fsdp", 4}, pp}, .micro_batches = 2}},
+      {{.axes = {fsdp, tp}, .checkpoints = true}, ParityModel::gpt, steps_of_table},
+      {{.axes = {cp}}, ParityModel::gpt, steps_of_table},
+      {{.axes = {fsdp, cp}}},
+      {{.axes = {dp, cp, fsdp}}},
+      {{.axes = {cp, fsdp, tp}}},
+      {{.axes = {tp, cp, pp}}},
+      {{.axes = {pp, cp}}},
+      {{.axes = {pp, {"cp", 3}}}},
+      {{.axes = {pp, dp, cp}}},
+      {{.axes = {pp, fsdp, cp}}},
+      {{.axes = {pp, cp}, .schedule = "zbv"}},
+      {{.axes = {pp, cp}, .context = ContextMethod::ulysses}},
+      {{.axes = {pp, fsdp, tp}, .checkpoints = true, .micro_batches = 2}},
+      // Axes of one rank, and other orders of axes.
+      {{.axes = {cp, {"dp", 1}, tp, pp}}},
+      {{.axes = {{"tp", 1}, fsdp, pp, cp}, .schedule = "zbv"}},
+      {{.axes = {tp, fsdp, {"pp", 1}, dp}, .micro_batches = 2}}};
+  for (const char* schedule : {"gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev"})
+    all.push_back({{.axes = {pp}, .schedule = schedule}});
+  for (unsigned set = 1; set < 16; ++set) {
+    Composition one;
+    for (unsigned i = 0; const MeshAxis& axis : {pp, dp, fsdp, tp})
+      if ((set >> i++ & 1U) != 0) one.axes.push_back(axis);
+    if (learners_of(one) == 4) one.micro_batches = 2;
+    if (one.axes.size() >= 2) all.push_back({one});
+  }
+  return all;
+}
+
+std::vector<ParityRow> all_rows() {
+  constexpr ParityModel moe = ParityModel::moe, llama = ParityModel::llama;
+  const MeshAxis pp{"pp", 2}, dp{"dp", 2}, fsdp{"fsdp", 2}, tp{"tp", 2}, cp{"cp", 2}, ep{"ep", 2};
+  std::vector<ParityRow> all = rows_of_gpt();
+  const std::vector<ParityRow> others = {
+      {{.axes = {tp}, .checkpoints = true}, llama},
+      {{.axes = {fsdp, tp}, .checkpoints = true}, llama},
+      {{.axes = {pp, fsdp, tp}, .checkpoints = true}, llama},
+      {{.axes = {ep}}, moe},
+      {{.axes = {{"ep", 4}}}, moe},
+      {{.axes = {dp}}, moe},
+      {{.axes = {fsdp, tp, pp}, .micro_batches = 2}, moe},
+      {{.axes = {cp, tp}}, moe},
+      {{.axes = {dp, ep}}, moe},
+      {{.axes = {dp, ep, tp}}, moe},
+      {{.axes = {ep, fsdp}}, moe, steps_of_table},
+      {{.axes = {ep, tp}}, moe},
+      {{.axes = {ep, tp}, .sequence = true}, moe},
+      {{.axes = {ep, fsdp, tp}}, moe},
+      {{.axes = {ep, fsdp}, .checkpoints = true}, moe},
+      {{.axes = {ep, fsdp}, .level = ShardLevel::optimizer}, moe},
+      {{.axes = {pp, ep}, .micro_batches = 2}, moe, steps_of_table},
+      {{.axes = {pp, ep}, .schedule = "zb-h1"}, moe},
+      {{.axes = {pp, ep}, .checkpoints = true}, ParityModel::sparse_moe},
+      {{.axes = {pp, dp, ep}, .micro_batches = 2}, moe},
+      {{.axes = {pp, ep, fsdp}, .micro_batches = 2}, moe},
+      {{.axes = {pp, ep, tp}, .micro_batches = 2}, moe},
+      {{.axes = {cp, ep}}, moe},
+      {{.axes = {cp, {"ep", 1}}, .context = ContextMethod::ulysses}, moe},
+      {{.axes = {dp, cp, ep}}, moe},
+      {{.axes = {ep, cp, tp}}, moe},
+      {{.axes = {ep, {"cp", 3}}, .checkpoints = true}, moe},
+      {{.axes = {pp, cp, ep}, .micro_batches = 2}, moe},
+      {{.axes = {ep, {"tp", 1}, pp, fsdp}, .micro_batches = 2}, moe},
+      {{.axes = {fsdp, cp, {"dp", 1}, ep}}, moe},
+      {{.axes = {tp, ep, {"cp", 1}, pp}, .micro_batches = 2}, moe}};
+  all.insert(all.end(), others.begin(), others.end());
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Rows, Parity, testing::ValuesIn(all_rows()),
+                         [](const testing::TestParamInfo<ParityRow>& info) {
+                           return as_test_name(text_of(info.param));
+                         });
 
 TEST(LlamaCompositions, HeadsOfKeysThatDoNotDivideAreOneLine) {
   models::LlamaOptions options;
@@ -210,12 +340,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Composition{.axes = {{"fsdp", 2}, {"tp", 2}}},
                     Composition{.axes = {{"pp", 2}, {"fsdp", 2}}},
                     Composition{.axes = {{"pp", 2}, {"fsdp", 2}, {"tp", 2}}}),
-    [](const testing::TestParamInfo<Composition>& info) {
-      std::string name = text_of(info.param);
-      for (char& letter : name)
-        if (std::isalnum(static_cast<unsigned char>(letter)) == 0) letter = '_';
-      return name;
-    });
+    [](const testing::TestParamInfo<Composition>& info) { return test_name_of(info.param); });
 
 }  // namespace
 }  // namespace lockstep

@@ -9,74 +9,14 @@
 #include "support/torch/engine_test.h"
 
 #include <gtest/gtest.h>
-#include <torch/nn/utils/clip_grad.h>
 
-#include <algorithm>
-#include <chrono>
 #include <memory>
-#include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace lockstep::test {
 namespace {
-
-// `count` meshes of these axes, each of 1 or 2 ranks, in any order, of 8 ranks at most. The same in
-// every run.
-std::vector<std::vector<MeshAxis>> random_meshes(std::vector<std::string> names, int count) {
-  std::mt19937 random(7);
-  std::vector<std::vector<MeshAxis>> meshes;
-  while (static_cast<int>(meshes.size()) < count) {
-    std::vector<MeshAxis> axes;
-    std::shuffle(names.begin(), names.end(), random);
-    for (const std::string& name : names)
-      if (random() % 3 > 0) axes.push_back({name, 1 + static_cast<int>(random() % 2)});
-    if (!axes.empty() && ranks_of(axes) <= 8 && std::ranges::find(meshes, axes) == meshes.end())
-      meshes.push_back(axes);
-  }
-  return meshes;
-}
-
-// Losses, norms and the model after three steps beside one process that computes each micro-batch
-// of all ranks' rows.
-template <typename Model>
-void expect_one_process(Group world, const std::vector<MeshAxis>& axes, Model plain, Model model,
-                        const std::string& schedule) {
-  constexpr std::int64_t rows = 16;
-  constexpr int micro_batches = 2;
-  const std::string text = text_of(Composition{.axes = axes, .schedule = schedule});
-  ParallelModel handle = parallelize(model, Mesh(world, axes),
-                                     {.pipeline = {schedule}, .micro_batches = micro_batches});
-  Group data = handle.data();
-  const auto optimizer = parity_optimizer(at::kDouble, handle.parameters());
-  const auto of_plain = parity_optimizer(at::kDouble, plain->parameters());
-  for (int step = 0; step < 3; ++step) {
-    const TokenBatch batch(step, rows);
-    handle.zero_grad();
-    of_plain->zero_grad();
-    double expected = 0;
-    for (int i = 0; i < micro_batches; ++i) {
-      const auto part = [&](const at::Tensor& all) {
-        return rows_of_micro_batch(all, data.size(), micro_batches, i);
-      };
-      const at::Tensor loss = plain->loss(part(batch.ids), part(batch.targets)) / micro_batches;
-      loss.backward();
-      expected += loss.template item<double>();
-    }
-    const at::Tensor loss =
-        handle.step({own_rows(data, batch.ids)}, {own_rows(data, batch.targets)});
-    EXPECT_FALSE(is_global(loss)) << text;
-    EXPECT_NEAR(average_over(data, loss), expected, 1e-11) << text;
-    const double norm = torch::nn::utils::clip_grad_norm_(plain->parameters(), 0.5);
-    EXPECT_NEAR(handle.clip_grad_norm(0.5), norm, 1e-9 * norm) << text;
-    optimizer->step();
-    of_plain->step();
-  }
-  const auto expected = state_dict(*plain);
-  for (const auto& [name, tensor] : handle.state_dict())
-    expect_close_to(tensor, expected.at(name), 1e-9, text + ": " + name);
-}
 
 // Its only weight has two names.
 struct TwiceNetImpl : torch::nn::Module {
@@ -116,32 +56,6 @@ TEST(Parallelize, ATiedWeightIsCutAndShardedByEachOfItsNames) {
       EXPECT_NEAR(model.clip_grad_norm(1e9), norm, 1e-11 * norm);
     }
   });
-}
-
-TEST(Parallelize, AGptOnRandomMeshesIsOneProcess) {
-  int number = 0;
-  for (const auto& axes : random_meshes({"pp", "dp", "cp", "fsdp", "tp"}, 14)) {
-    const char* schedule = ++number % 3 == 0 ? "zbv" : "1f1b";
-    run_group(
-        Engine::local, ranks_of(axes),
-        [&](Group world) {
-          const auto make = [] { return models::Gpt(composed_gpt()); };
-          expect_one_process(std::move(world), axes, made_alike(make, at::kDouble),
-                             made_alike(make, at::kDouble), schedule);
-        },
-        std::chrono::seconds(60));
-  }
-}
-
-TEST(Parallelize, AMixtureOfExpertsOnRandomMeshesOfAllAxesIsOneProcess) {
-  for (const auto& axes : random_meshes({"pp", "dp", "ep", "cp", "fsdp", "tp"}, 10))
-    run_group(
-        Engine::local, ranks_of(axes),
-        [&](Group world) {
-          expect_one_process(std::move(world), axes, moe_of(1, at::kDouble), moe_of(1, at::kDouble),
-                             "1f1b");
-        },
-        std::chrono::seconds(60));
 }
 
 TEST(Parallelize, ADeferredModelOnAnyMeshHasItsValues) {

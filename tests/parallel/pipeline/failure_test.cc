@@ -10,13 +10,9 @@
 
 #include <gtest/gtest.h>
 
-#include <unistd.h>
-#include <csignal>
-
 #include <chrono>
 #include <functional>
 #include <stdexcept>
-#include <thread>
 
 namespace lockstep {
 namespace {
@@ -206,41 +202,6 @@ TEST(PipelineFails, OtherPipelinesOfTheMeshAreToldAtOnce) {
         EXPECT_THROW(all.barrier().wait(), Aborted);
       },
       /*timeout=*/rank_limit);
-}
-
-// One rank process runs `deed` in the middle of a step; the other ranks must get an error that
-// names it.
-void expect_named(int victim, const std::function<void()>& deed, Duration timeout) {
-  const RankRendezvous place(Engine::shm, ranks, timeout);
-  RankProcesses processes(ranks, [&](int rank) {
-    Group group = place.join(rank);
-    Pipeline pipeline(with_deed(victim, 3, deed), schedule_of("1f1b"), group, squared_error);
-    const PipedBatch batch = piped_batch(12, 1);
-    try {
-      (void)pipeline.step(batch.inputs, batch.targets);
-      ADD_FAILURE() << "no error";
-    } catch (const Error& error) {
-      expect_contains(error.what(), "rank " + std::to_string(victim));
-    }
-  });
-  for (int rank = 0; rank < ranks; ++rank) {
-    if (rank == victim) continue;
-    EXPECT_TRUE(processes.wait(rank, rank_limit).ok()) << "rank " << rank;
-  }
-  processes.kill(victim, SIGKILL);
-}
-
-TEST(PipelineFails, ARankThatIsKilledIsNamed) {
-  for (int victim = 0; victim < ranks; ++victim)
-    expect_named(
-        victim, [] { ::raise(SIGKILL); }, std::chrono::seconds(20));
-}
-
-TEST(PipelineFails, ARankThatComputesForEverIsNamed) {
-  for (int victim = 0; victim < ranks; ++victim)
-    expect_named(
-        victim, [] { std::this_thread::sleep_for(std::chrono::minutes(5)); },
-        std::chrono::seconds(1));
 }
 
 }  // namespace

@@ -8,21 +8,15 @@
 #include "global/mesh_context.h"
 #include "parallel/parity_optimizer.h"
 #include "parallel/tensor/support.h"
-#include "support/processes.h"
 #include "support/torch/engine_test.h"
 
 #include <gtest/gtest.h>
 #include <torch/nn/utils/clip_grad.h>
 
-#include <unistd.h>
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <csignal>
-#include <functional>
 #include <memory>
-#include <stdexcept>
-#include <thread>
 
 namespace lockstep {
 namespace {
@@ -55,15 +49,17 @@ at::Tensor loss_of(Net& model, const ParallelModel& cp, const TokenBatch& batch)
 
 class ContextGpt : public EngineTest {};
 
-// The 13 tokens are not divisible by 2, 3 or 4 ranks.
+// The 13 tokens are not divisible by 2 or 3 ranks. Two threads make a hundred steps in float64 and
+// in zigzag order.
 TEST_P(ContextGpt, AHundredStepsAreThoseOfOneProcess) {
-  const int steps = engine() == Engine::local && size() == 2 ? 100 : 25;
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+    const bool is_long = engine() == Engine::local && size() == 2 && dtype == at::kDouble;
+    const int most = is_long ? 100 : 10;
     const double bound = dtype == at::kFloat ? 2e-6 : 1e-12;
     std::vector<double> expected;
     auto plain = made_alike([] { return models::Gpt(small_gpt()); }, dtype);
     const auto of_plain = parity_optimizer(dtype, plain->parameters());
-    for (int step = 0; step < steps; ++step) {
+    for (int step = 0; step < most; ++step) {
       const TokenBatch batch(step % 7);
       of_plain->zero_grad();
       at::Tensor loss = plain->loss(batch.ids, batch.targets);
@@ -71,7 +67,8 @@ TEST_P(ContextGpt, AHundredStepsAreThoseOfOneProcess) {
       of_plain->step();
       expected.push_back(loss.item<double>());
     }
-    for (const ContextKind& kind : context_kinds)
+    for (const ContextKind& kind : context_kinds) {
+      const int steps = kind.balance == ContextBalance::zigzag ? most : 10;
       run(
           [&](Group group) {
             auto model = made_alike([] { return models::Gpt(small_gpt()); }, dtype);
@@ -93,12 +90,13 @@ TEST_P(ContextGpt, AHundredStepsAreThoseOfOneProcess) {
                         << ": largest difference " << largest << "\n";
           },
           std::chrono::seconds(90));
+    }
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, ContextGpt,
                          testing::Values(std::tuple(Engine::local, 2), std::tuple(Engine::local, 3),
-                                         std::tuple(Engine::local, 4), std::tuple(Engine::shm, 2)),
+                                         std::tuple(Engine::shm, 2)),
                          engine_test_name);
 
 class ContextAndOthers : public EngineTest {};
@@ -137,8 +135,8 @@ TEST_P(ContextAndOthers, GradientsAreThoseOfOneProcessOnTheWholeBatch) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, ContextAndOthers,
-                         testing::Values(std::tuple(Engine::local, 4), std::tuple(Engine::local, 6),
-                                         std::tuple(Engine::local, 8), std::tuple(Engine::shm, 4)),
+                         testing::Values(std::tuple(Engine::local, 6), std::tuple(Engine::local, 8),
+                                         std::tuple(Engine::shm, 4)),
                          engine_test_name);
 
 class ContextLlama : public EngineTest {};
@@ -265,59 +263,6 @@ TEST_P(ContextRefuses, WhatMakesNoSenseInOneLine) {
 
 INSTANTIATE_TEST_SUITE_P(Engines, ContextRefuses, testing::Values(std::tuple(Engine::local, 2)),
                          engine_test_name);
-
-// One rank process runs `deed` in the middle of forward(); the other ranks must get an error that
-// names it.
-void expect_context_rank_named(int victim, ContextMethod method, const std::function<void()>& deed,
-                               Duration timeout) {
-  constexpr int ranks = 3;
-  const RankRendezvous place(Engine::shm, ranks, timeout);
-  RankProcesses processes(ranks, [&](int rank) {
-    try {
-      Group group = place.join(rank);
-      auto model = made_alike([] { return models::Gpt(small_gpt()); }, at::kFloat);
-      auto cp = parallelize(model, Mesh(group, {{"cp", ranks}}), {.context = method});
-      const TokenBatch batch(1);
-      at::Tensor x = model->transformer->wte(cp.cut({batch.ids})[0]);
-      x = model->transformer->h[0]->as<models::GptBlockImpl>()->forward(x);
-      if (rank == victim) deed();
-      x = model->transformer->h[1]->as<models::GptBlockImpl>()->forward(x);
-      x.square().mean().backward();
-      (void)number_of(x.mean());
-      ADD_FAILURE() << "no error";
-    } catch (const Error& error) {
-      EXPECT_NE(rank, victim);
-      expect_contains(error.what(), "rank " + std::to_string(victim));
-    } catch (const std::runtime_error& error) {
-      EXPECT_EQ(rank, victim) << error.what();
-    }
-  });
-  for (int rank = 0; rank < ranks; ++rank) {
-    if (rank == victim) continue;
-    EXPECT_TRUE(processes.wait(rank, rank_limit).ok()) << "rank " << rank;
-  }
-  processes.kill(victim, SIGKILL);
-}
-
-TEST(ContextFails, ARankThatIsKilledIsNamed) {
-  for (int victim = 0; victim < 3; ++victim)
-    for (ContextMethod method : {ContextMethod::ring, ContextMethod::ulysses})
-      expect_context_rank_named(
-          victim, method, [] { ::raise(SIGKILL); }, std::chrono::seconds(20));
-}
-
-TEST(ContextFails, ARankThatThrowsInForwardIsNamed) {
-  for (ContextMethod method : {ContextMethod::ring, ContextMethod::ulysses})
-    expect_context_rank_named(
-        1, method, [] { throw std::runtime_error("no room for the batch"); },
-        std::chrono::seconds(20));
-}
-
-TEST(ContextFails, ARankThatComputesForEverIsNamed) {
-  expect_context_rank_named(
-      1, ContextMethod::ring, [] { std::this_thread::sleep_for(std::chrono::minutes(5)); },
-      std::chrono::seconds(1));
-}
 
 }  // namespace
 }  // namespace lockstep

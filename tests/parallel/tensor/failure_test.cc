@@ -1,102 +1,38 @@
-// A failure on one rank of tensor parallelism is reported to all ranks.
+// Ranks of tensor parallelism with different plans, options or batches get a Mismatch.
 #include <lockstep/parallel/parallelize.h>
 
 #include "parallel/tensor/support.h"
-#include "support/processes.h"
 #include "support/torch/engine_test.h"
 
 #include <gtest/gtest.h>
-
-#include <unistd.h>
-#include <csignal>
-
-#include <chrono>
-#include <functional>
-#include <stdexcept>
-#include <thread>
 
 namespace lockstep {
 namespace {
 
 using namespace test;
 
-constexpr int tensor_ranks = 3;
-
-// Two layers with a call of `deed` between them.
-struct WithDeedImpl : torch::nn::Module {
-  explicit WithDeedImpl(std::function<void()> deed)
+struct TwoLayersImpl : torch::nn::Module {
+  TwoLayersImpl()
       : up(register_module("up", torch::nn::Linear(6, 12))),
-        down(register_module("down", torch::nn::Linear(12, 6))),
-        deed(std::move(deed)) {}
-  at::Tensor forward(const at::Tensor& x) {
-    at::Tensor y = down(torch::relu(up(x)));
-    deed();
-    return down(torch::relu(up(y)));
-  }
+        down(register_module("down", torch::nn::Linear(12, 6))) {}
+  at::Tensor forward(const at::Tensor& x) { return down(torch::relu(up(x))); }
   torch::nn::Linear up, down;
-  std::function<void()> deed;
 };
-TORCH_MODULE(WithDeed);
+TORCH_MODULE(TwoLayers);
 
-ParallelPlan parallel_plan(const WithDeed& /*model*/) {
+ParallelPlan parallel_plan(const TwoLayers& /*model*/) {
   return {.tensor = {{"up", Colwise()}, {"down", Rowwise()}}};
 }
 
-ParallelModel cut_layers(const WithDeed& model, const Group& ranks, ParallelOptions options = {}) {
+ParallelModel cut_layers(const TwoLayers& model, const Group& ranks, ParallelOptions options = {}) {
   return parallelize(model, Mesh(ranks, {{"tp", ranks.size()}}), std::move(options));
-}
-
-// One rank process runs `deed` in the middle of forward(); the other ranks must get an error that
-// names it.
-void expect_tensor_rank_named(int victim, const std::function<void()>& deed, Duration timeout) {
-  const RankRendezvous place(Engine::shm, tensor_ranks, timeout);
-  RankProcesses processes(tensor_ranks, [&](int rank) {
-    try {
-      Group group = place.join(rank);
-      WithDeed model([&] {
-        if (rank == victim) deed();
-      });
-      auto tp = cut_layers(model, group);
-      at::Tensor loss = model->forward(values({4, 6}, 1)).square().mean();
-      loss.backward();
-      ADD_FAILURE() << "no error";
-    } catch (const Error& error) {
-      EXPECT_NE(rank, victim);
-      expect_contains(error.what(), "rank " + std::to_string(victim));
-    } catch (const std::runtime_error& error) {
-      EXPECT_EQ(rank, victim) << error.what();
-    }
-  });
-  for (int rank = 0; rank < tensor_ranks; ++rank) {
-    if (rank == victim) continue;
-    EXPECT_TRUE(processes.wait(rank, rank_limit).ok()) << "rank " << rank;
-  }
-  processes.kill(victim, SIGKILL);
-}
-
-TEST(TensorFails, ARankThatIsKilledIsNamed) {
-  for (int victim = 0; victim < tensor_ranks; ++victim)
-    expect_tensor_rank_named(
-        victim, [] { ::raise(SIGKILL); }, std::chrono::seconds(20));
-}
-
-TEST(TensorFails, ARankThatThrowsInForwardIsNamed) {
-  for (int victim = 0; victim < tensor_ranks; ++victim)
-    expect_tensor_rank_named(
-        victim, [] { throw std::runtime_error("no room for the batch"); },
-        std::chrono::seconds(20));
-}
-
-TEST(TensorFails, ARankThatComputesForEverIsNamed) {
-  expect_tensor_rank_named(
-      1, [] { std::this_thread::sleep_for(std::chrono::minutes(5)); }, std::chrono::seconds(1));
 }
 
 class TensorRefuses : public EngineTest {};
 
 TEST_P(TensorRefuses, RanksWithDifferentPlansAreAMismatch) {
   run([&](Group group) {
-    WithDeed model([] {});
+    TwoLayers model;
     const TensorPlan plan = group.rank() == 1 ? TensorPlan{{"up", Colwise()}} : TensorPlan();
     expect_contains(message_of<Mismatch>([&] { (void)cut_layers(model, group, {.tensor = plan}); }),
                     "plan down: Rowwise");
@@ -107,7 +43,7 @@ TEST_P(TensorRefuses, RanksWithDifferentPlansAreAMismatch) {
 // Their collectives would not match.
 TEST_P(TensorRefuses, RanksWithDifferentOptionsAreAMismatch) {
   run([&](Group group) {
-    WithDeed model([] {});
+    TwoLayers model;
     const bool other = group.rank() == 1;
     const auto message = [&](const ParallelOptions& options) {
       return message_of<Mismatch>([&] { (void)cut_layers(model, group, options); });
@@ -125,7 +61,7 @@ TEST_P(TensorRefuses, RanksWithDifferentOptionsAreAMismatch) {
 // different batch.
 TEST_P(TensorRefuses, RanksWithDifferentBatchesAreAMismatch) {
   run([&](Group group) {
-    WithDeed model([] {});
+    TwoLayers model;
     auto tp = cut_layers(model, group);
     auto step = [&](int seed) {
       tp.zero_grad();

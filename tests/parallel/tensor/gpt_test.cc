@@ -38,7 +38,7 @@ std::vector<double> losses_of_one_process(at::ScalarType dtype) {
 
 double largest_difference(const std::vector<double>& found, const std::vector<double>& expected) {
   double largest = 0;
-  for (std::size_t i = 0; i < expected.size(); ++i)
+  for (std::size_t i = 0; i < found.size(); ++i)
     largest = std::max(largest, std::abs(found[i] - expected[i]) / std::abs(expected[i]));
   return largest;
 }
@@ -55,12 +55,16 @@ const TokenLoss fused_loss = [](models::Gpt& model, const TokenBatch& batch) {
 
 class TensorGpt : public EngineTest {};
 
+// A hundred steps in float64 with each loss and each layout of sequences; the others make ten.
 TEST_P(TensorGpt, AHundredStepsAreThoseOfOneProcess) {
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
     const std::vector<double> expected = losses_of_one_process(dtype);
     const double bound = dtype == at::kFloat ? 2e-6 : 1e-12;
     for (const bool sequence : {false, true})
-      for (const TokenLoss* loss : {&model_loss, &fused_loss})
+      for (const TokenLoss* loss : {&model_loss, &fused_loss}) {
+        const bool is_long =
+            engine() == Engine::local && dtype == at::kDouble && sequence == (loss == &fused_loss);
+        const int steps = is_long ? gpt_steps : 10;
         run(
             [&](Group group) {
               auto model = made_alike([] { return models::Gpt(small_gpt()); }, dtype);
@@ -68,7 +72,7 @@ TEST_P(TensorGpt, AHundredStepsAreThoseOfOneProcess) {
                                     {.sequence_parallel = sequence});
               const auto optimizer = parity_optimizer(dtype, tp.parameters());
               std::vector<double> losses;
-              for (int step = 0; step < gpt_steps; ++step) {
+              for (int step = 0; step < steps; ++step) {
                 tp.zero_grad();
                 at::Tensor value = (*loss)(model, TokenBatch(step % 7));
                 value.backward();
@@ -84,12 +88,12 @@ TEST_P(TensorGpt, AHundredStepsAreThoseOfOneProcess) {
                           << difference << "\n";
             },
             std::chrono::seconds(60));
+      }
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, TensorGpt,
-                         testing::Values(std::tuple(Engine::local, 2), std::tuple(Engine::local, 3),
-                                         std::tuple(Engine::local, 4), std::tuple(Engine::shm, 2)),
+                         testing::Values(std::tuple(Engine::local, 3), std::tuple(Engine::shm, 2)),
                          engine_test_name);
 
 // Counts the collectives of a forward and of a backward.

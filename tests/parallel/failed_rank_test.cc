@@ -1,0 +1,264 @@
+// One rank of a parallel model is killed, throws or computes for ever in the middle of a step: the
+// other ranks get an error of one line that names a rank.
+#include "parallel/composition.h"
+
+#include <lockstep/comm/init.h>
+#include <lockstep/mesh/mesh.h>
+#include <lockstep/parallel/pipeline/pipeline.h>
+
+#include "parallel/pipeline/support.h"
+#include "support/processes.h"
+#include "support/torch/engine_test.h"
+
+#include <gtest/gtest.h>
+
+#include <csignal>
+
+#include <chrono>
+#include <functional>
+#include <list>
+#include <ostream>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace lockstep {
+namespace {
+
+using namespace test;
+
+using Deed = std::function<void()>;
+
+// A step of a model on the ranks of a group. The failing rank calls `deed` in the middle of it; the
+// deed of the other ranks does nothing.
+struct ParallelStep {
+  int ranks = 0;
+  std::function<void(Group, const Deed& deed)> run;
+  // Otherwise the error may name another rank, which waits for the failed one in another group.
+  bool names_the_failed_rank = true;
+};
+
+ParallelStep step_of_layers() {
+  return {3, [](const Group& group, const Deed& deed) {
+            torch::nn::Sequential net(torch::nn::Linear(6, 12), torch::nn::ReLU(),
+                                      torch::nn::Linear(12, 6));
+            auto tp = parallelize(net, Mesh(group, {{"tp", group.size()}}),
+                                  {.tensor = {{"0", Colwise()}, {"2", Rowwise()}}});
+            const at::Tensor middle = net->forward(values({4, 6}, 1));
+            deed();
+            net->forward(middle).square().mean().backward();
+          }};
+}
+
+ParallelStep step_of_experts() {
+  return {3, [](const Group& group, const Deed& deed) {
+            models::MoeOptions options{.gpt = small_gpt(2, /*bias=*/false)};
+            options.mixture.experts = 6;
+            models::Moe model(options);
+            auto moe = parallelize(model, Mesh(group, {{"ep", group.size()}}));
+            const auto block = [&](std::size_t number, const at::Tensor& x) {
+              return model->transformer->h[number]->as<models::MoeBlockImpl>()->forward(x).output;
+            };
+            at::Tensor x = model->transformer->wte(TokenBatch(group.rank()).ids);
+            x = block(0, x);
+            deed();
+            block(1, x).square().mean().backward();
+          }};
+}
+
+ParallelStep sequences(ContextMethod method) {
+  return {3, [method](const Group& group, const Deed& deed) {
+            models::Gpt model(small_gpt());
+            auto cp = parallelize(model, Mesh(group, {{"cp", group.size()}}), {.context = method});
+            const auto block = [&](std::size_t number, const at::Tensor& x) {
+              return model->transformer->h[number]->as<models::GptBlockImpl>()->forward(x);
+            };
+            at::Tensor x = model->transformer->wte(cp.cut({TokenBatch(1).ids})[0]);
+            x = block(0, x);
+            deed();
+            x = block(1, x);
+            x.square().mean().backward();
+            (void)number_of(x.mean());
+          }};
+}
+
+ParallelStep step_of_stages() {
+  return {3, [](const Group& group, const Deed& deed) {
+            auto model = blocks(3);
+            std::vector<Stage> all = split(model, even_points(3, 3));
+            Stage& own = all[static_cast<std::size_t>(group.rank())];
+            own.forward = [inner = own.forward, deed, calls = 0](const Tensors& inputs) mutable {
+              if (++calls == 3) deed();
+              return inner(inputs);
+            };
+            Pipeline pipeline(all, plan::make_schedule("1f1b", {.stages = 3, .micro_batches = 6}),
+                              group, squared_error);
+            const PipedBatch batch = piped_batch(12, 1);
+            (void)pipeline.step(batch.inputs, batch.targets);
+          }};
+}
+
+// Two steps of a Gpt, or of a Moe if there is an axis ep.
+ParallelStep on_mesh(const std::string& first, const std::string& second) {
+  const std::vector<MeshAxis> axes{{first, 2}, {second, 2}};
+  const bool has_experts = first == "ep" || second == "ep";
+  const auto run = [=](Group world, const Deed& deed) {
+    int calls = 0;
+    const Composition how{.axes = axes, .micro_batches = 3, .before_forward = [&] {
+                            if (++calls == 2) deed();
+                          }};
+    const auto step_twice = [](auto composed) {
+      const TokenBatch batch(1, 6);
+      for (int step = 0; step < 2; ++step) (void)composed.step(batch.ids, batch.targets);
+    };
+    if (has_experts)
+      step_twice(composed(std::move(world), moe_of(1, at::kFloat), how));
+    else
+      step_twice(composed(std::move(world), how, at::kFloat));
+  };
+  return {4, run, /*names_the_failed_rank=*/false};
+}
+
+// A step, and the rank that fails in it.
+struct FailingStep {
+  ParallelStep step;
+  int rank = 0;
+};
+
+struct FailingSteps {
+  std::string name;
+  std::vector<FailingStep> steps;  // run at the same time
+};
+
+void PrintTo(const FailingSteps& what, std::ostream* out) { *out << what.name; }
+
+std::vector<FailingStep> each_rank(const ParallelStep& step) {
+  std::vector<FailingStep> all;
+  for (int rank = 0; rank < step.ranks; ++rank) all.push_back({step, rank});
+  return all;
+}
+
+// Runs on one rank.
+void expect_error_of_others(const FailingStep& what, const RankRendezvous& place, int rank,
+                            const Deed& deed) {
+  try {
+    what.step.run(
+        place.join(rank), rank == what.rank ? deed : [] {});
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_NE(rank, what.rank) << error.what();
+    const std::string text = error.what();
+    if (what.step.names_the_failed_rank)
+      expect_contains(text, "rank " + std::to_string(what.rank));
+    else
+      EXPECT_TRUE(text.find("rank ") != std::string::npos ||
+                  text.find("ranks ") != std::string::npos)
+          << text;
+    EXPECT_EQ(text.find('\n'), std::string::npos) << text;
+  } catch (const std::runtime_error& error) {
+    EXPECT_EQ(rank, what.rank) << error.what();
+  }
+}
+
+void expect_others_told(const std::vector<FailingStep>& steps, const Deed& deed, Duration timeout) {
+  std::list<RankRendezvous> places;
+  std::list<RankProcesses> all;
+  for (const FailingStep& one : steps) {
+    const RankRendezvous& place = places.emplace_back(Engine::shm, one.step.ranks, timeout);
+    all.emplace_back(one.step.ranks,
+                     [&](int rank) { expect_error_of_others(one, place, rank, deed); });
+  }
+  auto one = steps.begin();
+  for (RankProcesses& processes : all) {
+    for (int rank = 0; rank < one->step.ranks; ++rank)
+      if (rank != one->rank)
+        EXPECT_TRUE(processes.wait(rank, rank_limit).ok())
+            << "rank " << rank << " of step " << one - steps.begin();
+    processes.kill(one++->rank, SIGKILL);
+  }
+}
+
+class KilledRank : public testing::TestWithParam<FailingSteps> {};
+
+TEST_P(KilledRank, IsNamed) {
+  expect_others_told(
+      GetParam().steps, [] { ::raise(SIGKILL); }, std::chrono::minutes(1));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Of, KilledRank,
+    testing::Values(FailingSteps{"layers", each_rank(step_of_layers())},
+                    FailingSteps{"experts", each_rank(step_of_experts())},
+                    FailingSteps{"rings", each_rank(sequences(ContextMethod::ring))},
+                    FailingSteps{"ulysses", each_rank(sequences(ContextMethod::ulysses))},
+                    FailingSteps{"stages", each_rank(step_of_stages())},
+                    FailingSteps{"stages_and_layers", each_rank(on_mesh("pp", "tp"))},
+                    FailingSteps{"other_meshes",
+                                 {{on_mesh("pp", "ep"), 1},
+                                  {on_mesh("cp", "tp"), 2},
+                                  {on_mesh("pp", "cp"), 3},
+                                  {on_mesh("ep", "cp"), 0},
+                                  {on_mesh("ep", "tp"), 3}}}),
+    [](const auto& info) { return info.param.name; });
+
+class ThrowingRank : public testing::TestWithParam<FailingSteps> {};
+
+// Only the end of the failed rank tells the others.
+TEST_P(ThrowingRank, IsNamed) {
+  expect_others_told(
+      GetParam().steps, [] { throw std::runtime_error("no room"); }, std::chrono::minutes(1));
+}
+
+INSTANTIATE_TEST_SUITE_P(Of, ThrowingRank,
+                         testing::Values(FailingSteps{"layers", each_rank(step_of_layers())},
+                                         FailingSteps{"others",
+                                                      {{step_of_experts(), 1},
+                                                       {sequences(ContextMethod::ring), 1},
+                                                       {sequences(ContextMethod::ulysses), 1},
+                                                       {on_mesh("cp", "tp"), 1},
+                                                       {on_mesh("ep", "cp"), 2}}}),
+                         [](const auto& info) { return info.param.name; });
+
+void compute_for_ever() { std::this_thread::sleep_for(std::chrono::minutes(5)); }
+
+TEST(RankThatComputesForEver, IsNamed) {
+  expect_others_told(each_rank(step_of_stages()), compute_for_ever, std::chrono::seconds(2));
+  expect_others_told(
+      {{step_of_layers(), 1}, {step_of_experts(), 1}, {sequences(ContextMethod::ring), 1}},
+      compute_for_ever, std::chrono::seconds(2));
+}
+
+TEST(RankThatComputesForEver, IsNamedOnMeshes) {
+  expect_others_told({{on_mesh("pp", "tp"), 1}, {on_mesh("pp", "ep"), 2}, {on_mesh("ep", "cp"), 3}},
+                     compute_for_ever, std::chrono::seconds(8));
+}
+
+// A stage tells the others before its rank ends.
+TEST(StageOfAMesh, ThatThrowsIsNamedOnEveryRank) {
+  std::vector<FailingStep> steps = each_rank(on_mesh("pp", "tp"));
+  steps.insert(steps.end(),
+               {{on_mesh("pp", "ep"), 0}, {on_mesh("pp", "ep"), 3}, {on_mesh("pp", "cp"), 1}});
+  for (const FailingStep& one : steps)
+    run_group(
+        Engine::shm, one.step.ranks,
+        [&](Group world) {
+          const int rank = world.rank();
+          try {
+            one.step.run(std::move(world), [&] {
+              if (rank == one.rank) throw std::runtime_error("no room");
+            });
+            ADD_FAILURE() << "no error";
+          } catch (const Aborted& error) {
+            EXPECT_NE(rank, one.rank);
+            expect_contains(error.what(), "F1 of the pipeline failed: no room");
+          } catch (const std::runtime_error& error) {
+            EXPECT_STREQ(error.what(), "no room");
+          }
+        },
+        /*timeout=*/rank_limit);
+}
+
+}  // namespace
+}  // namespace lockstep
