@@ -38,23 +38,21 @@ std::int64_t sent_bytes(const RunSetup& setup) {
 
 class EveryWay : public testing::TestWithParam<Way> {};
 
-// Covers all per-rank state: dropout, momentum and batch normalisation.
+// Covers per-rank state of generators and optimizers; the next test that of batch norms.
 TEST_P(EveryWay, GoesOnToTheBit) {
   TemporaryFolder folder;
-  for (RunSetup options : {tiny_mnist(folder), tiny_gpt(folder)}) {
-    options.out += options.task;
-    options.save_every = 5;
-    if (options.task == "gpt") options.dropout = 0.1;
-    GetParam().change(options);
-    run(2, options);
-    RunSetup again = cut_at(options, 5);
-    run(2, again);
-    EXPECT_EQ(distance(options.out, again.out), 0) << options.task;
-    const auto all = metrics_of(options.out), again_all = metrics_of(again.out);
-    ASSERT_EQ(all.size(), again_all.size());
-    EXPECT_EQ(all.back()["loss"], again_all.back()["loss"]);
-    EXPECT_EQ(all.back()["val_loss"], again_all.back()["val_loss"]);
-  }
+  RunSetup options = tiny_gpt(folder);
+  options.save_every = 5;
+  options.dropout = 0.1;
+  GetParam().change(options);
+  run(2, options);
+  RunSetup again = cut_at(options, 5);
+  run(2, again);
+  EXPECT_EQ(distance(options.out, again.out), 0);
+  const auto all = metrics_of(options.out), again_all = metrics_of(again.out);
+  ASSERT_EQ(all.size(), again_all.size());
+  EXPECT_EQ(all.back()["loss"], again_all.back()["loss"]);
+  EXPECT_EQ(all.back()["val_loss"], again_all.back()["val_loss"]);
 }
 
 TEST_P(EveryWay, KeepsRunningStatisticsOfItsOwn) {

@@ -44,7 +44,7 @@ TEST_P(ElasticRuns, HaveTheSameBytesAtAnyNumberOfRanks) {
   options.slots = 6;
   const RunSetup alone = elastic_setup(options, "1");
   run(1, alone);
-  for (const int ranks : {2, 3, 4, 5}) {
+  for (const int ranks : {2, 5}) {
     const RunSetup several = elastic_setup(options, std::to_string(ranks));
     run(ranks, several);
     expect_same_run(alone, several);

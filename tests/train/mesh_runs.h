@@ -19,6 +19,8 @@ struct OnMesh {
   int ranks = 1;
   std::string task = "gpt";
   std::string pipeline = "1f1b";
+  bool sequence_parallel = false;
+  ContextMethod context = ContextMethod::ring;
 };
 
 // Converts a text to a valid test name: letters, digits and '_'.
@@ -54,10 +56,17 @@ inline RunSetup text_run(const test::TemporaryFolder& folder, const std::string&
   return options;
 }
 
-inline RunSetup on_mesh(RunSetup options, const OnMesh& mesh) {
-  options.out += "-" + name_of(mesh);
+// Sets the mesh and the settings that depend on it.
+inline void place(RunSetup& options, const OnMesh& mesh) {
   set_option(options, "mesh", mesh.mesh);
   options.pipeline = mesh.pipeline;
+  options.sequence_parallel = mesh.sequence_parallel;
+  options.context_method = mesh.context;
+}
+
+inline RunSetup on_mesh(RunSetup options, const OnMesh& mesh) {
+  options.out += "-" + name_of(mesh);
+  place(options, mesh);
   return options;
 }
 

@@ -147,7 +147,7 @@ TEST_P(Sharded, ARunGoesOnUnderEveryStrategyAsIfItHadNeverStopped) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, Sharded, testing::Values(1, 2, 3));
+INSTANTIATE_TEST_SUITE_P(Ranks, Sharded, testing::Values(1, 3));
 
 // A checkpoint has whole tensors: 1 and 3 ranks can read what 2 ranks have written.
 TEST(ShardedRun, GoesOnWithAnotherNumberOfRanks) {
