@@ -195,7 +195,7 @@ TEST_P(MoveContract, BarrierWaitsForTheLast) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, MoveContract, test::every_engine({1, 2, 3, 4, 5}),
+INSTANTIATE_TEST_SUITE_P(Engines, MoveContract, test::every_engine({1, 2, 3, 5}),
                          test::engine_test_name);
 
 }  // namespace
