@@ -1,6 +1,7 @@
 #include "global/chunked_loss.h"
 
-#include "base/check.h"
+#include "base/format.h"
+#include "global/range_check.h"
 
 #include <ATen/ops/amax.h>
 #include <ATen/ops/empty.h>
@@ -8,6 +9,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -24,12 +26,10 @@ class ChunkedRun {
         own_(what.weight.size(0)),
         dtype_(at::promote_types(what.input.scalar_type(), at::kFloat)),
         counted_(what.target.ne(what.ignore_index)) {
-    const at::Tensor& target = what.target;
-    const at::Tensor is_wrong =
-        target.lt(0).logical_or_(target.ge(what.classes)).logical_and_(counted_);
-    check(!is_wrong.any().item<bool>(),
-          "linear_cross_entropy: expected targets from 0 to {}, or {} to ignore one, found another",
-          what.classes - 1, what.ignore_index);
+    check_range(
+        at::where(counted_, what.target, 0), what.classes,
+        formatted("linear_cross_entropy: expected targets from 0 to {}, or {} to ignore one",
+                  what.classes - 1, what.ignore_index));
     const auto wide = what.input.options().dtype(dtype_);
     count_ = counted_.sum().to(dtype_);
     what.reduce_rows(count_, Op::sum);

@@ -181,11 +181,13 @@ struct LinearCrossEntropy : Function<LinearCrossEntropy> {
           "linear_cross_entropy: backward() with create_graph is not supported");
     check(!std::exchange(waiting.is_taken, true),
           "linear_cross_entropy: expected one backward(), found a second one of the same loss");
-    const double scale = global::plain(gradients[0]).item<double>() / waiting.divisor;
+    const at::Tensor scale = global::plain(gradients[0]).to(at::kDouble).div(waiting.divisor);
+    // Reading a device's number would wait for the device.
+    const bool is_one = scale.is_cpu() && scale.item<double>() == 1;
     // At least float32, because a loss scale may exceed the range of float16.
     const auto scaled = [&](at::Tensor values) {
       if (!values.defined()) return values;
-      if (scale != 1)
+      if (!is_one)
         values = values.to(at::promote_types(values.scalar_type(), at::kFloat)).mul_(scale);
       return values.to(waiting.dtype);
     };

@@ -1,11 +1,11 @@
 #include "base/check.h"
 #include "base/format.h"
+#include "global/range_check.h"
 #include "global/rule_line.h"
 #include "global/rules/dims.h"
 
 #include <lockstep/layout/tensor_slice.h>
 
-#include <ATen/ops/aminmax.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/masked_fill.h>
 
@@ -22,16 +22,6 @@ Rule all_whole(const RuleCall& call) {
   Rule rule;
   for (std::size_t i = 0; i < call.size(); ++i) rule.operands.push_back(whole_dims(call, i));
   return rule;
-}
-
-// Checks the indices of all rows: a rank cannot tell an invalid index from a row of another rank.
-void check_indices(const at::Tensor& indices, std::int64_t rows) {
-  if (indices.numel() == 0) return;
-  auto [least, most] = at::aminmax(indices);
-  auto first = least.item<std::int64_t>(), last = most.item<std::int64_t>();
-  check(first >= 0 && last < rows,
-        "aten::embedding: expected indices of a table of {} rows, found {}", rows,
-        first < 0 ? first : last);
 }
 
 // Looks up rows in this rank's part of a table; indices of rows on other ranks give zeros.
@@ -81,9 +71,11 @@ Rule embedding(const RuleCall& call) {
   rule.finish = [arguments = call.arguments(), rows = call.sizes(0)[0]](RulePlan& plan) {
     if (plan.local_operands[0][0] == rows) return;
     std::int64_t first = first_row(plan, rows);
+    std::string expected =
+        formatted("aten::embedding: expected indices of a table of {} rows", rows);
     plan.kernel = [=](Stack& stack) {
       auto values = torch::jit::last(stack, arguments);
-      check_indices(values[1].toTensor(), rows);
+      check_range(values[1].toTensor(), rows, expected);
       at::Tensor result = rows_of_part(values[0].toTensor(), values[1].toTensor(), first);
       torch::jit::drop(stack, arguments);
       stack.emplace_back(std::move(result));

@@ -1,12 +1,12 @@
 // The negative log-likelihood of classes. Rows may be sharded, and so may classes: a rank then
 // looks up the targets that are among its own classes.
-#include "base/check.h"
+#include "base/format.h"
+#include "global/range_check.h"
 #include "global/rule_line.h"
 #include "global/rules/dims.h"
 
 #include <ATen/OpMathType.h>
 #include <ATen/core/Reduction.h>
-#include <ATen/ops/aminmax.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
@@ -87,12 +87,8 @@ struct NllPlan {
     if (class_axes.empty()) return;
     at::Tensor target = argument(stack, first + 1).toTensor();
     at::Tensor counts = target.ne(ignored);
-    if (target.numel() > 0) {
-      auto [least, most] = at::aminmax(at::where(counts, target, at::zeros({}, target.options())));
-      auto low = least.item<std::int64_t>(), high = most.item<std::int64_t>();
-      check(low >= 0 && high < classes, "aten::nll_loss: expected a target below {}, found {}",
-            classes, low < 0 ? low : high);
-    }
+    check_range(at::where(counts, target, 0), classes,
+                formatted("aten::nll_loss: expected a target below {}", classes));
     at::Tensor place = target - begin;
     counts.logical_and_(place.ge(0)).logical_and_(place.lt(here));
     argument(stack, first + 1) = place.masked_fill_(counts.logical_not_(), ignored_here);

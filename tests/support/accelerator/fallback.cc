@@ -76,7 +76,10 @@ class Call {
     if (is_view()) return run_view();
     draw_generators();
     std::optional<Stack> shapes;
-    if (!needs_values()) shapes = result_shapes(op_, arguments_);
+    if (schema_.returns().empty())
+      shapes.emplace();
+    else if (!needs_values())
+      shapes = result_shapes(op_, arguments_);
     find_results_among_arguments();
     return shapes ? run_with_shapes(*shapes) : run_with_values();
   }
