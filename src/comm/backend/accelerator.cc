@@ -1,6 +1,8 @@
 #include "comm/backend/accelerator.h"
 
+#include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
+#include <c10/util/Exception.h>
 
 namespace lockstep {
 
@@ -12,6 +14,18 @@ void make_current(c10::Device device) {
   if (!device.is_cpu()) at::accelerator::setDeviceIndex(device.index());
 }
 
-bool pins_host_memory(c10::DeviceType type) { return type == c10::kCUDA || type == c10::kXPU; }
+bool pins_host_memory(c10::DeviceType type) {
+  if (type != c10::kPrivateUse1) return type == c10::kCUDA || type == c10::kXPU;
+  static const bool extension_does = [] {
+    try {
+      return at::globalContext()
+                 .getAcceleratorHooksInterface(c10::kPrivateUse1)
+                 .getPinnedMemoryAllocator() != nullptr;
+    } catch (const c10::Error&) {  // what LibTorch's default does
+      return false;
+    }
+  }();
+  return extension_does;
+}
 
 }  // namespace lockstep

@@ -260,7 +260,7 @@ void C10dRunner::compare_counts(const PostedCall& call) {
   if (call.launched) {
     const auto stream = stream_of(call, device);
     const c10::StreamGuard on(copy_stream(device));
-    input = input.to(device);  // on the call's stream this would wait for peers
+    input = copied_to(device, input);  // on the call's stream this would wait for peers
     StreamPoint(device).precede(stream);
   } else {
     input = input.to(device);

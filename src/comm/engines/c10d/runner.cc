@@ -2,6 +2,7 @@
 
 #include "base/format.h"
 #include "base/scope_exit.h"
+#include "comm/backend/accelerator.h"
 #include "comm/backend/stream_point.h"
 
 #include <ATen/core/grad_mode.h>
@@ -72,13 +73,21 @@ std::shared_ptr<Launched> C10dRunner::launch(const PostedCall& call) {
   return launched;
 }
 
+at::Tensor C10dRunner::copied_to(c10::Device device, const at::Tensor& host) {
+  // Pinned memory is kept for later calls, so that large tensors would take it for good.
+  constexpr std::size_t most_pinned = 64 << 10;
+  if (host.nbytes() > most_pinned || !pins_host_memory(device.type())) return host.to(device);
+  const auto pinned = at::empty(host.sizes(), host.options().pinned_memory(true)).copy_(host);
+  return pinned.to(device, /*non_blocking=*/true);
+}
+
 PostedCall C10dRunner::copied_to(c10::Device device, const PostedCall& call,
                                  const c10::Stream& stream) {
   const c10::StreamGuard on(copy_stream(device));
   auto there = call;
-  if (call.input.defined()) there.input = call.input.to(device);
+  if (call.input.defined()) there.input = copied_to(device, call.input);
   if (call.output.defined())
-    there.output = call.output.is_same(call.input) ? there.input : call.output.to(device);
+    there.output = call.output.is_same(call.input) ? there.input : copied_to(device, call.output);
   StreamPoint(device).precede(stream);
   return there;
 }

@@ -54,6 +54,8 @@ class C10dRunner final : public BlockingEngine {
   [[nodiscard]] c10::Stream copy_stream(c10::Device device);
   [[nodiscard]] c10::Stream stream_of(ChannelKey channel, c10::Device device);
   void run_on(c10::Device device, const PostedCall& call);
+  // Copies a tensor from the host on the current stream. Numbers are not waited for.
+  [[nodiscard]] static at::Tensor copied_to(c10::Device device, const at::Tensor& host);
   // Copies the tensors of a call from the host; `stream` waits for the copies.
   [[nodiscard]] PostedCall copied_to(c10::Device device, const PostedCall& call,
                                      const c10::Stream& stream);
