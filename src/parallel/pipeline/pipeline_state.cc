@@ -6,6 +6,7 @@
 
 #include <lockstep/comm/device.h>
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
@@ -118,7 +119,7 @@ PipelineState::Result PipelineState::run(StepKind kind, const pipeline::Batch& b
   if (trains && requires_gradient_sync()) ties_.send_gradients(group_, options_.timeout);
   now.part = "the end of a step";
   if (trains) parameters_->give_gradients();
-  if (kind != StepKind::forward) result.loss = on_all_ranks(result.loss);
+  if (kind != StepKind::forward) result.loss = on_all_ranks(kind, result.loss);
   return result;
 }
 
@@ -159,18 +160,38 @@ void PipelineState::fail(const Doing& now, const char* what) noexcept {
   for (auto& [stage, run] : runs_) run.clear();
 }
 
-// From the rank with the last stage.
-at::Tensor PipelineState::on_all_ranks(const at::Tensor& loss) {
+// From the rank with the last stage, which tells the others in the first step what its loss is.
+at::Tensor PipelineState::on_all_ranks(StepKind kind, const at::Tensor& loss) {
+  const auto known = device_losses_.find(kind);
+  if (known != device_losses_.end()) return sent_on_device(known->second, loss);
   at::Tensor told = at::zeros({3}, at::kDouble);
   if (loss.defined()) {
     told[0] = loss.item<double>();
-    told[1] = 1;
-    told[2] = static_cast<double>(loss.scalar_type());
+    told[1] = static_cast<double>(loss.scalar_type());
+    told[2] = loss.is_cpu() ? 0 : 1;
   }
   group_.all_reduce(told, Op::sum, call("loss of a pipeline")).wait();
   const double* numbers = told.const_data_ptr<double>();
-  const auto dtype = static_cast<at::ScalarType>(static_cast<int>(numbers[2] / numbers[1]));
-  return at::full({}, numbers[0] / numbers[1], at::TensorOptions(dtype));
+  const auto dtype = static_cast<at::ScalarType>(static_cast<int>(numbers[1]));
+  const bool is_on_device = numbers[2] == 1;
+  if (is_on_device) device_losses_.emplace(kind, dtype);
+  return at::full({}, numbers[0],
+                  at::TensorOptions(dtype).device(is_on_device ? device() : at::kCPU));
+}
+
+// Does not wait for the device.
+at::Tensor PipelineState::sent_on_device(at::ScalarType dtype, const at::Tensor& loss) {
+  at::Tensor sent;
+  if (loss.defined()) {
+    check(!loss.is_cpu() && loss.scalar_type() == dtype,
+          "loss: expected one of dtype {} on a device, as in earlier steps, found {} on {}",
+          c10::toString(dtype), c10::toString(loss.scalar_type()), loss.device().str());
+    sent = loss.clone();
+  } else {
+    sent = at::empty({}, at::TensorOptions(dtype).device(device()));
+  }
+  group_.broadcast(sent, ranks_.back(), call("loss of a pipeline")).wait();
+  return sent;
 }
 
 void PipelineState::detach() {

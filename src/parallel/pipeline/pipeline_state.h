@@ -65,7 +65,8 @@ class PipelineState final : public parallel::CompositeState {
   // Returns true if a part belongs to this rank and this is the first call for it.
   using IsOwn = std::function<bool(const Part&)>;
   [[nodiscard]] IsOwn own_parts() const;
-  [[nodiscard]] at::Tensor on_all_ranks(const at::Tensor& loss);
+  [[nodiscard]] at::Tensor on_all_ranks(pipeline::StepKind kind, const at::Tensor& loss);
+  [[nodiscard]] at::Tensor sent_on_device(at::ScalarType dtype, const at::Tensor& loss);
   [[nodiscard]] CallOptions call(const std::string& tag) const {
     return {.tag = tag, .timeout = options_.timeout};
   }
@@ -82,6 +83,7 @@ class PipelineState final : public parallel::CompositeState {
   bool is_alone_ = true;  // no handle of a strategy trains a stage
   std::optional<pipeline::OwnParameters> parameters_;
   std::unordered_map<std::uint64_t, pipeline::SpecBook> books_;  // by kind of batch
+  std::map<pipeline::StepKind, at::ScalarType> device_losses_;   // dtypes of losses on a device
   Pipeline::Measured measured_;
   double waited_ = 0;
 };
