@@ -54,7 +54,7 @@ class C10dRunner final : public BlockingEngine {
   [[nodiscard]] c10::Stream copy_stream(c10::Device device);
   [[nodiscard]] c10::Stream stream_of(ChannelKey channel, c10::Device device);
   void run_on(c10::Device device, const PostedCall& call);
-  // Copies a tensor from the host on the current stream. Numbers are not waited for.
+  // Copies a tensor from the host on the current stream. Does not wait for copies of a few numbers.
   [[nodiscard]] static at::Tensor copied_to(c10::Device device, const at::Tensor& host);
   // Copies the tensors of a call from the host; `stream` waits for the copies.
   [[nodiscard]] PostedCall copied_to(c10::Device device, const PostedCall& call,
@@ -69,8 +69,8 @@ class C10dRunner final : public BlockingEngine {
   void all_gather(const PostedCall& call);
   void reduce_scatter(const PostedCall& call);
   void all_to_all(const PostedCall& call);
-  // Throws CallDiffers, which names a rank whose counts do not match this rank's; a launched call
-  // does so in one of its steps. The engine would not notice: Gloo ends the process.
+  // Throws CallDiffers, which names a rank whose counts do not match this rank's. A launched call
+  // compares as one of its steps. The engine would not notice: Gloo ends the process.
   void compare_counts(const PostedCall& call);
   void scatter(const PostedCall& call);
   void barrier(const PostedCall& call);
