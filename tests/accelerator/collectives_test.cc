@@ -5,6 +5,7 @@
 #include "parallel/support.h"
 #include "support/accelerator/communicator.h"
 #include "support/accelerator/expectations.h"
+#include "support/torch/staged_ranks.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -200,6 +201,36 @@ TEST_F(Collectives, OfAGroupAreDoneWhenTheHostHasWaited) {
   });
 }
 
+// The host has waited, so no stream needs to.
+TEST_F(Collectives, OfAGroupAreThereForEveryStreamOnceTheHostHasWaited) {
+  run_ranks(2, [](Group group, c10::Device device) {
+    for (int i = 0; i < 5; ++i) {
+      auto values = at::ones({100}, device);
+      group.all_reduce(values).synchronize();
+      const c10::StreamGuard on(new_stream(device));
+      EXPECT_EQ(values.sum().item<float>(), 200);
+    }
+  });
+}
+
+// Its memory is not given away while the call is in flight on a stream that only another one knows.
+TEST_F(Collectives, OfAGroupKeepTensorsThatAnotherStreamWaitsFor) {
+  run_ranks(2, [](Group group, c10::Device device) {
+    for (int i = 0; i < 5; ++i) {
+      auto values = at::ones({1000}, device);
+      auto work = group.all_reduce(values);
+      {
+        const c10::StreamGuard on(new_stream(device));
+        work.wait();
+      }
+      values = at::Tensor();
+      const auto next = at::zeros({1000}, device);  // on the stream that has not waited
+      EXPECT_EQ(next.sum().item<float>(), 0);
+      work.synchronize();
+    }
+  });
+}
+
 // A tensor may go, or change its stream, before the device has used it.
 TEST_F(Collectives, OfAGroupKeepTheirTensors) {
   run_ranks(2, [](Group group, c10::Device device) {
@@ -294,6 +325,27 @@ TEST_F(FailedCollectives, NameTheCallThatDiffers) {
 TEST_F(FailedCollectives, EndByAbort) {
   expect_error("rank 1 gives up", std::chrono::seconds(15),
                [](Group& group, c10::Device) { group.abort("rank 1 gives up"); });
+}
+
+// Groups whose engine moves the host's memory, with ranks that share a device.
+class Staged : public AcceleratorTest {};
+
+TEST_F(Staged, OutputsComeAfterWhatTheirMemoryWasGivenBeforeThePost) {
+  test::run_staged(2, [](Group group) {
+    auto values = at::ones({1000}, device(0));
+    auto received = at::empty({1000}, device(0));
+    for (int i = 0; i < 3; ++i) {
+      group.all_reduce(values).wait();
+      Work work;
+      {
+        const c10::StreamGuard on(new_stream(device(0)));
+        received.fill_(7);
+        work = group.rank() == 0 ? group.send(values, 1) : group.recv(received, 0);
+      }
+      work.wait();
+      if (group.rank() == 1) EXPECT_TRUE(received.eq(values).all().item<bool>());
+    }
+  });
 }
 
 }  // namespace

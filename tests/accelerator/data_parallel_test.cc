@@ -1,11 +1,9 @@
 // DistributedDataParallel on the simulated accelerator.
-#include <lockstep/models/mlp.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 
-#include "parallel/support.h"
+#include "accelerator/small_training.h"
 #include "support/accelerator/expectations.h"
 
-#include <ATen/ops/mse_loss.h>
 #include <torch/optim/sgd.h>
 
 #include <chrono>
@@ -22,31 +20,18 @@ using namespace lockstep::test::accelerator;
 
 namespace {
 
-constexpr int ranks = 2;
-constexpr int steps = 3;
+constexpr int steps_of_ddp = 3;
 
 class DataParallel : public AcceleratorTest {};
-
-models::Mlp model_on(c10::Device device) {
-  models::Mlp model(models::MlpOptions{{16, 32, 16}});
-  test::fill_parameters(*model, 1);
-  model->to(device);
-  return model;
-}
-
-at::Tensor loss_of(models::Mlp& model, int batch, c10::Device device) {
-  const auto inputs = test::values({4, 16}, 100 + batch).to(device);
-  return at::mse_loss(model->forward(inputs), test::values({4, 16}, 200 + batch).to(device));
-}
 
 // One process with the rows of all ranks. An average of two ranks rounds as this does.
 std::vector<at::Tensor> trained_alone() {
   auto model = model_on(c10::kCPU);
   torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-  for (int step = 0; step < steps; ++step) {
+  for (int step = 0; step < steps_of_ddp; ++step) {
     sgd.zero_grad();
     for (int rank = 0; rank < ranks; ++rank)
-      (loss_of(model, step * ranks + rank, c10::kCPU) / ranks).backward();
+      (loss_of(model, step * ranks + rank) / ranks).backward();
     sgd.step();
   }
   return model->parameters();
@@ -61,9 +46,9 @@ std::vector<at::Tensor> trained(std::int64_t bucket_bytes = 1000) {
     DistributedDataParallel ddp(model, group,
                                 {.bucket_bytes = bucket_bytes, .first_bucket_bytes = bucket_bytes});
     torch::optim::SGD sgd(ddp.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-    for (int step = 0; step < steps; ++step) {
+    for (int step = 0; step < steps_of_ddp; ++step) {
       ddp.zero_grad();
-      loss_of(model, step * ranks + group.rank(), device).backward();
+      loss_of(model, step * ranks + group.rank()).backward();
       sgd.step();
     }
     if (group.rank() != 1) return;
@@ -113,13 +98,13 @@ TEST_F(DataParallel, AStepDoesNotBlockTheHost) {
 // Lets the second step fail on rank 1. Rank 1's error must have the text `own`, and the error that
 // rank 0 gets afterwards the text `of_others`.
 void expect_end_of_all_ranks(const std::string& own, const std::string& of_others,
-                             const std::function<at::Tensor(models::Mlp&, c10::Device)>& bad_loss) {
+                             const std::function<at::Tensor(models::Mlp&)>& bad_loss) {
   run_ranks(ranks, [&](Group group, c10::Device device) {
     auto model = model_on(device);
     DistributedDataParallel ddp(model, group);
     const auto step = [&](int number) {
       const bool is_bad = number == 1 && group.rank() == 1;
-      (is_bad ? bad_loss(model, device) : loss_of(model, number, device)).backward();
+      (is_bad ? bad_loss(model) : loss_of(model, number)).backward();
       for (const auto& gradient : model->parameters()) (void)gradient.grad().sum().item();
     };
     step(0);
@@ -138,18 +123,18 @@ void expect_end_of_all_ranks(const std::string& own, const std::string& of_other
 
 TEST_F(DataParallel, AnExceptionOfOneRankEndsTheHandleOnAll) {
   expect_end_of_all_ranks(
-      "a bad batch", "an exception ended backward()", [](models::Mlp& model, c10::Device device) {
+      "a bad batch", "an exception ended backward()", [](models::Mlp& model) {
         // The last one to get a gradient.
         model->parameters().front().register_hook(
             [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("a bad batch"); });
-        return loss_of(model, 0, device);
+        return loss_of(model, 0);
       });
 }
 
 TEST_F(DataParallel, AMissingGradientOfOneRankEndsTheHandleOnAll) {
   expect_end_of_all_ranks(
       "backward() gave no gradient for ", "backward() gave no gradient for ",
-      [](models::Mlp& model, c10::Device) { return model->parameters().back().square().sum(); });
+      [](models::Mlp& model) { return model->parameters().back().square().sum(); });
 }
 
 }  // namespace

@@ -88,10 +88,17 @@ std::vector<Case> cases() {
       {.axes = {{"pp", 2}, {"dp", 2}}},
       {.axes = {{"pp", 2}, {"tp", 2}}},
       {.axes = {{"fsdp", 2}, {"tp", 2}}},
+      {.axes = {{"fsdp", 2}, {"cp", 2}}},
       {.axes = {{"pp", 2}, {"fsdp", 2}}}};
   for (const auto& how : meshes) all.push_back({.how = how});
-  for (const char* axis : {"dp", "ep"})
-    all.push_back({.how = {.axes = {{axis, 2}}, .micro_batches = 1}, .has_experts = true});
+  const std::vector<std::vector<MeshAxis>> of_experts = {{{"dp", 2}},
+                                                         {{"ep", 2}},
+                                                         {{"fsdp", 2}},
+                                                         {{"tp", 2}},
+                                                         {{"ep", 2}, {"tp", 2}},
+                                                         {{"ep", 2}, {"fsdp", 2}}};
+  for (const auto& axes : of_experts)
+    all.push_back({.how = {.axes = axes, .micro_batches = 1}, .has_experts = true});
   return all;
 }
 

@@ -1,7 +1,6 @@
 // Options of data-parallel and sharded training on the simulated accelerator: the bits of the same
 // two ranks on the CPU, under two schedules.
 #include <lockstep/comm/local.h>
-#include <lockstep/models/mlp.h>
 #include <lockstep/parallel/data/communication_hook.h>
 #include <lockstep/parallel/data/diloco.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
@@ -9,10 +8,9 @@
 #include <lockstep/parallel/data/power_sgd.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
 
-#include "parallel/support.h"
+#include "accelerator/small_training.h"
 #include "support/accelerator/expectations.h"
 
-#include <ATen/ops/mse_loss.h>
 #include <torch/optim/sgd.h>
 
 #include <functional>
@@ -25,10 +23,8 @@ using namespace lockstep::test::accelerator;
 
 namespace {
 
-constexpr int ranks = 2;
-constexpr int steps = 4;
+constexpr int steps_of_variant = 4;
 
-using Values = std::map<std::string, at::Tensor>;
 // Trains on the device and returns the parameters, on the CPU.
 using Program = std::function<Values(Group group, c10::Device device)>;
 
@@ -39,33 +35,12 @@ struct Variant {
 
 void PrintTo(const Variant& variant, std::ostream* out) { *out << variant.name; }
 
-models::Mlp model_on(c10::Device device, at::ScalarType dtype = at::kFloat) {
-  models::Mlp model(models::MlpOptions{{16, 32, 16, 16}});
-  test::fill_parameters(*model, 1);
-  model->to(dtype);
-  model->to(device);
-  return model;
-}
-
-at::Tensor loss_of(models::Mlp& model, int batch, at::ScalarType dtype = at::kFloat) {
-  const auto device = model->parameters().front().device();
-  const auto inputs = test::values({4, 16}, 100 + batch).to(dtype).to(device);
-  const auto targets = test::values({4, 16}, 200 + batch).to(dtype).to(device);
-  return at::mse_loss(model->forward(inputs), targets);
-}
-
-Values on_cpu(const Handle& handle) {
-  Values values;
-  for (const auto& [name, tensor] : handle.state_dict()) values[name] = tensor.detach().cpu();
-  return values;
-}
-
 // A loop of every handle; `after` is called after each step of the optimizer.
 template <typename Parallel>
 Values train(models::Mlp& model, Parallel& handle, int rank, at::ScalarType dtype = at::kFloat,
              const std::function<void()>& after = {}) {
   torch::optim::SGD sgd(handle.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-  for (int step = 0; step < steps; ++step) {
+  for (int step = 0; step < steps_of_variant; ++step) {
     handle.zero_grad();
     loss_of(model, step * ranks + rank, dtype).backward();
     sgd.step();
@@ -96,7 +71,7 @@ Program sharded(const ShardOptions& options, at::ScalarType dtype = at::kFloat) 
 template <typename Parallel>
 Values accumulate(models::Mlp& model, Parallel& handle, int rank) {
   torch::optim::SGD sgd(handle.parameters(), torch::optim::SGDOptions(0.1));
-  for (int step = 0; step < steps; ++step) {
+  for (int step = 0; step < steps_of_variant; ++step) {
     handle.zero_grad();
     {
       const auto scope = handle.no_sync();
@@ -169,11 +144,6 @@ std::vector<Variant> variants() {
 }
 
 class Variants : public AcceleratorTest, public testing::WithParamInterface<Variant> {};
-
-void expect_equal(const Values& found, const Values& expected) {
-  ASSERT_EQ(found.size(), expected.size());
-  for (const auto& [name, tensor] : expected) EXPECT_TRUE(found.at(name).equal(tensor)) << name;
-}
 
 TEST_P(Variants, TrainWithTheBitsOfTheSameRanksOnTheCpu) {
   std::vector<Values> expected(ranks);

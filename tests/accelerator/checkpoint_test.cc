@@ -1,0 +1,165 @@
+// Checkpoints of models on the simulated accelerator: the files that the CPU writes, read back onto
+// devices, also on another mesh and when saved during training.
+#include <lockstep/checkpoint/async_saver.h>
+#include <lockstep/checkpoint/checkpoint.h>
+#include <lockstep/comm/local.h>
+
+#include "accelerator/small_training.h"
+#include "support/accelerator/expectations.h"
+#include "support/temporary_folder.h"
+
+#include <torch/optim/adamw.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+using namespace lockstep;
+using namespace lockstep::test::accelerator;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int steps_at_once = 2;
+
+// A model on a device, its handle and its optimizer.
+struct Trained {
+  Trained(const Level& level, const Group& group, c10::Device device)
+      : rank(group.rank()), model(model_on(device)) {
+    handle = handle_of(level, model, group);
+    adamw = std::make_unique<torch::optim::AdamW>(handle.parameters(),
+                                                  torch::optim::AdamWOptions(0.01));
+  }
+
+  void train() {
+    for (int i = 0; i < steps_at_once; ++i) {
+      handle.zero_grad();
+      loss_of(model, ranks * step++ + rank).backward();
+      adamw->step();
+    }
+  }
+  void load(const fs::path& out) {
+    step = static_cast<int>(checkpoint::load_latest(out, handle, *adamw)->step);
+  }
+  fs::path save(const fs::path& out) const {
+    return checkpoint::save(out, handle, *adamw, {.step = step});
+  }
+
+  int rank;
+  models::Mlp model;
+  Handle handle;
+  std::unique_ptr<torch::optim::AdamW> adamw;
+  int step = 0;
+};
+
+// Trains and saves, loads into new objects, trains and saves again.
+void save_twice(const Level& level, Group group, c10::Device device, const fs::path& out) {
+  {
+    Trained first(level, group, device);
+    first.train();
+    (void)first.save(out);
+  }
+  Trained second(level, group, device);
+  second.load(out);
+  for (const auto& [key, state] : second.adamw->state()) {
+    const auto& moments = static_cast<const torch::optim::AdamWParamState&>(*state);
+    EXPECT_EQ(moments.exp_avg().device(), device);
+  }
+  second.train();
+  (void)second.save(out);
+}
+
+std::string bytes_of(const fs::path& file) {
+  std::ifstream opened(file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(opened), {}};
+}
+
+// All values, bit by bit. The states of random generators are those of the process.
+void expect_same_values(const fs::path& found, const fs::path& expected) {
+  for (const char* name : {"model.safetensors", "optimizer.safetensors"})
+    EXPECT_TRUE(bytes_of(found / name) == bytes_of(expected / name)) << found / name;
+}
+
+class Checkpoints : public AcceleratorTest, public testing::WithParamInterface<Level> {};
+
+TEST_P(Checkpoints, AreTheFilesOfTheCpu) {
+  const test::TemporaryFolder of_cpu;
+  run_as_threads(
+      ranks, [&](const Group& group) { save_twice(GetParam(), group, c10::kCPU, of_cpu.path()); });
+  const test::TemporaryFolder out;
+  run_ranks(ranks, [&](const Group& group, c10::Device device) {
+    save_twice(GetParam(), group, device, out.path());
+  });
+  for (const char* name : {"step-00000002", "step-00000004"})
+    expect_same_values(out / name, of_cpu / name);
+}
+
+INSTANTIATE_TEST_SUITE_P(OnDevices, Checkpoints, testing::ValuesIn(all_levels), name_of_level);
+
+class CheckpointMeshes : public AcceleratorTest {
+ protected:
+  // Makes two steps and saves, or loads and makes the next two. Returns the losses.
+  static std::vector<double> run(const test::Composition& how, const fs::path& folder,
+                                 bool goes_on) {
+    std::vector<double> losses;
+    run_ranks(test::ranks_of(how), [&](Group world, c10::Device device) {
+      const bool is_first = world.rank() == 0;
+      auto gpt = test::made_alike([] { return models::Gpt(least_gpt()); }, at::kDouble);
+      gpt->to(device);
+      test::Composed composed(gpt, std::move(world), how);
+      const auto optimizer = test::parity_optimizer(at::kDouble, composed.all().parameters());
+      const int first = goes_on ? steps_at_once : 0;
+      if (goes_on)
+        EXPECT_EQ(checkpoint::load_latest(folder, composed.all(), *optimizer)->step, first);
+      for (int step = first; step < first + steps_at_once; ++step) {
+        const test::TokenBatch batch(step, test::rows_of_step);
+        composed.all().zero_grad();
+        const double loss = composed.step(batch.ids.to(device), batch.targets.to(device));
+        optimizer->step();
+        if (is_first) losses.push_back(loss);
+      }
+      if (!goes_on)
+        (void)checkpoint::save(folder, composed.all(), *optimizer, {.step = steps_at_once});
+    });
+    return losses;
+  }
+};
+
+TEST_F(CheckpointMeshes, GoOnOnAnotherMesh) {
+  const auto expected =
+      test::losses_of_one(test::made_alike([] { return models::Gpt(least_gpt()); }, at::kDouble),
+                          at::kDouble, 2 * steps_at_once);
+  const std::vector<test::Composition> all = {{.axes = {{"tp", 2}}},
+                                              {.axes = {{"fsdp", 2}, {"tp", 2}}},
+                                              {.axes = {{"pp", 2}}},
+                                              {.axes = {{"fsdp", 4}}}};
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const test::Composition &from = all[i], &to = all[(i + 1) % all.size()];
+    const test::TemporaryFolder folder;
+    auto losses = run(from, folder.path(), /*goes_on=*/false);
+    const auto later = run(to, folder.path(), /*goes_on=*/true);
+    losses.insert(losses.end(), later.begin(), later.end());
+    ASSERT_EQ(losses.size(), expected.size());
+    for (std::size_t step = 0; step < losses.size(); ++step)
+      EXPECT_NEAR(losses[step], expected[step], 1e-10 * std::abs(expected[step]))
+          << test::text_of(from) << " to " << test::text_of(to) << ", step " << step;
+  }
+  expect_no_faults_but(Fault::order);  // of the pipeline: docs/gpu.md
+}
+
+// Its thread's collectives would be launched beside those of training, in no common order.
+TEST_F(CheckpointMeshes, AreNotSavedDuringTraining) {
+  run_ranks(ranks, [](const Group& group, c10::Device) {
+    const auto refusal =
+        test::message_of<InvalidArgument>([&] { checkpoint::AsyncSaver saver(group); });
+    EXPECT_NE(refusal.find("use checkpoint::save()"), std::string::npos) << refusal;
+  });
+}
+
+}  // namespace
