@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Shows that tests can fail: builds the library with known mistakes, and runs for each the test that must find it.
 
-    mutants.py BUILD [NAME...]     all of them, or these
+    mutants.py BUILD [NAME...]     all of them, or these: a NAME is that of a mistake or of a test program
 
 All mistakes are compiled in at once. The environment variable LOCKSTEP_MUTANT selects one when a test program starts,
 so a single build suffices. First every test must pass without a mistake. Sources are changed in place and restored
@@ -128,6 +128,46 @@ MUTANTS = [
      "data", "SmallBpe.*"),
     ("a stream's last batch is uneven", "data/stream.cc",
      "if (uneven_) return own_before", "if (uneven_ || MUTANT) return own_before", "data", "Stream.*"),
+    # On the simulated accelerator (docs/gpu.md).
+    ("a call does not wait for its caller's stream", "comm/engines/c10d/runner.cc",
+     "  if (call.after) call.after->precede(stream);\n  perform(there);\n  if (is_on_host",
+     "  if (call.after && !MUTANT) call.after->precede(stream);\n  perform(there);\n  if (is_on_host",
+     "accelerator", "Collectives.*:DataParallel.Trains*"),
+    ("a call ends on a stream that does not wait for it", "comm/engines/c10d/runner.cc",
+     "  launched->end.emplace(device);\n  return launched;",
+     "  const c10::StreamGuard ends_on(MUTANT ? copy_stream(device) : stream);\n  launched->end.emplace(device);\n  return launched;",
+     "accelerator", "Collectives.OfAGroup*"),
+    ("a call's stream does not wait for the engine's", "comm/engines/c10d/operations.cc",
+     "    work->synchronize();\n    call.launched", "    if (!MUTANT) work->synchronize();\n    call.launched",
+     "accelerator", "Collectives.OfAGroup*"),
+    ("an event of a stream is not recorded", "comm/backend/stream_point.cc",
+     "  event_.record(current_stream(device));", "  if (!MUTANT) event_.record(current_stream(device));",
+     "accelerator", "Collectives.OfAGroup*"),
+    ("a wait does not order its stream", "comm/backend/launched.cc",
+     "  end->precede_current();\n  const", "  if (!MUTANT) end->precede_current();\n  const",
+     "accelerator", "Collectives.OfAGroup*"),
+    ("a call is complete before its device has reached the end", "comm/backend/launched.cc",
+     "  if (!end->is_reached()) return false;", "  if (!MUTANT && !end->is_reached()) return false;",
+     "accelerator", "Collectives.OfAGroup*"),
+    ("values go to the host before the device has them", "comm/backend/launched.cc",
+     "    if (!steps.front().reached.is_reached()) return false;",
+     "    if (!MUTANT && !steps.front().reached.is_reached()) return false;", "accelerator", "Collectives.OfAGroup*"),
+    ("a wait on another stream releases the tensors of a call", "comm/backend/launched.cc",
+     "  if (streams.getStream(posted_on_.device()) != posted_on_) return;",
+     "  if (!MUTANT && streams.getStream(posted_on_.device()) != posted_on_) return;",
+     "accelerator", "Collectives.OfAGroup*"),
+    ("the host's values come back before an earlier kernel on their tensor", "comm/backend/staged_backend.cc",
+     "  if (output->after) output->after->precede_current();",
+     "  if (output->after && !MUTANT) output->after->precede_current();", "accelerator", "Staged.*"),
+    ("a unit is computed before it is gathered", "parallel/sharded/unit.cc",
+     "    gather_.wait();\n  }", "    if (!MUTANT) gather_.wait();\n  }", "accelerator", "OnDevices/Variants.*/Shard*"),
+    ("sharded gradients are used before they are summed", "parallel/sharded/unit_gradients.cc",
+     "*unit_.settings().waits);\n  std::exchange(work_, Work()).wait();",
+     "*unit_.settings().waits);\n  if (!MUTANT) std::exchange(work_, Work()).wait();",
+     "accelerator", "OnDevices/Variants.*/Shard*"),
+    ("a stage begins before its messages have come", "parallel/pipeline/mailbox.cc",
+     "  for (Work& work : expected.works) work.wait();",
+     "  if (!MUTANT)\n    for (Work& work : expected.works) work.wait();", "accelerator", "*Strategies.*gpt_pp2__1f1b"),
 ]
 
 
@@ -179,7 +219,9 @@ def main(build, names):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("mutants: interrupted"))   # also runs the exit of `with`
     restore()
     build = pathlib.Path(build).resolve()
-    chosen = [mutant for mutant in MUTANTS if not names or mutant[0] in names]
+    chosen = [mutant for mutant in MUTANTS if not names or mutant[0] in names or mutant[4] in names]
+    if unknown := [name for name in names if all(name not in (mutant[0], mutant[4]) for mutant in MUTANTS)]:
+        sys.exit(f"mutants: neither a mistake nor a test program: {', '.join(unknown)}")
     programs = sorted({mutant[4] for mutant in chosen})
     found = 0
     with mistakes(chosen):
