@@ -122,13 +122,12 @@ void expect_end_of_all_ranks(const std::string& own, const std::string& of_other
 }
 
 TEST_F(DataParallel, AnExceptionOfOneRankEndsTheHandleOnAll) {
-  expect_end_of_all_ranks(
-      "a bad batch", "an exception ended backward()", [](models::Mlp& model) {
-        // The last one to get a gradient.
-        model->parameters().front().register_hook(
-            [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("a bad batch"); });
-        return loss_of(model, 0);
-      });
+  expect_end_of_all_ranks("a bad batch", "an exception ended backward()", [](models::Mlp& model) {
+    // The last one to get a gradient.
+    model->parameters().front().register_hook(
+        [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("a bad batch"); });
+    return loss_of(model, 0);
+  });
 }
 
 TEST_F(DataParallel, AMissingGradientOfOneRankEndsTheHandleOnAll) {

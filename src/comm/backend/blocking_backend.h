@@ -66,7 +66,7 @@ class BlockingBackend final : public Backend {
     bool is_over = false;
   };
 
-  // Runs on a queue: performs the call, or follows it if it was launched, and reports to the backend
+  // Runs on a queue: performs the call, or follows it if it was launched. Reports to the backend
   // unless it is gone.
   static void carry_out(const std::shared_ptr<Life>& life, BlockingBackend* backend,
                         BlockingEngine& engine, const PostedCall& call,
