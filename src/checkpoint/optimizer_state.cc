@@ -85,7 +85,7 @@ void load_optimizer_state(torch::optim::Optimizer& optimizer, const NamedParamet
   for (FoundState& one : found) {
     // Step counts stay in host memory, where LibTorch has them.
     for (auto& [name, value] : one.fields)
-      value = value.to(value.dim() > 0 ? one.parameter.device() : value.device(),
+      value = value.to(name == "step" ? value.device() : one.parameter.device(),
                        value.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
     optimizer.state()[one.parameter.unsafeGetTensorImpl()] =
         make_state(*one.options, std::move(one.fields));

@@ -127,6 +127,8 @@ void BackwardStep::on_backward_end(bool nested) {
   Lock lock(mutex_);
   at::NoGradGuard no_grad;
   if (!step_ || !step_->is_over(nested, reduces_ && all_ready())) return;
+  // Otherwise the others wait for nothing of this rank, or learn of its status.
+  const bool ends_all = options_.abort || (reduces_ && !exchanges_status());
   try {
     finish();
   } catch (const ComparedMismatch&) {
@@ -137,7 +139,7 @@ void BackwardStep::on_backward_end(bool nested) {
     abort_handle();
     throw;
   } catch (...) {
-    if (!options_.abort && exchanges_status()) throw;
+    if (!ends_all) throw;
     notice_.set_text(exception_text(std::current_exception()));
     abort_handle();
     throw;
@@ -211,7 +213,7 @@ void BackwardStep::reduce(const JoinRound& ranks, bool shadows) {
   }
   check_status(all, ranks.active);
   // The parameters of ranks without inputs stay behind until their Join ends.
-  if (ranks.active == group_.size()) check_writes(all);
+  if (ranks.active == group_.size()) check_writes(all, exchanges);
   writes_.end();
   reducer_->forget_writes();
   if (ranks.active < group_.size() && divides_by_active())
@@ -303,10 +305,12 @@ void BackwardStep::check_own_gradients() {
     throw_missing_gradients(text, options_.strategy);
 }
 
-void BackwardStep::check_writes(const StepStatus& all) {
+// Without an exchange no rank knows whether another one has written: all compare now and then.
+void BackwardStep::check_writes(const StepStatus& all, bool exchanges) {
+  const bool some_wrote = exchanges && all.written() > 0;
   try {
-    writes_.compare(group_, all.written() > 0);
-    if (all.written() > 0 && group_.size() > 1)
+    writes_.compare(group_, some_wrote);
+    if (some_wrote && group_.size() > 1)
       reducer_->compare_writes(group_, {.tag = options_.strategy, .timeout = options_.timeout});
   } catch (...) {
     reducer_->discard();
@@ -331,7 +335,8 @@ void BackwardStep::adopt_order_of(int root) {
   std::vector<int> own = layout::complete_order(observed_, static_cast<int>(ready_.size()));
   at::Tensor order = at::tensor(at::ArrayRef<int>(own), at::kInt)
                          .to(reducer_->parameters().front().tensor.device());
-  group_.broadcast(order, root, {.tag = "order of readiness", .timeout = options_.timeout}).wait();
+  group_.broadcast(order, root, {.tag = "order of readiness", .timeout = options_.timeout})
+      .synchronize();
   order = order.cpu();
   const auto* begin = order.const_data_ptr<std::int32_t>();
   reducer_->adopt_order(std::vector<int>(begin, begin + order.numel()));
@@ -353,7 +358,7 @@ void BackwardStep::on_backward_failed() noexcept {
   at::NoGradGuard no_grad;
   const bool reduces = std::exchange(reduces_, false);
   try {
-    if (options_.abort || !exchanges_status()) {
+    if (options_.abort || (reduces && !exchanges_status())) {
       abort_handle();
     } else if (reduces) {
       announce_failure();

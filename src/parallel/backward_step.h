@@ -292,7 +292,7 @@ class BackwardStep final : public std::enable_shared_from_this<BackwardStep> {
   void post_notice(bool failed) LOCKSTEP_REQUIRES(mutex_);
   void take_gradient(int i) LOCKSTEP_REQUIRES(mutex_);
   void check_status(const StepStatus& all, int active) LOCKSTEP_REQUIRES(mutex_);
-  void check_writes(const StepStatus& all) LOCKSTEP_REQUIRES(mutex_);
+  void check_writes(const StepStatus& all, bool exchanges) LOCKSTEP_REQUIRES(mutex_);
   void adopt_order_of(int root) LOCKSTEP_REQUIRES(mutex_);
   [[nodiscard]] bool all_ready() const LOCKSTEP_REQUIRES(mutex_) {
     return observed_.size() + static_unused_.size() == ready_.size();

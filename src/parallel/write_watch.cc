@@ -112,11 +112,11 @@ void WriteWatch::compare_values(Group& group, std::size_t parameter) const {
   const NamedParameter& one = parameters_[parameter];
   const at::Tensor own = real_values_of(values_of(one)).contiguous();
   const at::Tensor of_root = own.clone();
-  group.broadcast(of_root, 0, call_).wait();
+  group.broadcast(of_root, 0, call_).synchronize();
   const at::Tensor far = at::zeros({1}, own.options().dtype(at::kInt));
   if (is_far(own, of_root)) far.fill_(group.rank());
   at::Tensor rank = far.clone();
-  group.all_reduce(rank, Op::max, call_).wait();
+  group.all_reduce(rank, Op::max, call_).synchronize();
   const int other = rank.item<int>();
   if (other == 0) return;
   throw ComparedMismatch(formatted(

@@ -121,13 +121,6 @@ CommandOptions declared(std::string_view command, const Known& known, const Conf
   };
   for (const Configuration* one : shown) add_all(*one, true);
   for (const auto& one : known) add_all(*one, false);
-  if (added.insert("device").second)
-    options.add({"device", "NAME", ""}, [](const std::string& text) {
-      throw BadInput(
-          formatted("expected no device, found '{}': `lockstep train` computes on the CPU; a C++ "
-                    "program can use GPUs (docs/gpu.md)",
-                    visible(text)));
-    });
   return options;
 }
 

@@ -8,6 +8,7 @@
 #include "sys/files.h"
 #include "sys/plain_file.h"
 #include "train/device.h"
+#include "train/model.h"
 #include "train/option_table.h"
 #include "train/strategies.h"
 
@@ -209,6 +210,9 @@ void check_run(Configuration& configuration, int ranks) {
   configuration.settings().check_needs();
   check_strategy(options, ranks);
   check_device(options);
+  // Autocast would compute the router in 16 bits and the experts in 32.
+  check_input(task.name() != "moe" || !autocast_dtype(options),
+              "moe with --precision needs --shard: autocast does not reach the experts");
   // Servers are not on a mesh axis.
   configuration.layout = layout_of(options, ranks - server_count(options));
   const MeshLayout& layout = configuration.layout;

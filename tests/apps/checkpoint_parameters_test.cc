@@ -133,7 +133,8 @@ optimizer = torch.optim.AdamW([{"params": group} for group in groups])
 train(model, optimizer, x)
 for source in save(model, optimizer):
     said = convert(source, model, optimizer)
-    assert "several groups have some of sizes [4, 4]: say by --parameters FILE" in said, said
+    assert ("several groups have parameters of sizes [4, 4]: give their names with "
+            "--parameters FILE") in said, said
     open("names.txt", "w").write("2.weight\n0.weight\n1.weight\n")
     assert convert(source, model, optimizer, "--parameters", "names.txt") == "", source
     for text, expected in (("2.weight\n0.weight\n", "names.txt: expected names of the"),

@@ -91,7 +91,8 @@ TEST_F(GenerateProgram, RanksOfTensorParallelismWriteTheSameText) {
   const std::string words = "runs/mine --prompt abac --tokens 40 --greedy";
   expect_same_text_of_two_ranks(words);
   const ShellResult alone = generate("--mesh tp=2 " + words);
-  EXPECT_NE(alone.output.find("--mesh tp=2: expected 2 ranks, found 1"), std::string::npos)
+  EXPECT_NE(alone.output.find("--mesh tp=2: expected as many ranks as tp, 2, found 1"),
+            std::string::npos)
       << alone.output;
 }
 

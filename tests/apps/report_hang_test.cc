@@ -151,8 +151,9 @@ TEST_F(HangReport, FilesThatAreNoRecordsAreOneLineEachAndTheOthersAreRead) {
   EXPECT_EQ(finished.status.code, 1);
   EXPECT_EQ(std::count(finished.error.begin(), finished.error.end(), '\n'), 7) << finished.error;
   for (const char* words :
-       {"cut.json: the flight record is cut short: 44 bytes", "foreign.json: not a flight record",
-        "words.txt: not a flight record", "empty.json: not a flight record",
+       {"cut.json: the flight record is cut short: its 44 bytes",
+        "foreign.json: not a flight record", "words.txt: not a flight record",
+        "empty.json: not a flight record",
         "newer.json: a flight record of version 2; this program reads version 1",
         "odd.json: invalid flight record", "absent.json: No such file or directory"})
     EXPECT_NE(finished.error.find(words), std::string::npos) << words << " in " << finished.error;

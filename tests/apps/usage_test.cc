@@ -87,8 +87,7 @@ const Mistake mistakes[] = {
     {{"train", "mlp", "--learning-rate", "1"},
      "unknown option '--learning-rate'; did you mean '--lr'?"},
     {{"train", "mlp", "--device", "cuda"},
-     "--device: expected no device, found 'cuda': `lockstep train` computes on the CPU; a C++ "
-     "program can use GPUs (docs/gpu.md)"},
+     "--device: expected cpu, because this process sees no GPU; found 'cuda'"},
     {{"train", "mlp", "-n", "many"}, "--ranks: expected an integer, found 'many'"},
     {{"train", "mlp", "--batch", "0"},
      "--batch: expected an integer from 1 to 16777216, found '0'"},

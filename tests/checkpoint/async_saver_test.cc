@@ -255,6 +255,7 @@ class NamedNccl final : public Backend {
  public:
   NamedNccl() : Backend(0, 2) {}
   [[nodiscard]] std::string_view name() const override { return "nccl"; }
+  [[nodiscard]] bool has_streams() const override { return true; }
   void post(const Call&) override { ADD_FAILURE() << "nothing is sent"; }
   void wait(CallId) override {}
   [[nodiscard]] bool done(CallId) override { return true; }

@@ -251,7 +251,7 @@ TEST(Shards, AreWrittenOnceMoreInAnyNumber) {
                       "or save under another name"});
   test::expect_words(
       test::message_of<BadInput>([&] { reshard(first, out / "step-00000003", {.files = 2}); }),
-      {"step-00000003: expected step-00000002"});
+      {"step-00000003: expected the name step-00000002"});
   std::fstream(first / "random.safetensors", std::ios::binary | std::ios::in | std::ios::out)
       .seekp(-1, std::ios::end)
       .put('\x77');

@@ -129,7 +129,7 @@ TEST(TrainingState, NumbersThatAreNoneOrOutOfRangeAreRefused) {
   expect("mesh", "{}", "mesh: expected a list of axes, found an object");
   expect("mesh", R"([{"axis":"dp"}])",
          R"(mesh: expected {"axis": NAME, "size": 1 to 1048576}, found {"axis":"dp"})");
-  expect("parts", R"({"a":"all"})", R"(parts.a: expected a list of texts, found "all")");
+  expect("parts", R"({"a":"all"})", R"(parts.a: expected a list of strings, found "all")");
   expect("parts", R"({"a":[1]})", "parts.a: expected a list of strings, found other values in it");
   for (const char* name : {"../model.safetensors", "/etc/passwd", "..", ""})
     expect("files", std::string("{\"") + name + "\":\"00000000\"}",

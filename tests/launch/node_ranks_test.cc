@@ -62,7 +62,8 @@ TEST(NodeRanks, WithoutNode0) {
   spec.nodes.join_timeout = 4s;
   const auto ran = run_nodes({spec});
   EXPECT_EQ(ran[0].error, "lockstep run: waiting for node 0 at " + spec.nodes.rendezvous + "\n");
-  expect_words(ran[0].problem, {"node 1 waited 4s for node 0 at " + spec.nodes.rendezvous});
+  expect_words(ran[0].problem,
+               {"node 1 timed out after 4s waiting for node 0 at " + spec.nodes.rendezvous});
 }
 
 // A run that lasts until an agent has been refused.

@@ -160,6 +160,7 @@ int on_ranks(const std::string& name, const Words& words, const Chosen& chosen, 
                            .words = std::move(own),
                            .ranks = chosen.ranks,
                            .usual_ranks = usual_ranks,
+                           .device = "cpu",
                            .body = [&](const Group& world) {
                              body(world);
                              return 0;

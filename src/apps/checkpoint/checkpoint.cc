@@ -125,8 +125,8 @@ std::string tensors_of(const fs::path& path) {
   const std::vector<fs::path> shards = file.files();
   std::uint64_t bytes = 0;
   for (const fs::path& shard : shards) bytes += bytes_of(shard);
-  std::string text = formatted("{}: {}, {} tensors{}\n", file.path().string(), shown_bytes(bytes),
-                               file.entries().size(),
+  std::string text = formatted("{}: {}, {}{}\n", file.path().string(), shown_bytes(bytes),
+                               counted(static_cast<std::int64_t>(file.entries().size()), "tensor"),
                                shards.size() > 1 ? formatted(" in {} shards", shards.size()) : "");
   for (const fs::path& shard : shards)
     if (shards.size() > 1)

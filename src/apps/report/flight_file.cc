@@ -1,6 +1,7 @@
 #include "apps/report/flight_file.h"
 
 #include "base/check.h"
+#include "base/counted.h"
 #include "base/format.h"
 #include "base/text.h"
 #include "base/visible.h"
@@ -91,7 +92,8 @@ FlightCall call_of(const Json& json, std::size_t groups) {
   call.number = static_cast<std::uint64_t>(number_of(json, "number", 0, INT64_MAX));
   const std::int64_t group = number_of(json, "group", 0, INT64_MAX);
   check_input(group < static_cast<std::int64_t>(groups),
-              "call {} is of group {}, but there are only {} groups", call.number, group, groups);
+              "call {} is of group {}, but there are only {}", call.number, group,
+              counted(static_cast<std::int64_t>(groups), "group"));
   call.group = static_cast<std::size_t>(group);
   call.call = text_of(json, "call");
   call.sequence = static_cast<std::uint64_t>(number_of(json, "sequence", 0, INT64_MAX));

@@ -28,10 +28,9 @@ void check_one_run(const std::vector<FlightFile>& files) {
   for (std::size_t index = 1; index < files.size(); ++index) {
     const FlightFile& file = files[index];
     const FlightFile& before = files[index - 1];
-    check_input(
-        file.size == before.size,
-        "the records are of different runs: {} is of a run with {} ranks, {} of one with {}",
-        before.path, before.size, file.path, file.size);
+    check_input(file.size == before.size,
+                "the records are of different runs: {} is of a run with {}, {} of one with {}",
+                before.path, counted(before.size, "rank"), file.path, file.size);
     check_input(file.rank != before.rank, "two records are of rank {}: {} and {}", file.rank,
                 before.path, file.path);
   }

@@ -166,23 +166,32 @@ void GroupState::wait(CallId id, std::uint64_t entry) {
     auto when_complete = [recorder = recorder_, entry] {
       if (recorder) recorder->note_end(entry, diagnose::Progress::done);
     };
-    if (backend_->order(id, std::move(when_complete))) return;
+    bool is_ordered = false;
+    noting_failure(entry, [&] { is_ordered = backend_->order(id, std::move(when_complete)); });
+    if (is_ordered) return;
   }
   synchronize(id, entry);
+}
+
+template <class Wait>
+void GroupState::noting_failure(std::uint64_t entry, Wait&& wait) {
+  try {
+    wait();
+  } catch (const std::exception& error) {
+    if (entry != 0) {
+      recorder_->note_end(entry, diagnose::Progress::failed);
+      recorder_->note_failure(recorded_, error.what());
+    }
+    throw;
+  }
 }
 
 void GroupState::synchronize(CallId id, std::uint64_t entry) {
   backend_->check_process();
   if (entry == 0) return backend_->wait(id);
   recorder_->note_wait(entry);
-  try {
-    backend_->wait(id);
-    recorder_->note_end(entry, diagnose::Progress::done);
-  } catch (const std::exception& error) {
-    recorder_->note_end(entry, diagnose::Progress::failed);
-    recorder_->note_failure(recorded_, error.what());
-    throw;
-  }
+  noting_failure(entry, [&] { backend_->wait(id); });
+  recorder_->note_end(entry, diagnose::Progress::done);
 }
 
 bool GroupState::done(CallId id) { return backend_->is_copy_of_parent() || backend_->done(id); }

@@ -71,6 +71,10 @@ class GroupState : public std::enable_shared_from_this<GroupState> {
   // for none.
   [[nodiscard]] std::uint64_t post_to_backend(Call& call) LOCKSTEP_REQUIRES(mutex_);
 
+  // Runs a wait; an exception of it goes to the flight record.
+  template <class Wait>
+  void noting_failure(std::uint64_t entry, Wait&& wait);
+
   const std::shared_ptr<Backend> backend_;
   const GroupNames names_;
   const std::shared_ptr<diagnose::FlightRecorder> recorder_;

@@ -80,7 +80,7 @@ void BlockingBackend::post(const Call& call) {
   watched_->note_post();
   auto launched = launch(posted);
   if (launched) {
-    launched_.add(call.id, launched);
+    launched_.add(call.id, launched, call.timeout);
     posted.input = posted.output = at::Tensor();
   }
   queue->push(
@@ -93,7 +93,7 @@ std::shared_ptr<Launched> BlockingBackend::launch(const PostedCall& call) {
     return engine_->launch(call);
   } catch (...) {
     fail_by(std::current_exception(), call);
-    calls_->rethrow_if_failed();
+    wait(call.id);  // throws the group's error, which another thread may be about to agree on
     throw;
   }
 }
@@ -133,6 +133,7 @@ void BlockingBackend::follow(Life& life, BlockingBackend& backend, BlockingEngin
       std::shared_lock lock(life.mutex);
       if (life.is_over || backend.calls_->has_failed()) throw Aborted("the group has ended");
       if (look.passed()) {
+        launched.check();
         engine.check_peers();
         backend.look_at_wait(call, id, is_noticed);
         look = Deadline::after(between_looks);
@@ -144,18 +145,18 @@ void BlockingBackend::follow(Life& life, BlockingBackend& backend, BlockingEngin
 }
 
 void BlockingBackend::look_at_wait(const CallRecord& call, CallId id, bool& is_noticed) {
-  const auto waited = launched_.waited(id);
-  if (!waited) return;
-  if (*waited >= call.timeout) return fail(FailureKind::timeout, call, "");
-  if (is_noticed || *waited < diagnose::OpenCalls::notice_after) return;
+  const auto wait = launched_.wait_of(id);
+  if (!wait) return;
+  if (wait->waited >= wait->timeout) return fail(FailureKind::timeout, call, "");
+  if (is_noticed || wait->waited < diagnose::OpenCalls::notice_after) return;
   is_noticed = true;
-  if (call.timeout != Duration::max()) log::warning("{}", diagnosis_.overdue(call, *waited));
+  if (wait->timeout != Duration::max()) log::warning("{}", diagnosis_.overdue(call, wait->waited));
 }
 
 bool BlockingBackend::order(CallId id, std::function<void()> when_complete) {
   const auto launched = launched_.wait_for(id, std::move(when_complete));
   if (!launched) return false;
-  calls_->rethrow_if_failed();
+  if (calls_->has_failed()) wait(id);  // throws, unless the call was complete before
   launched->precede_current();
   return true;
 }

@@ -16,8 +16,12 @@ bool Launched::is_complete() {
     steps.pop_front();
   }
   if (!end->is_reached()) return false;
-  for (const auto& check : checks) check();
+  check();
   return true;
+}
+
+void Launched::check() const {
+  for (const auto& one : checks) one();
 }
 
 void Launched::precede_current() {
@@ -29,9 +33,9 @@ void Launched::precede_current() {
   released.swap(tensors_);
 }
 
-void LaunchedCalls::add(CallId id, std::shared_ptr<Launched> launched) {
+void LaunchedCalls::add(CallId id, std::shared_ptr<Launched> launched, Duration timeout) {
   Lock lock(mutex_);
-  calls_.emplace(id, InFlight{.launched = std::move(launched)});
+  calls_.emplace(id, InFlight{.launched = std::move(launched), .timeout = timeout});
 }
 
 std::shared_ptr<Launched> LaunchedCalls::wait_for(CallId id, std::function<void()> when_complete) {
@@ -43,11 +47,17 @@ std::shared_ptr<Launched> LaunchedCalls::wait_for(CallId id, std::function<void(
   return found->second.launched;
 }
 
-std::optional<Duration> LaunchedCalls::waited(CallId id) {
+std::optional<LaunchedCalls::Wait> LaunchedCalls::wait_of(CallId id) {
   Lock lock(mutex_);
-  const auto found = calls_.find(id);
-  if (found == calls_.end() || !found->second.first_wait) return std::nullopt;
-  return Clock::now() - *found->second.first_wait;
+  std::optional<Wait> first;
+  for (auto call = calls_.lower_bound(id);
+       call != calls_.end() && call->first.channel == id.channel; ++call) {
+    const InFlight& one = call->second;
+    if (!one.first_wait) continue;
+    const Wait wait{.waited = Clock::now() - *one.first_wait, .timeout = one.timeout};
+    if (!first || wait.timeout - wait.waited < first->timeout - first->waited) first = wait;
+  }
+  return first;
 }
 
 void LaunchedCalls::complete(CallId id) {

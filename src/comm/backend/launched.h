@@ -34,6 +34,8 @@ struct Launched {
   // Takes the steps that are due. Returns true when there are no more and the device has reached
   // the end. One thread.
   [[nodiscard]] bool is_complete();
+  // Throws if one of the operations has failed.
+  void check() const;
   // Makes the calling thread's current stream wait for the end. Any thread.
   void precede_current();
 
@@ -51,18 +53,26 @@ struct Launched {
 // The launched calls of a group that are not complete, and those that wait for them. Thread-safe.
 class LaunchedCalls {
  public:
-  void add(CallId id, std::shared_ptr<Launched> launched);
+  // `timeout`: of a wait for the call.
+  void add(CallId id, std::shared_ptr<Launched> launched, Duration timeout);
   // Notes that a thread waits. Null, and nothing is noted, if the call is complete or is for the
   // host.
   [[nodiscard]] std::shared_ptr<Launched> wait_for(CallId id, std::function<void()> when_complete);
-  // Returns the time since the first wait began; std::nullopt before it.
-  [[nodiscard]] std::optional<Duration> waited(CallId id);
+  // A wait for a call: how long it has lasted, and how long it may.
+  struct Wait {
+    Duration waited;
+    Duration timeout;
+  };
+  // Returns the wait that ends first among those for a call and for later ones of its channel,
+  // which run after it; std::nullopt if nobody waits.
+  [[nodiscard]] std::optional<Wait> wait_of(CallId id);
   // Calls what the waits asked for.
   void complete(CallId id);
 
  private:
   struct InFlight {
     std::shared_ptr<Launched> launched;
+    Duration timeout;
     std::optional<Clock::time_point> first_wait = {};
     std::vector<std::function<void()>> when_complete = {};
   };

@@ -42,11 +42,6 @@ bool OpenCalls::has_failed() {
   return failure_ || is_failing_;
 }
 
-void OpenCalls::rethrow_if_failed() {
-  Lock lock(mutex_);
-  failure_.rethrow_if_any();
-}
-
 void OpenCalls::fail(std::exception_ptr error) {
   Lock lock(mutex_);
   failure_.set(std::move(error));

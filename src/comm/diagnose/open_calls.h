@@ -38,8 +38,6 @@ class OpenCalls {
   void complete(CallId id);
   [[nodiscard]] bool done(CallId id);
   [[nodiscard]] bool has_failed();
-  // Throws the group's error if it has one.
-  void rethrow_if_failed();
 
   // Returns read(history). Nothing is added or completed meanwhile.
   template <class Read>

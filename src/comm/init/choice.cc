@@ -58,7 +58,8 @@ std::optional<Pair> first_to_share(const RankPlaces& places,
   throw BadInput(formatted(
       "init: ranks {} and {} would share a GPU, because their host has {} and {} for them: "
       "start one rank per GPU, or allow sharing by `lockstep run --share-gpus` or "
-      "LOCKSTEP_SHARE_GPUS=1, or compute on the CPU with LOCKSTEP_DEVICE=cpu",
+      "LOCKSTEP_SHARE_GPUS=1, or compute on the CPU with LOCKSTEP_DEVICE=cpu (lockstep train: "
+      "--device cpu)",
       ranks.first, ranks.second, counted(std::ranges::count(places.hosts, host), "rank"),
       counted(std::ssize(devices), "GPU")));
 }

@@ -219,7 +219,12 @@ void GradientBuckets::post_next() {
 
 void GradientBuckets::wait() {
   std::vector<Work> works = std::exchange(works_, {});
-  for (Work& work : works) work.wait();
+  for (Work& work : works) {
+    if (exchanges_status_)
+      work.synchronize();  // the host reads the status
+    else
+      work.wait();
+  }
 }
 
 void GradientBuckets::run_hook(const std::function<void()>& run, const parallel::Bucket& bucket) {

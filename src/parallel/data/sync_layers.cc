@@ -144,7 +144,7 @@ SyncLayers::Whole SyncLayers::exchange(SyncLayer& layer, double rows, const at::
   at::Tensor count = at::empty({1}, mean.options()).fill_(rows);
   at::Tensor own = at::cat({mean, squares, count});
   at::Tensor all = at::empty({group_.size(), own.numel()}, own.options());
-  group_.all_gather(all, own, {.tag = layer.name}).wait();
+  group_.all_gather(all, own, {.tag = layer.name}).synchronize();
   at::Tensor means = all.narrow(1, 0, layer.channels);
   at::Tensor squares_of = all.narrow(1, layer.channels, layer.channels);
   at::Tensor counts = all.narrow(1, 2 * layer.channels, 1);

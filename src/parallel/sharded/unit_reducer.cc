@@ -142,7 +142,7 @@ void UnitReducer::post_status(const parallel::StepStatus& own) {
 }
 
 parallel::StepStatus UnitReducer::wait() {
-  std::exchange(sent_work_, Work()).wait();
+  std::exchange(sent_work_, Work()).synchronize();  // the host reads the status
   if (sent_.defined()) status_.tensor().copy_(std::exchange(sent_, at::Tensor()));
   unsharder_.all_have_read();
   return status_;

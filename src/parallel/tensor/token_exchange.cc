@@ -104,7 +104,7 @@ at::Tensor TokenExchange::all_counts(const at::Tensor& counts) {
   std::vector<std::int64_t> sizes = counts.sizes().vec();
   sizes.insert(sizes.begin(), group.size());
   at::Tensor all = at::empty(sizes, counts.options());
-  group.all_gather(all, counts.contiguous(), {.tag = "counts of " + name_}).wait();
+  group.all_gather(all, counts.contiguous(), {.tag = "counts of " + name_}).synchronize();
   return all;
 }
 

@@ -83,6 +83,7 @@ void C10dRunner::await(const PostedCall& call, Start start) {
   if (call.launched) {
     work->synchronize();
     call.launched->checks.emplace_back([work] {
+      (void)work->isCompleted();  // LibTorch asks NCCL for errors here
       if (auto error = work->exception()) std::rethrow_exception(error);
     });
     return;
