@@ -153,7 +153,8 @@ for source in save(model, optimizer):
 open("names.txt", "w").write("\n".join(["2.bias", "2.weight", "0.weight", "0.bias", "1.weight",
                                         "1.bias"]))
 said = convert("both.pt", model, optimizer, "--parameters", "names.txt")
-assert "0 is called '2.bias', which has sizes [3], but its state has sizes [3, 4]" in said, said
+assert ("0 has the name '2.bias' of a tensor with sizes [3], but a state with sizes [3, 4]"
+        in said), said
 )");
 }
 
@@ -187,8 +188,8 @@ train(model, optimizer, torch.arange(7))
 save(model, optimizer)
 assert convert("both.pt", model, optimizer) == ""
 # A distributed checkpoint does not.
-assert "has states of sizes [7, 4] for 1 of them; the model has 2" in convert("both", model,
-                                                                              optimizer)
+assert ("for sizes [7, 4] the counts of its states and of the model's tensors differ, 1 and 2"
+        in convert("both", model, optimizer))
 )");
 }
 

@@ -71,8 +71,8 @@ class Backend {
   [[nodiscard]] virtual bool has_streams() const { return false; }
   // As Work::wait of a call on a device, for a backend that has_streams(): makes the calling
   // thread's current stream wait. Calls `when_complete` once the call is complete; never if the
-  // group fails before. Returns false, and does nothing, if the call is complete or concerns the
-  // host: wait() is then the way.
+  // group fails before. Returns false, and does nothing, if the call is complete, concerns the host
+  // or was not launched: wait() is then the way.
   [[nodiscard]] virtual bool order(CallId /*id*/, std::function<void()> /*when_complete*/) {
     return false;
   }

@@ -69,8 +69,8 @@ class [[nodiscard]] Work {
   //
   // Tensors on a device of a group that has_streams(): does not block the host. Work that this
   // thread enqueues on its current stream from now on runs after the operation. If the operation
-  // fails later, that work runs on undefined values, and the next call on the group, every
-  // synchronize() and every later wait() of the group throw the error. A barrier blocks the host.
+  // fails later, that work runs on undefined values; the next call on the group, and every wait()
+  // and synchronize() of a call that was not complete, throw the error. A barrier blocks the host.
   void wait();
 
   // Blocks the host until the operation is complete, also on a device; else as wait().
