@@ -294,7 +294,8 @@ class Step(Case):
 
     def test_mistakes_are_refused(self):
         self.assert_refused("unknown 'full'", "step", "--against", "full")
-        self.assert_refused("a multiple of gpt's 6 heads", "step", "--model", "gpt", "--mode", "ddp", "--size", "100x2")
+        self.assert_refused("a multiple of gpt's 6 heads", "step", "--model", "gpt", "--mode", "ddp", "--size",
+                            "100x2")
         self.assert_refused(
             "must divide", "step", "--measure", "tail", "--ranks", "3", "--tensors", "1", "--elements", "4"
         )
