@@ -153,7 +153,7 @@ TEST(GlobalTensors, RefusePlacementsThatDoNotFit) {
   auto text = [&](const Placements& all) {
     return message_of<InvalidArgument>([&] { (void)distribute(plain, mesh, all); });
   };
-  expect_words(text({Shard(0)}), {"each of 2 axes", "[Shard(0)]"});
+  expect_words(text({Shard(0)}), {"as many placements as the mesh has axes, 2", "[Shard(0)]"});
   expect_words(text({Shard(2), Replicate()}), {"[4, 6]", "Shard(2)"});
   expect_words(text({Shard(0, 3), Replicate()}), {"divides size 4", "parts=3"});
   expect_words(text({Partial(), Replicate()}), {"Partial(sum)", "from_local"});

@@ -173,8 +173,8 @@ def cut_a_link(cluster, folder):
     since = time.monotonic()
     shell("ip link set out1 down")
     expect_ends("a link is cut", agents, [1, 1],
-                [[r"node 1 \(host .*\) has failed: its agent has (gone|not answered)"],
-                 [r"node 0 \(host .*\) has failed: its agent, .* store, has (gone|not answered)"]], since, 10)
+                [[r"node 1 \(host .*\) has failed: its agent (is gone|has not answered)"],
+                 [r"node 0 \(host .*\) has failed: its agent, .* store, (is gone|has not answered)"]], since, 10)
     shell("ip link set out1 up")
 
 

@@ -103,7 +103,7 @@ TEST(ResumeChecks, DtypesOfModelAndOptimizerAreChecked) {
   change(optimizer, "optimizer." + name + ".exp_avg",
          [](at::Tensor x) { return x.view(at::kInt).clone(); });
   expect_not_resumed(options, 2,
-                     optimizer.string() + ": checkpoint's optimizer." + name + ".exp_avg");
+                     optimizer.string() + ": the checkpoint's optimizer." + name + ".exp_avg");
 }
 
 TEST(ResumeChecks, RandomStatesThatNoGeneratorTakesAreABadFile) {
