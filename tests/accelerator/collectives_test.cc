@@ -13,6 +13,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 
 #include <chrono>
@@ -337,8 +338,11 @@ TEST_F(Staged, OutputsComeAfterWhatTheirMemoryWasGivenBeforeThePost) {
     for (int i = 0; i < 3; ++i) {
       group.all_reduce(values).wait();
       Work work;
+      c10::Event summed(device(0).type());
+      summed.record(current_stream(device(0)));
       {
         const c10::StreamGuard on(new_stream(device(0)));
+        current_stream(device(0)).wait(summed);
         received.fill_(7);
         work = group.rank() == 0 ? group.send(values, 1) : group.recv(received, 0);
       }

@@ -137,7 +137,7 @@ for source in save(model, optimizer):
             "--parameters FILE") in said, said
     open("names.txt", "w").write("2.weight\n0.weight\n1.weight\n")
     assert convert(source, model, optimizer, "--parameters", "names.txt") == "", source
-    for text, expected in (("2.weight\n0.weight\n", "names.txt: expected names of the"),
+    for text, expected in (("2.weight\n0.weight\n", "names.txt: expected a name for each"),
                            ("2.weight\n0.weight\n0.weight\n", "found '0.weight' twice"),
                            ("2.weight\n0.weight\n3.weight\n", "model has no such tensor")):
         open("names.txt", "w").write(text)
