@@ -19,8 +19,8 @@ std::vector<Action> posting_order(const Schedule& schedule) {
       const Action& action = schedule.ranks[rank][i];
       ended.emplace_back(reached.starts[rank][i] + times.of(action), action);
     }
-  // Of actions that end at the same time, the one whose result goes to the other's rank comes
-  // first, so that its receive is posted before the other begins.
+  // If two actions end at the same time and the result of one goes to the other's rank, that one
+  // comes first: its receive is posted before the other begins.
   std::ranges::sort(ended, {}, [](const auto& one) {
     const auto& [end, action] = one;
     const bool is_forward = action.compute == Compute::forward;

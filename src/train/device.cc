@@ -16,7 +16,7 @@
 namespace lockstep::train {
 namespace {
 
-// Returns the option that works on the CPU only, or "" if there is none.
+// Returns the option of this run that works on the CPU only; empty without one.
 std::string_view option_of_cpu(const Options& options) {
   if (options.elastic) return "--elastic";
   if (options.strategy == StrategyKind::dp) return "--strategy dp";

@@ -127,7 +127,7 @@ TEST_F(Lifetimes, OfATensorGoOnAfterAnError) {
     (void)test::message_of<Error>([&] {
       for (;;) group.all_reduce(values, Op::average).synchronize();
     });
-    // What the failed call left in it is not defined; it is an ordinary tensor.
+    // Its values are undefined after the failed call, but it is an ordinary tensor.
     values.fill_(3);
     const auto copy = values + 1;
     EXPECT_EQ(copy.sum().item<float>(), 400);

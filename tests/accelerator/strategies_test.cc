@@ -129,8 +129,8 @@ TEST_P(HostSynchronizations, OfAStepAreFew) {
     model->to(device);
     test::Composed composed(model, std::move(world), how);
     const auto optimizer = test::parity_optimizer(at::kFloat, composed.all().parameters());
-    // Of the last steps, the one with the fewest: whether plain tensors are equal on all ranks is
-    // checked again each time their number has doubled.
+    // The step with the fewest counts, among the last ones: whether plain tensors are equal on all
+    // ranks is checked again each time their number has doubled.
     int fewest = std::numeric_limits<int>::max();
     std::string causes;
     for (int step = 0; step < steps; ++step) {

@@ -102,7 +102,7 @@ Trajectory trajectory_of(ParityModel kind, at::ScalarType dtype, int steps, int 
   return found;
 }
 
-// Which rows form a micro-batch matters for experts only: each drops tokens separately.
+// The rows of a micro-batch matter for experts only: a micro-batch drops tokens by itself.
 const Trajectory& expected_trajectory(const ParityRow& row, at::ScalarType dtype) {
   const Composition& how = row.how;
   const bool has_experts = row.kind == ParityModel::moe || row.kind == ParityModel::sparse_moe;

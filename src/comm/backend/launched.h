@@ -63,8 +63,8 @@ class LaunchedCalls {
     Duration waited;
     Duration timeout;
   };
-  // Returns the wait that ends first among those for a call and for later ones of its channel,
-  // which run after it; std::nullopt if nobody waits.
+  // Later calls of a channel run after earlier ones. Returns the wait with the least time left for
+  // the call or for a later one of its channel; std::nullopt if no thread waits.
   [[nodiscard]] std::optional<Wait> wait_of(CallId id);
   // Calls what the waits asked for.
   void complete(CallId id);

@@ -57,7 +57,7 @@ struct Launch {
 struct Counts {
   int launches = 0;
   int waits = 0;  // of streams for events
-  // Those of the host, by cause, without those of the library's task queues: nobody waits for them.
+  // The host's waits by cause, without those of the library's task queues: nobody waits for these.
   std::map<std::string, int> synchronizations{};
   [[nodiscard]] int all_synchronizations() const;
 };
