@@ -2,28 +2,15 @@
 
 #include "comm/backend/accelerator.h"
 
-#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <c10/util/Exception.h>
 
 namespace lockstep::data {
 namespace {
 
 c10::impl::VirtualGuardImpl guard_of(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type());
-}
-
-// LibTorch has no question for this: a device type without pinned memory throws when it is asked
-// for its allocator.
-bool has_pinned_memory(c10::DeviceType type) {
-  try {
-    return at::globalContext().getAcceleratorHooksInterface(type).getPinnedMemoryAllocator() !=
-           nullptr;
-  } catch (const c10::Error&) {
-    return false;
-  }
 }
 
 }  // namespace
@@ -46,7 +33,7 @@ DeviceCopies::DeviceCopies(std::optional<c10::Device> device, bool pin_memory) {
   }
   const std::optional<c10::DeviceType> type =
       has_device ? std::optional(device->type()) : accelerator();
-  pins_ = (has_device || pin_memory) && type && accelerator_count() > 0 && has_pinned_memory(*type);
+  pins_ = (has_device || pin_memory) && type && accelerator_count() > 0 && pins_host_memory(*type);
 }
 
 void DeviceCopies::pin(at::Tensor& tensor) const {

@@ -57,7 +57,7 @@ struct Launch {
 struct Counts {
   int launches = 0;
   int waits = 0;  // of streams for events
-  // The host's waits by cause, without those of the library's task queues: nobody waits for these.
+  // The host's waits by cause, without those of the library's task queues, which delay no program.
   std::map<std::string, int> synchronizations{};
   [[nodiscard]] int all_synchronizations() const;
 };
