@@ -1,4 +1,4 @@
-"""`./dev bench memory`: the memory of a rank by `lockstep bench memory`, compared with the formulas, and under a
+"""`./dev bench memory`: the memory of a rank by `lockstep-measure memory`, compared with the formulas, and under a
 limit.
 
 counters     bytes per parameter of parameters, gradients and optimizer state, over the formula
@@ -36,7 +36,7 @@ GIVES_BACK = {"MALLOC_TRIM_THRESHOLD_": "131072"}
 class Row:
     kind: str
     size: tuple
-    measured: dict  # from `lockstep bench memory --json`
+    measured: dict  # from `lockstep-measure memory --json`
     bytes: float
     expected: float
     limit: int = 0
@@ -82,7 +82,7 @@ def words_of(options, size, *more):
     return [
         str(word)
         for word in (
-            options.bench_program,
+            options.measure_program,
             "memory",
             "--json",
             "--size",
@@ -95,7 +95,7 @@ def words_of(options, size, *more):
 
 
 def measured_by(command, variables=None):
-    """Returns the rows that `lockstep bench memory` prints."""
+    """Returns the rows that `lockstep-measure memory` prints."""
     done = subprocess.run(
         command, env=environment(1, variables or {}), stdout=subprocess.PIPE, text=True, check=False
     )

@@ -38,7 +38,7 @@ def parser_of_all():
 def main():
     options = parser_of_all().parse_args()
     options.rank_program = options.build / "bench/lockstep-bench-rank"
-    options.bench_program = options.build / "bin/lockstep-bench"
+    options.measure_program = options.build / "bench/lockstep-measure"
     judgements = Judgements()
     try:
         importlib.import_module(options.bench).compare(options, judgements)

@@ -3,7 +3,7 @@
 #include "base/check.h"
 #include "serve.h"
 
-#include "apps/bench/optimizer/work.h"
+#include "measure/optimizer_work.h"
 #include "sys/program.h"
 
 #include <ATen/Parallel.h>
@@ -13,17 +13,17 @@
 namespace lockstep::bench {
 
 int serve_optimizer(const Words& words) {
-  apps::OptimizerSizes sizes;
+  OptimizerSizes sizes;
   std::string state = "float32";
   int threads = 1;
   CommandOptions options("lockstep-bench-rank optimizer", "", "");
   options.add({"tensors", "N", ""}, number_into(sizes.tensors, 1, 100'000));
   options.add({"elements", "N", ""}, number_into(sizes.elements, 1, 1 << 30));
-  options.add({"state", "WORD", ""}, word_into(state, apps::state_names()));
+  options.add({"state", "WORD", ""}, word_into(state, state_names()));
   options.add({"threads", "N", ""}, number_into(threads, 1, 1024));
   if (auto code = sys::answer(options.read(words), options)) return *code;
   at::set_num_threads(threads);
-  apps::OptimizerWork work(sizes, state);
+  OptimizerWork work(sizes, state);
   serve(std::cin, std::cout, {{"ready", true}}, [&](const std::string& line) {
     auto blank = line.find(' ');
     std::string what = line.substr(0, blank);

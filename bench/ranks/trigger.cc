@@ -7,7 +7,7 @@
 #include "dispatch/key.h"
 
 #include "apps/bench/spread.h"
-#include "apps/bench/step/training.h"
+#include "measure/training.h"
 #include "sys/program.h"
 
 #include <lockstep/base/deadline.h>
@@ -98,10 +98,10 @@ double extra_seconds(const at::Tensor& sharded, Operation&& operation) {
 
 class ShardedGpt {
  public:
-  ShardedGpt(const apps::ModelSize& size, const Group& world)
-      : model_(apps::make_bench_model("gpt", size)),
-        batches_(apps::batches_of_rank(world.rank())),
-        sharded_(fully_shard(model_.module, world, *apps::shard_options_of("full", model_.units))),
+  ShardedGpt(const ModelSize& size, const Group& world)
+      : model_(make_bench_model("gpt", size)),
+        batches_(batches_of_rank(world.rank())),
+        sharded_(fully_shard(model_.module, world, *shard_options_of("full", model_.units))),
         adamw_(sharded_.parameters(), torch::optim::AdamWOptions(1e-4)) {
     for (int i = 0; i < uncounted_steps; ++i) step();
   }
@@ -134,7 +134,7 @@ class ShardedGpt {
   }
 
  private:
-  apps::BenchModel model_;
+  BenchModel model_;
   at::Generator batches_;
   ShardedModule sharded_;
   optim::AdamW adamw_;
@@ -143,7 +143,7 @@ class ShardedGpt {
 }  // namespace
 
 int serve_trigger(const Words& words) {
-  apps::ModelSize size = apps::usual_size("gpt");
+  ModelSize size = usual_size("gpt");
   int threads = 1;
   CommandOptions options("lockstep-bench-rank trigger", "", "");
   options.add({"width", "N", ""}, number_into(size.width, 1, 1 << 20));

@@ -9,7 +9,7 @@
 namespace lockstep::optim {
 
 // The hardware prefetcher restarts at every page (1,024 floats), and a loop with a square root and
-// a division fills the reorder window before the next loads are issued. `lockstep bench optimizer`
+// a division fills the reorder window before the next loads are issued. `lockstep-measure optimizer`
 // shows the gain; on Zen 3, all distances from 64 to 192 perform alike, and 512 gains nothing.
 inline constexpr std::size_t elements_ahead = 96;
 

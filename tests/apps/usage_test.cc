@@ -109,15 +109,10 @@ const Mistake mistakes[] = {
      "--top-k: expected an integer from 0 to 1099511627776, found '-1'"},
     {{"eval"}, "RUN is missing: name a run's folder or a file model.safetensors"},
     {{"eval", "run", "-n", "0"}, "--ranks: expected an integer from 1 to 4096, found '0'"},
-    {{"bench"}, "name a command: step, memory, collectives, optimizer"},
-    {{"bench", "stpe"}, "unknown command 'stpe'; did you mean 'step'?"},
+    {{"bench"}, "name a command: collectives"},
+    {{"bench", "colectives"}, "unknown command 'colectives'; did you mean 'collectives'?"},
     {{"bench", "--ranks", "2"}, "unknown option '--ranks'; lockstep bench --help lists them"},
-    {{"bench step", "--rank", "2"}, "unknown option '--rank'; did you mean '--ranks'?"},
-    {{"bench step", "--model", "cnn"}, "--model: unknown value 'cnn'; known: mlp, gpt"},
-    {{"bench step", "--size", "12"}, "--size: expected width x layers such as 4096x12, found '12'"},
-    {{"bench step", "--model", "gpt", "--mode", "ddp", "--size", "100x2"},
-     "--size: expected a width that is a multiple of gpt's 6 heads, found 100"},
-    {{"bench memory", "--steps", "x"}, "--steps: expected an integer from 1 to 1000, found 'x'"},
+    {{"bench collectives", "--rank", "2"}, "unknown option '--rank'; did you mean '--ranks'?"},
     {{"bench collectives", "--op", "allreduce"},
      "--op: unknown value 'allreduce'; did you mean 'all_reduce'?"},
     {{"bench collectives", "--ranks", "100000"},
@@ -128,9 +123,7 @@ const Mistake mistakes[] = {
      "--from: expected at most --to, which is 1 KiB, found 1 MiB"},
     {{"bench collectives", "--engine", "glo"},
      "--engine: unknown value 'glo'; did you mean 'gloo'?"},
-    {{"bench collectives", "--turn", "nan"}, "--turn: expected 0.0001 to 60 seconds, found 'nan'"},
-    {{"bench optimizer", "--states", "float8"},
-     "--states: unknown value 'float8'; did you mean 'float32'?"}};
+    {{"bench collectives", "--turn", "nan"}, "--turn: expected 0.0001 to 60 seconds, found 'nan'"}};
 
 // One test per program, because loading LibTorch takes time.
 class UsageOf : public testing::TestWithParam<const char*> {};
@@ -196,9 +189,7 @@ INSTANTIATE_TEST_SUITE_P(Usage, HelpOf,
                          testing::Values(Words{}, Words{"run"}, Words{"info"}, Words{"report"},
                                          Words{"plan"}, Words{"plan", "pipeline"}, Words{"train"},
                                          Words{"train", "mlp"}, Words{"generate"}, Words{"eval"},
-                                         Words{"bench", "step"}, Words{"bench", "memory"},
-                                         Words{"bench", "collectives"},
-                                         Words{"bench", "optimizer"}),
+                                         Words{"bench", "collectives"}),
                          [](const auto& info) {
                            std::string name = "lockstep";
                            for (const std::string& word : info.param) name += "_" + word;

@@ -41,7 +41,7 @@ foreach(ranks IN ITEMS 1 2)
 endforeach()
 must_say("steps=1 " "${PREFIX}/bin/lockstep" train gpt --config "${PREFIX}/share/lockstep/text_small.toml"
   --data "${SOURCE_FOLDER}/run.cmake" --out "${WORK_FOLDER}/run-text" --steps 1 --threads 1)
-must_say("Usage: lockstep bench step" "${PREFIX}/bin/lockstep" bench step --help)
+must_say("Usage: lockstep bench collectives" "${PREFIX}/bin/lockstep" bench collectives --help)
 set(complete bash "${SOURCE_FOLDER}/completion.sh" "${PREFIX}")
 must_say("^--ranks\n" ${complete} train mlp --ra)
 must_say("^gpt\n" ${complete} train g)

@@ -24,6 +24,7 @@ from support import Process, adopt_orphans, end_all, environment, example, expec
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = (r"(lockstep(-train)?|mpirun|srun|torchrun|\./dev|\./1\d_\w+|16_\w+|cmake|python3|[A-Z_]+=\S+|head|export|"
+           r"build/release/bench/lockstep-measure|"
            r"gpu/bin/pip) ")
 
 # Lines that other tests run, or that install or measure for many minutes: (pattern, reason).
@@ -38,9 +39,10 @@ ELSEWHERE = [
 ]
 
 # Measurements that take minutes, with smaller settings.
-SMALL = {"lockstep bench step": " --size 96x2 --rounds 1 --steps 1",
-         "lockstep bench memory": " --size 96x2 --steps 1",
-         "lockstep bench optimizer": " --tensors 2 --elements 4096 --rounds 1 --steps 1"}
+MEASURE = "build/release/bench/lockstep-measure"
+SMALL = {f"{MEASURE} step": " --size 96x2 --rounds 1 --steps 1",
+         f"{MEASURE} memory": " --size 96x2 --steps 1",
+         f"{MEASURE} optimizer": " --tensors 2 --elements 4096 --rounds 1 --steps 1"}
 
 # Lines that show an error, and their exit codes.
 FAILS = {"lockstep plan pipeline --schedule mine.csv": 1}
@@ -125,6 +127,8 @@ def prepare(folder):
     write_bpe(folder / "gpt2")
     write_digits(folder / "data/mnist")
     (folder / "tools").symlink_to(ROOT / "tools")
+    (folder / MEASURE).parent.mkdir(parents=True)
+    (folder / MEASURE).symlink_to(pathlib.Path(lockstep()).parents[1] / "bench/lockstep-measure")
     (folder / "train").symlink_to(example("01_hello_ranks"))
     for name in ("10_all_axes", "12_data_parallel", "13_diloco", "16_your_own_task", "21_your_own_plan"):
         (folder / name).symlink_to(example(name))
@@ -209,7 +213,7 @@ class Runner:
             return "its options are there"
         if re.search(r"\blockstep(-| )train\b|^16_your_own_task", command):
             self.trains(command)
-        elif small := SMALL.get(" ".join(command.split()[:3])):
+        elif small := SMALL.get(" ".join(command.split()[:2])):
             self.ends(re.sub(r" --size \S+", "", command) + small)
             return "ran with small sizes"
         elif "lockstep bench " in command:

@@ -1,7 +1,7 @@
 // AdamW over many parameters, and a pass over the same memory with almost no arithmetic.
 #pragma once
 
-#include "apps/bench/optimizer/memory_mix.h"
+#include "measure/memory_mix.h"
 
 #include <lockstep/optim/adamw.h>
 
@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-namespace lockstep::apps {
+namespace lockstep::bench {
 
 // Returns the storage formats of AdamW's averages: float32, bfloat16, blocks.
 [[nodiscard]] std::span<const std::string_view> state_names();
@@ -51,4 +51,4 @@ class OptimizerWork {
   Mix mix_ = Mix::plain;
 };
 
-}  // namespace lockstep::apps
+}  // namespace lockstep::bench

@@ -1,7 +1,7 @@
-// `lockstep bench step`: measures the time of a training step in each of our modes.
+// `lockstep-measure step`: measures the time of a training step in each of our modes.
 #pragma once
 
-#include "apps/bench/models.h"
+#include "measure/models.h"
 
 #include <lockstep/comm/group.h>
 
@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace lockstep::apps {
+namespace lockstep::bench {
 
 struct StepOptions {
   std::string model = "mlp";                                // a name in models.h
@@ -29,4 +29,4 @@ struct StepOptions {
 // that train the same model have different losses.
 void measure_steps(const StepOptions& options, const Group& world);
 
-}  // namespace lockstep::apps
+}  // namespace lockstep::bench

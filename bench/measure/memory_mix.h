@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-namespace lockstep::apps {
+namespace lockstep::bench {
 
 // Memory of one parameter tensor: float32, `count` elements each.
 struct MixSpan {
@@ -22,4 +22,4 @@ enum class Mix { plain, ahead };
 // change.
 void run_memory_mix(const MixSpan& span, Mix mix, float one, float nothing);
 
-}  // namespace lockstep::apps
+}  // namespace lockstep::bench

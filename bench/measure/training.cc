@@ -1,6 +1,5 @@
-#include "apps/bench/step/training.h"
+#include "measure/training.h"
 
-#include "apps/bench/held_bytes.h"
 #include "base/check.h"
 #include "base/text.h"
 
@@ -12,11 +11,47 @@
 
 #include <ctime>
 
+#include <lockstep/base/deadline.h>
+#include <lockstep/optim/state.h>
+#include <torch/utils.h>
 #include <array>
+#include <set>
 #include <utility>
 
-namespace lockstep::apps {
+namespace lockstep::bench {
 namespace {
+
+constexpr std::size_t kept_losses = 5;
+
+BenchModel seeded_model(const StepWorkOptions& options) {
+  torch::manual_seed(1);
+  return make_bench_model(options.model, options.size);
+}
+
+// Returns the bytes of the distinct storages of `tensors`, each counted once and in full.
+std::int64_t storage_bytes(std::span<const at::Tensor> tensors) {
+  std::set<const void*> seen;
+  std::int64_t bytes = 0;
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.defined() || !seen.insert(tensor.storage().unsafeGetStorageImpl()).second) continue;
+    bytes += static_cast<std::int64_t>(tensor.storage().nbytes());
+  }
+  return bytes;
+}
+
+// Returns the state of an Adam or AdamW optimizer, torch's or ours: averages, squares and masters.
+std::vector<at::Tensor> adam_state(const torch::optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& [parameter, state] : optimizer.state()) {
+    if (const auto* adam = dynamic_cast<const torch::optim::AdamWParamState*>(state.get())) {
+      tensors.push_back(adam->exp_avg());
+      tensors.push_back(adam->exp_avg_sq());
+    }
+    if (const auto* beside = dynamic_cast<const optim::ExtraState*>(state.get()))
+      tensors.push_back(beside->master_parameter);
+  }
+  return tensors;
+}
 
 constexpr double learning_rate = 1e-4;
 
@@ -119,12 +154,12 @@ double Training::step() {
 
 std::int64_t Training::held_bytes() const {
   std::vector<at::Tensor> tensors = adam_state(*optimizer_);
-  if (sharded_) return apps::held_bytes(tensors) + sharded_->memory().total();
+  if (sharded_) return storage_bytes(tensors) + sharded_->memory().total();
   for (const at::Tensor& parameter : parameters()) {
     tensors.push_back(parameter);
     tensors.push_back(parameter.grad());
   }
-  return apps::held_bytes(tensors);
+  return storage_bytes(tensors);
 }
 
 std::int64_t Training::unit_bytes() const {
@@ -145,4 +180,17 @@ bool Training::is_fused() const {
   return dynamic_cast<const optim::AdamW*>(optimizer_.get()) != nullptr;
 }
 
-}  // namespace lockstep::apps
+StepWork::StepWork(const StepWorkOptions& options, const Group& world)
+    : training_(seeded_model(options), options.mode, options.fused, world) {
+  for (int step = 0; step < uncounted_steps; ++step) (void)this->step();
+}
+
+double StepWork::step() {
+  auto start = Clock::now();
+  double loss = training_.step();
+  auto end = Clock::now();
+  if (losses_.size() < kept_losses) losses_.push_back(loss);
+  return std::chrono::duration<double>(end - start).count();
+}
+
+}  // namespace lockstep::bench

@@ -1,18 +1,22 @@
-// lockstep bench memory: counters agree with the formulas, and resident memory is measured.
-#include "apps/bench_output.h"
+// lockstep-measure memory: counters agree with the formulas, and resident memory is measured.
+#include "measure/measure.h"
+#include "measure/resident.h"
+
+#include <lockstep/base/error.h>
 
 #include <set>
 #include <string>
+#include <vector>
 
 namespace lockstep {
 namespace {
 
 using nlohmann::json;
 
-class BenchMemory : public test::BenchTest {};
+class MeasureMemory : public test::MeasureTest {};
 
 // Widths that three ranks cannot divide evenly are padded; 256 x 4 needs little padding.
-TEST_F(BenchMemory, CountersAreThoseOfTheFormulas) {
+TEST_F(MeasureMemory, CountersAreThoseOfTheFormulas) {
   for (int ranks = 1; ranks <= 3; ++ranks) {
     std::set<std::string> seen;
     for (const json& row :
@@ -27,7 +31,7 @@ TEST_F(BenchMemory, CountersAreThoseOfTheFormulas) {
 
 // The processes are small here, so this test only checks that the measurement exists and is near
 // the expected value.
-TEST_F(BenchMemory, PagesAreMeasured) {
+TEST_F(MeasureMemory, PagesAreMeasured) {
   for (const char* mode : {"ddp", "optimizer", "gradients", "full"})
     for (const char* deferred : {"", " --deferred"}) {
       if (mode == std::string("ddp") && *deferred != '\0') continue;
@@ -44,6 +48,31 @@ TEST_F(BenchMemory, PagesAreMeasured) {
                 2 * row.at("pss_bytes").get<double>() + (1 << 20));
       EXPECT_GT(row.at("p50_s"), 0) << row;
     }
+}
+
+TEST(Resident, ReadsWhatLinuxPrints) {
+  const std::string text =
+      "560000000000-7ffd00000000 ---p 00000000 00:00 0                 [rollup]\n"
+      "Rss:                9000 kB\n"
+      "Pss:                5000 kB\n"
+      "Pss_Dirty:          4100 kB\n"
+      "Pss_Anon:           3000 kB\n"
+      "Pss_File:           1500 kB\n"
+      "Pss_Shmem:           500 kB\n";
+  bench::Resident found = bench::parse_resident(text);
+  EXPECT_EQ(found.pss, 5000 * 1024);
+  EXPECT_EQ(found.anonymous, 3000 * 1024);
+  EXPECT_EQ(found.files, 1500 * 1024);
+  EXPECT_EQ(found.shared, 500 * 1024);
+  EXPECT_THROW((void)bench::parse_resident("Rss: 1 kB\n"), BadInput);
+  EXPECT_THROW((void)bench::parse_resident(text.substr(0, text.size() - 20)), BadInput);
+}
+
+TEST(Resident, SeesMemoryThatIsTouched) {
+  bench::Resident before = bench::resident_now();
+  std::vector<char> touched(32 << 20, 1);
+  EXPECT_GT(bench::resident_now().pss - before.pss, 31 << 20);
+  EXPECT_EQ(touched.back(), 1);
 }
 
 }  // namespace

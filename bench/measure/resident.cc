@@ -1,4 +1,4 @@
-#include "apps/bench/memory/resident.h"
+#include "measure/resident.h"
 
 #include "base/check.h"
 #include "base/text.h"
@@ -7,7 +7,7 @@
 #include <iterator>
 #include <string>
 
-namespace lockstep::apps {
+namespace lockstep::bench {
 namespace {
 
 // Parses a line such as "Pss_Anon:            4096 kB".
@@ -39,4 +39,4 @@ Resident resident_now() {
   return parse_resident(std::string(std::istreambuf_iterator<char>(file), {}));
 }
 
-}  // namespace lockstep::apps
+}  // namespace lockstep::bench

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace lockstep::apps {
+namespace lockstep::bench {
 
 // Proportional set size: a page that n processes share counts 1/n in each of them, so the sum over
 // processes is the memory in use.
@@ -17,4 +17,4 @@ struct Resident {
 [[nodiscard]] Resident parse_resident(std::string_view smaps_rollup);
 [[nodiscard]] Resident resident_now();
 
-}  // namespace lockstep::apps
+}  // namespace lockstep::bench

@@ -1,7 +1,7 @@
-// Training of a model of models.h in one of our modes.
+// Training of a model of models.h in one of our modes, and its timed steps.
 #pragma once
 
-#include "apps/bench/models.h"
+#include "measure/models.h"
 
 #include <lockstep/comm/group.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
@@ -18,7 +18,7 @@
 #include <string_view>
 #include <vector>
 
-namespace lockstep::apps {
+namespace lockstep::bench {
 
 // Returns the modes of a step: none (ranks are independent), ddp, the sharded modes, and tensor
 // (ranks compute one batch together, that of rank 0).
@@ -81,4 +81,31 @@ class Training {
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };
 
-}  // namespace lockstep::apps
+struct StepWorkOptions {
+  std::string model = "mlp";
+  ModelSize size = {};
+  std::string mode = "ddp";
+  bool fused = false;  // one-pass AdamW
+};
+
+class StepWork {
+ public:
+  static constexpr int uncounted_steps = 2;
+
+  // Makes the model, with equal weights on every rank, and runs the uncounted steps. Collective,
+  // unless the mode is none.
+  StepWork(const StepWorkOptions& options, const Group& world);
+
+  // Makes one step and returns its seconds on this rank.
+  double step();
+
+  [[nodiscard]] const Training& training() const { return training_; }
+  // Losses of this rank's first steps, including uncounted ones.
+  [[nodiscard]] const std::vector<double>& losses() const { return losses_; }
+
+ private:
+  Training training_;
+  std::vector<double> losses_;
+};
+
+}  // namespace lockstep::bench

@@ -16,7 +16,7 @@
 #include <string_view>
 #include <vector>
 
-namespace lockstep::apps {
+namespace lockstep::bench {
 
 // "mlp", "gpt".
 [[nodiscard]] std::span<const std::string_view> model_names();
@@ -47,4 +47,4 @@ struct BenchModel {
 // Returns the generator of one rank's batches, seeded with the rank.
 [[nodiscard]] at::Generator batches_of_rank(int rank);
 
-}  // namespace lockstep::apps
+}  // namespace lockstep::bench

@@ -1,11 +1,11 @@
-#include "apps/bench/step/step.h"
+#include "measure/step.h"
 
 #include "apps/bench/spread.h"
-#include "apps/bench/step/work.h"
 #include "apps/bench/together.h"
 #include "base/check.h"
 #include "base/text.h"
 #include "matmul/matmul.h"
+#include "measure/training.h"
 
 #include <nlohmann/json.hpp>
 
@@ -15,7 +15,7 @@
 #include <memory>
 #include <utility>
 
-namespace lockstep::apps {
+namespace lockstep::bench {
 namespace {
 
 constexpr double equal_losses = 1e-4;  // relative
@@ -38,7 +38,7 @@ void take_turn(const Group& world, MeasuredMode& mode, int steps) {
     mode.backward.push_back(parts.backward);
     mode.update.push_back(parts.update);
   }
-  auto slowest = largest_of_ranks(world, own);
+  auto slowest = apps::largest_of_ranks(world, own);
   mode.seconds.insert(mode.seconds.end(), slowest.begin(), slowest.end());
 }
 
@@ -67,7 +67,8 @@ void run_rounds(std::vector<MeasuredMode>& modes, const StepOptions& options, co
       take_turn(world, modes[(i + round) % modes.size()], options.steps);
   for (MeasuredMode& mode : modes) {
     std::int64_t own[] = {mode.work->training().held_bytes()};
-    for (const auto& rank : gathered(world, own)) mode.bytes = std::max(mode.bytes, rank.front());
+    for (const auto& rank : apps::gathered(world, own))
+      mode.bytes = std::max(mode.bytes, rank.front());
   }
 }
 
@@ -83,7 +84,7 @@ void check_losses(const std::vector<MeasuredMode>& modes, bool is_root) {
       for (std::size_t step = 0; step < (alone ? 1 : own.size()); ++step)
         if (!(std::abs(own[step] - others[step]) <= equal_losses * std::abs(others[step])))
           throw Error(
-              formatted("bench step: expected equal losses at step {}, found {} in mode {} "
+              formatted("step: expected equal losses at step {}, found {} in mode {} "
                         "and {} in mode {}",
                         step, own[step], mode.name, others[step], other.name));
     }
@@ -91,7 +92,7 @@ void check_losses(const std::vector<MeasuredMode>& modes, bool is_root) {
 
 void print_json(const StepOptions& options, const std::string& optimizer, int ranks,
                 const MeasuredMode& mode) {
-  Spread seconds = spread_of(mode.seconds);
+  apps::Spread seconds = apps::spread_of(mode.seconds);
   ModelSize size = options.size.value_or(usual_size(options.model));
   nlohmann::ordered_json row{{"bench", "step"},      {"model", options.model},
                              {"width", size.width},  {"depth", size.depth},
@@ -102,9 +103,9 @@ void print_json(const StepOptions& options, const std::string& optimizer, int ra
                              {"max_s", seconds.max}, {"steps", mode.seconds.size()},
                              {"bytes", mode.bytes},  {"losses", mode.work->losses()}};
   row["products"] = matmul::library();
-  row["cpu_forward_s"] = spread_of(mode.forward).p50;
-  row["cpu_backward_s"] = spread_of(mode.backward).p50;
-  row["cpu_update_s"] = spread_of(mode.update).p50;
+  row["cpu_forward_s"] = apps::spread_of(mode.forward).p50;
+  row["cpu_backward_s"] = apps::spread_of(mode.backward).p50;
+  row["cpu_update_s"] = apps::spread_of(mode.update).p50;
   print_to(stdout, "{}\n", row.dump());
 }
 
@@ -119,7 +120,7 @@ void print_table(const StepOptions& options, const std::string& optimizer, int r
   print_to(stdout, "{:<18}{:>10}{:>10}{:>10}{:>10}{:>10}{:>12}   first losses\n", "seconds", "min",
            "p25", "p50", "p75", "max", "bytes");
   for (const MeasuredMode& mode : modes) {
-    Spread seconds = spread_of(mode.seconds);
+    apps::Spread seconds = apps::spread_of(mode.seconds);
     print_to(stdout, "{:<18}", mode.name);
     for (double value : {seconds.min, seconds.p25, seconds.p50, seconds.p75, seconds.max})
       print_to(stdout, "{:>10.4f}", value);
@@ -129,8 +130,9 @@ void print_table(const StepOptions& options, const std::string& optimizer, int r
   print_to(stdout, "{:<18}{:>10}{:>10}{:>10}\n", "cpu of rank 0, p50", "forward", "backward",
            "update");
   for (const MeasuredMode& mode : modes)
-    print_to(stdout, "{:<18}{:>10.4f}{:>10.4f}{:>10.4f}\n", mode.name, spread_of(mode.forward).p50,
-             spread_of(mode.backward).p50, spread_of(mode.update).p50);
+    print_to(stdout, "{:<18}{:>10.4f}{:>10.4f}{:>10.4f}\n", mode.name,
+             apps::spread_of(mode.forward).p50, apps::spread_of(mode.backward).p50,
+             apps::spread_of(mode.update).p50);
   print_to(stdout, "\n");
 }
 
@@ -149,4 +151,4 @@ void measure_steps(const StepOptions& options, const Group& world) {
   }
 }
 
-}  // namespace lockstep::apps
+}  // namespace lockstep::bench

@@ -1,4 +1,4 @@
-#include "apps/bench/optimizer/optimizer.h"
+#include "measure/optimizer.h"
 
 #include "apps/bench/spread.h"
 #include "base/format.h"
@@ -12,7 +12,7 @@
 #include <optional>
 #include <utility>
 
-namespace lockstep::apps {
+namespace lockstep::bench {
 namespace {
 
 // One row of the table. The memory pass uses the arrays of float32.
@@ -47,19 +47,19 @@ void take_turn(Contender& contender, int steps) {
 
 // Returns the ratio of two times: the time that the memory pass needs to move the contender's
 // bytes, and the contender's own time.
-std::optional<Spread> share_of_bound(const Contender& contender,
-                                     const std::vector<Contender>& contenders) {
+std::optional<apps::Spread> share_of_bound(const Contender& contender,
+                                           const std::vector<Contender>& contenders) {
   for (const Contender& memory : contenders) {
     if (memory.name != "memory") continue;
     std::vector<double> shares;
     for (std::size_t i = 0; i < memory.by_round.size(); ++i)
       shares.push_back(memory.by_round[i] * contender.bytes / memory.bytes / contender.by_round[i]);
-    return spread_of(std::move(shares));
+    return apps::spread_of(std::move(shares));
   }
   return std::nullopt;
 }
 
-nlohmann::ordered_json json_of(const Spread& spread) {
+nlohmann::ordered_json json_of(const apps::Spread& spread) {
   return {{"min", spread.min},
           {"p25", spread.p25},
           {"p50", spread.p50},
@@ -68,8 +68,8 @@ nlohmann::ordered_json json_of(const Spread& spread) {
 }
 
 void print_json(const OptimizerOptions& options, const Contender& contender,
-                const std::optional<Spread>& share) {
-  Spread seconds = spread_of(contender.seconds);
+                const std::optional<apps::Spread>& share) {
+  apps::Spread seconds = apps::spread_of(contender.seconds);
   nlohmann::ordered_json row{{"bench", "optimizer"},
                              {"kind", contender.name},
                              {"parameters", options.sizes.parameters()},
@@ -91,8 +91,8 @@ void print_heading(const OptimizerOptions& options) {
 }
 
 void print_line(const OptimizerOptions& options, const Contender& contender,
-                const std::optional<Spread>& share) {
-  Spread seconds = spread_of(contender.seconds);
+                const std::optional<apps::Spread>& share) {
+  apps::Spread seconds = apps::spread_of(contender.seconds);
   double moved = contender.bytes * static_cast<double>(options.sizes.parameters());
   print_to(stdout, "{:<12}{:>10.2f}{:>10.2f}{:>8.2f}{:>9.2f}  {}\n", contender.name,
            seconds.min * 1e3, seconds.p50 * 1e3, contender.bytes, moved / seconds.p50 / 1e9,
@@ -117,4 +117,4 @@ void measure_optimizers(const OptimizerOptions& options) {
   std::fflush(stdout);
 }
 
-}  // namespace lockstep::apps
+}  // namespace lockstep::bench

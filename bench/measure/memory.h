@@ -1,8 +1,8 @@
-// `lockstep bench memory`: the memory of a rank in each of our modes, by the library's counters and
+// `lockstep-measure memory`: the memory of a rank in each of our modes, by the library's counters and
 // by Linux, next to the expected value.
 #pragma once
 
-#include "apps/bench/models.h"
+#include "measure/models.h"
 
 #include <lockstep/comm/group.h>
 
@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace lockstep::apps {
+namespace lockstep::bench {
 
 struct MemoryOptions {
   std::vector<std::string> modes = {};  // modes of training.h; empty: all
@@ -27,4 +27,4 @@ struct MemoryOptions {
 // one mode per process.
 void measure_memory(const MemoryOptions& options, const Group& world);
 
-}  // namespace lockstep::apps
+}  // namespace lockstep::bench

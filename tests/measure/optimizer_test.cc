@@ -1,5 +1,5 @@
-// lockstep bench optimizer: every state is measured and compared with the memory pass.
-#include "apps/bench_output.h"
+// lockstep-measure optimizer: every state is measured and compared with the memory pass.
+#include "measure/measure.h"
 
 #include <set>
 #include <string>
@@ -9,9 +9,9 @@ namespace {
 
 using nlohmann::json;
 
-class BenchOptimizer : public test::BenchTest {};
+class MeasureOptimizer : public test::MeasureTest {};
 
-TEST_F(BenchOptimizer, EveryStateIsARowBesideTheMemoryPass) {
+TEST_F(MeasureOptimizer, EveryStateIsARowBesideTheMemoryPass) {
   std::set<std::string> kinds;
   for (const json& row : rows_of("optimizer --tensors 2 --elements 5000 --rounds 2 --steps 1")) {
     EXPECT_EQ(row.at("bench"), "optimizer");

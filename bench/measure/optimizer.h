@@ -1,12 +1,12 @@
-// `lockstep bench optimizer`: compares a step of our AdamW with the memory bound.
+// `lockstep-measure optimizer`: compares a step of our AdamW with the memory bound.
 #pragma once
 
-#include "apps/bench/optimizer/work.h"
+#include "measure/optimizer_work.h"
 
 #include <string>
 #include <vector>
 
-namespace lockstep::apps {
+namespace lockstep::bench {
 
 struct OptimizerOptions {
   OptimizerSizes sizes;
@@ -20,4 +20,4 @@ struct OptimizerOptions {
 // Measures in this process; each state and the memory pass take turns. Prints the table.
 void measure_optimizers(const OptimizerOptions& options);
 
-}  // namespace lockstep::apps
+}  // namespace lockstep::bench

@@ -1,16 +1,16 @@
 // Compiled once per instruction set (Highway's foreach_target); the set is chosen at run time.
-#include "apps/bench/optimizer/memory_mix.h"
+#include "measure/memory_mix.h"
 
 #include "optim/prefetch.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "apps/bench/optimizer/memory_mix.cc"
+#define HWY_TARGET_INCLUDE "measure/memory_mix.cc"
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
 HWY_BEFORE_NAMESPACE();
-namespace lockstep::apps::HWY_NAMESPACE {
+namespace lockstep::bench::HWY_NAMESPACE {
 namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -37,11 +37,11 @@ void RunMix(const MixSpan& span, Mix mix, float one, float nothing) {
 }
 
 }  // namespace
-}  // namespace lockstep::apps::HWY_NAMESPACE
+}  // namespace lockstep::bench::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace lockstep::apps {
+namespace lockstep::bench {
 namespace {
 HWY_EXPORT(RunMix);
 }  // namespace
@@ -50,5 +50,5 @@ void run_memory_mix(const MixSpan& span, Mix mix, float one, float nothing) {
   HWY_DYNAMIC_DISPATCH(RunMix)(span, mix, one, nothing);
 }
 
-}  // namespace lockstep::apps
+}  // namespace lockstep::bench
 #endif

@@ -1,4 +1,4 @@
-#include "apps/bench/optimizer/work.h"
+#include "measure/optimizer_work.h"
 
 #include "optim/threads.h"
 
@@ -12,7 +12,7 @@
 #include <array>
 #include <limits>
 
-namespace lockstep::apps {
+namespace lockstep::bench {
 namespace {
 
 constexpr std::array<std::string_view, 3> states{"float32", "bfloat16", "blocks"};
@@ -96,4 +96,4 @@ void OptimizerWork::choose_mix() {
   mix_ = ahead < plain ? Mix::ahead : Mix::plain;
 }
 
-}  // namespace lockstep::apps
+}  // namespace lockstep::bench

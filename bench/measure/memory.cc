@@ -1,10 +1,10 @@
-#include "apps/bench/memory/memory.h"
+#include "measure/memory.h"
 
-#include "apps/bench/memory/resident.h"
 #include "apps/bench/spread.h"
-#include "apps/bench/step/training.h"
 #include "apps/bench/together.h"
 #include "base/format.h"
+#include "measure/resident.h"
+#include "measure/training.h"
 #include "sys/failure_text.h"
 #include "sys/heap.h"
 
@@ -19,7 +19,7 @@
 #include <numeric>
 #include <utility>
 
-namespace lockstep::apps {
+namespace lockstep::bench {
 namespace {
 
 constexpr ModelSize small_size{.width = 64, .depth = 2, .rows = 4};
@@ -103,13 +103,13 @@ Row measured_row(const std::string& mode, const std::string& dtype, const Memory
   row.expected = expected_bytes(mode, dtype == "bfloat16" ? 2 : 4, world.size(), row.parameters);
   Measured own = measured_here(row, options, world);
   std::array values{own.kept, own.units, own.peak_units, own.growth, own.idle_growth};
-  for (const auto& rank : gathered(world, values))
+  for (const auto& rank : apps::gathered(world, values))
     row.ranks.push_back({rank[0], rank[1], rank[2], rank[3], rank[4]});
   return row;
 }
 
 void print_json(const Row& row) {
-  Spread seconds = spread_of(row.seconds);
+  apps::Spread seconds = apps::spread_of(row.seconds);
   std::int64_t kept = row.most(&Measured::kept);
   nlohmann::ordered_json object{{"bench", "memory"},
                                 {"mode", row.mode},
@@ -165,4 +165,4 @@ void measure_memory(const MemoryOptions& options, const Group& world) {
     }
 }
 
-}  // namespace lockstep::apps
+}  // namespace lockstep::bench

@@ -1,4 +1,4 @@
-#include "apps/bench/models.h"
+#include "measure/models.h"
 
 #include "base/format.h"
 #include "sys/program.h"
@@ -15,7 +15,7 @@
 #include <array>
 #include <string>
 
-namespace lockstep::apps {
+namespace lockstep::bench {
 namespace {
 
 constexpr std::array<std::string_view, 2> names{"mlp", "gpt"};
@@ -82,4 +82,4 @@ at::Generator batches_of_rank(int rank) {
   return at::detail::createCPUGenerator(first_seed + static_cast<std::uint64_t>(rank));
 }
 
-}  // namespace lockstep::apps
+}  // namespace lockstep::bench
