@@ -153,7 +153,8 @@ TEST_F(CheckpointMeshes, GoOnOnAnotherMesh) {
   expect_no_faults_but(Fault::order);  // of the pipeline: docs/gpu.md
 }
 
-// Its thread's collectives would be launched beside those of training, in no common order.
+// The saving thread and the training thread would launch collectives in an order that differs
+// between ranks.
 TEST_F(CheckpointMeshes, AreNotSavedDuringTraining) {
   run_ranks(ranks, [](const Group& group, c10::Device) {
     const auto refusal =

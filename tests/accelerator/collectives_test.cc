@@ -1,4 +1,5 @@
-// Collectives of the simulated accelerator: NCCL's rules, and groups of Lockstep's on them.
+// Collectives on the simulated accelerator, which checks NCCL's rules; groups of Lockstep keep
+// them.
 #include <lockstep/base/error.h>
 #include <lockstep/comm/device.h>
 
@@ -76,7 +77,7 @@ TEST_F(Collectives, ReportCommunicatorsThatAStreamUsesInOppositeOrders) {
   EXPECT_EQ(reports[1].fault, Fault::stall);
 }
 
-// It runs here, and can hang on a device that has no room for both.
+// The program completes here, but can hang on a device that cannot run both collectives at once.
 TEST_F(Collectives, ReportOppositeOrdersOnStreamsOfTheirOwn) {
   Communicator one(2, "left"), other(2, "right");
   launch(one, 0, new_stream(device(0)));
@@ -144,7 +145,7 @@ TEST_F(Collectives, OfAGroupTakeTensorsOfTheHost) {
   });
 }
 
-// All ranks post in one order: the message from rank 0 first.
+// All ranks post the message from rank 0 first.
 TEST_F(Collectives, OfAGroupSendMessagesInBothDirections) {
   run_ranks(2, [](Group group, c10::Device device) {
     const int other = 1 - group.rank();
@@ -202,7 +203,7 @@ TEST_F(Collectives, OfAGroupAreDoneWhenTheHostHasWaited) {
   });
 }
 
-// The host has waited, so no stream needs to.
+// The host has waited, so streams need not wait.
 TEST_F(Collectives, OfAGroupAreThereForEveryStreamOnceTheHostHasWaited) {
   run_ranks(2, [](Group group, c10::Device device) {
     for (int i = 0; i < 5; ++i) {
@@ -214,7 +215,8 @@ TEST_F(Collectives, OfAGroupAreThereForEveryStreamOnceTheHostHasWaited) {
   });
 }
 
-// Its memory is not given away while the call is in flight on a stream that only another one knows.
+// The tensor's memory is not reused while the call is in flight, although only another stream has
+// waited for the call.
 TEST_F(Collectives, OfAGroupKeepTensorsThatAnotherStreamWaitsFor) {
   run_ranks(2, [](Group group, c10::Device device) {
     for (int i = 0; i < 5; ++i) {
@@ -232,7 +234,7 @@ TEST_F(Collectives, OfAGroupKeepTensorsThatAnotherStreamWaitsFor) {
   });
 }
 
-// A tensor may go, or change its stream, before the device has used it.
+// A tensor may be freed, or used on another stream, before the device has used it.
 TEST_F(Collectives, OfAGroupKeepTheirTensors) {
   run_ranks(2, [](Group group, c10::Device device) {
     for (int i = 0; i < 20; ++i) {
@@ -277,10 +279,10 @@ TEST_F(Collectives, WhoseWaitIsForgottenAreReported) {
   expect_fault(Fault::race, "'all_reduce Float x 100", "'mul");
 }
 
-// The errors of a rank when the other one does not take part.
+// The errors of a rank if the other rank does not take part.
 class FailedCollectives : public Collectives {
  protected:
-  // The error that rank 0 gets from an all_reduce with a deadline of `timeout` and from the next
+  // Expects the error of rank 0 in an all_reduce with a deadline of `timeout`, and in the next
   // call, while rank 1 does something else.
   static void expect_error(const std::string& text, Duration timeout,
                            const std::function<void(Group&, c10::Device)>& rank_1) {
@@ -328,7 +330,7 @@ TEST_F(FailedCollectives, EndByAbort) {
                [](Group& group, c10::Device) { group.abort("rank 1 gives up"); });
 }
 
-// Groups whose engine moves the host's memory, with ranks that share a device.
+// Groups of an engine that moves host memory; the ranks share a device.
 class Staged : public AcceleratorTest {};
 
 TEST_F(Staged, OutputsComeAfterWhatTheirMemoryWasGivenBeforeThePost) {

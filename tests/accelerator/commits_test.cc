@@ -1,5 +1,5 @@
-// Commits of an elastic run on the simulated accelerator: a round that begins with a commit goes on
-// with the bits of a run that was never interrupted. Ranks are threads, so a round ends by itself.
+// Commits of an elastic run on the simulated accelerator: a round that restores a commit gives the
+// same bits as a run that was never interrupted. Ranks are threads, so a round ends without a loss.
 #include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/comm/local.h>
 

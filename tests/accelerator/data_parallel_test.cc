@@ -24,7 +24,7 @@ constexpr int steps_of_ddp = 3;
 
 class DataParallel : public AcceleratorTest {};
 
-// One process with the rows of all ranks. An average of two ranks rounds as this does.
+// Trains in one process on the rows of all ranks. With two ranks, averaging rounds in the same way.
 std::vector<at::Tensor> trained_alone() {
   auto model = model_on(c10::kCPU);
   torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
@@ -37,8 +37,8 @@ std::vector<at::Tensor> trained_alone() {
   return model->parameters();
 }
 
-// Trains and returns rank 1's parameters, on the CPU; none if a rank failed. Small buckets: several
-// a step.
+// Trains and returns rank 1's parameters, on the CPU; empty if a rank failed. The buckets are so
+// small that each step has several.
 std::vector<at::Tensor> trained(std::int64_t bucket_bytes = 1000) {
   std::vector<at::Tensor> found;
   const auto errors = errors_of_ranks(ranks, [&](Group group, c10::Device device) {
@@ -113,7 +113,7 @@ void expect_end_of_all_ranks(const std::string& own, const std::string& of_other
       for (int number = 1; number < 4; ++number) step(number);
     } catch (const std::exception& problem) {
       error = problem.what();
-      // LibTorch's thread of the device ends a backward() that failed a little later.
+      // After a failed backward(), LibTorch's thread of the device continues for a moment.
       std::this_thread::sleep_for(std::chrono::milliseconds(500));
     }
     test::expect_contains(error, group.rank() == 1 ? own : of_others);
@@ -123,7 +123,7 @@ void expect_end_of_all_ranks(const std::string& own, const std::string& of_other
 
 TEST_F(DataParallel, AnExceptionOfOneRankEndsTheHandleOnAll) {
   expect_end_of_all_ranks("a bad batch", "an exception ended backward()", [](models::Mlp& model) {
-    // The last one to get a gradient.
+    // The parameter that gets its gradient last.
     model->parameters().front().register_hook(
         [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("a bad batch"); });
     return loss_of(model, 0);

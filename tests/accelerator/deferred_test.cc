@@ -46,7 +46,7 @@ TEST_F(DeferredOnDevice, ATensorHasItsValuesThereWhenTheyAreUsed) {
   EXPECT_TRUE(found[1].cpu().equal(at::ones({32})));  // still a view of it
 }
 
-// The most memory that a rank's device has taken while the model was divided.
+// Returns the peak memory on a rank's device while the model was divided.
 std::int64_t peak_of_dividing(bool is_deferred) {
   std::int64_t peak = 0;
   run_ranks(2, [&](const Group& group, c10::Device own) {

@@ -1,5 +1,5 @@
-// Objects that go while a device still works for them, several of them at a time, and tensors of
-// every form, on the simulated accelerator.
+// Objects that are destroyed while the device still works for them, several handles at once, and
+// tensors of every form, on the simulated accelerator.
 #include <lockstep/base/error.h>
 #include <lockstep/comm/local.h>
 
@@ -28,7 +28,7 @@ at::TensorOptions floats_on(c10::Device device) {
 
 class Lifetimes : public AcceleratorTest {};
 
-// Their steps alternate, and so do their collectives.
+// Trains two models whose steps, and so whose collectives, alternate.
 std::vector<Values> two_models(Group group, c10::Device device) {
   auto one = model_on(device), other = model_on(device);
   DistributedDataParallel ddp(one, group, {.bucket_bytes = 600, .first_bucket_bytes = 600});
@@ -62,7 +62,7 @@ TEST_F(Lifetimes, TwoModelsOnOneGroupGetTheBitsOfTheCpu) {
   }
 }
 
-// Nothing waits for the averages of the buckets, and the memory of the model is used again.
+// Nothing waits for the averages of the buckets, and the model's memory is reused at once.
 TEST_F(Lifetimes, OfAHandleMayEndWithWorkInFlight) {
   run_ranks(ranks, [](Group group, c10::Device device) {
     for (int i = 0; i < 4; ++i) {
@@ -96,7 +96,7 @@ TEST_F(Lifetimes, OfAGroupMayEndWithCallsInFlight) {
 }
 
 // Each thread has a group and a stream, so the launches of the two groups have no common order. On
-// one stream they would wait for each other.
+// one stream the groups would wait for each other.
 TEST_F(Lifetimes, OfTwoThreadsWithAGroupEach) {
   run_ranks(ranks, [](Group group, c10::Device device) {
     auto train = [&](Group own, int seed) {
@@ -127,7 +127,7 @@ TEST_F(Lifetimes, OfATensorGoOnAfterAnError) {
     (void)test::message_of<Error>([&] {
       for (;;) group.all_reduce(values, Op::average).synchronize();
     });
-    // Its values are undefined after the failed call, but it is an ordinary tensor.
+    // After the failed call the tensor's values are undefined, but it can be used.
     values.fill_(3);
     const auto copy = values + 1;
     EXPECT_EQ(copy.sum().item<float>(), 400);
@@ -152,7 +152,7 @@ TEST_F(Forms, OfViewsAreReducedInPlace) {
   });
 }
 
-// Overlapping views: the second call comes after the first one, and both before the reader.
+// The views overlap: the second call runs after the first one, and the reader after both.
 TEST_F(Forms, OfOneStorageAreOrdered) {
   run_ranks(ranks, [](Group group, c10::Device device) {
     auto whole = at::ones({100}, floats_on(device));

@@ -23,7 +23,7 @@ constexpr std::int64_t batch_size = 4;
 
 class DeviceLoader : public AcceleratorTest {};
 
-// Sample i is 64 times i, and i.
+// Sample i: 64 elements of value i as data, and i as target.
 struct Rows {
   [[nodiscard]] std::size_t size() const { return samples; }
   [[nodiscard]] Example<> get(std::size_t index) const {
@@ -40,8 +40,8 @@ struct RowStream {
   std::int64_t place = 0;
 };
 
-// Sums what a loop over the batches sees, as a training step would: on the current stream, with
-// batches that are released while the device still works on them.
+// Sums over the batches of a loop. As in training, the sums run on the current stream, and batches
+// are released while the device still uses them.
 template <class L>
 double sum_of(L& loader, c10::Device device) {
   at::Tensor sum = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device));

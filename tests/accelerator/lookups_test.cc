@@ -1,5 +1,5 @@
 // Lookups of rows and classes that are divided over ranks, on the simulated accelerator. A rank has
-// only its own, and would take a wrong index for one of another rank.
+// only some rows, so it could mistake an index that is out of bounds for a row of another rank.
 #include <lockstep/base/error.h>
 #include <lockstep/global/linear_cross_entropy.h>
 #include <lockstep/global/tensor.h>
@@ -28,7 +28,7 @@ constexpr std::int64_t rows = 6;
 
 struct Lookup {
   std::string name;
-  // Uses the indices; the tensor of ones [rows, rows] has its rows divided.
+  // Looks the indices up in a tensor of ones [rows, rows], whose rows are divided over the ranks.
   std::function<at::Tensor(const at::Tensor& ones, const at::Tensor& indices)> run;
   std::string report;
 };

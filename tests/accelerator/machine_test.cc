@@ -110,7 +110,7 @@ TEST_F(Accelerator, AnEventOrdersAWrite) {
   EXPECT_EQ(tensor.sum().item<float>(), 2000);
 }
 
-// Views of one block are apart: what is written beside them is no conflict.
+// Writes to different bytes of one block do not conflict.
 TEST_F(Accelerator, BytesBesideAWriteAreFree) {
   auto tensor = at::ones({8, 100}, first_);
   order(main_, side_);

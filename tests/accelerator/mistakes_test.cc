@@ -1,5 +1,5 @@
-// Mistakes that programs for GPUs make, each in a program of a few lines that is first run without
-// the mistake: the accelerator reports nothing then, and the mistake by its kind when it is made.
+// Common mistakes of GPU programs. Each short program runs without the mistake, and the accelerator
+// must report nothing; then it runs with the mistake, and the accelerator must report its kind.
 #include "support/accelerator/communicator.h"
 #include "support/accelerator/expectations.h"
 
@@ -44,7 +44,7 @@ void order(const c10::Stream& before, const c10::Stream& after) {
   after.wait(event);
 }
 
-// A collective of one rank that reads and writes the tensor.
+// Launches a collective of one rank that reads and writes the tensor.
 void reduce_on(const c10::Stream& stream, const at::Tensor& tensor) {
   const RankBytes part{.input = tensor.data_ptr(),
                        .input_bytes = tensor.nbytes(),
@@ -53,7 +53,7 @@ void reduce_on(const c10::Stream& stream, const at::Tensor& tensor) {
   Communicator(1, "alone").launch(0, number_of(stream), "all_reduce", part, [](const auto&) {});
 }
 
-// A call of a rank of two, on a stream of the rank's device.
+// Launches the call of one of two ranks, on a stream of its device.
 void call_on(Communicator& communicator, int rank, const c10::Stream& stream,
              const std::string& signature = "all_reduce") {
   communicator.launch(rank, number_of(stream), signature, {}, [](const auto&) {});
@@ -289,7 +289,7 @@ TEST_P(Mistakes, AreReportedUnderEverySchedule) {
 INSTANTIATE_TEST_SUITE_P(OfPrograms, Mistakes, testing::ValuesIn(mistakes()),
                          [](const auto& info) { return info.param.name; });
 
-// Host waits in a step are no fault, and counted.
+// Host waits are not faults, but they are counted.
 TEST(HostWaits, OfAStepAreCountedByTheirCause) {
   auto& machine = Machine::get();
   const auto tensor = at::ones({16}, first());

@@ -1,4 +1,4 @@
-// Operators and training on the simulated accelerator against the CPU: the same bits.
+// Operators and training on the simulated accelerator give the same bits as on the CPU.
 #include "support/accelerator/expectations.h"
 
 #include <ATen/autocast_mode.h>

@@ -1,5 +1,5 @@
-// Float16, clipping, accumulated gradients and optimizers' states on the simulated accelerator: the
-// bits of the same two ranks on the CPU, and the same steps left out.
+// Float16, clipping, accumulated gradients and optimizer states on the simulated accelerator: the
+// same bits, and the same skipped steps, as two ranks on the CPU.
 #include <lockstep/comm/local.h>
 #include <lockstep/optim/adamw.h>
 #include <lockstep/optim/grad_scaler.h>
@@ -29,8 +29,8 @@ struct Found {
   std::vector<bool> stepped;
 };
 
-// Two backward() per step, of which the second one exchanges the sum. In one step rank 1 alone has
-// a gradient that overflows, so every rank leaves the step out.
+// Two backward() per step, of which the second one exchanges the sum. In one step only rank 1 has a
+// gradient that overflows, so every rank skips the step.
 Found trained(const Level& level, Group group, c10::Device device) {
   const auto dtype = level ? at::kHalf : at::kFloat;
   auto model = model_on(device);
@@ -86,7 +86,7 @@ TEST_P(Scaling, LeavesOutTheStepsOfTheCpuAndGetsItsBits) {
   }
 }
 
-// LibTorch's optimizers, and ours, which leave tensors of a device to LibTorch.
+// Tests LibTorch's optimizers and ours; ours call LibTorch's kernels for tensors on a device.
 template <typename Optimizer, typename Options>
 Values trained_by(const Options& options, const Level& level, const Group& group,
                   c10::Device device) {

@@ -1,4 +1,4 @@
-// Small models on devices, and the batches and handles of one of them.
+// Small models on devices, with their batches and handles.
 #pragma once
 
 #include <lockstep/models/mlp.h>
@@ -41,7 +41,7 @@ inline models::Mlp model_on(c10::Device device, at::ScalarType dtype = at::kFloa
   return model;
 }
 
-// The same numbers in every process.
+// Returns the loss of a batch; the batch is the same in every process.
 inline at::Tensor loss_of(models::Mlp& model, int batch, at::ScalarType dtype = at::kFloat) {
   const auto device = model->parameters().front().device();
   const auto inputs = values({4, 16}, 100 + batch).to(dtype).to(device);
@@ -57,7 +57,7 @@ inline Handle handle_of(const Level& level, models::Mlp& model, const Group& gro
   return fully_shard(model, group, options);
 }
 
-// For two ranks of each axis.
+// The smallest Gpt that two ranks on each axis can divide.
 inline models::GptOptions least_gpt() {
   models::GptOptions options = small_gpt(2);
   options.heads = 2;
@@ -65,7 +65,7 @@ inline models::GptOptions least_gpt() {
   return options;
 }
 
-// Collective if the parameters are divided.
+// Returns the state_dict on the CPU. Collective if the parameters are divided.
 inline Values on_cpu(const Handle& handle) {
   Values all;
   for (const auto& [name, tensor] : handle.state_dict()) all[name] = tensor.detach().cpu();

@@ -1,5 +1,6 @@
-// Every strategy on the simulated accelerator: the losses of one process on the CPU, and no fault
-// of synchronisation, under schedules that run everything as late or as soon as possible.
+// Every strategy on the simulated accelerator: the losses equal those of one process on the CPU,
+// and no synchronisation fault is reported. Schedules run each task as late or as early as
+// possible.
 #include "parallel/composition.h"
 #include "support/accelerator/expectations.h"
 
@@ -30,7 +31,7 @@ std::string name_of(const testing::TestParamInfo<Case>& info) {
 
 class Strategies : public AcceleratorTest, public testing::WithParamInterface<Case> {
  protected:
-  // The losses of all ranks, on their devices.
+  // Compares the losses of all ranks, on their devices, with those of one process.
   template <typename Make>
   static void compare(const Make& make, std::uint64_t seed) {
     const auto& how = GetParam().how;
@@ -109,7 +110,7 @@ struct HostWaits {
 
 void PrintTo(const HostWaits& what, std::ostream* out) { *out << test::text_of(what.how); }
 
-// With the one of the loss, which composed.step() returns as a number.
+// Counts include the wait for the loss, which composed.step() returns as a number.
 class HostSynchronizations : public AcceleratorTest,
                              public testing::WithParamInterface<HostWaits> {};
 
@@ -129,8 +130,8 @@ TEST_P(HostSynchronizations, OfAStepAreFew) {
     model->to(device);
     test::Composed composed(model, std::move(world), how);
     const auto optimizer = test::parity_optimizer(at::kFloat, composed.all().parameters());
-    // The step with the fewest counts, among the last ones: whether plain tensors are equal on all
-    // ranks is checked again each time their number has doubled.
+    // Takes the step with the fewest waits among the last steps. Other steps may include the check
+    // that plain tensors are equal on all ranks, which runs each time their number has doubled.
     int fewest = std::numeric_limits<int>::max();
     std::string causes;
     for (int step = 0; step < steps; ++step) {
@@ -168,7 +169,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 class LossOfAPipeline : public AcceleratorTest {
  protected:
-  // Three steps and an evaluation; the loss of the step `other` has another dtype.
+  // Makes three steps and an evaluation; in step `other`, the loss has another dtype.
   static std::vector<std::string> errors(int other) {
     return errors_of_ranks(2, [&](const Group& world, c10::Device device) {
       auto model = models::Gpt(test::composed_gpt());

@@ -1,5 +1,5 @@
-// The trainer on the simulated accelerator: with each strategy the losses of one process on the
-// CPU, and no fault of synchronisation.
+// The trainer on the simulated accelerator: with each strategy, the losses equal those of one
+// process on the CPU, and no synchronisation fault is reported.
 #include "dispatch/thread_generator.h"
 #include "support/accelerator/expectations.h"
 #include "support/accelerator/tensors.h"
@@ -27,7 +27,7 @@ constexpr double tolerance_of_float = 1e-4;
 constexpr double tolerance_of_bfloat16 = 2e-2;
 constexpr std::uint64_t seed_of_weights = 7;
 
-// A gpt that looks where its tensors are.
+// A gpt that checks the device of its tensors.
 class WatchedGpt : public GptTask {
  public:
   explicit WatchedGpt(c10::DeviceType device) : device_(device) {}
@@ -42,8 +42,8 @@ class WatchedGpt : public GptTask {
   c10::DeviceType device_;
 };
 
-// Each rank of run_ranks() is a thread, and all draw from the one generator of the CPU unless they
-// have their own.
+// The ranks of run_ranks() are threads. Without generators of their own they would share the CPU's
+// default generator.
 Report train_rank(const RunSetup& setup, Group group, c10::DeviceType device) {
   const dispatch::ThreadGenerator generator(seed_of_weights);
   WatchedGpt task(device);
@@ -76,7 +76,8 @@ void expect_near(const Rows& found, const Rows& expected, double tolerance = tol
     }
 }
 
-// A run handles signals, which the runs of several threads leave in any order.
+// A run installs signal handlers. Runs in several threads end in any order, so the test restores
+// the handlers.
 class TrainerOnDevice : public AcceleratorTest {
  protected:
   void SetUp() override {
@@ -89,7 +90,7 @@ class TrainerOnDevice : public AcceleratorTest {
     AcceleratorTest::TearDown();
   }
 
-  // A run on the current device of each rank's thread.
+  // Runs on the current device of each rank's thread.
   [[nodiscard]] RunSetup setup() const {
     RunSetup setup = tiny_gpt(folder_);
     setup.device = "sim";
@@ -139,7 +140,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{.name = "tp", .mesh = "tp=2"}),
     [](const auto& info) { return std::string(info.param.name); });
 
-// Dropout draws from the device's generator, whose state no checkpoint has.
+// Dropout draws from the device's generator, whose state is not in checkpoints.
 TEST_F(TrainerOnDevice, AResumedRunHasTheBitsOfOneWithoutInterruption) {
   RunSetup run = setup();
   run.dropout = 0.2;
@@ -198,7 +199,7 @@ TEST_F(TrainerOnDevice, ComputesUnderAutocast) {
   }
 }
 
-// The copies of batches are queued beside the work of the step.
+// Batches are copied while the device computes the step.
 TEST_F(TrainerOnDevice, BatchesAreCopiedWithoutBlocking) {
   RunSetup run = setup();
   run.eval_every = run.save_every = 0;

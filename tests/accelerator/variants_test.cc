@@ -1,5 +1,5 @@
-// Options of data-parallel and sharded training on the simulated accelerator: the bits of the same
-// two ranks on the CPU, under two schedules.
+// Options of data-parallel and sharded training on the simulated accelerator: the same bits as two
+// ranks on the CPU, under two schedules.
 #include <lockstep/comm/local.h>
 #include <lockstep/parallel/data/communication_hook.h>
 #include <lockstep/parallel/data/diloco.h>
@@ -35,7 +35,7 @@ struct Variant {
 
 void PrintTo(const Variant& variant, std::ostream* out) { *out << variant.name; }
 
-// A loop of every handle; `after` is called after each step of the optimizer.
+// A training loop for any handle; calls `after` after each step of the optimizer.
 template <typename Parallel>
 Values train(models::Mlp& model, Parallel& handle, int rank, at::ScalarType dtype = at::kFloat,
              const std::function<void()>& after = {}) {
