@@ -1,6 +1,6 @@
-// The caching allocator: a freed block goes back to the stream that allocated it, and is given out
-// again there at once, as CUDA's does. A block that other streams were recorded for comes back when
-// these have finished the tasks that they had when it was freed.
+// The caching allocator. As in CUDA, a freed block can be reused at once by the stream that
+// allocated it. If other streams were recorded for the block (record_stream()), it can be reused
+// after these streams have finished the tasks that were queued when it was freed.
 #pragma once
 
 #include "support/accelerator/clock.h"
@@ -28,7 +28,7 @@ struct Block {
 // Every function needs the machine's mutex.
 class Blocks {
  public:
-  // The offset of a block for a stream; std::bad_alloc if the device is full.
+  // Returns the offset of a block for a stream. Throws std::bad_alloc if the device is full.
   [[nodiscard]] std::size_t allocate(Actor stream, std::size_t bytes);
   // Frees a block. `end_of(stream)` is an event at the end of a stream.
   template <class EndOf>
@@ -42,8 +42,8 @@ class Blocks {
     else
       deferred_.push_back(begin);
   }
-  // Takes back blocks whose recorded streams are done. Calls forget(block, clock) for each event:
-  // whatever uses the block next comes after it.
+  // Makes blocks reusable whose recorded streams have finished. Calls forget(block, clock) for each
+  // event: the next user of the block comes after it.
   template <class IsDone, class Forget>
   void collect(IsDone is_done, Forget forget) {
     std::erase_if(deferred_, [&](std::size_t begin) {
@@ -58,13 +58,13 @@ class Blocks {
     });
   }
   void record(std::size_t offset, Actor stream);
-  // Null if no block has ever had that byte.
+  // Returns the block with this byte; null if no block has ever had it.
   [[nodiscard]] const Block* at(std::size_t offset) const;
-  // "block #3 (64 bytes allocated on sim:0/stream 0) at byte 8".
+  // Returns "block #3 (64 bytes allocated on sim:0/stream 0) at byte 8".
   [[nodiscard]] std::string describe(std::size_t offset) const;
 
  private:
-  std::map<std::size_t, Block> blocks_;  // by where they begin
+  std::map<std::size_t, Block> blocks_;  // by begin
   std::array<std::size_t, device_count> used_{};
   std::map<std::pair<Actor, std::size_t>, std::vector<std::size_t>> pool_;  // last freed last
   std::vector<std::size_t> deferred_;

@@ -32,13 +32,14 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using WorkPointer = c10::intrusive_ptr<c10d::Work>;
 
-// A copy that is due when a call is over: to a host's tensor, or to one of a list.
+// A copy to make after a call: to a host tensor, or to one tensor of a list.
 struct CopyBack {
   at::Tensor target;
   at::Tensor source;
 };
 
-// The end of a call, and the wait for it: of the current stream, or of the host for a barrier.
+// The end of a call. wait() makes the current stream wait for it or, for a barrier, blocks the
+// host.
 class DeviceWork final : public c10d::Work {
  public:
   DeviceWork(std::shared_ptr<Communicator> communicator, c10::Stream stream, Tensors kept,
@@ -76,7 +77,7 @@ class DeviceWork final : public c10d::Work {
   std::shared_ptr<Communicator> communicator_;
   c10::Stream stream_;
   c10::Event end_;
-  Tensors kept_;  // until a stream that may free them comes after the call
+  Tensors kept_;  // until the call is ordered before a stream that may free them
   std::vector<CopyBack> to_host_;
   bool blocks_;  // the host, as NCCL's barrier does
   Omission omission_;
@@ -114,7 +115,7 @@ void copy_from_root(const std::vector<RankBytes>& parts, int root) {
     if (part.output != nullptr) std::memcpy(part.output, parts[root].input, part.output_bytes);
 }
 
-// Every rank that has an output gets all inputs, one after the other.
+// Copies all inputs, one after the other, to every rank that has an output.
 void gather_all(const std::vector<RankBytes>& parts) {
   for (const RankBytes& part : parts) {
     auto* output = static_cast<char*>(part.output);
@@ -126,7 +127,7 @@ void gather_all(const std::vector<RankBytes>& parts) {
   }
 }
 
-// Rank r gets, one after the other, the bytes that each rank has for it.
+// Copies to rank r the bytes that each rank has for it, in rank order.
 void exchange_all(const std::vector<RankBytes>& parts) {
   for (std::size_t rank = 0; rank < parts.size(); ++rank) {
     auto* output = static_cast<char*>(parts[rank].output);
@@ -149,7 +150,7 @@ void scatter_from(const std::vector<RankBytes>& parts, int root) {
   }
 }
 
-// The communicators of this process, by the name that their ranks agreed on.
+// Returns the communicator of this process with the name that its ranks agreed on.
 std::shared_ptr<Communicator> communicator_of(const std::string& name, int size) {
   static std::mutex mutex;
   static auto& all =

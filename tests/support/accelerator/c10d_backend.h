@@ -1,7 +1,7 @@
-// A c10d::Backend on the simulated accelerator with the stream rules of NCCL's: a call runs on a
-// stream of its communicator, which waits for the caller's current stream; Work::wait() makes the
-// then current stream wait for the call and does not block the host. Each direction of a pair of
-// ranks has a communicator. Tensors of the host are copied to the device and back, which blocks.
+// A c10d::Backend on the simulated accelerator with the stream rules of NCCL's backend: a call runs
+// on a stream of its communicator, which waits for the caller's current stream; Work::wait() makes
+// the current stream wait for the call and does not block the host. Each direction of a pair of
+// ranks has a communicator. Host tensors are copied to the device and back, which blocks.
 #pragma once
 
 #include <lockstep/comm/c10d.h>
@@ -10,7 +10,7 @@
 
 namespace lockstep::test::accelerator {
 
-// How a backend breaks the rules, for tests of the checker.
+// A rule that a backend breaks on purpose, for tests of the checker.
 enum class Omission {
   none,
   wait_for_caller,  // a call does not wait for the caller's current stream

@@ -1,6 +1,6 @@
-// The happens-before checker. For every byte of device memory it knows the last write and the reads
-// since then; a launch that touches the byte must come after them. It checks at the launch, so its
-// verdict does not depend on the order in which the worker runs the tasks.
+// The happens-before checker. For every byte of device memory it records the last write and the
+// reads since then; a launch that uses the byte must be ordered after them. The check is made at
+// the launch, so its result does not depend on the order in which the worker runs the tasks.
 #pragma once
 
 #include "support/accelerator/blocks.h"
@@ -39,10 +39,11 @@ struct Operation {
 class Checker {
  public:
   Checker(const Blocks& blocks, Reports& reports) : blocks_(blocks), reports_(reports) {}
-  // Reports earlier accesses that the clock does not know, and remembers this one.
+  // Reports earlier accesses that are not ordered before `clock`, and records this access.
   void check(const Access& access, const std::shared_ptr<const Operation>& operation,
              const Clock& clock);
-  // Forgets accesses of a block that the clock knows: its next user comes after them.
+  // Drops the accesses of a block that are ordered before `clock`: the next user of the block comes
+  // after them.
   void forget(const Block& block, const Clock& clock);
 
  private:

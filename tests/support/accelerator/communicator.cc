@@ -8,7 +8,7 @@
 namespace lockstep::test::accelerator {
 namespace {
 
-// How far back launches of a device are compared with those of the others.
+// The number of last launches of a device that are compared with those of other devices.
 constexpr std::size_t compared_launches = 64;
 
 struct Member {
@@ -17,7 +17,7 @@ struct Member {
   bool has_arrived = false;
 };
 
-// One call of all ranks. Guarded by the machine's mutex, except the kernel's run.
+// One call of all ranks. Guarded by the machine's mutex, except while the kernel runs.
 struct Collective {
   std::string signature;
   std::string communicator;
@@ -36,7 +36,7 @@ struct Collective {
   }
 };
 
-// One rank's task of a call.
+// The gate of one rank's task in a call.
 class CollectiveGate final : public Gate {
  public:
   CollectiveGate(std::shared_ptr<Collective> call, int rank)
@@ -63,7 +63,7 @@ class CollectiveGate final : public Gate {
   int rank_;
 };
 
-// The first rank whose task the worker runs computes the whole call.
+// Called for each rank's task; the first call computes the results of all ranks.
 void run(Collective& call) {
   std::vector<RankBytes> parts;
   {
@@ -88,7 +88,8 @@ Orders& orders() {
   return all;
 }
 
-// A call that comes after another one on some device, or after a chain of such calls.
+// Returns the calls that were launched after `call` on some device, or after one of these calls,
+// and so on.
 std::vector<Collective*> later_calls(Collective* call) {
   std::vector<Collective*> later{call};
   std::set<Collective*> seen{call};
@@ -102,7 +103,7 @@ std::vector<Collective*> later_calls(Collective* call) {
   return later;
 }
 
-// Devices must launch the collectives of all communicators in one order.
+// Checks that all devices launch the collectives of all communicators in one order.
 void check_order(Reports& reports, const std::shared_ptr<Collective>& call, int device) {
   auto& own = orders()[device];
   for (const Collective* later : later_calls(call.get())) {

@@ -1,9 +1,10 @@
 // Collectives with NCCL's rules. The ranks of a communicator launch the same calls in the same
 // order, each on a stream of its own device; a call runs when it is the first task of all these
-// streams. The host never blocks. Reported, and then run out without effect: a call that differs
-// between ranks, one that some rank never launches, and communicators that two devices launch in
-// opposite orders, by whatever chain, even if this time they do not wait for each other: a device
-// may have no room for both.
+// streams. The host never blocks. These faults are reported, and the calls then complete without
+// effect: a call that differs between ranks; a call that some rank never launches; and calls of
+// several communicators that two devices launch in opposite orders, directly or through a chain of
+// other calls. Opposite orders are reported even if the program completes, because a real device
+// may be unable to run both calls at once.
 #pragma once
 
 #include "support/accelerator/machine.h"
@@ -16,7 +17,7 @@
 
 namespace lockstep::test::accelerator {
 
-// One rank's bytes in a call: those that it reads and those that it writes.
+// The bytes that one rank reads and writes in a call.
 struct RankBytes {
   const void* input = nullptr;
   std::size_t input_bytes = 0;
@@ -25,7 +26,7 @@ struct RankBytes {
   std::vector<std::size_t> input_counts = {};  // bytes for each rank, if they differ
 };
 
-// Computes a whole call. The parts of all ranks, with addresses that kernels can use.
+// Computes a whole call, given the parts of all ranks with addresses that kernels can use.
 using CollectiveKernel = std::function<void(const std::vector<RankBytes>&)>;
 
 class Communicator {
@@ -35,9 +36,9 @@ class Communicator {
   // `signature` must be the same on all ranks.
   void launch(int rank, Actor stream, const std::string& signature, const RankBytes& part,
               CollectiveKernel kernel);
-  // Ends all calls, also later ones, without effect.
+  // Makes all calls, also later ones, complete without effect.
   void abort();
-  // True after abort(), and once a fault has ended it.
+  // Returns true after abort() or after a fault.
   [[nodiscard]] bool is_broken() const;
 
  private:

@@ -109,7 +109,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   double elapsedTime(void*, void*, c10::DeviceIndex) const override { return 0; }
 };
 
-// Counts the bytes of each device, as LibTorch's caching allocators do; it reserves none besides.
+// Counts the allocated bytes of each device, as LibTorch's caching allocators do. Reserved bytes
+// equal allocated bytes.
 class AllocatedBytes {
  public:
   void add(void* address, int device, std::size_t bytes) {
@@ -143,7 +144,7 @@ class AllocatedBytes {
   std::array<c10::CachingAllocator::Stat, device_count> stats_{};
 };
 
-// Never destroyed, as the machine.
+// Never destroyed, like the machine.
 AllocatedBytes& allocated_bytes() {
   static AllocatedBytes& bytes = *std::make_unique<AllocatedBytes>().release();
   return bytes;
@@ -193,8 +194,8 @@ struct PinnedAllocator final : c10::Allocator {
   }
 };
 
-// Hands out seeds in program order: each random operation has a CPU generator of its own, so the
-// order in which the worker runs tasks does not change the numbers.
+// Gives out seeds in program order. Each random operation has its own CPU generator, so the order
+// in which the worker runs tasks does not change the numbers.
 struct Generator final : at::CPUGeneratorImpl {
   explicit Generator(int index) {
     device_ = device_of_type(index);

@@ -93,8 +93,8 @@ void record_stream(Tensor& self, at::Stream stream) {
   Machine::get().record_stream(self.storage().mutable_data(), actor_of(stream));
 }
 
-// Between devices as in CUDA: on the source's current stream, ordered with the current stream of
-// the target before and after.
+// Copies between devices as CUDA does: on the current stream of the source, after earlier work and
+// before later work of the target's current stream.
 void copy_on_devices(const Tensor& source, const Tensor& target, std::vector<Access> accesses) {
   auto& machine = Machine::get();
   const int from = source.device().index(), to = target.device().index();
@@ -110,7 +110,8 @@ void copy_on_devices(const Tensor& source, const Tensor& target, std::vector<Acc
   if (from != to) machine.wait(machine.record(stream), other);
 }
 
-// Asynchronous if the host's memory is pinned, which the kernel then uses in a mapping of its own.
+// Copies from or to pinned host memory, which the kernel accesses through its own mapping;
+// asynchronous if non_blocking is set.
 void copy_pinned(const Tensor& source, const Tensor& target, std::vector<Access> accesses,
                  bool non_blocking) {
   const bool to_host = is_on_accelerator(source);
@@ -132,7 +133,7 @@ void copy_pinned(const Tensor& source, const Tensor& target, std::vector<Access>
   if (!non_blocking) machine.synchronize(machine.record(stream), name);
 }
 
-// With pageable memory CUDA waits for the stream, whether it was asked to or not.
+// Copies from or to pageable memory: like CUDA, waits for the stream even if non_blocking is set.
 void copy_pageable(const Tensor& source, const Tensor& target, std::vector<Access> accesses) {
   const bool to_host = is_on_accelerator(source);
   const Actor stream = current_actor((to_host ? source : target).device().index());
@@ -189,7 +190,8 @@ std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double probabilit
   return {input * mask * (probability == 1 ? 0. : 1 / (1 - probability)), mask};
 }
 
-// Module::to() calls set_data(), which asks this: CPU and PrivateUse1 are incompatible otherwise.
+// set_data(), which Module::to() calls, asks this function; by default, CPU and PrivateUse1 are
+// incompatible.
 bool has_compatible_type(const Tensor& self, const Tensor& other) {
   return self.layout() == at::kStrided && other.layout() == at::kStrided;
 }
@@ -215,7 +217,8 @@ TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library) {
   library.impl("_has_compatible_shallow_copy_type", &has_compatible_type);
 }
 
-// The fallbacks of these keys would clone, which copies, without end.
+// The default fallbacks of these keys would recurse without end, because they clone tensors and a
+// clone is a copy.
 TORCH_LIBRARY_IMPL(aten, Conjugate, library) {
   library.impl("_copy_from", torch::CppFunction::makeFallthrough());
 }
@@ -223,7 +226,7 @@ TORCH_LIBRARY_IMPL(aten, Negative, library) {
   library.impl("_copy_from", torch::CppFunction::makeFallthrough());
 }
 
-// Without a fallback for autocast every operation would fail while it is on.
+// Without this fallback, every operation would fail under autocast.
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, library) {
   library.fallback(torch::CppFunction::makeFallthrough());
 }

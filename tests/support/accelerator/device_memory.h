@@ -1,4 +1,4 @@
-// Allocation, views of memory and copies of the simulated accelerator, as operators of LibTorch.
+// LibTorch's operators for allocation, views and copies on the simulated accelerator.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -10,7 +10,7 @@ namespace lockstep::test::accelerator {
 
 // Allocates on the current device for its current stream.
 [[nodiscard]] c10::Allocator& device_allocator();
-// As in CUDA: a new block, a copy on the current stream, and the old block freed.
+// Allocates a new block, copies on the current stream, and frees the old block, as CUDA does.
 void resize_storage(const c10::Storage& storage, std::size_t bytes);
 
 }  // namespace lockstep::test::accelerator

@@ -21,32 +21,32 @@
 
 namespace lockstep::test::accelerator {
 
-// Fails if a fault is reported that the test has not taken by expect_fault().
+// Fails if a fault was reported that the test did not consume with expect_fault().
 class AcceleratorTest : public testing::Test {
  protected:
   void SetUp() override;
   void TearDown() override;
 };
 
-// Takes all reports and fails if there is one of another kind.
+// Consumes all reports; fails if there is one of another kind than `allowed`.
 void expect_no_faults_but(std::optional<Fault> allowed);
 inline void expect_no_faults() { expect_no_faults_but(std::nullopt); }
-// Takes all reports. Fails unless one of them is of this kind and has both texts.
+// Consumes all reports; fails unless one of them is of this kind and contains both texts.
 void expect_fault(Fault fault, const std::string& text = {}, const std::string& other = {});
-// Fails if a host waited for its devices more often while `body` ran.
+// Fails if the host waits for its devices more than `most` times while `body` runs.
 void expect_synchronizations_at_most(int most, int host, const std::function<void()>& body);
 
-// Runs body in `size` ranks, which are threads. Rank r has device r, which is its current device,
-// and is host r. An exception of a rank fails the test.
+// Runs body in `size` ranks, which are threads. Rank r is host r, and device r is its current
+// device. An exception of a rank fails the test.
 using RankBody = std::function<void(Group group, c10::Device device)>;
 void run_ranks(int size, const RankBody& body, Omission omission = Omission::none);
-// The same, for programs that may fail: returns the errors.
+// Like run_ranks(), but returns the errors of the ranks.
 [[nodiscard]] std::vector<std::string> errors_of_ranks(int size, const RankBody& body,
                                                        Omission omission = Omission::none);
 
-// Leaves out each wait of a host's streams in turn. `is_right()` runs the program and says whether
-// its numbers are right. Fails if a wait was left out that made them wrong without a report, or if
-// no wait is needed. Returns how many were reported.
+// Runs the program once per wait of the host's streams, with that wait left out. `is_right()` runs
+// the program and returns true if its numbers are right. Fails if numbers are wrong without a
+// report, or if no wait is needed. Returns the number of omissions that were reported.
 int expect_dropped_waits_found(int host, const std::function<bool()>& is_right);
 
 }  // namespace lockstep::test::accelerator

@@ -34,7 +34,7 @@ bool writes(const c10::Argument& argument) {
          std::ranges::any_of(alias->containedTypes(), [](auto& inner) { return inner.isWrite(); });
 }
 
-// "add" for aten::add.out.
+// Returns "add" for aten::add.out.
 std::string short_name_of(const c10::OperatorHandle& op) {
   const std::string& name = op.operator_name().name;
   return name.substr(name.find("::") + 2);
@@ -46,7 +46,7 @@ Tensor empty_like(const Tensor& shape, int device) {
                            at::TensorOptions().dtype(shape.scalar_type()).device(there));
 }
 
-// The tags are on functional operators only; their out= variants count as well.
+// Only functional operators have the tags; this set also has their out= variants.
 const std::set<std::string>& names_of_data_dependent() {
   static const std::set<std::string> names = [] {
     std::set<std::string> found;
@@ -62,7 +62,7 @@ const std::set<std::string>& names_of_data_dependent() {
   return names;
 }
 
-// One call of an operation with tensors of the accelerator.
+// One call of an operation on tensors of the accelerator.
 class Call {
  public:
   Call(const c10::OperatorHandle& op, Stack arguments)
@@ -71,7 +71,7 @@ class Call {
     move_host_arguments();
   }
 
-  // The results.
+  // Runs the operation and returns its results.
   Stack run() {
     if (is_view()) return run_view();
     draw_generators();
@@ -86,18 +86,19 @@ class Call {
 
  private:
   void find_device();
-  // 0-dim tensors of the host are passed by value, as kernels' arguments; indices are copied.
+  // 0-dim host tensors are passed by value, like arguments of kernels; index tensors are copied.
   void move_host_arguments();
   [[nodiscard]] bool is_view() const;
-  // Only metadata is computed, on aliases of the CPU's that are not read.
+  // Computes only metadata, on CPU aliases whose values are not read.
   [[nodiscard]] Stack run_view() const;
-  // A random operation gets a generator of its own, seeded now.
+  // Gives a random operation its own generator, seeded now.
   void draw_generators();
   [[nodiscard]] bool needs_values() const;
-  // Results of in-place and out= operations are arguments.
+  // Finds the results of in-place and out= operations, which are arguments.
   void find_results_among_arguments();
   [[nodiscard]] Stack run_with_shapes(const Stack& shapes);
-  // Blocks: the host learns the results' shapes, or results that are no tensors, from the values.
+  // Blocks until the values exist, because the shapes of results, or results that are not tensors,
+  // depend on them.
   [[nodiscard]] Stack run_with_values();
   [[nodiscard]] std::vector<Access> argument_accesses() const;
   [[nodiscard]] Stack argument_aliases(Aliases& aliases) const;
@@ -212,7 +213,7 @@ void Call::find_results_among_arguments() {
 }
 
 std::vector<Access> Call::argument_accesses() const {
-  // These pass on values that they do not look at.
+  // These operations move values without reading them.
   static const std::set<std::string> movers{"clone",     "cat",     "index_copy",
                                             "index_put", "scatter", "_index_put_impl_"};
   const bool moves = movers.contains(name_);
@@ -237,7 +238,8 @@ Stack Call::argument_aliases(Aliases& aliases) const {
   return stack;
 }
 
-// Copies what a kernel returned into the memory of new results; arguments have been written.
+// Copies the kernel's results to the memory of new tensors; results that are arguments are already
+// written.
 void copy_results(const Stack& targets, const Stack& values) {
   for (std::size_t i = 0; i < targets.size(); ++i) {
     if (targets[i].isTensor() && targets[i].toTensor().defined()) {
@@ -338,7 +340,7 @@ void prefer_cpu_kernels() {
   using Key = c10::DispatchKey;
   auto& dispatcher = c10::Dispatcher::singleton();
   static std::vector<c10::RegistrationHandleRAII> registrations;
-  // Composite kernels of these ask for convolution_overrideable on this device type.
+  // The composite kernels of these operations call convolution_overrideable on this device type.
   const std::set<std::string> others{"aten::convolution", "aten::convolution_backward"};
   for (const auto& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findOp(name);

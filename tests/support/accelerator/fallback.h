@@ -1,12 +1,12 @@
-// Every operation that the simulated accelerator has no kernel for: queued on the current stream
-// as a call of the CPU's kernel.
+// The fallback for operations without a kernel for the simulated accelerator: it queues a call of
+// the CPU's kernel on the current stream.
 #pragma once
 
 namespace lockstep::test::accelerator {
 
-// A composite kernel wins over a fallback. Registers the fallback itself for operations that have
-// both a composite kernel and one of the CPU's: they would otherwise be composed of others and
-// differ from the CPU in the last bits.
+// Registers the fallback for each operation that has both a composite kernel and a CPU kernel.
+// LibTorch prefers a composite kernel to a fallback; results would then differ from the CPU in the
+// last bits.
 void prefer_cpu_kernels();
 
 }  // namespace lockstep::test::accelerator

@@ -18,7 +18,7 @@ int Counts::all_synchronizations() const {
 }
 
 Machine& Machine::get() {
-  // Never destroyed: its worker and tensors of static objects use it until the process ends.
+  // Never destroyed: the worker, and tensors in static objects, use it until the process ends.
   static Machine& machine = *std::unique_ptr<Machine>(new Machine).release();
   return machine;
 }
@@ -165,7 +165,7 @@ void Machine::learn(int host, const Clock& clock) {
   pinned_.end_copies([&](Actor stream) -> const Clock& { return host_clocks_[host_of(stream)]; });
 }
 
-// Called by the handler of SIGSEGV in the thread that touched the address.
+// Called by the SIGSEGV handler, in the thread that touched the address.
 void Machine::on_touch(const void* address) {
   Lock lock(mutex_);
   if (memory_.is_device(address))

@@ -1,11 +1,11 @@
-// A simulated accelerator made for finding faults of synchronisation: several devices in this
-// process, whose memory hosts cannot touch, whose kernels run late and in any order that the
-// streams allow, and whose launches are checked for happens-before. The machine knows nothing of
-// LibTorch; device.h makes it a device of LibTorch's.
+// A simulated accelerator that finds synchronisation faults. It has several devices in this
+// process. Hosts cannot access device memory, kernels run late and in any order that the streams
+// allow, and every launch is checked for happens-before. The machine does not depend on LibTorch;
+// device.h makes it a device of LibTorch.
 //
-// A host is a rank: its clock is what its threads know to be finished, and every launch for one of
-// its devices comes after that. Threads of one rank share a clock, so their order among themselves
-// is not checked. All functions may be called by any thread.
+// A host is a rank. Its clock holds the work that its threads have waited for; every launch on one
+// of its devices is ordered after that work. Threads of one rank share a clock, so the order
+// between them is not checked. All functions are thread-safe.
 #pragma once
 
 #include "support/accelerator/blocks.h"
@@ -26,15 +26,15 @@
 
 namespace lockstep::test::accelerator {
 
-// How tasks run, until it is set again.
+// The order in which tasks run, until the next set().
 struct Schedule {
   std::uint64_t seed = 1;
   bool lazy = true;  // false: tasks run as soon as they can
-  // Leaves out the n-th wait of a stream of this host for an event, from 1: what a forgotten event
-  // does, without changing the code under test. 0: none.
+  // Leaves out wait number `drop_wait` (from 1) of this host's streams for an event, as if the code
+  // under test had forgotten it. 0: none.
   int drop_host = 0;
   int drop_wait = 0;
-  // A host that waits this long while nothing runs or is launched is a stall.
+  // If a host waits this long while nothing runs or is launched, a stall is reported.
   std::chrono::milliseconds longest_idle = std::chrono::seconds(15);
 };
 
@@ -57,25 +57,26 @@ struct Launch {
 struct Counts {
   int launches = 0;
   int waits = 0;  // of streams for events
-  // The host's waits by cause, without those of the library's task queues, which delay no program.
+  // The host's waits by cause, except waits in the library's task queues, which do not delay the
+  // program.
   std::map<std::string, int> synchronizations{};
   [[nodiscard]] int all_synchronizations() const;
 };
 
 class Machine {
  public:
-  // The one of this process; made by the first call.
+  // Returns the machine of this process, which the first call creates.
   [[nodiscard]] static Machine& get();
 
   void set(const Schedule& schedule);
   [[nodiscard]] std::vector<Report> take_reports();
   [[nodiscard]] Counts counts(int host);
   void reset_counts();
-  // Gives a device to a host, which then knows what the earlier one knew. At first all devices are
-  // host 0's.
+  // Moves a device to a host, whose clock then includes the clock of the device's previous host.
+  // Initially all devices belong to host 0.
   void set_host(int device, int host);
 
-  // Memory of a device, whose address no host may touch.
+  // Allocates device memory, which hosts must not access.
   [[nodiscard]] void* allocate(Actor stream, std::size_t bytes);
   void release(void* address);
   void record_stream(const void* address, Actor stream);
@@ -87,14 +88,14 @@ class Machine {
   [[nodiscard]] Event record(Actor stream);
   void wait(const Event& event, Actor stream);
   [[nodiscard]] bool query(const Event& event);
-  // Blocks the calling thread and counts that.
+  // Blocks the calling thread, and counts the wait under `cause`.
   void synchronize(const Event& event, const std::string& cause);
   void synchronize_device(int device, const std::string& cause);
 
   // For collectives, with the mutex held.
   [[nodiscard]] Lock lock() { return Lock(mutex_); }
   void launch(const Lock& lock, Launch launch);
-  // Lets hosts that wait look again.
+  // Wakes waiting hosts to check their conditions.
   void wake(const Lock&) { scheduler_.wake(); }
   [[nodiscard]] Clock& clock_of(const Lock&, Actor stream) { return clocks_.at(stream); }
   [[nodiscard]] Reports& reports(const Lock&) { return reports_; }
@@ -105,7 +106,7 @@ class Machine {
   void count_synchronization(int host, const std::string& cause);
   [[nodiscard]] int host_of(Actor stream) const { return hosts_.at(device_of(stream)); }
   [[nodiscard]] Event end_of(Actor stream) const;
-  // The host knows that everything in the clock is finished.
+  // Records that the host has waited for everything in the clock.
   void learn(int host, const Clock& clock);
 
   std::mutex mutex_;

@@ -13,7 +13,7 @@
 namespace lockstep::test::accelerator {
 namespace {
 
-Memory* the_memory = nullptr;  // that the handler asks
+Memory* the_memory = nullptr;  // for the signal handler
 struct sigaction earlier_action;
 std::array<std::atomic<char*>, 64> touched_pages{};
 
@@ -78,13 +78,14 @@ void Memory::close_touched() {
     if (char* address = page.exchange(nullptr)) ::mprotect(address, page_bytes, PROT_NONE);
 }
 
-// The fault is synchronous, in code that holds none of the machine's locks: the machine itself
-// never uses these addresses. So the handler may do what a signal handler otherwise must not.
+// The fault is synchronous and never occurs while the machine's locks are held, because the machine
+// itself never uses these addresses. So this handler may call functions that are not
+// async-signal-safe.
 void Memory::handle(int, siginfo_t* info, void*) {
   auto& memory = *the_memory;
   const bool is_device = memory.is_device(info->si_addr);
   if (!is_device && !memory.is_pinned(info->si_addr)) {
-    ::sigaction(SIGSEGV, &earlier_action, nullptr);  // the access is repeated and meets this one
+    ::sigaction(SIGSEGV, &earlier_action, nullptr);  // the access is repeated and reaches it
     return;
   }
   memory.on_touch_(info->si_addr);

@@ -1,7 +1,8 @@
-// The address space of the simulated accelerator. Every page is mapped twice: hosts get addresses
-// of a mapping that they cannot access (device memory) or cannot access while a copy is in flight
-// (pinned memory), and kernels use the other mapping. A host that touches a closed page gets a
-// report and a backtrace on standard error; the page is then opened, so that the test goes on.
+// The address space of the simulated accelerator. Every page is mapped twice. Kernels use one
+// mapping. Hosts get addresses in the other mapping, which they can never access (device memory) or
+// cannot access while a copy is in flight (pinned memory). If a host touches a closed page, a
+// report is made and a backtrace is printed on standard error; the page is then opened, so that the
+// test continues.
 #pragma once
 
 #include "support/accelerator/clock.h"
@@ -15,12 +16,12 @@
 namespace lockstep::test::accelerator {
 
 constexpr std::size_t page_bytes = 4096;
-constexpr std::size_t device_bytes = std::size_t{1} << 30;  // pages are taken when touched
+constexpr std::size_t device_bytes = std::size_t{1} << 30;  // pages are allocated on first use
 
 class Memory {
  public:
-  // Maps the memory and installs a handler of SIGSEGV, which calls on_touch for an access to a
-  // closed page.
+  // Maps the memory and installs a SIGSEGV handler that calls on_touch for an access to a closed
+  // page.
   using OnTouch = std::function<void(const void* address)>;
   explicit Memory(OnTouch on_touch);
 
@@ -31,7 +32,7 @@ class Memory {
   [[nodiscard]] void* device_address(std::size_t offset) const { return device_.host + offset; }
   [[nodiscard]] std::size_t pinned_offset_of(const void* address) const;
   [[nodiscard]] void* pinned_address(std::size_t offset) const { return pinned_.host + offset; }
-  // The same byte in the mapping of the kernels; null stays null.
+  // Returns the address of the same byte in the kernels' mapping; null for null.
   [[nodiscard]] void* kernel_address(const void* address) const;
 
   enum class Access { none, read, write };

@@ -11,7 +11,8 @@ void* PinnedMemory::allocate(std::size_t bytes) {
   const std::size_t size =
       (std::max<std::size_t>(bytes, 1) + page_bytes - 1) / page_bytes * page_bytes;
   auto& free = free_[size];
-  // LibTorch's allocator of pinned memory reuses a block when the events of its copies are done.
+  // Reuse only idle buffers: LibTorch's pinned allocator reuses a block once the events of its
+  // copies have completed.
   auto idle =
       std::ranges::find_if(free, [&](std::size_t begin) { return buffers_.at(begin).copies == 0; });
   if (idle != free.end()) {

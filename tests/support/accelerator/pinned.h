@@ -1,6 +1,6 @@
 // Pinned host memory. From the launch of an asynchronous copy until a host has synchronised with
-// it, the host's mapping is closed, or read-only if the copy only reads it: a host that reuses a
-// buffer too early is caught whatever the timing.
+// it, the buffer's host mapping is closed (read-only if the copy only reads the buffer). A host
+// that reuses a buffer too early is therefore always caught.
 #pragma once
 
 #include "support/accelerator/clock.h"
@@ -19,10 +19,10 @@ class PinnedMemory {
   explicit PinnedMemory(Memory& memory) : memory_(memory) {}
   [[nodiscard]] void* allocate(std::size_t bytes);
   void release(void* address);
-  // A copy was launched that uses the buffer.
+  // Call when a copy that uses the buffer is launched.
   void begin_copy(const void* address, bool writes, std::string name, Actor stream,
                   std::uint32_t time);
-  // Opens the buffers of copies that the clock of the streams' host knows.
+  // Opens the buffers of copies that the host of the copy's stream has waited for.
   template <class ClockOf>
   void end_copies(ClockOf clock_of) {
     std::erase_if(copies_, [&](const Copy& copy) {

@@ -1,4 +1,4 @@
-// The faults that the simulated accelerator has found. A test fails if any is left.
+// The faults that the simulated accelerator has found. A test fails if reports are left at its end.
 #pragma once
 
 #include <iosfwd>
@@ -29,7 +29,7 @@ std::ostream& operator<<(std::ostream& out, const Report& report);
 // Not thread-safe: guarded by the machine's mutex.
 class Reports {
  public:
-  // One report per pair of operations: `place` is not compared.
+  // Adds a report unless one with the same `fault` and `text` exists; `place` is not compared.
   void add(Fault fault, const std::string& text, const std::string& place = {});
   [[nodiscard]] std::vector<Report> take();
 

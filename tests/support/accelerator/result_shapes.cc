@@ -40,7 +40,8 @@ std::string key_of(const std::string& name, const Stack& arguments) {
   return text.str();
 }
 
-// The arguments with tensors of one device: without values on meta, of ones and zeros on the CPU.
+// Returns the arguments with each tensor replaced by one on `device`: without values on meta, with
+// ones and zeros on the CPU.
 Stack substituted(const Stack& arguments, c10::Device device) {
   std::map<c10::TensorImpl*, at::Tensor> made;
   Stack stack;

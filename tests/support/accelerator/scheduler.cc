@@ -8,8 +8,7 @@
 namespace lockstep::test::accelerator {
 namespace {
 
-// Threads of the library poll all the time; a device that ran a task for each poll would not be
-// late.
+// Threads of the library poll continuously. If each poll ran a task, tasks would not run late.
 constexpr int polls_per_task = 8;
 constexpr auto look = std::chrono::milliseconds(50);
 

@@ -1,6 +1,6 @@
-// Streams of tasks and one worker that runs them, late and in any order that the streams allow: a
-// seed chooses among the streams whose first task is ready. In a lazy schedule tasks run only
-// while a host waits, and no further than to the task that ends the wait.
+// Streams of tasks, and one worker that runs the tasks late and in any order that the streams
+// allow: a seed chooses among the streams whose first task is ready. In a lazy schedule, tasks run
+// only while a host waits, and only until the wait ends.
 #pragma once
 
 #include "support/accelerator/clock.h"
@@ -19,17 +19,18 @@
 
 namespace lockstep::test::accelerator {
 
-// A condition of a task besides the order of its stream. Guarded by the machine's mutex.
+// A condition for a task to run, in addition to the order of its stream. Guarded by the machine's
+// mutex.
 class Gate {
  public:
   Gate() = default;
   virtual ~Gate() = default;
   Gate(const Gate&) = delete;
   Gate& operator=(const Gate&) = delete;
-  // The task is the first of its stream. May be called again and again.
+  // Called, possibly more than once, when the task is the first of its stream.
   virtual void arrive() = 0;
   [[nodiscard]] virtual bool is_open() const = 0;
-  // Opens for ever: nothing can run otherwise, which has been reported.
+  // Opens the gate permanently, after a stall was reported.
   virtual void give_up() = 0;
   [[nodiscard]] virtual std::string state() const = 0;
 };
@@ -47,18 +48,18 @@ using Lock = std::unique_lock<std::mutex>;
 class Scheduler {
  public:
   explicit Scheduler(Reports& reports) : reports_(reports) {}
-  // Runs tasks for ever, unlocking the mutex while one runs.
+  // Runs tasks forever; unlocks the mutex while a task runs.
   void work(Lock& lock);
 
   void choose_by(std::uint64_t seed, bool lazy, std::chrono::milliseconds longest_idle);
   void push(Actor stream, Task task);
-  // How many tasks the stream has been given, and how many of those are over.
+  // The number of tasks that were pushed to the stream, and the number that have finished.
   [[nodiscard]] std::uint64_t given(Actor stream) const { return queues_.at(stream).given; }
   [[nodiscard]] std::uint64_t done(Actor stream) const { return queues_.at(stream).done; }
   [[nodiscard]] bool is_done(const Event& event) const;
-  // Blocks until done() is true; reports a stall, and opens all gates, if no stream can go on.
+  // Blocks until done() is true. If no stream can continue, reports a stall and opens all gates.
   void block_until(Lock& lock, std::function<bool()> done);
-  // Lets one task run now and then, if one can: for a host that polls.
+  // Runs a task in some of the calls, if a task is ready. For a host that polls.
   void advance(Lock& lock);
   void wake() { changed_.notify_all(); }
 
@@ -78,7 +79,7 @@ class Scheduler {
   [[nodiscard]] bool is_ready(const Queue& queue) const;
   [[nodiscard]] std::vector<Actor> ready_streams();
   void run_one(Lock& lock, Actor stream);
-  // Waits that have ended no longer keep the worker going.
+  // Removes satisfied waits, so that the worker stops running tasks for them.
   void settle_waiters();
   [[nodiscard]] std::uint64_t progress() const;
   void report_stall();

@@ -1,4 +1,4 @@
-// Tensors of the simulated accelerator as the machine and its kernels see them.
+// Conversions from LibTorch's tensors to the addresses that the machine and its kernels use.
 #pragma once
 
 #include "support/accelerator/machine.h"
@@ -25,8 +25,9 @@ constexpr auto device_type = c10::DeviceType::PrivateUse1;
 // This thread's current stream of a device.
 [[nodiscard]] Actor current_actor(int device);
 
-// CPU tensors in the kernels' mapping for tensors of the accelerator. Tensors that share a storage,
-// or are one tensor, do so here as well, which checks for overlap and in-place operations need.
+// CPU tensors, in the kernels' mapping, that alias tensors of the accelerator. Aliases share
+// storages and identity as the originals do, because overlap checks and in-place operations depend
+// on that.
 class Aliases {
  public:
   [[nodiscard]] at::Tensor of(const at::Tensor& tensor);
@@ -36,19 +37,20 @@ class Aliases {
   std::map<c10::TensorImpl*, at::Tensor> tensors_;
 };
 
-// Adds the bytes of a tensor: one range, or the contiguous runs of a strided view. A view of more
-// than 4096 runs counts with all bytes from its first to its last. Nothing for a tensor of a host.
+// Adds the bytes of a tensor: one range, or the contiguous runs of a strided view. If a view has
+// more than 4096 runs, adds all bytes from its first to its last. Does nothing for host tensors.
 void add_accesses(std::vector<Access>& accesses, const at::Tensor& tensor, AccessKind kind);
 
-// The value with each tensor replaced, also in lists.
+// Returns the value with each tensor replaced by function(tensor), also in lists.
 using TensorFunction = std::function<at::Tensor(const at::Tensor&)>;
 [[nodiscard]] c10::IValue with_tensors(const c10::IValue& value, const TensorFunction& function);
 void for_each_tensor(const c10::IValue& value, const std::function<void(const at::Tensor&)>& visit);
 
-// Launches with the thread state that kernels need; the name gets that of the autograd node.
+// Launches with the thread state that kernels need, and appends the name of the autograd node to
+// the launch's name.
 void launch_kernel(Launch launch);
 
-// Thread state for kernels of LibTorch: below autograd, and allowed to write tensors that were made
+// Thread state for LibTorch's kernels: below autograd, and able to write tensors that were created
 // in inference mode.
 class KernelScope {
  private:
