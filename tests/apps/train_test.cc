@@ -222,7 +222,7 @@ TEST_F(TrainProgram, RunsThatBeginTogetherAreOneRun) {
                           " --steps 300 --threads 1 2>&1; echo code $?";
   ShellResult both = shell("(" + one + ") & (" + one + "); wait");
   EXPECT_NE(both.output.find("code 0"), std::string::npos) << both.output;
-  // 2 if the second run begins after the first one is done.
+  // The code is 2 if the second run begins after the first one has ended.
   const bool one_failed = both.output.find("code 1") != std::string::npos ||
                           both.output.find("code 2") != std::string::npos;
   EXPECT_TRUE(one_failed) << both.output;

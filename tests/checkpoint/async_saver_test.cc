@@ -51,7 +51,8 @@ fs::path save_by(AsyncSaver& saver, const fs::path& out, const Training& trainin
 
 class EveryStrategyAsync : public testing::TestWithParam<int> {};
 
-// Byte for byte what save() writes, though the model and the generators go on at once.
+// The files equal those of save() byte for byte, although training and random generators continue
+// at once.
 TEST_P(EveryStrategyAsync, WhatIsSavedIsWhatWasThereAtTheCall) {
   for (const test::Level& level : test::all_strategies)
     for (const char* optimizer : {"our_adamw", "momentum"}) {
@@ -105,7 +106,7 @@ TEST(AsyncSaver, ARankCopiesWhatItWrites) {
   EXPECT_LE(most, bytes / 4 + 4096 + random_state);
 }
 
-// Until it is released; nothing is flushed meanwhile.
+// Blocks every flush until it is opened.
 class Gate {
  public:
   int pass() {
@@ -213,7 +214,7 @@ TEST(AsyncSaver, RanksThatDoNotSeeTheFolderPassTheirPartsOn) {
   }
 }
 
-// Makes every start of a thread by this thread fail as where there are too many.
+// Makes every start of a thread by this thread fail, as if there were too many threads.
 void refuse_threads() {
   std::array<sock_filter, 5> program{
       {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
@@ -311,7 +312,7 @@ TEST(AsyncSaver, AHandleOfOtherRanksIsRefusedOnAllRanks) {
   EXPECT_EQ(names_in(out.path()), std::vector<std::string>{"step-00000000"});
 }
 
-// As a worker that loads data, forked while a checkpoint is written.
+// Like a data-loading worker that is forked while a checkpoint is written.
 TEST(AsyncSaver, AForkedChildLeavesItAlone) {
   TemporaryFolder out;
   Gate gate;

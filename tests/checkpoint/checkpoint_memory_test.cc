@@ -84,7 +84,8 @@ TEST(CheckpointMemory, IsAFewMegabytesWhateverTheModel) {
       test::Allocations counter;
       if (ranks == 2) {
         (void)load_latest(out.path(), training.handle, training.sgd);
-        // The old state was freed first; it counted when it was allocated.
+        // load_latest() frees the old state, which was allocated before the counter existed, and
+        // then allocates the new one.
         EXPECT_LT(counter.peak(), layers * layer_size / ranks + most);
         counter.reset_peak();
       }

@@ -52,8 +52,8 @@ TEST(Checksum, EveryKernelIsThatOfZlib) {
   }
 }
 
-// The same for checksums that are computed while copying, from and to every offset in a cache line;
-// nothing outside of the copy is written.
+// Tests kernels that compute checksums while they copy, from and to every offset in a cache line;
+// they must write nothing outside of the copy.
 TEST(Checksum, EveryKernelCopiesWhatItSumsUp) {
   test::Random random(8);
   const std::string text = test::random_bytes(random, 64 + 600);
@@ -93,7 +93,7 @@ TEST(Checksum, EveryKernelCopiesLargeTexts) {
     }
 }
 
-// At any offset, of any length, and after any other text.
+// Compares with zlib at random offsets and lengths, and continues from random checksums.
 TEST(ChecksumFuzz, IsThatOfZlibInLanesToo) {
   for (test::FuzzRounds rounds("crc32"); rounds.next();) {
     const std::string text =

@@ -1,5 +1,6 @@
-// Saved by ranks of any mesh and strategy, a model and its optimizer's state are loaded by ranks of
-// any other, to the bit: random models, random layouts on both sides, random numbers of files.
+// A checkpoint that ranks saved on one mesh and strategy is loaded on any other, with bitwise equal
+// model and optimizer state. Models, the layouts of both sides, and the numbers of files are
+// random.
 #include <lockstep/checkpoint/checkpoint.h>
 
 #include <lockstep/parallel/parallelize.h>
@@ -68,7 +69,7 @@ torch::nn::Sequential model_of(const ModelSize& size) {
 
 enum class Kind { replicas, shards };
 
-// Stages of a pipeline, in each of which `outer` shards or replicas of `tensors` ranks.
+// A pipeline whose stages each have `outer` shards or replicas of `tensors` ranks.
 struct Layout {
   int pipeline = 1, outer = 1, tensors = 1;
   Kind how = Kind::replicas;  // the outer ranks
@@ -166,7 +167,7 @@ struct LaidOut {
   std::unique_ptr<torch::optim::Optimizer> optimizer;
 };
 
-// Expects each of this rank's parts to equal the file's values at its place.
+// Expects each part of this rank to equal the values in the file at the part's position.
 void expect_parts_of(const NamedTensors& whole, const std::vector<FilePart>& parts, int rank,
                      bool is_saver) {
   at::NoGradGuard no_grad;
@@ -196,7 +197,8 @@ std::uint64_t bytes_in(const std::vector<FilePart>& parts) {
   return bytes;
 }
 
-// Each rank reads the bytes of its own parts and no others; to compare checksums, each byte once.
+// Expects that this rank has read only the bytes of its own parts, each of them once, also for
+// checksums.
 void expect_bytes(LaidOut& training, const LoadCounts& counts, std::uint64_t random_state) {
   EXPECT_EQ(counts.read, bytes_in(model_parts(training.own().parts_to_load(), false)) +
                              bytes_in(optimizer_parts(*training.optimizer, training.own())) +
@@ -257,7 +259,8 @@ class RandomLayouts {
     });
   }
 
-  // Rank 0 looks at all generators' states, and as many ranks as saved take theirs.
+  // Rank 0 reads all states of generators. If the number of ranks is unchanged, each rank also
+  // reads its own state.
   static std::uint64_t read_of_random(const fs::path& folder, const Layout& from, const Layout& to,
                                       int rank) {
     const NamedTensors states = read_safetensors(folder / "random.safetensors").tensors;

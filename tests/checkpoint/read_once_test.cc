@@ -21,7 +21,7 @@ using test::Level;
 using test::TemporaryFolder;
 using test::Training;
 
-// Bytes of the tensors whose name ends with `end`.
+// Returns the bytes of the tensors whose names end with `end`.
 std::uint64_t bytes_of(const fs::path& file, const std::string& end = "") {
   std::uint64_t bytes = 0;
   for (const auto& [name, tensor] : read_safetensors(file).tensors)

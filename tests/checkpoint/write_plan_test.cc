@@ -30,7 +30,7 @@ WritePlan plan_of(const Lists& by_rank, const Sharding& sharding = {}) {
   return plan_writing(by_rank, {}, std::vector<bool>(by_rank.size(), true), sharding);
 }
 
-// Every element of every tensor once, from a rank that has it.
+// Expects every element of every tensor to be written once, by a rank that has it.
 void expect_written_once(const Lists& by_rank, const Sharding& sharding = {}) {
   WritePlan plan = plan_of(by_rank, sharding);
   std::map<std::string, std::map<std::int64_t, int>> written;
@@ -59,7 +59,7 @@ void expect_written_once(const Lists& by_rank, const Sharding& sharding = {}) {
   }
 }
 
-// Random cuts such as tensor parallelism, fully_shard() and replicas of both leave on ranks.
+// Random parts, such as ranks have under tensor parallelism, fully_shard(), and replicas of both.
 TEST(WritePlan, WritesEachElementOfRandomCutsOnce) {
   for (test::FuzzRounds rounds("write_plan", 20); rounds.next();) {
     auto below = [&](std::int64_t end) {
@@ -95,7 +95,7 @@ std::vector<std::uint64_t> bytes_of_shards(const WritePlan& plan) {
   return bytes;
 }
 
-// Tensors are not cut: each file has about as many bytes as they allow.
+// Tensors are not split between files, so file sizes are only about equal.
 TEST(WritePlan, FilesAreOfAboutEqualSize) {
   Lists by_rank(1);
   for (int i = 1; i <= 30; ++i)
@@ -181,7 +181,7 @@ TEST(WritePlan, WhatIsNoWholeIsNamed) {
                      {"ComplexDouble"});
 }
 
-// Each rank has rows of its own. Comparing each slice with each made this quadratic.
+// Each rank has its own rows. Comparing all pairs of slices would take quadratic time.
 TEST(WritePlan, TimeIsLinearInTheRanks) {
   const auto seconds = [](std::int64_t ranks) {
     Lists by_rank(static_cast<std::size_t>(ranks));

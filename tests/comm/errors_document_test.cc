@@ -91,7 +91,8 @@ std::string general(std::string text) {
   return with_letters(text);
 }
 
-// A rank that detects the failure in its next call is first told that the group is dead.
+// Removes the beginning that a message has if a rank detects the failure in its next call: that the
+// group is dead.
 std::string without_next_call(const std::string& text) {
   constexpr std::string_view words = " on group world, which is dead: ";
   const auto at = text.find(words);
@@ -122,8 +123,8 @@ class ErrorsDocument : public testing::TestWithParam<test::Target> {};
 TEST_P(ErrorsDocument, ShowsTheSentencesOf) {
   const auto shown = document();
   test::MpirunWorlds worlds;
-  // The subject is the text, so the deadline is long: a rank that a slow machine delays for a
-  // second must not appear in it.
+  // The deadline is long, so that a rank that a slow machine delays for a second does not appear in
+  // the text.
   constexpr auto deadline = std::chrono::seconds(3);
   for (auto misdeed : test::all_misdeeds()) {
     const auto outcome = test::inject(

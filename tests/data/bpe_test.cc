@@ -41,7 +41,7 @@ TEST(Gpt2Words, AreThoseOfTheRegularExpression) {
   EXPECT_EQ(pieces_of("\U0001f600\U0001f600a"), Pieces({"\U0001f600\U0001f600", "a"}));
   EXPECT_EQ(pieces_of("'S"), Pieces({"'", "S"}));
   EXPECT_EQ(pieces_of(""), Pieces());
-  // White space as Unicode 14 has it: the file separator and U+180E are none.
+  // White space as in Unicode 14, in which the file separator and U+180E are not white space.
   EXPECT_EQ(pieces_of("a\u0085\u2028 b\u180e\x1c!"),
             Pieces({"a", "\u0085\u2028", " b", "\u180e\x1c!"}));
 }
@@ -52,7 +52,7 @@ TEST(Gpt2Words, RefuseWhatIsNoUtf8) {
       "reading text: expected UTF-8 text, found an invalid byte at offset 3 (line 1, column 4)");
 }
 
-// How GPT-2 writes a byte.
+// Returns the character by which GPT-2 spells a byte.
 std::string spelled(int byte) {
   auto prints = [](int b) { return (b > 32 && b < 127) || (b > 160 && b != 173); };
   if (prints(byte)) return to_utf8(static_cast<char32_t>(byte));
@@ -61,7 +61,7 @@ std::string spelled(int byte) {
   return to_utf8(place);
 }
 
-// All bytes, and what some merges make.
+// A vocabulary of all bytes and the results of some merges.
 class SmallBpe : public testing::Test {
  protected:
   SmallBpe() {
@@ -133,7 +133,7 @@ TEST_F(SmallBpe, EveryTextComesBack) {
             "Bpe::decode: expected tokens from 0 to 261, found 262");
 }
 
-// Where two merges make one token, another one may stand between them.
+// Two merges may have the same result, with another merge between them in the list.
 TEST_F(SmallBpe, AllPlacesOfAMergeComeBeforeWhatTheyMake) {
   tokens_.emplace_back("abcab");
   const Bpe bpe = load("a b\nb c\na bc\nabc ab\nab c\n");
@@ -150,7 +150,7 @@ TEST_F(SmallBpe, TablesAreToldApart) {
   EXPECT_NE(load("a b\nb c\n").fingerprint(), one);
 }
 
-// No pass over the whole word for each merge.
+// The time must not be quadratic: a merge must not scan the whole word.
 TEST_F(SmallBpe, AWordOfAMillionLettersTakesNoMillionPasses) {
   const Bpe bpe = load("a a\n");
   EXPECT_EQ(bpe.encode(std::string(1'000'001, 'a')).size(0), 500'001);
@@ -172,7 +172,8 @@ TEST_F(SmallBpe, ABrokenMergeIsOneLineWithFileAndLine) {
   EXPECT_NO_THROW((void)load("a b\r\nab c\r\n\r\n"));
 }
 
-// Qwen's and Llama 3's words have a dot or a bracket before letters, and blanks behind line ends.
+// In the words of Qwen and Llama 3, a dot or a bracket may precede letters, and blanks may follow
+// line ends.
 TEST_F(SmallBpe, MergesAcrossTheWordsOfGpt2AreRefused) {
   for (const char* more :
        {".a", "(a", "a1", "1a", "\u0120\u0120a", "a.", "\u010aa", "'ab", "\u0120.", "1\u0120", "'s",
@@ -217,7 +218,7 @@ TEST_F(SmallBpe, FilesOfAnotherTokenizerAreRefused) {
           .find("found add_prefix_space, which puts a space before each text"),
       std::string::npos);
   EXPECT_EQ(beside(config.c_str(), "{}"), nothing);
-  // transformers takes the class that belongs to the model where no file names one.
+  // If no file names a class, transformers uses the class of the model_type.
   EXPECT_EQ(beside("config.json", R"({"model_type": "gpt_bigcode"})"), nothing);
   EXPECT_EQ(beside("config.json", R"({"hidden_size": 64})"), nothing);
   EXPECT_EQ(beside("config.json", R"({"model_type": "llama", "tokenizer_class": "GPT2Tokenizer"})"),

@@ -1,4 +1,5 @@
-// NCCL, on the GPUs that are there: one rank on one, what it refuses, a rank on each of several.
+// NCCL on the GPUs of this host: one rank on one GPU, calls that NCCL refuses, and one rank per GPU
+// on several.
 #include <lockstep/base/error.h>
 #include <lockstep/store/file_store.h>
 
@@ -81,7 +82,7 @@ TEST_F(Nccl, RefusesTwoRanksOnOneGpu) {
   });
 }
 
-// A group of one rank needs no engine, so these calls go to it past the group.
+// A group of one rank uses no engine, so these tests call the engine directly.
 class OneNcclRank : public Nccl {
  protected:
   static void run(const std::function<void(Backend&)>& body) {

@@ -27,7 +27,7 @@ namespace {
 
 using Sizes = std::vector<std::int64_t>;
 
-// Two parts side by side, and an empty one between them.
+// Returns two parts side by side, with an empty part between them.
 std::vector<at::Tensor> three_parts(Group group) {
   auto shard_group = std::make_shared<ShardGroup>(std::make_shared<Group>(std::move(group)));
   const auto part = [&](const char* name, layout::TensorSlice slice) {
@@ -194,7 +194,8 @@ TEST(Parts, NumbersOfRanksAreCombined) {
     });
 }
 
-// The ranks of a shard group are those of the group that is in its place.
+// A shard group refers to a Group object: if the program assigns another group to it, the ranks
+// follow.
 TEST(Parts, FollowTheGroupInItsPlace) {
   run_as_threads(4, [&](Group group) {
     const auto place = std::make_shared<Group>(group);
@@ -206,7 +207,7 @@ TEST(Parts, FollowTheGroupInItsPlace) {
   });
 }
 
-// Uses of parts outside of LibTorch's operations: a stream of text, a file.
+// Parts can be used outside of LibTorch's operations: printed to a stream, saved to a file.
 TEST(Parts, CanBePrintedAndSaved) {
   run_as_threads(2, [](Group group) {
     at::Tensor part = three_parts(group)[2];
@@ -225,7 +226,7 @@ TEST(Parts, CanBePrintedAndSaved) {
   });
 }
 
-// An average of parameters over steps, in either way of writing it, and back.
+// Averages parameters over steps, written in two ways, and copies the average back.
 TEST(Parts, AveragesOfParametersWork) {
   run_as_threads(2, [](Group group) {
     at::Tensor part = three_parts(group)[2], plain = part.clone();
@@ -248,7 +249,7 @@ TEST(Parts, AveragesOfParametersWork) {
   });
 }
 
-// LibTorch's functions that would clip, or search, by this rank's elements alone.
+// Functions of LibTorch that would clip or search by this rank's elements only are refused.
 TEST(Parts, FunctionsOfLibTorchThatMixAreRefused) {
   run_as_threads(3, [](Group group) {
     auto parameters = three_parts(group);

@@ -84,7 +84,7 @@ TEST(DamagedCommits, ADamagedStateGivesWayToTheNewestCheckpoint) {
   }
 }
 
-// While the ranks live, a cleaner of /dev/shm does no harm.
+// A cleaner of /dev/shm does no harm while ranks are running.
 TEST(DamagedCommits, FilesThatAreRemovedOrCutMeanwhileAreMadeAnew) {
   for (const Damage how : {Damage::removed, Damage::emptied}) {
     SmallAgent agent =

@@ -158,7 +158,7 @@ void expect_as_on_one(const Mesh& mesh, const Kernel& kernel, const Placements& 
   constexpr std::int64_t heads = 4;
   std::vector<Tensor> alone, there;
   for (int i = 0; i < 3; ++i) {
-    // In the layout of a model: [rows, tokens, heads, features], transposed.
+    // The layout is that of a model: [rows, tokens, heads, features], transposed.
     const Tensor values = numbers({2, 5, heads, 8}, i).transpose(1, 2);
     alone.push_back(values.clone(at::MemoryFormat::Preserve).requires_grad_());
     there.push_back(distribute(values, mesh, placed).requires_grad_());

@@ -107,8 +107,8 @@ void expect_same_values(const at::Tensor& found, const at::Tensor& expected,
       << what << ": " << describe(found);
 }
 
-// Adam's first step is the sign of a gradient. It suits only models without biases, whose gradients
-// are zero up to rounding.
+// Adam's first step is the sign of the gradient. So Adam is only used for models without biases,
+// because gradients of some biases are zero up to rounding.
 using Optimizers = std::function<void(std::vector<at::Tensor>)>;
 
 // Compares loss, gradients, buffers, and parameters after a step of `update`, between plain tensors

@@ -91,8 +91,8 @@ inline std::vector<NodeRan> run_nodes(const std::vector<WorkerSpec>& specs,
   return ran;
 }
 
-// The last agent starts first, with as short a head start as possible. So the test's statements
-// about its peers hold even if they do not wait for it.
+// The last agent starts first, with as short a head start as possible. So the test's assumptions
+// about the last agent's peers hold even if they do not wait for it.
 inline AroundAgent last_one_first(int agents, const test::TemporaryFolder& folder) {
   const std::string begun = folder / "last-one-begins";
   return {.before =

@@ -38,7 +38,7 @@ TEST_F(MeasureStep, EveryModeIsARowThatTrainsAlike) {
     for (const char* part : {"cpu_forward_s", "cpu_backward_s", "cpu_update_s"})
       EXPECT_GT(row.at(part), 0) << part;
     EXPECT_GE(row.at("bytes").get<double>(), bytes.at(mode) * parameters);
-    // Mode tensor adds its sums in another order.
+    // The mode "tensor" sums in another order.
     EXPECT_NEAR(row.at("losses").at(0), rows.front().at("losses").at(0), 1e-6);
   }
   for (const auto& [mode, times] : seen) EXPECT_EQ(times, 2) << mode;

@@ -91,7 +91,7 @@ TEST(GradScaler, SkipsWhatIsNotFinite) {
   }
 }
 
-// Clips by every function, and in one call.
+// Clips by each clipping function, and within step().
 TEST(GradScaler, UnscalesBeforeClipping) {
   double norm = 0.5 * std::sqrt(1000.0);
   for (int way : {0, 1, 2, 3}) {
@@ -208,7 +208,7 @@ TEST(GradScaler, GoesThroughArchives) {
   EXPECT_THROW(again.load_state({.scale = -1}), BadInput);
 }
 
-// Returns true for the steps of 60 that overflow.
+// Returns true for the steps (of 60) that overflow.
 bool overflows(int step) { return step % 7 == 3 || (step > 40 && step < 46); }
 
 TEST(GradScaler, HasPyTorchsScales) {

@@ -1,4 +1,4 @@
-// The order in which all ranks of a pipeline post.
+// The order in which all ranks of a pipeline post their operations.
 #include "plan/posting_order.h"
 
 #include <lockstep/base/error.h>
@@ -63,7 +63,8 @@ TEST(PostingOrder, IsTheOneOfTheSimulatedEnds) {
             "0F0 0F1 1F0 1I0 1F1 0I0 1I1 0W0 1W0 0I1 1W1 0W1");
 }
 
-// Each action once, after what it depends on, and those of a rank in its own order.
+// The order contains each action once, after the actions that it depends on; actions of one rank
+// keep their order.
 TEST(PostingOrder, IsALinearExtensionOfEverySchedule) {
   int schedules = 0;
   for_each_schedule([&](const Schedule& schedule) {
@@ -85,14 +86,16 @@ TEST(PostingOrder, IsALinearExtensionOfEverySchedule) {
   EXPECT_GT(schedules, 600);
 }
 
-// A message between two ranks, by the action whose result it has. -1: an action without a message.
+// A message between two ranks, identified by the action whose result it contains. -1: the action
+// has no message.
 struct Post {
   Action action;
   int source = -1;
   int destination = -1;
 };
 
-// The message with an action's result; none if the next stage is on the same rank, or missing.
+// Returns the message with an action's result; std::nullopt if the next stage is on the same rank,
+// or if there is no next stage.
 std::optional<Post> message_of(const Action& action, const std::vector<int>& ranks) {
   if (action.compute == Compute::weight) return std::nullopt;
   const int next = action.stage + (action.compute == Compute::forward ? 1 : -1);
@@ -102,7 +105,7 @@ std::optional<Post> message_of(const Action& action, const std::vector<int>& ran
   return post.source == post.destination ? std::nullopt : std::optional(post);
 }
 
-// Returns what a rank posts: its sends, and the receives of its peers' messages.
+// Returns the operations that each rank posts: its sends, and the receives of its peers' messages.
 using Posts = std::vector<std::deque<Post>>;
 
 Posts posts_in(const std::vector<Action>& order, const Schedule& schedule) {
@@ -116,7 +119,8 @@ Posts posts_in(const std::vector<Action>& order, const Schedule& schedule) {
   return posts;
 }
 
-// Each rank posts its sends after their actions and each receive just before it is needed.
+// Returns the operations if each rank posts a send right after its action and a receive just before
+// the result is needed.
 Posts posts_when_needed(const Schedule& schedule) {
   const std::vector<int> ranks = rank_of_stages(schedule);
   Posts posts;
@@ -135,8 +139,8 @@ Posts posts_when_needed(const Schedule& schedule) {
   return posts;
 }
 
-// Runs devices that have room for one message each: it begins when both have come to it, and those
-// that come later wait for it. Returns true if all messages are passed.
+// Simulates devices that can execute one message at a time: a message runs when it is the next
+// operation of both devices. Returns true if all messages complete.
 bool all_pass(Posts posts) {
   const auto key = [](const Post& post) { return result_of(post.action).key(); };
   for (bool moves = true; moves;) {
@@ -163,7 +167,8 @@ TEST(PostingOrder, NeedsRoomForOneMessage) {
   });
 }
 
-// As a check of the check: without a common order, devices with room for one message get stuck.
+// Checks the simulation itself: without a common order, devices that execute one message at a time
+// deadlock.
 TEST(PostingOrder, IsNeeded) {
   for (const char* name : {"1f1b", "interleaved", "zb-h1", "zbv", "dualpipev"}) {
     const int chunks = stages_per_rank(name);

@@ -26,7 +26,7 @@ Simulation of(std::string_view name, int stages, int micro_batches, const StageT
 class ClosedForms : public testing::TestWithParam<int> {
  protected:
   [[nodiscard]] int p() const { return GetParam(); }
-  // For long pipelines only the smallest number, because there are many such pipelines.
+  // For long pipelines, tests only the smallest number, because there are many such pipelines.
   [[nodiscard]] std::vector<int> micro_batches(int least) const {
     if (p() > 12) return {least};
     return {least, least + p(), 4 * least};

@@ -1,5 +1,5 @@
-// Ranks that time out waiting for the last one in one group, go on with it in another, and end in
-// order; the last one long after the others.
+// In one group, the other ranks time out waiting for the last rank. Then all ranks continue in
+// another group and end normally, the last rank long after the others.
 #include <chrono>
 #include <thread>
 

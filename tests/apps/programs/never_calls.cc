@@ -1,5 +1,5 @@
-// Ranks that wait for a rank that never calls: the last rank is busy forever. The error that ends
-// the others is not caught.
+// Ranks wait for the last rank, which is busy forever and never calls. The other ranks do not catch
+// their error.
 #include <chrono>
 
 #include <unistd.h>

@@ -110,8 +110,8 @@ TEST_P(Functional, ATensorParallelBlockIsTheWholeBlock) {
   });
 }
 
-// The ranks' graphs differ, but the order of their forward calls is the same. So is the order of
-// their backward calls; otherwise the tags would not match.
+// The ranks' graphs differ, but the order of their forward calls is the same. The order of their
+// backward calls must be the same, too; otherwise the tags would not match.
 TEST_P(Functional, BackwardCallsComeInReverseOrderWhateverIsBetween) {
   run([](Group group) {
     std::mt19937 random(group.rank() + 1);

@@ -1,4 +1,4 @@
-// Calls for the tests of what ranks tell each other about theirs.
+// Calls for the tests of the messages in which ranks describe their calls.
 #pragma once
 
 #include "comm/call/record.h"

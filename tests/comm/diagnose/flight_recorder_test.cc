@@ -85,7 +85,7 @@ TEST(FlightRecorder, ForgetsGroupsThatEndedOnceNoCallOfTheirsIsKept) {
   const auto json = recorder.json();
   EXPECT_LT(count(json, "\"name\": "), FlightRecorder::kept);
   EXPECT_EQ(count(json, "\"failure\": \"what happened\""), 1U);
-  // Every call that is kept is of a group that is kept.
+  // The record keeps the group of every call that it keeps.
   for (std::uint64_t made = 10'000 - FlightRecorder::kept / 2 + 1; made <= 10'000; ++made)
     EXPECT_EQ(count(json, "\"name\": \"part " + std::to_string(made) + "\""), 1U);
 }
@@ -124,7 +124,7 @@ TEST(FlightRecorder, CostsNanosecondsACall) {
     best = std::min<Duration>(best, (Clock::now() - begin) / calls);
   }
   print_to(stdout, "the flight recorder takes {} ns a call\n", best.count());
-  // ThreadSanitizer makes a call of each atomic store.
+  // ThreadSanitizer turns each atomic store into a function call.
   EXPECT_LT(best, test::under_thread_sanitizer ? 20us : 500ns)
       << "a system call or an allocation would show";
 }

@@ -1,4 +1,4 @@
-// The sentence of a deadline: which ranks are named, and in which order.
+// The sentence for a missed deadline: which ranks it names, and in which order.
 #include "comm/diagnose/report.h"
 
 #include <gtest/gtest.h>
@@ -49,7 +49,7 @@ TEST(OverdueSentence, NamesRanksThatHaveMadeNoCall) {
       "rank 0 waits in; they have made no call yet");
 }
 
-// The others may wait for it.
+// The other late ranks may wait for this one.
 TEST(OverdueSentence, NamesTheRankThatIsFurthestBehindFirst) {
   EXPECT_EQ(
       sentence({waits(0), is_at(1, 7), is_at(2, 5), is_at(3, 7)}),
@@ -58,7 +58,7 @@ TEST(OverdueSentence, NamesTheRankThatIsFurthestBehindFirst) {
       "train.cc:80); ranks 1, 3 are behind, too");
 }
 
-// It may not have told how far it came.
+// A stopped rank may not have published its last call.
 TEST(OverdueSentence, NamesAStoppedRankBeforeAllOthers) {
   auto stopped = is_at(3, 7);
   stopped.stopped_process = "4711";

@@ -1,4 +1,4 @@
-// The device that init() gives to a rank, with devices of the tests' own in the place of GPUs.
+// The device that init() gives to a rank; a test device stands for GPUs.
 #include "comm/init/devices.h"
 
 #include <lockstep/base/error.h>

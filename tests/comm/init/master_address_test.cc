@@ -1,4 +1,4 @@
-// Unusable rendezvous addresses: each gives a one-line error that names MASTER_ADDR within seconds.
+// Each unusable rendezvous address gives, within seconds, a one-line error that names MASTER_ADDR.
 #include "comm/init/master_address.h"
 
 #include <lockstep/base/error.h>

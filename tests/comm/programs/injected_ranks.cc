@@ -1,4 +1,4 @@
-// A rank that mpirun started, for one injected failure after the other (support/torch/injection.h).
+// A rank that mpirun started, for a series of injected failures (support/torch/injection.h).
 //
 //   mpirun -n 5 injected_ranks FILE-WITH-THE-BOARD
 //

@@ -1,4 +1,4 @@
-// Tests which ranks share a host, and which backend follows from that.
+// Tests which ranks share a host, and which backend is chosen for them.
 #include "comm/engines/hierarchical/layout.h"
 
 #include "comm/init/choice.h"

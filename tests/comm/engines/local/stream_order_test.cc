@@ -1,5 +1,5 @@
-// Ranks that are threads, with tensors on a device: the tests' own, which executes nothing before a
-// rank waits for it.
+// Ranks that are threads, with tensors on a test device, which executes nothing before a rank waits
+// for it.
 #include <lockstep/comm/local.h>
 
 #include "support/torch/late_device.h"

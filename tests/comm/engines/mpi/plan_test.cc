@@ -1,5 +1,5 @@
-// Plans of messages, carried out in plain memory for all ranks at once: every collective, every
-// number of ranks, sizes below and above the border between one round and two.
+// Executes plans of messages in plain memory for all ranks at once: every collective, every number
+// of ranks, and sizes below and above the limit between one round and two.
 #include "comm/engines/mpi/plan.h"
 
 #include <gtest/gtest.h>
@@ -44,7 +44,7 @@ Bytes values(int rank, std::int64_t count) {
   return bytes;
 }
 
-// Bytes of elements of one byte; sums wrap around.
+// Memory of all ranks. Elements have one byte; sums wrap around.
 class World {
  public:
   explicit World(int size) : ranks_(size) {}
@@ -122,7 +122,7 @@ Bytes sum_of_all(int size, std::int64_t count) {
 class Plans : public testing::TestWithParam<int> {
  protected:
   [[nodiscard]] int size() const { return GetParam(); }
-  // Below and above whole_bytes, and too few for a part a rank.
+  // Below and above whole_bytes, and too few for one part per rank.
   static constexpr std::int64_t lengths[] = {0, 1, 3, 100, whole_bytes, whole_bytes + 1, 50001};
 };
 
@@ -289,7 +289,7 @@ TEST_P(Plans, ABarrierHearsOfEveryRank) {
   for (const auto& row : knows) EXPECT_EQ(std::ranges::count(row, true), size());
 }
 
-// This message shows two ranks that their calls differ, whatever the calls are.
+// By this message, two ranks detect that their calls differ, whatever the calls are.
 TEST_P(Plans, EachRankHearsFromTheOneBeforeIt) {
   if (size() == 1) return;
   using enum Collective;

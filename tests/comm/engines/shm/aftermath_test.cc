@@ -1,5 +1,5 @@
-// After an error a rank's tensors are its own again: no peer that was in the middle of a segment
-// writes to them later.
+// After an error a rank can reuse its tensors: a peer that was in the middle of a segment does not
+// write to them later.
 #include "comm/engines/shm/ranks.h"
 #include "support/messages.h"
 
@@ -23,7 +23,7 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-// Floats in the arena whose memory can be renewed, as a tensor's.
+// Floats in the arena that can move to new memory, as tensors can.
 class RenewableArray {
  public:
   RenewableArray(Endpoint& endpoint, std::size_t count)
@@ -76,7 +76,7 @@ class SharedByProcesses {
   T* value_;
 };
 
-// Stops this process as soon as it is seen to execute a segment of the group's collectives.
+// Stops this process as soon as its execution marks show a segment of the group's collectives.
 std::thread stop_in_a_segment(Endpoint& endpoint, std::uint64_t key) {
   return std::thread([&endpoint, key] {
     auto end = Clock::now() + 1s;
@@ -90,8 +90,8 @@ std::thread stop_in_a_segment(Endpoint& endpoint, std::uint64_t key) {
   });
 }
 
-// Rank 1 stops in the middle of a segment, rank 0's wait ends, and its tensor gets new values; then
-// rank 1 goes on, and both use the tensor in another group.
+// Rank 1 is stopped in the middle of a segment. Rank 0's wait ends, and rank 0 writes new values to
+// its tensor. Then rank 1 continues, and both ranks use the tensor in another group.
 TEST(Aftermath, ARankThatIsStoppedInASegmentWritesNothingLater) {
   struct Board {
     std::atomic<int> refilled{0};
@@ -131,7 +131,7 @@ TEST(Aftermath, ARankThatIsStoppedInASegmentWritesNothingLater) {
   }
 }
 
-// No rank is stopped: a group is ended while both execute.
+// No rank is stopped: the group is aborted while both ranks execute.
 TEST(Aftermath, NothingIsWrittenAfterAnAbort) {
   run_as_rank_threads(2, [](Endpoint& endpoint) {
     GroupMember& steer = endpoint.make_group("steer", {0, 1});
@@ -162,7 +162,7 @@ TEST(Aftermath, NothingIsWrittenAfterAnAbort) {
   });
 }
 
-// Marks a peer's place by hand, as if it were slow in a segment.
+// Sets a peer's execution mark, as if the peer were slow in a segment.
 struct SlowPeer {
   SlowPeer(Endpoint& endpoint, int peer, std::uint64_t sequence)
       : place(endpoint.peers().control(peer).executing.back()) {
@@ -222,7 +222,8 @@ TEST(Aftermath, OnlyWhatAPeerMayStillWriteToIsRenewed) {
   });
 }
 
-// Another group is at work on the same memory, so it has to stay: the error says so.
+// Another group is using the same memory, so the tensor cannot move to new memory; the error says
+// so.
 TEST(Aftermath, WhatCannotBeRenewedIsNamed) {
   run_as_rank_threads(2, [](Endpoint& endpoint) {
     GroupMember& group = endpoint.world();
@@ -284,8 +285,7 @@ TEST(Aftermath, MemoryThatRanksShareIsNamed) {
   });
 }
 
-// A peer posts at the moment at which this rank gives up: this rank no longer executes the
-// operation.
+// If a peer posts while this rank gives up, this rank no longer executes the operation.
 TEST(Aftermath, SmallOperationsAreNotCarriedOutLater) {
   run_as_rank_threads(2, [](Endpoint& endpoint) {
     GroupMember& group = endpoint.world();
@@ -296,7 +296,7 @@ TEST(Aftermath, SmallOperationsAreNotCarriedOutLater) {
       group.fail(shm::FailureKind::aborted, "enough");
       EXPECT_THROW(group.wait(ticket), Aborted);
       values.assign(10, 7);
-      // As rank 1 would have written it just before it heard.
+      // Write the post of rank 1 as if it had posted just before it detected the failure.
       auto memory = group.block().collectives();
       auto call = shm::Fingerprint{memory.slot(0, 1).call, memory.slot(0, 1).count,
                                    memory.slot(0, 1).names};

@@ -25,7 +25,7 @@ float sum_of_ranks(int size, std::size_t i) {
   return sum;
 }
 
-// One comparison an element, without what an assertion of each would cost.
+// Compares without an assertion per element, which would be slow.
 template <typename Array, typename Expected>
 void expect_values(Array& array, const char* operation, const Expected& expected) {
   const float* data = array.data();
@@ -108,7 +108,7 @@ TEST_P(ShmCollectives, AreRightInTheArena) {
 }
 
 TEST_P(ShmCollectives, AreRightOutsideTheArena) {
-  // The last one, where it is not combined, is reached where it lies.
+  // Tensors of the last length are so long that peers read them in place, unless they are combined.
   for (std::size_t count : {0, 1, 17, 250, 1001, 1024, 100'003, 300'007}) {
     run_as_rank_threads(GetParam(),
                         [&](Endpoint& endpoint) { check_all<Outside>(endpoint, count); });

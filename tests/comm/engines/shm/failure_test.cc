@@ -22,7 +22,7 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-// A moment that one process notes and others read; the clock is the machine's.
+// A time that one process records and others read; all processes of a host share the clock.
 class SharedMoment {
  public:
   SharedMoment()
@@ -38,7 +38,7 @@ class SharedMoment {
   std::atomic<std::int64_t>* value_;
 };
 
-// The text of the error of type E that `body` must throw.
+// Returns the text of the error of type E that `body` must throw.
 template <typename E, typename Body>
 std::string error_of(Body&& body) {
   try {
@@ -56,7 +56,7 @@ std::string error_of(Body&& body) {
 void all_reduce(GroupMember& group, std::size_t count) {
   auto values = std::make_unique<std::vector<float>>(count, 1);
   auto posting = call(Collective::all_reduce, *values, *values);
-  // After an error peers may still write there.
+  // After an error, peers may still access the input.
   posting.keep_input = shm::KeepAlive(values.release(), [](void* kept) {
     std::unique_ptr<std::vector<float>>(static_cast<std::vector<float>*>(kept)).reset();
   });
@@ -82,7 +82,7 @@ TEST(Failure, NamesAKilledRankWhileOthersWait) {
         EXPECT_TRUE(contains(text, "ranks 0, 2 wait in all_reduce #2 (3.91 KiB, ")) << text;
         EXPECT_TRUE(contains(text, "rank 1")) << text;
         EXPECT_EQ(error_of<PeerLost>([&] { all_reduce(group, 1); }),
-                  text);  // and again
+                  text);  // the next call throws the same error
       }));
   EXPECT_TRUE(ranks.wait(0, 20s).ok());
   EXPECT_TRUE(ranks.wait(2, 20s).ok());
@@ -104,7 +104,7 @@ TEST(Failure, FindsADeathWhileNobodyWaits) {
         EXPECT_TRUE(
             contains(error_of<PeerLost>([&] { (void)post(group, std::move(posting)); }), "rank 1"));
         EXPECT_THROW((void)endpoint.make_group("new", {0, 1}), PeerLost);
-        all_reduce(endpoint.make_group("alone", {0}), 10);  // those who are left go on without it
+        all_reduce(endpoint.make_group("alone", {0}), 10);  // the remaining ranks continue
       }));
   EXPECT_TRUE(ranks.wait(0, 20s).ok());
 }
@@ -278,7 +278,7 @@ TEST(Failure, IsNoneWhenARankLeavesInOrder) {
         std::ranges::fill(values, static_cast<float>(group.rank()));
         auto last = call(Collective::all_gather, values, gathered);
         auto ticket = post(group, std::move(last));
-        if (group.rank() == 1) return;  // has posted, and that is enough
+        if (group.rank() == 1) return;  // posting is enough
         group.wait(ticket);
         EXPECT_EQ(gathered[count], 1);
         EXPECT_EQ(gathered.back(), 2);

@@ -30,8 +30,8 @@ TEST(Inline, OperationsNeedNoLaterAttention) {
   });
 }
 
-// A ring of posts that one rank has made and never looked at must not hold the others up: they are
-// read on its behalf by its watcher.
+// If a rank fills the ring with posts and then blocks elsewhere, its watcher reads the inputs of
+// its peers, so that they can continue.
 TEST(Inline, InputsAreReadForARankThatBlocksElsewhere) {
   std::atomic<bool> all_posted{false};
   std::atomic<bool> released{false};
@@ -106,7 +106,8 @@ struct SharedFloats {
   float* first = nullptr;
 };
 
-// Rank 0 writes again as soon as its own wait() has returned; rank 1 has posted and looks later.
+// Rank 0 overwrites its input as soon as its wait() has returned; rank 1 has posted, but makes
+// progress later.
 TEST(Inline, WhatLiesAtItsPlaceInSharedMemoryIsNotMoved) {
   for (auto collective : {Collective::all_gather, Collective::broadcast}) {
     std::atomic<std::size_t> offset{0};
@@ -139,8 +140,8 @@ TEST(Inline, WhatLiesAtItsPlaceInSharedMemoryIsNotMoved) {
   }
 }
 
-// Rank 1 posts and then blocks outside of the library: its watcher carries the gather out for it
-// before the barrier is complete anywhere.
+// Rank 1 posts and then blocks outside of the library: its watcher executes the gather before the
+// barrier completes on any rank.
 TEST(Inline, ABarrierComesAfterWhatSmallOperationsWriteToSharedMemory) {
   for (bool polls : {false, true}) {
     std::atomic<std::size_t> offset{0};

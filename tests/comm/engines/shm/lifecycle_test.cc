@@ -1,5 +1,5 @@
-// How groups, their endpoint and its threads end: beside other threads, in a forked child, with
-// operations open, while an exception unwinds the stack.
+// The end of groups, of their endpoint and its threads: concurrently with other threads, in a
+// forked child, with operations in flight, and while an exception unwinds the stack.
 #include "comm/engines/shm/ranks.h"
 #include "support/messages.h"
 
@@ -22,7 +22,8 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-// Ordinary memory that outlives the rank that posts it, and so much that peers reach for it there.
+// Ordinary memory that outlives the rank that posts it. It is so large that peers access it
+// directly.
 constexpr std::size_t lasting_count = 300'000;
 std::vector<float>& lasting_values() {
   static std::vector<float> values(lasting_count, 1);
@@ -40,7 +41,7 @@ void all_reduce_some(GroupMember& group) {
   EXPECT_EQ(values.back(), static_cast<float>(group.size()));
 }
 
-// As the handle of a group does when it goes.
+// Leaves the group in its destructor, as Group does.
 struct Handle {
   Endpoint& endpoint;
   GroupMember& group;
@@ -87,7 +88,7 @@ TEST(Lifecycle, AForkedChildThatDestroysItsCopiesChangesNothing) {
       all_reduce_some(pair.group);
     }
     if (rank == 0) ::raise(SIGKILL);
-    // Seen by the watcher of the rank that forked.
+    // The watcher of the rank that forked detects the loss.
     EXPECT_TRUE(contains(message_of<PeerLost>([&] { all_reduce_some(handle.group); }),
                          "ended without leaving"));
   });
@@ -100,7 +101,7 @@ TEST(Lifecycle, AForkedChildGivesNoMemoryBack) {
   options.arena_bytes = 1 << 30;
   TemporaryFolder folder;
   auto body = [](Endpoint& endpoint) {
-    constexpr std::size_t count = (300 << 20) / sizeof(float);  // more than is kept when it is free
+    constexpr std::size_t count = (300 << 20) / sizeof(float);  // more than the arena keeps once freed
     constexpr std::size_t stride = (1 << 20) / sizeof(float);
     auto large = std::make_unique<ArenaArray<float>>(endpoint, count);
     for (std::size_t i = 0; i < count; i += stride) (*large)[i] = 3;
@@ -136,7 +137,7 @@ TEST(Lifecycle, LeavingAGroupWaitsForNobody) {
     } else {
       run(endpoint.world(), barrier_call());
       std::vector<float> gathered(2 * lasting_count);
-      run(second, call(Collective::all_gather, of_rank_1, gathered));  // it still counts
+      run(second, call(Collective::all_gather, of_rank_1, gathered));  // the post still counts
       EXPECT_EQ(gathered.front(), 1);
       EXPECT_EQ(gathered.back(), 2);
     }
@@ -200,7 +201,7 @@ TEST(Lifecycle, AnEndpointEndsAfterManyGroupsWithOpenOperations) {
     for (int number = 0; number < 20; ++number)
       groups.push_back(&endpoint.make_group(std::to_string(number), {0, 1}));
     run(endpoint.world(), barrier_call());
-    if (rank == 1) std::this_thread::sleep_for(100ms);  // rank 0 waits in its end
+    if (rank == 1) std::this_thread::sleep_for(100ms);  // rank 0 waits while it leaves
     for (int number = 0; number < 20; ++number) {
       const auto mine = static_cast<std::size_t>(2 * number + rank);
       auto posting = call(Collective::all_gather, values[mine], gathered[mine]);
@@ -298,7 +299,7 @@ TEST(Lifecycle, AGroupLeftWithAnOpenOperationEndsWhenThatIsComplete) {
       endpoint.leave(second);
       EXPECT_EQ(kept.released, 0);
       run(endpoint.world(), barrier_call());
-      run(endpoint.world(), barrier_call());  // the other has completed it meanwhile
+      run(endpoint.world(), barrier_call());  // the other rank has completed it
       run(endpoint.world(), barrier_call());
       EXPECT_EQ(kept.released, 1);
     } else {

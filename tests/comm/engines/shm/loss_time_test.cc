@@ -18,7 +18,8 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-// Rank 0 kills rank 1 and returns once its group has detected it; meanwhile it calls `learn`.
+// Rank 0 kills rank 1, calls `learn` until its group has detected the loss, and returns the time
+// that this took.
 template <typename Learn>
 Clock::duration time_to_learn(Endpoint& endpoint, const Learn& learn) {
   GroupMember& group = endpoint.world();
@@ -47,7 +48,8 @@ void wait_for_operation(GroupMember& group) {
   EXPECT_THROW(run(group, call(Collective::all_reduce, values, values)), PeerLost);
 }
 
-// The machine may be busy, so the median must be soon and no value much later.
+// The machine may be busy: only the median must be below `soon`, and every value below
+// `much_later`.
 template <typename Learn>
 void expect_soon(int ranks, const Learn& learn) {
   constexpr int rounds = 7;

@@ -1,5 +1,5 @@
-// The largest number of ranks on one host, with arenas of the default size: each has address space
-// for as many tensors as the host has memory, and all ranks map it.
+// The largest number of ranks on one host, with arenas of the default size. Each arena has as much
+// address space as the host has memory, and all ranks map all arenas.
 #include "comm/engines/shm/ranks.h"
 #include "support/sanitizers.h"
 
@@ -10,12 +10,12 @@ namespace {
 
 constexpr int ranks = 128;
 
-// Few of a group's bytes grow with the square of its ranks.
+// Only a few bytes of a group's block grow with the square of the number of ranks.
 TEST(ManyRanks, AGroupTakesLittleOfAnArena) {
   for (int members : {2, 8, 9, 16, 64, 128, kernels::max_ranks}) {
     auto bytes = shm::GroupBlock::bytes(members);
     EXPECT_LE(bytes, static_cast<std::size_t>(members) << (members <= 8 ? 19 : 17)) << members;
-    // Three of them fit into the arena of a rank on a machine of 24 GB, beside other things.
+    // Three blocks fit into a rank's arena on a machine with 24 GB, and leave room for tensors.
     EXPECT_LE(3 * bytes, (std::size_t{24} << 30) / 4 * 3 / static_cast<std::size_t>(members))
         << members;
   }

@@ -1,4 +1,4 @@
-// A call for which there is no memory.
+// Calls for which memory cannot be allocated.
 #include "comm/engines/shm/ranks.h"
 #include "support/quiet.h"
 
@@ -40,7 +40,7 @@ struct Exchange {
   std::vector<std::int64_t> to, from;
 };
 
-// The last block that a post asks for is refused: what it is for, the peers have seen the call.
+// The last allocation of a post fails, whatever it is for; the peers have already seen the call.
 TEST(NoMemory, ACallThatThrowsIsNotTakenForTheNext) {
   if (!can_count_calls()) GTEST_SKIP() << "a sanitizer has an allocator of its own";
   bool was_refused = false;

@@ -9,7 +9,7 @@
 namespace lockstep::shm {
 namespace {
 
-// The origin of an output element: an element of one rank, or the combination over all ranks.
+// The source of an output element: an element of one rank, or the combination over all ranks.
 struct Source {
   static constexpr int everyone = -1;
   static constexpr int nobody = -2;

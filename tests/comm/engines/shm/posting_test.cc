@@ -179,8 +179,8 @@ TEST(Posting, WorksInOverlappingGroups) {
   });
 }
 
-// For ThreadSanitizer: one thread stages large tensors while another thread, in a group of its own,
-// looks for work in all groups.
+// For ThreadSanitizer: one thread stages large tensors while another thread, which waits in its own
+// group, makes progress in all groups.
 TEST(Posting, IsFedWhileAnotherThreadMakesProgress) {
   auto options = small_options();
   run_as_rank_threads(
@@ -209,8 +209,8 @@ TEST(Posting, IsFedWhileAnotherThreadMakesProgress) {
       options);
 }
 
-// Thousands of operations of random kind, size and memory, with random pauses: the ring goes round
-// many times, and each result is compared with its definition.
+// Thousands of operations of random kind, size and memory, with random pauses: the ring wraps
+// around many times, and each result is compared with its definition.
 TEST(Posting, SurvivesManyRoundsOfTheRing) {
   for (int size : {2, 3, 5}) {
     run_as_rank_threads(size, [](Endpoint& endpoint) {
@@ -277,12 +277,12 @@ TEST(Posting, GivesMemoryBack) {
       run(world, barrier_call());
     }
     run(world, barrier_call());
-    // The last block may still be held until the other rank has gone, too.
+    // The last block may be held until the other rank has left.
     EXPECT_LE(resident(), before + 2 * shm::GroupBlock::bytes(2));
   });
 }
 
-// Channels of messages and uneven counts lie outside of a group's block.
+// The memory of message channels and uneven counts is not part of a group's block.
 TEST(Posting, GivesTheMemoryOfMessagesAndUnevenCallsBack) {
   run_as_rank_threads(3, [](Endpoint& endpoint) {
     GroupMember& world = endpoint.world();
@@ -315,12 +315,12 @@ TEST(Posting, GivesTheMemoryOfMessagesAndUnevenCallsBack) {
       run(world, barrier_call());
       if (round == 2) most = endpoint.arena()->used();
     }
-    // That of the last ones may still be held until all ranks have gone.
+    // The memory of the last groups may be held until all ranks have left.
     EXPECT_LE(endpoint.arena()->used(), most + 2 * shm::GroupBlock::bytes(3));
   });
 }
 
-// Both ends may be the first to use a channel; one channel is made.
+// If both ends use a channel first at the same time, only one channel is created.
 TEST(Posting, BothEndsOfAMessageMayMakeItsChannel) {
   run_as_rank_threads(2, [](Endpoint& endpoint) {
     for (int round = 0; round < 50; ++round) {

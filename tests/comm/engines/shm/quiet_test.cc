@@ -1,4 +1,4 @@
-// An operation whose peers have all posted asks nothing of the system: no system call, no memory.
+// An operation whose peers have all posted makes no system call and allocates no memory.
 #include "support/quiet.h"
 #include "comm/engines/shm/ranks.h"
 
@@ -14,7 +14,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Rank 0's call after all others have posted theirs.
+// Makes rank 0's call after all other ranks have posted.
 template <typename Memory>
 void expect_quiet(Endpoint& endpoint, std::size_t count) {
   GroupMember& group = endpoint.world();
@@ -30,7 +30,7 @@ void expect_quiet(Endpoint& endpoint, std::size_t count) {
   std::this_thread::sleep_for(200ms);
   auto asked = asked_by([&] { run(group, posting()); });
   bool quiet = asked.system_calls == 0 && asked.allocations == 0;
-  // The thread cannot print any more; its exit code says what went wrong.
+  // The thread cannot print any more, so its exit code reports the failure.
   _exit(quiet ? 0 : asked.system_calls > 0 ? 100 + asked.first_call % 100 : 2);
 }
 

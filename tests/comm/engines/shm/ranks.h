@@ -34,8 +34,8 @@ inline shm::EndpointOptions small_options() {
           .arena_bytes = 256 << 20};
 }
 
-// Runs body in `count` threads and throws the first exception (by rank) again. The endpoints end
-// together, so that one that is done early is not a rank that left.
+// Runs body in `count` threads and rethrows the exception of the lowest rank. All endpoints are
+// destroyed together, so that a rank that finishes early does not count as one that left.
 inline void run_as_rank_threads(int count, const RankOnEndpoint& body,
                                 const shm::EndpointOptions& options = small_options()) {
   auto store = std::make_shared<MemoryStore>();
@@ -57,7 +57,7 @@ inline void run_as_rank_threads(int count, const RankOnEndpoint& body,
   }
 }
 
-// The body of RankProcesses that joins an endpoint over a file store in `folder`.
+// Returns a body for RankProcesses that creates an endpoint over a file store in `folder`.
 inline RankBody on_endpoint(const TemporaryFolder& folder, int count, RankOnEndpoint body,
                             shm::EndpointOptions options = small_options()) {
   return [path = folder.path(), count, body = std::move(body), options](int rank) {
@@ -66,7 +66,8 @@ inline RankBody on_endpoint(const TemporaryFolder& folder, int count, RankOnEndp
   };
 }
 
-// On one core, so that no process has a helper thread: those are woken for large operations.
+// Runs the body on one core, so that no process has a helper thread, which large operations would
+// wake.
 inline RankBody on_one_core(RankBody body) {
   return [body = std::move(body)](int rank) {
     cpu_set_t core;
@@ -77,7 +78,7 @@ inline RankBody on_one_core(RankBody body) {
   };
 }
 
-// Elements in the arena, freed with it.
+// An array in the arena.
 template <typename T>
 class ArenaArray {
  public:

@@ -1,5 +1,5 @@
-// The same bits at any timing, on every way that bytes can take; and ranks that stop or die in the
-// middle of a segment.
+// Results are bitwise equal at any timing, for every kind of memory. Also tests ranks that stop or
+// die in the middle of a segment.
 #include "comm/engines/shm/ranks.h"
 #include "comm/kernels/combine.h"
 #include "support/messages.h"
@@ -89,7 +89,7 @@ void expect_same_bits(Endpoint& endpoint) {
   }
 }
 
-// Ranks run ahead of each other by as much as a channel takes, through its ring many times.
+// Ranks run ahead of each other as far as the channel allows, through many rounds of its ring.
 void exchange_far_ahead(Endpoint& endpoint) {
   GroupMember& group = endpoint.world();
   struct Exchange {
@@ -138,7 +138,7 @@ TEST_P(Timing, MixesNoCountsOfTwoExchanges) { run_as_rank_threads(GetParam(), ex
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Timing, testing::Values(1, 2, 3, 4, 5));
 
-// Every thread of it, also where the machine is busy.
+// Returns true if all threads of the process are stopped, which may take a while on a busy machine.
 bool is_stopped(pid_t process) {
   std::filesystem::path tasks = "/proc/" + std::to_string(process) + "/task";
   for (const auto& task : std::filesystem::directory_iterator(tasks)) {
@@ -154,7 +154,8 @@ void stop(pid_t process) {
   while (!is_stopped(process)) std::this_thread::yield();
 }
 
-// Stops rank 1 until that is in the middle of a segment. False where it executes none any more.
+// Stops rank 1, again and again, until it is in the middle of a segment. Returns false if it
+// executes no segment any more.
 bool stop_in_the_middle(Endpoint& endpoint) {
   pid_t process = endpoint.peers().peer(1).pid;
   const auto& executing = endpoint.peers().control(1).executing;
@@ -171,9 +172,9 @@ bool stop_in_the_middle(Endpoint& endpoint) {
   return false;
 }
 
-// Rank 1 is in the middle of a segment when rank 0 sends it `signal`. Rank 0 then executes nothing
-// and makes the file `posted`; then rank 1 posts. Returns the error text, empty if there was no
-// error.
+// Rank 0 sends `signal` to rank 1 while rank 1 is in the middle of a segment, then executes nothing
+// and creates the file `posted`, after which rank 1 posts. Returns the error text; empty if there
+// was no error.
 template <typename Error, typename Memory>
 std::string error_after(int signal, Endpoint& endpoint, Memory& values,
                         const std::filesystem::path& posted) {
@@ -201,8 +202,8 @@ std::string error_after(int signal, Endpoint& endpoint, Memory& values,
   return "";
 }
 
-// Rank 1 may have executed its last segment when it is stopped, and then nothing is wrong: tried
-// again.
+// Tries again if rank 1 had already executed its last segment when it was stopped, because then
+// there is no error.
 template <typename Error, typename MakeMemory>
 void expect_error(int signal, const std::vector<std::string>& parts, const MakeMemory& make) {
   constexpr int tries = 5;
@@ -225,7 +226,7 @@ void expect_error(int signal, const std::vector<std::string>& parts, const MakeM
   FAIL() << "rank 1 was through when it was stopped, " << tries << " times";
 }
 
-// Some 10 ms of work: 80 MB, or less where every access is watched.
+// About 10 ms of work: 80 MB, or less under ThreadSanitizer.
 constexpr std::size_t large = under_thread_sanitizer ? 2'000'000 : 20'000'000;
 
 auto in_arena(Endpoint& endpoint) { return std::make_unique<ArenaArray<float>>(endpoint, large); }
