@@ -96,8 +96,8 @@ class Ranks:
             for direction in ("in", "out"):
                 path = folder / f"{direction}.{rank}"
                 os.mkfifo(path, 0o600)
-                # Opened for reading and writing, so that the open does not wait for the rank, and reads never see an
-                # end.
+                # Opened for reading and writing, so that open() does not wait for the rank, and
+                # reads never see the end of the file.
                 ends.append(os.open(path, os.O_RDWR | os.O_CLOEXEC))
             started.fifos += ends
             started._add_channel(*ends)

@@ -35,7 +35,7 @@ LOG = {f"log::{level}": 0 for level in ("debug", "info", "warning", "error")}
 CALLS = {"check": 1, "check_input": 1, "print_to": 1, "say": 0, **LOG}
 FORMATS = {"check", "check_input", "print_to", "formatted", *LOG}
 JOINING = ("c10::str",)   # functions that join their arguments
-# Calls that declare options, and variables with a usage: what they are given is a help text.
+# Calls that declare options, and variables with a usage: their texts are help texts, not messages.
 HELP = re.compile(r"(.*\W)?(add|add_\w+|CommandOptions|command|about|usage|help)")
 
 

@@ -26,9 +26,9 @@ class ReduceContract : public test::EngineTest {
                        << found;
   }
   // Half precision is combined in float in tree order and rounded once. Hierarchical groups also
-  // round the result of each host. There are at most five roundings: one per host (at most three),
-  // that of the result, and that of `expected`. Each rounded value is at most the same reduction of
-  // the absolute values.
+  // round the result of each host. There are at most five roundings: one per host (at most three
+  // hosts), one of the result, and one of `expected`. Each rounded value is at most the same
+  // reduction of the absolute values.
   void expect_half(const at::Tensor& found, std::int64_t begin, std::int64_t length, Op op) const {
     std::vector<at::Tensor> inputs, sizes;
     for (int rank = 0; rank < size(); ++rank) {

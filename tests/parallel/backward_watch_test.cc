@@ -127,7 +127,7 @@ class ObservedStep : public BackwardWatch {
   ObservedStep() { strategy_->step = std::make_shared<StepObserver<ObservedStrategy>>(strategy_); }
 
   std::shared_ptr<ObservedStrategy> strategy_ = std::make_shared<ObservedStrategy>();
-  // Called for a gradient of this step.
+  // Called when a gradient of this step is computed.
   std::function<void()> gradient_ = [this] { strategy_->step->watch(); };
   std::function<void()> inner_gradient_ = [this] {
     at::AutoGradMode on(true);

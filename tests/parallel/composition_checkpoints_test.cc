@@ -1,5 +1,5 @@
-// Activation checkpointing inside units, parts and stages gives the same bits as without it, and
-// costs the collectives of one more forward.
+// Activation checkpointing inside units, parts and stages does not change a bit of the results;
+// backward repeats the collectives of forward.
 #include "parallel/composition.h"
 
 #include "support/torch/engine_test.h"
@@ -17,7 +17,8 @@ struct Outcome {
   ActivationCheckpoints::Counts counts;
 };
 
-// The second of two backwards: the first one learns what is used outside of blocks.
+// Returns the outcome of the second of two steps: the first one records the results that are used
+// outside of blocks.
 Outcome outcome_of(Group world, Composition how, double dropout) {
   models::GptOptions options = composed_gpt();
   options.dropout = dropout;
@@ -72,7 +73,7 @@ INSTANTIATE_TEST_SUITE_P(Axes, CheckpointedCompositions,
                                          Composition{.axes = {{"pp", 2}, {"fsdp", 2}, {"tp", 2}}}),
                          [](const auto& info) { return test_name_of(info.param); });
 
-// Collectives of one backward of a GPT with so many layers.
+// Returns the collectives of one backward of a GPT with `layers` layers.
 Traffic backward_traffic(const Group& group, std::int64_t layers, bool checkpoints) {
   const models::GptOptions options = small_gpt(layers, /*bias=*/false);
   auto model = made_alike([&] { return models::Gpt(options); }, at::kFloat);
@@ -87,8 +88,8 @@ Traffic backward_traffic(const Group& group, std::int64_t layers, bool checkpoin
   return traffic(tensors);
 }
 
-// Two all_reduces a layer in backward without; with them the two of forward again, and what
-// backward uses of these is not reduced once more.
+// Without checkpoints, backward has two all_reduces per layer. With checkpoints, it also repeats
+// the two of forward, once each.
 TEST(CheckpointedTraffic, ABlocksForwardRunsAgain) {
   run_group(Engine::local, 2, [](Group group) {
     const auto plain2 = backward_traffic(group, 2, false),

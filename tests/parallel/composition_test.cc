@@ -30,8 +30,8 @@ constexpr int steps_of_table = 100;  // of the rows in docs/composition.md
 constexpr int steps_of_most = 4;
 constexpr int steps_with_gradients = 2;
 
-// The norm to which the gradients of these steps are clipped. Rows of a hundred steps clip nothing:
-// steps that differ in size let differences of rounding grow.
+// The norm to which the gradients of these steps are clipped. Rows of a hundred steps are not
+// clipped, because clipping lets rounding differences grow.
 double largest_norm(int steps) { return steps == steps_of_table ? 1e9 : 0.5; }
 
 struct ParityRow {
@@ -48,7 +48,7 @@ std::string text_of(const ParityRow& row) {
 
 void PrintTo(const ParityRow& row, std::ostream* out) { *out << text_of(row); }
 
-// Grouped queries, and no weight that is tied.
+// A Llama with grouped queries and without tied weights.
 models::LlamaOptions small_llama() {
   models::LlamaOptions options;
   options.layers = 2;
@@ -61,7 +61,7 @@ models::LlamaOptions small_llama() {
   return options;
 }
 
-// In float64, experts have room for a part of their tokens only: the others are dropped.
+// In float64, the capacity of experts is so small that some tokens are dropped.
 void with_parity_model(ParityModel kind, at::ScalarType dtype, const auto& action) {
   if (kind == ParityModel::gpt)
     action(made_alike([] { return models::Gpt(composed_gpt()); }, dtype));
@@ -71,8 +71,8 @@ void with_parity_model(ParityModel kind, at::ScalarType dtype, const auto& actio
     action(moe_of(dtype == at::kDouble ? 1 : 0, dtype, kind == ParityModel::moe ? 1 : 2));
 }
 
-// The results of one process with all rows; all but losses in float64 only. The state is that after
-// the steps with gradients, which are clipped.
+// The results of one process with all rows. In float32, only the losses are recorded. `state` is
+// the state after the steps whose gradients are recorded.
 struct Trajectory {
   std::vector<double> losses, norms;
   std::vector<std::map<std::string, at::Tensor>> gradients;
@@ -102,7 +102,8 @@ Trajectory trajectory_of(ParityModel kind, at::ScalarType dtype, int steps, int 
   return found;
 }
 
-// The rows of a micro-batch matter for experts only: a micro-batch drops tokens by itself.
+// The split into micro-batches changes the results of experts only, because each micro-batch drops
+// its own tokens.
 const Trajectory& expected_trajectory(const ParityRow& row, at::ScalarType dtype) {
   const Composition& how = row.how;
   const bool has_experts = row.kind == ParityModel::moe || row.kind == ParityModel::sparse_moe;
@@ -176,7 +177,7 @@ TEST_P(Parity, StepsAreThoseOfOneProcess) {
     std::cout << "| " << text_of(GetParam()) << " | " << in_float << " | " << in_double << " |\n";
 }
 
-// Every set of the axes pp, dp, fsdp and tp that has at least two, and some with cp.
+// Every set of at least two of the axes pp, dp, fsdp and tp, and some sets with cp.
 std::vector<ParityRow> rows_of_gpt() {
   const MeshAxis pp{"pp", 2}, dp{"dp", 2}, fsdp{"fsdp", 2}, tp{"tp", 2}, cp{"cp", 2};
   std::vector<ParityRow> all = {
@@ -200,7 +201,7 @@ std::vector<ParityRow> rows_of_gpt() {
       {{.axes = {pp, cp}, .schedule = "zbv"}},
       {{.axes = {pp, cp}, .context = ContextMethod::ulysses}},
       {{.axes = {pp, fsdp, tp}, .checkpoints = true, .micro_batches = 2}},
-      // Axes of one rank, and other orders of axes.
+      // Axes of size 1, and other orders of axes.
       {{.axes = {cp, {"dp", 1}, tp, pp}}},
       {{.axes = {{"tp", 1}, fsdp, pp, cp}, .schedule = "zbv"}},
       {{.axes = {tp, fsdp, {"pp", 1}, dp}, .micro_batches = 2}}};
@@ -290,7 +291,7 @@ std::int64_t bytes_of_part(const NamedParameter& parameter, int ranks, int rank)
          layout::shard_range(rows, ranks, rank).length();
 }
 
-// Returns true if the stage, one of `stages` equal ones, has the parameter; the tied embedding is
+// Returns true if stage `stage` of `stages` equal stages has the parameter. The tied embedding is
 // in the first and the last stage.
 bool is_in_stage(const std::string& name, int stage, int stages) {
   const bool is_first = stage == 0, is_last = stage == stages - 1;
@@ -303,7 +304,7 @@ bool is_in_stage(const std::string& name, int stage, int stages) {
 
 class CompositionMemory : public testing::TestWithParam<Composition> {};
 
-// The formula of docs/reference/composition.md by the handle's counters.
+// Compares the formula in docs/reference/composition.md with the handle's counters.
 TEST_P(CompositionMemory, ARankKeepsWhatTheFormulaSays) {
   const Composition& how = GetParam();
   run_group(Engine::local, ranks_of(how), [&](Group world) {
@@ -321,7 +322,7 @@ TEST_P(CompositionMemory, ARankKeepsWhatTheFormulaSays) {
       ++tensors;
     }
     const HandleMemory memory = composed.all().memory();
-    // Tensors of a unit begin at cache lines, and shards are equally long.
+    // Padding: tensors of a unit begin at cache lines, and all shards have the same length.
     const std::int64_t padding = size("fsdp") == 1 ? 0 : 64 * (tensors + 12 * size("fsdp"));
     EXPECT_GE(memory.shards + memory.whole, expected / size("fsdp")) << text_of(how);
     EXPECT_LE(memory.shards + memory.whole, (expected + padding) / size("fsdp")) << text_of(how);

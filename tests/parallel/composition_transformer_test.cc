@@ -1,5 +1,5 @@
-// Gradients of an unchanged torch::nn::Transformer in float32, for each plan, against those of one
-// process in float64: as near as one process in float32 is.
+// Gradients of an unchanged torch::nn::Transformer in float32 under each plan: their error relative
+// to one process in float64 must be about that of one process in float32.
 #include <lockstep/parallel/parallelize.h>
 
 #include "parallel/tensor/support.h"
@@ -31,14 +31,14 @@ torch::nn::Transformer transformer() {
       torch::nn::TransformerOptions(24, 12, 2, 2).dim_feedforward(36).dropout(0.0));
 }
 
-// [tokens, rows, width], some rows of a batch.
+// Returns the loss of some rows of a batch, which is [tokens, rows, width].
 at::Tensor loss_of(torch::nn::Transformer& model, at::ScalarType dtype, std::int64_t first,
                    std::int64_t rows) {
   const auto wave = [&](std::int64_t tokens, double phase) {
     const at::Tensor all = (at::arange(tokens * batch_rows * 24, at::kDouble) * 0.37 + phase).sin();
     return all.view({tokens, batch_rows, 24}).narrow(1, first, rows).to(dtype);
   };
-  // The last layer is a norm, so that the mean of squares is a constant.
+  // The mean of squares would be constant, because the last layer is a norm.
   const double copies = static_cast<double>(batch_rows) / static_cast<double>(rows);
   return (model->forward(wave(7, 0), wave(5, 1)) * wave(5, 2)).sum() * copies;
 }
@@ -58,7 +58,7 @@ double error_of(const at::Tensor& found, const at::Tensor& truth) {
   return (found.to(at::kDouble) - truth).abs().max().item<double>() / scale;
 }
 
-// A key's bias has no gradient but rounding: softmax takes it away.
+// The gradient of a key's bias is only rounding, because softmax cancels it.
 bool is_rounding(const std::string& name) { return name.ends_with("in_proj_bias"); }
 
 class TransformerPlans : public testing::TestWithParam<TransformerPlan> {};

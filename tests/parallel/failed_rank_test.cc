@@ -1,5 +1,5 @@
-// One rank of a parallel model is killed, throws or computes for ever in the middle of a step: the
-// other ranks get an error of one line that names a rank.
+// One rank of a parallel model is killed, throws, or never returns from its computation in the
+// middle of a step: the other ranks get a one-line error that names a rank.
 #include "parallel/composition.h"
 
 #include <lockstep/comm/init.h>
@@ -31,12 +31,12 @@ using namespace test;
 
 using Deed = std::function<void()>;
 
-// A step of a model on the ranks of a group. The failing rank calls `deed` in the middle of it; the
-// deed of the other ranks does nothing.
+// A step of a model on the ranks of a group. The failing rank calls `deed` in the middle of the
+// step; on other ranks, `deed` does nothing.
 struct ParallelStep {
   int ranks = 0;
   std::function<void(Group, const Deed& deed)> run;
-  // Otherwise the error may name another rank, which waits for the failed one in another group.
+  // If false, the error may name another rank, one that waits for the failed rank in another group.
   bool names_the_failed_rank = true;
 };
 
@@ -205,7 +205,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 class ThrowingRank : public testing::TestWithParam<FailingSteps> {};
 
-// Only the end of the failed rank tells the others.
+// The other ranks detect the failure only when the failed rank ends.
 TEST_P(ThrowingRank, IsNamed) {
   expect_others_told(
       GetParam().steps, [] { throw std::runtime_error("no room"); }, std::chrono::minutes(1));
@@ -235,7 +235,7 @@ TEST(RankThatComputesForEver, IsNamedOnMeshes) {
                      compute_for_ever, std::chrono::seconds(8));
 }
 
-// A stage tells the others before its rank ends.
+// A stage that throws notifies the other ranks before its rank ends.
 TEST(StageOfAMesh, ThatThrowsIsNamedOnEveryRank) {
   std::vector<FailingStep> steps = each_rank(on_mesh("pp", "tp"));
   steps.insert(steps.end(),

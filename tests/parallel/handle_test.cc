@@ -144,7 +144,7 @@ TEST_P(EveryHandle, PartsTogetherAreTheWhole) {
   }
 }
 
-// A file that 2 ranks wrote by parts is read by 3, by parts, under every strategy.
+// 3 ranks read, part by part, a file that 2 ranks wrote by parts, under every strategy.
 TEST_P(EveryHandle, TakesItsPartsOfOtherValues) {
   torch::nn::Sequential other = two_layers();
   fill_parameters(*other, 77);

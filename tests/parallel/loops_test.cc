@@ -96,7 +96,7 @@ at::Tensor loss_of(torch::nn::Sequential& net, int batch, int rank) {
   return (net->forward(values({3, 4}, 10 * batch + rank)) - 0.3).square().mean();
 }
 
-// The norms that a run has seen, and the parameters at its end.
+// The norms that clipping returned during a run, and the parameters at its end.
 struct Outcome {
   std::vector<double> norms;
   std::map<std::string, at::Tensor> parameters;
@@ -107,10 +107,10 @@ void run_steps(const Loop& loop, Trainer& trainer) {
   for (int step = 0; step < loop_steps; ++step) loop.step(trainer, step);
 }
 
-// The element of the first weight that spoil() makes infinite: one rank has it.
+// The element of the first weight that spoil() makes infinite; only one rank has this element.
 constexpr std::int64_t spoiled = 23;
 
-// A loss scaler as PyTorch's rules have it, in the simplest words.
+// A plain implementation of PyTorch's loss scaler.
 struct PlainScaler {
   double scale = first_scale;
   std::optional<bool> finite;  // of gradients that are unscaled
@@ -276,8 +276,8 @@ class TrainingLoops : public testing::TestWithParam<Setting> {
   static inline std::map<std::string, Outcome> expected;  // what all settings share
 };
 
-// Each loop with one of our optimizers and one of torch, and on one rank with one of both; over all
-// settings each loop meets each optimizer.
+// Runs each loop with one of our optimizers and one of torch's; on one rank, with a single
+// optimizer. Over all settings, each loop runs with each optimizer.
 bool is_tried(std::size_t number_of_loop, std::size_t kind, int ranks, std::size_t setting) {
   constexpr std::size_t ours = 3, all = 8;
   const std::size_t shift = number_of_loop + setting;

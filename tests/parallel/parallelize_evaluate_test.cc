@@ -15,7 +15,7 @@ namespace {
 const std::vector<std::vector<MeshAxis>> meshes_of_rows = {
     {{"fsdp", 2}}, {{"dp", 2}, {"tp", 2}}, {{"pp", 2}, {"fsdp", 2}}, {{"pp", 2}, {"dp", 2}}};
 
-// 3 and 2 rows for 4 micro-batches.
+// The ranks have 3 and 2 rows, which they split into 4 micro-batches.
 TEST(ParallelizeEvaluate, RanksMayHaveDifferentNumbersOfRows) {
   for (const auto& axes : meshes_of_rows)
     run_group(Engine::local, ranks_of(axes), [&](Group world) {

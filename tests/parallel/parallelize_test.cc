@@ -1,4 +1,4 @@
-// parallelize(): on every mesh the losses, gradients and models of one process.
+// parallelize() gives, on every mesh, the losses, gradients and models of one process.
 #include <lockstep/parallel/parallelize.h>
 
 #include <lockstep/module/state_dict.h>
@@ -18,7 +18,7 @@
 namespace lockstep::test {
 namespace {
 
-// Its only weight has two names.
+// A model whose only weight has two names.
 struct TwiceNetImpl : torch::nn::Module {
   struct Again : torch::nn::Module {
     explicit Again(const at::Tensor& weight) { register_parameter("weight", weight); }
@@ -160,7 +160,7 @@ TEST(Parallelize, PlansOfAbsentAxesAreIgnored) {
   expect_norm_of(*plain, model);
 }
 
-// A pattern of one stage names nothing in the other ones.
+// A pattern for tensors of one stage matches nothing in the other stages.
 TEST(Parallelize, IgnoredTensorsAreNotAveraged) {
   for (const std::vector<MeshAxis>& axes : {std::vector<MeshAxis>{{"dp", 2}},
                                             {{"fsdp", 2}},
@@ -252,7 +252,7 @@ TEST(Parallelize, EvaluateAndForwardAreThoseOfOneProcessOnEveryRank) {
       });
 }
 
-// An exception of the loss, which one rank alone computes, ends the step on all ranks.
+// An exception in the loss, which only one rank computes, ends the step on all ranks.
 TEST(Parallelize, AnExceptionInAStageNamesRankAndAction) {
   run_group(Engine::local, 4, [](Group world) {
     OwnNet net;
@@ -287,7 +287,7 @@ TEST(ParallelModel, SaysWhatEachAxisDoes) {
     EXPECT_EQ(gpt.mesh().layout().describe(), "tp=2, pp=2, fsdp=2");
     EXPECT_EQ(gpt.data().size(), 2);
     EXPECT_EQ(gpt.group().size(), 8);
-    // Ranks of tp draw the same numbers, others do not.
+    // Ranks that differ on tp only draw equal random numbers.
     const Mesh& mesh = gpt.mesh();
     EXPECT_EQ(gpt.random_stream(), 2 * mesh.coordinate("fsdp") + mesh.coordinate("pp"));
   });

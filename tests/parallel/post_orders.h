@@ -1,6 +1,6 @@
-// PostOrders: runs ranks as threads and notes the order in which each of them posts its operations,
-// over all groups. Operations that can be put into one order which every rank follows cannot wait
-// for each other in a circle, however few of them a device has room for.
+// PostOrders: runs ranks as threads and records the order in which each rank posts its operations,
+// over all groups. If one order of all operations exists that every rank follows, operations cannot
+// deadlock, even if a device can execute only one at a time.
 #pragma once
 
 #include <lockstep/comm/backend.h>
@@ -26,7 +26,7 @@ class PostOrders {
  public:
   static constexpr auto timeout = std::chrono::seconds(60);
 
-  // Runs body(group) in `size` threads and notes what they post on the group and on its parts.
+  // Runs body(group) in `size` threads and records their posts on the group and its subgroups.
   void run(int size, const std::function<void(Group)>& body) {
     posts_ = std::vector<Posts>(static_cast<std::size_t>(size));
     auto world = std::make_shared<local::World>(size, GroupNames());
@@ -43,8 +43,8 @@ class PostOrders {
     return posts_[static_cast<std::size_t>(rank)].all;
   }
 
-  // Returns a circle of operations, each posted by some rank before the next one, as one text; an
-  // empty one if an order exists that all ranks follow.
+  // Returns a cycle of operations as text, in which some rank posts each operation before the next
+  // one; an empty text if an order exists that all ranks follow.
   [[nodiscard]] std::string circle() const {
     std::map<std::string, std::map<std::string, int>> earlier;  // than an operation, by which rank
     for (std::size_t rank = 0; rank < posts_.size(); ++rank) {
@@ -66,7 +66,7 @@ class PostOrders {
     std::vector<std::string> all;
   };
 
-  // Notes each call of one rank and passes it on.
+  // Records each call of one rank and forwards it.
   class Noting final : public Backend {
    public:
     Noting(std::shared_ptr<Backend> inner, std::string group, Posts& posts)
@@ -110,7 +110,7 @@ class PostOrders {
     Posts& posts_;
   };
 
-  // Leaves the operations that are in a circle, or come after one.
+  // Removes all operations that are neither in a cycle nor after one.
   static void remove_first_ones(Earlier& earlier) {
     std::map<std::string, std::vector<std::string>> later;
     std::map<std::string, std::size_t> before;
@@ -129,7 +129,7 @@ class PostOrders {
     }
   }
 
-  // Each operation that is left has an earlier one that is left, too.
+  // Precondition: each operation in `earlier` has an earlier one in it.
   static std::string circle_in(const Earlier& earlier) {
     std::vector<std::string> path;  // from later ones to earlier ones
     std::vector<std::string> lines;

@@ -1,6 +1,6 @@
-// Strategies that post operations on several groups, or messages in both directions, post them in
-// an order that all ranks have in common. GPUs need this: an operation on a GPU that has no room
-// for a second one waits for the others, which may wait for it.
+// Strategies that use several groups, or messages in both directions, post operations in an order
+// that all ranks share. GPUs need this: an operation that occupies a GPU waits for its peers, which
+// may wait for another operation on this GPU.
 #include "parallel/post_orders.h"
 
 #include "parallel/composition.h"
@@ -27,7 +27,7 @@ TEST(PostOrders, FindACircleOfTwoMessages) {
             "rank 0 posts world 0->1 #1 'a message' before world 1->0 #1 'a message'\n");
 }
 
-// Ranks 0 and 1, 1 and 2, 0 and 2: each rank posts on two groups.
+// The groups are ranks 0 and 1, ranks 1 and 2, and ranks 0 and 2: each rank posts on two groups.
 TEST(PostOrders, FindACircleOverThreeGroups) {
   for (const bool turns : {false, true}) {
     PostOrders orders;

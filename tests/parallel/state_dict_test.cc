@@ -1,4 +1,4 @@
-// State dicts of parts that lie anywhere, without a strategy.
+// State dicts of arbitrary parts, without a strategy.
 #include "parallel/state_dict.h"
 
 #include "parallel/support.h"
@@ -59,7 +59,8 @@ Part part_of(const Wholes& wholes, const std::string& name, layout::TensorSlice 
   return part;
 }
 
-// `rank` of `ranks`: a range of rows, a range in column-major order, all, or what one rank has.
+// Returns the parts of rank `rank` of `ranks`: row-major and column-major ranges, whole tensors on
+// all ranks or one, and a tensor that differs per rank.
 std::vector<Part> parts_of(const Wholes& wholes, int rank, int ranks) {
   std::vector<Part> parts;
   const auto range = [&](const std::string& name, std::vector<int> dim_order = {}) {

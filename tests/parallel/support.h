@@ -28,7 +28,7 @@
 
 namespace lockstep::test {
 
-// The backend and the number of ranks: the parameter of suites that run on several.
+// A backend and a number of ranks, as the parameter of test suites.
 struct EngineRanks {
   Engine engine = Engine::local;
   int size = 1;
@@ -49,8 +49,8 @@ inline std::vector<EngineRanks> ranks_of(std::vector<Engine> engines, std::vecto
   return all;
 }
 
-// One rank, two and five as threads, and three as processes: engines and numbers of ranks differ in
-// the collectives alone, and tests/comm compares these on each engine.
+// 1, 2 and 5 ranks as threads, and 3 as processes. Other combinations differ only in the
+// collectives, which tests/comm compares on each engine.
 inline std::vector<EngineRanks> usual_ranks() {
   return {{Engine::local, 1}, {Engine::local, 2}, {Engine::local, 5}, {Engine::shm, 3}};
 }

@@ -8,7 +8,7 @@
 
 namespace lockstep::test {
 
-// The code point by which GPT-2 spells a byte, in UTF-8.
+// Returns the character by which GPT-2 spells a byte, in UTF-8.
 inline std::string spelled_byte(int byte) {
   auto prints = [](int b) { return (b > 32 && b < 127) || (b > 160 && b != 173); };
   int point = byte;
@@ -20,7 +20,7 @@ inline std::string spelled_byte(int byte) {
   return {static_cast<char>(0xc0 | point >> 6), static_cast<char>(0x80 | (point & 0x3f))};
 }
 
-// Tokens 256 to 259 are "an", "ab", "na" and "anan"; of `more` the ones behind them.
+// Writes the files. Tokens 256 to 259 are "an", "ab", "na" and "anan"; the tokens of `more` follow.
 inline void write_small_bpe(const std::filesystem::path& folder,
                             const std::vector<std::string>& more = {}) {
   std::vector<std::string> tokens;

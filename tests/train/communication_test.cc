@@ -38,7 +38,7 @@ std::int64_t sent_bytes(const RunSetup& setup) {
 
 class EveryWay : public testing::TestWithParam<Way> {};
 
-// Covers per-rank state of generators and optimizers; the next test that of batch norms.
+// Covers the per-rank state of generators and optimizers; the next test covers batch norms.
 TEST_P(EveryWay, GoesOnToTheBit) {
   TemporaryFolder folder;
   RunSetup options = tiny_gpt(folder);

@@ -171,7 +171,7 @@ TEST(PrecisionRun, EveryStrategyHasMixedPrecisionWithoutShards) {
   check(2, "bf16", [](RunSetup& setup) { setup.strategy = StrategyKind::ps; });
 }
 
-// As a loop of one's own under torch.autocast.
+// Gives the same bits as a user's own loop under torch.autocast.
 TEST(PrecisionRun, WithoutShardsIsAutocastToTheBit) {
   TemporaryFolder folder;
   RunSetup setup = tiny_mlp(folder);

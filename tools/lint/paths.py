@@ -100,7 +100,7 @@ def sources_of(root, folders):
     return {path: path.read_text() for top in tops for path in sorted(top.rglob("*")) if path.suffix in (".h", ".cc")}
 
 
-# `word` is in each text that the pattern, which takes longer, finds.
+# Each match of the pattern contains `word`, which is faster to find.
 def found(sources, name, pattern, word):
     files = [path for path, text in sources.items() if word in text and re.search(pattern, text, re.MULTILINE)]
     if len(files) != 1:

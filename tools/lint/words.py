@@ -55,7 +55,7 @@ ENGLISH = [
      "-ise, as the rest of the project (names of LibTorch keep theirs)", ("include/*", "docs/*", "README.md"), ()),
     (r"(?i)\b(behavior|neighbor|favorite|labeled|canceled)", "the British spelling, as the rest of the project", CODE, ()),
 ]
-# Code asks what a device or a group can do; few files know a device by its name.
+# Code asks what a device or a group can do; only a few files may name a device.
 DEVICES = [
     (r"\bis_(cuda|xpu|hip)\(\)|\bk(CUDA|XPU|HIP)\b|\bhas(CUDA|XPU|HIP)\b", "accelerator() or pins_host_memory() of comm/backend/accelerator.h",
      ("include/*", "src/*"), ("src/comm/backend/accelerator.cc", "src/comm/init/*.cc", "src/comm/engines/c10d/nccl.cc",

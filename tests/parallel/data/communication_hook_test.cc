@@ -146,7 +146,7 @@ TEST_P(Hooks, AnotherShapeIsNamedOnAllRanks) {
           backward(ddp, *table, step);
           ddp.zero_grad();
         }
-        // The other ranks may have their averages already and get the error in the next step.
+        // The other ranks may already have their averages, and then get the error in the next step.
         auto steps = [&] {
           for (; step < good_steps + 2; ++step) {
             backward(ddp, *table, step);

@@ -21,7 +21,7 @@ void inner_step(Table& table, torch::optim::Optimizer& adamw, int rank, int step
   adamw.step();
 }
 
-// The algorithm of the papers, all ranks in one place, parameter by parameter.
+// The algorithm of the papers for all ranks in one process, parameter by parameter.
 class DiLoCoReference {
  public:
   DiLoCoReference(int ranks, DiLoCoOptions options, std::vector<int> fragment_of)
@@ -120,8 +120,8 @@ TEST_P(DiLoCos, StreamingFragments) {
 
 std::int64_t int8_bytes(std::int64_t n) { return n + 4 * ((n + 1023) / 1024); }
 
-// The numbers of this rank's share of n: whole blocks of 1024, the first ranks as many as each
-// other, the last ones the rest.
+// Returns the size of this rank's share of n numbers: shares are equal numbers of whole blocks of
+// 1024, except that the last ranks may have fewer.
 std::int64_t share_of(std::int64_t n, const Group& group) {
   const std::int64_t blocks = (n + 1023) / 1024, most = (blocks + group.size() - 1) / group.size();
   const std::int64_t begin = std::min(group.rank() * most * 1024, n);
@@ -149,7 +149,7 @@ TEST_P(DiLoCos, SendsWhatTheFormulaSays) {
   });
 }
 
-// Ranks go to the same place, and int8 is as far from float32 as its steps are wide.
+// All ranks get equal parameters, and int8 differs from float32 by at most its resolution.
 TEST_P(DiLoCos, Int8IsCloseAndEqualOnAllRanks) {
   run_group(GetParam().engine, GetParam().size, [](Group group) {
     auto train = [&](PseudoGradients format) {
@@ -238,7 +238,8 @@ TEST_P(DiLoCos, WhatIsSavedIsTheOuterModel) {
   });
 }
 
-// With a fragment on its way and a momentum: as a handle that has just been made with these values.
+// Loading discards a fragment in flight and the momentum: the handle then behaves like a new handle
+// with these values.
 TEST_P(DiLoCos, LoadingBeginsAnew) {
   run_group(GetParam().engine, GetParam().size, [](Group group) {
     DiLoCoOptions options{.inner_steps = 4, .overlap_steps = 2};
@@ -332,7 +333,8 @@ TEST(DiLoCoErrors, RefusesWhatMakesNoSense) {
                   "no unknown tensors, found 1");
 }
 
-// A fragment is on its way when the group ends: what has not arrived is never taken for an average.
+// The group is aborted while a fragment is in flight: incomplete data must never be used as an
+// average.
 TEST(DiLoCoErrors, AFailedAverageEndsTheHandle) {
   for (auto format : {PseudoGradients::float32, PseudoGradients::int8})
     run_as_threads(3, [&](Group group) {
@@ -346,7 +348,7 @@ TEST(DiLoCoErrors, AFailedAverageEndsTheHandle) {
         (void)diloco.step();
       }
       if (group.rank() == 2) return group.abort("a rank that leaves");
-      // Posts, or finds the end at once; the wait for it is here.
+      // step() posts a fragment or throws at once; state() waits for the fragment.
       EXPECT_THROW(
           {
             (void)diloco.step();

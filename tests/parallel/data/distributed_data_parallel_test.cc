@@ -1,4 +1,5 @@
-// The handle: its construction and results, and that it leaves nothing behind.
+// The handle: its construction, its results, and that its destructor removes everything from the
+// model.
 #include "parallel/support.h"
 
 #include <lockstep/base/error.h>

@@ -1,6 +1,6 @@
-// The gradients of DistributedDataParallel are equal, bit for bit, to those of one process that
-// computes each rank's micro-batch alone, adds in the tree and divides once; and to those of the
-// naive version.
+// The gradients of DistributedDataParallel are bitwise equal to those of the naive version, and to
+// those of one process that computes each rank's micro-batch separately, sums in the order of the
+// tree and divides once.
 #include "parallel/problems.h"
 
 #include <lockstep/parallel/data/distributed_data_parallel.h>
@@ -13,8 +13,8 @@ namespace {
 
 using namespace test;
 
-// `steps` steps on one process, each the average of `ranks` micro-batches that are each `parts`
-// backward() calls; the gradients of every step.
+// Makes `steps` steps in one process and returns the gradients of every step. Each step averages
+// `ranks` micro-batches of `parts` backward() calls each.
 std::vector<std::vector<at::Tensor>> one_process(const Problem& problem, int ranks, int parts,
                                                  int steps) {
   auto model = problem.make();
@@ -50,7 +50,7 @@ void expect_equal(const std::vector<at::Tensor>& expected, DistributedDataParall
 
 class Exactness : public testing::TestWithParam<EngineRanks> {};
 
-// Buckets only, some gradients in place, all of them.
+// Gradients in buckets only, some in place, and all in place.
 class ExactInPlace : public testing::TestWithParam<std::tuple<EngineRanks, std::int64_t>> {};
 
 TEST_P(ExactInPlace, EqualsOneProcessBitForBit) {
@@ -162,7 +162,7 @@ INSTANTIATE_TEST_SUITE_P(All, ExactInPlace,
 
 INSTANTIATE_TEST_SUITE_P(All, Exactness, testing::ValuesIn(usual_ranks()), name_of_ranks);
 
-// Gloo sums in an order of its own: the bound is a few roundings of the largest summand.
+// Gloo sums in its own order: the bound is a few roundings of the largest summand.
 TEST(ExactnessOnGloo, IsWithinAFewRoundings) {
   auto all = engines();
   if (std::find(all.begin(), all.end(), Engine::gloo) == all.end())

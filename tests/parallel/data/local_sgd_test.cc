@@ -9,7 +9,7 @@ using namespace test;
 
 const std::vector<std::vector<std::int64_t>> local_shapes = {{4, 3}, {5}};
 
-// Each rank's copy, in one place.
+// The copies of all ranks, in one process.
 struct Copies {
   explicit Copies(int ranks) {
     for (int rank = 0; rank < ranks; ++rank) {
@@ -65,7 +65,7 @@ TEST_P(Locals, AveragesEveryPeriodAndCountsItsBytes) {
     }
     std::int64_t numbers = 4 * 3 + 5;
     EXPECT_EQ(group.traffic().bytes - before, group.size() == 1 ? 0 : 10 / 3 * numbers * 8);
-    // Not one model: what would be saved depends on the rank.
+    // The copies differ, so there is no single model to save.
     if (group.size() > 1)
       expect_contains(message_of<InvalidArgument>([&] { (void)local.state_parts(); }),
                       "the ranks' parameters differ after step 10");
@@ -79,7 +79,8 @@ void set_to_rank(TableImpl& table, int rank) {
   for (at::Tensor& weight : table.weights) weight.fill_(rank);
 }
 
-// Between the optimizer's step and LocalSgd's too, and whatever writes into the parameters.
+// Saving is also refused between the optimizer's step and LocalSgd's step, and after any other
+// write to the parameters.
 TEST_P(Locals, WhatRanksHaveOfTheirOwnIsNotSavedAndMayBeLoadedOver) {
   run_group(GetParam().engine, GetParam().size, [](Group group) {
     Table table(local_shapes, at::kDouble);
@@ -158,8 +159,8 @@ TEST_P(Locals, PostLocalSgdAveragesGradientsFirst) {
   });
 }
 
-// An average over a part of the ranks makes no model that could be saved; one over all and a load
-// do.
+// After an average over some ranks, the model cannot be saved; after an average over all ranks or a
+// load, it can.
 TEST(LocalLevels, OnlyAllRanksMakeOneModelOfPostLocalSgd) {
   run_as_threads(4, [](Group group) {
     Table table(local_shapes, at::kDouble);

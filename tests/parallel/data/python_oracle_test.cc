@@ -1,4 +1,4 @@
-// PyTorch's own DistributedDataParallel, under Gloo, on the same weights and batches
+// Compares with PyTorch's DistributedDataParallel under Gloo, on the same weights and batches
 // (ddp_oracle.py).
 #include "parallel/support.h"
 
@@ -19,7 +19,7 @@ namespace {
 
 using namespace test;
 
-// Gradients by "case parameter"; empty for one that is undefined.
+// Gradients by "case parameter"; empty if the gradient is undefined.
 using Gradients = std::map<std::string, std::vector<double>>;
 
 Gradients parse(const std::string& output) {
@@ -50,7 +50,8 @@ void keep_gradients(const std::string& name, const Handle& handle, Gradients& re
   }
 }
 
-// One case of ddp_oracle.py, here: rank 0's gradients.
+// Runs one case of ddp_oracle.py with our DistributedDataParallel, and adds rank 0's gradients to
+// `results`.
 void run_case(const std::string& name, bool find_unused, const std::vector<Step>& steps,
               Gradients& results) {
   run_as_threads(2, [&](Group group) {

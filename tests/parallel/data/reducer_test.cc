@@ -69,7 +69,8 @@ struct Recompute : torch::autograd::Function<Recompute> {
 
 TEST_P(Reducer, ABackwardInsideABackwardBelongsToItsStep) {
   // `inside` lists the layers that are recomputed; the gradients of the other layers come from the
-  // outer backward(). With "abc", the outer one has none; with "a", it ends after the inner one.
+  // outer backward(). With "abc", the outer backward() computes no gradient; with "a", it ends
+  // after the inner one.
   for (std::string inside : {"a", "b", "c", "ab", "bc", "abc"}) {
     for (bool unused : {false, true}) {
       run_group(GetParam().engine, GetParam().size, [&](Group group) {
@@ -216,7 +217,8 @@ TEST_P(Reducer, FollowsAModelToAnotherDtypeAndStrides) {
     model->forward(input(group.rank()), "abc").sum().backward();
     EXPECT_EQ(layer->weight.grad().strides(), layer->weight.strides());
     expect_gradients(*model, expected_average(group.size(), [](int) { return "abc"; }));
-    // Once more, with gradients whose layout in the buckets differs from the parameter's new one.
+    // Repeat with gradients whose layout in the buckets differs from the new layout of the
+    // parameter.
     layer->weight.set_data(layer->weight.detach().contiguous());
     model->forward(input(group.rank()), "abc").sum().backward();
     auto once = expected_average(group.size(), [](int) { return "abc"; });
@@ -301,8 +303,8 @@ TEST_P(Reducer, BucketsFollowRankZerosOrderOfReadiness) {
       }));
     }
     if (group.size() == 1) return;
-    // Rank 0's order is b, a, c: gradients are in that order, in one storage per bucket, and b's
-    // bucket was full first.
+    // Rank 0's order is b, a, c. Buckets follow this order, each in its own storage, and the first
+    // bucket only has room for b.
     EXPECT_NE(model->layers[1]->weight.grad().storage().data(),
               model->layers[0]->weight.grad().storage().data());
   });

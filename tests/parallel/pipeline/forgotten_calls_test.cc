@@ -92,7 +92,7 @@ TEST_P(PipelineModule, GradientsOfItsOwnAreAdded) {
   });
 }
 
-// The norm of this rank's stages would clip each rank by another factor.
+// Clipping by the norm of this rank's stages would scale each rank by a different factor.
 TEST_P(PipelineModule, ClippingItIsRefused) {
   run([](Group group) {
     if (group.size() == 1) return;  // it has all parameters
@@ -104,7 +104,7 @@ TEST_P(PipelineModule, ClippingItIsRefused) {
   });
 }
 
-// Messages of one call would meet those of another.
+// Otherwise a rank would receive messages of the wrong call.
 TEST_P(PipelineModule, RanksThatCallDifferentThingsAreTold) {
   run([](Group group) {
     if (group.size() == 1) return;

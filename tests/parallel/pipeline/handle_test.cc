@@ -52,7 +52,7 @@ TEST_P(PipelineHandle, ClipsByTheNormOfAllStages) {
   });
 }
 
-// A rank whose stages have no gradients has the norm and the scale of all.
+// A rank whose stages have no gradients computes the same norm and scale as the others.
 TEST_P(PipelineHandle, ClipsWhereAStageIsFrozen) {
   run([&](Group group) {
     Piped piped(group, "1f1b");
@@ -101,7 +101,7 @@ TEST_P(PipelineHandle, ScalesAndClipsWhereAStageHasNoParameters) {
   });
 }
 
-// It would give every rank another factor.
+// The norm of this rank's parameters would give each rank a different factor.
 TEST_P(PipelineHandle, ANormOfThisRankAloneIsRefused) {
   run([&](Group group) {
     Piped piped(group, "1f1b");
@@ -126,7 +126,7 @@ TEST_P(PipelineHandle, GradientsAddUpUntilTheyAreZeroed) {
     piped.plain->zero_grad();
     piped.step(3);
     expect_gradients(piped.pipeline, gradients_of(*piped.plain), "after zero_grad()");
-    // As an optimizer's zero_grad() does it.
+    // Reset the gradients as an optimizer's zero_grad() does.
     for (const at::Tensor& parameter : piped.pipeline.parameters())
       parameter.mutable_grad().reset();
     piped.plain->zero_grad();
@@ -186,7 +186,7 @@ TEST_P(PipelineHandle, StatesAreThoseOfTheWholeModel) {
   });
 }
 
-// Both stages use the model's buffer, each rank its own tensor of it.
+// Both stages use the model's buffer, and each rank has its own copy.
 TEST(PipelineOfTwoRanks, ABufferOfStagesOnSeveralRanksIsLoadedOnEach) {
   struct Scaled : torch::nn::Module {
     Scaled() : scale(register_buffer("scale", at::ones({1}))) {
@@ -220,8 +220,8 @@ TEST(PipelineOfTwoRanks, ABufferOfStagesOnSeveralRanksIsLoadedOnEach) {
   });
 }
 
-// Stages that pass on several tensors: one without a gradient, one of integers, one that the next
-// stage does not use.
+// Stages send several tensors: one without a gradient, one of integers, one that the next stage
+// does not use.
 TEST(PipelineOfTwoRanks, PassesSeveralTensors) {
   run_group(Engine::shm, 2, [&](Group group) {
     torch::nn::Linear first(block_width, block_width), second(block_width, block_width);

@@ -20,8 +20,8 @@ namespace lockstep::test {
 constexpr std::int64_t block_width = 6;
 constexpr int block_count = 8;  // two stages on each of four ranks
 
-// A residual block whose parameters meet their gradients in several ways: products of matrices, a
-// normalisation, a factor.
+// A residual block with several kinds of parameters: matrices of products, a normalisation, a
+// factor.
 struct PipedBlockImpl : torch::nn::Module {
   PipedBlockImpl()
       : norm(register_module("norm",
@@ -67,7 +67,8 @@ inline PipedBatch piped_batch(std::int64_t rows, std::int64_t seed) {
 
 using Gradients = std::map<std::string, at::Tensor>;
 
-// One process, one micro-batch after the other: returns the loss and adds to the gradients.
+// Computes the micro-batches one after the other in one process; returns the loss and adds to the
+// gradients.
 inline at::Tensor one_process_step(const StageForward& model, const PipelineLoss& loss_of,
                                    const PipedBatch& batch, int micro_batches) {
   const std::int64_t rows = batch.inputs.front().size(0);

@@ -1,4 +1,4 @@
-// Weights that several stages have: on several ranks, and on one.
+// Weights that several stages share, on several ranks or on one rank.
 #include <lockstep/parallel/pipeline/pipeline.h>
 
 #include <lockstep/parallel/parallelize.h>
@@ -16,7 +16,7 @@ using namespace test;
 
 class PipelineTies : public EngineTest {};
 
-// An embedding at the beginning that is the last layer too.
+// A model whose embedding is also its last layer.
 struct Tied {
   torch::nn::Embedding embedding;
   torch::nn::Sequential body;
@@ -118,7 +118,7 @@ TEST(PipelineTiesOfTwoRanks, MayLieTransposed) {
   });
 }
 
-// An exception that one rank alone has after its last action ends the step on all of them.
+// An exception on one rank after its last action ends the step on all ranks.
 TEST_P(PipelineTies, AGradientThatCannotBeTiedIsToldToAllRanks) {
   run([&](Group group) {
     if (group.size() == 1) return;
@@ -148,7 +148,8 @@ TEST_P(PipelineTies, AGradientThatCannotBeTiedIsToldToAllRanks) {
   });
 }
 
-// The first and the last stage, which share a weight, are on one rank, and are trained together.
+// The first and the last stage share a weight and are on the same rank, which trains the weight
+// once.
 void expect_tied_on_one_rank(const Mesh& mesh, const ShardOptions& shard = {}) {
   Tied tied(/*layers=*/4);
   ParallelModel pipeline =

@@ -75,7 +75,8 @@ INSTANTIATE_TEST_SUITE_P(Modes, StoppedWorker,
                          testing::Values(ps::Consistency::synchronous,
                                          ps::Consistency::stale_synchronous));
 
-// The actions of a foreign worker after it has connected; the worker then waits for its end.
+// The actions of a foreign worker after it has connected; the worker then waits until it is
+// removed.
 using Say = std::function<void(ps::RemoteServers&, const std::vector<ps::Key>&)>;
 
 // Runs a server, a worker that trains, and a foreign worker that joins and calls `say`: the first
@@ -169,14 +170,14 @@ TEST(BrokenPeer, KeysWithoutSenseAreRefused) {
     });
 }
 
-// Updates wait for one that has asked where to begin: no longer than it may take to join.
+// Updates wait for a worker that has asked where to begin, but only as long as joining may take.
 TEST(BrokenPeer, OneThatNeverBeginsIsTakenOut) {
   expect_survived([](ps::RemoteServers& servers, const std::vector<ps::Key>& keys) {
     say_hello(servers, keys);
   });
 }
 
-// The last worker leaves while one joins: it is taken by all servers or by none.
+// The last worker leaves while another one joins: all servers accept the new worker, or none does.
 TEST(LateWorker, IsTakenByAllServersOrNone) {
   for (int round = 0; round < 6; ++round) {
     Servers place(3, 1, "shm", {.optimizer = plain_sgd(0.05)});
@@ -286,7 +287,8 @@ TEST(ServerInput, DifferentBuffersAreNamedOnAllSides) {
   });
 }
 
-// A worker's request: every server sees its own parts, may change them, and is waited for.
+// A worker's request: every server gets it with its own parts and may change them; the worker waits
+// for all servers.
 TEST(Request, ReachesEveryServerWhileNothingElseDoes) {
   ps::ServerOptions options{.optimizer = plain_sgd(0.05)};
   options.on_request = [](std::string_view text, const std::vector<Part>& parts,

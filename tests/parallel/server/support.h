@@ -18,7 +18,7 @@
 
 namespace lockstep::test {
 
-// Made by the parent, used in the processes.
+// The servers of a test: created by the parent process, used in the child processes.
 class Servers {
  public:
   Servers(int servers, int workers, std::string backend, ps::ServerOptions options)
@@ -40,7 +40,7 @@ class Servers {
   [[nodiscard]] ps::ServerReport serve(int number) const {
     return ps::Server(meeting(), number, options_).run();
   }
-  // Processes 0 ... servers - 1 serve, the others run worker(number).
+  // Runs `servers` server processes, and worker(number) in the other processes.
   void run(const std::function<void(int)>& worker) const {
     expect_ranks(processes(), [&](int process) {
       at::set_num_threads(1);

@@ -119,7 +119,8 @@ TEST(SynchronousServers, EqualsDistributedDataParallelOnShm) {
   });
 }
 
-// A parameter that only some workers use counts as zeros of the others; one that none uses stays.
+// If only some workers use a parameter, the gradients of the others count as zeros; a parameter
+// that no worker uses is not changed.
 TEST(SynchronousServers, AbsentGradientsCountAsZeros) {
   Servers place(1, 2, "shm", {.optimizer = plain_sgd(1)});
   place.run([&](int number) {

@@ -125,7 +125,7 @@ TEST(DeferredMemory, IsOneUnitAndTheShards) {
       auto sharded = fully_shard(model, group, {.units = {"*"}});
       std::int64_t shards = stack_height * layer_bytes / ranks;
       EXPECT_EQ(sharded.memory().shards, shards);
-      // A unit, another one while it is broadcast, and the recorded construction.
+      // One unit, one more that is being broadcast, and the recorded construction.
       EXPECT_LT(counter.peak(), shards + 2 * layer_bytes + layer_bytes / 2);
       EXPECT_LT(counter.held(), shards + layer_bytes / 4);
     });

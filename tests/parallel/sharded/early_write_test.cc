@@ -1,5 +1,5 @@
-// Parameters that are written between forward() and backward(): every level refuses the writes that
-// one process refuses, and gives the same gradients for the others.
+// Parameters that are written between forward() and backward(): every level refuses the same writes
+// as one process, and gives the same gradients after all other writes.
 #include "parallel/sharded/pair.h"
 
 #include <lockstep/optim/adam.h>
@@ -52,7 +52,7 @@ std::string refusal_of(const std::function<void()>& backward) {
   return "";
 }
 
-// forward(), then `write`, then backward() of that forward().
+// Runs forward(), `write`, and backward() of that forward(); returns the error.
 std::string refusal_after(torch::nn::Sequential& model, const std::function<void()>& write) {
   at::Tensor loss = model->forward(Pair::input()).tanh().sum();
   write();
@@ -61,7 +61,7 @@ std::string refusal_after(torch::nn::Sequential& model, const std::function<void
 
 class EarlyWrite : public OnEveryLevel {
  protected:
-  // The same write on both sides: `of_plain` one process's parameters, `of_handle` this rank's.
+  // Makes the same write to the parameters of one process and to those of the handle, and compares.
   using Write = std::function<void(const std::vector<at::Tensor>&)>;
   void expect_alike(const std::string& what, const Write& write) {
     for (bool keeps : {false, true})
@@ -140,7 +140,7 @@ TEST_P(EarlyWrite, ByALoadIsRefused) {
   });
 }
 
-// A write that comes before forward() is none of its business.
+// A write before forward() is allowed.
 TEST_P(EarlyWrite, BeforeForwardIsNoTrouble) {
   run([&](Pair& pair, Group) {
     for (int turn = 0; turn < 3; ++turn) {
@@ -160,7 +160,7 @@ TEST_P(EarlyWrite, BeforeForwardIsNoTrouble) {
   });
 }
 
-// Parts of a fused weight are several leaves, which the strategy divides further.
+// Each part of a fused weight is a leaf, which fsdp divides again.
 TEST_P(EarlyWrite, UnderTensorParallelismIsRefused) {
   for (int written : {0, 1, 2})
     run_as_threads(4, [&](Group group) {

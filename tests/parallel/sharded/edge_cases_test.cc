@@ -229,7 +229,7 @@ TEST_P(ShardedEdgeCase, EvaluationBetweenBackwardAndStep) {
         net == &pair.model ? pair.sharded->zero_grad() : pair.plain->zero_grad();
         (*net)->forward(Pair::input(step)).square().sum().backward();
       }
-      // Three times a number, divided by three, may be another one.
+      // Average explicitly: three times a number, divided by three, may round to another number.
       std::vector<std::vector<at::Tensor>> of_ranks(static_cast<std::size_t>(group.size()),
                                                     gradients_of(of_plain));
       auto averages = average(of_ranks);
@@ -243,8 +243,8 @@ TEST_P(ShardedEdgeCase, EvaluationBetweenBackwardAndStep) {
   });
 }
 
-// A unit that was written in place is gathered again when another one is used, and that is still
-// under way when the shards change.
+// A unit that was written in place is gathered again when another unit is used. The shards change
+// while this gather is in flight.
 TEST_P(ShardedEdgeCase, ShardsChangeWhileAUnitIsOnItsWay) {
   auto body = [](Pair& pair, const Group&) {
     at::NoGradGuard no_grad;

@@ -1,4 +1,4 @@
-// Shards in the host's memory of parameters on a device; the device is the tests' own.
+// Shards in host memory, of parameters on a test device.
 #include "parallel/sharded/unit_gradients.h"
 #include "parallel/sharded/unsharder.h"
 
@@ -19,7 +19,7 @@ using sharded::Offload;
 using sharded::Unit;
 using sharded::UnitGradients;
 
-// One unit of two parameters.
+// A unit of two parameters whose shards are in host memory.
 struct OffloadedUnit {
   OffloadedUnit(Group ranks, ShardLevel level, std::filesystem::path folder)
       : group(std::move(ranks)),
@@ -40,7 +40,7 @@ struct OffloadedUnit {
 
   static at::Tensor initial(int i) { return i == 0 ? values({5, 3}, 1) : values({4}, 2); }
   Unit& unit() { return *unsharder.units().front(); }
-  // Both parameters, as the device has them.
+  // Expects the values of both parameters on the device.
   void expect_whole(double added) {
     at::NoGradGuard no_grad;
     for (int i = 0; i < 2; ++i) {
@@ -138,7 +138,7 @@ TEST(ShardedOffload, GoesToOnePlace) {
                InvalidArgument);
 }
 
-// They are the host's already.
+// Parameters on the host are not offloaded.
 TEST(ShardedOffload, ToTheHostIsNothingForParametersOfTheHost) {
   torch::nn::Linear model(2, 2);
   auto sharded = fully_shard(model, Group(), {.offload_to_host = true});

@@ -8,7 +8,7 @@ namespace {
 
 using namespace test;
 
-// Axes whose sizes are powers of two add in the order of one tree over all ranks.
+// If axis sizes are powers of two, sums have the order of one tree over all ranks.
 TEST(HybridSharding, EqualsOneProcessOnPowersOfTwo) {
   for (const Problem& problem : problems())
     for (const std::vector<MeshAxis>& axes : {std::vector<MeshAxis>{{"dp", 2}, {"fsdp", 2}},

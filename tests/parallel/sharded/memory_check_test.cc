@@ -42,7 +42,7 @@ TEST(MemoryCheck, CountsEachUnitInTheDtypeOfItsRule) {
                                             {"b", at::zeros({1200}), {}}};
   std::vector<layout::PlannedUnit> plan = {{"a", -1, {0}}, {"b", 0, {1}}};
   ShardOptions options{.units = {{"b", std::nullopt, at::kHalf}}, .level = ShardLevel::gradients};
-  // The whole parameter in two bytes per element, in addition to the existing four.
+  // The whole parameter in 16 bits, in addition to the existing four bytes per element.
   EXPECT_EQ(sharded::bytes_needed(parameters, plan, 1, options), 1200 * 2);
   plan.front().pattern = 0;
   EXPECT_EQ(sharded::bytes_needed(parameters, plan, 1, options), 1800 * 2);

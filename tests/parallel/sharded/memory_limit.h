@@ -40,7 +40,7 @@ class MemoryLimit {
   MemoryLimit(const MemoryLimit&) = delete;
   MemoryLimit& operator=(const MemoryLimit&) = delete;
 
-  // False if this machine does not allow it.
+  // Returns false if this machine does not allow the group.
   [[nodiscard]] bool is_there() const { return there_; }
   // Moves this process into the control group.
   void join() const { ASSERT_TRUE(write("cgroup.procs", std::to_string(::getpid()))); }

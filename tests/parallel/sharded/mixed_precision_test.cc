@@ -1,4 +1,5 @@
-// Float shards, a computation in 16 bits: what one process does that keeps float masters.
+// Shards in float32 and computation in 16 bits give the results of one process with float32
+// masters.
 #include "dispatch/lazy_storage.h"
 #include "parallel/sharded/support.h"
 
@@ -23,8 +24,9 @@ at::Tensor loss_in(torch::nn::Sequential& model, int batch, at::ScalarType dtype
   return torch::relu(model->forward(values({5, 6}, batch).to(dtype))).square().sum();
 }
 
-// The masters after `steps` steps of one process: gradients of every rank's batch in `dtype`, added
-// in float in the tree, divided once, rounded to `reduce`.
+// Returns the masters after `steps` steps of one process. Gradients of every rank's batch are
+// computed in `dtype`, summed in float32 in the order of the tree, divided once, and rounded to
+// `reduce`.
 std::vector<at::Tensor> one_process(int ranks, int steps, at::ScalarType dtype,
                                     at::ScalarType reduce, const MakeOptimizer& make_optimizer) {
   at::set_num_threads(1);
@@ -68,7 +70,7 @@ MakeOptimizer our_momentum() {
 
 class ShardedMixedPrecision : public testing::TestWithParam<at::ScalarType> {};
 
-// One rank of a sharded run: every parameter at the end.
+// Runs one rank of a sharded run, and compares every parameter at its end.
 void expect_same_masters(const std::vector<at::Tensor>& expected, Group group,
                          const ShardOptions& options, const MakeOptimizer& make_optimizer) {
   auto model = small_model();
@@ -106,7 +108,8 @@ TEST_P(ShardedMixedPrecision, EqualsOneProcessWithFloatMasters) {
       }
 }
 
-// Averages that stay in 16 bits until they are used, beside those that are widened at once.
+// A model whose averages stay in 16 bits until they are used; widen() converts them to float32 at
+// once.
 struct Widened {
   Widened(Group group, ShardLevel level, at::ScalarType dtype)
       : sharded(
@@ -117,7 +120,7 @@ struct Widened {
     (loss_in(model, batch, sharded_dtype()) * factor).backward();
   }
   at::ScalarType sharded_dtype() { return model->parameters()[0].scalar_type(); }
-  // As an optimizer of LibTorch's would.
+  // Uses the gradients as an optimizer of LibTorch would, which widens them.
   void widen() {
     for (const at::Tensor& slice : sharded.parameters()) (void)slice.grad().add(slice.detach());
   }
@@ -132,7 +135,8 @@ struct Widened {
   std::unique_ptr<torch::optim::Optimizer> adamw;
 };
 
-// The same steps with gradients in 16 bits and in float32, which has no more digits to show.
+// Makes the same steps with gradients kept in 16 bits and widened to float32; the results must be
+// equal.
 void expect_equal_runs(at::ScalarType dtype,
                        const std::function<void(Widened&, Group, bool widen)>& run) {
   for (ShardLevel level : all_levels)
@@ -175,7 +179,7 @@ TEST_P(ShardedMixedPrecision, ALossScalerReadsAveragesInSixteenBits) {
   });
 }
 
-// Sums of several averages have float32's digits.
+// Sums of several averages are computed in float32.
 TEST_P(ShardedMixedPrecision, SeveralBackwardsBeforeAStepAddInFloat) {
   expect_equal_runs(GetParam(), [](Widened& one, Group group, bool widen) {
     for (int batch = 0; batch < 2; ++batch) {

@@ -1,4 +1,5 @@
-// Two layers, a unit each, beside the same on one process; and a test that runs for every level.
+// A model of two layers, each a unit, with the same model on one process; and a fixture for tests
+// that run at every level.
 #pragma once
 
 #include "parallel/sharded/support.h"
@@ -7,7 +8,7 @@
 
 namespace lockstep::test {
 
-// `plain` is the same on one process; every rank computes on the same input.
+// `plain` is the same model on one process. Every rank uses the same input.
 struct Pair {
   explicit Pair(Group group, ShardOptions options = {}) {
     for (auto* net : {&model, &plain}) {
@@ -21,7 +22,7 @@ struct Pair {
   static at::Tensor input(int seed = 1) { return values({3, 4}, seed); }
   torch::nn::LinearImpl& layer(int i) { return *model[i]->as<torch::nn::Linear>(); }
   torch::nn::LinearImpl& plain_layer(int i) { return *plain[i]->as<torch::nn::Linear>(); }
-  // Uses both layers, so that nothing of before is still gathered.
+  // Uses both layers, so that values gathered before are replaced.
   void use() {
     torch::NoGradGuard no_grad;
     EXPECT_TRUE(same_bits(model->forward(input()), plain->forward(input())));
@@ -31,7 +32,8 @@ struct Pair {
   std::optional<ShardedModule> sharded;
 };
 
-// The gradients of the slices are the plain ones' parts; all ranks computed the same.
+// Expects the gradient of each slice to equal its part of the plain gradient; all ranks have
+// computed the same.
 inline void expect_same_gradients(Pair& pair) {
   auto named = pair.plain->named_parameters();
   for (const auto& [name, tensor, aliases, slice, kind, shard_group] :
@@ -45,7 +47,7 @@ inline void expect_same_gradients(Pair& pair) {
 
 class OnEveryLevel : public testing::TestWithParam<ShardLevel> {
  protected:
-  // With 1 and with 3 ranks, in every storage.
+  // Runs `body` with 1 and 3 ranks and every storage.
   void run(const std::function<void(Pair&, Group)>& body, ShardOptions options = {}) {
     options.level = GetParam();
     for (ShardStorage storage : all_storages) {

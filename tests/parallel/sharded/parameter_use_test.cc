@@ -48,8 +48,8 @@ TEST_P(ShardedParameterUse, InitWithOneSeed) {
   });
 }
 
-// Ranks write different values: when the unit is left, every rank has the values of each element's
-// owner.
+// Ranks write different values: after the use of the unit, every rank has the value of each
+// element's owner.
 TEST_P(ShardedParameterUse, DifferentWritesOnRanksEndAsOneModel) {
   run([](Pair& pair, Group group) {
     {
@@ -89,8 +89,8 @@ TEST_P(ShardedParameterUse, PrintItemClone) {
   });
 }
 
-// An error in backward() ends the handle: a rank that has not come so far gets an Aborted with its
-// text, here in load() or forward().
+// An error in backward() ends the handle. A rank that has not reached backward() yet gets an
+// Aborted with the same text, here in load() or forward().
 TEST_P(ShardedParameterUse, ModuleLoadIsNoticed) {
   run([](Pair& pair, Group) {
     std::ostringstream file;

@@ -39,7 +39,7 @@ INSTANTIATE_TEST_SUITE_P(Shm, ShardedParity, testing::ValuesIn(ranks_of({Engine:
 
 class ShardedParitySettings : public testing::TestWithParam<Engine> {};
 
-// Settings that change when and how much is gathered, but no value.
+// These settings change when parameters are gathered and how many, but not their values.
 TEST_P(ShardedParitySettings, EverySettingGivesTheSame) {
   Problem problem = problems()[2];
   constexpr int ranks = 3;

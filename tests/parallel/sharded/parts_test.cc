@@ -1,10 +1,10 @@
-// Whole tensors are cut into the ranks' slices, and put together again.
+// Whole tensors are divided into the slices of ranks, and assembled again.
 #include "parallel/sharded/pair.h"
 
 namespace lockstep::test {
 namespace {
 
-// All ranks' parts of one whole, which do not overlap.
+// Assembles a whole tensor from the parts of all ranks, which do not overlap.
 at::Tensor put_together(const at::Tensor& part, const Part& named, Group group) {
   at::Tensor whole = at::zeros(named.slice.sizes);
   paste_part(part, named, whole);
@@ -14,7 +14,7 @@ at::Tensor put_together(const at::Tensor& part, const Part& named, Group group) 
 
 class Parts : public OnEveryLevel {};
 
-// Parameter i of a state: the number of the element plus 1000 i, in the order of the whole tensor.
+// Returns a whole tensor for parameter i, whose element j is j + 1000 i.
 at::Tensor whole_of(std::size_t i, at::IntArrayRef sizes) {
   return at::arange(c10::multiply_integers(sizes), at::kFloat).reshape(sizes) +
          1000.0 * static_cast<double>(i);

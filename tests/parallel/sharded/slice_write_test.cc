@@ -60,7 +60,7 @@ TEST_P(SliceWrite, FromTheParameterItselfTakesItsMemoryAway) {
   });
 }
 
-// Every rank writes something, and none writes what another one does.
+// Every rank writes slices, and no two ranks write slices of the same parameter.
 TEST_P(SliceWrite, OfOtherSlicesOnEachRankIsSeenByAll) {
   run([](Pair& pair, Group group) {
     torch::NoGradGuard no_grad;

@@ -1,6 +1,6 @@
-// Slices and their gradients are marked as parts: norms and overflows are those of all ranks for
-// any list of parameters in the optimizer, and an operation whose result would be one rank's number
-// throws an error by name.
+// Slices and their gradients are marked as parts. For any list of parameters, norms and overflow
+// checks cover all ranks; an operation whose result would depend on this rank's elements only
+// throws an error that names the parameter.
 #include "parallel/sharded/pair.h"
 
 #include <lockstep/dispatch/part.h>
@@ -32,7 +32,7 @@ double true_norm(Pair& pair, double norm_type = 2) {
   return optim::gradient_norm(pair.plain->parameters(), norm_type);
 }
 
-// How an optimizer, or a loop, may mix the elements of a slice.
+// Operations by which an optimizer or a loop may mix the elements of a slice.
 std::vector<std::function<void(const at::Tensor&)>> ways_of_mixing() {
   return {
       [](auto& p) { (void)p.grad().norm(); },  // a norm by hand
@@ -119,7 +119,7 @@ TEST_P(ShardedSlices, TheRecordSurvivesWhatUsersDo) {
     optim::GradScaler off({.enabled = false});
     double norm = off.step(grouped, {.clip_norm = 1e9}).norm.value();
     EXPECT_NEAR(norm, expected, 1e-6 * expected);
-    // A gradient of the user's own belongs to the slice as well.
+    // A gradient that the user assigns is a part as well.
     for (const at::Tensor& slice : replaced) slice.mutable_grad() = slice.grad().clone().mul_(2);
     EXPECT_NEAR(optim::gradient_norm(replaced), 2 * expected, 2e-6 * expected);
     if (group.size() == 1) return;
@@ -139,7 +139,7 @@ TEST_P(ShardedSlices, TheRecordOutlivesTheHandle) {
   });
 }
 
-// Slices of two handles, and a parameter that every rank has whole, in one optimizer.
+// One optimizer has slices of two handles and a parameter that is whole on every rank.
 TEST_P(ShardedSlices, EachDivisionIsCombinedOnce) {
   run([](Pair& pair, Group group) {
     Pair other(group, {.units = {"0"}});
@@ -162,7 +162,7 @@ TEST_P(ShardedSlices, EachDivisionIsCombinedOnce) {
       double expected = optim::gradient_norm(plain, norm_type);
       EXPECT_NEAR(optim::gradient_norm(mine, norm_type), expected, 1e-6 * expected);
     }
-    // An overflow in a slice of one rank is one for all.
+    // An overflow in one rank's slice counts as an overflow on all ranks.
     std::vector<at::Tensor> all = pair.sharded->parameters();
     for (const at::Tensor& slice : other.sharded->parameters()) all.push_back(slice);
     at::Tensor last = all.back();

@@ -82,7 +82,7 @@ ExpertRecord record_of_one_process(const models::MoeOptions& options, at::Scalar
   return record;
 }
 
-// The model and its gradients of one step on a mesh.
+// Makes one step on a mesh; returns the model's values and gradients.
 std::map<std::string, at::Tensor> expert_step(const Group& group, const std::vector<MeshAxis>& axes,
                                               const ParallelOptions& options) {
   auto model = made_alike([&] { return models::Moe(expert_moe(4)); }, at::kDouble);
@@ -97,7 +97,8 @@ std::map<std::string, at::Tensor> expert_step(const Group& group, const std::vec
   return found;
 }
 
-// A mesh that names them with size 1 gives the same bits, and a plan for them is ignored.
+// A mesh that has the other axes with size 1 gives the same bits, and a plan for these axes is
+// ignored.
 TEST(ExpertAxes, OneRankOnAnAxisIsAsNone) {
   const auto expect_same = [](const Group& group, const std::vector<MeshAxis>& without,
                               const std::vector<MeshAxis>& with, const ParallelOptions& options) {
@@ -114,7 +115,7 @@ TEST(ExpertAxes, OneRankOnAnAxisIsAsNone) {
   });
 }
 
-// Without cp and tp what is no expert stays ordinary tensors.
+// Without cp and tp, all parameters except experts stay ordinary tensors.
 TEST(ExpertAxes, OneRankOnCpMakesNoGlobalTensors) {
   run_as_threads(2, [](Group group) {
     models::Moe model(expert_moe(4));
@@ -128,8 +129,8 @@ TEST(ExpertAxes, OneRankOnCpMakesNoGlobalTensors) {
 
 class ExpertMoe : public EngineTest {};
 
-// In float, a choice between two nearly equal logits may turn out differently, and with it the
-// tokens that are dropped: a hundred steps are made by two threads in float64.
+// In float32, rounding may change the choice between two nearly equal logits, and so the tokens
+// that are dropped. Therefore two threads make a hundred steps in float64 only.
 TEST_P(ExpertMoe, AHundredStepsAreThoseOfOneProcess) {
   const std::int64_t experts = size() == 3 ? 6 : 8, rows = 2 * size();
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble})
@@ -219,8 +220,8 @@ INSTANTIATE_TEST_SUITE_P(Ranks, ExpertsAndData,
 
 class ExpertTraffic : public EngineTest {};
 
-// A mixture: tokens go and come back, in forward and in backward. A rank has its part of the
-// experts, and all else.
+// Each mixture sends tokens to their experts and back, in forward and in backward. A rank has some
+// experts, and all other parameters.
 TEST_P(ExpertTraffic, TokensAndMemoryAreWhatTheFormulasSay) {
   run([&](Group group) {
     const std::int64_t n = group.size(), experts = 12, rows = 2 * n, width = 48;
@@ -240,7 +241,8 @@ TEST_P(ExpertTraffic, TokensAndMemoryAreWhatTheFormulasSay) {
     static_cast<void>(model->loss(own.ids, own.targets));
     EXPECT_EQ(installed.calls, 2 * 2);
     const std::int64_t bytes = installed.bytes;
-    // Another exchange, on a group that carries nothing else: backward() counts there, too.
+    // An exchange on a group of its own, so that the group's traffic is that of tokens, also in
+    // backward().
     const Mesh mesh(group.split(0), {{"ep", group.size()}});
     auto sent_tokens = std::make_shared<tensor_parallel::TokenExchange::Sent>();
     for (const models::Mixture& mixture : model->mixtures())
@@ -252,8 +254,8 @@ TEST_P(ExpertTraffic, TokensAndMemoryAreWhatTheFormulasSay) {
     const at::Tensor loss = model->loss(own.ids, own.targets);
     const GroupTraffic forward = tokens.traffic();
     EXPECT_EQ(forward.calls - before.calls, 2 * 2);
-    // Each token goes to two experts and back, in two mixtures: a rank sends its own tokens by one
-    // all_to_all, and the outputs of its experts by the other.
+    // Each token goes to two experts and back, in two mixtures. One all_to_all sends a rank's
+    // tokens, another one the outputs of its experts.
     at::Tensor sent = at::tensor({static_cast<double>(forward.bytes - before.bytes)}, at::kDouble);
     group.all_reduce(sent).wait();
     EXPECT_EQ(sent.item<double>(), static_cast<double>(2 * 2 * 2 * rows * 13 * width * 4));
@@ -287,8 +289,8 @@ INSTANTIATE_TEST_SUITE_P(Engines, ExpertRefuses, testing::Values(std::tuple(Engi
                          engine_test_name);
 
 // Every rank gathers the shards of its experts as often as the other ranks that own them, even
-// without tokens for them. Here one of the two ranks has only tokens for the first expert, and the
-// other only tokens for the second.
+// without tokens for them. In this test, one rank has only tokens for the first expert, the other
+// rank only tokens for the second.
 TEST(ExpertsAndShards, ExpertsThatNobodyChoseAreAskedForToo) {
   models::MoeOptions options{.gpt = small_gpt(1, /*bias=*/false)};
   options.mixture.experts = 2;

@@ -55,7 +55,8 @@ const TokenLoss fused_loss = [](models::Gpt& model, const TokenBatch& batch) {
 
 class TensorGpt : public EngineTest {};
 
-// A hundred steps in float64 with each loss and each layout of sequences; the others make ten.
+// Makes a hundred steps in float64 with each loss and each layout of sequences; other cases make
+// ten.
 TEST_P(TensorGpt, AHundredStepsAreThoseOfOneProcess) {
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
     const std::vector<double> expected = losses_of_one_process(dtype);
@@ -129,8 +130,8 @@ TEST_P(TensorTraffic, ALayerHasTheTextbooksCollectives) {
   });
 }
 
-// Korthikanti et al.: each all_reduce becomes a reduce_scatter and an all_gather. The two
-// all_reduces of backward are for the gradients of the two norms, 48 numbers each.
+// Korthikanti et al.: each all_reduce becomes a reduce_scatter and an all_gather. The two remaining
+// all_reduces of backward sum the gradients of the two norms, 48 numbers each.
 TEST_P(TensorTraffic, ALayerThatIsSequenceParallelTooHasPairs) {
   run([&](Group group) {
     const auto [forward2, backward2] = traffic_of(group, 2, true);

@@ -20,7 +20,7 @@ std::vector<MeshAxis> axes_of(int ranks) {
   return {{"fsdp", 2}, {"tp", -1}};
 }
 
-// 12 heads, and fused weights whose parts are no multiples of a cache line.
+// A Gpt with 12 heads, and with fused weights whose parts are not multiples of a cache line.
 models::GptOptions odd_gpt() {
   models::GptOptions options = small_gpt(2);
   options.width = 60;
@@ -30,7 +30,7 @@ models::GptOptions odd_gpt() {
 
 class ShardedTensor : public EngineTest {};
 
-// Two steps beside one process on the whole batch.
+// Compares two steps with those of one process on the whole batch.
 void compare_steps(Group world, const ParallelOptions& how) {
   const Mesh mesh(world, axes_of(world.size()));
   const int copies = world.size() / mesh.size("tp");
@@ -85,7 +85,7 @@ TEST_P(ShardedTensor, ARankKeepsAShardOfItsParts) {
     const HandleMemory memory = handle.memory();
     EXPECT_EQ(memory.whole, 0);
     EXPECT_GE(memory.shards, own);
-    // Padding of units: less than a cache line for each tensor, and one for each rank.
+    // The padding of a unit is less than one cache line per tensor and per rank.
     EXPECT_LE(memory.shards, own + 64 * 3 * (mesh.size("fsdp") + 20));
     const TokenBatch batch(1);
     handle.zero_grad();

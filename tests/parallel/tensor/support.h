@@ -35,7 +35,7 @@ auto made_alike(const Make& make, at::ScalarType dtype) {
   return model;
 }
 
-// 2, 3 and 4 ranks divide the heads, and neither the vocabulary nor the tokens.
+// The heads are divisible by 2, 3 and 4 ranks; the vocabulary and the tokens are not.
 inline models::GptOptions small_gpt(std::int64_t layers = 2, bool bias = true) {
   models::GptOptions options;
   options.layers = layers;
@@ -67,10 +67,10 @@ inline int ranks_of(const std::vector<MeshAxis>& axes) {
   return ranks;
 }
 
-// The mesh of the tensors that tp and cp have made of a module's parameters.
+// Returns the mesh of a module's parameters, which tp and cp have made global tensors.
 inline Mesh tensors_of(const torch::nn::Module& module) { return mesh_of(module.parameters()[0]); }
 
-// The rows of a batch of all ranks that this rank has.
+// Returns this rank's rows of a batch.
 inline at::Tensor own_rows(const Group& data, const at::Tensor& rows) {
   return rows.tensor_split(data.size())[static_cast<std::size_t>(data.rank())];
 }

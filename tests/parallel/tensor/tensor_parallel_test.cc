@@ -1,5 +1,5 @@
-// Layers that are cut over the axis tp: the gradients, losses and parameters of one process, and a
-// Handle like others.
+// Layers that are sharded over the axis tp: gradients, losses and parameters equal those of one
+// process, and the handle works like other handles.
 #include <lockstep/parallel/parallelize.h>
 
 #include <lockstep/global/tensor.h>
@@ -30,7 +30,7 @@ const TensorPlan mlp_plan = {{"0", Colwise()}, {"2", Rowwise()}};
 
 Mesh layers_on(const Group& ranks) { return Mesh(ranks, {{"tp", ranks.size()}}); }
 
-// Without a plan: the model's own.
+// If no plan is given, uses the model's plan.
 template <typename Net>
 ParallelModel cut_layers(const Net& model, const Group& ranks, const TensorPlan& plan = {}) {
   return parallelize(model, layers_on(ranks), {.tensor = plan});
@@ -60,9 +60,9 @@ TEST_P(Parallelize, AnMlpHasTheGradientsOfOneProcess) {
   });
 }
 
-// Two pairs of layers with few rows: one all_reduce of activations a pair in forward, one before
-// the first layer of the second pair in backward, and never a gradient of a weight. `between`
-// stands between the pairs.
+// Two pairs of layers with few rows, with `between` between the pairs. Expects one all_reduce of
+// activations per pair in forward, one before the first layer of the second pair in backward, and
+// none of a weight's gradient.
 template <typename Between>
 void expect_activations_alone_are_reduced(Group group, const Between& between) {
   constexpr std::int64_t width = 24, rows = 2;
@@ -98,7 +98,7 @@ TEST_P(Parallelize, WideLayersWithFewRowsReduceActivationsAlone) {
   });
 }
 
-// The result of the product becomes the gradient: nothing of its size is made beside it.
+// The result of the product becomes the gradient; no other tensor of this size is allocated.
 TEST_P(Parallelize, GradientsOfWeightsAreNotCopied) {
   run([&](Group group) {
     constexpr std::int64_t width = 384;
@@ -136,7 +136,8 @@ TEST_P(Parallelize, ZeroingIsTheSameFromAllSides) {
   });
 }
 
-// As two networks that are trained in turns have it: what was zeroed is not applied again.
+// Two networks may be trained in turns: gradients that the module's zero_grad() has cleared must
+// not be applied again.
 TEST_P(Parallelize, ZeroingTheModuleReachesWhatTheNextBackwardDoesNot) {
   run([&](Group group) {
     auto model = made_alike(wide_mlp, at::kDouble);
@@ -177,7 +178,7 @@ TEST_P(Parallelize, ClippingTakesTheNormOfAllParts) {
   });
 }
 
-// Nobody would bring their gradients to the handle.
+// Gradients of parameters that are added or unfrozen later would not reach the handle.
 TEST_P(Parallelize, WhatTrainsLaterIsNamed) {
   run([&](Group group) {
     const at::Tensor x = values({5, 6}, 3).to(at::kDouble);
@@ -206,7 +207,7 @@ TEST_P(Parallelize, WhatTrainsLaterIsNamed) {
   });
 }
 
-// They would get memory each, and drift apart.
+// Each of the parameters would get its own memory, and their values would differ later.
 TEST_P(Parallelize, ParametersThatShareMemoryAreRefused) {
   run([&](Group group) {
     auto model = made_alike(wide_mlp, at::kDouble);
@@ -223,7 +224,8 @@ TEST_P(Parallelize, ParametersThatShareMemoryAreRefused) {
   });
 }
 
-// Nothing may silently train one rank's part as if it were all, or nothing.
+// An optimizer on the module's parameters would silently train wrong values or nothing, so each use
+// is refused.
 TEST_P(Parallelize, TheModulesOwnParametersAreRefusedElsewhere) {
   run([&](Group group) {
     auto model = made_alike(wide_mlp, at::kDouble);
@@ -314,7 +316,7 @@ INSTANTIATE_TEST_SUITE_P(Engines, Parallelize, every_engine({3}), engine_test_na
 
 class OnThreads : public EngineTest {};
 
-// Unchanged layers of LibTorch; the truth is one process in float64.
+// Unchanged layers of LibTorch, compared with one process in float64.
 TEST_P(OnThreads, ATransformerOfTorchHasTheGradientsOfOneProcess) {
   const auto make = [] {
     return torch::nn::Transformer(
@@ -329,7 +331,7 @@ TEST_P(OnThreads, ATransformerOfTorchHasTheGradientsOfOneProcess) {
                              .sequence_dim = 0});
       const at::Tensor from = values({7, 2, 24}, 3).to(at::kDouble);
       const at::Tensor to = values({5, 2, 24}, 4).to(at::kDouble);
-      // The last layer is a norm, so that the mean of squares is a constant.
+      // The mean of squares would be constant, because the last layer is a norm.
       const at::Tensor factor = values({5, 2, 24}, 5).to(at::kDouble);
       at::Tensor loss = (model->forward(from, to) * factor).sum();
       at::Tensor expected = (plain->forward(from, to) * factor).sum();
@@ -363,7 +365,7 @@ TEST_P(OnThreads, ARankHasItsPartsOnlyFromTheBeginning) {
     const std::int64_t own = memory.shards + memory.whole, slack = 64 << 10;
     EXPECT_LT(own, whole / group.size() + (whole - largest) / 8);
     EXPECT_LT(allocations.held(), own + slack);
-    // Rank 0 has one whole parameter, the parts to send, and its own parts.
+    // Rank 0 also holds one whole parameter and the parts to send.
     if (!group.is_root()) EXPECT_LT(allocations.peak(), own + largest);
   });
 }
@@ -386,7 +388,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, OnThreads,
                                          std::tuple(Engine::local, 4)),
                          engine_test_name);
 
-// The strategy on top of the parts has thrown: the module still computes and has its gradients.
+// If the strategy for the parts throws, the module can still compute and gets its gradients.
 TEST(TensorParallel, AModuleThatWasCutAndNotTrainedHasItsGradients) {
   run_as_threads(2, [](Group group) {
     torch::nn::Sequential model = wide_mlp(), plain = wide_mlp();

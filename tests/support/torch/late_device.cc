@@ -161,8 +161,8 @@ bool has_same_kind(const at::Tensor& one, const at::Tensor& other) {
   return one.device() == other.device();
 }
 
-// It counts no device before count_late_devices(): for one, autograd would start a thread, and then
-// no rank could be forked. Memory and streams are those of one device, whichever is current.
+// Reports no device before count_late_devices(): autograd would start a thread per device, and then
+// no rank could be forked. All devices share the memory and streams of one.
 struct LateGuard final : c10::impl::DeviceGuardImplInterface {
   using Place = Streams::Place;
   LateGuard() = default;

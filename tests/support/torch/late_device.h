@@ -15,11 +15,11 @@ namespace lockstep::test {
 // Returns a copy of a host tensor on the device; the copy is complete on return.
 [[nodiscard]] at::Tensor on_late_device(const at::Tensor& host);
 
-// From now on LibTorch finds `count` such devices in this process. To be called in a rank: autograd
+// Makes LibTorch find `count` such devices in this process. Call it in a rank, because autograd
 // then starts threads, and a process with threads cannot be forked into ranks.
 void count_late_devices(int count);
 
-// A stream that no other call of this returns.
+// Returns a stream that no other call returns.
 [[nodiscard]] c10::Stream new_late_stream();
 
 // Enqueues a fill of a contiguous float tensor on this thread's current stream.

@@ -101,7 +101,7 @@ TEST(Lifecycle, AForkedChildGivesNoMemoryBack) {
   options.arena_bytes = 1 << 30;
   TemporaryFolder folder;
   auto body = [](Endpoint& endpoint) {
-    constexpr std::size_t count = (300 << 20) / sizeof(float);  // more than the arena keeps once freed
+    constexpr std::size_t count = (300 << 20) / sizeof(float);  // more than is kept when freed
     constexpr std::size_t stride = (1 << 20) / sizeof(float);
     auto large = std::make_unique<ArenaArray<float>>(endpoint, count);
     for (std::size_t i = 0; i < count; i += stride) (*large)[i] = 3;
