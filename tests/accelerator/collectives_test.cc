@@ -290,18 +290,18 @@ class FailedCollectives : public Collectives {
       auto values = at::ones({100}, device);
       group.all_reduce(values).wait();
       if (group.rank() == 1) return rank_1(group, device);
-      std::this_thread::sleep_for(std::chrono::milliseconds(300));  // rank 1 has told what it does
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));  // rank 1 reports first
       const auto error = test::message_of<Error>([&] {
         auto work = group.all_reduce(values, Op::sum, {.timeout = timeout});
         work.wait();
-        values.mul_(0.5);  // on what comes
+        values.mul_(0.5);  // uses the outputs
         work.synchronize();
       });
       EXPECT_NE(error.find(text), std::string::npos) << error;
       const auto later = test::message_of<Error>([&] { group.all_reduce(values).wait(); });
       EXPECT_NE(later.find(text), std::string::npos) << later;
     });
-    (void)Machine::get().take_reports();  // calls that differ, or that nobody launched
+    (void)Machine::get().take_reports();  // calls that differ or are missing
   }
 };
 

@@ -118,7 +118,7 @@ void expect_end_of_all_ranks(const std::string& own, const std::string& of_other
     }
     test::expect_contains(error, group.rank() == 1 ? own : of_others);
   });
-  (void)Machine::get().take_reports();  // calls that nobody launched
+  (void)Machine::get().take_reports();  // of calls that were not launched
 }
 
 TEST_F(DataParallel, AnExceptionOfOneRankEndsTheHandleOnAll) {

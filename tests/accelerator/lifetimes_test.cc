@@ -174,7 +174,7 @@ TEST_F(Forms, WithGapsAreRefusedByOneLine) {
     const auto turned =
         test::message_of<InvalidArgument>([&] { group.all_reduce(whole.t()).wait(); });
     EXPECT_NE(turned.find("contiguous"), std::string::npos) << turned;
-    group.all_reduce(whole).wait();  // the group lives
+    group.all_reduce(whole).wait();  // the group is usable
     EXPECT_EQ(whole.sum().item<float>(), 80 * ranks);
   });
 }

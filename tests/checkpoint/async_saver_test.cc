@@ -163,7 +163,7 @@ TEST(AsyncSaver, TheNextSaveWaitsForTheOneBefore) {
     });
     save_by(saver, out.path(), training);
     EXPECT_TRUE(fs::exists(first));
-  });  // and the last one is there when the saver has gone
+  });  // the destructor waits for the last save
   EXPECT_EQ(names_in(out.path()), (std::vector<std::string>{"step-00000001", "step-00000002"}));
 }
 
@@ -181,7 +181,7 @@ TEST(AsyncSaver, AnErrorIsThrownByTheNextSaveOrByWaiting) {
     const std::vector<std::string> words = {"rank 0 on host ", "reserving ", "File too large"};
     save_to_full_disk();
     test::expect_words(test::message_of<CommonFailure>([&] { saver.wait(); }), words);
-    saver.wait();  // it has been told
+    saver.wait();  // the error was thrown before
     save_to_full_disk();
     training.step();
     test::expect_words(
@@ -238,7 +238,7 @@ TEST(AsyncSaver, WhereOneRankHasNoThreadAllAreTold) {
       saver.wait();
       if (group.rank() == without) refuse_threads();
       training.step();
-      for (int i = 0; i < 2; ++i) {  // the group lives on
+      for (int i = 0; i < 2; ++i) {  // the group stays usable
         test::expect_words(
             test::message_of<CommonFailure>([&] { save_by(saver, out.path(), training); }),
             {"rank " + std::to_string(without) + " on host ", "starting the thread checkpoint",

@@ -72,7 +72,7 @@ TEST_P(Lifecycle, AForkedChildHasNoPartInAGroupAndHarmsNone) {
       work = part.all_reduce(mine);  // not complete yet
       pid_t child = ::fork();
       if (child == 0) {
-        ::alarm(30);  // a child that hangs is killed, and the test tells of it
+        ::alarm(30);  // kills a child that hangs; the test then fails
         int found = use_as_a_child(std::exchange(group, Group()), std::exchange(part, Group()),
                                    std::exchange(work, std::nullopt), std::move(shared));
         ::_exit(found);

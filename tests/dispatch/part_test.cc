@@ -145,7 +145,7 @@ TEST(Parts, WhatTreatsElementsApartWorks) {
     at::Tensor state = at::zeros_like(part);
     EXPECT_FALSE(part_of(state));
     state.mul_(0.9).addcmul_(part, part, 0.5);
-    EXPECT_FALSE(part_of(state));  // a limit: what is written elsewhere is not known as a part
+    EXPECT_FALSE(part_of(state));  // a limit: `state` is not marked as a part
     same(state, plain * plain * 0.5);
     part.addcdiv_(part, state.sqrt().add_(1), -1);
     EXPECT_TRUE(part_of(part));

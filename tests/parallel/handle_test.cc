@@ -111,7 +111,7 @@ TEST_P(EveryHandle, CanBeMovedAndReplaced) {
     loss_of_layers(model, 1).backward();
     EXPECT_TRUE(moved.parameters()[0].grad().defined());
     torch::nn::Sequential other = two_layers();
-    moved = DistributedDataParallel(other, group);  // the first model is let go
+    moved = DistributedDataParallel(other, group);  // releases the first model
     loss_of_layers(other, 1).backward();
     EXPECT_TRUE(other->parameters()[0].grad().defined());
     moved = Handle();

@@ -245,7 +245,7 @@ TEST(Diagnosis, AStoreThatDoesNotAnswerHoldsUpNobody) {
     rank.calls.leave(rank.member, true);
   }
   EXPECT_LT(Clock::now() - begin, 3s);
-  store->answer(true);  // the threads that were left behind can end
+  store->answer(true);  // lets the detached threads end
   std::this_thread::sleep_for(50ms);
 }
 

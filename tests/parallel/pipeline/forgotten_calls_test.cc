@@ -117,7 +117,7 @@ TEST_P(PipelineModule, RanksThatCallDifferentThingsAreTold) {
                         (void)pair.pipeline.step(batch.inputs, batch.targets);
                     }),
                     "rank 0 called evaluate() where rank 1 called step()");
-    pair.step(2);  // the group lives
+    pair.step(2);  // the group is usable
   });
 }
 

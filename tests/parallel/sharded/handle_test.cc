@@ -196,7 +196,7 @@ TEST(ShardedHandle, UnshardGivesTheModuleItsValuesBack) {
       EXPECT_TRUE(item.value().requires_grad());
       EXPECT_TRUE(same_bits(item.value(), expected.parameters.at(item.key()))) << item.key();
     }
-    gpt.loss(*model, group.rank()).backward();  // nothing of the handle is left
+    gpt.loss(*model, group.rank()).backward();  // no trace of the handle
     EXPECT_TRUE(model->parameters()[0].grad().defined());
   });
 }
