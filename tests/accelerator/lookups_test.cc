@@ -37,7 +37,7 @@ void PrintTo(const Lookup& what, std::ostream* out) { *out << what.name; }
 
 class WrongIndices : public AcceleratorTest, public testing::WithParamInterface<Lookup> {
  protected:
-  // The errors of both ranks, with the indices 0, 1, ..., `last`.
+  // Returns the errors of both ranks if the indices are 0, 1, ..., `last`.
   static std::vector<std::string> look_up(std::int64_t last, bool on_device) {
     return errors_of_ranks(2, [&](const Group& world, c10::Device device) {
       const c10::Device place = on_device ? device : c10::Device(c10::kCPU);
@@ -75,7 +75,7 @@ TEST_P(WrongIndices, ThrowOnTheHost) {
 
 class LinearCrossEntropyOnDevices : public AcceleratorTest {};
 
-// The loss of both ranks' classes and rows, and the gradients.
+// Returns the loss over the classes and rows of both ranks, and the gradients.
 at::Tensor loss_and_gradients(const Group& world, c10::Device place, double scale) {
   const Mesh mesh(world, {{"tp", 2}});
   const auto made = [&](std::int64_t seed, Placement placement) {

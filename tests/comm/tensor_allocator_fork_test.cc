@@ -139,7 +139,8 @@ TEST(ArenaTensors, AChildOfABusyProcessMakesAndEndsThem) {
 
 std::byte* place_of_handler = nullptr;
 
-// A page that another library's fork handler has mapped in the arena's range stays that library's.
+// If another library's fork handler has mapped a page in the arena's range, the page is not
+// unmapped.
 TEST(ArenaTensors, PagesOfOtherForkHandlersStay) {
   alone([] {
     auto arena = std::make_shared<Arena>(64 * mebibyte);

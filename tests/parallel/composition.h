@@ -166,8 +166,8 @@ inline at::Tensor rows_of_micro_batch(const at::Tensor& rows, int learners, int 
 
 constexpr std::int64_t rows_of_step = 8;
 
-// The expected losses: one process makes as many steps with all rows, in the same micro-batches if
-// they matter. Calls `observe(step)` before each update, unless null.
+// Returns the expected losses: one process makes the same steps with all rows, split into the same
+// micro-batches if that affects results. Calls `observe(step)` before each update, unless null.
 template <typename Model>
 std::vector<double> losses_of_one(Model model, at::ScalarType dtype, int steps, int learners = 1,
                                   int micro_batches = 1,

@@ -31,7 +31,7 @@ at::Tensor loss_of_layers(torch::nn::Sequential& model, int batch) {
 
 class EveryHandle : public testing::TestWithParam<Strategy> {
  protected:
-  // `body(model, handle)` on 1, 2 and 3 ranks.
+  // Runs `body(model, handle)` on 1, 2 and 3 ranks.
   void run(const std::function<void(torch::nn::Sequential&, Handle&)>& body) {
     for (int ranks : {1, 2, 3})
       run_as_threads(ranks, [&](Group group) {

@@ -68,7 +68,7 @@ TEST(ParallelizeRefuses, SizesThatDoNotDivide) {
                                   });
 }
 
-// After an error, the model trains with other options: nothing was changed.
+// After an error the model is unchanged, so it trains with other options.
 TEST(ParallelizeRefuses, PatternsThatNameNothingBeforeAnythingHasChanged) {
   run_group(Engine::local, 2, [](Group world) {
     const Mesh mesh(world, {{"fsdp", 2}});

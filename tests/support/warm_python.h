@@ -1,5 +1,5 @@
-// A Python process per test program that has imported torch and runs scripts in forks of itself: a
-// script then takes milliseconds, not the seconds of that import (warm_python.py).
+// A Python process, one per test program, that has imported torch and runs scripts in forks of
+// itself (warm_python.py): a script takes milliseconds instead of the seconds of the import.
 #pragma once
 
 #include <filesystem>

@@ -1,4 +1,4 @@
-// The flight recorder: what it keeps, what it costs, what it writes and when.
+// The flight recorder: which calls it keeps, their cost, and the files that it writes.
 #include "comm/diagnose/flight_recorder.h"
 
 #include <lockstep/base/error.h>

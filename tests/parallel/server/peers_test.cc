@@ -33,7 +33,7 @@ void step_of(ps::Worker& worker, torch::nn::Linear& model, int number) {
 
 class StoppedWorker : public testing::TestWithParam<ps::Consistency> {};
 
-// A stopped worker does not end other processes. When it continues or is killed, it learns the
+// A stopped worker does not end other processes. When it continues, it gets an error with the
 // reason for its removal.
 TEST_P(StoppedWorker, IsTakenOutAndTheRestGoesOn) {
   const bool is_stale = GetParam() == ps::Consistency::stale_synchronous;

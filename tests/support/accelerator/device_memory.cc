@@ -190,7 +190,7 @@ std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double probabilit
   return {input * mask * (probability == 1 ? 0. : 1 / (1 - probability)), mask};
 }
 
-// set_data(), which Module::to() calls, asks this function; by default, CPU and PrivateUse1 are
+// Module::to() calls set_data(), which calls this function. By default, CPU and PrivateUse1 are
 // incompatible.
 bool has_compatible_type(const Tensor& self, const Tensor& other) {
   return self.layout() == at::kStrided && other.layout() == at::kStrided;

@@ -1,4 +1,5 @@
-// Adapters from our stores to c10d's and from c10d's to ours; both together must be a Store again.
+// Adapters from our stores to c10d's and from c10d's to ours; applying both must give a working
+// Store.
 #include "comm/engines/c10d/store_adapter.h"
 
 #include <lockstep/base/error.h>
