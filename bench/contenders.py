@@ -180,7 +180,7 @@ def in_turn(contenders, rounds):
 
 
 def products_of(contenders):
-    """Which library multiplies in ours; PyTorch's has MKL, as its users have."""
+    """Returns a text that names the library of our matrix products. PyTorch uses MKL, as it does for its users."""
     for one in contenders:
         if "products" in one.ready[0]:
             return f"; products of ours by {one.ready[0]['products']}"
@@ -188,8 +188,8 @@ def products_of(contenders):
 
 
 class Steps:
-    """Ranks that make as many steps as they are told and say how long each took: a step counts as long as the rank
-    that took longest for it."""
+    """Ranks that make a number of steps on request and report the time of each. The time of a step is that of its
+    slowest rank."""
 
     def __init__(self, ranks):
         self.ranks = ranks

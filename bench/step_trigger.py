@@ -1,4 +1,4 @@
-"""The cost of the trigger (shard/trigger.h) in a step of gpt at level full."""
+"""The cost of the trigger (dispatch/key.h) in a step of gpt at level full."""
 
 import json
 

@@ -10,7 +10,7 @@ import unicodedata
 
 
 def characters(category):
-    """Those of a category as a class of a regular expression: re has no \\p."""
+    """Returns the characters of a Unicode category as a regular expression class, because re has no \\p."""
     found, first = "", None
     for code_point in range(0x110001):
         inside = code_point < 0x110000 and unicodedata.category(chr(code_point)).startswith(category)

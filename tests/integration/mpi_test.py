@@ -61,7 +61,7 @@ def never_calls(name, words):
 
 
 def ends_late(name, words):
-    """MPI itself says so when a rank has not waited for it."""
+    """MPI itself reports a rank that did not wait."""
     command, variables = ranks(words, "ends_late")
     code, output, seconds = run(command, env=variables)
     expect(code == 0, f"{name}: exit code {code}", output)

@@ -178,7 +178,7 @@ class Llama(nn.Module):
             return plain * (share + (1 - share) / factor)
 
         def turn(self, x):
-            """Each pair of features as a complex number that is turned."""
+            """Treats each pair of features as a complex number, and rotates it."""
             frequencies = [self.frequency(pair) for pair in range(self.size // 2)]
             angles = torch.tensor([[place * each for each in frequencies] for place in range(x.shape[2])])
             first, second = x.chunk(2, -1)

@@ -1,10 +1,10 @@
-"""A Python that has imported torch and runs scripts in forks of itself, which spares each the seconds of that import.
+"""A Python that has imported torch and runs scripts in forks of itself, so that scripts need not import torch again.
 
     warm_python.py serve           with a listening socket as standard input, until it is killed
-    warm_python.py ask PATH ...    what `python ...` does, by the server that listens at PATH
+    warm_python.py ask PATH ...    does the same as `python ...`, by the server that listens at PATH
 
-The one that asks passes on its words, environment, folder and open files, and ends as the script ends. A script whose
-asker goes away is killed. Words are [-W ACTION] FILE ... or [-W ACTION] -c SCRIPT ...
+The client sends its words, environment, folder and open files, and ends as the script ends. If the client ends first,
+the script is killed. Words are [-W ACTION] FILE ... or [-W ACTION] -c SCRIPT ...
 """
 import json
 import os
@@ -44,7 +44,7 @@ class Script:
         self.source = words[1] if self.is_text else open(words[0], encoding="utf-8").read()
 
     def imports(self):
-        """The names after `import` anywhere, and what optimizers import in their first step."""
+        """Returns the names after `import` anywhere in the script, and the modules that optimizers import in their first step."""
         import ast
 
         if "optim" in self.source:
@@ -94,7 +94,7 @@ def become(script, request, files):
 
 
 def keep(script, request, files, asker):
-    """Runs the script in a process of its own and says how it ended. Never returns."""
+    """Runs the script in its own process and reports how it ended. Never returns."""
     import select
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -114,7 +114,7 @@ def keep(script, request, files, asker):
 
 
 def import_torch(name="torch"):
-    """What a script imports of torch is imported here, once for all scripts that follow."""
+    """Imports a module of torch here, once for all later scripts that need it."""
     import contextlib
     import importlib
 

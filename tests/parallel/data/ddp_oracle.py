@@ -56,7 +56,7 @@ def backward(model, rank, paths):
 
 
 def bf16_hook(state, bucket):
-    """PyTorch's hook, under a name that is not refused without NCCL."""
+    """PyTorch's hook, under another name, because PyTorch refuses the original name without NCCL."""
     return default_hooks.bf16_compress_hook(state, bucket)
 
 
