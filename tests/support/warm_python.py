@@ -44,7 +44,7 @@ class Script:
         self.source = words[1] if self.is_text else open(words[0], encoding="utf-8").read()
 
     def imports(self):
-        """Returns the names after `import` in the script, and the modules that optimizers import in their first step."""
+        """Returns the names after `import` in the script, and those that optimizers import in their first step."""
         import ast
 
         if "optim" in self.source:
