@@ -3,9 +3,9 @@
 #include "base/environment.h"
 #include "base/format.h"
 #include "rank_env/variables.h"
+#include "sys/file_descriptor.h"
 #include "sys/process.h"
 #include "sys/thread.h"
-#include "sys/wait_for_events.h"
 
 #include <csignal>
 #include <limits>

@@ -7,7 +7,7 @@
 
 #include <lockstep/store/store.h>
 
-#include "sys/task_queue.h"
+#include "sys/thread.h"
 
 #include <memory>
 #include <string>

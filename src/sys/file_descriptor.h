@@ -1,8 +1,10 @@
 // An owning file descriptor: closed exactly once, movable but not copyable.
 #pragma once
 
+#include <span>
 #include <utility>
 
+#include <poll.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -56,5 +58,9 @@ class RaisedOpenFilesLimit {
  private:
   rlimit before_{};
 };
+
+// Blocks until an entry has events, as poll() does. If poll() fails (more entries than a lowered
+// limit of open files, out of memory), polls each entry separately every few milliseconds.
+void wait_for_events(std::span<pollfd> entries);
 
 }  // namespace lockstep::sys

@@ -28,4 +28,39 @@ class MappedFile {
   std::span<const std::byte> bytes_;
 };
 
+// Memory backed by a file without a name: pages are loaded on access, and written back to disk when
+// they are released or when memory is short. The file disappears when the process ends, in any way.
+//
+// All disk space of the file is reserved at creation, so that a full disk fails then, rather than
+// with a SIGBUS later.
+class ReservedFile {
+ public:
+  ReservedFile() = default;
+  // Creates zeroed memory in a file in `folder`. Throws SystemError, which names the folder, if the
+  // folder does not exist, is not writable or is full; nothing is left then. With 0 bytes no file
+  // is created.
+  ReservedFile(const std::filesystem::path& folder, std::size_t bytes);
+  ReservedFile(ReservedFile&& other) noexcept;
+  ReservedFile& operator=(ReservedFile&& other) noexcept;
+  ~ReservedFile();
+
+  [[nodiscard]] std::byte* data() const { return data_; }
+  [[nodiscard]] std::size_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+// Sets the size of a new file and allocates its disk space with zeros, so that it can be mapped.
+// Returns 0 or an error number.
+[[nodiscard]] int take_space(int file, std::size_t bytes);
+
+// Advises the kernel that the range will be used soon; the kernel reads it in the background. Has
+// no effect on the contents.
+void fetch_ahead(const void* begin, std::size_t bytes) noexcept;
+// Advises the kernel that the range will not be used for a while: its whole pages leave the
+// process, and their contents stay in the file.
+void let_go(const void* begin, std::size_t bytes) noexcept;
+
 }  // namespace lockstep::sys

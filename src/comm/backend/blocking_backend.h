@@ -25,7 +25,7 @@
 #include "comm/diagnose/diagnosis.h"
 #include "comm/diagnose/open_calls.h"
 #include "comm/rendezvous/grace_period.h"
-#include "sys/task_queue.h"
+#include "sys/thread.h"
 
 #include <cstdint>
 #include <exception>

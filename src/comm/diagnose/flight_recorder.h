@@ -12,7 +12,7 @@
 #include <lockstep/comm/call.h>
 
 #include "base/mutex.h"
-#include "sys/shared_text.h"
+#include "sys/shared_memory.h"
 #include "sys/timestamp_counter.h"
 
 #include <array>

@@ -9,7 +9,7 @@
 #include <lockstep/base/deadline.h>
 #include <lockstep/store/store.h>
 
-#include "sys/peer_processes.h"
+#include "sys/process_info.h"
 
 #include <atomic>
 #include <memory>

@@ -13,7 +13,7 @@
 #include "base/mutex.h"
 #include "comm/engines/mpi/header.h"
 #include "comm/engines/mpi/plugin/functions.h"
-#include "sys/peer_processes.h"
+#include "sys/process_info.h"
 #include "sys/thread.h"
 
 #include <lockstep/base/deadline.h>

@@ -8,8 +8,8 @@
 #include "comm/engines/shm/endpoint.h"
 #include "comm/engines/shm/tensor_allocator.h"
 #include "comm/rendezvous/grace_period.h"
+#include "sys/heap.h"
 #include "sys/own_process.h"
-#include "sys/sanitizer.h"
 #include "sys/topology.h"
 
 #include <ATen/ops/from_blob.h>

@@ -8,7 +8,6 @@
 #include "comm/call/all_ranks.h"
 #include "comm/engines/shm/arena.h"
 #include "sys/file_descriptor.h"
-#include "sys/futex.h"
 #include "sys/shared_memory.h"
 
 #include <lockstep/base/deadline.h>

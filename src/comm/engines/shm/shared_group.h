@@ -12,7 +12,7 @@
 #include "comm/diagnose/failure.h"
 #include "comm/engines/shm/peers.h"
 #include "comm/engines/shm/ring.h"
-#include "sys/shared_text.h"
+#include "sys/shared_memory.h"
 
 #include <atomic>
 #include <bit>

@@ -1,6 +1,6 @@
 #include "comm/engines/shm/watcher.h"
 
-#include "sys/wait_for_events.h"
+#include "sys/file_descriptor.h"
 
 #include <lockstep/base/error.h>
 
