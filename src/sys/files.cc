@@ -54,6 +54,18 @@ FileDescriptor create_beside(const fs::path& path, mode_t mode, std::string& nam
   }
 }
 
+void write_all_at(int file, std::uint64_t offset, std::span<const std::byte> bytes,
+                  const fs::path& path) {
+  const ErrorInsteadOfSignal quiet(SIGXFSZ);
+  while (!bytes.empty()) {
+    ssize_t count = ::pwrite(file, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) throw SystemError("writing " + path.string(), errno);
+    bytes = bytes.subspan(static_cast<std::size_t>(count));
+    offset += static_cast<std::uint64_t>(count);
+  }
+}
+
 }  // namespace
 
 void flush_file(int file, std::string_view name) {
@@ -139,13 +151,7 @@ void AtomicFile::write(std::span<const std::byte> bytes) {
 
 void AtomicFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes) {
   if (!file_) throw InvalidArgument("writing " + path_.string() + ": it is committed already");
-  while (!bytes.empty()) {
-    ssize_t count = ::pwrite(file_.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) throw SystemError("writing " + path_.string(), errno);
-    bytes = bytes.subspan(static_cast<std::size_t>(count));
-    offset += static_cast<std::uint64_t>(count);
-  }
+  write_all_at(file_.get(), offset, bytes, path_);
 }
 
 void AtomicFile::flush() {
@@ -223,14 +229,7 @@ void PositionedFile::reserve(std::uint64_t bytes) {
 }
 
 void PositionedFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes) {
-  const ErrorInsteadOfSignal quiet(SIGXFSZ);
-  while (!bytes.empty()) {
-    ssize_t count = ::pwrite(file_.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) throw SystemError("writing " + path_.string(), errno);
-    bytes = bytes.subspan(static_cast<std::size_t>(count));
-    offset += static_cast<std::uint64_t>(count);
-  }
+  write_all_at(file_.get(), offset, bytes, path_);
 }
 
 void PositionedFile::flush() { flush_file(file_.get(), path_.string()); }

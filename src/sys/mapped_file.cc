@@ -1,6 +1,5 @@
 #include "sys/mapped_file.h"
 
-#include "sys/file_descriptor.h"
 #include "sys/plain_file.h"
 #include "sys/signals.h"
 
@@ -9,7 +8,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <fcntl.h>
@@ -33,7 +31,7 @@ MappedFile::MappedFile(const std::filesystem::path& path) {
   auto size = static_cast<std::size_t>(status.st_size);
   void* memory = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
   if (memory == MAP_FAILED) throw SystemError("mapping " + path.string(), errno);
-  bytes_ = {static_cast<const std::byte*>(memory), size};
+  memory_ = MappedMemory(static_cast<std::byte*>(memory), {size});
 }
 
 MappedFile MappedFile::private_copy(const PlainFile& file) {
@@ -44,19 +42,8 @@ MappedFile MappedFile::private_copy(const PlainFile& file) {
   void* memory = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE,
                         file.descriptor(), 0);
   if (memory == MAP_FAILED) throw SystemError("mapping " + file.path().string(), errno);
-  mapped.bytes_ = {static_cast<const std::byte*>(memory), size};
+  mapped.memory_ = MappedMemory(static_cast<std::byte*>(memory), {size});
   return mapped;
-}
-
-MappedFile::MappedFile(MappedFile&& other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}
-
-MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
-  std::swap(bytes_, other.bytes_);
-  return *this;
-}
-
-MappedFile::~MappedFile() {
-  if (!bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
 }
 
 namespace {
@@ -121,27 +108,14 @@ int take_space(int file, std::size_t bytes) {
   return is_refused ? fill_with_zeros(file, bytes) : error;
 }
 
-ReservedFile::ReservedFile(const std::filesystem::path& folder, std::size_t bytes) : bytes_(bytes) {
+ReservedFile::ReservedFile(const std::filesystem::path& folder, std::size_t bytes) {
   FileDescriptor file = nameless_file(folder);
   if (bytes == 0) return;
   if (const int error = take_space(file.get(), bytes); error != 0)
     throw SystemError("reserving " + std::to_string(bytes) + " bytes in " + folder.string(), error);
   void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
   if (memory == MAP_FAILED) throw SystemError("mapping a file in " + folder.string(), errno);
-  data_ = static_cast<std::byte*>(memory);
-}
-
-ReservedFile::ReservedFile(ReservedFile&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-
-ReservedFile& ReservedFile::operator=(ReservedFile&& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(bytes_, other.bytes_);
-  return *this;
-}
-
-ReservedFile::~ReservedFile() {
-  if (data_ != nullptr) ::munmap(data_, bytes_);
+  memory_ = MappedMemory(static_cast<std::byte*>(memory), {bytes});
 }
 
 void fetch_ahead(const void* begin, std::size_t bytes) noexcept {

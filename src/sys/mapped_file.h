@@ -2,6 +2,8 @@
 // file may be larger than memory. Reading after the file was truncated raises SIGBUS.
 #pragma once
 
+#include "sys/file_descriptor.h"
+
 #include <cstddef>
 #include <filesystem>
 #include <span>
@@ -18,14 +20,13 @@ class MappedFile {
   explicit MappedFile(const std::filesystem::path& path);
   // Maps the file copy-on-write: changes stay in this process, and take its memory.
   [[nodiscard]] static MappedFile private_copy(const PlainFile& file);
-  MappedFile(MappedFile&& other) noexcept;
-  MappedFile& operator=(MappedFile&& other) noexcept;
-  ~MappedFile();
 
-  [[nodiscard]] std::span<const std::byte> bytes() const { return bytes_; }
+  [[nodiscard]] std::span<const std::byte> bytes() const {
+    return {memory_.get(), memory_ ? memory_.get_deleter().bytes : 0};
+  }
 
  private:
-  std::span<const std::byte> bytes_;
+  MappedMemory memory_;
 };
 
 // Memory backed by a file without a name: pages are loaded on access, and written back to disk when
@@ -40,16 +41,12 @@ class ReservedFile {
   // folder does not exist, is not writable or is full; nothing is left then. With 0 bytes no file
   // is created.
   ReservedFile(const std::filesystem::path& folder, std::size_t bytes);
-  ReservedFile(ReservedFile&& other) noexcept;
-  ReservedFile& operator=(ReservedFile&& other) noexcept;
-  ~ReservedFile();
 
-  [[nodiscard]] std::byte* data() const { return data_; }
-  [[nodiscard]] std::size_t bytes() const { return bytes_; }
+  [[nodiscard]] std::byte* data() const { return memory_.get(); }
+  [[nodiscard]] std::size_t bytes() const { return memory_ ? memory_.get_deleter().bytes : 0; }
 
  private:
-  std::byte* data_ = nullptr;
-  std::size_t bytes_ = 0;
+  MappedMemory memory_;
 };
 
 // Sets the size of a new file and allocates its disk space with zeros, so that it can be mapped.

@@ -52,6 +52,22 @@ bool is_of_several_hosts(int file) {
          std::ranges::count(known, static_cast<std::uint32_t>(about.f_type)) > 0;
 }
 
+// Calls read(to, place, most) until `bytes` is full or the file ends. Returns the bytes read.
+template <class Read>
+std::size_t read_all(std::span<std::byte> bytes, const std::filesystem::path& path,
+                     const Read& read) {
+  std::size_t total = 0;
+  while (total < bytes.size()) {
+    const std::size_t most = std::min(bytes.size() - total, largest_read);
+    const ssize_t count = read(bytes.data() + total, total, most);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) throw SystemError("reading " + path.string(), errno);
+    if (count == 0) break;
+    total += static_cast<std::size_t>(count);
+  }
+  return total;
+}
+
 }  // namespace
 
 // The first check avoids opening a device, which can have side effects; the second one checks the
@@ -68,30 +84,15 @@ PlainFile::PlainFile(std::filesystem::path path) : path_(std::move(path)) {
 }
 
 std::size_t PlainFile::read(std::span<std::byte> bytes) {
-  std::size_t total = 0;
-  while (total < bytes.size()) {
-    const std::size_t wanted = std::min(bytes.size() - total, largest_read);
-    const ssize_t count = ::read(file_.get(), bytes.data() + total, wanted);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) throw SystemError("reading " + path_.string(), errno);
-    if (count == 0) break;
-    total += static_cast<std::size_t>(count);
-  }
-  return total;
+  return read_all(bytes, path_, [&](std::byte* to, std::size_t /*place*/, std::size_t most) {
+    return ::read(file_.get(), to, most);
+  });
 }
 
 std::size_t PlainFile::read_at(std::uint64_t offset, std::span<std::byte> bytes) const {
-  std::size_t total = 0;
-  while (total < bytes.size()) {
-    const ssize_t count =
-        ::pread(file_.get(), bytes.data() + total, std::min(bytes.size() - total, largest_read),
-                static_cast<off_t>(offset + total));
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) throw SystemError("reading " + path_.string(), errno);
-    if (count == 0) break;
-    total += static_cast<std::size_t>(count);
-  }
-  return total;
+  return read_all(bytes, path_, [&](std::byte* to, std::size_t place, std::size_t most) {
+    return ::pread(file_.get(), to, most, static_cast<off_t>(offset + place));
+  });
 }
 
 std::string read_plain_file(const std::filesystem::path& path, std::uint64_t most_bytes) {

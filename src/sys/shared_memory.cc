@@ -39,8 +39,7 @@ FileDescriptor nameless_memory(const char* label) {
 
 }  // namespace
 
-SharedMemory::SharedMemory(FileDescriptor file, std::size_t bytes)
-    : file_(std::move(file)), bytes_(bytes) {
+SharedMemory::SharedMemory(FileDescriptor file, std::size_t bytes) : file_(std::move(file)) {
   const int protection = PROT_READ | PROT_WRITE;
   void* address = mmap(nullptr, bytes, protection, MAP_SHARED | MAP_NORESERVE, file_.get(), 0);
   if (address == MAP_FAILED) {
@@ -48,7 +47,7 @@ SharedMemory::SharedMemory(FileDescriptor file, std::size_t bytes)
         "mapping " + format_bytes(static_cast<std::int64_t>(bytes)) + " of shared memory", errno);
   }
   madvise(address, bytes, MADV_HUGEPAGE);  // usually refused, which is harmless
-  data_ = static_cast<std::byte*>(address);
+  memory_ = MappedMemory(static_cast<std::byte*>(address), {bytes});
 }
 
 std::size_t SharedMemory::most_bytes() {
@@ -94,27 +93,8 @@ SharedMemory SharedMemory::open(FileDescriptor file, std::size_t bytes) {
   check_input(seals >= 0 && (seals & F_SEAL_SHRINK) != 0,
               "shared memory of a peer: expected memory that cannot shrink");
   SharedMemory memory(std::move(file), bytes);
-  madvise(memory.data_, bytes, MADV_DONTDUMP);
+  madvise(memory.data(), bytes, MADV_DONTDUMP);
   return memory;
-}
-
-SharedMemory::SharedMemory(SharedMemory&& other) noexcept
-    : file_(std::move(other.file_)),
-      data_(std::exchange(other.data_, nullptr)),
-      bytes_(std::exchange(other.bytes_, 0)) {}
-
-SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
-  if (this != &other) {
-    if (data_) munmap(data_, bytes_);
-    file_ = std::move(other.file_);
-    data_ = std::exchange(other.data_, nullptr);
-    bytes_ = std::exchange(other.bytes_, 0);
-  }
-  return *this;
-}
-
-SharedMemory::~SharedMemory() {
-  if (data_) munmap(data_, bytes_);
 }
 
 bool SharedMemory::punch(std::size_t offset, std::size_t bytes) const noexcept {
@@ -128,7 +108,7 @@ bool SharedMemory::reserve(std::size_t offset, std::size_t bytes) const noexcept
                                  static_cast<off_t>(bytes)) == 0;
 }
 
-void SharedMemory::keep_from_children() const noexcept { madvise(data_, bytes_, MADV_DONTFORK); }
+void SharedMemory::keep_from_children() const noexcept { madvise(data(), bytes(), MADV_DONTFORK); }
 
 std::size_t SharedMemory::resident_bytes() const {
   struct stat status {};

@@ -33,12 +33,8 @@ class SharedMemory {
   // dumps of the owner.
   static SharedMemory open(FileDescriptor file, std::size_t bytes);
 
-  SharedMemory(SharedMemory&& other) noexcept;
-  SharedMemory& operator=(SharedMemory&& other) noexcept;
-  ~SharedMemory();
-
-  [[nodiscard]] std::byte* data() const { return data_; }
-  [[nodiscard]] std::size_t bytes() const { return bytes_; }
+  [[nodiscard]] std::byte* data() const { return memory_.get(); }
+  [[nodiscard]] std::size_t bytes() const { return memory_ ? memory_.get_deleter().bytes : 0; }
   [[nodiscard]] int file() const { return file_.get(); }
 
   // Returns whole pages to the system; they read as zero afterwards, in every process. Returns
@@ -56,8 +52,7 @@ class SharedMemory {
   SharedMemory(FileDescriptor file, std::size_t bytes);
 
   FileDescriptor file_;
-  std::byte* data_ = nullptr;
-  std::size_t bytes_ = 0;
+  MappedMemory memory_;
 };
 
 // A short text in shared memory. The words of the text are atomic, so that a reader sees a mixture
