@@ -2,7 +2,7 @@
 
 #include "base/fingerprint.h"
 #include "base/format.h"
-#include "comm/call/word_reader.h"
+#include "comm/call/record.h"
 #include "comm/diagnose/report.h"
 
 #include <algorithm>

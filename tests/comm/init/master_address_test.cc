@@ -1,5 +1,5 @@
 // Unusable rendezvous addresses: each gives a one-line error that names MASTER_ADDR within seconds.
-#include "comm/init/master_address.h"
+#include "comm/init/run_store.h"
 
 #include <lockstep/base/error.h>
 

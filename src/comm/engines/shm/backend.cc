@@ -4,7 +4,7 @@
 #include "base/environment.h"
 #include "base/format.h"
 #include "base/text.h"
-#include "comm/backend/node_shared.h"
+#include "comm/backend/tensors.h"
 #include "comm/engines/shm/endpoint.h"
 #include "comm/engines/shm/tensor_allocator.h"
 #include "comm/rendezvous/grace_period.h"

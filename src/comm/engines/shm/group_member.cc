@@ -1,7 +1,7 @@
 #include "comm/engines/shm/group_member.h"
 
 #include "base/check.h"
-#include "comm/call/all_ranks.h"
+#include "comm/call/record.h"
 #include "comm/diagnose/report.h"
 #include "comm/engines/shm/channel_report.h"
 

@@ -5,7 +5,7 @@
 // Peers does not change after the hand-over.
 #pragma once
 
-#include "comm/call/all_ranks.h"
+#include "comm/call/record.h"
 #include "comm/engines/shm/arena.h"
 #include "sys/file_descriptor.h"
 #include "sys/shared_memory.h"
