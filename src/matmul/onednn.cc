@@ -15,7 +15,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstddef>
-#include <cstdint>
 #include <exception>
 #include <string_view>
 

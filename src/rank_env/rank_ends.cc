@@ -8,7 +8,6 @@
 #include "sys/file_descriptor.h"
 #include "sys/files.h"
 #include "sys/process.h"
-#include "sys/thread.h"
 
 #include <lockstep/base/error.h>
 #include <lockstep/store/open.h>
@@ -18,7 +17,6 @@
 #include <ctime>
 #include <limits>
 #include <mutex>
-#include <string>
 #include <utility>
 
 #include <fcntl.h>

@@ -16,8 +16,6 @@
 #include <cerrno>
 #include <cstdlib>
 #include <limits>
-#include <string>
-#include <string_view>
 
 #include <fcntl.h>
 #include <sys/prctl.h>

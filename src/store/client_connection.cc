@@ -7,12 +7,9 @@
 #include "store/table.h"
 #include "sys/sockets.h"
 
-#include <algorithm>
 #include <array>
 #include <exception>
 #include <thread>
-#include <utility>
-#include <vector>
 
 #include <poll.h>
 #include <sodium.h>

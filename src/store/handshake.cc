@@ -1,16 +1,12 @@
 #include "store/handshake.h"
 
 #include "base/check.h"
-#include "store/wire.h"
 #include "sys/sockets.h"
 
 #include <lockstep/base/error.h>
 
-#include <sodium.h>
-
 #include <algorithm>
 #include <cstring>
-#include <string>
 
 namespace lockstep::store {
 

@@ -1,6 +1,5 @@
 #include <lockstep/store/store_server.h>
 
-#include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
 
 #include "base/check.h"
@@ -18,13 +17,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <cstddef>
-#include <cstdint>
 #include <deque>
 #include <map>
 #include <optional>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 

@@ -4,9 +4,7 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
-#include <cstdint>
 #include <cstdio>
-#include <string>
 #include <utility>
 #include <vector>
 

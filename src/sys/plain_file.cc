@@ -15,7 +15,6 @@
 #include <cerrno>
 #include <cstring>
 #include <optional>
-#include <string_view>
 #include <utility>
 
 namespace lockstep::sys {

@@ -3,7 +3,6 @@
 #include "base/fingerprint.h"
 #include "base/format.h"
 #include "base/text.h"
-#include "sys/file_descriptor.h"
 #include "sys/process.h"
 #include "sys/topology.h"
 
@@ -11,9 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
-#include <optional>
 #include <sstream>
-#include <string>
 
 #include <fcntl.h>
 #include <poll.h>

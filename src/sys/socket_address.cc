@@ -17,7 +17,6 @@
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <sys/socket.h>
 #include <sys/un.h>
 
 namespace lockstep::sys {

@@ -12,9 +12,7 @@
 #include <cmath>
 #include <cstddef>
 #include <sstream>
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include <sched.h>
 #include <unistd.h>

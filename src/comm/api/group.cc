@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <array>
 #include <numeric>
-#include <utility>
 
 namespace lockstep {
 namespace {

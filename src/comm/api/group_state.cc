@@ -8,7 +8,6 @@
 #include "base/fingerprint.h"
 #include "base/format.h"
 #include "comm/backend/tensors.h"
-#include "comm/call/record.h"
 #include "rank_env/variables.h"
 #include "sys/own_process.h"
 
@@ -20,7 +19,6 @@
 #include <exception>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 namespace lockstep {
 namespace {

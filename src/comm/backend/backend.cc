@@ -6,8 +6,6 @@
 #include "base/format.h"
 #include "sys/own_process.h"
 
-#include <c10/core/ScalarType.h>
-
 #include <limits>
 
 namespace lockstep {

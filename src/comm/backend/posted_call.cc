@@ -1,7 +1,5 @@
 #include "comm/backend/posted_call.h"
 
-#include "comm/backend/accelerator.h"
-
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <utility>

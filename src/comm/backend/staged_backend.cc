@@ -1,6 +1,5 @@
 #include "comm/backend/staged_backend.h"
 
-#include "comm/backend/accelerator.h"
 #include "comm/backend/tensors.h"
 #include "sys/own_process.h"
 

@@ -17,7 +17,6 @@
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/mul.h>
 
-#include <cstddef>
 #include <limits>
 #include <vector>
 

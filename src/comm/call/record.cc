@@ -2,9 +2,7 @@
 
 #include "base/fingerprint.h"
 #include "base/format.h"
-#include "base/text.h"
 
-#include <algorithm>
 #include <limits>
 #include <utility>
 

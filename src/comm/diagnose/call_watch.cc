@@ -3,14 +3,9 @@
 #include "base/format.h"
 #include "base/log.h"
 #include "sys/process_info.h"
-#include "sys/thread.h"
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
-#include <condition_variable>
-#include <exception>
-#include <utility>
 
 #include <lockstep/base/error.h>
 

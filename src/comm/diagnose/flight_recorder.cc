@@ -11,10 +11,8 @@
 #include "sys/topology.h"
 
 #include <algorithm>
-#include <array>
 #include <filesystem>
 #include <new>
-#include <string_view>
 #include <utility>
 
 #include <unistd.h>

@@ -12,9 +12,7 @@
 #include <algorithm>
 #include <atomic>
 #include <map>
-#include <optional>
 #include <set>
-#include <string>
 #include <utility>
 
 #include <c10/util/Exception.h>

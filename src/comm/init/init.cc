@@ -15,7 +15,6 @@
 #include "comm/rendezvous/meeting.h"
 #include "matmul/matmul.h"
 #include "rank_env/rank_ends.h"
-#include "rank_env/rank_info.h"
 #include "rank_env/variables.h"
 #include "sys/heap.h"
 #include "sys/socket_address.h"
@@ -29,7 +28,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
-#include <memory>
 #include <optional>
 #include <string_view>
 #include <utility>

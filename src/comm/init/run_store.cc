@@ -17,7 +17,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <string_view>
 #include <system_error>
 #include <thread>
 

@@ -4,14 +4,10 @@
 #include <lockstep/store/open.h>
 #include <lockstep/store/prefix_store.h>
 #include <lockstep/store/secret.h>
-#include <lockstep/store/store_server.h>
 
 #include <algorithm>
-#include <chrono>
 #include <mutex>
 #include <sstream>
-#include <string>
-#include <utility>
 
 #include "base/check.h"
 #include "base/format.h"

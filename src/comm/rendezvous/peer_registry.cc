@@ -6,7 +6,6 @@
 #include "base/format.h"
 #include "base/text.h"
 #include "comm/rendezvous/meeting.h"
-#include "sys/process_info.h"
 
 #include <algorithm>
 #include <chrono>

@@ -15,9 +15,7 @@
 #include <chrono>
 #include <numeric>
 #include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>

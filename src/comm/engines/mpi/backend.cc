@@ -26,7 +26,6 @@
 #include <exception>
 #include <future>
 #include <map>
-#include <memory>
 #include <set>
 #include <span>
 #include <sstream>

@@ -1,7 +1,5 @@
 #include "comm/engines/mpi/plan.h"
 
-#include <lockstep/comm/call.h>
-
 #include <algorithm>
 #include <utility>
 

@@ -20,10 +20,8 @@
 
 #include <cstring>
 #include <exception>
-#include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 namespace lockstep::shm {
 namespace {

@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <exception>
 #include <mutex>
-#include <string>
 #include <utility>
 
 namespace lockstep::shm {

@@ -5,12 +5,10 @@
 #include "comm/diagnose/report.h"
 #include "comm/engines/shm/channel_report.h"
 
-#include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
 
 #include <algorithm>
 #include <chrono>
-#include <exception>
 #include <new>
 #include <thread>
 #include <utility>

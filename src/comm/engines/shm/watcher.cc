@@ -1,7 +1,5 @@
 #include "comm/engines/shm/watcher.h"
 
-#include "sys/file_descriptor.h"
-
 #include <lockstep/base/error.h>
 
 #include <array>
