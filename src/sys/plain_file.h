@@ -62,6 +62,9 @@ class PlainFile {
 // kills the process when it uses the memory.)
 void check_fits_memory(const std::filesystem::path& path, std::uint64_t bytes, double share = 1);
 
+// Recognises files of well-known formats by their first bytes, for readers of formats without a
+// magic number.
+
 inline constexpr std::size_t file_kind_bytes = 512;
 
 inline constexpr std::string_view safetensors_kind = "a safetensors file";

@@ -53,6 +53,7 @@ class PeerProcesses {
   // Starts to watch the process of a rank, given by its identity (process_info.h). Ignores
   // processes of other hosts.
   void watch(int rank, std::string_view identity);
+  [[nodiscard]] bool watches(int rank) const { return processes_.contains(rank); }
   void forget(int rank) { processes_.erase(rank); }
 
   // Returns the ranks whose processes have ended, in ascending order.

@@ -1,5 +1,4 @@
-// Anonymous memory that several processes map: a memfd, passed on by its descriptor. The memory is
-// freed with its last mapping and descriptor, however the processes end.
+// Memory that several processes map, and text and futexes in it.
 #pragma once
 
 #include "sys/file_descriptor.h"
@@ -17,6 +16,8 @@
 
 namespace lockstep::sys {
 
+// Anonymous memory: a memfd, passed on by its descriptor. The memory is freed with its last mapping
+// and descriptor, however the processes end.
 class SharedMemory {
  public:
   SharedMemory() = default;
