@@ -5,6 +5,7 @@
 
 #include <lockstep/base/error.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 namespace lockstep::environment {
@@ -28,6 +29,17 @@ std::string range_in_words(std::int64_t least, std::int64_t most) {
   return formatted("an integer from {} to {}", least, most);
 }
 
+template <typename Value>
+std::optional<Value> parsed(const std::string& name,
+                            std::optional<Value> (*parse)(std::string_view),
+                            std::string_view expected) {
+  const auto found = text(name);
+  if (!found) return std::nullopt;
+  auto value = parse(*found);
+  if (!value) throw not_understood(name, expected, *found);
+  return value;
+}
+
 }  // namespace
 
 std::optional<std::string> text(const std::string& name) {
@@ -47,36 +59,22 @@ std::optional<std::int64_t> integer(const std::string& name, std::int64_t least,
 }
 
 std::optional<bool> flag(const std::string& name) {
-  auto found = text(name);
-  if (!found) return std::nullopt;
-  auto value = parse_flag(*found);
-  if (!value) throw not_understood(name, "1, true, yes, on, 0, false, no or off", *found);
-  return value;
+  return parsed(name, parse_flag, "1, true, yes, on, 0, false, no or off");
 }
 
 std::optional<std::int64_t> bytes(const std::string& name) {
-  auto found = text(name);
-  if (!found) return std::nullopt;
-  auto value = parse_bytes(*found);
-  if (!value) throw not_understood(name, "a number of bytes such as 4096, 12MiB or 4GiB", *found);
-  return value;
+  return parsed(name, parse_bytes, "a number of bytes such as 4096, 12MiB or 4GiB");
 }
 
 std::optional<Duration> duration(const std::string& name) {
-  auto found = text(name);
-  if (!found) return std::nullopt;
-  auto value = parse_duration(*found);
-  if (!value) throw not_understood(name, "a duration such as 1m30s, 250ms or 90 (seconds)", *found);
-  return value;
+  return parsed(name, parse_duration, "a duration such as 1m30s, 250ms or 90 (seconds)");
 }
 
 std::optional<std::string> one_of(const std::string& name,
                                   std::span<const std::string_view> words) {
   auto found = text(name);
   if (!found) return std::nullopt;
-  for (std::string_view word : words) {
-    if (*found == word) return found;
-  }
+  if (std::ranges::find(words, *found) != words.end()) return found;
   throw BadInput(name + ": " + unknown_name("value", *found, words));
 }
 

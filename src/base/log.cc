@@ -4,44 +4,28 @@
 #include <spdlog/logger.h>
 #include <spdlog/sinks/stdout_sinks.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <exception>
-#include <optional>
 #include <string>
-#include <utility>
 
 namespace lockstep::log {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, Level>, 5> level_names{
-    {{"debug", Level::debug},
-     {"info", Level::info},
-     {"warning", Level::warning},
-     {"error", Level::error},
-     {"off", Level::off}}};
-
-std::optional<Level> level_named(std::string_view name) {
-  for (auto [known, level] : level_names) {
-    if (known == name) return level;
-  }
-  return std::nullopt;
-}
+struct NamedLevel {
+  std::string_view name;
+  Level level;
+  spdlog::level::level_enum spdlog;
+};
+constexpr std::array<NamedLevel, 5> levels{{{"debug", Level::debug, spdlog::level::debug},
+                                            {"info", Level::info, spdlog::level::info},
+                                            {"warning", Level::warning, spdlog::level::warn},
+                                            {"error", Level::error, spdlog::level::err},
+                                            {"off", Level::off, spdlog::level::off}}};
 
 spdlog::level::level_enum to_spdlog(Level level) {
-  switch (level) {
-    case Level::debug:
-      return spdlog::level::debug;
-    case Level::info:
-      return spdlog::level::info;
-    case Level::warning:
-      return spdlog::level::warn;
-    case Level::error:
-      return spdlog::level::err;
-    case Level::off:
-      return spdlog::level::off;
-  }
-  return spdlog::level::info;
+  return std::ranges::find(levels, level, &NamedLevel::level)->spdlog;
 }
 
 std::string pattern(std::string_view prefix) {
@@ -57,9 +41,10 @@ spdlog::logger& logger() {
     auto& made = *new spdlog::logger("lockstep", std::make_shared<spdlog::sinks::stderr_sink_mt>());
     made.set_pattern(pattern(""));
     const char* setting = std::getenv("LOCKSTEP_LOG");
-    auto level = level_named(setting != nullptr ? setting : "info");
-    made.set_level(to_spdlog(level.value_or(Level::info)));
-    if (!level)
+    const std::string_view name = setting != nullptr ? setting : "info";
+    const auto* named = std::ranges::find(levels, name, &NamedLevel::name);
+    made.set_level(named != levels.end() ? named->spdlog : spdlog::level::info);
+    if (named == levels.end())
       made.warn("LOCKSTEP_LOG: expected debug, info, warning, error or off, found '{}'", setting);
     return made;
   }();
@@ -71,10 +56,8 @@ spdlog::logger& logger() {
 void set_level(Level level) { logger().set_level(to_spdlog(level)); }
 
 Level level() {
-  for (auto [name, level] : level_names) {
-    if (to_spdlog(level) == logger().level()) return level;
-  }
-  return Level::info;
+  const auto* named = std::ranges::find(levels, logger().level(), &NamedLevel::spdlog);
+  return named != levels.end() ? named->level : Level::info;
 }
 
 void set_prefix(std::string_view prefix) { logger().set_pattern(pattern(prefix)); }

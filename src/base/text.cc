@@ -175,12 +175,7 @@ std::string format_duration(Duration duration) {
 }
 
 std::string join(std::span<const std::string> parts, std::string_view separator) {
-  std::string text;
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    if (i > 0) text += separator;
-    text += parts[i];
-  }
-  return text;
+  return listed(parts, separator);
 }
 
 std::string rank_list(std::span<const int> ranks) {
@@ -234,10 +229,8 @@ std::string unknown_name(std::string_view kind, std::string_view name,
                          std::span<const std::string_view> known) {
   if (auto meant = nearest(name, known))
     return formatted("unknown {} '{}'; did you mean '{}'?", kind, name, *meant);
-  std::string list;
-  for (std::string_view candidate : known)
-    list += formatted("{}{}", list.empty() ? "" : ", ", candidate);
-  return formatted("unknown {} '{}'; known: {}", kind, name, list.empty() ? "none" : list);
+  return formatted("unknown {} '{}'; known: {}", kind, name,
+                   known.empty() ? "none" : listed(known, ", "));
 }
 
 }  // namespace lockstep

@@ -33,6 +33,10 @@ namespace lockstep {
 // Returns a time with two units or three digits: "2h5m", "1m30s", "12.3s", "250ms", "4us", "0s".
 [[nodiscard]] std::string format_duration(Duration duration);
 
+// Returns the first line: LibTorch's errors end with a backtrace.
+[[nodiscard]] inline std::string first_line(std::string_view text) {
+  return std::string(text.substr(0, text.find('\n')));
+}
 // Returns "a, b, c".
 [[nodiscard]] std::string join(std::span<const std::string> parts,
                                std::string_view separator = ", ");

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <optional>
 
 namespace lockstep {
 namespace {
@@ -121,10 +120,7 @@ std::string shortened(std::string_view text, std::size_t max_bytes) {
   constexpr std::string_view cut = "...";
   if (text.size() <= max_bytes) return std::string(text);
   std::size_t kept = max_bytes - cut.size();
-  const auto continues = [](char byte) {
-    return (static_cast<unsigned char>(byte) & 0xc0) == 0x80;
-  };
-  while (kept > 0 && continues(text[kept])) --kept;
+  while (kept > 0 && continues_character(text[kept])) --kept;
   return std::string(text.substr(0, kept)).append(cut);
 }
 

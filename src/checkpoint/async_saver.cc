@@ -5,8 +5,8 @@
 #include "base/log.h"
 #include "checkpoint/content.h"
 #include "sys/failure_text.h"
+#include "sys/heap.h"
 #include "sys/own_process.h"
-#include "sys/private_pages.h"
 #include "sys/thread.h"
 
 #include <lockstep/base/error.h>

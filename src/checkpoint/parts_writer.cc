@@ -6,7 +6,6 @@
 #include "checkpoint/shards.h"
 #include "layout/runs.h"
 #include "sys/files.h"
-#include "sys/positioned_file.h"
 
 #include <lockstep/comm/together.h>
 

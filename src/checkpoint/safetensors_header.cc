@@ -6,7 +6,6 @@
 #include "checkpoint/dtype_names.h"
 #include "checkpoint/header_checksums.h"
 #include "checkpoint/header_events.h"
-#include "sys/file_kind.h"
 #include "sys/plain_file.h"
 
 #include <nlohmann/json.hpp>

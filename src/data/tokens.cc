@@ -1,7 +1,6 @@
 #include <lockstep/data/tokens.h>
 
 #include "base/check.h"
-#include "sys/file_kind.h"
 #include "sys/files.h"
 #include "sys/mapped_file.h"
 #include "sys/plain_file.h"

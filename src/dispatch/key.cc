@@ -1,7 +1,7 @@
 #include "dispatch/key.h"
 
 #include "base/format.h"
-#include "comm/backend/only_copy.h"
+#include "comm/init/init.h"
 #include "dispatch/call.h"
 #include "dispatch/deferral/recorder.h"
 #include "dispatch/lazy_storage.h"

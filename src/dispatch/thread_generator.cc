@@ -3,7 +3,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/format.h"
-#include "comm/backend/one_line.h"
+#include "base/text.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/dispatch/Dispatcher.h>

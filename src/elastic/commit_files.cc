@@ -3,7 +3,7 @@
 #include "base/check.h"
 #include "base/text.h"
 #include "sys/file_descriptor.h"
-#include "sys/reserved_file.h"
+#include "sys/mapped_file.h"
 
 #include <algorithm>
 #include <cerrno>

@@ -6,13 +6,13 @@
 #include "base/format.h"
 #include "base/log.h"
 #include "base/scope_exit.h"
-#include "comm/init/place.h"
+#include "comm/init/init.h"
 #include "elastic/agent_process.h"
 #include "elastic/warm_up.h"
 #include "parallel/handle_state.h"
-#include "rank_env/agent_watch.h"
 #include "rank_env/commit_folder.h"
-#include "rank_env/reserve.h"
+#include "rank_env/rank_ends.h"
+#include "rank_env/rank_info.h"
 #include "rank_env/variables.h"
 
 #include <lockstep/comm/together.h>

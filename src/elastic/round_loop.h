@@ -73,7 +73,7 @@ class Round {
 struct LoopOptions {
   InitOptions init = {};
   Duration rejoin_timeout = std::chrono::minutes(10);  // limit for the wait until the next round
-  // If true, processes of this program may be started as hot spares (rank_env/reserve.h). A spare
+  // If true, processes of this program may be started as hot spares (rank_env/rank_info.h). A spare
   // has no rank until run_rounds().
   bool reserve = false;
   // Returns how many of `there` ranks form the round's group, the first ones; 0 if they are too few

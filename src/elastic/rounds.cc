@@ -5,7 +5,7 @@
 #include "base/format.h"
 #include "base/text.h"
 #include "base/visible.h"
-#include "comm/rendezvous/meeting_store.h"
+#include "comm/rendezvous/meeting.h"
 #include "rank_env/round_keys.h"
 #include "rank_env/variables.h"
 

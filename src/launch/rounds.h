@@ -40,7 +40,6 @@
 #include "launch/node_messages.h"
 #include "launch/node_ranks.h"
 #include "launch/round_source.h"
-#include "sys/task_queue.h"
 #include "sys/thread.h"
 
 #include <lockstep/store/tcp_store.h>

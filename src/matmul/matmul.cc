@@ -2,7 +2,6 @@
 
 #include "base/check.h"
 #include "base/environment.h"
-#include "matmul/fit.h"
 #include "matmul/onednn.h"
 
 #include <ATen/Context.h>

@@ -4,9 +4,9 @@
 // LibTorch passes float32 products to MKL. On processors with AVX-512 from other vendors than
 // Intel, MKL uses instructions of half the width; oneDNN, which is also part of LibTorch, does not
 // check the vendor. choose() registers kernels for these three operations. The kernels pass a
-// product to oneDNN if oneDNN is faster (fit.h), and every other product to LibTorch's own kernel,
-// with bitwise the same results as before. Modules, autograd formulas and local products of global
-// tensors all go through the dispatcher, so they use these kernels without any change.
+// product to oneDNN if oneDNN is faster (onednn.h), and every other product to LibTorch's own
+// kernel, with bitwise the same results as before. Modules, autograd formulas and local products of
+// global tensors all go through the dispatcher, so they use these kernels without any change.
 //
 // The choice holds for the whole process, like the number of threads, until the next call of
 // choose(). The kernels stay registered until the process exits, because a backward pass can run at

@@ -2,7 +2,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
-#include "comm/backend/one_line.h"
+#include "base/text.h"
 #include "module/tensors.h"
 #include "parallel/handle_state.h"
 #include "parallel/state_dict.h"

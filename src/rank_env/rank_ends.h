@@ -1,5 +1,6 @@
-// Tells ranks that wait for another rank in init() that its process has ended with exit code 0: the
-// agent writes this into its store. (A rank that ends in any other way ends the run.)
+// What a rank and its agent tell each other of their ends. RankEnds tells ranks that wait for
+// another rank in init() that its process has ended with exit code 0: the agent writes this into
+// its store. (A rank that ends in any other way ends the run.)
 //
 // The keys are "lockstep-run/ended/<attempt>/<rank>", with the attempt of RankInfo; the value
 // describes the end: "exit code 0".
@@ -7,7 +8,7 @@
 
 #include <lockstep/store/store.h>
 
-#include "sys/task_queue.h"
+#include "sys/thread.h"
 
 #include <memory>
 #include <string>
@@ -37,5 +38,16 @@ class RankEnds {
 // Used by ranks. Throws PeerLost, naming the rank, if a rank of this attempt other than `self` has
 // ended.
 void check_rank_ends(Store& store, std::string_view attempt, int self);
+
+// If `lockstep run` started this process, directly or through wrappers: when the agent's process
+// ends, prints one line on standard error and ends this process with SIGKILL, as the kernel does
+// with the agent's own children. Starts one thread per process for this, which holds no lock and no
+// memory that other code needs. If another launcher started this process, does nothing.
+void watch_agent();
+
+// Writes the text into the error file that the launcher named (TORCHELASTIC_ERROR_FILE), in
+// torchrun's format. The report on this rank then has the reason even if another rank printed it
+// for all. Replaces any earlier text. Does nothing if there is no such file; never throws.
+void record_own_failure(std::string_view text) noexcept;
 
 }  // namespace lockstep::rank_env

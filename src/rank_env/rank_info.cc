@@ -7,16 +7,19 @@
 #include "base/environment.h"
 #include "base/fingerprint.h"
 #include "base/format.h"
-#include "rank_env/mpirun.h"
-#include "rank_env/reserve.h"
-#include "rank_env/slurm.h"
+#include "base/text.h"
 #include "rank_env/variables.h"
+#include "sys/file_descriptor.h"
+#include "sys/process_info.h"
 
 #include <array>
 #include <cerrno>
+#include <cstdlib>
 #include <limits>
 
 #include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 namespace lockstep::rank_env {
@@ -112,6 +115,226 @@ std::string read_secret() {
   }
   if (auto file = environment::text(secret_file)) return read_secret_file(*file);
   return {};
+}
+
+namespace {
+
+using environment::required_integer;
+
+// Higher numbers are reserved by Slurm for batch scripts, interactive shells and bookkeeping.
+constexpr std::int64_t most_steps = 0xfffffff0 - 1;
+constexpr std::size_t most_hosts_bytes = 1 << 20;
+
+struct Step {
+  std::int64_t job = 0;
+  std::int64_t step = 0;
+};
+
+std::optional<Step> read_step() {
+  auto job = environment::integer("SLURM_JOB_ID", 0);
+  auto step = environment::integer("SLURM_STEP_ID", 0);
+  if (!job || !step || *step > most_steps) return std::nullopt;
+  return Step{*job, *step};
+}
+
+RankRendezvous on_one_host(const Step& step) {
+  return {.kind = RankRendezvous::Kind::served_store,
+          .address = one_host_address(formatted("slurm-{}.{}", step.job, step.step)),
+          .host = "127.0.0.1",
+          .port = 0};
+}
+
+RankRendezvous on_several_hosts(const Step& step) {
+  auto host = first_host(environment::required_text("SLURM_STEP_NODELIST"));
+  auto reserved = first_port(environment::text("SLURM_STEP_RESV_PORTS").value_or(""));
+  auto port = reserved.value_or(
+      port_of_step(static_cast<std::uint64_t>(step.job), static_cast<std::uint64_t>(step.step)));
+  return {.kind = RankRendezvous::Kind::served_store,
+          .address = formatted("tcp://{}:{}", host, port),
+          .host = host,
+          .port = port};
+}
+
+}  // namespace
+
+std::optional<RankInfo> detect_slurm() {
+  auto step = read_step();
+  if (!step) return std::nullopt;
+  constexpr auto why = "but SLURM_STEP_ID is";
+  constexpr std::int64_t most = std::numeric_limits<int>::max();
+  auto size = required_integer("SLURM_STEP_NUM_TASKS", 1, most, why);
+  auto rank = required_integer("SLURM_PROCID", 0, size - 1, why);
+  auto hosts = required_integer("SLURM_STEP_NUM_NODES", 1, size, why);
+  RankInfo info{.rank = static_cast<int>(rank),
+                .size = static_cast<int>(size),
+                .attempt = formatted("slurm-{}.{}/{}", step->job, step->step,
+                                     environment::integer("SLURM_RESTART_COUNT", 0).value_or(0)),
+                .rendezvous = {}};
+  if (size > 1) info.rendezvous = hosts == 1 ? on_one_host(*step) : on_several_hosts(*step);
+  return info;
+}
+
+std::string first_host(std::string_view hosts) {
+  check_input(hosts.size() <= most_hosts_bytes,
+              "SLURM_STEP_NODELIST: expected at most {}, found {}", format_bytes(most_hosts_bytes),
+              format_bytes(static_cast<std::int64_t>(hosts.size())));
+  std::string host;
+  bool in_brackets = false, first_number_read = false;
+  for (char letter : hosts) {
+    if (letter == ',' && !in_brackets) break;
+    if (letter == '[' && !in_brackets) {
+      in_brackets = true;
+      first_number_read = false;
+    } else if (letter == ']' && in_brackets) {
+      in_brackets = false;
+    } else if (in_brackets && (letter == '-' || letter == ',')) {
+      first_number_read = true;
+    } else if (!in_brackets || !first_number_read) {
+      host += letter;
+    }
+  }
+  check_input(!host.empty() && !in_brackets && host.find_first_of("[] ") == std::string::npos,
+              "SLURM_STEP_NODELIST: expected a list such as node[01-04], found '{}'",
+              hosts.substr(0, 100));
+  return host;
+}
+
+std::optional<std::uint16_t> first_port(std::string_view ports) {
+  auto port = parse_integer(ports.substr(0, ports.find_first_of("-,")));
+  if (!port || *port < 1 || *port > 65535) return std::nullopt;
+  return static_cast<std::uint16_t>(*port);
+}
+
+std::uint16_t port_of_step(std::uint64_t job, std::uint64_t step) {
+  constexpr std::uint64_t first = 15'000, count = 15'000;
+  return static_cast<std::uint16_t>(first + fingerprint_of(job, step) % count);
+}
+
+namespace {
+
+// The environment variables of one kind of mpirun.
+struct Names {
+  const char* rank;
+  const char* size;
+  const char* local_size;
+};
+
+constexpr Names open_mpi{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+                         "OMPI_COMM_WORLD_LOCAL_SIZE"};
+// Slurm's own PMI sets the first two but not the third; detect_slurm() handles srun.
+constexpr Names hydra{"PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"};
+
+// Returns a name that is the same for all ranks of one mpirun on this host, and different for every
+// other run of this user.
+std::string run_of_open_mpi() { return environment::required_text("PMIX_NAMESPACE"); }
+
+// On each host, all ranks descend from one process of hydra.
+std::string run_of_hydra() {
+  auto proxy = nearest_ancestor("hydra_pmi_proxy");
+  return formatted("{}-{}", proxy.pid, proxy.start_time);
+}
+
+bool is_set(const Names& names) {
+  return environment::text(names.rank) && environment::text(names.size) &&
+         environment::text(names.local_size);
+}
+
+RankInfo read(const Names& names, std::string (*run)()) {
+  auto size = environment::required_integer(names.size, 1, std::numeric_limits<int>::max());
+  auto rank = environment::required_integer(names.rank, 0, size - 1);
+  auto local_size = environment::required_integer(names.local_size, 1, size);
+  RankInfo info{.rank = static_cast<int>(rank),
+                .size = static_cast<int>(size),
+                .attempt = "0",
+                .rendezvous = {}};
+  if (size == 1) return info;
+  if (local_size < size) {
+    info.rendezvous = {.kind = RankRendezvous::Kind::mpi, .address = {}, .host = {}, .port = 0};
+  } else {
+    info.rendezvous = {.kind = RankRendezvous::Kind::served_store,
+                       .address = one_host_address(run()),
+                       .host = "127.0.0.1",
+                       .port = 0};
+  }
+  return info;
+}
+
+}  // namespace
+
+Ancestor nearest_ancestor(std::string_view program) {
+  const int parent = ::getppid();
+  for (int pid = parent; pid > 1;) {
+    const auto stat = sys::read_process_stat(pid).value_or(sys::ProcessStat());
+    if (stat.name == program) return {pid, stat.start_time};
+    pid = stat.parent;
+  }
+  return {parent, sys::read_process_stat(parent).value_or(sys::ProcessStat()).start_time};
+}
+
+std::optional<RankInfo> detect_mpirun() {
+  if (is_set(open_mpi)) return read(open_mpi, run_of_open_mpi);
+  if (is_set(hydra)) return read(hydra, run_of_hydra);
+  return std::nullopt;
+}
+
+namespace {
+
+constexpr const char* name_in_reserve = "reserve";
+constexpr std::size_t name_bytes = 16;  // the kernel's limit for thread names
+constexpr std::string_view end_of_place("\0\0", 2);
+
+// Reads the agent's message: "NAME=value" strings, each terminated by a zero byte, and a final zero
+// byte. Returns an empty string if the message is incomplete.
+std::string read_place(int from) {
+  std::string text;
+  std::array<char, 4096> buffer{};
+  while (!text.ends_with(end_of_place)) {
+    const ssize_t size = ::read(from, buffer.data(), buffer.size());
+    if (size < 0 && errno == EINTR) continue;
+    if (size <= 0) return {};
+    text.append(buffer.data(), static_cast<std::size_t>(size));
+  }
+  return text;
+}
+
+void set_variables(std::string_view text) {
+  while (text.size() > 1) {
+    const std::string_view entry = text.substr(0, text.find('\0'));
+    const std::size_t equals = entry.find('=');
+    if (equals != std::string_view::npos)
+      ::setenv(std::string(entry.substr(0, equals)).c_str(),
+               std::string(entry.substr(equals + 1)).c_str(), 1);
+    text.remove_prefix(entry.size() + 1);
+  }
+}
+
+// Only rank 0 reads the agent's standard input.
+void leave_standard_input() {
+  const sys::FileDescriptor nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (nothing) ::dup2(nothing.get(), STDIN_FILENO);
+}
+
+}  // namespace
+
+bool is_in_reserve() { return environment::text(variable::reserve_descriptor).has_value(); }
+
+bool wait_for_place() {
+  const auto number =
+      environment::integer(variable::reserve_descriptor, 0, std::numeric_limits<int>::max());
+  if (!number) return true;
+  const sys::FileDescriptor socket(static_cast<int>(*number));
+  ::unsetenv(variable::reserve_descriptor);
+  std::array<char, name_bytes> name{};
+  ::prctl(PR_GET_NAME, name.data());
+  const char ready = 1;
+  if (::send(socket.get(), &ready, 1, MSG_NOSIGNAL) != 1) return false;
+  ::prctl(PR_SET_NAME, name_in_reserve);
+  const std::string place = read_place(socket.get());
+  ::prctl(PR_SET_NAME, name.data());
+  if (place.empty()) return false;
+  set_variables(place);
+  if (environment::text(variable::rank) != "0") leave_standard_input();
+  return true;
 }
 
 }  // namespace lockstep::rank_env

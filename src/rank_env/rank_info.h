@@ -1,5 +1,5 @@
 // Reads and validates this process's place from the launcher's environment: first the variables of
-// `lockstep run` and torchrun, then those of mpirun (mpirun.h) and srun (slurm.h). If none are set,
+// `lockstep run` and torchrun, then those of mpirun and srun. If none are set,
 // the process is the only rank.
 #pragma once
 
@@ -53,5 +53,52 @@ struct RankInfo {
 // Returns the secret of the lockstep store from the descriptor or file that the environment names;
 // empty if it names neither.
 [[nodiscard]] std::string read_secret();
+
+// Returns std::nullopt unless srun started this process in a step: the shells of sbatch and salloc
+// have some of the variables too, but are a single process. Throws BadInput as detect_rank() does.
+//
+// Ranks on one host rendezvous at a socket named after the step. With several hosts, rank 0's host
+// (the first in the step's list) serves a store at the step's first reserved port
+// (SLURM_STEP_RESV_PORTS) or, if none is reserved, at a port computed from the job and step
+// numbers; its secret is the user's (lockstep/store/secret.h).
+[[nodiscard]] std::optional<RankInfo> detect_slurm();
+
+// Returns the first host of a list: "node07" for "node[07-09,12],login". Throws BadInput if the
+// text is not such a list.
+[[nodiscard]] std::string first_host(std::string_view hosts);
+
+// Returns the first port of a list such as "12000-12003,12010", or std::nullopt if the list is
+// empty.
+[[nodiscard]] std::optional<std::uint16_t> first_port(std::string_view ports);
+
+// Returns a port below the ephemeral range, different for most other steps.
+[[nodiscard]] std::uint16_t port_of_step(std::uint64_t job, std::uint64_t step);
+
+// A process, identified also by its start time because pids are reused.
+struct Ancestor {
+  int pid = 0;
+  std::uint64_t start_time = 0;  // in ticks since the host booted
+};
+
+// Returns the nearest ancestor of this process that runs the given program (at most 15 letters, as
+// in /proc/PID/comm), otherwise its parent. Shells and wrappers may lie between mpirun and a rank.
+[[nodiscard]] Ancestor nearest_ancestor(std::string_view program);
+
+// Returns std::nullopt unless mpirun started this process. Ranks on one host rendezvous at a socket
+// named after the run, ranks on several hosts through MPI. Throws BadInput as detect_rank() does.
+[[nodiscard]] std::optional<RankInfo> detect_mpirun();
+
+// A process in reserve: the agent starts it before there is a rank for it. The process prepares as
+// far as it can without a rank, and waits to replace a lost rank.
+
+// Returns true if this process was started in reserve and has no place yet.
+[[nodiscard]] bool is_in_reserve();
+
+// Tells the agent that this process is ready and blocks until it has a place. The process is then a
+// normal worker, with RANK and the other variables in its environment. Returns true immediately if
+// the process is not in reserve, and false if the agent does not need this process any more. While
+// it waits, the process is named "reserve". No other thread of the program may read the environment
+// during the call.
+[[nodiscard]] bool wait_for_place();
 
 }  // namespace lockstep::rank_env

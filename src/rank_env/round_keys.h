@@ -34,7 +34,7 @@ inline std::string plan(int round) { return formatted("lockstep-run/plans/{}", r
 inline std::string of_done(int round) { return formatted("lockstep-run/done/{}/", round); }
 inline std::string news_of(std::int64_t number) { return formatted("{}/{}", news, number); }
 
-// The counter of a rank's calls of init() (comm/rendezvous/handshake.h).
+// The counter of a rank's calls of init() (comm/rendezvous/meeting.h).
 inline std::string inits_of(const std::string& run, int round, int rank) {
   return formatted("lockstep/{}/{}/round/{}", run, round, rank);
 }

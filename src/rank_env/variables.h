@@ -56,7 +56,7 @@ inline constexpr const char* worker = "LOCKSTEP_WORKER";
 inline constexpr const char* agent = "LOCKSTEP_AGENT";
 
 // Only in a process in reserve: an open descriptor of a socket through which its agent sends it the
-// place of a lost rank. Until then the process has no RANK (reserve.h).
+// place of a lost rank. Until then the process has no RANK (rank_info.h).
 inline constexpr const char* reserve_descriptor = "LOCKSTEP_RESERVE_FD";
 
 // The folder into which ranks write when they fail, for example flight-rank-3.json. Unless the user

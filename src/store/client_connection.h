@@ -6,8 +6,8 @@
 #include "store/handshake.h"
 #include "store/wire.h"
 #include "sys/file_descriptor.h"
-#include "sys/futex.h"
 #include "sys/own_process.h"
+#include "sys/shared_memory.h"
 #include "sys/socket_address.h"
 
 #include <lockstep/base/deadline.h>

@@ -1,18 +1,47 @@
 #include "store/handshake.h"
 
 #include "base/check.h"
-#include "store/wire.h"
 #include "sys/sockets.h"
 
 #include <lockstep/base/error.h>
 
-#include <sodium.h>
-
 #include <algorithm>
 #include <cstring>
-#include <string>
 
 namespace lockstep::store {
+
+Sealer::Sealer(const StreamKey& key) : header_(stream_header_bytes, '\0') {
+  crypto_secretstream_xchacha20poly1305_init_push(&state_, unsigned_bytes_of(header_), key.data());
+}
+
+std::string Sealer::seal(std::string_view message) {
+  std::string frame = encode_length(message.size() + seal_bytes);
+  std::size_t start = frame.size();
+  frame.resize(start + message.size() + seal_bytes);
+  crypto_secretstream_xchacha20poly1305_push(&state_, unsigned_bytes_of(frame) + start, nullptr,
+                                             unsigned_bytes_of(message), message.size(), nullptr, 0,
+                                             0);
+  return frame;
+}
+
+Opener::Opener(const StreamKey& key, std::string_view header) {
+  bool ok = header.size() == stream_header_bytes &&
+            crypto_secretstream_xchacha20poly1305_init_pull(&state_, unsigned_bytes_of(header),
+                                                            key.data()) == 0;
+  check_input(ok, "store: the encrypted stream has an invalid header");
+}
+
+std::string Opener::open(std::string_view sealed) {
+  check_input(sealed.size() >= seal_bytes, "store: expected a sealed message, found {} bytes",
+              sealed.size());
+  std::string message(sealed.size() - seal_bytes, '\0');
+  int outcome = crypto_secretstream_xchacha20poly1305_pull(
+      &state_, unsigned_bytes_of(message), nullptr, nullptr, unsigned_bytes_of(sealed),
+      sealed.size(), nullptr, 0);
+  check_input(outcome == 0, "store: a message was changed in transit");
+  return message;
+}
+
 namespace {
 
 std::string receive_text(int socket, std::size_t size, Deadline deadline) {
@@ -100,6 +129,72 @@ ClientStreams shake_hands(int socket, std::string_view address, const StoreKey& 
                         Opener(key.key_to_client(nonces), answer.substr(proof_bytes))};
   sys::send_all(socket, sys::bytes_of(streams.to_server.header()), deadline);
   return streams;
+}
+
+namespace {
+
+constexpr std::size_t proof_part_bytes = magic.size() + nonce_bytes + proof_bytes;
+
+// Moves bytes from the front of `bytes` to `part` until `part` has `size` bytes. Returns true once
+// it has.
+bool fill(std::string& part, std::string_view& bytes, std::size_t size) {
+  std::size_t count = std::min(size - part.size(), bytes.size());
+  part += bytes.substr(0, count);
+  bytes.remove_prefix(count);
+  return part.size() == size;
+}
+
+}  // namespace
+
+ServerSession::ServerSession(const StoreKey& key) : key_(key) {
+  nonces_.server = random_nonce();
+  output_.append(magic).append(text_of(nonces_.server));
+}
+
+void ServerSession::receive(std::string_view bytes) {
+  if (!sealer_ && fill(handshake_, bytes, proof_part_bytes)) read_proof();
+  if (sealer_ && !opener_ && fill(handshake_, bytes, stream_header_bytes)) read_header();
+  if (opener_) frames_.append(bytes);
+}
+
+void ServerSession::read_proof() {
+  std::string_view part = handshake_;
+  std::memcpy(nonces_.client.data(), part.data() + magic.size(), nonce_bytes);
+  Proof proof{};
+  std::memcpy(proof.data(), part.data() + magic.size() + nonce_bytes, proof_bytes);
+  bool known = equal(proof, key_.client_proof(nonces_)) && part.starts_with(magic);
+  if (!known) {
+    output_.append(proof_bytes + stream_header_bytes, '\0');
+    throw BadInput("store: a client did not know the secret");
+  }
+  sealer_.emplace(key_.key_to_client(nonces_));
+  output_.append(text_of(key_.server_proof(nonces_))).append(sealer_->header());
+  handshake_.clear();
+}
+
+void ServerSession::read_header() {
+  opener_.emplace(key_.key_to_server(nonces_), handshake_);
+  handshake_.clear();
+}
+
+std::optional<Message> ServerSession::next() {
+  std::string sealed;
+  if (!opener_ || !frames_.next(sealed)) return std::nullopt;
+  return decode(opener_->open(sealed));
+}
+
+void ServerSession::send(const Message& message) {
+  check(proven(), "store: a reply to a client that has not proved the secret");
+  output_ += sealer_->seal(encode(message));
+}
+
+void ServerSession::mark_sent(std::size_t bytes) {
+  sent_ += bytes;
+  bool much = sent_ >= (1 << 20);
+  if (sent_ < output_.size() && !much) return;
+  output_.erase(0, sent_);
+  sent_ = 0;
+  if (output_.empty()) output_.shrink_to_fit();
 }
 
 }  // namespace lockstep::store

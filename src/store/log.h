@@ -17,7 +17,6 @@
 // truncated. Any other error means that the log is damaged, and the server refuses to start.
 #pragma once
 
-#include "store/sessions.h"
 #include "store/table.h"
 #include "sys/file_descriptor.h"
 

@@ -6,7 +6,6 @@
 #include <lockstep/base/error.h>
 
 #include <algorithm>
-#include <string>
 #include <utility>
 
 namespace lockstep::store {

@@ -37,7 +37,7 @@
 //
 //    A client that can reconnect begins each connection with request 10, under its own name, and
 //    then repeats unanswered requests. The server never executes a writing request twice:
-//    it remembers the replies of executed ones (sessions.h).
+//    it remembers the replies of executed ones (table.h).
 //
 //      reply 101 done, as above; 102 late: the timeout has passed, parts: missing keys;
 //      103 refused: part 1 is the text of a BadInput.

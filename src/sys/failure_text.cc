@@ -51,7 +51,7 @@ std::string failure_text(const std::exception& error) {
   if (auto bytes = bytes_refused(text))
     return formatted("out of memory: an allocation of {} failed; {}",
                      rough_size(static_cast<double>(*bytes)), free_memory_text());
-  return std::string(text.substr(0, text.find('\n')));
+  return first_line(text);
 }
 
 }  // namespace lockstep::sys

@@ -1,13 +1,19 @@
-// An owning file descriptor: closed exactly once, movable but not copyable.
+// Owners of what the system gives to a process: file descriptors and mapped memory.
 #pragma once
 
+#include <cstddef>
+#include <memory>
+#include <span>
 #include <utility>
 
+#include <poll.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 namespace lockstep::sys {
 
+// Closed exactly once; movable but not copyable.
 class FileDescriptor {
  public:
   FileDescriptor() = default;
@@ -30,6 +36,13 @@ class FileDescriptor {
  private:
   int number_ = -1;
 };
+
+// Memory that is unmapped exactly once.
+struct Unmap {
+  std::size_t bytes = 0;
+  void operator()(std::byte* memory) const { ::munmap(memory, bytes); }
+};
+using MappedMemory = std::unique_ptr<std::byte, Unmap>;
 
 // Descriptors that a child inherits under a high number, which shells and scripts do not use
 // themselves.
@@ -56,5 +69,9 @@ class RaisedOpenFilesLimit {
  private:
   rlimit before_{};
 };
+
+// Blocks until an entry has events, as poll() does. If poll() fails (more entries than a lowered
+// limit of open files, out of memory), polls each entry separately every few milliseconds.
+void wait_for_events(std::span<pollfd> entries);
 
 }  // namespace lockstep::sys

@@ -1,13 +1,17 @@
 #include "sys/heap.h"
-#include "sys/sanitizer.h"
 
 #include <malloc.h>
+#include <sys/mman.h>
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <charconv>
 #include <cstdlib>
+#include <string>
 #include <string_view>
 #include <system_error>
+
+#include <lockstep/base/error.h>
 
 namespace lockstep::sys {
 namespace {
@@ -49,6 +53,14 @@ void return_freed_memory() {
 
 void also_return_freed_memory(void (*give_back)()) {
   other_allocator.store(give_back, std::memory_order_release);
+}
+
+std::shared_ptr<void> private_pages(std::size_t bytes, PageSize size) {
+  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED)
+    throw SystemError("mapping " + std::to_string(bytes) + " bytes of memory", errno);
+  if (size == PageSize::huge) (void)::madvise(memory, bytes, MADV_HUGEPAGE);  // only advice
+  return {memory, [bytes](void* pages) { ::munmap(pages, bytes); }};
 }
 
 }  // namespace lockstep::sys

@@ -1,8 +1,9 @@
-// Configures how malloc in this process handles large blocks.
+// Large blocks of memory: how malloc handles them, and pages that bypass malloc.
 #pragma once
 
 #include <array>
 #include <cstddef>
+#include <memory>
 #include <optional>
 
 namespace lockstep::sys {
@@ -34,5 +35,25 @@ void return_freed_memory();
 // Makes later calls of return_freed_memory() call `give_back` too, for another allocator that keeps
 // freed memory. One per process.
 void also_return_freed_memory(void (*give_back)());
+
+// Allocates zeroed pages, for large short-lived blocks. malloc would keep them after they are
+// freed, and small blocks between them would fragment them. `bytes` must not be 0. Throws
+// SystemError if there is no memory.
+//
+// Huge pages, if the system supports them, are for memory that is written from end to end: one page
+// fault replaces 512, and a TLB entry covers more.
+enum class PageSize { usual, huge };
+[[nodiscard]] std::shared_ptr<void> private_pages(std::size_t bytes,
+                                                  PageSize size = PageSize::usual);
+
+// True if this build has a sanitizer that replaces malloc and so watches only blocks from malloc.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool malloc_is_watched = true;
+#elif defined(__has_feature)
+inline constexpr bool malloc_is_watched =
+    __has_feature(address_sanitizer) || __has_feature(thread_sanitizer);
+#else
+inline constexpr bool malloc_is_watched = false;
+#endif
 
 }  // namespace lockstep::sys

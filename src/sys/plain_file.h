@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <span>
 #include <string>
+#include <string_view>
 
 namespace lockstep::sys {
 
@@ -60,5 +61,18 @@ class PlainFile {
 // this host or its control group. (With overcommit such an allocation succeeds, and the kernel
 // kills the process when it uses the memory.)
 void check_fits_memory(const std::filesystem::path& path, std::uint64_t bytes, double share = 1);
+
+// Recognises files of well-known formats by their first bytes, for readers of formats without a
+// magic number.
+
+inline constexpr std::size_t file_kind_bytes = 512;
+
+inline constexpr std::string_view safetensors_kind = "a safetensors file";
+
+// Returns the name of the format for messages, such as "an array of NumPy (.npy)", or an empty
+// string if the format is unknown. `begin` holds the first file_kind_bytes of a file of `size`
+// bytes, or all of it. Each test checks enough bytes that a file of numbers does not match by
+// chance.
+[[nodiscard]] std::string_view file_kind(std::string_view begin, std::uint64_t size);
 
 }  // namespace lockstep::sys

@@ -1,14 +1,11 @@
 #include "sys/program.h"
 
 #include "base/check.h"
-#include "base/format.h"
-#include "base/text.h"
 #include "base/visible.h"
 #include "sys/failure_text.h"
 
 #include <lockstep/base/version.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <sstream>

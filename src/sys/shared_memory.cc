@@ -11,11 +11,16 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <climits>
+#include <ctime>
 #include <limits>
 #include <utility>
+
+#include <linux/futex.h>
 
 namespace lockstep::sys {
 namespace {
@@ -33,8 +38,7 @@ FileDescriptor nameless_memory(const char* label) {
 
 }  // namespace
 
-SharedMemory::SharedMemory(FileDescriptor file, std::size_t bytes)
-    : file_(std::move(file)), bytes_(bytes) {
+SharedMemory::SharedMemory(FileDescriptor file, std::size_t bytes) : file_(std::move(file)) {
   const int protection = PROT_READ | PROT_WRITE;
   void* address = mmap(nullptr, bytes, protection, MAP_SHARED | MAP_NORESERVE, file_.get(), 0);
   if (address == MAP_FAILED) {
@@ -42,7 +46,7 @@ SharedMemory::SharedMemory(FileDescriptor file, std::size_t bytes)
         "mapping " + format_bytes(static_cast<std::int64_t>(bytes)) + " of shared memory", errno);
   }
   madvise(address, bytes, MADV_HUGEPAGE);  // usually refused, which is harmless
-  data_ = static_cast<std::byte*>(address);
+  memory_ = MappedMemory(static_cast<std::byte*>(address), {bytes});
 }
 
 std::size_t SharedMemory::most_bytes() {
@@ -88,27 +92,8 @@ SharedMemory SharedMemory::open(FileDescriptor file, std::size_t bytes) {
   check_input(seals >= 0 && (seals & F_SEAL_SHRINK) != 0,
               "shared memory of a peer: expected memory that cannot shrink");
   SharedMemory memory(std::move(file), bytes);
-  madvise(memory.data_, bytes, MADV_DONTDUMP);
+  madvise(memory.data(), bytes, MADV_DONTDUMP);
   return memory;
-}
-
-SharedMemory::SharedMemory(SharedMemory&& other) noexcept
-    : file_(std::move(other.file_)),
-      data_(std::exchange(other.data_, nullptr)),
-      bytes_(std::exchange(other.bytes_, 0)) {}
-
-SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
-  if (this != &other) {
-    if (data_) munmap(data_, bytes_);
-    file_ = std::move(other.file_);
-    data_ = std::exchange(other.data_, nullptr);
-    bytes_ = std::exchange(other.bytes_, 0);
-  }
-  return *this;
-}
-
-SharedMemory::~SharedMemory() {
-  if (data_) munmap(data_, bytes_);
 }
 
 bool SharedMemory::punch(std::size_t offset, std::size_t bytes) const noexcept {
@@ -122,11 +107,26 @@ bool SharedMemory::reserve(std::size_t offset, std::size_t bytes) const noexcept
                                  static_cast<off_t>(bytes)) == 0;
 }
 
-void SharedMemory::keep_from_children() const noexcept { madvise(data_, bytes_, MADV_DONTFORK); }
+void SharedMemory::keep_from_children() const noexcept { madvise(data(), bytes(), MADV_DONTFORK); }
 
 std::size_t SharedMemory::resident_bytes() const {
   struct stat status {};
   return fstat(file_.get(), &status) == 0 ? static_cast<std::size_t>(status.st_blocks) * 512 : 0;
+}
+
+static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t) &&
+              std::atomic<std::uint32_t>::is_always_lock_free);
+
+void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected,
+                Duration most) noexcept {
+  most = std::clamp(most, Duration::zero(), Duration(std::chrono::hours(24)));
+  auto seconds = std::chrono::duration_cast<std::chrono::seconds>(most);
+  timespec left{static_cast<time_t>(seconds.count()), static_cast<long>((most - seconds).count())};
+  syscall(SYS_futex, &word, FUTEX_WAIT, expected, &left, nullptr, 0);
+}
+
+void futex_wake_all(const std::atomic<std::uint32_t>& word) noexcept {
+  syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
 }  // namespace lockstep::sys

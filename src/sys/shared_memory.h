@@ -1,14 +1,23 @@
-// Anonymous memory that several processes map: a memfd, passed on by its descriptor. The memory is
-// freed with its last mapping and descriptor, however the processes end.
+// Memory that several processes map, and text and futexes in it.
 #pragma once
 
 #include "sys/file_descriptor.h"
 
+#include <algorithm>
+#include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+#include <lockstep/base/deadline.h>
 
 namespace lockstep::sys {
 
+// Anonymous memory: a memfd, passed on by its descriptor. The memory is freed with its last mapping
+// and descriptor, however the processes end.
 class SharedMemory {
  public:
   SharedMemory() = default;
@@ -25,12 +34,8 @@ class SharedMemory {
   // dumps of the owner.
   static SharedMemory open(FileDescriptor file, std::size_t bytes);
 
-  SharedMemory(SharedMemory&& other) noexcept;
-  SharedMemory& operator=(SharedMemory&& other) noexcept;
-  ~SharedMemory();
-
-  [[nodiscard]] std::byte* data() const { return data_; }
-  [[nodiscard]] std::size_t bytes() const { return bytes_; }
+  [[nodiscard]] std::byte* data() const { return memory_.get(); }
+  [[nodiscard]] std::size_t bytes() const { return memory_ ? memory_.get_deleter().bytes : 0; }
   [[nodiscard]] int file() const { return file_.get(); }
 
   // Returns whole pages to the system; they read as zero afterwards, in every process. Returns
@@ -48,8 +53,53 @@ class SharedMemory {
   SharedMemory(FileDescriptor file, std::size_t bytes);
 
   FileDescriptor file_;
-  std::byte* data_ = nullptr;
-  std::size_t bytes_ = 0;
+  MappedMemory memory_;
 };
+
+// A short text in shared memory. The words of the text are atomic, so that a reader sees a mixture
+// of old and new text, and not undefined behaviour, while the owner rewrites it. Readers must
+// detect by other means whether the text changed while they read it.
+template <std::size_t Words>
+class SharedText {
+ public:
+  static constexpr std::size_t capacity = Words * 8;
+
+  // Stores the first `capacity` bytes.
+  void store(std::string_view text) {
+    std::size_t length = std::min(text.size(), capacity);
+    std::size_t words =
+        std::min(Words, length / 8 + 1);  // with a terminating zero if there is room
+    for (std::size_t i = 0; i < words; ++i) {
+      std::uint64_t word = 0;
+      std::size_t begin = i * 8;
+      if (begin < length)
+        std::memcpy(&word, text.data() + begin, std::min<std::size_t>(8, length - begin));
+      words_[i].store(word, std::memory_order_relaxed);
+    }
+  }
+
+  [[nodiscard]] std::string load() const {
+    std::array<char, capacity + 1> text{};
+    for (std::size_t i = 0; i < Words; ++i) {
+      std::uint64_t word = words_[i].load(std::memory_order_relaxed);
+      std::memcpy(text.data() + i * 8, &word, 8);
+    }
+    return std::string(text.data());
+  }
+
+ private:
+  std::array<std::atomic<std::uint64_t>, Words> words_{};
+};
+
+// Futexes on words that several processes map. Waits can end spuriously, so callers must check
+// their condition again.
+
+// Sleeps while `word` equals `expected`, until it is woken, a signal arrives, or `most` has passed.
+// Does not report which of these happened.
+void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected,
+                Duration most) noexcept;
+
+// Wakes all threads that sleep on `word`, in every process.
+void futex_wake_all(const std::atomic<std::uint32_t>& word) noexcept;
 
 }  // namespace lockstep::sys

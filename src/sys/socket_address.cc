@@ -17,7 +17,6 @@
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <sys/socket.h>
 #include <sys/un.h>
 
 namespace lockstep::sys {
@@ -160,9 +159,7 @@ bool SocketAddress::is_loopback() const {
 
 std::string SocketAddress::host() const {
   if (family() == AF_UNIX) return text();
-  char name[NI_MAXHOST] = "";
-  static_cast<void>(::getnameinfo(get(), size_, name, sizeof(name), nullptr, 0, NI_NUMERICHOST));
-  return name;
+  return numeric(get(), size_);
 }
 
 std::string SocketAddress::text() const {

@@ -10,7 +10,6 @@
 #include <string>
 #include <system_error>
 #include <thread>
-#include <utility>
 
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -177,16 +176,6 @@ FileDescriptor accept_now(int listener) {
   }
 }
 
-FileDescriptor accept_one(int listener, Deadline deadline) {
-  for (Retries retries(listener, POLLIN, deadline);;) {
-    if (FileDescriptor socket = accept_now(listener)) return socket;
-    if (!retries.wait()) {
-      throw Timeout("waiting for a connection to " + SocketAddress::local(listener).text() +
-                    ": timed out, no peer has connected");
-    }
-  }
-}
-
 FileDescriptor try_connect(const SocketAddress& address, Deadline deadline) {
   Attempt result = attempt(address, deadline);
   if (result.error != 0 && !may_answer_later(result.error, address))
@@ -219,14 +208,6 @@ void keep_alive(int socket, Duration limit) {
   ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle_seconds, sizeof(idle_seconds));
   ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &probe_seconds, sizeof(probe_seconds));
   ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
-}
-
-std::pair<FileDescriptor, FileDescriptor> socket_pair() {
-  int ends[2];
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) != 0) {
-    throw SystemError("making a pair of sockets", errno);
-  }
-  return {FileDescriptor(ends[0]), FileDescriptor(ends[1])};
 }
 
 std::optional<std::size_t> send_now(int socket, std::span<const std::byte> bytes) {

@@ -26,8 +26,6 @@ namespace lockstep::sys {
 // SocketAddress::local.
 [[nodiscard]] FileDescriptor listen_on(const SocketAddress& address, int backlog = 1024);
 
-// Waits for a peer to connect and accepts the connection.
-[[nodiscard]] FileDescriptor accept_one(int listener, Deadline deadline);
 // Accepts a pending connection; returns an empty descriptor if none is pending.
 [[nodiscard]] FileDescriptor accept_now(int listener);
 
@@ -39,9 +37,6 @@ namespace lockstep::sys {
 // Enables TCP keepalive: if the peer's host vanishes, calls throw PeerLost after about `limit`
 // (whole seconds, at least 3). A stopped process still counts as alive. No effect on other sockets.
 void keep_alive(int socket, Duration limit = std::chrono::seconds(25));
-
-// Returns two connected sockets.
-[[nodiscard]] std::pair<FileDescriptor, FileDescriptor> socket_pair();
 
 void send_all(int socket, std::span<const std::byte> bytes, Deadline deadline);
 void receive_exact(int socket, std::span<std::byte> bytes, Deadline deadline);

@@ -6,8 +6,12 @@
 
 #include <lockstep/base/deadline.h>
 
+#include <condition_variable>
+#include <deque>
 #include <exception>
 #include <functional>
+#include <memory>
+#include <mutex>
 #include <thread>
 
 namespace lockstep::sys {
@@ -44,5 +48,36 @@ void run_without_signals(const std::function<void()>& action);
 // Runs `action`, which must not throw, on its own thread. Returns true if `action` ended within
 // `limit`. Otherwise detaches the thread: `action` must own everything it uses.
 [[nodiscard]] bool run_with_timeout(std::function<void()> action, Duration limit);
+
+// A thread that runs tasks one after the other, in the order in which they were pushed.
+class TaskQueue {
+ public:
+  TaskQueue();
+  // Same as end() without a time limit.
+  ~TaskQueue();
+  TaskQueue(const TaskQueue&) = delete;
+  TaskQueue& operator=(const TaskQueue&) = delete;
+
+  // `task` must not throw.
+  void push(std::function<void()> task);
+
+  // Runs the remaining tasks, then ends the thread. Returns false if the thread has not ended
+  // within `limit`: it is then detached, and the objects that its task holds live until it ends.
+  bool end(Duration limit);
+
+ private:
+  // Owned by the thread as well, because it may outlive the queue.
+  struct State {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::deque<std::function<void()>> tasks;
+    bool ending = false;
+    bool ended = false;
+  };
+  static void run(State& state);
+
+  std::shared_ptr<State> state_ = std::make_shared<State>();
+  sys::Thread thread_;
+};
 
 }  // namespace lockstep::sys

@@ -12,9 +12,7 @@
 #include <cmath>
 #include <cstddef>
 #include <sstream>
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include <sched.h>
 #include <unistd.h>
@@ -24,14 +22,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string first_line(const fs::path& path) {
+std::string text_of(const fs::path& path) {
   try {
-    std::string text = read_file(path);
-    return text.substr(0, text.find('\n'));
+    return read_file(path);
   } catch (const SystemError&) {
     return {};
   }
 }
+
+std::string line_in(const fs::path& path) { return first_line(text_of(path)); }
 
 int cores_of_affinity() {
   try {
@@ -95,14 +94,6 @@ class CoreMask {
 
 // Version 1 reports this (the largest multiple of a page) or more for "no limit".
 constexpr std::int64_t version_1_unlimited = std::int64_t{1} << 60;
-
-std::string text_of(const fs::path& path) {
-  try {
-    return read_file(path);
-  } catch (const SystemError&) {
-    return {};
-  }
-}
 
 std::vector<std::string> words_of(const std::string& text) {
   std::istringstream stream(text);
@@ -243,21 +234,21 @@ MemorySize memory_size(const fs::path& root) {
 }
 
 bool overcommits_memory(const fs::path& root) {
-  return first_line(root / "proc/sys/vm/overcommit_memory") != "2";
+  return line_in(root / "proc/sys/vm/overcommit_memory") != "2";
 }
 
 CacheSizes cache_sizes(const fs::path& root) {
   CacheSizes sizes;
   for (int index = 0; index < 8; ++index) {
     fs::path cache = root / "sys/devices/system/cpu/cpu0/cache" / ("index" + std::to_string(index));
-    std::string level = first_line(cache / "level");
-    if (first_line(cache / "type") == "Instruction") continue;
-    std::int64_t bytes = cache_bytes(first_line(cache / "size"));
+    std::string level = line_in(cache / "level");
+    if (line_in(cache / "type") == "Instruction") continue;
+    std::int64_t bytes = cache_bytes(line_in(cache / "size"));
     if (level == "1") sizes.level_1 = bytes;
     if (level == "2") sizes.level_2 = bytes;
     if (level != "3") continue;
     sizes.level_3 = bytes;
-    sizes.level_3_cores = count_in_list(first_line(cache / "shared_cpu_list"));
+    sizes.level_3_cores = count_in_list(line_in(cache / "shared_cpu_list"));
   }
   return sizes;
 }
@@ -270,7 +261,7 @@ std::string host_name() {
 }
 
 std::string host_identity() {
-  return first_line("/proc/sys/kernel/random/boot_id") + " " + host_name() + " " +
+  return line_in("/proc/sys/kernel/random/boot_id") + " " + host_name() + " " +
          namespace_id("net") + " " + namespace_id("ipc");
 }
 

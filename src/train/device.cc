@@ -1,7 +1,7 @@
 #include "train/device.h"
 
 #include "base/check.h"
-#include "comm/init/devices.h"
+#include "comm/init/choice.h"
 
 #include <lockstep/comm/device.h>
 

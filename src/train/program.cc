@@ -2,7 +2,7 @@
 
 #include "base/check.h"
 #include "elastic/round_loop.h"
-#include "rank_env/own_failure.h"
+#include "rank_env/rank_ends.h"
 #include "rank_env/rank_info.h"
 #include "rank_env/variables.h"
 #include "sys/failure_text.h"

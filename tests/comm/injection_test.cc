@@ -9,7 +9,7 @@
 #include "base/format.h"
 #include "base/text.h"
 #include "support/torch/mpirun_world.h"
-#include "sys/sanitizer.h"
+#include "sys/heap.h"
 
 #include <gtest/gtest.h>
 

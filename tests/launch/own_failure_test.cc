@@ -1,4 +1,4 @@
-#include "rank_env/own_failure.h"
+#include "rank_env/rank_ends.h"
 
 #include "launch/environment.h"
 #include "launch/run_report.h"

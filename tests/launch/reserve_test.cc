@@ -17,7 +17,6 @@
 
 #include <lockstep/store/open.h>
 #include "rank_env/rank_info.h"
-#include "rank_env/reserve.h"
 #include "support/messages.h"
 #include "support/processes.h"
 #include "support/temporary_folder.h"

@@ -1,8 +1,6 @@
 // A process's rank, world size and rendezvous according to the variables of mpirun and srun.
 #include "rank_env/rank_info.h"
 
-#include "rank_env/mpirun.h"
-#include "rank_env/slurm.h"
 #include "support/messages.h"
 #include "support/processes.h"
 #include "sys/files.h"

@@ -2,8 +2,8 @@
 #include "store/conversation.h"
 #include "store/handshake.h"
 #include "store/raw_peer.h"
-#include "store/server_session.h"
 #include "support/fuzz.h"
+#include "support/sockets.h"
 #include "support/soon.h"
 #include "sys/sockets.h"
 
@@ -67,7 +67,7 @@ TEST(FuzzClient, BelievesNoServerThatDoesNotKnowTheSecret) {
   FuzzRounds rounds("impostors");
   while (rounds.next()) {
     bool knows = one_in(rounds.random(), 2);
-    auto [client, server] = sys::socket_pair();
+    auto [client, server] = test::socket_pair();
     std::thread impostor([&rounds, knows, socket = std::move(server)] {
       ServerSession session{StoreKey(knows ? "secret" : "Secret")};
       talk(socket.get(), [&](std::string_view said) {
@@ -140,7 +140,7 @@ TEST(FuzzClient, EndsEveryCallWhateverTheServerReplies) {
   while (rounds.next()) {
     auto seed = rounds.random()();
     std::thread server([&] {
-      auto socket = sys::accept_one(listener.get(), soon());
+      auto socket = test::accept_one(listener.get(), soon());
       serve_nonsense(socket.get(), seed);
     });
     auto start = Clock::now();

@@ -2,8 +2,6 @@
 #pragma once
 
 #include "store/handshake.h"
-#include "store/sealed_stream.h"
-#include "store/server_session.h"
 #include "store/wire.h"
 
 #include <algorithm>

@@ -4,10 +4,10 @@
 // Insiders know the secret: their messages are changed before they are sealed. Outsiders do not
 // know it: their bytes are changed, replayed or made up.
 #include "support/fuzz.h"
+#include "store/handshake.h"
 #include "store/hostile_talk.h"
 #include "store/raw_peer.h"
 #include "store/requests.h"
-#include "store/server_session.h"
 
 #include <lockstep/store/store_server.h>
 #include <lockstep/store/tcp_store.h>

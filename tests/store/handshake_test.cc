@@ -4,6 +4,8 @@
 
 #include <set>
 
+#include <lockstep/base/error.h>
+
 namespace lockstep::store {
 namespace {
 
@@ -54,5 +56,66 @@ TEST(Handshake, EqualLooksAtEveryByte) {
   }
 }
 
+StreamKey some_key() {
+  StreamKey key;
+  key.fill(7);
+  return key;
+}
+
+std::string content(const std::string& frame) { return frame.substr(4); }
+
+TEST(SealedStream, MessagesComeBackInOrder) {
+  Sealer sealer(some_key());
+  Opener opener(some_key(), sealer.header());
+  for (std::size_t size : {0, 1, 17, 1000, 100'001}) {
+    std::string message(size, 'm');
+    std::string frame = sealer.seal(message);
+    EXPECT_EQ(frame.size(), 4 + size + seal_bytes);
+    EXPECT_EQ(opener.open(content(frame)), message);
+  }
+}
+
+TEST(SealedStream, TheMessageCannotBeSeen) {
+  Sealer sealer(some_key());
+  EXPECT_EQ(sealer.seal("a secret message").find("secret"), std::string::npos);
+  EXPECT_NE(sealer.seal("same"), sealer.seal("same"));
+}
+
+TEST(SealedStream, EveryChangeIsNoticed) {
+  Sealer sealer(some_key());
+  std::string sealed = content(sealer.seal("message"));
+  for (std::size_t i = 0; i < sealed.size(); ++i) {
+    Opener opener(some_key(), sealer.header());
+    std::string changed = sealed;
+    changed[i] = static_cast<char>(changed[i] ^ 1);
+    EXPECT_THROW((void)opener.open(changed), BadInput) << i;
+  }
+  for (std::size_t size = 0; size < sealed.size(); ++size) {
+    Opener opener(some_key(), sealer.header());
+    EXPECT_THROW((void)opener.open(sealed.substr(0, size)), BadInput) << size;
+  }
+}
+
+TEST(SealedStream, MessagesCannotBeRepeatedSkippedOrSwapped) {
+  Sealer sealer(some_key());
+  std::string first = content(sealer.seal("first")), second = content(sealer.seal("second"));
+  Opener skipping(some_key(), sealer.header());
+  EXPECT_THROW((void)skipping.open(second), BadInput);
+  Opener repeating(some_key(), sealer.header());
+  EXPECT_EQ(repeating.open(first), "first");
+  EXPECT_THROW((void)repeating.open(first), BadInput);
+}
+
+TEST(SealedStream, AnotherKeyOrHeaderOpensNothing) {
+  Sealer sealer(some_key()), other(some_key());
+  std::string sealed = content(sealer.seal("message"));
+  StreamKey wrong = some_key();
+  wrong[0] ^= 1;
+  EXPECT_THROW((void)Opener(wrong, sealer.header()).open(sealed), BadInput);
+  EXPECT_THROW((void)Opener(some_key(), other.header()).open(sealed), BadInput);
+  EXPECT_THROW(Opener(some_key(), "short"), BadInput);
+}
+
 }  // namespace
+
 }  // namespace lockstep::store

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "store/conversation.h"
-#include "store/sealed_stream.h"
+#include "store/handshake.h"
 #include "store/wire.h"
 #include "sys/sockets.h"
 

@@ -2,6 +2,7 @@
 // those to the client.
 #pragma once
 
+#include "support/sockets.h"
 #include "sys/sockets.h"
 
 #include <array>
@@ -40,7 +41,7 @@ class Relay {
   void carry(std::uint16_t server_port, const Change& change) {
     auto soon = Deadline::after(std::chrono::seconds(20));
     try {
-      auto client = sys::accept_one(listener_.get(), soon);
+      auto client = test::accept_one(listener_.get(), soon);
       listener_.reset();
       auto server = sys::connect_to(sys::SocketAddress::tcp("127.0.0.1", server_port), soon);
       for (;;) {

@@ -1,4 +1,4 @@
-#include "store/server_session.h"
+#include "store/handshake.h"
 
 #include "store/conversation.h"
 

@@ -7,6 +7,7 @@
 #include "support/free_port.h"
 #include "support/messages.h"
 #include "support/processes.h"
+#include "support/sockets.h"
 #include "support/soon.h"
 
 #include <gtest/gtest.h>
@@ -80,7 +81,7 @@ TEST(TcpStore, WhatIsNoStoreIsSaidSo) {
   auto listener = sys::listen_on(sys::SocketAddress::tcp("127.0.0.1", 0));
   auto address = sys::SocketAddress::local(listener.get());
   std::thread server([&] {
-    auto connection = sys::accept_one(listener.get(), soon());
+    auto connection = test::accept_one(listener.get(), soon());
     std::string page = "HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
     sys::send_all(connection.get(), sys::bytes_of(page), soon());
     (void)sys::wait_ready(connection.get(), POLLIN, soon());

@@ -1,16 +1,16 @@
 // System calls that kernels, containers and filesystems refuse: this layer works without them, or
 // reports in one line which call was refused, and leaves nothing behind.
 #include "support/denied_calls.h"
+#include "support/sockets.h"
 
 #include "support/messages.h"
 #include "support/processes.h"
 #include "support/temporary_folder.h"
 #include "sys/file_lock.h"
 #include "sys/files.h"
-#include "sys/positioned_file.h"
+#include "sys/mapped_file.h"
 #include "sys/process.h"
 #include "sys/process_info.h"
-#include "sys/reserved_file.h"
 #include "sys/shared_memory.h"
 #include "sys/sockets.h"
 #include "sys/thread.h"
@@ -213,7 +213,7 @@ TEST_F(DeniedCalls, ATransferThatIsRefusedForEverEndsWithItsDeadline) {
   for (const auto& call : calls) {
     SCOPED_TRACE(call.text());
     const auto deadline = [] { return Deadline::after(std::chrono::milliseconds(300)); };
-    const auto [left, right] = socket_pair();
+    const auto [left, right] = test::socket_pair();
     const FileDescriptor listener = listen_on(SocketAddress::tcp("127.0.0.1", 0));
     const FileDescriptor caller = connect_to(SocketAddress::local(listener.get()), deadline());
     std::string words = "words";
@@ -234,7 +234,7 @@ TEST_F(DeniedCalls, ATransferThatIsRefusedForEverEndsWithItsDeadline) {
         refused([&] { static_cast<void>(receive_descriptors(right.get(), bytes, 1, deadline())); });
       if (name == "recvfrom") refused([&] { receive_exact(right.get(), bytes, deadline()); });
       if (name == "accept4")
-        refused([&] { static_cast<void>(accept_one(listener.get(), deadline())); });
+        refused([&] { static_cast<void>(test::accept_one(listener.get(), deadline())); });
       EXPECT_LT(Clock::now() - begin, std::chrono::seconds(5));
       EXPECT_LT(std::clock() - cpu, CLOCKS_PER_SEC / 5) << "it spins";
     });

@@ -3,6 +3,7 @@
 #include "sys/files.h"
 
 #include "support/processes.h"
+#include "support/sockets.h"
 #include "support/soon.h"
 #include "support/temporary_folder.h"
 
@@ -31,7 +32,7 @@ std::size_t open_descriptors() {
 TEST(DescriptorPassing, AnotherProcessReadsTheFile) {
   test::TemporaryFolder folder;
   AtomicFile::write(folder / "a", "content");
-  auto [left, right] = socket_pair();
+  auto [left, right] = test::socket_pair();
   test::expect_ranks(2, [&](int rank) {
     if (rank == 0) {
       FileDescriptor file(::open((folder / "a").c_str(), O_RDONLY | O_CLOEXEC));
@@ -49,7 +50,7 @@ TEST(DescriptorPassing, AnotherProcessReadsTheFile) {
 }
 
 TEST(DescriptorPassing, AWrongNumberIsRefusedAndNothingStaysOpen) {
-  auto [left, right] = socket_pair();
+  auto [left, right] = test::socket_pair();
   std::size_t before = open_descriptors();
   for (std::size_t sent : {0, 1, 3}) {
     std::vector<int> numbers(sent, left.get());
@@ -61,7 +62,7 @@ TEST(DescriptorPassing, AWrongNumberIsRefusedAndNothingStaysOpen) {
 }
 
 TEST(DescriptorPassing, AsManyAsAllowedArrive) {
-  auto [left, right] = socket_pair();
+  auto [left, right] = test::socket_pair();
   std::vector<int> numbers(max_passed_descriptors, left.get());
   std::byte byte{};
   send_descriptors(left.get(), std::span(&byte, 1), numbers, soon());
@@ -72,7 +73,7 @@ TEST(DescriptorPassing, AsManyAsAllowedArrive) {
 }
 
 TEST(DescriptorPassing, EndsAtTheDeadlineAndWithThePeer) {
-  auto [left, right] = socket_pair();
+  auto [left, right] = test::socket_pair();
   std::byte byte{};
   EXPECT_THROW(
       (void)receive_descriptors(right.get(), std::span(&byte, 1), 1, Deadline::after(20ms)),
@@ -82,7 +83,7 @@ TEST(DescriptorPassing, EndsAtTheDeadlineAndWithThePeer) {
 }
 
 TEST(DescriptorPassing, ThePeerIsKnown) {
-  auto [left, right] = socket_pair();
+  auto [left, right] = test::socket_pair();
   PeerCredentials peer = peer_credentials(left.get());
   EXPECT_EQ(peer.pid, ::getpid());
   EXPECT_EQ(peer.uid, ::getuid());

@@ -1,5 +1,6 @@
 #include "sys/sockets.h"
 #include "support/messages.h"
+#include "support/sockets.h"
 
 #include "support/free_port.h"
 #include "support/soon.h"
@@ -26,7 +27,7 @@ using test::soon;
 struct Connection {
   explicit Connection(const SocketAddress& address) : listener(listen_on(address)) {
     client = connect_to(SocketAddress::local(listener.get()), soon());
-    server = accept_one(listener.get(), soon());
+    server = test::accept_one(listener.get(), soon());
   }
   FileDescriptor listener, client, server;
 };
@@ -54,7 +55,7 @@ TEST(Sockets, BytesGoBothWaysOverEachKind) {
 }
 
 TEST(Sockets, MoreThanTheBuffersHoldArrivesWhole) {
-  auto [left, right] = socket_pair();
+  auto [left, right] = test::socket_pair();
   std::string sent(8'000'001, '\0');
   for (std::size_t i = 0; i < sent.size(); ++i) sent[i] = static_cast<char>(i * 7);
   std::thread sender([&, socket = left.get()] { send_all(socket, bytes_of(sent), soon()); });
@@ -63,14 +64,14 @@ TEST(Sockets, MoreThanTheBuffersHoldArrivesWhole) {
 }
 
 TEST(Sockets, ReceivingAndSendingEndAtTheDeadline) {
-  auto [left, right] = socket_pair();
+  auto [left, right] = test::socket_pair();
   std::vector<std::byte> much(8'000'000);
   EXPECT_THROW(receive_exact(left.get(), std::span(much).first(1), Deadline::after(20ms)), Timeout);
   EXPECT_THROW(send_all(left.get(), much, Deadline::after(20ms)), Timeout);
 }
 
 TEST(Sockets, AClosedPeerIsLost) {
-  auto [left, right] = socket_pair();
+  auto [left, right] = test::socket_pair();
   right.reset();
   std::byte byte{};
   EXPECT_THROW(receive_exact(left.get(), std::span(&byte, 1), soon()), PeerLost);
@@ -78,7 +79,7 @@ TEST(Sockets, AClosedPeerIsLost) {
 }
 
 TEST(Sockets, WithoutWaitingThereMayBeNothing) {
-  auto [left, right] = socket_pair();
+  auto [left, right] = test::socket_pair();
   std::vector<std::byte> buffer(16);
   EXPECT_FALSE(receive_now(left.get(), buffer));
   EXPECT_EQ(send_now(right.get(), bytes_of("abc")), 3u);
@@ -92,12 +93,6 @@ TEST(Sockets, APortInUseIsSaidSo) {
   EXPECT_EQ(test::message_of<Error>([&] { (void)listen_on(taken); }),
             "listening on " + taken.text() + ": the port is in use by another process");
   EXPECT_THROW((void)listen_on(taken), BadInput);
-}
-
-TEST(Sockets, AcceptEndsAtTheDeadline) {
-  FileDescriptor listener = listen_on(SocketAddress::tcp("127.0.0.1", 0));
-  EXPECT_FALSE(accept_now(listener.get()));
-  EXPECT_THROW((void)accept_one(listener.get(), Deadline::after(20ms)), Timeout);
 }
 
 TEST(Sockets, ConnectWaitsForALateListener) {

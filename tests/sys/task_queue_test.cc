@@ -1,4 +1,4 @@
-#include "sys/task_queue.h"
+#include "sys/thread.h"
 
 #include <gtest/gtest.h>
 

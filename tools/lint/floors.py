@@ -50,7 +50,7 @@ PUBLIC_OF_COMM = {
 WITHOUT_LIBTORCH = (
     "base", "sys", "store", "rank_env", "launch", "layout", "plan", "comm/call.h", "comm/call", "comm/kernels", "comm/rendezvous", "comm/diagnose",
     "comm/engines/shm", "comm/engines/mpi/plan",
-    "comm/engines/hierarchical/layout", "comm/init/choice",
+    "comm/engines/hierarchical/layout",
 )
 WITH_LIBTORCH = ("comm/engines/shm/backend", "comm/engines/shm/tensor_allocator")   # exceptions inside of them
 LIBTORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")

@@ -5,7 +5,6 @@
 #include <lockstep/base/deadline.h>
 
 #include <array>
-#include <bit>
 #include <compare>
 #include <cstddef>
 #include <cstdint>
@@ -92,10 +91,6 @@ inline constexpr std::size_t dtype_count = 25;
   constexpr std::array<std::size_t, dtype_count> bytes{8, 4, 2, 2, 8, 4, 2, 1, 1, 1, 8, 16, 2,
                                                        4, 8, 4, 1, 1, 1, 1, 1, 2, 4, 8, 16};
   return bytes.at(static_cast<std::size_t>(dtype));
-}
-// All of their sizes are powers of two, so no division is needed.
-[[nodiscard]] constexpr std::int64_t elements_in(std::size_t bytes, DType dtype) {
-  return static_cast<std::int64_t>(bytes >> std::countr_zero(bytes_of(dtype)));
 }
 [[nodiscard]] std::string_view name_of(DType dtype);
 [[nodiscard]] constexpr bool is_integral(DType dtype) {

@@ -1,7 +1,7 @@
-// A flight record that a rank has written (src/comm/diagnose/flight_file.h has the format).
+// A flight record that a rank has written (src/comm/diagnose/flight_recorder.h has the format).
 #pragma once
 
-#include "comm/call/group_names.h"
+#include "comm/call/record.h"
 
 #include <cstdint>
 #include <string>

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "apps/report/flight_file.h"
-#include "comm/call/group_names.h"
+#include "comm/call/record.h"
 
 #include <cstdint>
 #include <map>

@@ -13,56 +13,12 @@
 #include <algorithm>
 #include <array>
 #include <numeric>
-#include <utility>
 
 namespace lockstep {
 namespace {
 
-// Checks of the arguments that a user passed to an operation of a group. They run before anything
-// is sent; each throws InvalidArgument with one line that names the operation, the expected value
-// and the value found.
 // The caller's tensor, or a tensor made from it.
 using Operand = c10::MaybeOwned<at::Tensor>;
-
-class Arguments {
- public:
-  // `rank` and `size` are those of the group `group`.
-  Arguments(Collective collective, std::string_view group, int rank, int size);
-
-  // A tensor that is only read; a copy when it is not contiguous.
-  [[nodiscard]] Operand input(const at::Tensor& tensor) const;
-  // A tensor that is written; must be contiguous.
-  void output(const at::Tensor& tensor) const;
-  // One that must be undefined on this rank.
-  void absent(const at::Tensor& tensor, std::string_view role) const;
-
-  void root(int root) const;
-  void peer(int peer) const;
-  void reduces(Op op, at::ScalarType dtype) const;
-  void alike(const at::Tensor& output, const at::Tensor& input) const;
-  // tensor has `expected` elements; `why` ends the message.
-  void elements(const at::Tensor& tensor, std::string_view role, std::int64_t expected,
-                std::string_view why) const;
-  void divisible(const at::Tensor& tensor, std::string_view role) const;
-  // One count per rank, none negative; returns their sum.
-  std::int64_t counts(std::span<const std::int64_t> counts, std::string_view role) const;
-  // Checks that a rank sends itself as many elements of an uneven all_to_all as it receives from
-  // itself.
-  void kept(std::int64_t sent, std::int64_t received) const;
-  // The two share no memory, except that `whole` may hold `part` at element `own_place` (-1: not
-  // even there).
-  void apart(const at::Tensor& whole, const at::Tensor& part, std::int64_t own_place) const;
-
- private:
-  template <class... Values>
-  [[noreturn]] void refuse(std::string_view format, const Values&... values) const;
-  void plain(const at::Tensor& tensor, std::string_view role) const;
-
-  std::string_view name_;
-  std::string_view group_;
-  int rank_;
-  int size_;
-};
 
 // Integers that ATen calculates with everywhere; the unsigned ones above 8 bits can only be moved.
 bool is_integral(at::ScalarType dtype) {
@@ -94,112 +50,138 @@ bool is_floating(at::ScalarType dtype) {
          dtype == at::kBFloat16;
 }
 
-Arguments::Arguments(Collective collective, std::string_view group, int rank, int size)
-    : name_(name_of(collective)), group_(group), rank_(rank), size_(size) {}
+// Checks of the arguments that a user passed to an operation of a group. They run before anything
+// is sent; each throws InvalidArgument with one line that names the operation, the expected value
+// and the value found.
+class Arguments {
+ public:
+  Arguments(Collective collective, const GroupState& state)
+      : name_(name_of(collective)),
+        group_(state.name()),
+        rank_(state.rank()),
+        size_(state.size()) {}
 
-template <class... Values>
-void Arguments::refuse(std::string_view format, const Values&... values) const {
-  const std::array<FormatArgument, sizeof...(Values)> list{FormatArgument(values)...};
-  throw InvalidArgument(formatted("{} on group {} (rank {} of {}): {}", name_, group_, rank_, size_,
-                                  formatted_from(format, list)));
-}
-
-void Arguments::plain(const at::Tensor& tensor, std::string_view role) const {
-  if (!tensor.defined()) refuse("the {} is undefined", role);
-  if (tensor.layout() != at::kStrided)
-    refuse("the {} is not dense (a sparse or other layout)", role);
-  if (at::isQIntType(tensor.scalar_type()))
-    refuse("the {} is quantised ({}), which is not supported", role,
-           c10::toString(tensor.scalar_type()));
-}
-
-Operand Arguments::input(const at::Tensor& tensor) const {
-  plain(tensor, "input");
-  if (objection_to(tensor).empty()) return Operand::borrowed(tensor);
-  const auto values = tensor._is_zerotensor() ? tensor.detach().clone() : tensor.detach();
-  return Operand::owned(values.resolve_conj().resolve_neg().contiguous());
-}
-
-void Arguments::output(const at::Tensor& tensor) const {
-  plain(tensor, "output");
-  if (const auto objection = objection_to(tensor); !objection.empty())
-    refuse("the output {}, and copy from it", objection);
-}
-
-void Arguments::absent(const at::Tensor& tensor, std::string_view role) const {
-  if (tensor.defined()) refuse("the {} must be undefined on ranks that are not the root", role);
-}
-
-void Arguments::root(int root) const {
-  if (root < 0 || root >= size_) refuse("root {} is not one of the ranks 0..{}", root, size_ - 1);
-}
-
-void Arguments::peer(int peer) const {
-  if (peer < 0 || peer >= size_) refuse("peer {} is not one of the ranks 0..{}", peer, size_ - 1);
-  if (peer == rank_) refuse("the peer is this rank itself; a rank cannot send to itself");
-}
-
-void Arguments::reduces(Op op, at::ScalarType dtype) const {
-  bool bits = op == Op::band || op == Op::bor || op == Op::bxor;
-  bool linear = op == Op::sum || op == Op::average;
-  bool complex = dtype == at::kComplexFloat || dtype == at::kComplexDouble;
-  if (op > Op::bxor) refuse("operation number {} does not exist", static_cast<int>(op));
-  if (is_integral(dtype) ? op != Op::average : (is_floating(dtype) && !bits) || (complex && linear))
-    return;
-  refuse("{} is not defined for {}{}", name_of(op), c10::toString(dtype),
-         op == Op::average ? "; it takes floating point only" : "");
-}
-
-void Arguments::alike(const at::Tensor& output, const at::Tensor& input) const {
-  if (output.scalar_type() != input.scalar_type()) {
-    refuse("output and input must have the same dtype, found {} and {}",
-           c10::toString(output.scalar_type()), c10::toString(input.scalar_type()));
+  // A tensor that is only read; a copy when it is not contiguous.
+  [[nodiscard]] Operand input(const at::Tensor& tensor) const {
+    plain(tensor, "input");
+    if (objection_to(tensor).empty()) return Operand::borrowed(tensor);
+    const auto values = tensor._is_zerotensor() ? tensor.detach().clone() : tensor.detach();
+    return Operand::owned(values.resolve_conj().resolve_neg().contiguous());
   }
-  if (output.device() != input.device())
-    refuse("output and input must be on the same device, found {} and {}", output.device().str(),
-           input.device().str());
-}
 
-void Arguments::elements(const at::Tensor& tensor, std::string_view role, std::int64_t expected,
-                         std::string_view why) const {
-  if (tensor.numel() != expected)
-    refuse("the {} must have {} ({}), found {}", role, counted(expected, "element"), why,
-           tensor.numel());
-}
-
-void Arguments::divisible(const at::Tensor& tensor, std::string_view role) const {
-  if (tensor.numel() % size_ != 0)
-    refuse("the {} cannot be divided evenly, {} over {}; pass counts", role,
-           counted(tensor.numel(), "element"), counted(size_, "rank"));
-}
-
-std::int64_t Arguments::counts(std::span<const std::int64_t> counts, std::string_view role) const {
-  if (std::ssize(counts) != size_)
-    refuse("the {} must have an entry for each rank, {}, found {}", role, size_, counts.size());
-  for (auto count : counts) {
-    if (count < 0) refuse("the {} must not be negative, found {}", role, count);
+  // A tensor that is written; must be contiguous.
+  void output(const at::Tensor& tensor) const {
+    plain(tensor, "output");
+    if (const auto objection = objection_to(tensor); !objection.empty())
+      refuse("the output {}, and copy from it", objection);
   }
-  return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
-}
 
-void Arguments::kept(std::int64_t sent, std::int64_t received) const {
-  if (sent != received)
-    refuse(
-        "the counts of this rank for itself must agree, found {} in the input and {} in the output",
-        sent, received);
-}
+  // One that must be undefined on this rank.
+  void absent(const at::Tensor& tensor, std::string_view role) const {
+    if (tensor.defined()) refuse("the {} must be undefined on ranks that are not the root", role);
+  }
 
-void Arguments::apart(const at::Tensor& whole, const at::Tensor& part,
-                      std::int64_t own_place) const {
-  if (!whole.is_alias_of(part) || whole.numel() == 0 || part.numel() == 0) return;
-  auto bytes = static_cast<std::int64_t>(whole.element_size());
-  auto whole_begin = whole.storage_offset() * bytes;
-  auto part_begin = part.storage_offset() * bytes;
-  bool separate = part_begin + part.numel() * bytes <= whole_begin ||
-                  whole_begin + whole.numel() * bytes <= part_begin;
-  if (separate || (own_place >= 0 && part_begin == whole_begin + own_place * bytes)) return;
-  refuse("input and output overlap{}", own_place >= 0 ? " other than at this rank's own part" : "");
-}
+  void root(int root) const {
+    if (root < 0 || root >= size_) refuse("root {} is not one of the ranks 0..{}", root, size_ - 1);
+  }
+
+  void peer(int peer) const {
+    if (peer < 0 || peer >= size_) refuse("peer {} is not one of the ranks 0..{}", peer, size_ - 1);
+    if (peer == rank_) refuse("the peer is this rank itself; a rank cannot send to itself");
+  }
+
+  void reduces(Op op, at::ScalarType dtype) const {
+    bool bits = op == Op::band || op == Op::bor || op == Op::bxor;
+    bool linear = op == Op::sum || op == Op::average;
+    bool complex = dtype == at::kComplexFloat || dtype == at::kComplexDouble;
+    if (op > Op::bxor) refuse("operation number {} does not exist", static_cast<int>(op));
+    if (is_integral(dtype) ? op != Op::average
+                           : (is_floating(dtype) && !bits) || (complex && linear))
+      return;
+    refuse("{} is not defined for {}{}", name_of(op), c10::toString(dtype),
+           op == Op::average ? "; it takes floating point only" : "");
+  }
+
+  void alike(const at::Tensor& output, const at::Tensor& input) const {
+    if (output.scalar_type() != input.scalar_type()) {
+      refuse("output and input must have the same dtype, found {} and {}",
+             c10::toString(output.scalar_type()), c10::toString(input.scalar_type()));
+    }
+    if (output.device() != input.device())
+      refuse("output and input must be on the same device, found {} and {}", output.device().str(),
+             input.device().str());
+  }
+
+  // tensor has `expected` elements; `why` ends the message.
+  void elements(const at::Tensor& tensor, std::string_view role, std::int64_t expected,
+                std::string_view why) const {
+    if (tensor.numel() != expected)
+      refuse("the {} must have {} ({}), found {}", role, counted(expected, "element"), why,
+             tensor.numel());
+  }
+
+  void divisible(const at::Tensor& tensor, std::string_view role) const {
+    if (tensor.numel() % size_ != 0)
+      refuse("the {} cannot be divided evenly, {} over {}; pass counts", role,
+             counted(tensor.numel(), "element"), counted(size_, "rank"));
+  }
+
+  // One count per rank, none negative; returns their sum.
+  std::int64_t counts(std::span<const std::int64_t> counts, std::string_view role) const {
+    if (std::ssize(counts) != size_)
+      refuse("the {} must have an entry for each rank, {}, found {}", role, size_, counts.size());
+    for (auto count : counts) {
+      if (count < 0) refuse("the {} must not be negative, found {}", role, count);
+    }
+    return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+  }
+
+  // Checks that a rank sends itself as many elements of an uneven all_to_all as it receives from
+  // itself.
+  void kept(std::int64_t sent, std::int64_t received) const {
+    if (sent != received)
+      refuse(
+          "the counts of this rank for itself must agree, found {} in the input and {} in the "
+          "output",
+          sent, received);
+  }
+
+  // The two share no memory, except that `whole` may hold `part` at element `own_place` (-1: not
+  // even there).
+  void apart(const at::Tensor& whole, const at::Tensor& part, std::int64_t own_place) const {
+    if (!whole.is_alias_of(part) || whole.numel() == 0 || part.numel() == 0) return;
+    auto bytes = static_cast<std::int64_t>(whole.element_size());
+    auto whole_begin = whole.storage_offset() * bytes;
+    auto part_begin = part.storage_offset() * bytes;
+    bool separate = part_begin + part.numel() * bytes <= whole_begin ||
+                    whole_begin + whole.numel() * bytes <= part_begin;
+    if (separate || (own_place >= 0 && part_begin == whole_begin + own_place * bytes)) return;
+    refuse("input and output overlap{}",
+           own_place >= 0 ? " other than at this rank's own part" : "");
+  }
+
+ private:
+  template <class... Values>
+  [[noreturn]] void refuse(std::string_view format, const Values&... values) const {
+    const std::array<FormatArgument, sizeof...(Values)> list{FormatArgument(values)...};
+    throw InvalidArgument(formatted("{} on group {} (rank {} of {}): {}", name_, group_, rank_,
+                                    size_, formatted_from(format, list)));
+  }
+
+  void plain(const at::Tensor& tensor, std::string_view role) const {
+    if (!tensor.defined()) refuse("the {} is undefined", role);
+    if (tensor.layout() != at::kStrided)
+      refuse("the {} is not dense (a sparse or other layout)", role);
+    if (at::isQIntType(tensor.scalar_type()))
+      refuse("the {} is quantised ({}), which is not supported", role,
+             c10::toString(tensor.scalar_type()));
+  }
+
+  std::string_view name_;
+  std::string_view group_;
+  int rank_;
+  int size_;
+};
 
 using Counts = std::span<const std::int64_t>;
 
@@ -218,10 +200,6 @@ std::vector<std::int64_t> as_real(Counts counts, const at::Tensor& tensor) {
   std::vector<std::int64_t> result(counts.begin(), counts.end());
   if (tensor.is_complex()) std::ranges::for_each(result, [](auto& count) { count *= 2; });
   return result;
-}
-
-Arguments arguments_of(Collective collective, const GroupState& state) {
-  return {collective, state.name(), state.rank(), state.size()};
 }
 
 std::int64_t begin_of(Counts counts, int rank) {
@@ -249,7 +227,7 @@ GroupTraffic Group::traffic() const { return state_->traffic(); }
 void Group::abort(std::string_view reason) { state_->abort(reason); }
 
 Work Group::all_reduce(const at::Tensor& tensor, Op op, CallOptions options, Where where) {
-  auto check = arguments_of(Collective::all_reduce, *state_);
+  const Arguments check(Collective::all_reduce, *state_);
   check.output(tensor);
   check.reduces(op, tensor.scalar_type());
   auto values = as_real(tensor);
@@ -258,7 +236,7 @@ Work Group::all_reduce(const at::Tensor& tensor, Op op, CallOptions options, Whe
 }
 
 Work Group::reduce(const at::Tensor& tensor, int root, Op op, CallOptions options, Where where) {
-  auto check = arguments_of(Collective::reduce, *state_);
+  const Arguments check(Collective::reduce, *state_);
   check.root(root);
   if (is_root(root)) check.output(tensor);
   auto input = check.input(tensor);
@@ -271,7 +249,7 @@ Work Group::reduce(const at::Tensor& tensor, int root, Op op, CallOptions option
 }
 
 Work Group::broadcast(const at::Tensor& tensor, int root, CallOptions options, Where where) {
-  auto check = arguments_of(Collective::broadcast, *state_);
+  const Arguments check(Collective::broadcast, *state_);
   check.root(root);
   check.output(tensor);
   return state_->post({{.collective = Collective::broadcast, .root = root}, tensor, tensor},
@@ -280,7 +258,7 @@ Work Group::broadcast(const at::Tensor& tensor, int root, CallOptions options, W
 
 Work Group::all_gather(const at::Tensor& output, const at::Tensor& input, CallOptions options,
                        Where where) {
-  auto check = arguments_of(Collective::all_gather, *state_);
+  const Arguments check(Collective::all_gather, *state_);
   check.output(output);
   auto from = check.input(input);
   check.alike(output, *from);
@@ -291,7 +269,7 @@ Work Group::all_gather(const at::Tensor& output, const at::Tensor& input, CallOp
 
 Work Group::all_gather(const at::Tensor& output, const at::Tensor& input, Counts counts,
                        CallOptions options, Where where) {
-  auto check = arguments_of(Collective::all_gather, *state_);
+  const Arguments check(Collective::all_gather, *state_);
   auto all = check.counts(counts, "counts");
   check.output(output);
   auto from = check.input(input);
@@ -308,7 +286,7 @@ Work Group::all_gather(const at::Tensor& output, const at::Tensor& input, Counts
 
 Work Group::reduce_scatter(const at::Tensor& output, const at::Tensor& input, Op op,
                            CallOptions options, Where where) {
-  auto check = arguments_of(Collective::reduce_scatter, *state_);
+  const Arguments check(Collective::reduce_scatter, *state_);
   check.output(output);
   auto from = check.input(input);
   check.alike(output, *from);
@@ -322,7 +300,7 @@ Work Group::reduce_scatter(const at::Tensor& output, const at::Tensor& input, Op
 
 Work Group::reduce_scatter(const at::Tensor& output, const at::Tensor& input, Counts counts, Op op,
                            CallOptions options, Where where) {
-  auto check = arguments_of(Collective::reduce_scatter, *state_);
+  const Arguments check(Collective::reduce_scatter, *state_);
   auto all = check.counts(counts, "counts");
   check.output(output);
   auto from = check.input(input);
@@ -341,7 +319,7 @@ Work Group::reduce_scatter(const at::Tensor& output, const at::Tensor& input, Co
 
 Work Group::all_to_all(const at::Tensor& output, const at::Tensor& input, CallOptions options,
                        Where where) {
-  auto check = arguments_of(Collective::all_to_all, *state_);
+  const Arguments check(Collective::all_to_all, *state_);
   check.output(output);
   auto from = check.input(input);
   check.alike(output, *from);
@@ -353,7 +331,7 @@ Work Group::all_to_all(const at::Tensor& output, const at::Tensor& input, CallOp
 
 Work Group::all_to_all(const at::Tensor& output, const at::Tensor& input, Counts output_counts,
                        Counts input_counts, CallOptions options, Where where) {
-  auto check = arguments_of(Collective::all_to_all, *state_);
+  const Arguments check(Collective::all_to_all, *state_);
   auto out = check.counts(output_counts, "output counts");
   auto in = check.counts(input_counts, "input counts");
   check.output(output);
@@ -373,7 +351,7 @@ Work Group::all_to_all(const at::Tensor& output, const at::Tensor& input, Counts
 
 Work Group::gather(const at::Tensor& output, const at::Tensor& input, int root, CallOptions options,
                    Where where) {
-  auto check = arguments_of(Collective::gather, *state_);
+  const Arguments check(Collective::gather, *state_);
   check.root(root);
   auto from = check.input(input);
   if (is_root(root)) {
@@ -391,7 +369,7 @@ Work Group::gather(const at::Tensor& output, const at::Tensor& input, int root, 
 
 Work Group::scatter(const at::Tensor& output, const at::Tensor& input, int root,
                     CallOptions options, Where where) {
-  auto check = arguments_of(Collective::scatter, *state_);
+  const Arguments check(Collective::scatter, *state_);
   check.root(root);
   check.output(output);
   auto from = Operand::borrowed(no_tensor());
@@ -409,7 +387,7 @@ Work Group::scatter(const at::Tensor& output, const at::Tensor& input, int root,
 }
 
 Work Group::send(const at::Tensor& tensor, int destination, CallOptions options, Where where) {
-  auto check = arguments_of(Collective::send, *state_);
+  const Arguments check(Collective::send, *state_);
   check.peer(destination);
   auto values = check.input(tensor);
   return state_->post({{.collective = Collective::send, .root = destination}, *values}, options,
@@ -417,7 +395,7 @@ Work Group::send(const at::Tensor& tensor, int destination, CallOptions options,
 }
 
 Work Group::recv(const at::Tensor& tensor, int source, CallOptions options, Where where) {
-  auto check = arguments_of(Collective::recv, *state_);
+  const Arguments check(Collective::recv, *state_);
   check.peer(source);
   check.output(tensor);
   return state_->post({{.collective = Collective::recv, .root = source}, no_tensor(), tensor},

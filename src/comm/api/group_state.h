@@ -7,9 +7,9 @@
 #include <lockstep/comm/group.h>
 
 #include "base/mutex.h"
-#include "comm/call/group_names.h"
-#include "comm/diagnose/failure.h"
+#include "comm/call/record.h"
 #include "comm/diagnose/flight_recorder.h"
+#include "comm/diagnose/report.h"
 
 #include <cstdint>
 #include <memory>

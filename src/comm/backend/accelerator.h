@@ -2,8 +2,11 @@
 // or that an extension has registered. All of comm asks here, so no other file names a device type.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <c10/core/Event.h>
 
+#include <memory>
 #include <optional>
 
 namespace lockstep {
@@ -19,5 +22,32 @@ void make_current(c10::Device device);
 
 // True if copies between the device and pinned host memory need no other buffer.
 [[nodiscard]] bool pins_host_memory(c10::DeviceType type);
+
+// Ordering of a device's work. A device executes queued work later, in stream order, so a call that
+// another thread performs must be ordered after the work that the posting thread had queued. Works
+// for every LibTorch device with streams; host memory needs no ordering.
+
+// The work that this thread had queued on its current stream of one device when the point was made.
+class StreamPoint {
+ public:
+  explicit StreamPoint(c10::Device device);
+
+  // Orders work that the calling thread queues on `stream` from now on after the point.
+  // Thread-safe.
+  void precede(const c10::Stream& stream) const { event_.block(stream); }
+  // Does the same for the calling thread's current stream of the point's device.
+  void precede_current() const;
+  // Returns true if the device has reached the point; does not block.
+  [[nodiscard]] bool is_reached() const { return event_.query(); }
+  // Blocks the calling thread until the device has reached the point.
+  void wait() const { event_.synchronize(); }
+
+ private:
+  c10::Device device_;
+  c10::Event event_;
+};
+
+// Returns the current point of this thread on the tensor's device; null for host memory.
+[[nodiscard]] std::shared_ptr<const StreamPoint> stream_point(const at::Tensor& tensor);
 
 }  // namespace lockstep

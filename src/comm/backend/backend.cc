@@ -2,8 +2,11 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/check.h"
 #include "base/format.h"
 #include "sys/own_process.h"
+
+#include <limits>
 
 namespace lockstep {
 
@@ -81,6 +84,11 @@ DType dtype_of(at::ScalarType dtype) {
           formatted("dtype {}: expected elements of 1, 2, 4, 8 or 16 bytes, found {}",
                     c10::toString(dtype), c10::elementSize(dtype)));
   }
+}
+
+at::Tensor Backend::empty_node_shared(at::IntArrayRef, const at::TensorOptions&, const Agree&) {
+  throw InvalidArgument(
+      formatted("empty_node_shared: the ranks of the engine {} share no memory", name()));
 }
 
 }  // namespace lockstep

@@ -4,7 +4,7 @@
 
 #include "base/format.h"
 #include "base/log.h"
-#include "comm/backend/one_line.h"
+#include "base/text.h"
 #include "sys/own_process.h"
 
 #include <algorithm>

@@ -19,13 +19,11 @@
 #include <lockstep/store/store.h>
 
 #include "comm/backend/blocking_engine.h"
-#include "comm/backend/launched.h"
 #include "comm/backend/posted_call.h"
 #include "comm/diagnose/call_watch.h"
 #include "comm/diagnose/diagnosis.h"
-#include "comm/diagnose/open_calls.h"
 #include "comm/rendezvous/grace_period.h"
-#include "sys/task_queue.h"
+#include "sys/thread.h"
 
 #include <cstdint>
 #include <exception>

@@ -5,7 +5,6 @@
 #include <lockstep/base/deadline.h>
 #include <lockstep/comm/backend.h>
 
-#include "comm/backend/launched.h"
 #include "comm/backend/posted_call.h"
 
 #include <memory>

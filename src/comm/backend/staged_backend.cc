@@ -1,7 +1,6 @@
 #include "comm/backend/staged_backend.h"
 
-#include "comm/backend/accelerator.h"
-#include "comm/backend/flat.h"
+#include "comm/backend/tensors.h"
 #include "sys/own_process.h"
 
 #include <ATen/core/grad_mode.h>

@@ -6,7 +6,7 @@
 #include <lockstep/comm/backend.h>
 
 #include "base/mutex.h"
-#include "comm/backend/stream_point.h"
+#include "comm/backend/accelerator.h"
 
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,5 @@
 #include <lockstep/comm/call.h>
 
-#include <array>
-
 namespace lockstep {
 
 std::string_view name_of(Op op) {

@@ -5,15 +5,49 @@
 #include <lockstep/base/deadline.h>
 #include <lockstep/comm/call.h>
 
-#include "comm/call/group_names.h"
-
+#include <algorithm>
+#include <charconv>
 #include <cstdint>
+#include <numeric>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
+#include "base/text.h"
+
 namespace lockstep {
+
+// The names of a group and its ranks in messages. A rank of a subgroup is also named by its world
+// rank if the two differ.
+class GroupNames {
+ public:
+  // `world_ranks`: the world ranks of the group's ranks; empty if they are the same.
+  GroupNames(std::string name = "world", std::vector<int> world_ranks = {});
+
+  [[nodiscard]] const std::string& name() const { return name_; }
+  [[nodiscard]] int world_rank(int rank) const;
+  // Returns the names of a subgroup of these ranks, in their order.
+  [[nodiscard]] GroupNames part(std::span<const int> ranks, std::string name) const;
+
+  // "rank 1", "rank 1 (rank 3 of the world)"
+  [[nodiscard]] std::string rank(int rank) const;
+  // "rank 1's", "rank 1's (rank 3 of the world)"
+  [[nodiscard]] std::string ranks_own(int rank) const;
+  // "ranks 0, 2", "ranks 0-2 (ranks 4-6 of the world)"
+  [[nodiscard]] std::string ranks(std::span<const int> ranks) const;
+  // Returns the end of a sentence: " [group world/split#1/0]", or nothing for the world.
+  [[nodiscard]] std::string ending() const;
+
+ private:
+  // " (rank 3 of the world)", or nothing.
+  [[nodiscard]] std::string in_world(std::span<const int> ranks) const;
+
+  std::string name_;
+  std::vector<int> world_ranks_;
+};
 
 // A call as values: CallInfo (lockstep/comm/call.h) without views.
 struct CallRecord {
@@ -77,5 +111,46 @@ struct CallWords {
 [[nodiscard]] std::string written(const CallRecord& call);
 // Returns std::nullopt for any other text.
 [[nodiscard]] std::optional<CallRecord> read_call(std::string_view text);
+
+// Reads a line of words separated by single blanks, as a peer has written it.
+class WordReader {
+ public:
+  explicit WordReader(std::string_view line) : rest_(line) {}
+
+  std::string_view next() {
+    auto word = rest_.substr(0, rest_.find(' '));
+    rest_.remove_prefix(std::min(rest_.size(), word.size() + 1));
+    return word;
+  }
+  // Returns a number in the given range. Otherwise returns `least` and marks the line as invalid.
+  std::int64_t number(std::int64_t least, std::int64_t most) {
+    auto value = parse_integer(next());
+    good_ = good_ && value && *value >= least && *value <= most;
+    return good_ ? *value : least;
+  }
+  std::uint64_t natural(int base = 10) {
+    auto word = next();
+    std::uint64_t value = 0;
+    auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value, base);
+    good_ = good_ && error == std::errc() && end == word.data() + word.size();
+    return value;
+  }
+
+  // Returns the text that has not been read.
+  [[nodiscard]] std::string_view rest() const { return rest_; }
+  // Returns true if every word had the form it was read as.
+  [[nodiscard]] bool is_good() const { return good_; }
+
+ private:
+  std::string_view rest_;
+  bool good_ = true;
+};
+
+// Returns 0, 1, ..., size - 1.
+[[nodiscard]] inline std::vector<int> all_ranks(int size) {
+  std::vector<int> ranks(static_cast<std::size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
 
 }  // namespace lockstep

@@ -3,15 +3,101 @@
 #include "base/format.h"
 #include "base/log.h"
 #include "sys/process_info.h"
-#include "sys/thread.h"
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
-#include <exception>
-#include <utility>
+
+#include <lockstep/base/error.h>
 
 namespace lockstep::diagnose {
+namespace {
+
+// The condition variable waits in parts, because very long durations overflow in it.
+constexpr Duration longest_sleep = std::chrono::hours(1);
+constexpr Duration sleep_while_failing = std::chrono::seconds(1);
+
+}  // namespace
+
+void OpenCalls::refuse_if_failed(Collective collective) {
+  Lock lock(mutex_);
+  failure_.refuse_if_any(name_of(collective), group_);
+}
+
+void OpenCalls::add(ChannelKey channel, const CallRecord& call, std::uint64_t fingerprint) {
+  Lock lock(mutex_);
+  failure_.refuse_if_any(name_of(call.collective), group_);
+  history_.note(channel, call, fingerprint, true);
+}
+
+void OpenCalls::complete(CallId id) {
+  Lock lock(mutex_);
+  history_.complete(id);
+  changed_.notify_all();
+}
+
+bool OpenCalls::done(CallId id) {
+  Lock lock(mutex_);
+  return failure_ || history_.find_open(id) == nullptr;
+}
+
+bool OpenCalls::has_failed() {
+  Lock lock(mutex_);
+  return failure_ || is_failing_;
+}
+
+void OpenCalls::fail(std::exception_ptr error) {
+  Lock lock(mutex_);
+  failure_.set(std::move(error));
+  changed_.notify_all();
+}
+
+bool OpenCalls::begin_to_fail() {
+  Lock lock(mutex_);
+  if (failure_ || is_failing_) return false;
+  is_failing_ = true;
+  return true;
+}
+
+void OpenCalls::wait(CallId id, const Waiting& waiting) {
+  Lock lock(mutex_);
+  const auto* open = history_.find_open(id);
+  if (open == nullptr) return;
+  const auto call = open->call;
+  const auto begin = Clock::now();
+  auto deadline = Deadline::after(call.timeout);
+  auto notice = deadline.is_never() ? deadline : Deadline::after(notice_after);
+  bool is_over = false;
+  while (history_.find_open(id) != nullptr) {
+    failure_.rethrow_if_any();
+    if (!is_over && !is_failing_ && deadline.passed()) {
+      is_over = true;
+      lock.unlock();
+      waiting.on_deadline(call);
+      lock.lock();
+      continue;
+    }
+    if (!is_over && !is_failing_ && notice.passed()) {
+      notice = Deadline::never();
+      lock.unlock();
+      waiting.on_notice(call, Clock::now() - begin);
+      lock.lock();
+      continue;
+    }
+    auto most = std::min<Duration>({deadline.left(), notice.left(), longest_sleep});
+    changed_.wait_for(lock.native(), is_over || is_failing_ ? sleep_while_failing : most);
+  }
+}
+
+bool OpenCalls::drain(const rendezvous::GracePeriod& grace) {
+  Lock lock(mutex_);
+  auto deadline = Deadline::after(grace.length(history_.longest_timeout()));
+  while (history_.open() > 0 && !failure_ && !deadline.passed())
+    changed_.wait_for(lock.native(), std::min(deadline.left(), longest_sleep));
+  bool all = history_.open() == 0 && !failure_;
+  failure_.set(std::make_exception_ptr(Aborted("this rank has left the group")));
+  return all;
+}
+
 namespace {
 
 std::string key_of(std::string_view group, int rank) {
@@ -40,19 +126,95 @@ class WatchCore {
     Lock lock(mutex_);
     std::erase(groups_, group);
   }
-  void something_was_posted();
+  void something_was_posted() {
+    if (dirty_.load(std::memory_order_relaxed)) return;
+    {
+      Lock lock(mutex_);
+      dirty_ = true;
+    }
+    changed_.notify_all();
+  }
+
   // The thread's function.
-  void run();
+  void run() {
+    Lock lock(mutex_);
+    while (!ending_) {
+      changed_.wait(lock.native(),
+                    [this]() LOCKSTEP_REQUIRES(mutex_) { return ending_ || dirty_; });
+      dirty_ = false;
+      auto groups = groups_;
+      lock.unlock();
+      bool again = false;
+      for (const auto& group : groups) again = look(*group) || again;
+      groups.clear();
+      lock.lock();
+      changed_.wait_for(lock.native(), CallWatch::period,
+                        [this]() LOCKSTEP_REQUIRES(mutex_) { return ending_; });
+      if (again) dirty_ = true;
+    }
+    has_ended_ = true;
+    changed_.notify_all();
+  }
+
   // Asks the thread to end; returns true if it has.
-  [[nodiscard]] bool end(Duration limit);
+  [[nodiscard]] bool end(Duration limit) {
+    Lock lock(mutex_);
+    ending_ = true;
+    changed_.notify_all();
+    return changed_.wait_for(lock.native(), limit,
+                             [this]() LOCKSTEP_REQUIRES(mutex_) { return has_ended_; });
+  }
 
  private:
   // Returns true if something may be found here without another post.
-  [[nodiscard]] bool look(WatchedGroup& group);
-  void ask_for_end(WatchedGroup& group);
+  [[nodiscard]] bool look(WatchedGroup& group) {
+    if (group.is_over_) return false;
+    std::vector<ChannelKey> channels;
+    bool is_new = false;
+    const bool is_open = group.calls_->with_history([&](const CallHistory& history) {
+      is_new = group.stated_ != history.version();
+      group.stated_ = history.version();
+      if (is_new) channels = history.channels();
+      return history.open() > 0;
+    });
+    try {
+      if (!is_new && is_open) ask_for_end(group);
+      if (!is_new) return is_open && !group.is_over_;
+      // Write before read: if two ranks do this at once, at least one sees the other's statement.
+      group.state(*store_, process_, WatchedGroup::Presence::stays);
+      compare(group, group.partners(channels));
+    } catch (const std::exception& error) {
+      // Without the store, calls cannot be compared; the engine reports the consequence for the
+      // group.
+      group.is_over_ = true;
+      log::debug("group {}: comparing calls: {}", group.group_.name(), error.what());
+    }
+    return is_open && !group.is_over_;
+  }
+
+  void ask_for_end(WatchedGroup& group) {
+    if (!store_->try_get(key_of_end(group.group_.name(), "report"))) return;
+    group.is_over_ = true;
+    tell(group, {});
+  }
+
   // Calls the group's on_end, unless the group has left.
-  static void tell(WatchedGroup& group, const std::string& mismatch);
-  void compare(WatchedGroup& group, const std::vector<int>& partners);
+  static void tell(WatchedGroup& group, const std::string& mismatch) {
+    Lock gate(group.gate_);
+    if (!group.gone_) group.on_end_(mismatch);
+  }
+
+  void compare(WatchedGroup& group, const std::vector<int>& partners) {
+    for (int other : partners) {
+      auto theirs = statement_of(*store_, group.group_.name(), other);
+      if (!theirs) continue;
+      auto difference = group.calls_->with_history(
+          [&](const CallHistory& history) { return history.compare(*theirs); });
+      if (!difference) continue;
+      group.is_over_ = true;
+      return tell(group, mismatch_sentence(*difference, group.group_, group.rank_, other));
+    }
+  }
 
   const std::shared_ptr<Store> store_;
   const std::string process_;
@@ -90,90 +252,6 @@ std::vector<int> WatchedGroup::partners(const std::vector<ChannelKey>& channels)
   std::ranges::sort(result);
   result.erase(std::unique(result.begin(), result.end()), result.end());
   return result;
-}
-
-void WatchCore::something_was_posted() {
-  if (dirty_.load(std::memory_order_relaxed)) return;
-  {
-    Lock lock(mutex_);
-    dirty_ = true;
-  }
-  changed_.notify_all();
-}
-
-void WatchCore::run() {
-  Lock lock(mutex_);
-  while (!ending_) {
-    changed_.wait(lock.native(), [this]() LOCKSTEP_REQUIRES(mutex_) { return ending_ || dirty_; });
-    dirty_ = false;
-    auto groups = groups_;
-    lock.unlock();
-    bool again = false;
-    for (const auto& group : groups) again = look(*group) || again;
-    groups.clear();
-    lock.lock();
-    changed_.wait_for(lock.native(), CallWatch::period,
-                      [this]() LOCKSTEP_REQUIRES(mutex_) { return ending_; });
-    if (again) dirty_ = true;
-  }
-  has_ended_ = true;
-  changed_.notify_all();
-}
-
-bool WatchCore::end(Duration limit) {
-  Lock lock(mutex_);
-  ending_ = true;
-  changed_.notify_all();
-  return changed_.wait_for(lock.native(), limit,
-                           [this]() LOCKSTEP_REQUIRES(mutex_) { return has_ended_; });
-}
-
-bool WatchCore::look(WatchedGroup& group) {
-  if (group.is_over_) return false;
-  std::vector<ChannelKey> channels;
-  bool is_new = false;
-  const bool is_open = group.calls_->with_history([&](const CallHistory& history) {
-    is_new = group.stated_ != history.version();
-    group.stated_ = history.version();
-    if (is_new) channels = history.channels();
-    return history.open() > 0;
-  });
-  try {
-    if (!is_new && is_open) ask_for_end(group);
-    if (!is_new) return is_open && !group.is_over_;
-    // Write before read: if two ranks do this at once, at least one sees the other's statement.
-    group.state(*store_, process_, WatchedGroup::Presence::stays);
-    compare(group, group.partners(channels));
-  } catch (const std::exception& error) {
-    // Without the store, calls cannot be compared; the engine reports the consequence for the
-    // group.
-    group.is_over_ = true;
-    log::debug("group {}: comparing calls: {}", group.group_.name(), error.what());
-  }
-  return is_open && !group.is_over_;
-}
-
-void WatchCore::ask_for_end(WatchedGroup& group) {
-  if (!store_->try_get(key_of_end(group.group_.name(), "report"))) return;
-  group.is_over_ = true;
-  tell(group, {});
-}
-
-void WatchCore::tell(WatchedGroup& group, const std::string& mismatch) {
-  Lock gate(group.gate_);
-  if (!group.gone_) group.on_end_(mismatch);
-}
-
-void WatchCore::compare(WatchedGroup& group, const std::vector<int>& partners) {
-  for (int other : partners) {
-    auto theirs = statement_of(*store_, group.group_.name(), other);
-    if (!theirs) continue;
-    auto difference = group.calls_->with_history(
-        [&](const CallHistory& history) { return history.compare(*theirs); });
-    if (!difference) continue;
-    group.is_over_ = true;
-    return tell(group, mismatch_sentence(*difference, group.group_, group.rank_, other));
-  }
 }
 
 CallWatch::CallWatch(std::shared_ptr<Store> store, Duration store_timeout)

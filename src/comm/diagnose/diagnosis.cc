@@ -5,13 +5,11 @@
 #include "base/format.h"
 #include "base/text.h"
 #include "comm/diagnose/call_watch.h"
-#include "comm/diagnose/report.h"
 #include "sys/process_info.h"
 #include "sys/thread.h"
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <mutex>
 #include <thread>
 #include <utility>

@@ -11,7 +11,7 @@
 #include <lockstep/store/store.h>
 
 #include "comm/call/record.h"
-#include "comm/diagnose/failure.h"
+#include "comm/diagnose/report.h"
 
 #include <chrono>
 #include <exception>

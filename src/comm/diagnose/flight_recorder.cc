@@ -5,17 +5,96 @@
 #include "base/fingerprint.h"
 #include "base/format.h"
 #include "base/log.h"
-#include "comm/diagnose/flight_file.h"
+#include "base/visible.h"
 #include "rank_env/variables.h"
 #include "sys/files.h"
+#include "sys/topology.h"
 
 #include <algorithm>
 #include <filesystem>
 #include <new>
 #include <utility>
 
+#include <unistd.h>
+
 namespace lockstep::diagnose {
 namespace {
+
+std::string_view name_of(Progress progress) {
+  constexpr std::array<std::string_view, 6> names{"posting", "posted", "waiting",
+                                                  "done",    "failed", "refused"};
+  return names.at(static_cast<std::size_t>(progress));
+}
+
+// Tags are truncated at a number of bytes, possibly inside a character: invalid UTF-8 becomes the
+// replacement character.
+std::string quoted(std::string_view text) {
+  std::string result = "\"";
+  while (!text.empty()) {
+    const auto letter = first_character(text);
+    const auto bytes = letter ? letter->bytes : 1;
+    const char32_t code = letter ? letter->code_point : U'\ufffd';
+    if (code == U'"' || code == U'\\') result += '\\';
+    if (code < 0x20 || !letter)
+      result += formatted("\\u{:04x}", static_cast<unsigned>(code));
+    else
+      result += text.substr(0, bytes);
+    text.remove_prefix(bytes);
+  }
+  return result + '"';
+}
+
+// Builds {"a": 1, "b": "x"}, member by member.
+class Object {
+ public:
+  Object& text(std::string_view name, std::string_view value) { return raw(name, quoted(value)); }
+  template <typename Number>
+  Object& number(std::string_view name, Number value) {
+    return raw(name, formatted("{}", value));
+  }
+  Object& time(std::string_view name, double seconds) {
+    return raw(name, formatted("{:.6f}", seconds));
+  }
+  Object& raw(std::string_view name, std::string_view value) {
+    text_ += formatted("{}\"{}\": {}", text_.empty() ? "" : ", ", name, value);
+    return *this;
+  }
+  [[nodiscard]] std::string str() const { return "{" + text_ + "}"; }
+
+ private:
+  std::string text_;
+};
+
+std::string json_of(const RecordedGroup& group) {
+  Object object;
+  object.text("name", group.name).raw("members", formatted("[{}]", listed(group.members, ", ")));
+  if (!group.failure.empty()) object.text("failure", group.failure).time("failed", group.failed);
+  return object.str();
+}
+
+std::string json_of(const FlightEntry& entry, const TimestampScale& scale) {
+  Object object;
+  object.number("number", entry.number)
+      .number("group", entry.group)
+      .text("call", lockstep::name_of(entry.collective))
+      .number("sequence", entry.sequence);
+  if (combines(entry.collective)) object.text("op", lockstep::name_of(entry.op));
+  if (has_root(entry.collective)) object.number("root", entry.root);
+  if (is_message(entry.collective)) object.number("peer", entry.root);
+  if (entry.dtype) {
+    object.text("dtype", lockstep::name_of(*entry.dtype))
+        .number("elements", entry.elements)
+        .number("bytes", entry.elements * static_cast<std::int64_t>(bytes_of(*entry.dtype)));
+  }
+  if (entry.counts != 0) object.text("counts", formatted("{:016x}", entry.counts));
+  if (!entry.tag.empty()) object.text("tag", entry.tag);
+  object.time("posted", scale.seconds_of(entry.posted));
+  if (entry.done != 0) object.time("ended", scale.seconds_of(entry.done));
+  std::string_view file = entry.file ? entry.file : "";
+  object.text("progress", name_of(entry.progress))
+      .text("where", formatted("{}:{}", file.substr(file.rfind('/') + 1), entry.line));
+  return object.str();
+}
 
 constexpr auto relaxed = std::memory_order_relaxed;
 constexpr std::uint64_t no_dtype = 0xff;
@@ -73,7 +152,7 @@ std::uint64_t FlightRecorder::note_post(std::uint32_t group, const CallInfo& cal
   to.sequence.store(call.id.number, relaxed);
   to.elements.store(static_cast<std::uint64_t>(call.elements), relaxed);
   to.counts.store(hash_of_counts(call), relaxed);
-  to.posted.store(sys::timestamp(), relaxed);
+  to.posted.store(timestamp(), relaxed);
   to.done.store(0, relaxed);
   to.progress.store(static_cast<std::uint64_t>(Progress::posting), relaxed);
   to.file.store(call.where.file_name(), relaxed);
@@ -97,7 +176,7 @@ void FlightRecorder::note_wait(std::uint64_t number) {
 void FlightRecorder::note_end(std::uint64_t number, Progress progress) {
   FlightSlot& to = slot(number);
   if (number == 0 || to.number.load(relaxed) != number || to.done.load(relaxed) != 0) return;
-  to.done.store(sys::timestamp(), relaxed);
+  to.done.store(timestamp(), relaxed);
   to.progress.store(static_cast<std::uint64_t>(progress), relaxed);
 }
 
@@ -132,7 +211,22 @@ std::vector<FlightEntry> FlightRecorder::entries() const {
 }
 
 std::string FlightRecorder::json_locked() const {
-  return to_json(header_, groups_, entries(), last_.load(relaxed), scale_);
+  std::vector<std::string> group_texts;
+  std::vector<std::string> call_texts;
+  for (const auto& group : groups_) group_texts.push_back(json_of(group));
+  for (const auto& entry : entries()) call_texts.push_back(json_of(entry, scale_));
+  Object object;
+  object.number("lockstep_flight_record", 1)
+      .number("rank", header_.rank)
+      .number("size", header_.size)
+      .text("engine", header_.engine)
+      .text("host", sys::host_name())
+      .number("pid", ::getpid())
+      .time("written", scale_.seconds_of(timestamp()))
+      .number("calls_ever", last_.load(relaxed))
+      .raw("groups", formatted("[\n  {}]", listed(group_texts, ",\n  ")))
+      .raw("calls", formatted("[\n  {}]", listed(call_texts, ",\n  ")));
+  return object.str() + "\n";
 }
 
 std::string FlightRecorder::json() {
@@ -161,7 +255,7 @@ void FlightRecorder::note_failure(std::uint32_t group, std::string_view sentence
     auto& died = groups_.at(group);
     if (!died.failure.empty()) return;
     died.failure = sentence;
-    died.failed = scale_.seconds_of(sys::timestamp());
+    died.failed = scale_.seconds_of(timestamp());
     if (header_.folder.empty()) return;
     auto text = std::string(rank_env::failure_mark) + died.failure;
     try {

@@ -7,16 +7,34 @@
 //   - A slot's number is 0 while its fields are being written, so a reader that saw the same number
 //     before and after has read one call. Numbers begin at 1 and only grow.
 //   - Groups and failures are guarded by mutex_, and so is the file.
+//
+// The file is JSON, read by `lockstep report hang` (src/apps/report).
+//
+//   {"lockstep_flight_record": 1, "rank": 2, "size": 4, "engine": "shm", "host": "a", "pid": 71,
+//    "written": 1732204862.125, "calls_ever": 5120,
+//    "groups": [{"name": "world", "members": [0, 1, 2, 3],
+//                "failure": "...", "failed": 1732204862.1}],
+//    "calls": [{"number": 4097, "group": 0, "call": "all_reduce", "sequence": 417, "op": "sum",
+//               "dtype": "float32", "elements": 3145728, "bytes": 12582912, "tag": "bucket 2",
+//               "posted": 1732204852.0, "ended": 1732204852.1, "progress": "done",
+//               "where": "trainer.cc:88"}]}
+//
+// Times are seconds since 1970. Some members are optional: `root` for rooted operations, `peer` for
+// messages, `op` for reductions, `dtype`, `elements` and `bytes` for calls with a tensor, `counts`
+// (a hash) for uneven sizes, `ended` once the rank has waited for the call. `progress` is posting
+// (the post has not returned), posted (the rank went on), waiting, done, failed or refused. Calls
+// are in the order of their posts.
 #pragma once
 
+#include <lockstep/base/deadline.h>
 #include <lockstep/comm/call.h>
 
 #include "base/mutex.h"
-#include "sys/shared_text.h"
-#include "sys/timestamp_counter.h"
+#include "sys/shared_memory.h"
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -26,6 +44,44 @@
 #include <vector>
 
 namespace lockstep::diagnose {
+
+// The processor's timestamp counter: the cheapest clock, for timestamps that are converted to times
+// only when they are read.
+
+// Returns the counter, which runs at a constant rate on all cores. Takes about ten nanoseconds,
+// without a system call.
+[[nodiscard]] inline std::uint64_t timestamp() {
+#if defined(__x86_64__)
+  return __builtin_ia32_rdtsc();
+#elif defined(__aarch64__)
+  std::uint64_t count;
+  asm volatile("mrs %0, cntvct_el0" : "=r"(count));
+  return count;
+#else
+  return static_cast<std::uint64_t>(Clock::now().time_since_epoch().count());
+#endif
+}
+
+// Measures the rate of the counter over its own lifetime, so it converts timestamps of that period
+// exactly.
+class TimestampScale {
+ public:
+  using WallClock = std::chrono::system_clock;
+
+  // Returns the wall-clock time of a timestamp, in seconds since 1970.
+  [[nodiscard]] double seconds_of(std::uint64_t stamp) const {
+    auto now_stamp = timestamp();
+    auto age = std::chrono::duration<double>(Clock::now() - begin_).count();
+    auto now = std::chrono::duration<double>(WallClock::now().time_since_epoch()).count();
+    auto per_count =
+        now_stamp > begin_stamp_ ? age / static_cast<double>(now_stamp - begin_stamp_) : 0.0;
+    return now - static_cast<double>(static_cast<std::int64_t>(now_stamp - stamp)) * per_count;
+  }
+
+ private:
+  std::uint64_t begin_stamp_ = timestamp();
+  Clock::time_point begin_ = Clock::now();
+};
 
 // How far a call has come, as its rank knows.
 enum class Progress : std::uint8_t { posting, posted, waiting, done, failed, refused };
@@ -117,7 +173,7 @@ class FlightRecorder {
   std::string write_locked(const std::string& folder) const LOCKSTEP_REQUIRES(mutex_);
 
   const FlightHeader header_;
-  const sys::TimestampScale scale_;
+  const TimestampScale scale_;
   const std::unique_ptr<FlightSlot[]> slots_ = std::make_unique<FlightSlot[]>(kept);
   std::atomic<std::uint64_t> last_{0};
 

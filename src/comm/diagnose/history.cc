@@ -2,7 +2,6 @@
 
 #include "base/fingerprint.h"
 #include "base/format.h"
-#include "comm/call/word_reader.h"
 #include "comm/diagnose/report.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-#include <lockstep/comm/init.h>
+#include "comm/init/init.h"
 
 #include <lockstep/base/error.h>
 
@@ -8,32 +8,26 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "comm/api/group_state.h"
-#include "comm/backend/only_copy.h"
 #include "comm/backend/staged_backend.h"
 #include "comm/init/backends.h"
 #include "comm/init/choice.h"
-#include "comm/init/devices.h"
-#include "comm/init/place.h"
 #include "comm/init/run_store.h"
-#include "comm/init/waiting_threads.h"
-#include "comm/rendezvous/exchange.h"
-#include "comm/rendezvous/handshake.h"
-#include "comm/rendezvous/meeting_store.h"
+#include "comm/rendezvous/meeting.h"
 #include "matmul/matmul.h"
-#include "rank_env/agent_watch.h"
 #include "rank_env/rank_ends.h"
-#include "rank_env/rank_info.h"
 #include "rank_env/variables.h"
 #include "sys/heap.h"
 #include "sys/socket_address.h"
 #include "sys/topology.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <memory>
+#include <cstdlib>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -170,7 +164,50 @@ std::optional<c10::Device> use_choice(const Choice& choice, const Devices& devic
   return own;
 }
 
+// LibTorch allows only one registration per operator namespace and process.
+bool register_namespace() {
+  try {
+    static const auto* kept = new c10::RegistrationHandleRAII(
+        c10::Dispatcher::singleton().registerLibrary("lockstep", "a copy of Lockstep"));
+    return kept != nullptr;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
+// Logs problem_of_waiting_threads() once per process. LibTorch has read the environment by then, so
+// changing it has no effect.
+void warn_of_waiting_threads() {
+  static std::atomic<bool> was_said = false;
+  double load = 0;
+  if (was_said || ::getloadavg(&load, 1) != 1) return;
+  const std::string problem =
+      problem_of_waiting_threads(at::get_num_threads(), sys::usable_cores(), load);
+  if (!problem.empty() && !was_said.exchange(true)) log::warning("{}", problem);
+}
+
 }  // namespace
+
+void check_only_copy() {
+  static const bool is_only = register_namespace();
+  if (!is_only)
+    throw Error(
+        "two copies of Lockstep are in this process: link everything in it with liblockstep.so "
+        "(CMake: lockstep::shared), or only the program with the static libraries "
+        "(lockstep::static)");
+}
+
+std::string problem_of_waiting_threads(int threads, int cores, double load) {
+  constexpr double busy = 1.5;  // runnable processes per core
+  if (threads < 2 || load < busy * cores) return {};
+  for (const char* name : {rank_env::variable::omp_wait_policy, rank_env::variable::gomp_spin_count,
+                           rank_env::variable::kmp_blocktime})
+    if (environment::text(name)) return {};
+  return formatted(
+      "init: idle threads of OpenMP spin, and this host is busy (load {:.1f}, cores: {}): set "
+      "{}={} before the program starts, as `lockstep run` does",
+      load, cores, rank_env::variable::gomp_spin_count, rank_env::brief_spin);
+}
 
 Group init(const InitOptions& options) { return init_at(rank_env::detect_rank(), options); }
 

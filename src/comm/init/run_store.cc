@@ -4,18 +4,23 @@
 #include <lockstep/store/open.h>
 
 #include "base/format.h"
+#include "base/log.h"
 #include "base/text.h"
-#include "comm/backend/one_line.h"
 #include "comm/engines/c10d/store_adapter.h"
 #include "comm/engines/mpi/bootstrap_store.h"
-#include "comm/init/master_address.h"
-#include "comm/rendezvous/served_store.h"
+#include "comm/rendezvous/meeting.h"
+#include "sys/file_descriptor.h"
+#include "sys/sockets.h"
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
-#include <string_view>
+#include <system_error>
+#include <thread>
+
+#include <sys/socket.h>
 
 namespace lockstep {
 namespace {
@@ -70,6 +75,84 @@ std::shared_ptr<Store> open_run_store(const rank_env::RankInfo& info, Deadline d
       return mpi::open_mpi_store(deadline);
   }
   throw BadInput("init: unknown kind of rendezvous");
+}
+
+namespace {
+
+using namespace std::chrono_literals;
+
+// Host names of a cluster may become resolvable only while its jobs start.
+constexpr auto until_known = 10s;
+constexpr auto until_notice = 5s;
+constexpr auto between_attempts = 200ms;
+
+// Checks an address with a datagram socket, which sends nothing. Returns 0, or the errno that says
+// why the address cannot be used.
+int error_of(const sys::SocketAddress& address, decltype(&::connect) use) {
+  const sys::FileDescriptor socket(::socket(address.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!socket) return errno;
+  return use(socket.get(), address.get(), address.size()) == 0 ? 0 : errno;
+}
+
+}  // namespace
+
+MasterAddress::MasterAddress(const std::string& host, std::uint16_t port, Deadline deadline)
+    : host_(host), text_(formatted("{}:{}", host, port)) {
+  if (host_.starts_with('[') && host_.ends_with(']')) host_ = host_.substr(1, host_.size() - 2);
+  const auto known = Deadline::after(until_known).or_sooner(deadline);
+  for (;;) {
+    try {
+      addresses_ = sys::SocketAddress::all_tcp(host_, port);
+      return;
+    } catch (const BadInput& error) {
+      if (known.passed()) throw BadInput(formatted("MASTER_ADDR: {}", error.what()));
+    }
+    std::this_thread::sleep_for(std::min<Duration>(between_attempts, known.left()));
+  }
+}
+
+void MasterAddress::check_own() const {
+  const auto error_of_connecting = [](const auto& one) { return error_of(one, ::connect); };
+  if (std::ranges::find(addresses_, 0, error_of_connecting) == addresses_.end()) {
+    const auto& first = addresses_.front();
+    throw BadInput(formatted("rank 0: MASTER_ADDR cannot be reached: connecting to {}{}: {}",
+                             first.text(),
+                             first.is_loopback() ? " (is the loopback interface up?)" : "",
+                             std::generic_category().message(error_of_connecting(first))));
+  }
+  const auto is_own = [](const auto& one) { return error_of(one, ::bind) != EADDRNOTAVAIL; };
+  if (std::ranges::none_of(addresses_, is_own))
+    log::warning("rank 0 is to listen at MASTER_ADDR, {}, which is not an address of this host",
+                 host_);
+}
+
+void MasterAddress::wait_for_listener(int rank, std::string_view listener,
+                                      Deadline deadline) const {
+  auto notice = Deadline::after(until_notice);
+  for (;;) {
+    std::string problem;
+    bool may_come = false;  // at one of the addresses the listener may still appear
+    for (const auto& address : addresses_) {
+      try {
+        if (sys::try_connect(address, Deadline::after(until_notice).or_sooner(deadline))) return;
+        may_come = true;
+      } catch (const SystemError& error) {
+        problem = error.what();
+      }
+    }
+    if (!may_come)
+      throw BadInput(formatted("rank {}: MASTER_ADDR cannot be reached: {}", rank, problem));
+    if (deadline.passed())
+      throw Timeout(formatted(
+          "rank {} timed out connecting to MASTER_ADDR:MASTER_PORT, {}: {} did not arrive", rank,
+          text_, listener));
+    if (notice.passed()) {
+      notice = Deadline::never();
+      log::warning("rank {} waits at MASTER_ADDR:MASTER_PORT, {}: {} is not there yet", rank, text_,
+                   listener);
+    }
+    std::this_thread::sleep_for(std::min<Duration>(between_attempts, deadline.left()));
+  }
 }
 
 }  // namespace lockstep

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -313,8 +312,6 @@ void Combine(const Combination& c) {
   }
 }
 
-const char* TargetName() { return hwy::TargetName(HWY_TARGET); }
-
 }  // namespace
 }  // namespace lockstep::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -325,7 +322,6 @@ namespace {
 
 HWY_EXPORT(Combine);
 HWY_EXPORT(CopyBytes);
-HWY_EXPORT(TargetName);
 
 }  // namespace
 
@@ -350,8 +346,6 @@ void combine(const Combination& combination) { HWY_DYNAMIC_DISPATCH(Combine)(com
 void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes, bool stream) {
   HWY_DYNAMIC_DISPATCH(CopyBytes)(to, from, bytes, stream);
 }
-
-std::string_view simd_name() { return HWY_DYNAMIC_DISPATCH(TargetName)(); }
 
 }  // namespace lockstep::kernels
 #endif

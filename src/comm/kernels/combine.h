@@ -12,7 +12,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string_view>
 
 namespace lockstep {
 
@@ -44,9 +43,6 @@ void combine(const Combination& combination);
 
 // The copy that goes with it.
 void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes, bool stream);
-
-// The instruction set in use: "AVX2", "NEON", ...
-[[nodiscard]] std::string_view simd_name();
 
 }  // namespace kernels
 }  // namespace lockstep

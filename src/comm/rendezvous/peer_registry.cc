@@ -5,8 +5,7 @@
 #include "base/counted.h"
 #include "base/format.h"
 #include "base/text.h"
-#include "comm/rendezvous/exchange.h"
-#include "sys/process_info.h"
+#include "comm/rendezvous/meeting.h"
 
 #include <algorithm>
 #include <chrono>

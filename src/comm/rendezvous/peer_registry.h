@@ -2,14 +2,14 @@
 // ends: NCCL's kernels on one host wait forever.
 //
 // Keys, under "lockstep/registry/<group>/": "rank/<rank>", a rank's process and its words;
-// "at/<place>", the ranks that have come to a meeting (exchange.h); "left/<rank>", the rank needs
+// "at/<place>", the ranks that have come to a meeting (meeting.h); "left/<rank>", the rank needs
 // no peer any more.
 #pragma once
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/store/store.h>
 
-#include "sys/peer_processes.h"
+#include "sys/process_info.h"
 
 #include <atomic>
 #include <memory>

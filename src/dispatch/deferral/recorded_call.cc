@@ -1,7 +1,7 @@
 #include "dispatch/deferral/recorded_call.h"
 
 #include "dispatch/deferral/recorder.h"
-#include "sys/private_pages.h"
+#include "sys/heap.h"
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/LegacyTypeDispatch.h>

@@ -1,7 +1,7 @@
 #include "parallel/server/served_parameters.h"
 
 #include "base/check.h"
-#include "comm/backend/reduction.h"
+#include "comm/backend/tensors.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_unique.h>

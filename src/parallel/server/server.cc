@@ -3,7 +3,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/scope_exit.h"
-#include "comm/backend/one_line.h"
+#include "base/text.h"
 #include "parallel/server/announcement.h"
 #include "parallel/server/session.h"
 #include "sys/thread.h"

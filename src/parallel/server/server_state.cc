@@ -5,7 +5,6 @@
 #include "base/log.h"
 #include "base/scope_exit.h"
 #include "base/text.h"
-#include "comm/backend/one_line.h"
 
 #include <torch/optim/optimizer.h>
 

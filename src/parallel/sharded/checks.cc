@@ -9,7 +9,7 @@
 #include "parallel/backward_hooks.h"
 #include "parallel/bucket.h"
 #include "sys/files.h"
-#include "sys/reserved_file.h"
+#include "sys/mapped_file.h"
 #include "sys/topology.h"
 
 #include <lockstep/dispatch/deferral.h>

@@ -14,7 +14,7 @@
 #pragma once
 
 #include "base/mutex.h"
-#include "sys/reserved_file.h"
+#include "sys/mapped_file.h"
 
 #include <lockstep/comm/group.h>
 #include <lockstep/layout/tensor_slice.h>

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "sys/own_process.h"
-#include "sys/task_queue.h"
+#include "sys/thread.h"
 
 #include <lockstep/parallel/threads/devices.h>
 

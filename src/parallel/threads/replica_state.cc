@@ -4,7 +4,7 @@
 #include "base/check.h"
 #include "base/fingerprint.h"
 #include "base/format.h"
-#include "comm/backend/one_line.h"
+#include "base/text.h"
 #include "dispatch/thread_generator.h"
 #include "parallel/state_dict.h"
 #include "parallel/threads/scatter.h"

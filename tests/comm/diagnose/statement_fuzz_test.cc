@@ -1,8 +1,8 @@
 // Statements of another rank may contain any bytes: reading, comparing and describing them is safe,
 // and a statement that was read can be written again.
 #include "comm/diagnose/calls.h"
-#include "comm/diagnose/failure.h"
 #include "comm/diagnose/history.h"
+#include "comm/diagnose/report.h"
 #include "support/fuzz.h"
 
 #include <gtest/gtest.h>

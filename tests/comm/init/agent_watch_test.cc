@@ -1,5 +1,5 @@
 // A rank terminates when its agent dies.
-#include "rank_env/agent_watch.h"
+#include "rank_env/rank_ends.h"
 #include "rank_env/rank_info.h"
 #include "rank_env/variables.h"
 

@@ -1,5 +1,10 @@
 // Tests which device each rank gets and which backend its group gets, on hosts with many GPUs.
 #include "comm/init/choice.h"
+#include "comm/init/backends.h"
+#include "comm/init/starting.h"
+#include "support/free_port.h"
+#include "support/torch/late_device.h"
+#include "support/torch/ranks.h"
 
 #include <lockstep/base/error.h>
 
@@ -8,10 +13,15 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstdlib>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include <ATen/DeviceAccelerator.h>
+#include <ATen/ops/full.h>
 
 using namespace lockstep;
 
@@ -143,6 +153,135 @@ TEST(Choice, ABuildWithoutNcclExchangesThroughTheHost) {
   EXPECT_EQ(choice.device, 1);
   EXPECT_EQ(choice.backend, "shm");
   EXPECT_EQ(choice.reason, "this build has no backend for GPUs");
+}
+
+}  // namespace
+
+using namespace lockstep;
+
+namespace {
+
+using Names = std::vector<std::string>;
+
+Devices cuda_devices(int count) {
+  Devices devices{.type = c10::kCUDA, .indices = {}, .names = {}};
+  for (int index = 0; index < count; ++index) {
+    devices.indices.push_back(static_cast<c10::DeviceIndex>(index));
+    devices.names.push_back("GPU-" + std::to_string(index));
+  }
+  return devices;
+}
+
+Names usable(int count, std::string_view wanted) {
+  return usable_devices(cuda_devices(count), wanted, "LOCKSTEP_DEVICE").names;
+}
+
+TEST(Devices, ARankMayUseAllThatItSeesUnlessOneIsNamed) {
+  EXPECT_EQ(usable(2, ""), (Names{"GPU-0", "GPU-1"}));
+  EXPECT_EQ(usable(2, "cuda"), (Names{"GPU-0", "GPU-1"}));
+  EXPECT_EQ(usable(8, "cuda:5"), Names{"GPU-5"});
+  EXPECT_EQ(usable(2, "cpu"), Names{});
+  EXPECT_EQ(usable(0, ""), Names{});
+  EXPECT_EQ(usable(0, "cpu"), Names{});
+}
+
+TEST(Devices, ADeviceThatIsNotThereIsNamed) {
+  const auto message = [](int count, std::string_view wanted) {
+    return test::message_of<BadInput>([&] { static_cast<void>(usable(count, wanted)); });
+  };
+  EXPECT_EQ(message(2, "cuda:2"),
+            "LOCKSTEP_DEVICE: expected cpu, cuda or cuda:0 to cuda:1; found 'cuda:2'");
+  EXPECT_EQ(message(0, "cuda"),
+            "LOCKSTEP_DEVICE: expected cpu, because this process sees no GPU; found 'cuda'");
+  for (const char* wanted :
+       {"gpu", "1", "xpu:0", "cuda:", "cuda:x", "cuda:200", "cuda:255", "cuda:256"})
+    test::expect_words(message(2, wanted), {"LOCKSTEP_DEVICE", wanted});
+}
+
+TEST(Devices, NamesAreThoseOfTheListOfVisibleOnes) {
+  EXPECT_EQ(device_names(2, ""), (Names{"0", "1"}));
+  EXPECT_EQ(device_names(2, "5,7"), (Names{"5", "7"}));
+  EXPECT_EQ(device_names(1, "GPU-a,GPU-b"), Names{"GPU-a"}) << "CUDA saw no more of them";
+}
+
+TEST(Devices, NcclAloneRunsOnStreamsOfADevice) {
+  EXPECT_TRUE(has_streams("nccl"));
+  for (const char* name : {"shm", "gloo", "mpi", "hierarchical", "one"})
+    EXPECT_FALSE(has_streams(name)) << name;
+  EXPECT_FALSE(has_streams(Group()));
+}
+
+TEST(Devices, ARankHasTheCpuWhereThereIsNoGpu) {
+  test::expect_ranks(1, [](int) {
+    auto group = init();
+    EXPECT_EQ(device(), c10::Device(c10::kCPU));
+  });
+}
+
+// Ranks of one host that see `count` devices; `variables` are set on each.
+void on_ranks(int size, int count, const std::function<void(int)>& body) {
+  const auto port = std::to_string(test::free_port());
+  test::expect_ranks(size, [&](int rank) {
+    ::setenv("RANK", std::to_string(rank).c_str(), 1);
+    ::setenv("WORLD_SIZE", std::to_string(size).c_str(), 1);
+    ::setenv("MASTER_ADDR", "127.0.0.1", 1);
+    ::setenv("MASTER_PORT", port.c_str(), 1);
+    ::setenv("LOCKSTEP_ARENA", "64MiB", 1);
+    test::count_late_devices(count);
+    body(rank);
+  });
+}
+
+void expect_device(int index) {
+  EXPECT_EQ(device(),
+            c10::Device(c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(index)));
+  EXPECT_EQ(at::accelerator::getDeviceIndex(), index) << "the current device";
+}
+
+TEST(InitDevice, EachRankGetsOneOfItsOwn) {
+  on_ranks(2, 2, [](int rank) {
+    auto group = init(test::quick());
+    expect_device(rank);
+    EXPECT_EQ(group.backend(), "shm") << "it is no GPU that NCCL works on";
+    EXPECT_FALSE(has_streams(group)) << "its tensors are staged";
+    test::expect_sum(group);
+  });
+}
+
+TEST(InitDevice, AloneItIsTheFirst) {
+  on_ranks(1, 2, [](int) {
+    auto group = init(test::quick());
+    expect_device(0);
+  });
+}
+
+TEST(InitDevice, TooManyRanksAreAnErrorOnEachUnlessTheyMayShare) {
+  on_ranks(2, 1, [](int) {
+    test::expect_words(
+        test::message_of<BadInput>([] { static_cast<void>(init(test::quick())); }),
+        {"ranks 0 and 1 would share a GPU", "2 ranks and 1 GPU for them", "--share-gpus"});
+    ::setenv("LOCKSTEP_SHARE_GPUS", "1", 1);
+    auto group = init(test::quick());
+    expect_device(0);
+    auto tensor = test::on_late_device(at::full({3}, group.rank() + 1.0f));
+    group.all_reduce(tensor).wait();
+    EXPECT_EQ(test::late_value(tensor, 2), 3) << "staged through the host's memory";
+    auto options = test::quick();
+    options.share_gpus = false;
+    EXPECT_THROW(static_cast<void>(init(options)), BadInput);
+  });
+}
+
+TEST(InitDevice, TheVariableAndTheOptionNameOne) {
+  on_ranks(2, 4, [](int rank) {
+    ::setenv("LOCKSTEP_DEVICE", rank == 0 ? "late:3" : "late:2", 1);
+    expect_device((static_cast<void>(init(test::quick())), 3 - rank));
+    auto options = test::quick();
+    options.device = "cpu";
+    auto group = init(options);
+    EXPECT_EQ(device(), c10::Device(c10::kCPU)) << "the option goes before the variable";
+    test::expect_sum(group);
+  });
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Each unusable rendezvous address gives, within seconds, a one-line error that names MASTER_ADDR.
-#include "comm/init/master_address.h"
+// Unusable rendezvous addresses: each gives a one-line error that names MASTER_ADDR within seconds.
+#include "comm/init/run_store.h"
 
 #include <lockstep/base/error.h>
 

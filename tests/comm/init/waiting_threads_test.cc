@@ -1,4 +1,4 @@
-#include "comm/init/waiting_threads.h"
+#include "comm/init/init.h"
 
 #include <gtest/gtest.h>
 

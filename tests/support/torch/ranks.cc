@@ -9,7 +9,7 @@
 #include "comm/engines/mpi/progress_thread.h"
 #include "comm/init/backends.h"
 #include "comm/init/run_store.h"
-#include "rank_env/mpirun.h"
+#include "rank_env/rank_info.h"
 
 #include <gtest/gtest.h>
 

@@ -4,7 +4,7 @@
 
 #include "base/check.h"
 #include "base/format.h"
-#include "comm/backend/one_line.h"
+#include "base/text.h"
 #include "comm/engines/c10d/store_adapter.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>

@@ -5,9 +5,8 @@
 #include "base/format.h"
 #include "base/mutex.h"
 #include "base/text.h"
-#include "comm/backend/one_line.h"
 #include "comm/engines/c10d/store_adapter.h"
-#include "comm/rendezvous/exchange.h"
+#include "comm/rendezvous/meeting.h"
 #include "sys/signals.h"
 #include "sys/thread.h"
 

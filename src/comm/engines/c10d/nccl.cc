@@ -3,7 +3,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/format.h"
-#include "comm/backend/one_line.h"
+#include "base/text.h"
 #include "comm/engines/c10d/gpus.h"
 #include "comm/engines/c10d/store_adapter.h"
 #include "comm/rendezvous/grace_period.h"

@@ -5,8 +5,7 @@
 #include <lockstep/layout/tensor_slice.h>
 
 #include "base/scope_exit.h"
-#include "comm/backend/flat.h"
-#include "comm/backend/reduction.h"
+#include "comm/backend/tensors.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>

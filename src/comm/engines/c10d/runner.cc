@@ -3,7 +3,6 @@
 #include "base/format.h"
 #include "base/scope_exit.h"
 #include "comm/backend/accelerator.h"
-#include "comm/backend/stream_point.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>

@@ -7,7 +7,7 @@
 #include "base/fingerprint.h"
 #include "base/format.h"
 #include "comm/engines/mpi/progress_thread.h"
-#include "comm/rendezvous/served_store.h"
+#include "comm/rendezvous/meeting.h"
 #include "sys/socket_address.h"
 
 #include <algorithm>

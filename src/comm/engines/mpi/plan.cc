@@ -1,7 +1,5 @@
 #include "comm/engines/mpi/plan.h"
 
-#include <lockstep/comm/call.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -47,23 +45,191 @@ class Planner {
         chunks_(Parts::even_parts(x_.elements, x_.size, x_.element_bytes)),
         whole_{Memory::input, 0, x_.elements * x_.element_bytes} {}
 
-  Plan plan();
+  Plan plan() {
+    switch (x_.collective) {
+      case Collective::barrier:
+        barrier();
+        break;
+      case Collective::all_reduce:
+        all_reduce();
+        break;
+      case Collective::reduce:
+        reduce();
+        break;
+      case Collective::broadcast:
+        broadcast();
+        break;
+      case Collective::all_gather:
+        all_gather();
+        break;
+      case Collective::reduce_scatter:
+        reduce_scatter();
+        break;
+      case Collective::all_to_all:
+        all_to_all();
+        break;
+      case Collective::gather:
+        gather();
+        break;
+      case Collective::scatter:
+        scatter();
+        break;
+      case Collective::send:
+        send();
+        break;
+      case Collective::recv:
+        receive();
+        break;
+    }
+    if (x_.size > 1 && !is_message(x_.collective)) hear_of_previous();
+    return std::move(plan_);
+  }
 
  private:
-  void barrier();
-  void all_reduce();
-  void reduce();
-  void broadcast();
-  void all_gather();
-  void reduce_scatter();
-  void all_to_all();
-  void gather();
-  void scatter();
-  void send();
-  void receive();
+  // D. Hensgen, R. Finkel, U. Manber, Two algorithms for barrier synchronization, 1988: after k
+  // rounds a rank has heard of the 2^k - 1 before it.
+  void barrier() {
+    for (int distance = 1; distance < x_.size; distance *= 2) {
+      auto& round = this->round();
+      round.sends.push_back({(x_.rank + distance) % x_.size, {}});
+      round.receives.push_back({(x_.rank + x_.size - distance) % x_.size, {}});
+    }
+  }
+
+  void all_reduce() {
+    auto& first = round();
+    if (whole_.bytes <= whole_bytes) {
+      for (int peer : others()) add(first.sends, peer, whole_);
+      return collect(first, whole_, {Memory::output, 0, whole_.bytes});
+    }
+    for (int peer : others()) add(first.sends, peer, chunks_.piece(Memory::input, peer));
+    collect(first, chunks_.piece(Memory::input, x_.rank), chunks_.piece(Memory::output, x_.rank));
+    share(chunks_, Memory::output);
+  }
+
+  void reduce() {
+    bool is_root = x_.rank == x_.root;
+    auto& first = round();
+    if (whole_.bytes <= whole_bytes) {
+      if (is_root) return collect(first, whole_, {Memory::output, 0, whole_.bytes});
+      return add(first.sends, x_.root, whole_);
+    }
+    for (int peer : others()) add(first.sends, peer, chunks_.piece(Memory::input, peer));
+    auto mine = chunks_.piece(Memory::input, x_.rank);
+    auto sum = chunks_.piece(Memory::output, x_.rank);
+    if (!is_root) {
+      sum = {Memory::scratch, plan_.scratch_bytes, mine.bytes};
+      plan_.scratch_bytes += mine.bytes;
+    }
+    collect(first, mine, sum);
+    auto& second = round();
+    if (!is_root) return add(second.sends, x_.root, sum);
+    for (int peer : others()) add(second.receives, peer, chunks_.piece(Memory::output, peer));
+  }
+
+  void broadcast() {
+    bool is_root = x_.rank == x_.root;
+    auto& first = round();
+    Piece whole{Memory::output, 0, whole_.bytes};
+    if (whole.bytes <= whole_bytes || x_.size <= 2) {
+      if (!is_root) return add(first.receives, x_.root, whole);
+      for (int peer : others()) add(first.sends, peer, whole);
+      return;
+    }
+    // The root sends each other rank a chunk, and each of these ranks passes its chunk on. The root
+    // needs no chunk, so the tensor is cut into size - 1 chunks.
+    auto chunks = Parts::even_parts(x_.elements, x_.size - 1, x_.element_bytes);
+    auto place = [&](int rank) { return rank < x_.root ? rank : rank - 1; };
+    auto piece = [&](int rank) { return chunks.piece(Memory::output, place(rank)); };
+    if (is_root) {
+      for (int peer : others()) add(first.sends, peer, piece(peer));
+      return;
+    }
+    add(first.receives, x_.root, piece(x_.rank));
+    auto& second = round();
+    for (int peer : others()) {
+      if (peer == x_.root) continue;
+      add(second.sends, peer, piece(x_.rank));
+      add(second.receives, peer, piece(peer));
+    }
+  }
+
+  void all_gather() {
+    auto parts = Parts::of(x_.output_counts, x_.elements / x_.size, x_.size, x_.element_bytes);
+    auto& first = round();
+    Piece mine{Memory::input, 0, parts.bytes(x_.rank)};
+    if (!x_.in_own_part) first.copies.push_back({mine, parts.piece(Memory::output, x_.rank)});
+    for (int peer : others()) {
+      add(first.sends, peer, mine);
+      add(first.receives, peer, parts.piece(Memory::output, peer));
+    }
+  }
+
+  void reduce_scatter() {
+    auto parts = Parts::of(x_.input_counts, x_.elements / x_.size, x_.size, x_.element_bytes);
+    auto& first = round();
+    for (int peer : others()) add(first.sends, peer, parts.piece(Memory::input, peer));
+    collect(first, parts.piece(Memory::input, x_.rank), {Memory::output, 0, parts.bytes(x_.rank)});
+  }
+
+  void all_to_all() {
+    auto from = Parts::of(x_.input_counts, x_.elements / x_.size, x_.size, x_.element_bytes);
+    auto to = Parts::of(x_.output_counts, x_.elements / x_.size, x_.size, x_.element_bytes);
+    auto& first = round();
+    first.copies.push_back({from.piece(Memory::input, x_.rank), to.piece(Memory::output, x_.rank)});
+    bool uneven = !x_.input_counts.empty();
+    for (int peer : others()) {
+      auto out = from.piece(Memory::input, peer);
+      auto in = to.piece(Memory::output, peer);
+      // Each end has counts of its own: only a message shows that they agree.
+      if (uneven || out.bytes > 0) first.sends.push_back({peer, out});
+      if (uneven || in.bytes > 0) first.receives.push_back({peer, in});
+    }
+  }
+
+  void gather() {
+    auto parts = Parts::of({}, x_.elements, x_.size, x_.element_bytes);
+    Piece mine{Memory::input, 0, parts.bytes(x_.rank)};
+    auto& first = round();
+    if (x_.rank != x_.root) return add(first.sends, x_.root, mine);
+    if (!x_.in_own_part) first.copies.push_back({mine, parts.piece(Memory::output, x_.rank)});
+    for (int peer : others()) add(first.receives, peer, parts.piece(Memory::output, peer));
+  }
+
+  void scatter() {
+    auto parts = Parts::of({}, x_.elements, x_.size, x_.element_bytes);
+    Piece mine{Memory::output, 0, parts.bytes(x_.rank)};
+    auto& first = round();
+    if (x_.rank != x_.root) return add(first.receives, x_.root, mine);
+    if (!x_.in_own_part) first.copies.push_back({parts.piece(Memory::input, x_.rank), mine});
+    for (int peer : others()) add(first.sends, peer, parts.piece(Memory::input, peer));
+  }
+
+  // A send is complete when the receiver says that it has the message.
+  void send() {
+    round().sends.push_back({x_.root, whole_});
+    round().receives.push_back({x_.root, {}});
+  }
+
+  void receive() {
+    round().receives.push_back({x_.root, {Memory::output, 0, whole_.bytes}});
+    round().sends.push_back({x_.root, {}});
+  }
+
   // Each rank hears from the one before it, if only that it made the call: so calls that differ
   // meet wherever their own messages go. Two roots of one broadcast would both be content.
-  void hear_of_previous();
+  void hear_of_previous() {
+    const int next = (x_.rank + 1) % x_.size;
+    const int previous = (x_.rank + x_.size - 1) % x_.size;
+    bool tells = false;
+    bool hears = false;
+    for (const auto& round : plan_.rounds) {
+      tells |= std::ranges::find(round.sends, next, &Transfer::peer) != round.sends.end();
+      hears |= std::ranges::find(round.receives, previous, &Transfer::peer) != round.receives.end();
+    }
+    if (!tells) plan_.rounds.front().sends.push_back({next, {}});
+    if (!hears) plan_.rounds.front().receives.push_back({previous, {}});
+  }
 
   Round& round() { return plan_.rounds.emplace_back(); }
   // The others, beginning with the next rank, so that not all send to the same one first.
@@ -78,221 +244,35 @@ class Planner {
   }
   // Receives a contribution of `bytes` from every other rank into scratch memory and sums them with
   // `mine`.
-  void collect(Round& round, Piece mine, Piece to);
+  void collect(Round& round, Piece mine, Piece to) {
+    Sum sum{.from = {}, .to = to};
+    for (int rank = 0; rank < x_.size; ++rank) {
+      if (rank == x_.rank) {
+        sum.from.push_back(mine);
+        continue;
+      }
+      Piece place{Memory::scratch, plan_.scratch_bytes, mine.bytes};
+      plan_.scratch_bytes += mine.bytes;
+      add(round.receives, rank, place);
+      sum.from.push_back(place);
+    }
+    if (mine.bytes > 0) round.sum = std::move(sum);
+  }
+
   // Every rank has its part in `memory` at its place and sends it to all.
-  void share(const Parts& parts, Memory memory);
+  void share(const Parts& parts, Memory memory) {
+    auto& round = this->round();
+    for (int peer : others()) {
+      add(round.sends, peer, parts.piece(memory, x_.rank));
+      add(round.receives, peer, parts.piece(memory, peer));
+    }
+  }
 
   const Exchange& x_;
   Parts chunks_;
   Piece whole_;
   Plan plan_;
 };
-
-void Planner::collect(Round& round, Piece mine, Piece to) {
-  Sum sum{.from = {}, .to = to};
-  for (int rank = 0; rank < x_.size; ++rank) {
-    if (rank == x_.rank) {
-      sum.from.push_back(mine);
-      continue;
-    }
-    Piece place{Memory::scratch, plan_.scratch_bytes, mine.bytes};
-    plan_.scratch_bytes += mine.bytes;
-    add(round.receives, rank, place);
-    sum.from.push_back(place);
-  }
-  if (mine.bytes > 0) round.sum = std::move(sum);
-}
-
-void Planner::share(const Parts& parts, Memory memory) {
-  auto& round = this->round();
-  for (int peer : others()) {
-    add(round.sends, peer, parts.piece(memory, x_.rank));
-    add(round.receives, peer, parts.piece(memory, peer));
-  }
-}
-
-// D. Hensgen, R. Finkel, U. Manber, Two algorithms for barrier synchronization, 1988: after k
-// rounds a rank has heard of the 2^k - 1 before it.
-void Planner::barrier() {
-  for (int distance = 1; distance < x_.size; distance *= 2) {
-    auto& round = this->round();
-    round.sends.push_back({(x_.rank + distance) % x_.size, {}});
-    round.receives.push_back({(x_.rank + x_.size - distance) % x_.size, {}});
-  }
-}
-
-void Planner::all_reduce() {
-  auto& first = round();
-  if (whole_.bytes <= whole_bytes) {
-    for (int peer : others()) add(first.sends, peer, whole_);
-    return collect(first, whole_, {Memory::output, 0, whole_.bytes});
-  }
-  for (int peer : others()) add(first.sends, peer, chunks_.piece(Memory::input, peer));
-  collect(first, chunks_.piece(Memory::input, x_.rank), chunks_.piece(Memory::output, x_.rank));
-  share(chunks_, Memory::output);
-}
-
-void Planner::reduce() {
-  bool is_root = x_.rank == x_.root;
-  auto& first = round();
-  if (whole_.bytes <= whole_bytes) {
-    if (is_root) return collect(first, whole_, {Memory::output, 0, whole_.bytes});
-    return add(first.sends, x_.root, whole_);
-  }
-  for (int peer : others()) add(first.sends, peer, chunks_.piece(Memory::input, peer));
-  auto mine = chunks_.piece(Memory::input, x_.rank);
-  auto sum = chunks_.piece(Memory::output, x_.rank);
-  if (!is_root) {
-    sum = {Memory::scratch, plan_.scratch_bytes, mine.bytes};
-    plan_.scratch_bytes += mine.bytes;
-  }
-  collect(first, mine, sum);
-  auto& second = round();
-  if (!is_root) return add(second.sends, x_.root, sum);
-  for (int peer : others()) add(second.receives, peer, chunks_.piece(Memory::output, peer));
-}
-
-void Planner::broadcast() {
-  bool is_root = x_.rank == x_.root;
-  auto& first = round();
-  Piece whole{Memory::output, 0, whole_.bytes};
-  if (whole.bytes <= whole_bytes || x_.size <= 2) {
-    if (!is_root) return add(first.receives, x_.root, whole);
-    for (int peer : others()) add(first.sends, peer, whole);
-    return;
-  }
-  // The root sends each other rank a chunk, and each of these ranks passes its chunk on. The root
-  // needs no chunk, so the tensor is cut into size - 1 chunks.
-  auto chunks = Parts::even_parts(x_.elements, x_.size - 1, x_.element_bytes);
-  auto place = [&](int rank) { return rank < x_.root ? rank : rank - 1; };
-  auto piece = [&](int rank) { return chunks.piece(Memory::output, place(rank)); };
-  if (is_root) {
-    for (int peer : others()) add(first.sends, peer, piece(peer));
-    return;
-  }
-  add(first.receives, x_.root, piece(x_.rank));
-  auto& second = round();
-  for (int peer : others()) {
-    if (peer == x_.root) continue;
-    add(second.sends, peer, piece(x_.rank));
-    add(second.receives, peer, piece(peer));
-  }
-}
-
-void Planner::all_gather() {
-  auto parts = Parts::of(x_.output_counts, x_.elements / x_.size, x_.size, x_.element_bytes);
-  auto& first = round();
-  Piece mine{Memory::input, 0, parts.bytes(x_.rank)};
-  if (!x_.in_own_part) first.copies.push_back({mine, parts.piece(Memory::output, x_.rank)});
-  for (int peer : others()) {
-    add(first.sends, peer, mine);
-    add(first.receives, peer, parts.piece(Memory::output, peer));
-  }
-}
-
-void Planner::reduce_scatter() {
-  auto parts = Parts::of(x_.input_counts, x_.elements / x_.size, x_.size, x_.element_bytes);
-  auto& first = round();
-  for (int peer : others()) add(first.sends, peer, parts.piece(Memory::input, peer));
-  collect(first, parts.piece(Memory::input, x_.rank), {Memory::output, 0, parts.bytes(x_.rank)});
-}
-
-void Planner::all_to_all() {
-  auto from = Parts::of(x_.input_counts, x_.elements / x_.size, x_.size, x_.element_bytes);
-  auto to = Parts::of(x_.output_counts, x_.elements / x_.size, x_.size, x_.element_bytes);
-  auto& first = round();
-  first.copies.push_back({from.piece(Memory::input, x_.rank), to.piece(Memory::output, x_.rank)});
-  bool uneven = !x_.input_counts.empty();
-  for (int peer : others()) {
-    auto out = from.piece(Memory::input, peer);
-    auto in = to.piece(Memory::output, peer);
-    // Each end has counts of its own: only a message shows that they agree.
-    if (uneven || out.bytes > 0) first.sends.push_back({peer, out});
-    if (uneven || in.bytes > 0) first.receives.push_back({peer, in});
-  }
-}
-
-void Planner::gather() {
-  auto parts = Parts::of({}, x_.elements, x_.size, x_.element_bytes);
-  Piece mine{Memory::input, 0, parts.bytes(x_.rank)};
-  auto& first = round();
-  if (x_.rank != x_.root) return add(first.sends, x_.root, mine);
-  if (!x_.in_own_part) first.copies.push_back({mine, parts.piece(Memory::output, x_.rank)});
-  for (int peer : others()) add(first.receives, peer, parts.piece(Memory::output, peer));
-}
-
-void Planner::scatter() {
-  auto parts = Parts::of({}, x_.elements, x_.size, x_.element_bytes);
-  Piece mine{Memory::output, 0, parts.bytes(x_.rank)};
-  auto& first = round();
-  if (x_.rank != x_.root) return add(first.receives, x_.root, mine);
-  if (!x_.in_own_part) first.copies.push_back({parts.piece(Memory::input, x_.rank), mine});
-  for (int peer : others()) add(first.sends, peer, parts.piece(Memory::input, peer));
-}
-
-// A send is complete when the receiver says that it has the message.
-void Planner::send() {
-  round().sends.push_back({x_.root, whole_});
-  round().receives.push_back({x_.root, {}});
-}
-
-void Planner::receive() {
-  round().receives.push_back({x_.root, {Memory::output, 0, whole_.bytes}});
-  round().sends.push_back({x_.root, {}});
-}
-
-void Planner::hear_of_previous() {
-  const int next = (x_.rank + 1) % x_.size;
-  const int previous = (x_.rank + x_.size - 1) % x_.size;
-  bool tells = false;
-  bool hears = false;
-  for (const auto& round : plan_.rounds) {
-    tells |= std::ranges::find(round.sends, next, &Transfer::peer) != round.sends.end();
-    hears |= std::ranges::find(round.receives, previous, &Transfer::peer) != round.receives.end();
-  }
-  if (!tells) plan_.rounds.front().sends.push_back({next, {}});
-  if (!hears) plan_.rounds.front().receives.push_back({previous, {}});
-}
-
-Plan Planner::plan() {
-  switch (x_.collective) {
-    case Collective::barrier:
-      barrier();
-      break;
-    case Collective::all_reduce:
-      all_reduce();
-      break;
-    case Collective::reduce:
-      reduce();
-      break;
-    case Collective::broadcast:
-      broadcast();
-      break;
-    case Collective::all_gather:
-      all_gather();
-      break;
-    case Collective::reduce_scatter:
-      reduce_scatter();
-      break;
-    case Collective::all_to_all:
-      all_to_all();
-      break;
-    case Collective::gather:
-      gather();
-      break;
-    case Collective::scatter:
-      scatter();
-      break;
-    case Collective::send:
-      send();
-      break;
-    case Collective::recv:
-      receive();
-      break;
-  }
-  if (x_.size > 1 && !is_message(x_.collective)) hear_of_previous();
-  return std::move(plan_);
-}
 
 }  // namespace
 

@@ -11,9 +11,8 @@
 #pragma once
 
 #include "base/mutex.h"
-#include "comm/engines/mpi/header.h"
 #include "comm/engines/mpi/plugin/functions.h"
-#include "sys/peer_processes.h"
+#include "sys/process_info.h"
 #include "sys/thread.h"
 
 #include <lockstep/base/deadline.h>
@@ -30,9 +29,41 @@
 #include <set>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 namespace lockstep::mpi {
+
+// The header of every message between two ranks of the engine mpi.
+//
+// One MPI message carries the header and, if the content is short, the content behind it. A longer
+// content follows as a separate message under `tag`; the receiver takes that message when it knows
+// its destination buffer. All ranks of a world run the same program on the same architecture, so
+// numbers are sent in native byte order.
+enum class Kind : std::uint32_t {
+  collective,  // a piece of a collective's round
+  message,     // the same of send() and recv()
+  failed,      // the group is dead: why the sender closed it
+  left,        // the sender has completed its calls and leaves the group
+  goodbye      // the sender's process needs no other any more
+};
+
+struct Header {
+  std::uint64_t group = 0;        // fingerprint of its name
+  std::uint64_t number = 0;       // of the collective in its group, or of the message in its pair
+  std::uint64_t fingerprint = 0;  // of the call
+  std::uint64_t bytes = 0;        // of the content
+  std::uint64_t awaited = 0;      // in return, in an all_to_all with counts
+  Kind kind = Kind::collective;
+  std::uint32_t round = 0;
+  std::int32_t tag = 0;  // 0: the content follows at once
+  std::uint32_t unused = 0;
+};
+static_assert(std::is_trivially_copyable_v<Header> && sizeof(Header) == 56);
+
+// Contents up to this size travel with the header.
+inline constexpr std::size_t eager_limit = 4096;
+inline constexpr std::size_t envelope_bytes = sizeof(Header) + eager_limit;
 
 // A message whose header has arrived; its content lies here or waits at the sender.
 struct Arrival {

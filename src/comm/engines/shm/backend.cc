@@ -4,12 +4,12 @@
 #include "base/environment.h"
 #include "base/format.h"
 #include "base/text.h"
-#include "comm/backend/node_shared.h"
+#include "comm/backend/tensors.h"
 #include "comm/engines/shm/endpoint.h"
 #include "comm/engines/shm/tensor_allocator.h"
 #include "comm/rendezvous/grace_period.h"
+#include "sys/heap.h"
 #include "sys/own_process.h"
-#include "sys/sanitizer.h"
 #include "sys/topology.h"
 
 #include <ATen/ops/from_blob.h>
@@ -20,10 +20,8 @@
 
 #include <cstring>
 #include <exception>
-#include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 namespace lockstep::shm {
 namespace {

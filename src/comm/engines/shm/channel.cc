@@ -4,7 +4,6 @@
 #include "comm/diagnose/report.h"
 
 #include <algorithm>
-#include <mutex>
 
 namespace lockstep::shm {
 

@@ -1,6 +1,5 @@
 #include "comm/engines/shm/channel_report.h"
 
-#include "comm/diagnose/report.h"
 #include "comm/engines/shm/channel.h"
 
 #include <algorithm>

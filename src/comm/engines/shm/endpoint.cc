@@ -4,7 +4,7 @@
 #include "base/format.h"
 #include "base/log.h"
 #include "base/text.h"
-#include "comm/call/all_ranks.h"
+#include "comm/call/record.h"
 #include "comm/kernels/combine.h"
 
 #include <lockstep/base/error.h>
@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <exception>
 #include <mutex>
-#include <string>
 #include <utility>
 
 namespace lockstep::shm {

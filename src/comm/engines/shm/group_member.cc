@@ -1,16 +1,14 @@
 #include "comm/engines/shm/group_member.h"
 
 #include "base/check.h"
-#include "comm/call/all_ranks.h"
+#include "comm/call/record.h"
 #include "comm/diagnose/report.h"
 #include "comm/engines/shm/channel_report.h"
 
-#include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
 
 #include <algorithm>
 #include <chrono>
-#include <exception>
 #include <new>
 #include <thread>
 #include <utility>

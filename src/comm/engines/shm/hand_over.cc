@@ -136,26 +136,199 @@ class Meeting {
         peers_(size),
         world_block_(world_block) {}
 
-  void run();
+  void run() {
+    const Token name = random_token();
+    const Published own{formatted("lockstep-{}", std::string_view(name.data(), name.size())),
+                        token_};
+    listener_ = sys::listen_on(sys::SocketAddress::abstract(own.name));
+    store_.set(key(rank_), own.text());
+    try {
+      for (int lower = 0; lower < rank_; ++lower) connect_to(lower);
+      accept_higher();
+    } catch (const Timeout&) {
+      throw_timeout();
+    }
+  }
+
   [[nodiscard]] std::vector<Peer> take_peers() { return std::move(peers_); }
   [[nodiscard]] std::uint64_t world_block() const { return world_block_; }
 
  private:
   [[nodiscard]] std::string key(int rank) const { return formatted("{}rank/{}", prefix_, rank); }
-  [[nodiscard]] sys::FileDescriptor connected(const Published& peer) const;
-  void connect_to(int rank);
-  void accept_higher();
-  void ask_store() const;
-  void take_newcomers();
-  [[nodiscard]] std::optional<Received> hear(int socket) const;
-  void welcome(Caller caller, Received received);
-  [[nodiscard]] Greeting greeting(const Token& token) const;
-  void send(int socket, const Greeting& ours) const;
-  void take(int rank, Caller caller, Received received);
+  // A rank that has published its name listens until it ends; if it has ended, the store may know.
+  [[nodiscard]] sys::FileDescriptor connected(const Published& peer) const {
+    const auto address = sys::SocketAddress::abstract(peer.name);
+    const auto turn = std::chrono::milliseconds(milliseconds_between_questions);
+    for (;;) {
+      try {
+        return sys::connect_to(address, deadline_.or_sooner(Deadline::after(turn)));
+      } catch (const Timeout&) {
+        if (deadline_.passed()) throw;
+        ask_store();
+      }
+    }
+  }
+
+  void connect_to(int rank) {
+    const auto published = Published::read(store_.get(key(rank), deadline_), rank);
+    try {
+      // The pidfd is opened before the process answers; the answer shows that it was the right
+      // process.
+      Caller caller(connected(published));
+      auto user = sys::peer_credentials(caller.socket.get()).uid;
+      check_input(user == geteuid(), "shared memory: expected a peer of user {}, found user {}",
+                  geteuid(), user);
+      send(caller.socket.get(), greeting(published.token));
+      auto received = receive(caller.socket.get(), deadline_);
+      const int found = check_greeting(received.greeting, rank);
+      if (found == 0) world_block_ = received.greeting.world_block;
+      take(found, std::move(caller), std::move(received));
+    } catch (const PeerLost&) {
+      throw PeerLost(formatted("shared memory: rank {} ended while ranks were joining", rank));
+    }
+  }
+
+  // Any process can connect. Only one that knows the token is a rank and gets this rank's arena;
+  // any other is dropped when it sends something or leaves, and delays no rank until then.
+  void accept_higher() {
+    missing_ = size_ - 1 - rank_;
+    while (missing_ > 0) {
+      std::vector<pollfd> entries{{listener_.get(), POLLIN, 0}};
+      for (const auto& stranger : strangers_) entries.push_back({stranger.socket.get(), POLLIN, 0});
+      const int ready = ::poll(entries.data(), entries.size(),
+                               deadline_.poll_milliseconds(milliseconds_between_questions));
+      if (ready < 0 && errno != EINTR)
+        throw SystemError("waiting for the ranks of this host", errno);
+      if (deadline_.passed()) throw Timeout("shared memory: not all ranks have connected");
+      if (ready == 0) ask_store();
+      std::vector<Caller> silent;
+      for (std::size_t i = 0; i < strangers_.size(); ++i) {
+        Caller& caller = strangers_[i];
+        if (entries[i + 1].revents == 0) {
+          silent.push_back(std::move(caller));
+        } else if (auto received = hear(caller.socket.get())) {
+          welcome(std::move(caller), *std::move(received));
+        }
+      }
+      strangers_ = std::move(silent);
+      if (entries[0].revents != 0) take_newcomers();
+    }
+  }
+
+  // Throws PeerLost if the store has gone, or if the wrapper of the store
+  // (rendezvous/meeting.h) knows that the missing ranks will not join. Asks for a key that no
+  // rank sets.
+  void ask_store() const {
+    try {
+      static_cast<void>(store_.get(key(size_), Deadline::after(Duration::zero())));
+    } catch (const Timeout&) {
+      // The store answers, and the ranks are still expected.
+    }
+  }
+
+  void take_newcomers() {
+    for (int i = 0; i < newcomers_a_turn; ++i) {
+      auto socket = sys::accept_now(listener_.get());
+      if (!socket) return;
+      if (is_of_this_user(socket.get())) strangers_.emplace_back(std::move(socket));
+      // A rank sends its greeting as soon as it has connected: the oldest of many silent
+      // connections is not a rank.
+      if (strangers_.size() > most_strangers) strangers_.erase(strangers_.begin());
+    }
+  }
+
+  // Returns a rank's greeting, which arrives as a whole; std::nullopt for any other data.
+  [[nodiscard]] std::optional<Received> hear(int socket) const {
+    try {
+      auto received = receive(socket, Deadline::after(Duration::zero()));
+      if (received.greeting.token == token_) return received;
+      log::debug("shared memory: a process connected that is not a rank of this run");
+    } catch (const Error& error) {
+      log::debug("shared memory: a connection that does not belong to a rank: {}", error.what());
+    }
+    return std::nullopt;
+  }
+
+  // A rank that has left before it was answered, or that sends invalid values, is an error: its
+  // token has shown that it is a rank.
+  void welcome(Caller caller, Received received) {
+    try {
+      if (caller.has_left()) throw PeerLost("the other side has closed the connection");
+      send(caller.socket.get(), greeting(token_));
+    } catch (const PeerLost&) {
+      throw PeerLost(
+          formatted("shared memory: a rank above {} ended while ranks were joining", rank_));
+    }
+    const int rank = check_greeting(received.greeting, -1);
+    take(rank, std::move(caller), std::move(received));
+    --missing_;
+  }
+
+  [[nodiscard]] Greeting greeting(const Token& token) const {
+    Greeting ours;
+    ours.size = static_cast<std::uint32_t>(size_);
+    ours.rank = static_cast<std::uint32_t>(rank_);
+    ours.token = token;
+    ours.arena_bytes = arena_.bytes();
+    ours.world_block = world_block_;
+    return ours;
+  }
+
+  void send(int socket, const Greeting& ours) const {
+    const std::array<int, 1> file{arena_.file()};
+    sys::send_descriptors(socket, bytes_of(ours), file, deadline_);
+  }
+
+  void take(int rank, Caller caller, Received received) {
+    peers_[rank] = {caller.pid, std::move(caller.process), std::move(caller.socket),
+                    std::make_shared<sys::SharedMemory>(sys::SharedMemory::open(
+                        std::move(received.arena), received.greeting.arena_bytes))};
+  }
+
   // `expected`: the rank at the other end, -1 if it is unknown.
-  [[nodiscard]] int check_greeting(const Greeting& theirs, int expected) const;
-  void check_places(const Greeting& theirs) const;
-  [[noreturn]] void throw_timeout() const;
+  [[nodiscard]] int check_greeting(const Greeting& theirs, int expected) const {
+    check_input(theirs.magic == Greeting::right_magic && theirs.version == Greeting::right_version,
+                "shared memory: expected a peer that speaks version {}, found {}",
+                Greeting::right_version, theirs.version);
+    check_input(theirs.size == static_cast<std::uint32_t>(size_),
+                "shared memory: the size of the world differs: rank {} has {}, rank {} has {}",
+                rank_, size_, theirs.rank, theirs.size);
+    auto rank = static_cast<int>(theirs.rank);
+    bool right = expected >= 0 ? rank == expected : rank > rank_ && rank < size_;
+    check_input(
+        right, "shared memory: rank {} expected {}, found a peer that says it is rank {}", rank_,
+        expected >= 0 ? formatted("rank {}", expected) : std::string("a higher rank"), rank);
+    check_input(!peers_[rank].socket, "shared memory: two processes say that they are rank {}",
+                rank);
+    check_places(theirs);
+    return rank;
+  }
+
+  // Checks that data which is read without further checks lies in the peer's memory.
+  void check_places(const Greeting& theirs) const {
+    const std::uint64_t block = theirs.rank == 0 ? GroupBlock::bytes(size_) : 0;
+    const std::uint64_t most = std::uint64_t{1} << 48;  // an address space
+    check_input(
+        theirs.arena_bytes >= sizeof(Control) + block && theirs.arena_bytes <= most &&
+            theirs.world_block <= theirs.arena_bytes - block && theirs.world_block % 64 == 0,
+        "shared memory: expected places in the arena of rank {}, found {} bytes and block {}",
+        theirs.rank, theirs.arena_bytes, theirs.world_block);
+  }
+
+  [[noreturn]] void throw_timeout() const {
+    std::vector<int> missing;
+    for (int rank = 0; rank < size_; ++rank) {
+      if (rank != rank_ && !peers_[rank].socket && !store_.try_get(key(rank)))
+        missing.push_back(rank);
+    }
+    if (missing.empty()) {  // they published a name and then stopped responding
+      for (int rank = 0; rank < size_; ++rank) {
+        if (rank != rank_ && !peers_[rank].socket) missing.push_back(rank);
+      }
+    }
+    throw Timeout(formatted("shared memory: rank {} of {} timed out waiting for {} to connect",
+                            rank_, size_, rank_list(missing)));
+  }
 
   Store& store_;
   const std::string& prefix_;
@@ -170,190 +343,6 @@ class Meeting {
   std::vector<Peer> peers_;
   std::uint64_t world_block_;
 };
-
-void Meeting::run() {
-  const Token name = random_token();
-  const Published own{formatted("lockstep-{}", std::string_view(name.data(), name.size())), token_};
-  listener_ = sys::listen_on(sys::SocketAddress::abstract(own.name));
-  store_.set(key(rank_), own.text());
-  try {
-    for (int lower = 0; lower < rank_; ++lower) connect_to(lower);
-    accept_higher();
-  } catch (const Timeout&) {
-    throw_timeout();
-  }
-}
-
-// A rank that has published its name listens until it ends; if it has ended, the store may know.
-sys::FileDescriptor Meeting::connected(const Published& peer) const {
-  const auto address = sys::SocketAddress::abstract(peer.name);
-  const auto turn = std::chrono::milliseconds(milliseconds_between_questions);
-  for (;;) {
-    try {
-      return sys::connect_to(address, deadline_.or_sooner(Deadline::after(turn)));
-    } catch (const Timeout&) {
-      if (deadline_.passed()) throw;
-      ask_store();
-    }
-  }
-}
-
-void Meeting::connect_to(int rank) {
-  const auto published = Published::read(store_.get(key(rank), deadline_), rank);
-  try {
-    // The pidfd is opened before the process answers; the answer shows that it was the right
-    // process.
-    Caller caller(connected(published));
-    auto user = sys::peer_credentials(caller.socket.get()).uid;
-    check_input(user == geteuid(), "shared memory: expected a peer of user {}, found user {}",
-                geteuid(), user);
-    send(caller.socket.get(), greeting(published.token));
-    auto received = receive(caller.socket.get(), deadline_);
-    const int found = check_greeting(received.greeting, rank);
-    if (found == 0) world_block_ = received.greeting.world_block;
-    take(found, std::move(caller), std::move(received));
-  } catch (const PeerLost&) {
-    throw PeerLost(formatted("shared memory: rank {} ended while ranks were joining", rank));
-  }
-}
-
-// Any process can connect. Only one that knows the token is a rank and gets this rank's arena; any
-// other is dropped when it sends something or leaves, and delays no rank until then.
-void Meeting::accept_higher() {
-  missing_ = size_ - 1 - rank_;
-  while (missing_ > 0) {
-    std::vector<pollfd> entries{{listener_.get(), POLLIN, 0}};
-    for (const auto& stranger : strangers_) entries.push_back({stranger.socket.get(), POLLIN, 0});
-    const int ready = ::poll(entries.data(), entries.size(),
-                             deadline_.poll_milliseconds(milliseconds_between_questions));
-    if (ready < 0 && errno != EINTR) throw SystemError("waiting for the ranks of this host", errno);
-    if (deadline_.passed()) throw Timeout("shared memory: not all ranks have connected");
-    if (ready == 0) ask_store();
-    std::vector<Caller> silent;
-    for (std::size_t i = 0; i < strangers_.size(); ++i) {
-      Caller& caller = strangers_[i];
-      if (entries[i + 1].revents == 0) {
-        silent.push_back(std::move(caller));
-      } else if (auto received = hear(caller.socket.get())) {
-        welcome(std::move(caller), *std::move(received));
-      }
-    }
-    strangers_ = std::move(silent);
-    if (entries[0].revents != 0) take_newcomers();
-  }
-}
-
-// Throws PeerLost if the store has gone, or if the wrapper of the store
-// (rendezvous/meeting_store.h) knows that the missing ranks will not join. Asks for a key that no
-// rank sets.
-void Meeting::ask_store() const {
-  try {
-    static_cast<void>(store_.get(key(size_), Deadline::after(Duration::zero())));
-  } catch (const Timeout&) {
-    // The store answers, and the ranks are still expected.
-  }
-}
-
-void Meeting::take_newcomers() {
-  for (int i = 0; i < newcomers_a_turn; ++i) {
-    auto socket = sys::accept_now(listener_.get());
-    if (!socket) return;
-    if (is_of_this_user(socket.get())) strangers_.emplace_back(std::move(socket));
-    // A rank sends its greeting as soon as it has connected: the oldest of many silent connections
-    // is not a rank.
-    if (strangers_.size() > most_strangers) strangers_.erase(strangers_.begin());
-  }
-}
-
-// Returns a rank's greeting, which arrives as a whole; std::nullopt for any other data.
-std::optional<Received> Meeting::hear(int socket) const {
-  try {
-    auto received = receive(socket, Deadline::after(Duration::zero()));
-    if (received.greeting.token == token_) return received;
-    log::debug("shared memory: a process connected that is not a rank of this run");
-  } catch (const Error& error) {
-    log::debug("shared memory: a connection that does not belong to a rank: {}", error.what());
-  }
-  return std::nullopt;
-}
-
-// A rank that has left before it was answered, or that sends invalid values, is an error: its token
-// has shown that it is a rank.
-void Meeting::welcome(Caller caller, Received received) {
-  try {
-    if (caller.has_left()) throw PeerLost("the other side has closed the connection");
-    send(caller.socket.get(), greeting(token_));
-  } catch (const PeerLost&) {
-    throw PeerLost(
-        formatted("shared memory: a rank above {} ended while ranks were joining", rank_));
-  }
-  const int rank = check_greeting(received.greeting, -1);
-  take(rank, std::move(caller), std::move(received));
-  --missing_;
-}
-
-Greeting Meeting::greeting(const Token& token) const {
-  Greeting ours;
-  ours.size = static_cast<std::uint32_t>(size_);
-  ours.rank = static_cast<std::uint32_t>(rank_);
-  ours.token = token;
-  ours.arena_bytes = arena_.bytes();
-  ours.world_block = world_block_;
-  return ours;
-}
-
-void Meeting::send(int socket, const Greeting& ours) const {
-  const std::array<int, 1> file{arena_.file()};
-  sys::send_descriptors(socket, bytes_of(ours), file, deadline_);
-}
-
-void Meeting::take(int rank, Caller caller, Received received) {
-  peers_[rank] = {caller.pid, std::move(caller.process), std::move(caller.socket),
-                  std::make_shared<sys::SharedMemory>(sys::SharedMemory::open(
-                      std::move(received.arena), received.greeting.arena_bytes))};
-}
-
-int Meeting::check_greeting(const Greeting& theirs, int expected) const {
-  check_input(theirs.magic == Greeting::right_magic && theirs.version == Greeting::right_version,
-              "shared memory: expected a peer that speaks version {}, found {}",
-              Greeting::right_version, theirs.version);
-  check_input(theirs.size == static_cast<std::uint32_t>(size_),
-              "shared memory: the size of the world differs: rank {} has {}, rank {} has {}", rank_,
-              size_, theirs.rank, theirs.size);
-  auto rank = static_cast<int>(theirs.rank);
-  bool right = expected >= 0 ? rank == expected : rank > rank_ && rank < size_;
-  check_input(right, "shared memory: rank {} expected {}, found a peer that says it is rank {}",
-              rank_, expected >= 0 ? formatted("rank {}", expected) : std::string("a higher rank"),
-              rank);
-  check_input(!peers_[rank].socket, "shared memory: two processes say that they are rank {}", rank);
-  check_places(theirs);
-  return rank;
-}
-
-// Checks that data which is read without further checks lies in the peer's memory.
-void Meeting::check_places(const Greeting& theirs) const {
-  const std::uint64_t block = theirs.rank == 0 ? GroupBlock::bytes(size_) : 0;
-  const std::uint64_t most = std::uint64_t{1} << 48;  // an address space
-  check_input(theirs.arena_bytes >= sizeof(Control) + block && theirs.arena_bytes <= most &&
-                  theirs.world_block <= theirs.arena_bytes - block && theirs.world_block % 64 == 0,
-              "shared memory: expected places in the arena of rank {}, found {} bytes and block {}",
-              theirs.rank, theirs.arena_bytes, theirs.world_block);
-}
-
-void Meeting::throw_timeout() const {
-  std::vector<int> missing;
-  for (int rank = 0; rank < size_; ++rank) {
-    if (rank != rank_ && !peers_[rank].socket && !store_.try_get(key(rank)))
-      missing.push_back(rank);
-  }
-  if (missing.empty()) {  // they published a name and then stopped responding
-    for (int rank = 0; rank < size_; ++rank) {
-      if (rank != rank_ && !peers_[rank].socket) missing.push_back(rank);
-    }
-  }
-  throw Timeout(formatted("shared memory: rank {} of {} timed out waiting for {} to connect", rank_,
-                          size_, rank_list(missing)));
-}
 
 }  // namespace
 

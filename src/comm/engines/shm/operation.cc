@@ -2,7 +2,6 @@
 
 #include "base/fingerprint.h"
 #include "base/format.h"
-#include "comm/engines/shm/plan.h"
 #include "sys/topology.h"
 
 #include <lockstep/base/error.h>
@@ -11,7 +10,6 @@
 #include <array>
 #include <cstring>
 #include <string_view>
-#include <utility>
 
 namespace lockstep::shm {
 namespace {

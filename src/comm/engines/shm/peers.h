@@ -5,10 +5,9 @@
 // Peers does not change after the hand-over.
 #pragma once
 
-#include "comm/call/all_ranks.h"
+#include "comm/call/record.h"
 #include "comm/engines/shm/arena.h"
 #include "sys/file_descriptor.h"
-#include "sys/futex.h"
 #include "sys/shared_memory.h"
 
 #include <lockstep/base/deadline.h>

@@ -4,11 +4,7 @@
 #include "comm/engines/shm/watcher.h"
 #include "sys/topology.h"
 
-#include <algorithm>
-#include <chrono>
 #include <exception>
-
-#include <sched.h>
 
 namespace lockstep::shm {
 namespace {

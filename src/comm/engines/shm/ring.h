@@ -9,7 +9,7 @@
 
 #include "comm/engines/shm/peers.h"
 #include "comm/engines/shm/plan.h"
-#include "sys/shared_text.h"
+#include "sys/shared_memory.h"
 
 #include <lockstep/comm/call.h>
 

@@ -1,7 +1,6 @@
 #include "comm/engines/shm/shared_group.h"
 
 #include "base/visible.h"
-#include "comm/diagnose/report.h"
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>

@@ -8,11 +8,11 @@
 //     posted still counts.
 #pragma once
 
-#include "comm/call/group_names.h"
-#include "comm/diagnose/failure.h"
+#include "comm/call/record.h"
+#include "comm/diagnose/report.h"
 #include "comm/engines/shm/peers.h"
 #include "comm/engines/shm/ring.h"
-#include "sys/shared_text.h"
+#include "sys/shared_memory.h"
 
 #include <atomic>
 #include <bit>

@@ -1,6 +1,5 @@
 #include "comm/engines/shm/tensor_allocator.h"
 
-#include "comm/engines/shm/absent_in_children.h"
 #include "sys/heap.h"
 #include "sys/own_process.h"
 
@@ -8,12 +7,19 @@
 #include <c10/core/CPUAllocator.h>
 
 #include <atomic>
+#include <cerrno>
 #include <cstdint>
 #include <mutex>
-#include <optional>
+#include <string_view>
 #include <utility>
 
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
 namespace lockstep::shm {
+
 namespace {
 
 // An arena that serves tensors or has done so. Entries are never destroyed, so that reading them
@@ -23,8 +29,7 @@ struct Serving {
   std::atomic<std::byte*> begin{nullptr};  // null: no arena
   std::atomic<std::size_t> bytes{0};
   std::shared_ptr<Arena> arena;  // the mutex guards the rest
-  std::optional<AbsentInChildren> absent;
-  std::size_t most = 0;  // bytes for tensors
+  std::size_t most = 0;          // bytes for tensors
   ArenaTensors::Pages pages = ArenaTensors::Pages::when_touched;
   std::size_t used = 0;  // by tensors
   bool has_ended = false;
@@ -45,6 +50,8 @@ class TensorAllocator final : public c10::Allocator {
   TensorAllocator() : under_(c10::GetCPUAllocator()) {
     c10::SetCPUAllocator(this, 1);
     sys::also_return_freed_memory([] { of_process().give_back_pages(); });
+    installed() = this;
+    pthread_atfork(nullptr, nullptr, [] { installed().load()->close_in_child(); });
   }
 
   c10::DataPtr allocate(std::size_t bytes) override {
@@ -76,7 +83,6 @@ class TensorAllocator final : public c10::Allocator {
     current_->has_ended = false;
     current_->bytes.store(current_->arena->bytes(), std::memory_order_release);
     current_->begin.store(current_->arena->data(), std::memory_order_release);
-    current_->absent.emplace(current_->arena->data(), current_->arena->bytes());
     return true;
   }
 
@@ -144,7 +150,6 @@ class TensorAllocator final : public c10::Allocator {
   [[nodiscard]] static std::shared_ptr<Arena> take_if_unused(Serving& entry) {
     if (!entry.has_ended || entry.used > 0) return nullptr;
     entry.begin.store(nullptr, std::memory_order_release);
-    entry.absent.reset();
     return std::move(entry.arena);
   }
 
@@ -156,6 +161,61 @@ class TensorAllocator final : public c10::Allocator {
     entry->next = first_.load(std::memory_order_relaxed);
     first_.store(entry, std::memory_order_release);
     return entry;
+  }
+
+  // Forked children do not have the arenas (sys::SharedMemory::keep_from_children()): a child would
+  // share one with its parent, and each would see the other's writes. In a child, no other mapping
+  // takes these addresses, and touching them ends the child by SIGSEGV, as touching memory of an
+  // RDMA device does (ibv_fork_init). The child prints the reason to standard error unless the
+  // program handles SIGSEGV itself. Code that runs in a child takes no locks and allocates no
+  // memory.
+  void close_in_child() {
+    bool any = false;
+    for (auto* entry = first_.load(std::memory_order_acquire); entry; entry = entry->next) {
+      std::byte* begin = entry->begin.load(std::memory_order_acquire);
+      if (begin == nullptr) continue;
+      close_pages(begin, entry->bytes.load(std::memory_order_relaxed));
+      any = true;
+    }
+    if (any) explain_faults();
+  }
+
+  // Leaves out pages that an earlier fork handler has mapped there for itself.
+  static void close_pages(std::byte* begin, std::size_t bytes) {
+    constexpr int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
+    constexpr std::size_t page = 4096;
+    void* closed = mmap(begin, bytes, PROT_NONE, flags, -1, 0);
+    if (closed == begin) return;
+    if (closed != MAP_FAILED) munmap(closed, bytes);  // a kernel without MAP_FIXED_NOREPLACE
+    if (closed != MAP_FAILED || errno != EEXIST || bytes <= page) return;
+    const std::size_t half = bytes / page / 2 * page;
+    if (half == 0) return;
+    close_pages(begin, half);
+    close_pages(begin + half, bytes - half);
+  }
+
+  static void explain_faults() {
+    struct sigaction present {};
+    if (sigaction(SIGSEGV, nullptr, &present) != 0 || present.sa_handler != SIG_DFL) return;
+    struct sigaction explaining {};
+    explaining.sa_sigaction = explain;
+    explaining.sa_flags = SA_SIGINFO | SA_RESETHAND;  // the access is repeated, and ends the child
+    sigaction(SIGSEGV, &explaining, nullptr);
+  }
+
+  static void explain(int, siginfo_t* fault, void*) {
+    if (!installed().load()->entry_at(static_cast<std::byte*>(fault->si_addr))) return;
+    constexpr std::string_view text =
+        "lockstep: a forked child touched a tensor of its parent, which lies in memory that ranks "
+        "share and is not there in children. Make it before init(), or pass it on by other means; "
+        "with LOCKSTEP_ARENA_TENSORS=off children have copies of all tensors.\n";
+    [[maybe_unused]] auto written = ::write(STDERR_FILENO, text.data(), text.size());
+  }
+
+  // For functions that must not wait until the object is made.
+  static std::atomic<TensorAllocator*>& installed() {
+    static constinit std::atomic<TensorAllocator*> allocator{nullptr};
+    return allocator;
   }
 
   const sys::OwnProcess process_;

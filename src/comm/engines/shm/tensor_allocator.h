@@ -9,8 +9,7 @@
 // address lies in at most one arena, or it belongs to the previous allocator.
 //
 // Thread-safe. A forked child gets all its memory from the previous allocator, and the arena is not
-// mapped there: if it were shared with the parent, tensors of one would change under the other
-// (absent_in_children.h).
+// mapped there: if it were shared with the parent, tensors of one would change under the other.
 #pragma once
 
 #include "comm/engines/shm/arena.h"

@@ -1,7 +1,5 @@
 #include "comm/engines/shm/watcher.h"
 
-#include "sys/wait_for_events.h"
-
 #include <lockstep/base/error.h>
 
 #include <array>

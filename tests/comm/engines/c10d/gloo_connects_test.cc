@@ -1,6 +1,6 @@
 // Gloo's ranks connect; one of them is lost on the way.
 #include "comm/engines/c10d/make.h"
-#include "store/forwarding_store.h"
+#include "comm/rendezvous/meeting.h"
 
 #include <lockstep/base/error.h>
 #include <lockstep/store/memory_store.h>

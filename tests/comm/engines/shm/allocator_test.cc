@@ -1,4 +1,3 @@
-#include "comm/engines/shm/allocator.h"
 
 #include "comm/engines/shm/arena.h"
 

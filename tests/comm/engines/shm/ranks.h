@@ -159,7 +159,8 @@ inline CallId post(GroupMember& group, Posting posting) {
                          posting.collective == Collective::scatter ||
                          posting.collective == Collective::recv;
   const auto bytes = by_output ? posting.output.bytes : posting.input.bytes;
-  posting.elements = posting.dtype ? elements_in(bytes, *posting.dtype) : 0;
+  posting.elements =
+      posting.dtype ? static_cast<std::int64_t>(bytes / bytes_of(*posting.dtype)) : 0;
   posting.id = next_id(group, posting);
   const auto id = posting.id;
   shm::CallBuffers& buffers = posting;

@@ -1,5 +1,4 @@
 // Tests how much freed memory an arena keeps: the amount that was reused recently.
-#include "comm/engines/shm/allocator.h"
 
 #include "comm/engines/shm/arena.h"
 

@@ -1,4 +1,4 @@
-#include "sys/wait_for_events.h"
+#include "sys/file_descriptor.h"
 
 #include <gtest/gtest.h>
 

@@ -1,8 +1,10 @@
-#include "comm/backend/reduction.h"
+#include "comm/backend/tensors.h"
 
 #include <lockstep/base/error.h>
 #include <lockstep/comm/backend.h>
 
+#include "base/check.h"
+#include "base/format.h"
 #include "comm/kernels/combine.h"
 
 #include <ATen/ops/add.h>
@@ -15,7 +17,7 @@
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/mul.h>
 
-#include <cstddef>
+#include <limits>
 #include <vector>
 
 namespace lockstep {
@@ -54,6 +56,25 @@ at::Tensor branch(std::span<const at::Tensor> values, Op op) {
 }
 
 }  // namespace
+
+std::size_t host_bytes(std::string_view call, at::IntArrayRef sizes,
+                       const at::TensorOptions& options) {
+  check(options.device().is_cpu(), "{}: expected host memory, found {}", call,
+        options.device().str());
+  auto bytes = static_cast<std::int64_t>(options.dtype().itemsize());
+  for (auto size : sizes) {
+    check(size >= 0, "{}: sizes must not be negative, found {}", call, size);
+    bool overflows = size > 0 && bytes > std::numeric_limits<std::int64_t>::max() / size;
+    check(!overflows, "{}: more bytes than there are addresses", call);
+    bytes *= size;
+  }
+  return static_cast<std::size_t>(bytes);
+}
+
+std::string node_shared_tag(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  return formatted("empty_node_shared [{}] {}", listed(sizes, ", "),
+                   c10::toString(c10::typeMetaToScalarType(options.dtype())));
+}
 
 at::Tensor reduce_in_tree(std::span<const at::Tensor> values, Op op) {
   auto result = branch(values, op);

@@ -1,0 +1,278 @@
+#include "comm/rendezvous/meeting.h"
+
+#include <lockstep/base/error.h>
+#include <lockstep/store/open.h>
+#include <lockstep/store/prefix_store.h>
+#include <lockstep/store/secret.h>
+
+#include <algorithm>
+#include <mutex>
+#include <sstream>
+
+#include "base/check.h"
+#include "base/format.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "sys/topology.h"
+
+#include <unistd.h>
+
+namespace lockstep::rendezvous {
+namespace {
+
+std::string key_of(const Exchange& between, int rank) {
+  return formatted("{}{}", between.prefix, rank);
+}
+
+std::string key_of_all(const std::string& key) { return key + "/all"; }
+
+bool is_there(Store& store, const Exchange& between, int rank) {
+  return store.try_get(key_of(between, rank)).has_value();
+}
+
+std::vector<int> missing_ranks(Store& store, const Exchange& between) {
+  std::vector<int> missing;
+  for (int rank = 0; rank < between.size; ++rank)
+    if (!is_there(store, between, rank)) missing.push_back(rank);
+  return missing;
+}
+
+[[noreturn]] void throw_missing(Store& store, const Exchange& between, Duration timeout) {
+  throw Timeout(formatted("rank {} of {} timed out after {} waiting for {} {}", between.rank,
+                          between.size, format_duration(timeout),
+                          rank_list(missing_ranks(store, between)), between.purpose));
+}
+
+// The lowest rank that is present logs the missing ones. The other ranks stop at the first key that
+// they find: all ranks call this at about the same time.
+void remind(Store& store, const Exchange& between, Duration left) {
+  for (int lower = 0; lower < between.rank; ++lower)
+    if (is_there(store, between, lower)) return;
+  const std::vector<int> missing = missing_ranks(store, between);
+  if (missing.empty()) return;
+  log::warning("rank {} of {} has waited {} for {} {}, and gives up in {}", between.rank,
+               between.size, format_duration(between.remind_after), rank_list(missing),
+               between.purpose, format_duration(std::chrono::ceil<std::chrono::seconds>(left)));
+}
+
+// `reminder`: set to never once the missing ranks have been named, and if there is no deadline.
+std::string text_of(Store& store, const Exchange& between, int rank, Deadline deadline,
+                    Deadline& reminder) {
+  try {
+    return store.get(key_of(between, rank), deadline.or_sooner(reminder));
+  } catch (const Timeout&) {
+    if (deadline.passed() || reminder.is_never()) throw;
+  }
+  reminder = Deadline::never();
+  remind(store, between, deadline.left());
+  return store.get(key_of(between, rank), deadline);
+}
+
+}  // namespace
+
+std::vector<std::string> exchange(
+    Store& store, const Exchange& between, std::string_view mine, Duration timeout,
+    const std::function<void(int rank, const std::string& text)>& check) {
+  const auto deadline = Deadline::after(timeout);
+  store.set(key_of(between, between.rank), mine);
+  auto reminder = deadline.is_never() ? deadline : Deadline::after(between.remind_after);
+  std::vector<std::string> texts;
+  for (int rank = 0; rank < between.size; ++rank) {
+    try {
+      texts.push_back(text_of(store, between, rank, deadline, reminder));
+    } catch (const Timeout&) {
+      throw_missing(store, between, timeout);
+    }
+    if (check) check(rank, texts.back());
+  }
+  return texts;
+}
+
+bool come_to(Store& store, const std::string& key, int count) {
+  if (store.add(key, 1) != count) return false;
+  store.set(key_of_all(key), "1");
+  return true;
+}
+
+bool have_all_come(Store& store, const std::string& key) {
+  return store.try_get(key_of_all(key)).has_value();
+}
+
+void wait_for_all(Store& store, const std::string& key, Deadline deadline) {
+  static_cast<void>(store.get(key_of_all(key), deadline));
+}
+
+namespace {
+
+// Changes when ranks of different builds could no longer understand each other.
+constexpr auto version = "2";
+
+struct Hello {
+  std::string size;
+  std::string version;
+  std::string engine;
+  std::string host;
+  std::string devices;
+
+  [[nodiscard]] std::string text() const {
+    return formatted("{}\n{}\n{}\n{}\n{}", size, version, engine, host, devices);
+  }
+  static Hello read(const std::string& text) {
+    std::istringstream lines(text);
+    Hello hello;
+    for (auto* field : {&hello.size, &hello.version, &hello.engine, &hello.host, &hello.devices})
+      std::getline(lines, *field);
+    return hello;
+  }
+};
+
+std::vector<std::string> words_of(const std::string& text) {
+  std::istringstream words(text);
+  std::vector<std::string> result;
+  for (std::string word; words >> word;) result.push_back(word);
+  return result;
+}
+
+void compare(const std::string& mine, const std::string& other, int rank, int other_rank,
+             std::string_view what) {
+  auto shown = [](const std::string& value) {
+    return value.empty() ? std::string("nothing") : value;
+  };
+  check_input(mine == other, "{} must be the same on all ranks: rank {} has {}, rank {} has {}",
+              what, rank, shown(mine), other_rank, shown(other));
+}
+
+// Rank 0 may hold the store: it stays until the rank that it does not agree with has seen why.
+void refuse(Store& store, const rank_env::RankInfo& info, int other_rank) {
+  store.set(formatted("refused/{}", info.rank), "");
+  if (info.rank != 0) return;
+  try {
+    static_cast<void>(
+        store.get(formatted("refused/{}", other_rank), Deadline::after(std::chrono::seconds(2))));
+  } catch (const Error&) {
+    // It will learn less; there is nothing more to do for it.
+  }
+}
+
+}  // namespace
+
+WorldInfo handshake(const std::shared_ptr<Store>& store, const rank_env::RankInfo& info,
+                    std::string_view engine, std::span<const std::string> devices,
+                    Deadline deadline) {
+  auto attempt = formatted("lockstep/{}/", info.attempt);
+  auto round = store->add(formatted("{}round/{}", attempt, info.rank), 1);
+  WorldInfo world{.store = std::make_shared<PrefixStore>(formatted("{}{}/", attempt, round), store),
+                  .hosts = {},
+                  .devices = {},
+                  .local_size = 0};
+  Hello mine{std::to_string(info.size), version, std::string(engine), sys::host_of_rank(),
+             join(devices, " ")};
+  auto check = [&](int rank, const std::string& text) {
+    auto hello = Hello::read(text);
+    try {
+      compare(mine.size, hello.size, info.rank, rank, "WORLD_SIZE");
+      compare(mine.version, hello.version, info.rank, rank, "Lockstep's protocol version");
+      compare(mine.engine, hello.engine, info.rank, rank, "the backend asked for");
+    } catch (const BadInput&) {
+      refuse(*world.store, info, rank);
+      throw;
+    }
+    world.hosts.push_back(hello.host);
+    world.devices.push_back(words_of(hello.devices));
+  };
+  static_cast<void>(exchange(
+      *world.store,
+      {.prefix = "hello/", .rank = info.rank, .size = info.size, .purpose = "to call init()"},
+      mine.text(), deadline.left(), check));
+  world.local_size = static_cast<int>(std::ranges::count(world.hosts, mine.host));
+  return world;
+}
+
+namespace {
+
+constexpr auto one_part = std::chrono::milliseconds(200);
+
+}  // namespace
+
+void MeetingStore::wait_in_parts(Deadline deadline, const std::function<void(Deadline)>& wait) {
+  for (bool may_end = true;;) {
+    try {
+      return wait(may_end ? deadline.or_sooner(Deadline::after(one_part)) : deadline);
+    } catch (const Timeout&) {
+      may_end = check_(below());
+      if (deadline.passed()) throw;
+    }
+  }
+}
+
+std::string MeetingStore::get(std::string_view key, Deadline deadline) {
+  std::string value;
+  wait_in_parts(deadline, [&](Deadline part) { value = below().get(key, part); });
+  return value;
+}
+
+void MeetingStore::wait(std::span<const std::string> keys, Deadline deadline) {
+  wait_in_parts(deadline, [&](Deadline part) { below().wait(keys, part); });
+}
+
+namespace {
+
+std::string secret_of(const rank_env::RankRendezvous& at) {
+  if (at.port == 0) return {};
+  auto secret = rank_env::read_secret();
+  return secret.empty() ? user_secret() : secret;
+}
+
+StoreServerOptions server_options(const rank_env::RankRendezvous& at, std::string secret) {
+  if (at.port == 0) return {.host = at.address.substr(std::string_view("unix:").size())};
+  // The host's own name is often a loopback address, so listen on all addresses; the secret keeps
+  // others out.
+  return {.host = "0.0.0.0", .port = at.port, .secret = std::move(secret)};
+}
+
+// The server of this process, which can listen at its address only once: a second group that is
+// made while the first lives shares it.
+std::shared_ptr<StoreServer> serve(const rank_env::RankRendezvous& at, const std::string& secret) {
+  static std::mutex mutex;
+  static std::weak_ptr<StoreServer> served;
+  static std::string address;
+  static pid_t process = 0;  // a forked child has the pointer, but not the server's thread
+  std::lock_guard lock(mutex);
+  auto server = process == ::getpid() && address == at.address ? served.lock() : nullptr;
+  if (server) return server;
+  server = std::make_shared<StoreServer>(server_options(at, secret));
+  served = server;
+  address = at.address;
+  process = ::getpid();
+  return server;
+}
+
+}  // namespace
+
+std::shared_ptr<Store> keep_serving(std::shared_ptr<StoreServer> server,
+                                    std::shared_ptr<Store> store) {
+  auto* client = store.get();
+  auto both = std::make_shared<std::pair<std::shared_ptr<StoreServer>, std::shared_ptr<Store>>>(
+      std::move(server), std::move(store));
+  return {std::move(both), client};
+}
+
+std::shared_ptr<Store> open_served_store(const rank_env::RankInfo& info, Deadline deadline) {
+  const rank_env::RankRendezvous& at = *info.rendezvous;
+  auto secret = secret_of(at);
+  if (info.rank == 0) {
+    auto server = serve(at, secret);
+    auto own = at.port == 0 ? at.address : formatted("tcp://127.0.0.1:{}", at.port);
+    return keep_serving(server, open_store(own, secret, deadline.left()));
+  }
+  try {
+    return open_store(at.address, secret, deadline.left());
+  } catch (const Timeout& error) {
+    throw Timeout(
+        formatted("rank {} timed out connecting to {}: rank 0, which serves the store there, did "
+                  "not arrive ({})",
+                  info.rank, at.address, error.what()));
+  }
+}
+
+}  // namespace lockstep::rendezvous

@@ -1,0 +1,148 @@
+// How ranks meet through the store: exchange() of texts, the handshake of init(), and the store
+// that they use meanwhile.
+#pragma once
+
+#include "rank_env/rank_info.h"
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <lockstep/base/deadline.h>
+#include <lockstep/store/store.h>
+#include <lockstep/store/store_server.h>
+
+namespace lockstep {
+
+// Passes every call on to another store. Base class of stores that override some calls.
+class ForwardingStore : public Store {
+ public:
+  explicit ForwardingStore(std::shared_ptr<Store> below) : below_(std::move(below)) {}
+
+  void set(std::string_view key, std::string_view value) override { below_->set(key, value); }
+  [[nodiscard]] std::optional<std::string> try_get(std::string_view key) override {
+    return below_->try_get(key);
+  }
+  [[nodiscard]] std::string get(std::string_view key, Deadline deadline) override {
+    return below_->get(key, deadline);
+  }
+  void wait(std::span<const std::string> keys, Deadline deadline) override {
+    below_->wait(keys, deadline);
+  }
+  std::int64_t add(std::string_view key, std::int64_t delta) override {
+    return below_->add(key, delta);
+  }
+  std::string compare_set(std::string_view key, std::string_view expected,
+                          std::string_view desired) override {
+    return below_->compare_set(key, expected, desired);
+  }
+  bool erase(std::string_view key) override { return below_->erase(key); }
+  [[nodiscard]] std::vector<std::string> keys(std::string_view prefix) override {
+    return below_->keys(prefix);
+  }
+
+ protected:
+  [[nodiscard]] Store& below() { return *below_; }
+
+ private:
+  std::shared_ptr<Store> below_;
+};
+
+}  // namespace lockstep
+
+namespace lockstep::rendezvous {
+
+// For a rendezvous of kind served_store. Rank 0 serves the store while it holds a pointer from this
+// function; the other ranks wait for it until the deadline. Over TCP, the secret is that of
+// LOCKSTEP_SECRET_FILE, else the user's own (user_secret()); on one host, the kernel authenticates
+// the peer. Throws as open_run_store().
+[[nodiscard]] std::shared_ptr<Store> open_served_store(const rank_env::RankInfo& info,
+                                                       Deadline deadline);
+
+// Returns `store` with shared ownership of the server: the server lives as long as the result.
+[[nodiscard]] std::shared_ptr<Store> keep_serving(std::shared_ptr<StoreServer> server,
+                                                  std::shared_ptr<Store> store);
+
+}  // namespace lockstep::rendezvous
+
+namespace lockstep::rendezvous {
+
+// Every rank publishes one text and reads those of the others.
+//
+// Keys of an exchange: its prefix and a rank, for that rank's text. Keys of a meeting: the key
+// itself counts the ranks that have come, and "<key>/all" says that all have.
+struct Exchange {
+  std::string prefix;  // of the keys; unique on this store
+  int rank = 0;
+  int size = 1;
+  std::string purpose;  // the end of a timeout's message: "to call init()"
+  // A rank may have ended without any notice here: after this time, the lowest rank that is present
+  // logs which ranks are missing.
+  Duration remind_after = std::chrono::seconds(20);
+};
+// Blocks until all texts are there, and returns them by rank. Calls `check(rank, text)`, if any,
+// for each text in rank order; it may throw. Throws Timeout: "rank 0 of 3 timed out after 1m
+// waiting for ranks 1, 2 to call init()".
+[[nodiscard]] std::vector<std::string> exchange(
+    Store& store, const Exchange& between, std::string_view mine, Duration timeout,
+    const std::function<void(int rank, const std::string& text)>& check = {});
+
+// Announces that this rank has come to `key`, where `count` ranks meet once. Returns true for the
+// last of them.
+bool come_to(Store& store, const std::string& key, int count);
+// Returns true if all have come.
+[[nodiscard]] bool have_all_come(Store& store, const std::string& key);
+// Blocks until all have come. Throws Timeout, which names the key.
+void wait_for_all(Store& store, const std::string& key, Deadline deadline);
+
+// Handshake: every rank tells the others its world size, its host, the requested engine and the
+// devices that it may use, and each rank compares them.
+//
+// Keys, under "lockstep/<attempt>/": "round/<rank>" counts the calls of init() of one rank, so that
+// the n-th calls of all ranks meet; "<n>/hello/<rank>" holds five lines of that rank: world size,
+// version, engine, host, and the names of its devices, separated by spaces; "<n>/refused/<rank>"
+// says that the rank ends because another rank's lines do not fit.
+struct WorldInfo {
+  std::shared_ptr<Store> store;    // the part of the store that belongs to these ranks
+  std::vector<std::string> hosts;  // of each rank
+  std::vector<std::vector<std::string>> devices;  // names of those that each rank may use
+  int local_size = 1;                             // ranks on this rank's host
+
+  [[nodiscard]] bool is_one_host() const { return local_size == static_cast<int>(hosts.size()); }
+};
+
+// Blocks until all have come. `engine` is what this rank was asked for, or ""; `devices` names the
+// devices that it may use. BadInput when two ranks were told different things; Timeout names those
+// that did not come.
+[[nodiscard]] WorldInfo handshake(const std::shared_ptr<Store>& store,
+                                  const rank_env::RankInfo& info, std::string_view engine,
+                                  std::span<const std::string> devices, Deadline deadline);
+
+// Wraps a store for ranks that are about to meet. A rank that waits in it for a rank that will
+// never come learns of that within a moment, not at its deadline.
+class MeetingStore : public ForwardingStore {
+ public:
+  // Called while a call waits, from any thread. Throws once the ranks have no reason to meet any
+  // more; returns false if it will never throw.
+  using Check = std::function<bool(Store& below)>;
+
+  MeetingStore(std::shared_ptr<Store> below, Check check)
+      : ForwardingStore(std::move(below)), check_(std::move(check)) {}
+
+  [[nodiscard]] std::string get(std::string_view key, Deadline deadline) override;
+  void wait(std::span<const std::string> keys, Deadline deadline) override;
+
+ private:
+  void wait_in_parts(Deadline deadline, const std::function<void(Deadline)>& wait);
+
+  const Check check_;
+};
+
+}  // namespace lockstep::rendezvous
