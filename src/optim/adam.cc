@@ -3,7 +3,6 @@
 #include "optim/state_tensors.h"
 #include "optim/update_entry.h"
 
-#include <lockstep/optim/adam.h>
 #include <lockstep/optim/adamw.h>
 
 #include <ATen/core/grad_mode.h>

@@ -4,7 +4,7 @@
 
 #include <lockstep/global/tensor.h>
 #include <lockstep/optim/gradient_transform.h>
-#include <lockstep/optim/state_memory.h>
+#include <lockstep/optim/update_options.h>
 
 #include <ATen/core/grad_mode.h>
 

@@ -30,7 +30,7 @@
 #include "module/checks.h"
 #include "parallel/backward_hooks.h"
 #include "parallel/bucket.h"
-#include "parallel/step_clock.h"
+#include "parallel/handle_state.h"
 #include "parallel/write_watch.h"
 
 #include <lockstep/comm/group.h>

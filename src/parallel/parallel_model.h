@@ -4,7 +4,7 @@
 #include "parallel/handle_state.h"
 #include "parallel/pipeline/sequences.h"
 #include "parallel/pipeline/stage_run.h"
-#include "parallel/tensor/token_exchange.h"
+#include "parallel/tensor/experts.h"
 
 #include <lockstep/parallel/parallelize.h>
 

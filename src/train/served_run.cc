@@ -1,6 +1,6 @@
 #include "base/check.h"
 #include "base/format.h"
-#include "parallel/server/group_meeting.h"
+#include "parallel/server/meeting.h"
 #include "parallel/state_dict.h"
 #include "parallel/whole_module_state.h"
 #include "train/interrupt.h"

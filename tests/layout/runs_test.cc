@@ -1,4 +1,4 @@
-#include "layout/runs.h"
+#include "layout/transfers.h"
 
 #include <lockstep/base/error.h>
 

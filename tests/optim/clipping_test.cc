@@ -10,7 +10,6 @@
 #include <lockstep/base/error.h>
 #include <lockstep/comm/local.h>
 #include <lockstep/dispatch/part.h>
-#include <lockstep/optim/adam.h>
 #include <lockstep/optim/adamw.h>
 #include <lockstep/optim/sgd.h>
 

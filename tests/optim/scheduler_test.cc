@@ -1,4 +1,4 @@
-#include <lockstep/optim/scheduler.h>
+#include <lockstep/optim/schedule.h>
 
 #include "optim/support.h"
 

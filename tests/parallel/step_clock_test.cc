@@ -1,5 +1,5 @@
 // Tests how a handle divides the time of a step.
-#include "parallel/step_clock.h"
+#include "parallel/handle_state.h"
 
 #include "parallel/composition.h"
 #include "parallel/support.h"

@@ -1,4 +1,4 @@
-#include "parallel/step_clock.h"
+#include "parallel/handle_state.h"
 
 #include <lockstep/comm/local.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>

@@ -1,4 +1,4 @@
-#include <lockstep/plan/schedule_file.h>
+#include <lockstep/plan/schedule.h>
 
 #include <lockstep/base/error.h>
 

@@ -24,7 +24,6 @@
 #include <lockstep/comm/group.h>
 #include <lockstep/dispatch/part.h>
 #include <lockstep/mesh/mesh.h>
-#include <lockstep/optim/state_memory.h>
 #include <lockstep/optim/update_options.h>
 
 #include <ATen/core/Tensor.h>

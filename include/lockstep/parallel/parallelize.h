@@ -60,7 +60,7 @@
 #include <lockstep/comm/group.h>
 #include <lockstep/mesh/mesh.h>
 #include <lockstep/module/checkpoint_activations.h>
-#include <lockstep/module/torchscript.h>
+#include <lockstep/module/module_ref.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 #include <lockstep/parallel/handle.h>
 #include <lockstep/parallel/model_plans.h>

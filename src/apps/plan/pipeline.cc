@@ -7,7 +7,7 @@
 #include "sys/program.h"
 
 #include <lockstep/plan/picture.h>
-#include <lockstep/plan/schedule_file.h>
+#include <lockstep/plan/schedule.h>
 #include <lockstep/plan/simulation.h>
 
 #include <algorithm>

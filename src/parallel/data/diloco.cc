@@ -1,9 +1,9 @@
 #include <lockstep/parallel/data/diloco.h>
 
 #include "base/check.h"
-#include "parallel/data/diloco_fragments.h"
-#include "parallel/data/own_copies.h"
+#include "parallel/data/pseudo_gradient.h"
 #include "parallel/handle_state.h"
+#include "parallel/whole_module_state.h"
 
 #include <lockstep/parallel/handle.h>
 

@@ -11,7 +11,7 @@
 
 #include "parallel/pipeline/batch.h"
 #include "parallel/pipeline/specs.h"
-#include "plan/needs.h"
+#include "plan/walk.h"
 
 #include <lockstep/comm/group.h>
 #include <lockstep/plan/schedule.h>

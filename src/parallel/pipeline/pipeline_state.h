@@ -2,11 +2,11 @@
 #pragma once
 
 #include "parallel/composite_state.h"
+#include "parallel/handle_state.h"
 #include "parallel/pipeline/execution.h"
 #include "parallel/pipeline/own_parameters.h"
 #include "parallel/pipeline/stages.h"
-#include "parallel/step_clock.h"
-#include "plan/posting_order.h"
+#include "plan/walk.h"
 
 #include <lockstep/parallel/pipeline/pipeline.h>
 

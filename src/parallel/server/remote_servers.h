@@ -1,9 +1,9 @@
 // RemoteServers: a worker's connections to all servers.
 #pragma once
 
-#include "parallel/server/announcement.h"
 #include "parallel/server/connection.h"
-#include "parallel/server/share.h"
+#include "parallel/server/key_plan.h"
+#include "parallel/server/meeting.h"
 
 #include <ATen/core/Tensor.h>
 

@@ -12,8 +12,8 @@
 #include "dispatch/lazy_storage.h"
 #include "dispatch/part_record.h"
 #include "layout/flat_layout.h"
+#include "parallel/handle_state.h"
 #include "parallel/sharded/unit_storage.h"
-#include "parallel/step_clock.h"
 
 #include <lockstep/comm/group.h>
 #include <lockstep/dispatch/part.h>

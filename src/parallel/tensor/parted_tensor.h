@@ -20,6 +20,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/util/intrusive_ptr.h>
+#include <torch/nn/module.h>
 
 #include <cstdint>
 #include <memory>
@@ -82,5 +83,16 @@ void attach(PartedTensor& parted, const Mesh& mesh, const std::vector<at::Tensor
 void connect(PartedTensor& parted, const std::shared_ptr<GradientMarks>& marks,
              const std::vector<at::Tensor>& divided);
 void disconnect(PartedTensor& parted);
+
+// The module of this rank's parts, of which other ranks have copies or shards.
+
+// Returns NAME for the first leaf of a tensor; NAME#1, NAME#2 for the others of a fused weight.
+[[nodiscard]] std::string name_of_leaf(const std::string& name, std::size_t leaf);
+// Returns the leaf's name for each name of the tensor.
+[[nodiscard]] std::vector<std::string> names_of_leaf(const Part& part, std::size_t leaf);
+
+// Returns a module with the tensors of the parts under all their names. Parts of one tensor follow
+// each other.
+[[nodiscard]] std::shared_ptr<torch::nn::Module> module_of_parts(const std::vector<Part>& all);
 
 }  // namespace lockstep::tensor_parallel

@@ -2,7 +2,6 @@
 // one process refuses, and gives the same gradients for the others.
 #include "parallel/sharded/pair.h"
 
-#include <lockstep/optim/adam.h>
 #include <lockstep/optim/adamw.h>
 #include <lockstep/optim/sgd.h>
 #include <lockstep/parallel/parallelize.h>
