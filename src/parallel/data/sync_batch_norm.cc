@@ -51,47 +51,6 @@ struct SyncLayer {
   int number = 0;
 };
 
-class SyncLayers final : public Joinable {
- public:
-  // Statistics of the whole batch, in float64, per channel.
-  struct Whole {
-    double rows = 0;  // of all ranks
-    at::Tensor mean, variance;
-  };
-
-  // Collective. Handles the layers of `module`.
-  SyncLayers(torch::nn::Module& module, const Group& group);
-  ~SyncLayers() override;
-  SyncLayers(const SyncLayers&) = delete;
-  SyncLayers& operator=(const SyncLayers&) = delete;
-
-  [[nodiscard]] const std::vector<std::shared_ptr<SyncLayer>>& layers() const { return layers_; }
-
-  // Collective. `mean` and `squares`: the mean of this rank's rows, and the squared deviations from
-  // it. `factor` is the weight of this batch in the running statistics, which are updated.
-  [[nodiscard]] Whole combine(SyncLayer& layer, double rows, const at::Tensor& mean,
-                              const at::Tensor& squares, double factor);
-  // Collective. Sums over the ranks in place.
-  void sum(const SyncLayer& layer, const at::Tensor& sums);
-
-  [[nodiscard]] std::string join_name() const override { return "SyncBatchNorm"; }
-  [[nodiscard]] const Group& join_group() const override { return group_; }
-  void set_join(std::shared_ptr<JoinLink> link) override;
-  [[nodiscard]] bool shadow(int round, const JoinRound& ranks) override;
-
- private:
-  enum Direction { forward, backward };
-  void announce(const SyncLayer& layer, Direction direction);
-  void post_sum(const SyncLayer& layer, const at::Tensor& sums);
-  [[nodiscard]] Whole exchange(SyncLayer& layer, double rows, const at::Tensor& mean,
-                               const at::Tensor& squares, double factor);
-
-  Group group_;
-  std::vector<std::shared_ptr<SyncLayer>> layers_;
-  Mutex mutex_;
-  std::shared_ptr<JoinLink> link_ LOCKSTEP_GUARDED_BY(mutex_);
-};
-
 struct Registry {
   std::map<const void*, std::weak_ptr<SyncLayer>> layers LOCKSTEP_GUARDED_BY(mutex);
   Mutex mutex;
@@ -164,109 +123,138 @@ std::shared_ptr<SyncLayer> find_sync_layer(const at::Tensor& running_mean,
   return nullptr;
 }
 
-}  // namespace
+class SyncLayers final : public Joinable {
+ public:
+  // Statistics of the whole batch, in float64, per channel.
+  struct Whole {
+    double rows = 0;  // of all ranks
+    at::Tensor mean, variance;
+  };
 
-SyncLayers::SyncLayers(torch::nn::Module& module, const Group& group)
-    : group_(group), layers_(layers_in(module)) {
-  std::vector<std::string> lines;
-  for (const auto& layer : layers_) lines.push_back(line_of(*layer));
-  modules::check_same_lines(group, lines, {.tag = "SyncBatchNorm"});
-  check(!layers_.empty(), "SyncBatchNorm: the module has no BatchNorm1d, 2d or 3d");
-  for (const auto& layer : layers_) {
-    check(!keys_of(*layer).empty(),
-          "SyncBatchNorm: {} has neither weights nor running statistics, so its calls cannot be "
-          "recognised",
-          layer->name);
-    check(find_sync_layer(layer->running_mean, layer->weight) == nullptr,
-          "SyncBatchNorm: {} already belongs to another SyncBatchNorm", layer->name);
+  // Collective. Handles the layers of `module`.
+  SyncLayers(torch::nn::Module& module, const Group& group)
+      : group_(group), layers_(layers_in(module)) {
+    std::vector<std::string> lines;
+    for (const auto& layer : layers_) lines.push_back(line_of(*layer));
+    modules::check_same_lines(group, lines, {.tag = "SyncBatchNorm"});
+    check(!layers_.empty(), "SyncBatchNorm: the module has no BatchNorm1d, 2d or 3d");
+    for (const auto& layer : layers_) {
+      check(!keys_of(*layer).empty(),
+            "SyncBatchNorm: {} has neither weights nor running statistics, so its calls cannot be "
+            "recognised",
+            layer->name);
+      check(find_sync_layer(layer->running_mean, layer->weight) == nullptr,
+            "SyncBatchNorm: {} already belongs to another SyncBatchNorm", layer->name);
+    }
+    group_ = group.split(0);
+    Registry& all = registry();
+    Lock lock(all.mutex);
+    for (std::size_t i = 0; i < layers_.size(); ++i) {
+      layers_[i]->owner = this;
+      layers_[i]->number = static_cast<int>(i);
+      for (const void* key : keys_of(*layers_[i])) all.layers[key] = layers_[i];
+    }
   }
-  group_ = group.split(0);
-  Registry& all = registry();
-  Lock lock(all.mutex);
-  for (std::size_t i = 0; i < layers_.size(); ++i) {
-    layers_[i]->owner = this;
-    layers_[i]->number = static_cast<int>(i);
-    for (const void* key : keys_of(*layers_[i])) all.layers[key] = layers_[i];
+
+  ~SyncLayers() override {
+    Registry& all = registry();
+    Lock lock(all.mutex);
+    for (const auto& layer : layers_)
+      for (const void* key : keys_of(*layer)) all.layers.erase(key);
   }
-}
 
-SyncLayers::~SyncLayers() {
-  Registry& all = registry();
-  Lock lock(all.mutex);
-  for (const auto& layer : layers_)
-    for (const void* key : keys_of(*layer)) all.layers.erase(key);
-}
+  SyncLayers(const SyncLayers&) = delete;
+  SyncLayers& operator=(const SyncLayers&) = delete;
 
-void SyncLayers::set_join(std::shared_ptr<JoinLink> link) {
-  Lock lock(mutex_);
-  link_ = std::move(link);
-}
+  [[nodiscard]] const std::vector<std::shared_ptr<SyncLayer>>& layers() const { return layers_; }
 
-void SyncLayers::announce(const SyncLayer& layer, Direction direction) {
-  std::shared_ptr<JoinLink> link;
-  {
+  // Collective. `mean` and `squares`: the mean of this rank's rows, and the squared deviations from
+  // it. `factor` is the weight of this batch in the running statistics, which are updated.
+  [[nodiscard]] Whole combine(SyncLayer& layer, double rows, const at::Tensor& mean,
+                              const at::Tensor& squares, double factor) {
+    announce(layer, forward);
+    return exchange(layer, rows, mean, squares, factor);
+  }
+
+  // Collective. Sums over the ranks in place.
+  void sum(const SyncLayer& layer, const at::Tensor& sums) {
+    announce(layer, backward);
+    post_sum(layer, sums);
+  }
+
+  [[nodiscard]] std::string join_name() const override { return "SyncBatchNorm"; }
+  [[nodiscard]] const Group& join_group() const override { return group_; }
+
+  void set_join(std::shared_ptr<JoinLink> link) override {
     Lock lock(mutex_);
-    link = link_;
+    link_ = std::move(link);
   }
-  if (link) (void)link->announce(*this, 2 * layer.number + direction);
-}
 
-SyncLayers::Whole SyncLayers::combine(SyncLayer& layer, double rows, const at::Tensor& mean,
-                                      const at::Tensor& squares, double factor) {
-  announce(layer, forward);
-  return exchange(layer, rows, mean, squares, factor);
-}
-
-SyncLayers::Whole SyncLayers::exchange(SyncLayer& layer, double rows, const at::Tensor& mean,
-                                       const at::Tensor& squares, double factor) {
-  at::Tensor count = at::empty({1}, mean.options()).fill_(rows);
-  at::Tensor own = at::cat({mean, squares, count});
-  at::Tensor all = at::empty({group_.size(), own.numel()}, own.options());
-  group_.all_gather(all, own, {.tag = layer.name}).synchronize();
-  at::Tensor means = all.narrow(1, 0, layer.channels);
-  at::Tensor squares_of = all.narrow(1, layer.channels, layer.channels);
-  at::Tensor counts = all.narrow(1, 2 * layer.channels, 1);
-  Whole whole{.rows = counts.sum().item<double>(), .mean = mean, .variance = squares};
-  if (whole.rows == 0) return whole;
-  check(whole.rows > 1,
-        "SyncBatchNorm: {} got one value per channel over all ranks; a variance needs two",
-        layer.name);
-  whole.mean = (means * counts).sum(0) / whole.rows;
-  at::Tensor sum = (squares_of + counts * (means - whole.mean).square()).sum(0);
-  whole.variance = sum / whole.rows;
-  update(layer.running_mean, whole.mean, factor);
-  update(layer.running_var, sum / (whole.rows - 1), factor);
-  return whole;
-}
-
-void SyncLayers::sum(const SyncLayer& layer, const at::Tensor& sums) {
-  announce(layer, backward);
-  post_sum(layer, sums);
-}
-
-void SyncLayers::post_sum(const SyncLayer& layer, const at::Tensor& sums) {
-  group_.all_reduce(sums, Op::sum, {.tag = layer.name + " backward"}).wait();
-}
-
-// Takes part with a batch without rows.
-bool SyncLayers::shadow(int round, const JoinRound& /*ranks*/) {
-  at::NoGradGuard no_grad;
-  SyncLayer& layer = *layers_.at(static_cast<std::size_t>(round / 2));
-  const at::Tensor& like = layer.weight.defined() ? layer.weight : layer.running_mean;
-  at::Tensor zeros = at::zeros({layer.channels}, like.options().dtype(at::kDouble));
-  if (round % 2 == backward) {
-    post_sum(layer, at::cat({zeros, zeros}));
+  // Takes part with a batch without rows.
+  [[nodiscard]] bool shadow(int round, const JoinRound& /*ranks*/) override {
+    at::NoGradGuard no_grad;
+    SyncLayer& layer = *layers_.at(static_cast<std::size_t>(round / 2));
+    const at::Tensor& like = layer.weight.defined() ? layer.weight : layer.running_mean;
+    at::Tensor zeros = at::zeros({layer.channels}, like.options().dtype(at::kDouble));
+    if (round % 2 == backward) {
+      post_sum(layer, at::cat({zeros, zeros}));
+      return false;
+    }
+    const std::optional<double> momentum = layer.momentum();
+    double factor = momentum.value_or(0);
+    if (layer.batches.defined()) {
+      layer.batches += 1;
+      if (!momentum) factor = 1 / layer.batches.item<double>();
+    }
+    (void)exchange(layer, 0, zeros, zeros, factor);
     return false;
   }
-  const std::optional<double> momentum = layer.momentum();
-  double factor = momentum.value_or(0);
-  if (layer.batches.defined()) {
-    layer.batches += 1;
-    if (!momentum) factor = 1 / layer.batches.item<double>();
+
+ private:
+  enum Direction { forward, backward };
+
+  void announce(const SyncLayer& layer, Direction direction) {
+    std::shared_ptr<JoinLink> link;
+    {
+      Lock lock(mutex_);
+      link = link_;
+    }
+    if (link) (void)link->announce(*this, 2 * layer.number + direction);
   }
-  (void)exchange(layer, 0, zeros, zeros, factor);
-  return false;
-}
+
+  void post_sum(const SyncLayer& layer, const at::Tensor& sums) {
+    group_.all_reduce(sums, Op::sum, {.tag = layer.name + " backward"}).wait();
+  }
+
+  [[nodiscard]] Whole exchange(SyncLayer& layer, double rows, const at::Tensor& mean,
+                               const at::Tensor& squares, double factor) {
+    at::Tensor count = at::empty({1}, mean.options()).fill_(rows);
+    at::Tensor own = at::cat({mean, squares, count});
+    at::Tensor all = at::empty({group_.size(), own.numel()}, own.options());
+    group_.all_gather(all, own, {.tag = layer.name}).synchronize();
+    at::Tensor means = all.narrow(1, 0, layer.channels);
+    at::Tensor squares_of = all.narrow(1, layer.channels, layer.channels);
+    at::Tensor counts = all.narrow(1, 2 * layer.channels, 1);
+    Whole whole{.rows = counts.sum().item<double>(), .mean = mean, .variance = squares};
+    if (whole.rows == 0) return whole;
+    check(whole.rows > 1,
+          "SyncBatchNorm: {} got one value per channel over all ranks; a variance needs two",
+          layer.name);
+    whole.mean = (means * counts).sum(0) / whole.rows;
+    at::Tensor sum = (squares_of + counts * (means - whole.mean).square()).sum(0);
+    whole.variance = sum / whole.rows;
+    update(layer.running_mean, whole.mean, factor);
+    update(layer.running_var, sum / (whole.rows - 1), factor);
+    return whole;
+  }
+
+  Group group_;
+  std::vector<std::shared_ptr<SyncLayer>> layers_;
+  Mutex mutex_;
+  std::shared_ptr<JoinLink> link_ LOCKSTEP_GUARDED_BY(mutex_);
+};
+
+}  // namespace
 
 }  // namespace lockstep::data_parallel
 

@@ -32,30 +32,6 @@
 namespace lockstep::tensor_parallel {
 namespace {
 
-// PartsNode: the node of autograd between a module's parameter, which is a global tensor, and the
-// leaves that hold this rank's part of it.
-//
-// It stays for as long as the parameter does, and saves nothing, so every graph has it. As with
-// LibTorch's own accumulation of gradients its sequence number is the highest one: it runs as soon
-// as its gradient is complete.
-class PartsNode final : public torch::autograd::Node {
- public:
-  PartsNode(const PartedTensor& parted, std::shared_ptr<GradientMarks> marks, std::size_t number);
-
-  // Collective where the gradient has other placements than the parameter.
-  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override;
-  std::string name() const override { return "lockstep::PartsNode"; }
-
- private:
-  const std::string parameter_;
-  const Placements placements_;
-  const int context_ranks_;
-  std::vector<std::int64_t> counts_;  // elements of each leaf; empty: there is one with all of them
-  dispatch::PartRecord::List parts_;  // null: the gradients of leaves are no parts
-  std::shared_ptr<GradientMarks> marks_;
-  const std::size_t number_;
-};
-
 using torch::autograd::variable_list;
 
 torch::autograd::edge_list edges_to(const std::vector<Part>& parts) {
@@ -107,45 +83,66 @@ Placements placements_of_gradient(const PartedTensor& parted) {
   return all;
 }
 
-}  // namespace
-
-PartsNode::PartsNode(const PartedTensor& parted, std::shared_ptr<GradientMarks> marks,
-                     std::size_t number)
-    : Node(std::numeric_limits<std::uint64_t>::max(), edges_to(parted.parts)),
-      parameter_(parted.name()),
-      placements_(placements_of_gradient(parted)),
-      context_ranks_(parted.context_ranks),
-      marks_(std::move(marks)),
-      number_(number) {
-  if (!parted.is_cut()) return;
-  for (const Part& part : parted.parts) counts_.push_back(part.slice.numel());
-  // Leaves that a strategy has divided have no record any more.
-  const auto* record = dispatch::part_record_of(*parted.parts.front().tensor.unsafeGetTensorImpl());
-  if (record != nullptr) parts_ = record->parts;
-}
-
-variable_list PartsNode::apply(variable_list&& gradients) {
-  variable_list given(num_outputs());
-  at::Tensor gradient = std::move(gradients[0]);
-  if (!gradient.defined()) return given;
-  check(is_global(gradient),
-        "gradient of {}: expected a global tensor, as the parameter is, found a plain one",
-        parameter_);
-  marks_->before_gradient(number_);
-  at::Tensor part = own_part(std::move(gradient), placements_);
-  if (context_ranks_ > 1)
-    part = at::GradMode::is_enabled() ? part * context_ranks_ : part.mul_(context_ranks_);
-  if (counts_.empty()) return {std::move(part)};
-  part = part.view({-1});
-  std::int64_t offset = 0;
-  for (std::size_t i = 0; i < counts_.size(); ++i) {
-    given[i] = part.narrow(0, offset, counts_[i]);
-    if (parts_ != nullptr && !at::GradMode::is_enabled())
-      given[i] = dispatch::as_part(given[i], parts_, offset, dispatch::key());
-    offset += counts_[i];
+// PartsNode: the node of autograd between a module's parameter, which is a global tensor, and the
+// leaves that hold this rank's part of it.
+//
+// It stays for as long as the parameter does, and saves nothing, so every graph has it. As with
+// LibTorch's own accumulation of gradients its sequence number is the highest one: it runs as soon
+// as its gradient is complete.
+class PartsNode final : public torch::autograd::Node {
+ public:
+  PartsNode(const PartedTensor& parted, std::shared_ptr<GradientMarks> marks, std::size_t number)
+      : Node(std::numeric_limits<std::uint64_t>::max(), edges_to(parted.parts)),
+        parameter_(parted.name()),
+        placements_(placements_of_gradient(parted)),
+        context_ranks_(parted.context_ranks),
+        marks_(std::move(marks)),
+        number_(number) {
+    if (!parted.is_cut()) return;
+    for (const Part& part : parted.parts) counts_.push_back(part.slice.numel());
+    // Leaves that a strategy has divided have no record any more.
+    const auto* record =
+        dispatch::part_record_of(*parted.parts.front().tensor.unsafeGetTensorImpl());
+    if (record != nullptr) parts_ = record->parts;
   }
-  return given;
-}
+
+  // Collective where the gradient has other placements than the parameter.
+  torch::autograd::variable_list apply(variable_list&& gradients) override {
+    variable_list given(num_outputs());
+    at::Tensor gradient = std::move(gradients[0]);
+    if (!gradient.defined()) return given;
+    check(is_global(gradient),
+          "gradient of {}: expected a global tensor, as the parameter is, found a plain one",
+          parameter_);
+    marks_->before_gradient(number_);
+    at::Tensor part = own_part(std::move(gradient), placements_);
+    if (context_ranks_ > 1)
+      part = at::GradMode::is_enabled() ? part * context_ranks_ : part.mul_(context_ranks_);
+    if (counts_.empty()) return {std::move(part)};
+    part = part.view({-1});
+    std::int64_t offset = 0;
+    for (std::size_t i = 0; i < counts_.size(); ++i) {
+      given[i] = part.narrow(0, offset, counts_[i]);
+      if (parts_ != nullptr && !at::GradMode::is_enabled())
+        given[i] = dispatch::as_part(given[i], parts_, offset, dispatch::key());
+      offset += counts_[i];
+    }
+    return given;
+  }
+
+  std::string name() const override { return "lockstep::PartsNode"; }
+
+ private:
+  const std::string parameter_;
+  const Placements placements_;
+  const int context_ranks_;
+  std::vector<std::int64_t> counts_;  // elements of each leaf; empty: there is one with all of them
+  dispatch::PartRecord::List parts_;  // null: the gradients of leaves are no parts
+  std::shared_ptr<GradientMarks> marks_;
+  const std::size_t number_;
+};
+
+}  // namespace
 
 namespace {
 
