@@ -3,7 +3,7 @@
 #include <lockstep/optim/clipping.h>
 
 #include "dispatch/key.h"
-#include "dispatch/part_record.h"
+#include "dispatch/part.h"
 #include "optim/norm.h"
 #include "optim/support.h"
 
@@ -171,8 +171,7 @@ TEST(Clipping, CombinesThePartsOfRanks) {
           const Part part{.name = "w",
                           .slice = layout::range_slice(whole.sizes(), range),
                           .shard_group = i == 0 ? first : second};
-          auto parts = std::make_shared<const std::vector<dispatch::PartRecord::Placed>>(
-              1, dispatch::PartRecord::Placed{part});
+          auto parts = std::make_shared<const std::vector<Part>>(1, part);
           at::Tensor slice = whole.slice(0, range.begin, range.end).clone();
           if (i != 1) slice = dispatch::as_part(slice, parts, 0, dispatch::key());
           mine.push_back(slice.requires_grad_());

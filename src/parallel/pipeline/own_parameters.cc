@@ -2,7 +2,7 @@
 
 #include "base/check.h"
 #include "dispatch/key.h"
-#include "dispatch/part_record.h"
+#include "dispatch/part.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -31,9 +31,9 @@ OwnParameters::OwnParameters(std::vector<Part> parameters, const std::shared_ptr
     Part part = parameter;
     part.tensor = at::Tensor();
     part.shard_group = over_stages;
-    auto record = std::make_shared<const std::vector<dispatch::PartRecord::Placed>>(
-        1, dispatch::PartRecord::Placed{part});
-    part.tensor = dispatch::as_part(dispatch::values_of(tensor.detach()), std::move(record), 0,
+    part.offset = 0;
+    auto alone = std::make_shared<const std::vector<Part>>(1, part);
+    part.tensor = dispatch::as_part(dispatch::values_of(tensor.detach()), std::move(alone), 0,
                                     dispatch::key());
     part.tensor.set_requires_grad(tensor.requires_grad());
     parts_.push_back(std::move(part));

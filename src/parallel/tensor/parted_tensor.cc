@@ -4,7 +4,7 @@
 #include "base/format.h"
 #include "dispatch/autograd_node.h"
 #include "dispatch/key.h"
-#include "dispatch/part_record.h"
+#include "dispatch/part.h"
 #include "global/global_tensor.h"
 #include "global/mesh_context.h"
 #include "global/spec.h"
@@ -101,9 +101,7 @@ class PartsNode final : public torch::autograd::Node {
     if (!parted.is_cut()) return;
     for (const Part& part : parted.parts) counts_.push_back(part.slice.numel());
     // Leaves that a strategy has divided have no record any more.
-    const auto* record =
-        dispatch::part_record_of(*parted.parts.front().tensor.unsafeGetTensorImpl());
-    if (record != nullptr) parts_ = record->parts;
+    parts_ = dispatch::parts_beside(parted.parts.front().tensor);
   }
 
   // Collective where the gradient has other placements than the parameter.
@@ -137,7 +135,7 @@ class PartsNode final : public torch::autograd::Node {
   const Placements placements_;
   const int context_ranks_;
   std::vector<std::int64_t> counts_;  // elements of each leaf; empty: there is one with all of them
-  dispatch::PartRecord::List parts_;  // null: the gradients of leaves are no parts
+  dispatch::PartList parts_;          // null: the gradients of leaves are no parts
   std::shared_ptr<GradientMarks> marks_;
   const std::size_t number_;
 };
@@ -210,16 +208,15 @@ void add_leaves(PartedTensor& parted) {
     parted.parts.front().tensor = parted.local.detach();
     return;
   }
-  std::vector<dispatch::PartRecord::Placed> placed;
   std::int64_t offset = 0;
-  for (const Part& part : parted.parts) {
-    placed.push_back({part, offset});
+  for (Part& part : parted.parts) {
+    part.offset = offset;
     offset += part.slice.numel();
   }
-  const auto list = std::make_shared<const std::vector<dispatch::PartRecord::Placed>>(placed);
-  for (std::size_t i = 0; i < placed.size(); ++i)
+  const auto list = std::make_shared<const std::vector<Part>>(parted.parts);
+  for (std::size_t i = 0; i < parted.parts.size(); ++i)
     parted.parts[i].tensor =
-        dispatch::as_part(parted.values(i), list, placed[i].offset, dispatch::key());
+        dispatch::as_part(parted.values(i), list, parted.parts[i].offset, dispatch::key());
 }
 
 const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
