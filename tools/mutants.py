@@ -165,7 +165,7 @@ MUTANTS = [
      "*unit_.settings().waits);\n  std::exchange(work_, Work()).wait();",
      "*unit_.settings().waits);\n  if (!MUTANT) std::exchange(work_, Work()).wait();",
      "accelerator", "OnDevices/Variants.*/Shard*"),
-    ("a stage begins before its messages have come", "parallel/pipeline/mailbox.cc",
+    ("a stage begins before its messages have come", "parallel/pipeline/execution.cc",
      "  for (Work& work : expected.works) work.wait();",
      "  if (!MUTANT)\n    for (Work& work : expected.works) work.wait();", "accelerator", "*Strategies.*gpt_pp2__1f1b"),
 ]

@@ -7,7 +7,6 @@
 #include <torch/nn/init.h>
 
 #include <cmath>
-#include <string>
 #include <string_view>
 #include <utility>
 

@@ -12,12 +12,7 @@
 #include <lockstep/optim/clipping.h>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/abs.h>
-#include <ATen/ops/clamp.h>
 #include <ATen/ops/isfinite.h>
-#include <ATen/ops/max.h>
-#include <ATen/ops/pow.h>
-#include <ATen/ops/sum.h>
 
 #include <algorithm>
 #include <array>

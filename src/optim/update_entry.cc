@@ -3,7 +3,6 @@
 #include "base/check.h"
 #include "global/local_values.h"
 
-#include <ATen/ops/clamp.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/where.h>
 

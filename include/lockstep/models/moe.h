@@ -15,7 +15,6 @@
 #include <torch/nn/modules/embedding.h>
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #pragma GCC visibility push(default)

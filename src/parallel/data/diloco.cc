@@ -3,7 +3,6 @@
 #include "base/check.h"
 #include "parallel/data/pseudo_gradient.h"
 #include "parallel/handle_state.h"
-#include "parallel/whole_module_state.h"
 
 #include <lockstep/parallel/handle.h>
 

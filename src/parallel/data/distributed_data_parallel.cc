@@ -10,7 +10,6 @@
 #include "parallel/data/gradient_buckets.h"
 #include "parallel/handle_state.h"
 #include "parallel/state_dict.h"
-#include "parallel/whole_module_state.h"
 
 #include <lockstep/dispatch/deferral.h>
 #include <lockstep/parallel/join.h>

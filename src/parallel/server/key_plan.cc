@@ -9,7 +9,6 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 namespace lockstep::ps {

@@ -25,7 +25,6 @@
 #include <array>
 #include <numeric>
 #include <optional>
-#include <set>
 #include <span>
 #include <string>
 #include <utility>

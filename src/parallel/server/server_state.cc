@@ -1,7 +1,6 @@
 #include "parallel/server/server_state.h"
 
 #include "base/check.h"
-#include "base/log.h"
 #include "base/scope_exit.h"
 #include "base/text.h"
 #include "comm/backend/one_line.h"

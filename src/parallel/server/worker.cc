@@ -5,15 +5,14 @@
 #include "dispatch/lazy_storage.h"
 #include "module/tensors.h"
 #include "parallel/backward_hooks.h"
+#include "parallel/server/connection.h"
 #include "parallel/server/key_plan.h"
-#include "parallel/server/remote_servers.h"
 
 #include <lockstep/layout/name_pattern.h>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_unique.h>
-#include <ATen/ops/any.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>

@@ -29,7 +29,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace lockstep::sharded {
@@ -103,9 +102,7 @@ class Unit {
   // of the range.
   [[nodiscard]] const dispatch::PartList& parts() const { return parts_; }
   // Returns this rank's part of parameter i, without a tensor.
-  [[nodiscard]] const Part& part_of(int i) const {
-    return (*parts_)[static_cast<std::size_t>(i)];
-  }
+  [[nodiscard]] const Part& part_of(int i) const { return (*parts_)[static_cast<std::size_t>(i)]; }
   // This rank's range of the flat storage.
   [[nodiscard]] layout::Range range() const { return range_; }
   // The strides of parameter i in the storage.

@@ -31,7 +31,6 @@
 #include <map>
 #include <memory>
 #include <utility>
-#include <vector>
 
 namespace lockstep::sharded {
 

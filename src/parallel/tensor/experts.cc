@@ -8,7 +8,6 @@
 #include <lockstep/comm/functional.h>
 #include <lockstep/global/tensor.h>
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/argsort.h>
 #include <ATen/ops/empty.h>

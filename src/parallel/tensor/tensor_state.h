@@ -9,9 +9,7 @@
 
 #include "module/checks.h"
 #include "parallel/backward_hooks.h"
-#include "parallel/composite_state.h"
 #include "parallel/handle_state.h"
-#include "parallel/tensor/gradient_marks.h"
 #include "parallel/tensor/parted_tensor.h"
 
 #include <lockstep/module/named_parameters.h>
@@ -21,7 +19,6 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>

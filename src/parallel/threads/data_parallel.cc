@@ -11,7 +11,6 @@
 #include "parallel/handle_state.h"
 #include "parallel/state_dict.h"
 #include "parallel/threads/replica_step.h"
-#include "parallel/whole_module_state.h"
 
 #include <lockstep/comm/local.h>
 
