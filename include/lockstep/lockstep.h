@@ -64,6 +64,5 @@
 #include <lockstep/parallel/sharded/deferred.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
 #include <lockstep/parallel/threads/data_parallel.h>
-#include <lockstep/parallel/threads/devices.h>
 #include <lockstep/plan/schedule.h>
 #include <lockstep/plan/simulation.h>

@@ -1,5 +1,4 @@
 #include "optim/adam_kernel.h"
-#include "optim/parameter_span.h"
 #include "optim/state_tensors.h"
 #include "optim/update_entry.h"
 

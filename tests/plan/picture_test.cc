@@ -1,4 +1,4 @@
-#include <lockstep/plan/picture.h>
+#include <lockstep/plan/simulation.h>
 
 #include <lockstep/base/error.h>
 

@@ -208,7 +208,7 @@ class [[nodiscard]] Handle {
   [[nodiscard]] HandleMemory memory() const;
   // Local. Returns the memory for optimizer state if the strategy offloads it; otherwise null. The
   // optimizers of lockstep::optim use it from their construction on; for LibTorch's optimizers see
-  // optim/state_memory.h.
+  // optim/update_options.h.
   [[nodiscard]] std::shared_ptr<optim::StateMemory> state_memory() const;
   // Local. The total time for which calls on this rank were blocked on the handle's collectives
   // (exposed communication).

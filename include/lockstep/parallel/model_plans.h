@@ -12,7 +12,7 @@
 #include <lockstep/models/mlp.h>
 #include <lockstep/models/moe.h>
 #include <lockstep/models/resnet.h>
-#include <lockstep/parallel/parallel_plan.h>
+#include <lockstep/parallel/parallelize.h>
 
 #pragma GCC visibility push(default)
 

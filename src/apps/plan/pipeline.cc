@@ -6,7 +6,6 @@
 #include "sys/files.h"
 #include "sys/program.h"
 
-#include <lockstep/plan/picture.h>
 #include <lockstep/plan/schedule.h>
 #include <lockstep/plan/simulation.h>
 

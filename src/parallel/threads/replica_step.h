@@ -8,7 +8,6 @@
 
 #include <lockstep/comm/group.h>
 #include <lockstep/parallel/threads/data_parallel.h>
-#include <lockstep/parallel/threads/devices.h>
 
 #include <ATen/core/Tensor.h>
 
