@@ -31,12 +31,9 @@ struct BoxTransfer {
 [[nodiscard]] std::vector<BoxTransfer> transfers(std::span<const TensorSlice> from,
                                                  std::span<const TensorSlice> to);
 
-// Runs: boxes of a row-major tensor whose elements are contiguous, as in a file. Pure arithmetic,
-// thread-safe.
-
-// Calls action(run) for runs that together are `box`, in the order of a row-major tensor of
-// `sizes`, each with at most `most` elements. Throws InvalidArgument unless `most` is positive and
-// the box lies in the tensor.
+// Calls action(run) for runs (boxes whose elements are contiguous in a file) that together are
+// `box`, in the order of a row-major tensor of `sizes`, each with at most `most` elements. Throws
+// InvalidArgument unless `most` is positive and the box lies in the tensor.
 void for_each_run(const Box& box, std::span<const std::int64_t> sizes, std::int64_t most,
                   const std::function<void(const Box&)>& action);
 

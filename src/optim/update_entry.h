@@ -87,8 +87,6 @@ void copy_back(std::vector<UpdateEntry>& entries);
 [[nodiscard]] at::Tensor laid_out_as(const at::Tensor& tensor, const at::Tensor& like,
                                      at::ScalarType dtype);
 
-// Arguments for LibTorch's fused kernels.
-
 // Returns the tensor to update: the parameter itself, or its master.
 [[nodiscard]] at::Tensor updated_tensor(const UpdateEntry& entry);
 // Returns the transformed gradient in its dtype. The kernel handles `maximize`.
@@ -96,8 +94,6 @@ void copy_back(std::vector<UpdateEntry>& entries);
                                               const ElementTransform& transform);
 // Rounds a master into its parameter.
 void publish_master(const UpdateEntry& entry);
-
-// Steps around the update that all optimizers share.
 
 // Returns an undefined tensor without a closure.
 [[nodiscard]] inline at::Tensor loss_of(const torch::optim::Optimizer::LossClosure& closure) {

@@ -308,14 +308,16 @@ class StateMemories final : public optim::StateMemory {
   std::vector<std::shared_ptr<optim::StateMemory>> memories_;
 };
 
-}  // namespace
-
+// Combines memories for the state of one optimizer: state is allocated in the first one, and advice
+// goes to each. Null memories are left out. Returns null if all are null.
 std::shared_ptr<optim::StateMemory> one_of(
     std::vector<std::shared_ptr<optim::StateMemory>> memories) {
   std::erase(memories, nullptr);
   if (memories.size() > 1) return std::make_shared<StateMemories>(std::move(memories));
   return memories.empty() ? nullptr : std::move(memories.front());
 }
+
+}  // namespace
 
 void CompositeState::add_child(const Handle& child) {
   children_.push_back(&of(child));
@@ -390,36 +392,55 @@ double CompositeState::seconds_waited() const {
   return all;
 }
 
-SeparateParts::SeparateParts(const torch::nn::Module& module, std::vector<Handle> handles)
-    : CompositeState(handles.front().group(), handles.front().mesh()),
-      handles_(std::move(handles)) {
-  for (const NamedParameter& entry : modules::state_entries(module)) {
-    std::vector<std::string>& names = names_.emplace_back(modules::names_of(entry));
-    for (const std::string& name : names) place_.emplace(name, names_.size() - 1);
+namespace {
+
+// SeparateParts: the handle of a module whose tensors are divided among several handles, such as a
+// stage whose experts are trained apart from its other tensors.
+class SeparateParts final : public CompositeState {
+ public:
+  // `handles`: the first one knows all ranks; each knows its tensors by their names in `module`.
+  SeparateParts(const torch::nn::Module& module, std::vector<Handle> handles)
+      : CompositeState(handles.front().group(), handles.front().mesh()),
+        handles_(std::move(handles)) {
+    for (const NamedParameter& entry : modules::state_entries(module)) {
+      std::vector<std::string>& names = names_.emplace_back(modules::names_of(entry));
+      for (const std::string& name : names) place_.emplace(name, names_.size() - 1);
+    }
+    for (const Handle& handle : handles_) add_child(handle);
   }
-  for (const Handle& handle : handles_) add_child(handle);
-}
 
-void SeparateParts::detach() {
-  CompositeState::detach();
-  while (!handles_.empty()) handles_.pop_back();
-}
-
-std::vector<Part> SeparateParts::in_order(std::vector<Part> parts) const {
-  for (Part& part : parts) {
-    const std::vector<std::string>& names = names_[place_.at(part.name)];
-    part.name = names.front();
-    part.aliases.assign(names.begin() + 1, names.end());
+  void detach() override {
+    CompositeState::detach();
+    while (!handles_.empty()) handles_.pop_back();
   }
-  std::ranges::stable_sort(parts, {}, [this](const Part& part) { return place_.at(part.name); });
-  return parts;
-}
 
-std::vector<Part> SeparateParts::named_parameters() const {
-  return in_order(CompositeState::named_parameters());
-}
+  // Returns the parts in the order of the module, with all names.
+  [[nodiscard]] std::vector<Part> named_parameters() const override {
+    return in_order(CompositeState::named_parameters());
+  }
 
-std::vector<Part> SeparateParts::state_parts() { return in_order(CompositeState::state_parts()); }
+  [[nodiscard]] std::vector<Part> state_parts() override {
+    return in_order(CompositeState::state_parts());
+  }
+  [[nodiscard]] StepTiming timing() const override { return handles_.front().timing(); }
+
+ private:
+  [[nodiscard]] std::vector<Part> in_order(std::vector<Part> parts) const {
+    for (Part& part : parts) {
+      const std::vector<std::string>& names = names_[place_.at(part.name)];
+      part.name = names.front();
+      part.aliases.assign(names.begin() + 1, names.end());
+    }
+    std::ranges::stable_sort(parts, {}, [this](const Part& part) { return place_.at(part.name); });
+    return parts;
+  }
+
+  std::vector<Handle> handles_;
+  std::vector<std::vector<std::string>> names_;  // of each tensor, in the module's order
+  std::map<std::string, std::size_t> place_;     // in names_, by each name
+};
+
+}  // namespace
 
 Handle joined(const torch::nn::Module& module, std::vector<Handle> handles) {
   if (handles.size() == 1) return std::move(handles.front());

@@ -29,14 +29,8 @@
 
 namespace lockstep::parallel {
 
-// StepClock: measures the phases of training steps (StepTiming of lockstep/parallel/handle.h).
-//
-// Thread-safe.
-
-// WaitTime: how long a rank was blocked in waits for collectives. Communication that overlaps with
-// other work does not count.
-//
-// Thread-safe.
+// How long a rank was blocked in waits for collectives. Communication that overlaps with
+// other work does not count. Thread-safe.
 class WaitTime {
  public:
   // Measures one wait.
@@ -63,6 +57,7 @@ class WaitTime {
   std::atomic<std::int64_t> nanoseconds_ = 0;
 };
 
+// Measures the phases of training steps (StepTiming of lockstep/parallel/handle.h). Thread-safe.
 class StepClock {
  public:
   // `waited`: returns the seconds of waits so far.
@@ -117,6 +112,10 @@ class StepClock {
 };
 
 }  // namespace lockstep::parallel
+
+namespace torch::nn {
+class Module;
+}
 
 namespace lockstep {
 
@@ -197,9 +196,8 @@ class HandleState {
 
 namespace lockstep::parallel {
 
-// The message of an exception that has left a thread, in one line.
-
-// The first line, without LibTorch's stack trace. `problem` is not null.
+// Returns the first line of an exception's message, without LibTorch's stack trace. `problem` is
+// not null.
 [[nodiscard]] std::string exception_text(const std::exception_ptr& problem);
 
 // Handle::zero_grad() of one parameter. A gradient that the program holds keeps its values.
@@ -207,14 +205,6 @@ void zero_gradient(const at::Tensor& parameter, bool set_to_none);
 
 // The bytes of whole tensors, shards and gradients.
 [[nodiscard]] HandleMemory memory_of(const std::vector<Part>& parameters);
-
-}  // namespace lockstep::parallel
-
-namespace torch::nn {
-class Module;
-}
-
-namespace lockstep::parallel {
 
 // WholeModuleState: the handle of a strategy whose ranks have all of the module, or of tensors that
 // no strategy trains.
@@ -249,39 +239,7 @@ class WholeModuleState : public HandleState {
   const ListParts list_;
 };
 
-}  // namespace lockstep::parallel
-
-namespace lockstep::data_parallel {
-
-// OwnCopies: the handle of strategies whose ranks train their own copies (LocalSgd, DiLoCo): equal
-// at the beginning, without communication in backward().
-class OwnCopies : public parallel::WholeModuleState {
- public:
-  // Collective. `options`: one line per option, equal on all ranks.
-  OwnCopies(const ModuleRef& module, const Ranks& ranks, const std::string& strategy,
-            std::vector<std::string> options, std::optional<Duration> timeout);
-
-  [[nodiscard]] std::optional<Mesh> mesh() const override { return mesh_; }
-
- protected:
-  const std::shared_ptr<torch::nn::Module> module_;
-  const std::optional<Mesh> mesh_;
-  std::vector<NamedParameter> parameters_;
-};
-
-}  // namespace lockstep::data_parallel
-
-namespace lockstep::parallel {
-
-// CompositeState: the handle of a strategy that is made of others. It asks each of their handles.
-
-// The memory for the state of one optimizer if several handles of this rank offload their state.
-
-// Combines the memories: state is allocated in the first one, and advice goes to each. Null
-// memories are left out. Returns null if all are null.
-[[nodiscard]] std::shared_ptr<optim::StateMemory> one_of(
-    std::vector<std::shared_ptr<optim::StateMemory>> memories);
-
+// The handle of a strategy that is made of others. It asks each of their handles.
 class CompositeState : public HandleState {
  public:
   // `ranks` and `mesh`: those of all children together, for group() and mesh().
@@ -317,28 +275,27 @@ class CompositeState : public HandleState {
   std::vector<HandleState*> children_;
 };
 
-// SeparateParts: the handle of a module whose tensors are divided among several handles, such as a
-// stage whose experts are trained apart from its other tensors.
-class SeparateParts final : public CompositeState {
- public:
-  // `handles`: the first one knows all ranks; each knows its tensors by their names in `module`.
-  SeparateParts(const torch::nn::Module& module, std::vector<Handle> handles);
-
-  void detach() override;
-  // Returns the parts in the order of the module, with all names.
-  [[nodiscard]] std::vector<Part> named_parameters() const override;
-  [[nodiscard]] std::vector<Part> state_parts() override;
-  [[nodiscard]] StepTiming timing() const override { return handles_.front().timing(); }
-
- private:
-  [[nodiscard]] std::vector<Part> in_order(std::vector<Part> parts) const;
-
-  std::vector<Handle> handles_;
-  std::vector<std::vector<std::string>> names_;  // of each tensor, in the module's order
-  std::map<std::string, std::size_t> place_;     // in names_, by each name
-};
-
 // Returns the handle if there is only one; otherwise a handle that combines them.
 [[nodiscard]] Handle joined(const torch::nn::Module& module, std::vector<Handle> handles);
 
 }  // namespace lockstep::parallel
+
+namespace lockstep::data_parallel {
+
+// OwnCopies: the handle of strategies whose ranks train their own copies (LocalSgd, DiLoCo): equal
+// at the beginning, without communication in backward().
+class OwnCopies : public parallel::WholeModuleState {
+ public:
+  // Collective. `options`: one line per option, equal on all ranks.
+  OwnCopies(const ModuleRef& module, const Ranks& ranks, const std::string& strategy,
+            std::vector<std::string> options, std::optional<Duration> timeout);
+
+  [[nodiscard]] std::optional<Mesh> mesh() const override { return mesh_; }
+
+ protected:
+  const std::shared_ptr<torch::nn::Module> module_;
+  const std::optional<Mesh> mesh_;
+  std::vector<NamedParameter> parameters_;
+};
+
+}  // namespace lockstep::data_parallel

@@ -73,8 +73,6 @@ struct HandleMemory {
   }
 };
 
-// ReductionFailed: the error of a backward() whose gradients could not be averaged.
-
 // A backward() could not be averaged, on every rank for the same reason: parameters that had no
 // part in it, a gradient that is sparse, or, under DistributedDataParallel, an exception on some
 // rank. The group lives; gradients are undefined until zero_grad(). Exceptions under fully_shard()

@@ -27,8 +27,8 @@ namespace lockstep::pipeline {
 // Mailbox: the messages of one step between this rank and the others.
 //
 // The schedule determines the messages: the result of an action is sent to the rank that needs it.
-// All ranks post in one order (plan/walk.h): a rank posts the receive of a result at the
-// place of the action that makes it, before its own next action.
+// All ranks post in one order (plan/walk.h): a rank posts the receive of a result at the place of
+// the action that makes it, before its own next action.
 //
 // The receiving rank must know the sizes of the tensors that the previous stage sends. In the steps
 // of one kind (sizes of the batch, with or without gradients) they are the same for micro-batches

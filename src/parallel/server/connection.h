@@ -94,8 +94,6 @@ class Connection {
   at::Tensor out_, in_;  // headers
 };
 
-// RemoteServers: a worker's connections to all servers.
-
 // One server, and the part of the parameters that it has.
 struct RemoteServer {
   std::unique_ptr<Connection> connection;

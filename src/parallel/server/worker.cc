@@ -31,8 +31,6 @@
 namespace lockstep::ps {
 namespace {
 
-// The tensors of a worker's module that the servers need.
-
 // A trained parameter, and its key at the beginning.
 struct TrainedParameter {
   at::Tensor tensor;

@@ -124,8 +124,6 @@ void connect(PartedTensor& parted, const std::shared_ptr<GradientMarks>& marks,
              const std::vector<at::Tensor>& divided);
 void disconnect(PartedTensor& parted);
 
-// The module of this rank's parts, of which other ranks have copies or shards.
-
 // Returns NAME for the first leaf of a tensor; NAME#1, NAME#2 for the others of a fused weight.
 [[nodiscard]] std::string name_of_leaf(const std::string& name, std::size_t leaf);
 // Returns the leaf's name for each name of the tensor.
