@@ -192,8 +192,8 @@ bool is_finite(const at::Tensor& gradient) {
   return at::isfinite(stored_values(gradient)).all().item<bool>();
 }
 
-}  // namespace
-
+// Returns this rank's part of a norm for one gradient: the sum of |g|^norm_type, or the largest |g|
+// if norm_type is infinity.
 double norm_part(const at::Tensor& gradient, const ElementTransform& transform, double norm_type) {
   if (norm_type != 2 || !cheap_source_of(gradient)) bring(gradient);
   if (gradient.numel() == 0) return 0;
@@ -201,6 +201,8 @@ double norm_part(const at::Tensor& gradient, const ElementTransform& transform, 
     return scanned_sum_of_squares(gradient, transform);
   return widened_part(gradient, transform, norm_type);
 }
+
+}  // namespace
 
 double transformed_norm(std::span<const at::Tensor> parameters, const ElementTransform& transform,
                         double norm_type) {
