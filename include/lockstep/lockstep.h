@@ -43,17 +43,15 @@
 #include <lockstep/module/checkpoint_activations.h>
 #include <lockstep/module/named_parameters.h>
 #include <lockstep/module/state_dict.h>
-#include <lockstep/optim/adam.h>
 #include <lockstep/optim/adamw.h>
 #include <lockstep/optim/decay.h>
 #include <lockstep/optim/grad_scaler.h>
-#include <lockstep/optim/scheduler.h>
+#include <lockstep/optim/schedule.h>
 #include <lockstep/optim/sgd.h>
 #include <lockstep/parallel/data/communication_hook.h>
 #include <lockstep/parallel/data/diloco.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 #include <lockstep/parallel/data/local_sgd.h>
-#include <lockstep/parallel/data/power_sgd.h>
 #include <lockstep/parallel/data/sync_batch_norm.h>
 #include <lockstep/parallel/handle.h>
 #include <lockstep/parallel/join.h>
@@ -66,6 +64,5 @@
 #include <lockstep/parallel/sharded/deferred.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
 #include <lockstep/parallel/threads/data_parallel.h>
-#include <lockstep/parallel/threads/devices.h>
-#include <lockstep/plan/schedule_file.h>
+#include <lockstep/plan/schedule.h>
 #include <lockstep/plan/simulation.h>

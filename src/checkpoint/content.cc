@@ -14,7 +14,7 @@
 
 #include <lockstep/comm/together.h>
 #include <lockstep/optim/grad_scaler.h>
-#include <lockstep/optim/scheduler.h>
+#include <lockstep/optim/schedule.h>
 
 #include <ATen/ops/from_blob.h>
 

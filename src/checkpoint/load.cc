@@ -12,7 +12,7 @@
 
 #include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/optim/grad_scaler.h>
-#include <lockstep/optim/scheduler.h>
+#include <lockstep/optim/schedule.h>
 
 #include <cmath>
 #include <map>

@@ -7,7 +7,7 @@
 #include "checkpoint/header_checksums.h"
 #include "checkpoint/pieces.h"
 #include "checkpoint/tensor_bytes.h"
-#include "layout/runs.h"
+#include "layout/transfers.h"
 
 #include <lockstep/comm/together.h>
 

@@ -4,7 +4,7 @@
 #include "checkpoint/checksum.h"
 #include "checkpoint/header_checksums.h"
 #include "checkpoint/shards.h"
-#include "layout/runs.h"
+#include "layout/transfers.h"
 #include "sys/files.h"
 
 #include <lockstep/comm/together.h>

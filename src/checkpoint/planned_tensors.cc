@@ -2,7 +2,7 @@
 
 #include "checkpoint/pieces.h"
 #include "checkpoint/tensor_bytes.h"
-#include "layout/runs.h"
+#include "layout/transfers.h"
 #include "sys/streaming_copy.h"
 
 #include <lockstep/comm/together.h>

@@ -3,7 +3,7 @@
 #include "base/format.h"
 #include "dispatch/call.h"
 #include "dispatch/key.h"
-#include "dispatch/part_record.h"
+#include "dispatch/part.h"
 
 #include <lockstep/base/error.h>
 
@@ -82,22 +82,43 @@ double ShardGroup::largest_over_last(double number) {
 }
 
 namespace dispatch {
+namespace {
 
-// Several empty parts may begin at one place.
-const Part& PartRecord::part_at(const c10::TensorImpl& tensor) const {
-  const std::int64_t offset = first + tensor.storage_offset();
-  const Placed* found = &parts->front();
-  for (const Placed& placed : *parts) {
-    if (placed.offset == offset && placed.part.slice.numel() == tensor.numel()) return placed.part;
-    if (placed.offset <= offset) found = &placed;
+// The parts in a lazy storage, whose first element is the one at offset `first` of the list.
+struct PartRecord final : StorageRecord {
+  PartRecord(PartList list, std::int64_t offset) : parts(std::move(list)), first(offset) {}
+
+  // Returns the part that `tensor`, which lies in the storage, is or is a view of. Several empty
+  // parts may begin at one place.
+  [[nodiscard]] const Part& part_at(const c10::TensorImpl& tensor) const {
+    const std::int64_t offset = first + tensor.storage_offset();
+    const Part* found = &parts->front();
+    for (const Part& part : *parts) {
+      if (part.offset == offset && part.slice.numel() == tensor.numel()) return part;
+      if (part.offset <= offset) found = &part;
+    }
+    return *found;
   }
-  return found->part;
-}
+
+  const PartList parts;
+  const std::int64_t first;
+};
 
 const PartRecord* part_record_of(const c10::TensorImpl& tensor) {
   const StorageRecord* record = record_of(tensor);
   bool is_of_parts = record != nullptr && typeid(*record) == typeid(PartRecord);
   return is_of_parts ? static_cast<const PartRecord*>(record) : nullptr;
+}
+
+}  // namespace
+
+std::shared_ptr<const StorageRecord> record_of(PartList parts, std::int64_t first) {
+  return std::make_shared<PartRecord>(std::move(parts), first);
+}
+
+PartList parts_beside(const at::Tensor& tensor) {
+  const PartRecord* record = part_record_of(*tensor.unsafeGetTensorImpl());
+  return record == nullptr ? nullptr : record->parts;
 }
 
 const Part* part_of(const at::Tensor& tensor) {
@@ -119,10 +140,10 @@ bool follows(const at::Tensor& tensor, const at::Tensor& before) {
              other->first + before.storage_offset() + before.numel();
 }
 
-at::Tensor as_part(const at::Tensor& values, PartRecord::List parts, std::int64_t offset,
+at::Tensor as_part(const at::Tensor& values, PartList parts, std::int64_t offset,
                    c10::DispatchKey key) {
   LazyStorage storage(static_cast<std::int64_t>(values.nbytes()), values.device(), {}, key, "",
-                      std::make_shared<PartRecord>(std::move(parts), offset));
+                      record_of(std::move(parts), offset));
   storage.attach(values);
   return storage.place(values.scalar_type(), 0, values.sizes(), values.strides());
 }
@@ -226,7 +247,7 @@ class PartUse {
 
   const Call& call_;
   const c10::TensorImpl* first_ = nullptr;
-  PartRecord::List parts_;   // that results lie in; null: they are no parts
+  PartList parts_;           // that results lie in; null: they are no parts
   std::int64_t offset_ = 0;  // where in them
 };
 

@@ -56,7 +56,7 @@ class RingAttention::Ring {
 
   // Sends `flat` to the next rank, and receives the previous rank's tensor of `source`. All ranks
   // post the messages of a turn in the order of the ranks that send them: GPUs need a common order
-  // (plan/posting_order.h has the reason).
+  // (plan/walk.h has the reason).
   [[nodiscard]] Passing pass(const at::Tensor& flat, int source, std::int64_t a_token,
                              const CallOptions& call) {
     Passing passing{flat, at::empty({tokens_of(source) * a_token}, flat.options()), {}};

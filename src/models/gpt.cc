@@ -4,9 +4,85 @@
 
 #include <lockstep/base/error.h>
 
+#include <torch/nn/init.h>
+
+#include <cmath>
+#include <string_view>
 #include <utility>
 
 namespace lockstep::models {
+namespace {
+
+torch::nn::Linear linear(std::int64_t from, std::int64_t to, bool bias) {
+  return torch::nn::Linear(torch::nn::LinearOptions(from, to).bias(bias));
+}
+
+}  // namespace
+
+GptLayerNormImpl::GptLayerNormImpl(std::int64_t width, bool with_bias) {
+  weight = register_parameter("weight", torch::ones(width));
+  if (with_bias) bias = register_parameter("bias", torch::zeros(width));
+}
+
+at::Tensor GptLayerNormImpl::forward(const at::Tensor& x) {
+  return at::layer_norm(x, weight.sizes(), weight, bias, /*eps=*/1e-5);
+}
+
+GptAttentionImpl::GptAttentionImpl(const GptOptions& options)
+    : c_attn(linear(options.width, 3 * options.width, options.bias)),
+      c_proj(linear(options.width, options.width, options.bias)),
+      resid_dropout(options.dropout),
+      heads_(options.heads),
+      dropout_(options.dropout) {
+  register_module("c_attn", c_attn);
+  register_module("c_proj", c_proj);
+  register_module("resid_dropout", resid_dropout);
+}
+
+at::Tensor GptAttentionImpl::forward(const at::Tensor& x) {
+  const std::int64_t rows = x.size(0), tokens = x.size(1), width = x.size(2);
+  auto per_head = [&](const at::Tensor& part) {
+    return part.view({rows, tokens, heads_, width / heads_}).transpose(1, 2);
+  };
+  const std::vector<at::Tensor> parts = c_attn->forward(x).split(width, /*dim=*/2);
+  at::Tensor mixed = at::scaled_dot_product_attention(
+      per_head(parts[0]), per_head(parts[1]), per_head(parts[2]), /*attn_mask=*/std::nullopt,
+      is_training() ? dropout_ : 0.0, /*is_causal=*/true);
+  mixed = mixed.transpose(1, 2).contiguous().view({rows, tokens, width});
+  return resid_dropout->forward(c_proj->forward(mixed));
+}
+
+GptFeedForwardImpl::GptFeedForwardImpl(const GptOptions& options)
+    : c_fc(linear(options.width, 4 * options.width, options.bias)),
+      c_proj(linear(4 * options.width, options.width, options.bias)),
+      dropout(options.dropout),
+      tanh_gelu_(options.tanh_gelu) {
+  register_module("c_fc", c_fc);
+  register_module("c_proj", c_proj);
+  register_module("dropout", dropout);
+}
+
+at::Tensor GptFeedForwardImpl::forward(const at::Tensor& x) {
+  const at::Tensor bent = at::gelu(c_fc->forward(x), tanh_gelu_ ? "tanh" : "none");
+  return dropout->forward(c_proj->forward(bent));
+}
+
+GptBlockImpl::GptBlockImpl(const GptOptions& options)
+    : ln_1(options.width, options.bias),
+      attn(options),
+      ln_2(options.width, options.bias),
+      mlp(options) {
+  register_module("ln_1", ln_1);
+  register_module("attn", attn);
+  register_module("ln_2", ln_2);
+  register_module("mlp", mlp);
+}
+
+at::Tensor GptBlockImpl::forward(const at::Tensor& x) {
+  const at::Tensor y = x + attn->forward(ln_1->forward(x));
+  return y + mlp->forward(ln_2->forward(y));
+}
+
 GptTransformerImpl::GptTransformerImpl(const GptOptions& options)
     : wte(options.vocabulary, options.width),
       wpe(options.block, options.width),
@@ -63,6 +139,40 @@ std::vector<Alias> GptImpl::aliases() const {
 
 at::Tensor GptImpl::head(const at::Tensor& x) const {
   return at::linear(x, transformer->wte->weight);
+}
+
+GptOptions checked(GptOptions options, const char* what) {
+  auto positive = [what](const char* name, std::int64_t value) {
+    if (value < 1)
+      throw InvalidArgument(c10::str(what, ": expected ", name, " >= 1, found ", value));
+  };
+  positive("layers", options.layers);
+  positive("heads", options.heads);
+  positive("width", options.width);
+  positive("block", options.block);
+  positive("vocabulary", options.vocabulary);
+  if (options.width % options.heads != 0) {
+    throw InvalidArgument(c10::str(what, ": expected a width divisible by heads, ", options.heads,
+                                   ", found ", options.width));
+  }
+  if (!(options.dropout >= 0 && options.dropout < 1)) {
+    throw InvalidArgument(c10::str(what, ": expected dropout in [0, 1), found ", options.dropout));
+  }
+  return options;
+}
+
+void draw_weights(torch::nn::Module& module, std::int64_t layers) {
+  constexpr double deviation = 0.02;
+  const double residual_deviation = deviation / std::sqrt(2.0 * static_cast<double>(layers));
+  for (auto& item : module.named_parameters()) {
+    const std::string_view name = item.key();
+    if (name.ends_with(".bias")) {
+      torch::nn::init::zeros_(item.value());
+    } else if (item.value().dim() >= 2) {
+      const bool ends_in_stream = name.ends_with("c_proj.weight") || name.ends_with(".down");
+      torch::nn::init::normal_(item.value(), 0.0, ends_in_stream ? residual_deviation : deviation);
+    }
+  }
 }
 
 }  // namespace lockstep::models

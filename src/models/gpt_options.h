@@ -1,7 +1,7 @@
 // Shared by models made of GptBlocks: validation of their options, and initial weights.
 #pragma once
 
-#include <lockstep/models/gpt_block.h>
+#include <lockstep/models/gpt.h>
 
 #include <torch/nn/module.h>
 

@@ -4,9 +4,138 @@
 
 #include <torch/nn/init.h>
 
+#include <cmath>
+#include <numbers>
 #include <utility>
+#include <vector>
 
 namespace lockstep::models {
+namespace {
+
+torch::nn::Linear linear_layer(std::int64_t from, std::int64_t to, bool bias) {
+  return torch::nn::Linear(torch::nn::LinearOptions(from, to).bias(bias));
+}
+
+std::int64_t head_width(const LlamaOptions& options) {
+  return options.head_width > 0 ? options.head_width : options.width / options.heads;
+}
+
+double scaled(double frequency, const RotaryScaling& scaling) {
+  const double divided = frequency / scaling.factor;
+  if (!scaling.by_wave) return divided;
+  const auto& [low, high, trained] = *scaling.by_wave;
+  const double wave = 2 * std::numbers::pi / frequency;
+  if (wave < trained / high) return frequency;
+  if (wave > trained / low) return divided;
+  const double kept = (trained / wave - low) / (high - low);
+  return (1 - kept) * divided + kept * frequency;
+}
+
+// Repeats each head of `x` ([rows, heads, tokens, head width]) `times` times; the copies of a head
+// are adjacent.
+at::Tensor repeated(const at::Tensor& x, std::int64_t times) {
+  if (times == 1) return x;
+  return x.unsqueeze(2)
+      .expand({x.size(0), x.size(1), times, x.size(2), x.size(3)})
+      .reshape({x.size(0), x.size(1) * times, x.size(2), x.size(3)});
+}
+
+}  // namespace
+
+RmsNormImpl::RmsNormImpl(std::int64_t width, double epsilon) : epsilon_(epsilon) {
+  weight = register_parameter("weight", torch::ones(width));
+}
+
+at::Tensor RmsNormImpl::forward(const at::Tensor& x) {
+  // Computed in fp32 at least, and rounded before the multiplication by the weight, as in the hubs'
+  // Llama.
+  const at::Tensor wide = x.to(at::promote_types(x.scalar_type(), at::kFloat));
+  const at::Tensor normal = wide * at::rsqrt(wide.pow(2).mean(-1, /*keepdim=*/true) + epsilon_);
+  return weight * normal.to(x.scalar_type());
+}
+
+RotaryPositions::RotaryPositions(const LlamaOptions& options) {
+  const std::int64_t width = head_width(options);
+  for (std::int64_t i = 0; i < width / 2; ++i) {
+    const double exponent = 2.0 * static_cast<double>(i) / static_cast<double>(width);
+    const double frequency = 1 / std::pow(options.rotary_base, exponent);
+    frequencies_.push_back(static_cast<float>(scaled(frequency, options.rotary_scaling)));
+  }
+}
+
+at::Tensor RotaryPositions::rotate(const at::Tensor& x) const {
+  const at::Tensor frequencies = torch::tensor(frequencies_, at::kFloat);
+  const at::Tensor angles = at::outer(at::arange(x.size(2), at::kFloat), frequencies);
+  const at::Tensor both = at::cat({angles, angles}, /*dim=*/-1);
+  const at::Tensor cosine = both.cos().to(x.options()), sine = both.sin().to(x.options());
+  const std::int64_t half = x.size(3) / 2;
+  const at::Tensor turned = at::cat({-x.narrow(3, half, half), x.narrow(3, 0, half)}, /*dim=*/3);
+  return x * cosine + turned * sine;
+}
+
+LlamaAttentionImpl::LlamaAttentionImpl(const LlamaOptions& options)
+    : q_proj(
+          linear_layer(options.width, options.heads * head_width(options), options.attention_bias)),
+      k_proj(linear_layer(options.width, options.key_value_heads * head_width(options),
+                          options.attention_bias)),
+      v_proj(linear_layer(options.width, options.key_value_heads * head_width(options),
+                          options.attention_bias)),
+      o_proj(
+          linear_layer(options.heads * head_width(options), options.width, options.attention_bias)),
+      heads_(options.heads),
+      key_value_heads_(options.key_value_heads),
+      head_width_(head_width(options)),
+      positions_(options) {
+  register_module("q_proj", q_proj);
+  register_module("k_proj", k_proj);
+  register_module("v_proj", v_proj);
+  register_module("o_proj", o_proj);
+}
+
+at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x) {
+  const std::int64_t rows = x.size(0), tokens = x.size(1), times = heads_ / key_value_heads_;
+  auto by_head = [&](const at::Tensor& part, std::int64_t heads) {
+    return part.view({rows, tokens, heads, head_width_}).transpose(1, 2);
+  };
+  const at::Tensor queries = positions_.rotate(by_head(q_proj->forward(x), heads_));
+  const at::Tensor keys = positions_.rotate(by_head(k_proj->forward(x), key_value_heads_));
+  const at::Tensor values = by_head(v_proj->forward(x), key_value_heads_);
+  at::Tensor mixed = at::scaled_dot_product_attention(
+      queries, repeated(keys, times), repeated(values, times), /*attn_mask=*/std::nullopt,
+      /*dropout_p=*/0.0, /*is_causal=*/true);
+  mixed = mixed.transpose(1, 2).contiguous().view({rows, tokens, heads_ * head_width_});
+  return o_proj->forward(mixed);
+}
+
+LlamaFeedForwardImpl::LlamaFeedForwardImpl(const LlamaOptions& options)
+    : gate_proj(linear_layer(options.width, options.hidden, options.feed_forward_bias)),
+      up_proj(linear_layer(options.width, options.hidden, options.feed_forward_bias)),
+      down_proj(linear_layer(options.hidden, options.width, options.feed_forward_bias)) {
+  register_module("gate_proj", gate_proj);
+  register_module("up_proj", up_proj);
+  register_module("down_proj", down_proj);
+}
+
+at::Tensor LlamaFeedForwardImpl::forward(const at::Tensor& x) {
+  return down_proj->forward(at::silu(gate_proj->forward(x)) * up_proj->forward(x));
+}
+
+LlamaBlockImpl::LlamaBlockImpl(const LlamaOptions& options)
+    : self_attn(options),
+      mlp(options),
+      input_layernorm(options.width, options.norm_epsilon),
+      post_attention_layernorm(options.width, options.norm_epsilon) {
+  register_module("self_attn", self_attn);
+  register_module("mlp", mlp);
+  register_module("input_layernorm", input_layernorm);
+  register_module("post_attention_layernorm", post_attention_layernorm);
+}
+
+at::Tensor LlamaBlockImpl::forward(const at::Tensor& x) {
+  const at::Tensor y = x + self_attn->forward(input_layernorm->forward(x));
+  return y + mlp->forward(post_attention_layernorm->forward(y));
+}
+
 namespace {
 
 LlamaOptions checked(LlamaOptions options) {

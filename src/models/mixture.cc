@@ -12,10 +12,8 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/linear.h>
-#include <ATen/ops/logsumexp.h>
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/repeat_interleave.h>
-#include <ATen/ops/softmax.h>
 #include <ATen/ops/sort.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros_like.h>

@@ -5,6 +5,7 @@
 #include "module/checks.h"
 
 #include <lockstep/layout/name_pattern.h>
+#include <lockstep/module/module_ref.h>
 #include <lockstep/module/named_parameters.h>
 
 #include <c10/util/accumulate.h>
@@ -204,6 +205,12 @@ std::vector<NamedParameter> unique_parameters(const torch::nn::Module& module) {
     }
   }
   return unique;
+}
+
+std::shared_ptr<torch::nn::Module> ModuleRef::shared(std::string_view caller) const {
+  check(module_ != nullptr, "{}: expected a module, found a null pointer or an empty holder",
+        caller);
+  return module_;
 }
 
 }  // namespace lockstep

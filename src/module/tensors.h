@@ -9,7 +9,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
 #include <map>
 #include <span>
 #include <string>
@@ -74,8 +73,6 @@ void check_alone(const ModuleTensors& tensors, std::string_view strategy);
 
 // "Float on cpu": what tensors have in common that may lie in one storage.
 [[nodiscard]] std::string kind_of(const at::Tensor& tensor);
-
-// Elements of tensors by slices (lockstep/layout/tensor_slice.h).
 
 // How the elements of a dense tensor lie in memory; empty: row-major.
 [[nodiscard]] std::vector<int> dim_order_of(at::IntArrayRef sizes, at::IntArrayRef strides);

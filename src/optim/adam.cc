@@ -1,9 +1,7 @@
 #include "optim/adam_kernel.h"
-#include "optim/parameter_span.h"
 #include "optim/state_tensors.h"
 #include "optim/update_entry.h"
 
-#include <lockstep/optim/adam.h>
 #include <lockstep/optim/adamw.h>
 
 #include <ATen/core/grad_mode.h>

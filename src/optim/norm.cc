@@ -6,15 +6,13 @@
 #include "optim/formats_kernel.h"
 #include "optim/scan_kernel.h"
 #include "optim/threads.h"
+#include "optim/update_entry.h"
 
 #include <lockstep/dispatch/part.h>
+#include <lockstep/optim/clipping.h>
 
-#include <ATen/ops/abs.h>
-#include <ATen/ops/clamp.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/isfinite.h>
-#include <ATen/ops/max.h>
-#include <ATen/ops/pow.h>
-#include <ATen/ops/sum.h>
 
 #include <algorithm>
 #include <array>
@@ -194,8 +192,8 @@ bool is_finite(const at::Tensor& gradient) {
   return at::isfinite(stored_values(gradient)).all().item<bool>();
 }
 
-}  // namespace
-
+// Returns this rank's part of a norm for one gradient: the sum of |g|^norm_type, or the largest |g|
+// if norm_type is infinity.
 double norm_part(const at::Tensor& gradient, const ElementTransform& transform, double norm_type) {
   if (norm_type != 2 || !cheap_source_of(gradient)) bring(gradient);
   if (gradient.numel() == 0) return 0;
@@ -203,6 +201,8 @@ double norm_part(const at::Tensor& gradient, const ElementTransform& transform, 
     return scanned_sum_of_squares(gradient, transform);
   return widened_part(gradient, transform, norm_type);
 }
+
+}  // namespace
 
 double transformed_norm(std::span<const at::Tensor> parameters, const ElementTransform& transform,
                         double norm_type) {
@@ -238,6 +238,32 @@ bool all_finite(std::span<const at::Tensor> parameters) {
     bad.add(parameter, is_finite(gradient) ? 0 : 1);
   }
   return bad.of_all_ranks() == 0;
+}
+
+double gradient_norm(std::span<const at::Tensor> parameters, double norm_type) {
+  return transformed_norm(parameters, {}, norm_type);
+}
+
+double clip_factor(double norm, double max_norm) {
+  double factor = max_norm / (norm + 1e-6);
+  return factor > 1 ? 1 : factor;
+}
+
+double clip_grad_norm(std::span<const at::Tensor> parameters, double max_norm, double norm_type) {
+  check(max_norm >= 0, "clipping gradients: expected a largest norm of 0 or more, found {}",
+        max_norm);
+  double norm = gradient_norm(parameters, norm_type);
+  // A NaN norm makes the gradients NaN, as in torch.
+  multiply_gradients(parameters, clip_factor(norm, max_norm));
+  return norm;
+}
+
+void clip_grad_value(std::span<const at::Tensor> parameters, double largest) {
+  check(largest >= 0, "clipping gradients: expected a largest value of 0 or more, found {}",
+        largest);
+  at::NoGradGuard no_grad;
+  for (const at::Tensor& parameter : parameters)
+    if (parameter.grad().defined()) parameter.mutable_grad().clamp_(-largest, largest);
 }
 
 }  // namespace lockstep::optim

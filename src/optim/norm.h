@@ -16,9 +16,4 @@ namespace lockstep::optim {
 // Returns true if no element of the gradients is inf or NaN, on any rank that has parts of them.
 [[nodiscard]] bool all_finite(std::span<const at::Tensor> parameters);
 
-// Returns this rank's part of a norm for one gradient: the sum of |g|^norm_type, or the largest |g|
-// if norm_type is infinity.
-[[nodiscard]] double norm_part(const at::Tensor& gradient, const ElementTransform& transform,
-                               double norm_type);
-
 }  // namespace lockstep::optim

@@ -1,6 +1,5 @@
 #include <lockstep/optim/sgd.h>
 
-#include "optim/parameter_span.h"
 #include "optim/sgd_kernel.h"
 #include "optim/state_tensors.h"
 #include "optim/update_entry.h"

@@ -5,7 +5,6 @@
 #include "optim/formats_kernel.h"
 #include "optim/update_entry.h"
 
-#include <lockstep/optim/state_memory.h>
 #include <lockstep/optim/update_options.h>
 
 #include <ATen/core/Tensor.h>

@@ -1,12 +1,16 @@
 #include "optim/update_entry.h"
 
 #include "base/check.h"
+#include "base/fingerprint.h"
 #include "global/local_values.h"
+#include "optim/state_tensors.h"
+#include "optim/threads.h"
 
-#include <ATen/ops/clamp.h>
+#include <ATen/Parallel.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/where.h>
 
+#include <algorithm>
 #include <cmath>
 
 namespace lockstep::optim {
@@ -118,6 +122,213 @@ at::Tensor transformed_gradient(const UpdateEntry& entry, const ElementTransform
 
 void publish_master(const UpdateEntry& entry) {
   if (entry.has_16_bits()) entry.dense.copy_(*entry.master);
+}
+
+namespace {
+
+// Pieces are long enough that dispatching one costs nothing, and shorter if some threads would get
+// none.
+constexpr std::int64_t most_piece_elements = 1 << 16;
+constexpr std::int64_t least_piece_elements = 1 << 13;
+static_assert(most_piece_elements % least_piece_elements == 0 &&
+              least_piece_elements % block_elements == 0 && Tile::elements % block_elements == 0);
+
+std::int64_t bytes_of(c10::ScalarType dtype) { return dtype == c10::ScalarType::Float ? 4 : 2; }
+
+std::int64_t bytes_of(StateFormat format) {
+  return format == StateFormat::float32 ? 4 : format == StateFormat::bfloat16 ? 2 : 1;
+}
+
+StateBuffer memory_of(const StateTensor& state) {
+  if (state.values == nullptr) return {};
+  StateBuffer memory{.data = static_cast<std::byte*>(state.values->mutable_data_ptr()),
+                     .format = format_of(*state.values),
+                     .codes = state.codes};
+  if (memory.format == StateFormat::blockwise)
+    memory.scales = state.scales->mutable_data_ptr<float>();
+  return memory;
+}
+
+ParameterSpan span_of(const UpdateEntry& entry) {
+  ParameterSpan span{.count = entry.dense.numel(),
+                     .age = entry.age,
+                     .first = entry.first,
+                     .place = entry.place,
+                     .dtype = entry.dense.scalar_type(),
+                     .gradient_dtype = entry.gradient.scalar_type(),
+                     .parameter = static_cast<std::byte*>(entry.dense.mutable_data_ptr()),
+                     .source = entry.source.get(),
+                     .source_begin = entry.source ? entry.gradient.storage_offset() : 0};
+  if (!entry.source) span.gradient = static_cast<const std::byte*>(entry.gradient.const_data_ptr());
+  if (entry.has_16_bits()) span.master = entry.master->mutable_data_ptr<float>();
+  for (std::size_t i = 0; i < span.state.size(); ++i) span.state[i] = memory_of(entry.state[i]);
+  return span;
+}
+
+bool goes_on(const StateBuffer& first, const StateBuffer& second, std::int64_t count) {
+  if (first.data == nullptr || second.data == nullptr) return first.data == second.data;
+  if (first.format != second.format) return false;
+  if (second.data != first.data + count * bytes_of(first.format)) return false;
+  if (first.format != StateFormat::blockwise) return true;
+  return count % block_elements == 0 && second.scales == first.scales + count / block_elements;
+}
+
+bool goes_on(const ParameterSpan& first, const ParameterSpan& second) {
+  if (first.dtype != second.dtype || first.gradient_dtype != second.gradient_dtype) return false;
+  if (first.age != second.age || first.first != second.first) return false;
+  if (second.place != first.place + first.count) return false;
+  if (second.parameter != first.parameter + first.count * bytes_of(first.dtype)) return false;
+  if (first.source != second.source) return false;
+  if (first.source != nullptr && second.source_begin != first.source_begin + first.count)
+    return false;
+  if (first.source == nullptr &&
+      second.gradient != first.gradient + first.count * bytes_of(first.gradient_dtype))
+    return false;
+  if (first.master != nullptr && second.master != first.master + first.count) return false;
+  for (std::size_t i = 0; i < first.state.size(); ++i)
+    if (!goes_on(first.state[i], second.state[i], first.count)) return false;
+  return true;
+}
+
+void widen(c10::ScalarType dtype, const std::byte* from, float* to, std::int64_t count) {
+  auto* bits = reinterpret_cast<const std::uint16_t*>(from);
+  dtype == c10::ScalarType::Half ? widen_half(bits, to, count) : widen_bfloat16(bits, to, count);
+}
+
+float* open(const StateBuffer& state, std::int64_t begin, std::int64_t count, float* buffer) {
+  const std::byte* data = state.data + begin * bytes_of(state.format);
+  switch (state.format) {
+    case StateFormat::float32:
+      return reinterpret_cast<float*>(state.data) + begin;
+    case StateFormat::bfloat16:
+      widen_bfloat16(reinterpret_cast<const std::uint16_t*>(data), buffer, count);
+      break;
+    case StateFormat::blockwise:
+      read_blocks(state.codes, reinterpret_cast<const std::uint8_t*>(data),
+                  state.scales + begin / block_elements, buffer, count);
+  }
+  return buffer;
+}
+
+void close(const StateBuffer& state, std::int64_t begin, std::int64_t count, const float* buffer,
+           const StochasticRounding& rounding) {
+  std::byte* data = state.data + begin * bytes_of(state.format);
+  if (state.format == StateFormat::bfloat16)
+    narrow_bfloat16(buffer, reinterpret_cast<std::uint16_t*>(data), count, rounding);
+  if (state.format == StateFormat::blockwise)
+    write_blocks(state.codes, buffer, reinterpret_cast<std::uint8_t*>(data),
+                 state.scales + begin / block_elements, count, &rounding);
+}
+
+}  // namespace
+
+bool ParameterSpan::is_plain() const {
+  return master == nullptr &&
+         std::all_of(state.begin(), state.end(), [](const StateBuffer& memory) {
+           return memory.format == StateFormat::float32;
+         });
+}
+
+double ParameterSpan::bytes_an_element() const {
+  double bytes = 2.0 * static_cast<double>(bytes_of(dtype)) + (master != nullptr ? 8 : 0);
+  bytes += static_cast<double>(source != nullptr ? source->bytes_an_element()
+                                                 : bytes_of(gradient_dtype));
+  for (const StateBuffer& memory : state) {
+    if (memory.data == nullptr) continue;
+    bytes += 2.0 * static_cast<double>(bytes_of(memory.format));
+    if (memory.scales != nullptr) bytes += 2.0 * sizeof(float) / block_elements;
+  }
+  return bytes;
+}
+
+std::vector<ParameterSpan> make_spans(const std::vector<UpdateEntry>& entries) {
+  std::vector<ParameterSpan> spans;
+  for (const UpdateEntry& entry : entries) {
+    if (!entry.is_for_kernel() || entry.dense.numel() == 0) continue;
+    ParameterSpan span = span_of(entry);
+    if (span.count == 0) continue;
+    if (!spans.empty() && goes_on(spans.back(), span))
+      spans.back().count += span.count;
+    else
+      spans.push_back(span);
+  }
+  return spans;
+}
+
+void count_bytes(std::span<const ParameterSpan> spans, const GroupStep& step) {
+  if (step.bytes_moved == nullptr) return;
+  for (const ParameterSpan& span : spans)
+    *step.bytes_moved += std::llround(span.bytes_an_element() * static_cast<double>(span.count));
+}
+
+void for_each_piece(std::span<const ParameterSpan> spans,
+                    const std::function<void(std::size_t, std::int64_t, std::int64_t)>& update) {
+  struct Piece {
+    std::size_t span;
+    std::int64_t begin, end;
+  };
+  std::int64_t elements = 0;
+  for (const ParameterSpan& span : spans) elements += span.count;
+  const std::int64_t of_thread = elements / at::get_num_threads();
+  const std::int64_t piece_elements =
+      std::clamp(of_thread / least_piece_elements * least_piece_elements, least_piece_elements,
+                 most_piece_elements);
+  std::vector<Piece> pieces;
+  for (std::size_t i = 0; i < spans.size(); ++i)
+    for (std::int64_t begin = 0; begin < spans[i].count; begin += piece_elements)
+      pieces.push_back({i, begin, std::min(begin + piece_elements, spans[i].count)});
+  for_each_in_parallel(pieces.size(), [&](std::size_t i) {
+    update(pieces[i].span, pieces[i].begin, pieces[i].end);
+  });
+}
+
+std::uint32_t rounding_key(std::uint64_t seed, std::int64_t group, std::int64_t age) {
+  std::uint64_t step = static_cast<std::uint64_t>(age + (group << 40));
+  return static_cast<std::uint32_t>(mix_bits(seed + 0x9e3779b97f4a7c15U * step) >> 16);
+}
+
+Tile::Tile(const ParameterSpan& span, std::int64_t begin, std::int64_t count, std::uint32_t key,
+           StateFormat direct)
+    : span_(span), begin_(begin), count_(count), key_(key), direct_(direct) {
+  take_gradient();
+  for (std::size_t i = 0; i < state_.size(); ++i)
+    if (is_open(i))
+      state_[i] =
+          open(span.state[i], begin, count, state_buffers_[std::min<std::size_t>(i, 1)].data());
+  if (span.master == nullptr) return;
+  auto* bits = reinterpret_cast<const std::uint16_t*>(span.parameter + begin * 2);
+  span.dtype == c10::ScalarType::Half ? follow_half(bits, span.master + begin, count)
+                                      : follow_bfloat16(bits, span.master + begin, count);
+}
+
+void Tile::take_gradient() {
+  bool is_float = span_.gradient_dtype == c10::ScalarType::Float;
+  std::array<std::uint16_t, elements> narrow;
+  void* to = is_float ? static_cast<void*>(gradient_buffer_.data()) : narrow.data();
+  const auto* gradient = static_cast<const std::byte*>(to);
+  if (span_.source != nullptr)
+    span_.source->read(span_.source_begin + begin_, count_, to);
+  else
+    gradient = span_.gradient + begin_ * bytes_of(span_.gradient_dtype);
+  gradient_ = is_float ? reinterpret_cast<const float*>(gradient) : gradient_buffer_.data();
+  if (!is_float) widen(span_.gradient_dtype, gradient, gradient_buffer_.data(), count_);
+}
+
+float* Tile::parameter() const {
+  return span_.master != nullptr ? span_.master + begin_
+                                 : reinterpret_cast<float*>(span_.parameter) + begin_;
+}
+
+void Tile::close() {
+  auto place = static_cast<std::uint32_t>(span_.place + begin_);
+  for (int i = 0; i < 2; ++i)
+    if (is_open(i))
+      optim::close(span_.state[i], begin_, count_, state_[i],
+                   {.key = key_, .first = place, .stream = i});
+  if (span_.master == nullptr) return;
+  auto* bits = reinterpret_cast<std::uint16_t*>(span_.parameter + begin_ * 2);
+  span_.dtype == c10::ScalarType::Half ? narrow_half(span_.master + begin_, bits, count_)
+                                       : narrow_bfloat16(span_.master + begin_, bits, count_);
 }
 
 }  // namespace lockstep::optim

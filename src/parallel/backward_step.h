@@ -30,7 +30,7 @@
 #include "module/checks.h"
 #include "parallel/backward_hooks.h"
 #include "parallel/bucket.h"
-#include "parallel/step_clock.h"
+#include "parallel/handle_state.h"
 #include "parallel/write_watch.h"
 
 #include <lockstep/comm/group.h>
@@ -53,9 +53,8 @@
 
 namespace lockstep::parallel {
 
-// StepStatus: what ranks say of a step beside its gradients.
-
-// On one rank 0 or 1; added up over the ranks, how many of them said so.
+// What ranks say of a step beside its gradients: on one rank 0 or 1; added up over the ranks, how
+// many of them said so.
 class StepStatus {
  public:
   StepStatus() = default;
@@ -82,8 +81,8 @@ class StepStatus {
   std::vector<std::int32_t> numbers_;
 };
 
-// Reducer: how one strategy averages gradients. BackwardStep says when.
-
+// How one strategy averages gradients. BackwardStep says when.
+//
 // Everything is called without gradient mode, and by one thread at a time. Every rank posts the
 // same calls in every step: those of accept() and post_rest(), or of post_failure(), which are the
 // same ones. If a failed backward() ends the handle (StepOptions::abort), there is no

@@ -54,20 +54,14 @@ class Bucket {
   std::string name_;
 };
 
-// Pages of buffers that are done with.
-
 // Gives the pages of a buffer back to the system. Neither this rank nor a peer may need its values
 // any more. A buffer of Group::empty_shared() would otherwise keep its pages for the next buffer.
 // Does nothing to other memory, whose pages are freed with its tensor.
 void give_pages_back(const at::Tensor& buffer);
 
-// Broadcasts of the values of some tensors.
-
-// Tensors may have gaps, and elements that share memory (expand()): each element of memory is sent
-// once.
-
 // Collective and blocking: broadcasts rank 0's values. Tensors of one dtype and device are sent
-// together, in buckets of about `bucket_bytes`.
+// together, in buckets of about `bucket_bytes`. They may have gaps, and elements that share memory
+// (expand()): each element of memory is sent once.
 void broadcast_now(const Group& group, const std::vector<at::Tensor>& tensors,
                    std::int64_t bucket_bytes, const CallOptions& call = {});
 
@@ -97,8 +91,6 @@ class StateBroadcast {
   std::vector<at::Tensor> tensors_;
   std::vector<Item> items_;
 };
-
-// Values of a model that deferred() made, given when the model is divided.
 
 // Returns the deferred tensors among `tensors`, with or without memory.
 [[nodiscard]] std::vector<at::Tensor> deferred_among(const std::vector<at::Tensor>& tensors);

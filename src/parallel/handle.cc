@@ -2,8 +2,10 @@
 
 #include "base/check.h"
 #include "base/log.h"
-#include "base/text.h"
+#include "comm/backend/one_line.h"
+#include "module/checks.h"
 #include "module/tensors.h"
+#include "parallel/bucket.h"
 #include "parallel/handle_state.h"
 #include "parallel/state_dict.h"
 
@@ -12,8 +14,13 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
+#include <torch/nn/module.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <exception>
+#include <iterator>
+#include <memory>
 #include <utility>
 
 namespace lockstep {
@@ -224,6 +231,220 @@ HandleMemory memory_of(const std::vector<Part>& parameters) {
       memory.gradients += static_cast<std::int64_t>(gradient.nbytes());
   }
   return memory;
+}
+
+WholeModuleState::WholeModuleState(Group group, std::vector<Part> trained, ListParts list,
+                                   Holds holds)
+    : HandleState(holds),
+      group_(std::move(group)),
+      trained_(std::move(trained)),
+      list_(std::move(list)) {
+  aborts(group_);
+}
+
+WholeModuleState::WholeModuleState(const torch::nn::Module& module, Group group,
+                                   std::vector<std::string> ignored)
+    : WholeModuleState(std::move(group),
+                       whole_parts(modules::tensors_of(module, ignored).parameters),
+                       [&module, ignored] { return whole_state_parts(module, ignored); }) {}
+
+void WholeModuleState::zero_grad(bool set_to_none) {
+  for (const Part& part : trained_) zero_gradient(part.tensor, set_to_none);
+}
+
+HandleMemory WholeModuleState::memory() const { return memory_of(trained_); }
+
+}  // namespace lockstep::parallel
+
+namespace lockstep::data_parallel {
+namespace {
+
+constexpr std::int64_t bytes_at_once = std::int64_t{25} << 20;
+
+}  // namespace
+
+OwnCopies::OwnCopies(const ModuleRef& module, const Ranks& ranks, const std::string& strategy,
+                     std::vector<std::string> options, std::optional<Duration> timeout)
+    : WholeModuleState(*module.shared(strategy), ranks.group()),
+      module_(module.shared(strategy)),
+      mesh_(ranks.mesh()) {
+  CallOptions call{.tag = strategy, .timeout = timeout};
+  modules::ModuleTensors tensors = modules::tensors_of(*module_);
+  std::vector<std::string> lines = std::move(options);
+  for (std::string& line : modules::lines_of(tensors)) lines.push_back(std::move(line));
+  modules::check_same_lines(group_, lines, call);
+  modules::check_ordinary(tensors, strategy);
+  parallel::check_not_sharded(tensors.parameters, strategy);
+  parameters_ = tensors.parameters;
+  std::vector<at::Tensor> state = tensors.buffer_tensors();
+  for (const NamedParameter& parameter : parameters_) state.push_back(parameter.tensor);
+  parallel::broadcast_now(group_, state, bytes_at_once, call);
+}
+
+}  // namespace lockstep::data_parallel
+
+namespace lockstep::parallel {
+namespace {
+
+class StateMemories final : public optim::StateMemory {
+ public:
+  explicit StateMemories(std::vector<std::shared_ptr<optim::StateMemory>> memories)
+      : memories_(std::move(memories)) {}
+
+  [[nodiscard]] at::Tensor zeros(std::int64_t count, at::ScalarType dtype) override {
+    return memories_.front()->zeros(count, dtype);
+  }
+  [[nodiscard]] bool holds(const at::Tensor& tensor) const override {
+    return std::ranges::any_of(memories_, [&](const auto& one) { return one->holds(tensor); });
+  }
+  void will_use(const at::Tensor& tensor) noexcept override {
+    for (const auto& one : memories_) one->will_use(tensor);
+  }
+  void has_used(const at::Tensor& tensor) noexcept override {
+    for (const auto& one : memories_) one->has_used(tensor);
+  }
+
+ private:
+  std::vector<std::shared_ptr<optim::StateMemory>> memories_;
+};
+
+// Combines memories for the state of one optimizer: state is allocated in the first one, and advice
+// goes to each. Null memories are left out. Returns null if all are null.
+std::shared_ptr<optim::StateMemory> one_of(
+    std::vector<std::shared_ptr<optim::StateMemory>> memories) {
+  std::erase(memories, nullptr);
+  if (memories.size() > 1) return std::make_shared<StateMemories>(std::move(memories));
+  return memories.empty() ? nullptr : std::move(memories.front());
+}
+
+}  // namespace
+
+void CompositeState::add_child(const Handle& child) {
+  children_.push_back(&of(child));
+  aborts(of(child));
+}
+
+std::vector<Part> CompositeState::named_parameters() const {
+  std::vector<Part> all;
+  for (const HandleState* child : children_)
+    std::ranges::move(child->named_parameters(), std::back_inserter(all));
+  return all;
+}
+
+std::vector<Part> CompositeState::state_parts() {
+  std::vector<Part> all;
+  for (HandleState* child : children_)
+    std::ranges::move(child->state_parts(), std::back_inserter(all));
+  return all;
+}
+
+void CompositeState::zero_grad(bool set_to_none) {
+  for (HandleState* child : children_) child->zero_grad(set_to_none);
+}
+
+void CompositeState::set_requires_gradient_sync(bool on) {
+  for (HandleState* child : children_) on ? child->end_no_sync() : child->begin_no_sync();
+}
+
+// If one throws, the earlier ones end again.
+void CompositeState::begin_load() {
+  std::size_t begun = 0;
+  try {
+    for (; begun < children_.size(); ++begun) children_[begun]->begin_load();
+  } catch (...) {
+    for (std::size_t i = 0; i < begun; ++i) children_[i]->end_load(/*complete=*/false);
+    throw;
+  }
+}
+
+// All end, and then the first exception goes on.
+void CompositeState::end_load(bool complete) {
+  std::exception_ptr failure;
+  for (HandleState* child : children_) {
+    try {
+      child->end_load(complete);
+    } catch (...) {
+      if (!failure) failure = std::current_exception();
+    }
+  }
+  if (failure) std::rethrow_exception(failure);
+}
+
+void CompositeState::check_one_model() const {
+  for (const HandleState* child : children_) child->check_one_model();
+}
+
+HandleMemory CompositeState::memory() const {
+  HandleMemory all;
+  for (const HandleState* child : children_) all += child->memory();
+  return all;
+}
+
+std::shared_ptr<optim::StateMemory> CompositeState::state_memory() const {
+  std::vector<std::shared_ptr<optim::StateMemory>> all;
+  for (const HandleState* child : children_) all.push_back(child->state_memory());
+  return one_of(std::move(all));
+}
+
+double CompositeState::seconds_waited() const {
+  double all = 0;
+  for (const HandleState* child : children_) all += child->seconds_waited();
+  return all;
+}
+
+namespace {
+
+// SeparateParts: the handle of a module whose tensors are divided among several handles, such as a
+// stage whose experts are trained apart from its other tensors.
+class SeparateParts final : public CompositeState {
+ public:
+  // `handles`: the first one knows all ranks; each knows its tensors by their names in `module`.
+  SeparateParts(const torch::nn::Module& module, std::vector<Handle> handles)
+      : CompositeState(handles.front().group(), handles.front().mesh()),
+        handles_(std::move(handles)) {
+    for (const NamedParameter& entry : modules::state_entries(module)) {
+      std::vector<std::string>& names = names_.emplace_back(modules::names_of(entry));
+      for (const std::string& name : names) place_.emplace(name, names_.size() - 1);
+    }
+    for (const Handle& handle : handles_) add_child(handle);
+  }
+
+  void detach() override {
+    CompositeState::detach();
+    while (!handles_.empty()) handles_.pop_back();
+  }
+
+  // Returns the parts in the order of the module, with all names.
+  [[nodiscard]] std::vector<Part> named_parameters() const override {
+    return in_order(CompositeState::named_parameters());
+  }
+
+  [[nodiscard]] std::vector<Part> state_parts() override {
+    return in_order(CompositeState::state_parts());
+  }
+  [[nodiscard]] StepTiming timing() const override { return handles_.front().timing(); }
+
+ private:
+  [[nodiscard]] std::vector<Part> in_order(std::vector<Part> parts) const {
+    for (Part& part : parts) {
+      const std::vector<std::string>& names = names_[place_.at(part.name)];
+      part.name = names.front();
+      part.aliases.assign(names.begin() + 1, names.end());
+    }
+    std::ranges::stable_sort(parts, {}, [this](const Part& part) { return place_.at(part.name); });
+    return parts;
+  }
+
+  std::vector<Handle> handles_;
+  std::vector<std::vector<std::string>> names_;  // of each tensor, in the module's order
+  std::map<std::string, std::size_t> place_;     // in names_, by each name
+};
+
+}  // namespace
+
+Handle joined(const torch::nn::Module& module, std::vector<Handle> handles) {
+  if (handles.size() == 1) return std::move(handles.front());
+  return HandleState::handle_of(std::make_shared<SeparateParts>(module, std::move(handles)));
 }
 
 }  // namespace lockstep::parallel

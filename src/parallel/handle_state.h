@@ -1,18 +1,121 @@
 // HandleState: what a strategy implements behind a Handle (lockstep/parallel/handle.h).
 #pragma once
 
+#include "base/mutex.h"
+
+#include <lockstep/mesh/ranks.h>
+#include <lockstep/module/module_ref.h>
+#include <lockstep/module/named_parameters.h>
+#include <lockstep/optim/update_options.h>
 #include <lockstep/parallel/handle.h>
 #include <lockstep/parallel/join.h>
 
+#include <ATen/record_function.h>
+#include <torch/nn/module.h>
+
 #include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+namespace lockstep::parallel {
+
+// How long a rank was blocked in waits for collectives. Communication that overlaps with
+// other work does not count. Thread-safe.
+class WaitTime {
+ public:
+  // Measures one wait.
+  class [[nodiscard]] Scope {
+   public:
+    explicit Scope(WaitTime& time) : time_(time), began_(Clock::now()) {
+      if (recorded_.isActive()) recorded_.before("communication");
+    }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+    ~Scope() { time_.nanoseconds_ += std::chrono::nanoseconds(Clock::now() - began_).count(); }
+
+   private:
+    WaitTime& time_;
+    std::chrono::steady_clock::time_point began_;
+    at::RecordFunction recorded_{at::RecordScope::USER_SCOPE};  // for LibTorch's profiler
+  };
+
+  [[nodiscard]] double seconds() const { return static_cast<double>(nanoseconds_.load()) * 1e-9; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  std::atomic<std::int64_t> nanoseconds_ = 0;
+};
+
+// Measures the phases of training steps (StepTiming of lockstep/parallel/handle.h). Thread-safe.
+class StepClock {
+ public:
+  // `waited`: returns the seconds of waits so far.
+  explicit StepClock(std::function<double()> waited) : waits_(std::move(waited)) {}
+  explicit StepClock(std::shared_ptr<WaitTime> waits)
+      : StepClock([waits = std::move(waits)] { return waits->seconds(); }) {}
+
+  void zero_grad() {
+    Lock lock(mutex_);
+    if (phase_ != Phase::update) return;
+    total_.update += lap();
+    phase_ = Phase::forward;
+  }
+  // Call at the first gradient of a backward().
+  void first_gradient() {
+    Lock lock(mutex_);
+    if (double seconds = lap(); phase_ != Phase::none) total_.forward += seconds;
+    phase_ = Phase::backward;
+    waited_ = waits_();
+  }
+  // `reduced`: an update comes next, otherwise another forward.
+  void backward_ended(bool reduced) {
+    Lock lock(mutex_);
+    double exposed = waits_() - waited_;
+    total_.exposed += exposed;
+    total_.backward += lap() - exposed;
+    if (reduced) ++total_.steps;
+    phase_ = reduced ? Phase::update : Phase::forward;
+  }
+
+  [[nodiscard]] StepTiming total() const {
+    Lock lock(mutex_);
+    return total_;
+  }
+
+ private:
+  enum class Phase { none, forward, backward, update };
+  using Clock = std::chrono::steady_clock;
+
+  // Returns the seconds since the last call.
+  double lap() LOCKSTEP_REQUIRES(mutex_) {
+    Clock::time_point now = Clock::now();
+    return std::chrono::duration<double>(now - std::exchange(last_, now)).count();
+  }
+
+  const std::function<double()> waits_;
+  mutable Mutex mutex_;
+  Phase phase_ LOCKSTEP_GUARDED_BY(mutex_) = Phase::none;
+  Clock::time_point last_ LOCKSTEP_GUARDED_BY(mutex_);
+  double waited_ LOCKSTEP_GUARDED_BY(mutex_) = 0;  // when backward() began
+  StepTiming total_ LOCKSTEP_GUARDED_BY(mutex_);
+};
+
+}  // namespace lockstep::parallel
+
+namespace torch::nn {
+class Module;
+}
 
 namespace lockstep {
 
@@ -93,9 +196,8 @@ class HandleState {
 
 namespace lockstep::parallel {
 
-// The message of an exception that has left a thread, in one line.
-
-// The first line, without LibTorch's stack trace. `problem` is not null.
+// Returns the first line of an exception's message, without LibTorch's stack trace. `problem` is
+// not null.
 [[nodiscard]] std::string exception_text(const std::exception_ptr& problem);
 
 // Handle::zero_grad() of one parameter. A gradient that the program holds keeps its values.
@@ -104,4 +206,96 @@ void zero_gradient(const at::Tensor& parameter, bool set_to_none);
 // The bytes of whole tensors, shards and gradients.
 [[nodiscard]] HandleMemory memory_of(const std::vector<Part>& parameters);
 
+// WholeModuleState: the handle of a strategy whose ranks have all of the module, or of tensors that
+// no strategy trains.
+class WholeModuleState : public HandleState {
+ public:
+  using ListParts = std::function<std::vector<Part>()>;
+
+  // `trained`: the parameters of an optimizer. `list` returns the parts to save and load.
+  WholeModuleState(Group group, std::vector<Part> trained, ListParts list,
+                   Holds holds = Holds::wholes);
+  // All parameters and buffers of a module, which outlives the handle; `ignored`: patterns.
+  explicit WholeModuleState(const torch::nn::Module& module, Group group = Group(),
+                            std::vector<std::string> ignored = {});
+
+  void detach() override {}
+  [[nodiscard]] std::vector<Part> named_parameters() const override { return trained_; }
+  void zero_grad(bool set_to_none) override;
+  void set_requires_gradient_sync(bool) override {}
+  [[nodiscard]] std::vector<Part> state_parts() override { return list_(); }
+  [[nodiscard]] HandleMemory memory() const override;
+  [[nodiscard]] double seconds_waited() const override { return waits_->seconds(); }
+  [[nodiscard]] const Group& group() const override { return group_; }
+
+  [[nodiscard]] WaitTime& waits() { return *waits_; }
+
+ protected:
+  Group group_;
+  const std::shared_ptr<WaitTime> waits_ = std::make_shared<WaitTime>();
+
+ private:
+  std::vector<Part> trained_;
+  const ListParts list_;
+};
+
+// The handle of a strategy that is made of others. It asks each of their handles.
+class CompositeState : public HandleState {
+ public:
+  // `ranks` and `mesh`: those of all children together, for group() and mesh().
+  explicit CompositeState(Group ranks, std::optional<Mesh> mesh = {})
+      : ranks_(std::move(ranks)), mesh_(std::move(mesh)) {}
+
+  // Derived classes then release the handles that they own.
+  void detach() override { children_.clear(); }
+
+  // The parts of all children, child by child.
+  [[nodiscard]] std::vector<Part> named_parameters() const override;
+  [[nodiscard]] std::vector<Part> state_parts() override;
+
+  void zero_grad(bool set_to_none) override;
+  void set_requires_gradient_sync(bool on) override;
+  void begin_load() override;
+  void end_load(bool complete) override;
+  void check_one_model() const override;
+  [[nodiscard]] HandleMemory memory() const override;
+  [[nodiscard]] std::shared_ptr<optim::StateMemory> state_memory() const override;
+  [[nodiscard]] double seconds_waited() const override;
+  [[nodiscard]] const Group& group() const override { return ranks_; }
+  [[nodiscard]] std::optional<Mesh> mesh() const override { return mesh_; }
+
+ protected:
+  // While this is made. The derived class owns `child`, until detach().
+  void add_child(const Handle& child);
+  [[nodiscard]] bool has_children() const { return !children_.empty(); }
+
+ private:
+  const Group ranks_;
+  const std::optional<Mesh> mesh_;
+  std::vector<HandleState*> children_;
+};
+
+// Returns the handle if there is only one; otherwise a handle that combines them.
+[[nodiscard]] Handle joined(const torch::nn::Module& module, std::vector<Handle> handles);
+
 }  // namespace lockstep::parallel
+
+namespace lockstep::data_parallel {
+
+// OwnCopies: the handle of strategies whose ranks train their own copies (LocalSgd, DiLoCo): equal
+// at the beginning, without communication in backward().
+class OwnCopies : public parallel::WholeModuleState {
+ public:
+  // Collective. `options`: one line per option, equal on all ranks.
+  OwnCopies(const ModuleRef& module, const Ranks& ranks, const std::string& strategy,
+            std::vector<std::string> options, std::optional<Duration> timeout);
+
+  [[nodiscard]] std::optional<Mesh> mesh() const override { return mesh_; }
+
+ protected:
+  const std::shared_ptr<torch::nn::Module> module_;
+  const std::optional<Mesh> mesh_;
+  std::vector<NamedParameter> parameters_;
+};
+
+}  // namespace lockstep::data_parallel

@@ -9,7 +9,6 @@
 #include <ATen/ops/nll_loss.h>
 #include <ATen/ops/relu.h>
 
-#include <cstdint>
 #include <string>
 #include <utility>
 

@@ -6,8 +6,8 @@
 #include "parallel/data/checks.h"
 #include "parallel/sharded/checks.h"
 #include "parallel/state_dict.h"
-#include "parallel/tensor/module_of_parts.h"
-#include "parallel/tensor/resolve.h"
+#include "parallel/tensor/parted_tensor.h"
+#include "parallel/tensor/tensor_state.h"
 
 #include <lockstep/global/tensor.h>
 #include <lockstep/layout/name_pattern.h>

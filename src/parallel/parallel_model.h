@@ -2,16 +2,61 @@
 #pragma once
 
 #include "parallel/handle_state.h"
-#include "parallel/pipeline/sequences.h"
 #include "parallel/pipeline/stage_run.h"
-#include "parallel/tensor/token_exchange.h"
+#include "parallel/tensor/experts.h"
 
+#include <lockstep/global/placement.h>
+#include <lockstep/mesh/mesh.h>
 #include <lockstep/parallel/parallelize.h>
+#include <lockstep/parallel/pipeline/pipeline.h>
+#include <lockstep/parallel/pipeline/stage.h>
+
+#include <ATen/core/Tensor.h>
 
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
+
+namespace lockstep::pipeline {
+
+// CutSequences: a batch, and stages of a pipeline, whose sequences are sharded over the ranks of
+// `cp`.
+//
+// Every rank of `cp` passes the same batch. The first stage shards its inputs, and each rank sends
+// its part of every sequence to the rank of the next stage with the same part. A tensor without the
+// sequence dim, such as a loss of some layers, is passed on as a sum of which each rank has one
+// term. The loss is that of the whole sequences, on every rank.
+//
+// A value type; copies are equivalent.
+class CutSequences {
+ public:
+  // Not collective. `tensors`: the mesh of the stages' global tensors, with an axis `cp`; `cut`:
+  // the placement along it. Plain tensors combined with global tensors on this mesh count as
+  // replicated from now on.
+  CutSequences(const Mesh& tensors, Placement cut);
+
+  // Not collective. Returns a batch, the same on every rank of `cp`, as a global tensor that is
+  // sharded along its sequence. Throws InvalidArgument for a tensor without that dim, and for a
+  // global one.
+  [[nodiscard]] at::Tensor cut(const at::Tensor& whole) const;
+  // Not collective. Returns the same stages, in their order, but with this rank's parts of
+  // sequences as inputs and outputs.
+  [[nodiscard]] std::vector<Stage> stages(std::vector<Stage> stages) const;
+  // Not collective. Returns the same loss as a function of this rank's parts of the last stage's
+  // outputs and whole targets.
+  [[nodiscard]] PipelineLoss loss(PipelineLoss loss) const;
+
+ private:
+  [[nodiscard]] at::Tensor of_part(const at::Tensor& part) const;
+  [[nodiscard]] at::Tensor part_of(const at::Tensor& output) const;
+
+  Mesh tensors_;
+  int dim_;
+  Placements placements_, sums_;
+};
+
+}  // namespace lockstep::pipeline
 
 namespace lockstep {
 

@@ -10,7 +10,6 @@
 #include <lockstep/parallel/sharded/fully_shard.h>
 
 #include <algorithm>
-#include <iterator>
 #include <map>
 #include <optional>
 #include <utility>

@@ -392,7 +392,9 @@ class Round {
     for (const auto& [one, piece] : pieces_) {
       std::int64_t& offset = next[static_cast<std::size_t>(piece->rank)];
       if (piece->rank != group_.rank())
-        paste(values_at(to, offset, *one, *piece), piece->slice, all_.at(one->names.front()));
+        paste_part(values_at(to, offset, *one, *piece),
+                   {.name = one->names.front(), .slice = piece->slice},
+                   all_.at(one->names.front()));
       offset += piece->bytes(one->dtype);
     }
     pieces_.clear();
@@ -419,12 +421,6 @@ class Round {
     return bytes.narrow(0, offset, piece.bytes(one.dtype))
         .view(one.dtype)
         .narrow(0, 0, piece.slice.numel());
-  }
-
-  static void paste(const at::Tensor& values, const layout::TensorSlice& slice,
-                    const at::Tensor& whole) {
-    for (const layout::Box& box : layout::boxes_of(slice))
-      modules::box_in_whole(whole, box).copy_(modules::box_in_part(values, slice, box));
   }
 
   Group& group_;

@@ -12,7 +12,6 @@
 #include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
 
-#include <cstdint>
 #include <map>
 #include <memory>
 #include <set>

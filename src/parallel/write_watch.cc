@@ -13,8 +13,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <span>
-#include <utility>
 
 namespace lockstep::parallel {
 namespace {

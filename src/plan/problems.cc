@@ -1,5 +1,4 @@
 #include "base/check.h"
-#include "plan/needs.h"
 #include "plan/walk.h"
 
 #include <algorithm>

@@ -5,10 +5,65 @@
 #include <lockstep/plan/schedule.h>
 #include <lockstep/plan/simulation.h>
 
+#include <array>
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 namespace lockstep::plan {
+
+// The dependencies of an action.
+[[nodiscard]] inline bool gives_input_gradient(Compute compute) {
+  return compute == Compute::backward || compute == Compute::input;
+}
+
+// A result of an action that other actions depend on: the outputs of a forward, or the gradient of
+// a stage's inputs, which a B or an I computes. Nothing depends on a W.
+struct Result {
+  bool is_gradient = false;
+  int stage = 0;
+  int micro_batch = 0;
+  bool operator==(const Result&) const = default;
+
+  // Returns a number that is unique among the results of a schedule.
+  [[nodiscard]] std::uint64_t key() const {
+    return (static_cast<std::uint64_t>(stage) << 32 | static_cast<std::uint64_t>(micro_batch)) * 2 +
+           (is_gradient ? 1 : 0);
+  }
+};
+
+// Returns the result of an F, B or I. A W has no result.
+[[nodiscard]] inline Result result_of(const Action& action) {
+  return {gives_input_gradient(action.compute), action.stage, action.micro_batch};
+}
+
+// The results that an action depends on; at most two.
+class Needs {
+ public:
+  Needs(const Action& action, int stages) {
+    switch (action.compute) {
+      case Compute::forward:
+        if (action.stage > 0) add({false, action.stage - 1, action.micro_batch});
+        break;
+      case Compute::backward:
+      case Compute::input:
+        add({false, action.stage, action.micro_batch});
+        if (action.stage + 1 < stages) add({true, action.stage + 1, action.micro_batch});
+        break;
+      case Compute::weight:
+        add({true, action.stage, action.micro_batch});
+        break;
+    }
+  }
+  [[nodiscard]] const Result* begin() const { return needs_.data(); }
+  [[nodiscard]] const Result* end() const { return needs_.data() + count_; }
+
+ private:
+  void add(Result result) { needs_[count_++] = result; }
+
+  std::array<Result, 2> needs_;
+  std::size_t count_ = 0;
+};
 
 struct Walk {
   std::vector<std::vector<double>> starts;  // of the actions that were reached
@@ -22,5 +77,25 @@ struct Walk {
 
 // Precondition: the schedule contains every dependency of every action.
 [[nodiscard]] Walk walk(const Schedule& schedule, const PipelineTimes& times);
+
+// posting_order(): the order in which all ranks of a pipeline post their operations.
+//
+// GPUs need a common order. An operation of several ranks, once launched, occupies a GPU until its
+// peers have launched it, too; if two ranks launch two operations in different orders and their
+// GPUs have no room for both, they wait for each other forever. So every rank computes this order
+// from the schedule and posts in it: the operations inside an action (such as an all_gather of a
+// sharded stage) at the action's place, and the message with its result directly after it. The
+// receiving rank posts its receive there, too, between its own actions.
+//
+// Why no rank waits forever: before an operation, a rank waits, on the host or on a stream, only
+// for operations of earlier places. Take the earliest operation that is not complete. All its ranks
+// post it, since whatever they wait for before is complete; and GPUs launch operations in the order
+// of posts, so that it has before it only complete operations, and computations, which end.
+
+// Returns all actions of all ranks, each after those that it depends on, and those of a rank in its
+// own order: the order in which they end in the simulation with the default times. A rank then
+// posts its receives before it begins an action during which, by the simulation, the result
+// arrives. Precondition: the schedule can be executed, or is the forwards of one that can be.
+[[nodiscard]] std::vector<Action> posting_order(const Schedule& schedule);
 
 }  // namespace lockstep::plan

@@ -1,4 +1,4 @@
-#include "parallel/whole_module_state.h"
+#include "parallel/handle_state.h"
 #include "train/strategies.h"
 
 #include <lockstep/elastic/slot_gradients.h>

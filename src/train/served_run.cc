@@ -1,8 +1,8 @@
 #include "base/check.h"
 #include "base/format.h"
-#include "parallel/server/group_meeting.h"
+#include "parallel/handle_state.h"
+#include "parallel/server/meeting.h"
 #include "parallel/state_dict.h"
-#include "parallel/whole_module_state.h"
 #include "train/interrupt.h"
 #include "train/strategies.h"
 

@@ -5,7 +5,6 @@
 #include <lockstep/parallel/data/diloco.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 #include <lockstep/parallel/data/local_sgd.h>
-#include <lockstep/parallel/data/power_sgd.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
 
 #include "accelerator/small_training.h"

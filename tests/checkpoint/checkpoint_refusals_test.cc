@@ -2,7 +2,7 @@
 #include <lockstep/checkpoint/checkpoint.h>
 
 #include <lockstep/optim/grad_scaler.h>
-#include <lockstep/optim/scheduler.h>
+#include <lockstep/optim/schedule.h>
 
 #include "checkpoint/small_training.h"
 #include "support/messages.h"

@@ -3,7 +3,7 @@
 #include <lockstep/checkpoint/checkpoint.h>
 
 #include <lockstep/optim/grad_scaler.h>
-#include <lockstep/optim/scheduler.h>
+#include <lockstep/optim/schedule.h>
 #include <lockstep/parallel/sharded/deferred.h>
 
 #include "base/format.h"

@@ -9,7 +9,7 @@
 #include "support/torch/ranks.h"
 
 #include <lockstep/checkpoint/async_saver.h>
-#include <lockstep/parallel/data/power_sgd.h>
+#include <lockstep/parallel/data/communication_hook.h>
 
 #include <gtest/gtest.h>
 

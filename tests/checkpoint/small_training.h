@@ -4,7 +4,6 @@
 
 #include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/comm/local.h>
-#include <lockstep/optim/adam.h>
 #include <lockstep/optim/adamw.h>
 #include <lockstep/optim/sgd.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>

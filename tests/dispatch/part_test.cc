@@ -2,7 +2,7 @@
 #include <lockstep/dispatch/part.h>
 
 #include "dispatch/key.h"
-#include "dispatch/part_record.h"
+#include "dispatch/part.h"
 
 #include <lockstep/base/error.h>
 #include <lockstep/comm/local.h>
@@ -30,13 +30,14 @@ using Sizes = std::vector<std::int64_t>;
 // Returns two parts side by side, with an empty part between them.
 std::vector<at::Tensor> three_parts(Group group) {
   auto shard_group = std::make_shared<ShardGroup>(std::make_shared<Group>(std::move(group)));
-  const auto part = [&](const char* name, layout::TensorSlice slice) {
-    return Part{.name = name, .slice = std::move(slice), .shard_group = shard_group};
+  const auto part = [&](const char* name, layout::TensorSlice slice, std::int64_t offset) {
+    return Part{
+        .name = name, .slice = std::move(slice), .shard_group = shard_group, .offset = offset};
   };
-  auto parts = std::make_shared<const std::vector<PartRecord::Placed>>(
-      std::vector<PartRecord::Placed>{{part("a", layout::range_slice(Sizes{2, 6}, {6, 12})), 0},
-                                      {part("b", layout::range_slice(Sizes{5}, {5, 5})), 6},
-                                      {part("c", layout::range_slice(Sizes{40}, {0, 10})), 6}});
+  auto parts = std::make_shared<const std::vector<Part>>(
+      std::vector<Part>{part("a", layout::range_slice(Sizes{2, 6}, {6, 12}), 0),
+                        part("b", layout::range_slice(Sizes{5}, {5, 5}), 6),
+                        part("c", layout::range_slice(Sizes{40}, {0, 10}), 6)});
   at::Tensor memory = at::arange(16, at::kFloat) + 1;
   std::vector<at::Tensor> tensors;
   for (auto [offset, count] : {std::pair{0, 6}, {6, 0}, {6, 10}})

@@ -4,7 +4,7 @@
 #include <lockstep/elastic/elastic.h>
 #include <lockstep/models/mlp.h>
 #include <lockstep/optim/adamw.h>
-#include <lockstep/optim/scheduler.h>
+#include <lockstep/optim/schedule.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 
 #include "elastic/commit_files.h"

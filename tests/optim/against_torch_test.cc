@@ -5,7 +5,6 @@
 #include "optim/sgd_naive.h"
 #include "optim/support.h"
 
-#include <lockstep/optim/adam.h>
 #include <lockstep/optim/adamw.h>
 #include <lockstep/optim/sgd.h>
 

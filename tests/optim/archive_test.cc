@@ -4,7 +4,6 @@
 #include "support/messages.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/optim/adam.h>
 #include <lockstep/optim/adamw.h>
 #include <lockstep/optim/sgd.h>
 

@@ -3,14 +3,13 @@
 #include <lockstep/optim/clipping.h>
 
 #include "dispatch/key.h"
-#include "dispatch/part_record.h"
+#include "dispatch/part.h"
 #include "optim/norm.h"
 #include "optim/support.h"
 
 #include <lockstep/base/error.h>
 #include <lockstep/comm/local.h>
 #include <lockstep/dispatch/part.h>
-#include <lockstep/optim/adam.h>
 #include <lockstep/optim/adamw.h>
 #include <lockstep/optim/sgd.h>
 
@@ -172,8 +171,7 @@ TEST(Clipping, CombinesThePartsOfRanks) {
           const Part part{.name = "w",
                           .slice = layout::range_slice(whole.sizes(), range),
                           .shard_group = i == 0 ? first : second};
-          auto parts = std::make_shared<const std::vector<dispatch::PartRecord::Placed>>(
-              1, dispatch::PartRecord::Placed{part});
+          auto parts = std::make_shared<const std::vector<Part>>(1, part);
           at::Tensor slice = whole.slice(0, range.begin, range.end).clone();
           if (i != 1) slice = dispatch::as_part(slice, parts, 0, dispatch::key());
           mine.push_back(slice.requires_grad_());

@@ -1,7 +1,6 @@
 // Our optimizers and clipping give the same results on global parameters as on plain ones.
 #include <lockstep/comm/local.h>
 #include <lockstep/global/tensor.h>
-#include <lockstep/optim/adam.h>
 #include <lockstep/optim/adamw.h>
 #include <lockstep/optim/clipping.h>
 #include <lockstep/optim/grad_scaler.h>

@@ -1,7 +1,6 @@
 // Training of 16-bit parameters: updates go to their float32 masters.
 #include "optim/support.h"
 
-#include <lockstep/optim/adam.h>
 #include <lockstep/optim/adamw.h>
 #include <lockstep/optim/sgd.h>
 

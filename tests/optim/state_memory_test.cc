@@ -1,7 +1,6 @@
 // Optimizers whose state is in memory of the caller.
-#include <lockstep/optim/state_memory.h>
+#include <lockstep/optim/update_options.h>
 
-#include <lockstep/optim/adam.h>
 #include <lockstep/optim/adamw.h>
 #include <lockstep/optim/sgd.h>
 

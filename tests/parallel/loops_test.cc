@@ -9,7 +9,6 @@
 #include "parallel/sharded/support.h"
 
 #include <lockstep/dispatch/part.h>
-#include <lockstep/optim/adam.h>
 #include <lockstep/optim/adamw.h>
 #include <lockstep/optim/grad_scaler.h>
 #include <lockstep/optim/sgd.h>

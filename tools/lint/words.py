@@ -59,7 +59,7 @@ ENGLISH = [
 DEVICES = [
     (r"\bis_(cuda|xpu|hip)\(\)|\bk(CUDA|XPU|HIP)\b|\bhas(CUDA|XPU|HIP)\b", "accelerator() or pins_host_memory() of comm/backend/accelerator.h",
      ("include/*", "src/*"), ("src/comm/backend/accelerator.cc", "src/comm/init/*.cc", "src/comm/engines/c10d/nccl.cc",
-                              "src/parallel/threads/devices.cc")),
+                              "src/parallel/threads/data_parallel.cc")),
     (r"[!=]= \"nccl\"", "has_streams() of lockstep/comm/device.h", ("include/*", "src/*"), ("src/comm/init/backends.cc",)),
 ]
 RULES = [(re.compile(found), wanted, where, but) for found, wanted, where, but in NOUNS + ENGLISH + DEVICES]

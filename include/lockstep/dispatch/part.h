@@ -85,6 +85,8 @@ struct Part {
   PartKind kind = PartKind::parameter;
   // The ranks over which norms of the elements are added up; null: this rank has all elements.
   std::shared_ptr<ShardGroup> shard_group = nullptr;
+  // The place of the first element, in elements, where several parts lie in one storage.
+  std::int64_t offset = 0;
 };
 
 namespace dispatch {

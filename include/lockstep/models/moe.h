@@ -6,7 +6,7 @@
 #pragma once
 
 #include <lockstep/models/generate.h>
-#include <lockstep/models/gpt_block.h>
+#include <lockstep/models/gpt.h>
 #include <lockstep/models/mixture.h>
 #include <lockstep/module/state_dict.h>
 
@@ -15,7 +15,6 @@
 #include <torch/nn/modules/embedding.h>
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #pragma GCC visibility push(default)

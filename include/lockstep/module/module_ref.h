@@ -8,11 +8,10 @@
 // Intended for function parameters; converts implicitly from all of these.
 #pragma once
 
-#include <lockstep/module/torchscript.h>
-
 #include <concepts>
 #include <memory>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 #pragma GCC visibility push(default)
@@ -21,7 +20,22 @@ namespace torch::nn {
 class Module;
 }
 
+namespace torch::jit {
+struct Module;
+}
+
 namespace lockstep {
+
+// The compile-time error of the strategies for TorchScript modules.
+template <typename Model>
+concept TorchScript = std::same_as<std::remove_cvref_t<Model>, torch::jit::Module>;
+
+template <TorchScript Model>
+void refuse_torchscript() {
+  static_assert(!TorchScript<Model>,
+                "a torch::jit::Module is not a torch::nn::Module; wrap it: register its parameters "
+                "in a torch::nn::Module, as examples/19_torchscript.cc does");
+}
 
 class ModuleRef {
  public:

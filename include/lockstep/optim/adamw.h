@@ -29,6 +29,7 @@
 #include <lockstep/optim/state.h>
 #include <lockstep/optim/update_options.h>
 
+#include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 
 #include <vector>
@@ -37,8 +38,7 @@
 
 namespace lockstep::optim {
 
-// Base of AdamW and of Adam (adam.h). `Torch` and `Options` are torch::optim's classes of that
-// name.
+// Base of AdamW and Adam. `Torch` and `Options` are torch::optim's classes of that name.
 template <class Torch, class Options>
 class AdamOf : public Torch, public TransformsGradients {
  public:
@@ -65,6 +65,11 @@ class AdamOf : public Torch, public TransformsGradients {
 
 extern template class AdamOf<torch::optim::AdamW, torch::optim::AdamWOptions>;
 using AdamW = AdamOf<torch::optim::AdamW, torch::optim::AdamWOptions>;
+
+// Adam (Kingma and Ba, Adam: A Method for Stochastic Optimization, ICLR 2015): as AdamW, but weight
+// decay is added to the gradient, g = g + weight_decay * w.
+extern template class AdamOf<torch::optim::Adam, torch::optim::AdamOptions>;
+using Adam = AdamOf<torch::optim::Adam, torch::optim::AdamOptions>;
 
 }  // namespace lockstep::optim
 

@@ -24,7 +24,6 @@
 #include <lockstep/comm/group.h>
 #include <lockstep/dispatch/part.h>
 #include <lockstep/mesh/mesh.h>
-#include <lockstep/optim/state_memory.h>
 #include <lockstep/optim/update_options.h>
 
 #include <ATen/core/Tensor.h>
@@ -73,8 +72,6 @@ struct HandleMemory {
     return *this;
   }
 };
-
-// ReductionFailed: the error of a backward() whose gradients could not be averaged.
 
 // A backward() could not be averaged, on every rank for the same reason: parameters that had no
 // part in it, a gradient that is sparse, or, under DistributedDataParallel, an exception on some
@@ -209,7 +206,7 @@ class [[nodiscard]] Handle {
   [[nodiscard]] HandleMemory memory() const;
   // Local. Returns the memory for optimizer state if the strategy offloads it; otherwise null. The
   // optimizers of lockstep::optim use it from their construction on; for LibTorch's optimizers see
-  // optim/state_memory.h.
+  // optim/update_options.h.
   [[nodiscard]] std::shared_ptr<optim::StateMemory> state_memory() const;
   // Local. The total time for which calls on this rank were blocked on the handle's collectives
   // (exposed communication).

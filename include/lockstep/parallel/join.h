@@ -28,7 +28,6 @@
 #include <lockstep/base/error.h>
 #include <lockstep/comm/group.h>
 
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>

@@ -7,9 +7,9 @@
 #include <lockstep/base/deadline.h>
 #include <lockstep/layout/mesh_layout.h>
 #include <lockstep/optim/schedule.h>
+#include <lockstep/parallel/data/communication_hook.h>
 #include <lockstep/parallel/data/diloco.h>
 #include <lockstep/parallel/data/local_sgd.h>
-#include <lockstep/parallel/data/power_sgd.h>
 #include <lockstep/parallel/server/server.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
 #include <lockstep/parallel/tensor/plan.h>

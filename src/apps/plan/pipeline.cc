@@ -6,8 +6,7 @@
 #include "sys/files.h"
 #include "sys/program.h"
 
-#include <lockstep/plan/picture.h>
-#include <lockstep/plan/schedule_file.h>
+#include <lockstep/plan/schedule.h>
 #include <lockstep/plan/simulation.h>
 
 #include <algorithm>

@@ -1,8 +1,7 @@
 #include <lockstep/parallel/data/diloco.h>
 
 #include "base/check.h"
-#include "parallel/data/diloco_fragments.h"
-#include "parallel/data/own_copies.h"
+#include "parallel/data/pseudo_gradient.h"
 #include "parallel/handle_state.h"
 
 #include <lockstep/parallel/handle.h>
@@ -52,242 +51,6 @@ std::vector<std::string> describe(const DiLoCoOptions& options) {
           formatted("option mixing = {}", options.mixing)};
 }
 
-class DiLoCoState final : public data_parallel::OwnCopies {
- public:
-  DiLoCoState(const ModuleRef& module, const Ranks& ranks, const DiLoCoOptions& options);
-
-  int step();
-  int synchronize();
-  [[nodiscard]] std::map<std::string, at::Tensor> state();
-  void load_state(const std::map<std::string, at::Tensor>& state);
-
-  [[nodiscard]] std::vector<Part> state_parts() override;
-  void begin_load() override;
-  void end_load(bool complete) override;
-  [[nodiscard]] std::int64_t steps() const { return steps_; }
-  [[nodiscard]] std::int64_t bytes_sent() const { return bytes_sent_; }
-
- private:
-  [[nodiscard]] bool is_due(const Fragment& fragment) const {
-    return steps_ >= fragment.first_step &&
-           (steps_ - fragment.first_step) % options_.inner_steps == 0;
-  }
-  // When the second of two exchanges is posted: each goes on while the ranks train.
-  [[nodiscard]] std::int64_t half_way(const Fragment& fragment) const {
-    return fragment.posted + (options_.overlap_steps + 1) / 2;
-  }
-  void check_usable() const;
-  // Where it throws, fragments of this rank are not those of the others any more.
-  void communicate(const auto& calls);
-  void post(std::size_t number);
-  void arrive(Fragment& fragment, std::size_t number);
-  [[nodiscard]] const at::Tensor& wait_for(Fragment& fragment);
-  void wait_for_all();
-  void begin_anew();
-  void update(Fragment& fragment, const at::Tensor& average) const;
-
-  DiLoCoOptions options_;
-  data_parallel::AveragingGroups groups_;
-  std::vector<Fragment> fragments_;
-  std::int64_t steps_ = 0;
-  std::int64_t bytes_sent_ = 0;
-  std::string failure_;  // what communicate() has thrown
-};
-
-DiLoCoState::DiLoCoState(const ModuleRef& module, const Ranks& ranks, const DiLoCoOptions& options)
-    : OwnCopies(module, ranks, "DiLoCo", describe(options), options.timeout),
-      options_(options),
-      groups_(data_parallel::averaging_groups(group_, options.pseudo_gradients)) {
-  for (const Group& own : {groups_.all, groups_.inside, groups_.across}) aborts(own);
-  auto runs = data_parallel::divide(parameters_, options.fragments);
-  for (std::size_t p = 0; p < runs.size(); ++p) {
-    Fragment fragment;
-    fragment.outer = flat_of(runs[p]);
-    fragment.parameters = std::move(runs[p]);
-    fragment.first_step =
-        p == 0 ? options.inner_steps
-               : static_cast<std::int64_t>(p) * options.inner_steps / options.fragments;
-    fragments_.push_back(std::move(fragment));
-  }
-}
-
-void DiLoCoState::check_usable() const {
-  check(failure_.empty(),
-        "DiLoCo: an average of pseudo-gradients has failed before ({}): make a new DiLoCo and load "
-        "a saved state",
-        failure_);
-}
-
-void DiLoCoState::communicate(const auto& calls) {
-  const std::int64_t before = groups_.bytes_given();
-  try {
-    calls();
-    bytes_sent_ += groups_.bytes_given() - before;
-  } catch (...) {
-    failure_ = parallel::exception_text(std::current_exception());
-    throw;
-  }
-}
-
-int DiLoCoState::step() {
-  at::NoGradGuard no_grad;
-  check_usable();
-  ++steps_;
-  int arrived = 0;
-  for (std::size_t number = 0; number < fragments_.size(); ++number)
-    if (is_due(fragments_[number])) post(number);
-  for (Fragment& fragment : fragments_) {
-    if (fragment.posted == 0 || steps_ != half_way(fragment)) continue;
-    parallel::WaitTime::Scope waiting(*waits_);
-    communicate([&] { fragment.average.advance(); });
-  }
-  for (std::size_t number = 0; number < fragments_.size(); ++number) {
-    Fragment& fragment = fragments_[number];
-    if (fragment.posted == 0 || steps_ < fragment.posted + options_.overlap_steps) continue;
-    arrive(fragment, number);
-    ++arrived;
-  }
-  return arrived;
-}
-
-int DiLoCoState::synchronize() {
-  at::NoGradGuard no_grad;
-  check_usable();
-  int arrived = 0;
-  auto arrive_all = [&] {
-    for (std::size_t number = 0; number < fragments_.size(); ++number) {
-      if (fragments_[number].posted == 0) continue;
-      arrive(fragments_[number], number);
-      ++arrived;
-    }
-  };
-  arrive_all();  // a fragment is on its way once at a time
-  for (std::size_t number = 0; number < fragments_.size(); ++number)
-    if (!is_due(fragments_[number])) post(number);
-  arrive_all();
-  return arrived;
-}
-
-void DiLoCoState::post(std::size_t number) {
-  Fragment& fragment = fragments_[number];
-  fragment.posted = steps_;
-  communicate([&] {
-    fragment.average = PseudoGradientAverage(
-        groups_, fragment.outer - flat_of(fragment.parameters), options_.pseudo_gradients,
-        formatted("DiLoCo fragment {}", number), options_.timeout);
-  });
-}
-
-const at::Tensor& DiLoCoState::wait_for(Fragment& fragment) {
-  if (!fragment.arrived.defined()) {
-    parallel::WaitTime::Scope waiting(*waits_);
-    communicate([&] { fragment.arrived = fragment.average.average(); });
-  }
-  return fragment.arrived;
-}
-
-void DiLoCoState::arrive(Fragment& fragment, std::size_t number) {
-  at::Tensor average = wait_for(fragment);
-  fragment.arrived = at::Tensor();
-  fragment.average = {};
-  fragment.posted = 0;
-  if (!at::isfinite(average).all().item<bool>())
-    throw ReductionFailed(
-        formatted("DiLoCo: the pseudo-gradient of fragment {} ({} ... {}) has inf or NaN on some "
-                  "rank; its parameters stay as they were",
-                  number, fragment.parameters.front().name, fragment.parameters.back().name));
-  update(fragment, average);
-  for_parts(fragment, fragment.outer, [this](const NamedParameter& own, const at::Tensor& outer) {
-    at::Tensor tensor = own.tensor.detach();
-    if (options_.mixing == 0) {
-      tensor.copy_(outer);
-    } else {
-      tensor.mul_(options_.mixing).add_(outer, 1 - options_.mixing);
-    }
-  });
-}
-
-// As torch::optim::SGD.
-void DiLoCoState::update(Fragment& fragment, const at::Tensor& average) const {
-  at::Tensor direction = average;
-  if (options_.outer_momentum > 0) {
-    if (fragment.momentum.defined()) {
-      fragment.momentum.mul_(options_.outer_momentum).add_(average);
-    } else {
-      fragment.momentum = average.clone();
-    }
-    direction = options_.nesterov ? average.add(fragment.momentum, options_.outer_momentum)
-                                  : fragment.momentum;
-  }
-  fragment.outer.add_(direction, -options_.outer_lr);
-}
-
-std::vector<Part> DiLoCoState::state_parts() {
-  std::map<std::string, at::Tensor> outer;
-  for (const Fragment& fragment : fragments_)
-    for_parts(fragment, fragment.outer, [&](const NamedParameter& own, const at::Tensor& part) {
-      outer.emplace(own.name, part);
-    });
-  std::vector<Part> parts = OwnCopies::state_parts();
-  for (Part& part : parts) {
-    std::vector<std::string> names = part.aliases;
-    names.push_back(part.name);
-    for (const std::string& name : names)
-      if (auto found = outer.find(name); found != outer.end()) part.tensor = found->second;
-  }
-  return parts;
-}
-
-void DiLoCoState::wait_for_all() {
-  for (Fragment& fragment : fragments_)
-    if (fragment.posted > 0) (void)wait_for(fragment);
-}
-
-// Drops averages in flight and the momentum: they belong to the previous outer parameters.
-void DiLoCoState::begin_anew() {
-  for (Fragment& fragment : fragments_) {
-    fragment.posted = 0;
-    fragment.average = {};
-    fragment.arrived = fragment.momentum = at::Tensor();
-  }
-}
-
-void DiLoCoState::begin_load() {
-  check_usable();
-  wait_for_all();
-  begin_anew();
-}
-
-// The outer parameters have new values.
-void DiLoCoState::end_load(bool) {
-  for (const Fragment& fragment : fragments_)
-    for_parts(fragment, fragment.outer, [](const NamedParameter& own, const at::Tensor& part) {
-      own.tensor.detach().copy_(part);
-    });
-}
-
-std::map<std::string, at::Tensor> DiLoCoState::state() {
-  at::NoGradGuard no_grad;
-  check_usable();
-  std::map<std::string, at::Tensor> state;
-  at::Tensor posted = at::empty({options_.fragments}, at::kLong);
-  for (std::size_t number = 0; number < fragments_.size(); ++number) {
-    Fragment& fragment = fragments_[number];
-    auto add = [&](const std::string& kind, const at::Tensor& flat) {
-      for_parts(fragment, flat, [&](const NamedParameter& own, const at::Tensor& part) {
-        state.emplace(kind + own.name, part.clone());
-      });
-    };
-    add("outer.", fragment.outer);
-    if (fragment.momentum.defined()) add("momentum.", fragment.momentum);
-    if (fragment.posted > 0) add("arrived.", wait_for(fragment));
-    posted[static_cast<std::int64_t>(number)] = fragment.posted;
-  }
-  state.emplace("posted", posted);
-  state.emplace("step", at::empty({1}, at::kLong).fill_(steps_));
-  return state;
-}
-
 // Reads what state() has made, and counts what it has read.
 class StateReader {
  public:
@@ -334,33 +97,253 @@ class StateReader {
   std::size_t used_ = 0;
 };
 
-void DiLoCoState::load_state(const std::map<std::string, at::Tensor>& state) {
-  at::NoGradGuard no_grad;
-  check_usable();
-  StateReader reader(state);
-  const auto step = reader.integers("step", 1).item<std::int64_t>();
-  check_input(step >= 0, "DiLoCo: step of the state: expected at least 0, found {}", step);
-  at::Tensor posted = reader.integers("posted", options_.fragments);
-  std::vector<Fragment> loaded = fragments_;
-  for (std::size_t i = 0; i < loaded.size(); ++i) {
-    Fragment& fragment = loaded[i];
-    fragment.posted = posted.view({-1})[static_cast<std::int64_t>(i)].item<std::int64_t>();
-    check_input(fragment.posted == 0 || (fragment.posted > 0 && fragment.posted <= step &&
-                                         step - fragment.posted < options_.inner_steps),
-                "DiLoCo: posted of the state: expected 0 or one of the last {} steps up to {}, "
-                "found {}",
-                options_.inner_steps, step, fragment.posted);
-    fragment.outer = reader.flat_that_is_there(fragment, "outer.");
-    fragment.momentum = reader.flat(fragment, "momentum.");
-    fragment.arrived =
-        fragment.posted > 0 ? reader.flat_that_is_there(fragment, "arrived.") : at::Tensor();
-    fragment.average = {};
+class DiLoCoState final : public data_parallel::OwnCopies {
+ public:
+  DiLoCoState(const ModuleRef& module, const Ranks& ranks, const DiLoCoOptions& options)
+      : OwnCopies(module, ranks, "DiLoCo", describe(options), options.timeout),
+        options_(options),
+        groups_(data_parallel::averaging_groups(group_, options.pseudo_gradients)) {
+    for (const Group& own : {groups_.all, groups_.inside, groups_.across}) aborts(own);
+    auto runs = data_parallel::divide(parameters_, options.fragments);
+    for (std::size_t p = 0; p < runs.size(); ++p) {
+      Fragment fragment;
+      fragment.outer = flat_of(runs[p]);
+      fragment.parameters = std::move(runs[p]);
+      fragment.first_step =
+          p == 0 ? options.inner_steps
+                 : static_cast<std::int64_t>(p) * options.inner_steps / options.fragments;
+      fragments_.push_back(std::move(fragment));
+    }
   }
-  reader.check_all_used();
-  wait_for_all();
-  fragments_ = std::move(loaded);
-  steps_ = step;
-}
+
+  int step() {
+    at::NoGradGuard no_grad;
+    check_usable();
+    ++steps_;
+    int arrived = 0;
+    for (std::size_t number = 0; number < fragments_.size(); ++number)
+      if (is_due(fragments_[number])) post(number);
+    for (Fragment& fragment : fragments_) {
+      if (fragment.posted == 0 || steps_ != half_way(fragment)) continue;
+      parallel::WaitTime::Scope waiting(*waits_);
+      communicate([&] { fragment.average.advance(); });
+    }
+    for (std::size_t number = 0; number < fragments_.size(); ++number) {
+      Fragment& fragment = fragments_[number];
+      if (fragment.posted == 0 || steps_ < fragment.posted + options_.overlap_steps) continue;
+      arrive(fragment, number);
+      ++arrived;
+    }
+    return arrived;
+  }
+
+  int synchronize() {
+    at::NoGradGuard no_grad;
+    check_usable();
+    int arrived = 0;
+    auto arrive_all = [&] {
+      for (std::size_t number = 0; number < fragments_.size(); ++number) {
+        if (fragments_[number].posted == 0) continue;
+        arrive(fragments_[number], number);
+        ++arrived;
+      }
+    };
+    arrive_all();  // a fragment is on its way once at a time
+    for (std::size_t number = 0; number < fragments_.size(); ++number)
+      if (!is_due(fragments_[number])) post(number);
+    arrive_all();
+    return arrived;
+  }
+
+  [[nodiscard]] std::map<std::string, at::Tensor> state() {
+    at::NoGradGuard no_grad;
+    check_usable();
+    std::map<std::string, at::Tensor> state;
+    at::Tensor posted = at::empty({options_.fragments}, at::kLong);
+    for (std::size_t number = 0; number < fragments_.size(); ++number) {
+      Fragment& fragment = fragments_[number];
+      auto add = [&](const std::string& kind, const at::Tensor& flat) {
+        for_parts(fragment, flat, [&](const NamedParameter& own, const at::Tensor& part) {
+          state.emplace(kind + own.name, part.clone());
+        });
+      };
+      add("outer.", fragment.outer);
+      if (fragment.momentum.defined()) add("momentum.", fragment.momentum);
+      if (fragment.posted > 0) add("arrived.", wait_for(fragment));
+      posted[static_cast<std::int64_t>(number)] = fragment.posted;
+    }
+    state.emplace("posted", posted);
+    state.emplace("step", at::empty({1}, at::kLong).fill_(steps_));
+    return state;
+  }
+
+  void load_state(const std::map<std::string, at::Tensor>& state) {
+    at::NoGradGuard no_grad;
+    check_usable();
+    StateReader reader(state);
+    const auto step = reader.integers("step", 1).item<std::int64_t>();
+    check_input(step >= 0, "DiLoCo: step of the state: expected at least 0, found {}", step);
+    at::Tensor posted = reader.integers("posted", options_.fragments);
+    std::vector<Fragment> loaded = fragments_;
+    for (std::size_t i = 0; i < loaded.size(); ++i) {
+      Fragment& fragment = loaded[i];
+      fragment.posted = posted.view({-1})[static_cast<std::int64_t>(i)].item<std::int64_t>();
+      check_input(fragment.posted == 0 || (fragment.posted > 0 && fragment.posted <= step &&
+                                           step - fragment.posted < options_.inner_steps),
+                  "DiLoCo: posted of the state: expected 0 or one of the last {} steps up to {}, "
+                  "found {}",
+                  options_.inner_steps, step, fragment.posted);
+      fragment.outer = reader.flat_that_is_there(fragment, "outer.");
+      fragment.momentum = reader.flat(fragment, "momentum.");
+      fragment.arrived =
+          fragment.posted > 0 ? reader.flat_that_is_there(fragment, "arrived.") : at::Tensor();
+      fragment.average = {};
+    }
+    reader.check_all_used();
+    wait_for_all();
+    fragments_ = std::move(loaded);
+    steps_ = step;
+  }
+
+  [[nodiscard]] std::vector<Part> state_parts() override {
+    std::map<std::string, at::Tensor> outer;
+    for (const Fragment& fragment : fragments_)
+      for_parts(fragment, fragment.outer, [&](const NamedParameter& own, const at::Tensor& part) {
+        outer.emplace(own.name, part);
+      });
+    std::vector<Part> parts = OwnCopies::state_parts();
+    for (Part& part : parts) {
+      std::vector<std::string> names = part.aliases;
+      names.push_back(part.name);
+      for (const std::string& name : names)
+        if (auto found = outer.find(name); found != outer.end()) part.tensor = found->second;
+    }
+    return parts;
+  }
+
+  void begin_load() override {
+    check_usable();
+    wait_for_all();
+    begin_anew();
+  }
+
+  // The outer parameters have new values.
+  void end_load(bool) override {
+    for (const Fragment& fragment : fragments_)
+      for_parts(fragment, fragment.outer, [](const NamedParameter& own, const at::Tensor& part) {
+        own.tensor.detach().copy_(part);
+      });
+  }
+
+  [[nodiscard]] std::int64_t steps() const { return steps_; }
+  [[nodiscard]] std::int64_t bytes_sent() const { return bytes_sent_; }
+
+ private:
+  [[nodiscard]] bool is_due(const Fragment& fragment) const {
+    return steps_ >= fragment.first_step &&
+           (steps_ - fragment.first_step) % options_.inner_steps == 0;
+  }
+
+  // When the second of two exchanges is posted: each goes on while the ranks train.
+  [[nodiscard]] std::int64_t half_way(const Fragment& fragment) const {
+    return fragment.posted + (options_.overlap_steps + 1) / 2;
+  }
+
+  void check_usable() const {
+    check(
+        failure_.empty(),
+        "DiLoCo: an average of pseudo-gradients has failed before ({}): make a new DiLoCo and load "
+        "a saved state",
+        failure_);
+  }
+
+  // Where it throws, fragments of this rank are not those of the others any more.
+  void communicate(const auto& calls) {
+    const std::int64_t before = groups_.bytes_given();
+    try {
+      calls();
+      bytes_sent_ += groups_.bytes_given() - before;
+    } catch (...) {
+      failure_ = parallel::exception_text(std::current_exception());
+      throw;
+    }
+  }
+
+  void post(std::size_t number) {
+    Fragment& fragment = fragments_[number];
+    fragment.posted = steps_;
+    communicate([&] {
+      fragment.average = PseudoGradientAverage(
+          groups_, fragment.outer - flat_of(fragment.parameters), options_.pseudo_gradients,
+          formatted("DiLoCo fragment {}", number), options_.timeout);
+    });
+  }
+
+  void arrive(Fragment& fragment, std::size_t number) {
+    at::Tensor average = wait_for(fragment);
+    fragment.arrived = at::Tensor();
+    fragment.average = {};
+    fragment.posted = 0;
+    if (!at::isfinite(average).all().item<bool>())
+      throw ReductionFailed(
+          formatted("DiLoCo: the pseudo-gradient of fragment {} ({} ... {}) has inf or NaN on some "
+                    "rank; its parameters stay as they were",
+                    number, fragment.parameters.front().name, fragment.parameters.back().name));
+    update(fragment, average);
+    for_parts(fragment, fragment.outer, [this](const NamedParameter& own, const at::Tensor& outer) {
+      at::Tensor tensor = own.tensor.detach();
+      if (options_.mixing == 0) {
+        tensor.copy_(outer);
+      } else {
+        tensor.mul_(options_.mixing).add_(outer, 1 - options_.mixing);
+      }
+    });
+  }
+
+  [[nodiscard]] const at::Tensor& wait_for(Fragment& fragment) {
+    if (!fragment.arrived.defined()) {
+      parallel::WaitTime::Scope waiting(*waits_);
+      communicate([&] { fragment.arrived = fragment.average.average(); });
+    }
+    return fragment.arrived;
+  }
+
+  void wait_for_all() {
+    for (Fragment& fragment : fragments_)
+      if (fragment.posted > 0) (void)wait_for(fragment);
+  }
+
+  // Drops averages in flight and the momentum: they belong to the previous outer parameters.
+  void begin_anew() {
+    for (Fragment& fragment : fragments_) {
+      fragment.posted = 0;
+      fragment.average = {};
+      fragment.arrived = fragment.momentum = at::Tensor();
+    }
+  }
+
+  // As torch::optim::SGD.
+  void update(Fragment& fragment, const at::Tensor& average) const {
+    at::Tensor direction = average;
+    if (options_.outer_momentum > 0) {
+      if (fragment.momentum.defined()) {
+        fragment.momentum.mul_(options_.outer_momentum).add_(average);
+      } else {
+        fragment.momentum = average.clone();
+      }
+      direction = options_.nesterov ? average.add(fragment.momentum, options_.outer_momentum)
+                                    : fragment.momentum;
+    }
+    fragment.outer.add_(direction, -options_.outer_lr);
+  }
+
+  DiLoCoOptions options_;
+  data_parallel::AveragingGroups groups_;
+  std::vector<Fragment> fragments_;
+  std::int64_t steps_ = 0;
+  std::int64_t bytes_sent_ = 0;
+  std::string failure_;  // what communicate() has thrown
+};
 
 DiLoCoState& diloco(const std::shared_ptr<HandleState>& state) {
   return static_cast<DiLoCoState&>(*state);

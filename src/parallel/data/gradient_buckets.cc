@@ -1,7 +1,7 @@
 #include "parallel/data/gradient_buckets.h"
 
 #include "base/format.h"
-#include "dispatch/part_record.h"
+#include "dispatch/part.h"
 #include "module/tensors.h"
 #include "parallel/backward_step.h"
 #include "parallel/handle_state.h"

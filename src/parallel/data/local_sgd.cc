@@ -3,7 +3,7 @@
 #include "base/check.h"
 #include "layout/flat_layout.h"
 #include "module/tensors.h"
-#include "parallel/data/own_copies.h"
+#include "parallel/handle_state.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>

@@ -1,22 +1,40 @@
 #include "parallel/data/pseudo_gradient.h"
 
-#include "parallel/data/hosts.h"
+#include "base/check.h"
+#include "base/fingerprint.h"
+#include "sys/topology.h"
 
+#include <lockstep/comm/group.h>
 #include <lockstep/layout/tensor_slice.h>
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <numeric>
 #include <utility>
+#include <vector>
 
 namespace lockstep::data_parallel {
 namespace {
+
+// Collective. Returns, for each rank, the first rank on the same host.
+[[nodiscard]] inline std::vector<int> first_ranks_of_hosts(Group group) {
+  const auto own = static_cast<std::int64_t>(fingerprint(sys::host_of_rank()));
+  const at::Tensor all = at::empty({group.size()}, at::kLong);
+  group.all_gather(all, at::full({1}, own, at::kLong), {.tag = "hosts"}).wait();
+  const auto* begin = all.const_data_ptr<std::int64_t>();
+  std::vector<int> first;
+  for (int rank = 0; rank < group.size(); ++rank)
+    first.push_back(static_cast<int>(std::find(begin, begin + rank, begin[rank]) - begin));
+  return first;
+}
 
 std::int64_t blocks_of(std::int64_t numel) { return (numel + int8_block - 1) / int8_block; }
 
@@ -120,6 +138,45 @@ at::Tensor PseudoGradientAverage::average() {
   }
   groups_->inside.all_gather(values_, part_, parts_, call()).wait();
   return values_;
+}
+
+std::vector<std::vector<NamedParameter>> divide(const std::vector<NamedParameter>& parameters,
+                                                int fragments) {
+  std::vector<NamedParameter> trained;
+  std::int64_t all = 0, taken = 0;
+  for (const NamedParameter& parameter : parameters) {
+    if (!parameter.tensor.requires_grad()) continue;
+    check(
+        c10::isFloatingType(parameter.tensor.scalar_type()) && parameter.tensor.element_size() >= 4,
+        "DiLoCo: parameters must be float32 or wider, {} is {}", parameter.name,
+        c10::toString(parameter.tensor.scalar_type()));
+    check(
+        trained.empty() || trained.front().tensor.options().type_equal(parameter.tensor.options()),
+        "DiLoCo: parameters must have one dtype and device, {} differs from {}", parameter.name,
+        trained.empty() ? "" : trained.front().name);
+    trained.push_back(parameter);
+    all += parameter.tensor.numel();
+  }
+  check(static_cast<std::size_t>(fragments) <= trained.size(),
+        "DiLoCo: expected at least as many trained parameters as fragments, {}, found {}",
+        fragments, trained.size());
+  std::vector<std::vector<NamedParameter>> runs(static_cast<std::size_t>(fragments));
+  std::size_t run = 0;
+  for (std::size_t i = 0; i < trained.size(); ++i) {
+    std::size_t left = trained.size() - i, runs_left = runs.size() - 1 - run;
+    bool is_full = taken * fragments >= all * static_cast<std::int64_t>(run + 1);
+    if (!runs[run].empty() && runs_left > 0 && (is_full || left <= runs_left)) ++run;
+    taken += trained[i].tensor.numel();
+    runs[run].push_back(trained[i]);
+  }
+  return runs;
+}
+
+at::Tensor flat_of(const std::vector<NamedParameter>& parameters) {
+  std::vector<at::Tensor> parts;
+  for (const NamedParameter& parameter : parameters)
+    parts.push_back(parameter.tensor.detach().reshape({-1}));
+  return at::cat(parts);
 }
 
 }  // namespace lockstep::data_parallel

@@ -2,16 +2,95 @@
 #pragma once
 
 #include "parallel/pipeline/batch.h"
-#include "parallel/pipeline/mailbox.h"
 #include "parallel/pipeline/stage_run.h"
+#include "plan/walk.h"
 
+#include <lockstep/comm/group.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
+#include <lockstep/plan/schedule.h>
 
+#include <c10/core/Device.h>
+
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
 
 namespace lockstep::pipeline {
+
+// Mailbox: the messages of one step between this rank and the others.
+//
+// The schedule determines the messages: the result of an action is sent to the rank that needs it.
+// All ranks post in one order (plan/walk.h): a rank posts the receive of a result at the place of
+// the action that makes it, before its own next action.
+//
+// The receiving rank must know the sizes of the tensors that the previous stage sends. In the steps
+// of one kind (sizes of the batch, with or without gradients) they are the same for micro-batches
+// of equally many rows: a description precedes the tensors of the first of these, and is kept.
+
+// The tensors that the forwards of one kind of step pass on, by stage and rows of the micro-batch.
+using SpecBook = std::map<std::pair<int, std::int64_t>, Specs>;
+
+struct MailboxOptions {
+  c10::Device device = c10::kCPU;
+  std::optional<Duration> timeout = std::nullopt;
+};
+
+class Mailbox {
+ public:
+  // `order`: the actions of all ranks in this step, as plan::posting_order() returns them. `ranks`:
+  // the rank of each stage. All arguments but the options must outlive this object.
+  Mailbox(Group& group, std::span<const plan::Action> order, const std::vector<int>& ranks,
+          const Batch& batch, SpecBook& book, MailboxOptions options);
+
+  // Posts the receives that precede an action of this rank in the order. Blocks for descriptions
+  // that the book lacks. Call before each own action.
+  void begin(const plan::Action& own);
+  // Posts the result of the action that was begun last to the rank that needs it; does nothing if
+  // this rank needs it. Throws InvalidArgument if the tensors differ from their description in the
+  // book.
+  void send(const plan::Result& result, const Tensors& tensors);
+  // Blocks until the result of another rank has arrived, whose receive begin() has posted.
+  [[nodiscard]] Tensors receive(const plan::Result& result);
+  // Blocks until all sent messages have arrived.
+  void finish();
+
+ private:
+  struct Expected {
+    Tensors tensors;
+    std::vector<Work> works;
+  };
+
+  [[nodiscard]] int rank_of(int stage) const { return ranks_[static_cast<std::size_t>(stage)]; }
+  // Returns the rank that needs a result of `stage`; none at the ends of the model.
+  [[nodiscard]] std::optional<int> destination_of(const plan::Result& result) const;
+  void post_receive(const plan::Result& result);
+  // Returns the place in the book of the tensors of which a result is the values or the gradients.
+  [[nodiscard]] SpecBook::key_type place_of(const plan::Result& result) const;
+  [[nodiscard]] const Specs& specs_for(const plan::Result& result, int source);
+  // Frees messages that have arrived before the step ends. Throws the error of a message that
+  // failed.
+  void drop_arrived();
+  [[nodiscard]] CallOptions call(const std::string& tag) const {
+    return {.tag = tag, .timeout = options_.timeout};
+  }
+
+  Group& group_;
+  const std::span<const plan::Action> order_;
+  const std::vector<int>& ranks_;  // of stages
+  const Batch& batch_;
+  SpecBook& book_;
+  const MailboxOptions options_;
+  std::size_t next_ = 0;                                  // in the order
+  std::unordered_map<std::uint64_t, Expected> expected_;  // by plan::Result::key()
+  std::vector<Work> sent_;
+};
 
 // The state of a rank that is common to all its steps.
 struct ExecutionParts {

@@ -4,13 +4,12 @@
 #include "base/fingerprint.h"
 #include "module/checks.h"
 #include "module/tensors.h"
-#include "parallel/pipeline/part_of_model.h"
-#include "parallel/separate_parts.h"
+#include "parallel/handle_state.h"
+#include "parallel/pipeline/split.h"
 #include "parallel/state_dict.h"
-#include "parallel/whole_module_state.h"
 
 #include <lockstep/dispatch/deferral.h>
-#include <lockstep/plan/schedule_file.h>
+#include <lockstep/plan/schedule.h>
 
 #include <algorithm>
 #include <set>

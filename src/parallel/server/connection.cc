@@ -1,10 +1,16 @@
 #include "parallel/server/connection.h"
 
 #include "base/check.h"
+#include "base/format.h"
+#include "base/text.h"
+#include "comm/backend/one_line.h"
 #include "comm/init/backends.h"
+
+#include <lockstep/store/prefix_store.h>
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -65,6 +71,157 @@ std::string Connection::receive_text(std::int64_t bytes) {
   at::Tensor text = at::empty({bytes}, at::kByte);
   receive(text);
   return {static_cast<const char*>(text.data_ptr()), static_cast<std::size_t>(bytes)};
+}
+
+namespace {
+
+// Added to the timeout, so that a failing server can report its reason before its clients time out.
+constexpr Duration beyond_the_servers = std::chrono::seconds(20);
+
+}  // namespace
+
+RemoteServers::RemoteServers(const Meeting& meeting, std::optional<int> number,
+                             std::span<const Key> keys)
+    : meeting_(meeting) {
+  check_meeting(meeting_);
+  check(!number || (*number >= 0 && *number < meeting_.workers),
+        "parameter server: expected a worker's number from 0 to {}, found {}", meeting_.workers - 1,
+        number.value_or(0));
+  std::vector<Announcement> servers = find();
+  check_options(servers);
+  Announcement own = own_announcement("", 0);
+  take_number(number, own);
+  own.number = worker_;
+  connect(servers, own, keys);
+}
+
+std::string RemoteServers::missing() const {
+  std::vector<int> missing;
+  for (int server = 0; server < meeting_.servers; ++server)
+    if (!meeting_.store->try_get(server_key(server))) missing.push_back(server);
+  return formatted("{} {}", missing.size() == 1 ? "server" : "servers", listed(missing, ", "));
+}
+
+std::vector<Announcement> RemoteServers::find() const {
+  std::vector<std::string> names;
+  for (int server = 0; server < meeting_.servers; ++server) names.push_back(server_key(server));
+  try {
+    meeting_.store->wait(names, Deadline::after(meeting_.join_timeout));
+  } catch (const Timeout&) {
+    throw Timeout(formatted("parameter server: {} of {} did not arrive within {}", missing(),
+                            meeting_.servers, format_duration(meeting_.join_timeout)));
+  }
+  std::vector<Announcement> servers;
+  for (const std::string& name : names)
+    servers.push_back(announcement_of(meeting_.store->try_get(name).value_or("")));
+  return servers;
+}
+
+void RemoteServers::check_options(const std::vector<Announcement>& servers) const {
+  for (const Announcement& server : servers)
+    if (server.options != servers.front().options)
+      throw Mismatch(formatted("parameter server 0 has {}; parameter server {} has {}",
+                               servers.front().options, server.number, server.options));
+  const std::string own = formatted("servers {}, workers {},", meeting_.servers, meeting_.workers);
+  if (!servers.front().options.starts_with(own))
+    throw Mismatch(formatted("this worker has {} and the parameter servers {}",
+                             own.substr(0, own.size() - 1), servers.front().options));
+}
+
+void RemoteServers::take_number(std::optional<int> asked, const Announcement& own) {
+  if (!asked) {
+    worker_ = meeting_.workers + static_cast<int>(meeting_.store->add("late", 1)) - 1;
+    return;
+  }
+  worker_ = *asked;
+  std::string stands = meeting_.store->compare_set(formatted("worker/{}", worker_), "", own.text());
+  check_input(stands == own.text(),
+              "parameter server: another worker {} exists, on {}; leave the number of a worker "
+              "that joins later to the servers",
+              worker_, announcement_of(stands).address);
+}
+
+// Returns its index among all announcements: the first free one.
+std::int64_t RemoteServers::announce(const Announcement& own) const {
+  const std::string text = own.text();
+  for (std::int64_t join = 0;; ++join) {
+    std::string stands = meeting_.store->compare_set(join_key(join), "", text);
+    if (stands == text) return join;
+    if (stands == run_is_over)
+      throw Aborted(formatted(
+          "parameter server: worker {} came too late: the last worker of the run has left",
+          worker_));
+  }
+}
+
+void RemoteServers::connect(const std::vector<Announcement>& servers, const Announcement& own,
+                            std::span<const Key> keys) {
+  const std::int64_t join = announce(own);
+  const auto plan = plan_keys(keys, meeting_.servers);
+  for (const Announcement& server : servers) {
+    const int k = server.number;
+    RemoteServer& remote = servers_.emplace_back();
+    remote.pieces = plan[static_cast<std::size_t>(k)];
+    remote.whole = std::make_unique<Share>(keys, remote.pieces, Share::Kind::whole);
+    remote.by_rows = std::make_unique<Share>(keys, remote.pieces, Share::Kind::by_rows);
+    remote.buffer = remote.whole->make_buffer();
+    remote.connection = std::make_unique<Connection>(
+        std::make_shared<PrefixStore>(pair_prefix(join, k), meeting_.store),
+        Connection::Ends{.backend = backend_between(meeting_, own, server),
+                         .address = address_towards(own, server),
+                         .is_server = false,
+                         .name = formatted("server {}, worker {}", k, worker_),
+                         .timeout = meeting_.timeout + beyond_the_servers,
+                         .join_timeout = meeting_.join_timeout});
+  }
+}
+
+void RemoteServers::check_alive() const {
+  if (death_) std::rethrow_exception(death_);
+}
+
+void RemoteServers::each(const char* what, std::int64_t step,
+                         const std::function<void(RemoteServer&)>& action) {
+  for (std::size_t k = 0; k < servers_.size(); ++k) {
+    auto text = [&](const std::exception& error) {
+      return formatted("parameter server {} of {}, {} of step {}: {}", k, servers_.size(), what,
+                       step, first_line(error.what()));
+    };
+    try {
+      try {
+        action(servers_[k]);
+      } catch (const PeerLost& error) {
+        throw PeerLost(text(error));
+      } catch (const Timeout& error) {
+        throw Timeout(text(error));
+      } catch (const Aborted& error) {
+        throw Aborted(text(error));
+      }
+    } catch (...) {
+      death_ = std::current_exception();
+      throw;
+    }
+  }
+}
+
+Header RemoteServers::answer(RemoteServer& server) const {
+  const Duration limit = std::max(meeting_.timeout, meeting_.join_timeout) + beyond_the_servers;
+  Header header = server.connection->receive(limit);
+  if (header.message != Message::refused) return header;
+  throw Aborted(server.connection->receive_text(header.first));
+}
+
+Duration RemoteServers::join_limit() const { return meeting_.join_timeout + beyond_the_servers; }
+
+void RemoteServers::say_leave() noexcept {
+  if (death_) return;
+  for (RemoteServer& server : servers_) {
+    try {
+      server.connection->send({Message::leave});
+    } catch (const std::exception&) {
+      // The server has gone; it needs no message.
+    }
+  }
 }
 
 }  // namespace lockstep::ps

@@ -4,7 +4,7 @@
 #include "base/format.h"
 #include "comm/kernels/combine.h"
 #include "dispatch/lazy_storage.h"
-#include "dispatch/part_record.h"
+#include "dispatch/part.h"
 #include "optim/formats_kernel.h"
 #include "optim/threads.h"
 
@@ -49,12 +49,12 @@ LazyGradient::LazyGradient(at::Tensor rows, layout::Range range, c10::ScalarType
 
 std::shared_ptr<LazyGradient> LazyGradient::make(at::Tensor rows, layout::Range range,
                                                  c10::ScalarType dtype, c10::DispatchKey key,
-                                                 dispatch::PartRecord::List parts) {
+                                                 dispatch::PartList parts) {
   std::shared_ptr<LazyGradient> gradient(new LazyGradient(std::move(rows), range, dtype));
   auto bytes = range.length() * static_cast<std::int64_t>(c10::elementSize(dtype));
   gradient->storage_ = std::make_unique<dispatch::LazyStorage>(
       bytes, at::kCPU, gradient, key, "this gradient has not been computed: use an operation",
-      std::make_shared<const dispatch::PartRecord>(std::move(parts)));
+      dispatch::record_of(std::move(parts)));
   return gradient;
 }
 

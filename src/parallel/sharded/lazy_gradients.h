@@ -36,7 +36,7 @@ class LazyGradient final : public dispatch::ValueSource {
   // are the parts of the list.
   static std::shared_ptr<LazyGradient> make(at::Tensor rows, layout::Range range,
                                             c10::ScalarType dtype, c10::DispatchKey key,
-                                            dispatch::PartRecord::List parts);
+                                            dispatch::PartList parts);
 
   // A part of the range, from its element `offset` on.
   [[nodiscard]] at::Tensor slice(std::int64_t offset, std::int64_t length) const;

@@ -99,13 +99,13 @@ Unit::Unit(std::string name, std::vector<NamedParameter> parameters, Group& grou
 }
 
 // Before take_parameters(): the parameters may be parts themselves.
-dispatch::PartRecord::List Unit::list_parts() const {
-  std::vector<dispatch::PartRecord::Placed> parts;
+dispatch::PartList Unit::list_parts() const {
+  std::vector<Part> parts;
   for (const layout::FlatSlice& slice : owned_) {
     const auto i = static_cast<std::size_t>(slice.entry);
-    parts.push_back({part_of(slice, dispatch::part_of(parameters_[i].tensor)), slice.offset});
+    parts.push_back(part_of(slice, dispatch::part_of(parameters_[i].tensor)));
   }
-  return std::make_shared<const std::vector<dispatch::PartRecord::Placed>>(std::move(parts));
+  return std::make_shared<const std::vector<Part>>(std::move(parts));
 }
 
 void Unit::take_parameters() {
@@ -132,19 +132,20 @@ Part Unit::part_of(const layout::FlatSlice& slice, const Part* before) const {
     return {.name = entry.name,
             .slice = layout::range_slice(entry.sizes, slice.of_tensor,
                                          modules::dim_order_of(entry.sizes, own_strides)),
-            .shard_group = settings_.shard_group};
+            .shard_group = settings_.shard_group,
+            .offset = slice.offset};
   }
   Part part = *before;
   const std::int64_t begin = part.slice.range.begin;
   part.slice.range = {begin + slice.of_tensor.begin, begin + slice.of_tensor.end};
   part.shard_group = settings_.shard_group->inside(before->shard_group);
+  part.offset = slice.offset;
   return part;
 }
 
 void Unit::make_slices(std::weak_ptr<dispatch::StorageOwner> owner) {
   dispatch::LazyStorage storage(static_cast<std::int64_t>(shard().nbytes()), shard_device(),
-                                std::move(owner), settings_.key, "",
-                                std::make_shared<const dispatch::PartRecord>(parts_));
+                                std::move(owner), settings_.key, "", dispatch::record_of(parts_));
   storage.attach(shard());
   for (const layout::FlatSlice& slice : owned_)
     slices_.push_back(storage.place(dtype_, slice.offset, {slice.of_tensor.length()}, {1})

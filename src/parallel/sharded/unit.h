@@ -10,10 +10,10 @@
 #pragma once
 
 #include "dispatch/lazy_storage.h"
-#include "dispatch/part_record.h"
+#include "dispatch/part.h"
 #include "layout/flat_layout.h"
+#include "parallel/handle_state.h"
 #include "parallel/sharded/unit_storage.h"
-#include "parallel/step_clock.h"
 
 #include <lockstep/comm/group.h>
 #include <lockstep/dispatch/part.h>
@@ -29,7 +29,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace lockstep::sharded {
@@ -101,11 +100,9 @@ class Unit {
   [[nodiscard]] const std::vector<layout::FlatSlice>& owned() const { return owned_; }
   // The parts that slices and their gradients are, one per parameter. Offsets count from the begin
   // of the range.
-  [[nodiscard]] const dispatch::PartRecord::List& parts() const { return parts_; }
+  [[nodiscard]] const dispatch::PartList& parts() const { return parts_; }
   // Returns this rank's part of parameter i, without a tensor.
-  [[nodiscard]] const Part& part_of(int i) const {
-    return (*parts_)[static_cast<std::size_t>(i)].part;
-  }
+  [[nodiscard]] const Part& part_of(int i) const { return (*parts_)[static_cast<std::size_t>(i)]; }
   // This rank's range of the flat storage.
   [[nodiscard]] layout::Range range() const { return range_; }
   // The strides of parameter i in the storage.
@@ -175,7 +172,7 @@ class Unit {
   [[nodiscard]] layout::FlatLayout make_layout() const;
   // `before`: the part that the parameter was before this unit divided it; null: it was whole.
   [[nodiscard]] Part part_of(const layout::FlatSlice& slice, const Part* before) const;
-  [[nodiscard]] dispatch::PartRecord::List list_parts() const;
+  [[nodiscard]] dispatch::PartList list_parts() const;
   void take_parameters();
   void make_slices(std::weak_ptr<dispatch::StorageOwner> owner);
   void share_versions() const;
@@ -196,7 +193,7 @@ class Unit {
   dispatch::LazyStorage storage_;
   std::unique_ptr<UnitStorage> memory_;
   std::atomic<std::int64_t> slice_writes_ = 0;
-  dispatch::PartRecord::List parts_;
+  dispatch::PartList parts_;
   std::vector<at::Tensor> slices_;
   Phase phase_ = Phase::absent;
   Work gather_;

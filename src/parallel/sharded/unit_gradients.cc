@@ -2,7 +2,7 @@
 
 #include "base/format.h"
 #include "dispatch/lazy_storage.h"
-#include "dispatch/part_record.h"
+#include "dispatch/part.h"
 
 #include <lockstep/dispatch/part.h>
 
@@ -135,7 +135,7 @@ class PlainAverages : public Averages {
   void open(const at::Tensor& memory) {
     storage_.emplace(static_cast<std::int64_t>(memory.nbytes()), memory.device(),
                      std::weak_ptr<dispatch::StorageOwner>(), unit_.settings().key, "",
-                     std::make_shared<const dispatch::PartRecord>(unit_.parts()));
+                     dispatch::record_of(unit_.parts()));
     storage_->attach(memory);
   }
   [[nodiscard]] bool is_open() const { return storage_.has_value(); }

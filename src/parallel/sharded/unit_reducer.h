@@ -17,8 +17,6 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
-#include <string>
 #include <vector>
 
 namespace lockstep::sharded {

@@ -1,19 +1,16 @@
 #include "parallel/sharded/unit_storage.h"
 
-#include "base/check.h"
 #include "comm/backend/accelerator.h"
 #include "parallel/bucket.h"
 
 #include <ATen/Context.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
-#include <exception>
 #include <utility>
 
 namespace lockstep::sharded {

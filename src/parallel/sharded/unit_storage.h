@@ -19,7 +19,7 @@
 #include <lockstep/comm/group.h>
 #include <lockstep/layout/tensor_slice.h>
 #include <lockstep/module/named_parameters.h>
-#include <lockstep/optim/state_memory.h>
+#include <lockstep/optim/update_options.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
 
 #include <ATen/core/Tensor.h>
@@ -31,7 +31,6 @@
 #include <map>
 #include <memory>
 #include <utility>
-#include <vector>
 
 namespace lockstep::sharded {
 

@@ -1,12 +1,210 @@
 #include "parallel/tensor/experts.h"
 
+#include "global/spec.h"
+#include "models/grouped_linear.h"
 #include "module/tensors.h"
-#include "parallel/tensor/module_of_parts.h"
+#include "parallel/tensor/parted_tensor.h"
 
+#include <lockstep/comm/functional.h>
+#include <lockstep/global/tensor.h>
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/argsort.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/repeat_interleave.h>
+#include <ATen/ops/tensor.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <numeric>
 #include <set>
+#include <tuple>
 #include <utility>
 
 namespace lockstep::tensor_parallel {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// The losses of the ranks are averaged, but an expert's gradients come from the tokens of all ranks
+// of `ep`, so they are a sum over these. The same holds for the ranks of `cp` if they have parts of
+// rows, and the strategy averages over these later.
+struct Averaged : torch::autograd::Function<Averaged> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& weight, double ranks) {
+    context->saved_data["ranks"] = ranks;
+    return weight.view_as(weight);
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    return {gradients[0] / context->saved_data["ranks"].toDouble(), at::Tensor()};
+  }
+};
+
+// The position of a run of a rank's tokens in the batch: first by the rank's rows, then along them.
+struct RunPlace {
+  std::int64_t rows = 0;  // rows of ranks before this one
+  std::int64_t row = 0;
+  std::int64_t segment = 0;
+  std::int64_t number = 0;
+};
+
+}  // namespace
+
+TokenExchange::Ranks TokenExchange::ranks_of(const Mesh& mesh) {
+  Ranks ranks{.mesh = mesh, .group = mesh.group(), .peers = {}};
+  std::vector<int> axes;
+  if (const auto axis = mesh.layout().find("ep")) axes = {*axis};
+  for (int rank : mesh.layout().peers(ranks.group.rank(), axes)) ranks.peers.push_back(rank);
+  return ranks;
+}
+
+TokenExchange::TokenExchange(const Meshes& meshes, std::string name, std::shared_ptr<Sent> sent)
+    : all_(ranks_of(meshes.rows)),
+      experts_(meshes.rows["ep"]),
+      tensors_(meshes.tensors),
+      name_(std::move(name)),
+      sent_(std::move(sent)) {
+  if (meshes.whole_rows) whole_rows_ = ranks_of(*meshes.whole_rows);
+}
+
+at::Tensor TokenExchange::enter(const at::Tensor& input) {
+  placements_.clear();
+  cut_.clear();
+  if (!is_global(input)) return input;
+  placements_ = Placements(tensors_->axes().size());
+  const Placements had = lockstep::placements(input);
+  for (std::size_t axis = 0; axis < had.size(); ++axis)
+    if (tensors_->axes()[axis].name == "cp" && had[axis].is_shard() &&
+        had[axis].dim() + 1 < input.dim()) {
+      placements_[axis] = had[axis];
+      cut_ = {had[axis]};
+    }
+  sizes_ = input.sizes().vec();
+  return redistribute(input, placements_);
+}
+
+at::Tensor TokenExchange::local(const at::Tensor& around) {
+  return is_global(around) ? local_tensor(redistribute(around, placements_)) : around;
+}
+
+std::vector<std::int64_t> TokenExchange::runs(std::int64_t tokens) {
+  if (!is_cut()) return {tokens};
+  const auto dim = static_cast<std::size_t>(cut_.front().dim());
+  std::int64_t rows = 1, each = 1;
+  for (std::size_t i = 0; i + 1 < sizes_.size(); ++i)
+    if (i != dim) (i < dim ? rows : each) *= sizes_[i];
+  std::vector<std::int64_t> runs;
+  for (std::int64_t row = 0; row < rows; ++row)
+    for (const layout::Range& range : global::ranges_of(
+             sizes_[dim], cut_.front(), tensors_->size("cp"), tensors_->coordinate("cp")))
+      runs.push_back(range.length() * each);
+  return runs;
+}
+
+at::Tensor TokenExchange::all_counts(const at::Tensor& counts) {
+  Group group = batch().group;
+  std::vector<std::int64_t> sizes = counts.sizes().vec();
+  sizes.insert(sizes.begin(), group.size());
+  at::Tensor all = at::empty(sizes, counts.options());
+  group.all_gather(all, counts.contiguous(), {.tag = "counts of " + name_}).synchronize();
+  return all;
+}
+
+at::Tensor TokenExchange::order(std::int64_t runs) {
+  const Mesh& mesh = batch().mesh;
+  const std::int64_t ranks = batch().group.size();
+  if (!is_cut()) return at::arange(ranks * runs);
+  const bool is_zigzag = cut_.front().is_zigzag();
+  const std::int64_t parts = mesh.size("cp"), each = is_zigzag ? 2 : 1;
+  std::vector<RunPlace> places;
+  for (std::int64_t rank = 0; rank < ranks; ++rank) {
+    const std::vector<int> at = mesh.layout().coordinates(static_cast<int>(rank));
+    std::int64_t before = 0, part = 0;
+    for (std::size_t axis = 0; axis < at.size(); ++axis) {
+      const MeshAxis& one = mesh.axes()[axis];
+      if (one.name == "cp")
+        part = at[axis];
+      else
+        before = before * one.size + at[axis];
+    }
+    for (std::int64_t run = 0; run < runs; ++run)
+      places.push_back({.rows = before,
+                        .row = run / each,
+                        .segment = run % each == 0 ? part : 2 * parts - 1 - part,
+                        .number = rank * runs + run});
+  }
+  std::ranges::sort(places, {},
+                    [](const RunPlace& one) { return std::tuple(one.rows, one.row, one.segment); });
+  std::vector<std::int64_t> numbers;
+  for (const RunPlace& one : places) numbers.push_back(one.number);
+  return at::tensor(numbers, at::kLong);
+}
+
+// Returns [ranks of `ep`, this rank's experts].
+at::Tensor TokenExchange::of_experts(const at::Tensor& counts) const {
+  const std::int64_t each = counts.size(1) / experts_.size();
+  return counts.index_select(0, at::tensor(batch().peers, counts.options()))
+      .narrow(1, experts_.rank() * each, each);
+}
+
+TokenExchange::Sizes TokenExchange::sizes_of(const at::Tensor& counts) const {
+  const std::int64_t each = counts.size(1) / experts_.size();
+  return {models::numbers_of(counts.select(0, rank()).view({experts_.size(), each}).sum(1)),
+          models::numbers_of(of_experts(counts).sum(1))};
+}
+
+std::vector<std::int64_t> TokenExchange::rows_of_experts(const at::Tensor& counts) {
+  return models::numbers_of(of_experts(counts).sum(0));
+}
+
+at::Tensor TokenExchange::order_of(const at::Tensor& counts) const {
+  const at::Tensor of = of_experts(counts);
+  const at::Tensor experts = at::arange(of.size(1), of.options()).expand_as(of).reshape({-1});
+  return at::argsort(at::repeat_interleave(experts, of.reshape({-1})), /*stable=*/true, /*dim=*/0,
+                     /*descending=*/false);
+}
+
+void TokenExchange::count(const std::vector<std::int64_t>& rows, const at::Tensor& of) {
+  const std::int64_t leave = std::accumulate(rows.begin(), rows.end(), std::int64_t{0}) -
+                             rows[static_cast<std::size_t>(experts_.rank())];
+  const std::int64_t bytes = leave * of.size(1) * static_cast<std::int64_t>(of.element_size());
+  ++sent_->total.calls;
+  sent_->total.bytes += bytes;
+}
+
+at::Tensor TokenExchange::to_experts(const at::Tensor& rows, const at::Tensor& counts) {
+  const Sizes sizes = sizes_of(counts);
+  count(sizes.sent, rows);
+  const at::Tensor come = all_to_all(rows, experts_, sizes.received, sizes.sent, /*dim=*/0,
+                                     {.tag = "tokens to " + name_});
+  return come.index_select(0, order_of(counts));
+}
+
+at::Tensor TokenExchange::back(const at::Tensor& rows, const at::Tensor& counts) {
+  const Sizes sizes = sizes_of(counts);
+  count(sizes.received, rows);
+  // Sorting a permutation yields its inverse.
+  const at::Tensor as_they_came = rows.index_select(0, order_of(counts).argsort());
+  return all_to_all(as_they_came, experts_, sizes.sent, sizes.received, /*dim=*/0,
+                    {.tag = "tokens from " + name_});
+}
+
+at::Tensor TokenExchange::own(const at::Tensor& weight) {
+  const double parts = is_cut() ? tensors_->size("cp") : 1;
+  return Averaged::apply(local_tensor(weight), experts_.size() / parts);
+}
+
+at::Tensor TokenExchange::leave(const at::Tensor& output) {
+  return placements_.empty() ? output : from_local(output, *tensors_, placements_, sizes_);
+}
+
+at::Tensor TokenExchange::leave_loss(const at::Tensor& part) {
+  if (placements_.empty()) return part;
+  Placements sums(placements_.size());
+  for (std::size_t axis = 0; axis < sums.size(); ++axis)
+    if (placements_[axis].is_shard()) sums[axis] = Partial();
+  return from_local(part, *tensors_, sums);
+}
 
 std::vector<NamedMixture> mixtures_of(torch::nn::Module& module) {
   std::vector<NamedMixture> found;

@@ -1,27 +1,145 @@
 #include "parallel/tensor/parted_tensor.h"
 
 #include "base/check.h"
+#include "base/format.h"
 #include "dispatch/autograd_node.h"
 #include "dispatch/key.h"
-#include "dispatch/part_record.h"
+#include "dispatch/lazy_storage.h"
+#include "dispatch/part.h"
 #include "global/global_tensor.h"
 #include "global/mesh_context.h"
 #include "global/spec.h"
-#include "parallel/tensor/parts_node.h"
+#include "parallel/backward_hooks.h"
 
 #include <lockstep/dispatch/deferral.h>
+#include <lockstep/global/placement.h>
+#include <lockstep/global/tensor.h>
 #include <lockstep/layout/tensor_slice.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/accumulate.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <array>
+#include <limits>
+#include <map>
+#include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
 namespace lockstep::tensor_parallel {
 namespace {
+
+using torch::autograd::variable_list;
+
+torch::autograd::edge_list edges_to(const std::vector<Part>& parts) {
+  torch::autograd::edge_list edges;
+  for (const Part& part : parts) edges.push_back(torch::autograd::impl::gradient_edge(part.tensor));
+  return edges;
+}
+
+std::size_t holders(const global::GlobalTensor& global) {
+  return c10::raw::intrusive_ptr::use_count(const_cast<global::GlobalTensor*>(&global));
+}
+
+// Nobody else holds the memory of a gradient, so that a leaf may keep it. A view may keep all of
+// its base: the gradient of a Linear's weight is the transposed result of a product, which only the
+// view and what LibTorch knows of it still hold.
+bool is_alone(const at::Tensor& gradient) {
+  global::GlobalTensor& global = *global::global_of(gradient);
+  if (gradient.use_count() != 1 || holders(global) != 1 || global.local.use_count() != 1)
+    return false;
+  const c10::Storage& storage = global.local.storage();
+  const global::GlobalTensor& owner = global.owner();
+  if (&owner == &global) return storage.use_count() == 1;
+  std::size_t kept_by_view = 1;
+  auto* view = torch::autograd::impl::get_view_autograd_meta(gradient);
+  if (view != nullptr && view->has_bw_view()) {
+    if (view->get_backward_view().base_.use_count() != 1) return false;
+    ++kept_by_view;
+  }
+  return holders(owner) == kept_by_view && owner.local.use_count() == 1 &&
+         storage.use_count() == 2 && storage.nbytes() == global.local.nbytes();
+}
+
+// This rank's part of a gradient, in memory of its own, row-major.
+at::Tensor own_part(at::Tensor gradient, const Placements& placements) {
+  if (at::GradMode::is_enabled())
+    return local_tensor(redistribute(gradient, placements)).contiguous();
+  if (lockstep::placements(gradient) != placements) gradient = redistribute(gradient, placements);
+  const bool alone = is_alone(gradient);
+  const at::Tensor& local = global::global_of(gradient)->local;
+  return alone ? local.contiguous() : local.clone(at::MemoryFormat::Contiguous);
+}
+
+// Where a strategy adds up over the ranks of an axis later, each of them keeps its addend.
+Placements placements_of_gradient(const PartedTensor& parted) {
+  const Mesh mesh = mesh_of(parted.tensor);
+  Placements all = placements_on(mesh, parted.placement);
+  for (std::size_t axis = 0; axis < all.size(); ++axis)
+    if (parted.context_ranks > 0 && mesh.axes()[axis].name == "cp") all[axis] = Partial();
+  return all;
+}
+
+// PartsNode: the node of autograd between a module's parameter, which is a global tensor, and the
+// leaves that hold this rank's part of it.
+//
+// It stays for as long as the parameter does, and saves nothing, so every graph has it. As with
+// LibTorch's own accumulation of gradients its sequence number is the highest one: it runs as soon
+// as its gradient is complete.
+class PartsNode final : public torch::autograd::Node {
+ public:
+  PartsNode(const PartedTensor& parted, std::shared_ptr<GradientMarks> marks, std::size_t number)
+      : Node(std::numeric_limits<std::uint64_t>::max(), edges_to(parted.parts)),
+        parameter_(parted.name()),
+        placements_(placements_of_gradient(parted)),
+        context_ranks_(parted.context_ranks),
+        marks_(std::move(marks)),
+        number_(number) {
+    if (!parted.is_cut()) return;
+    for (const Part& part : parted.parts) counts_.push_back(part.slice.numel());
+    // Leaves that a strategy has divided have no record any more.
+    parts_ = dispatch::parts_beside(parted.parts.front().tensor);
+  }
+
+  // Collective where the gradient has other placements than the parameter.
+  torch::autograd::variable_list apply(variable_list&& gradients) override {
+    variable_list given(num_outputs());
+    at::Tensor gradient = std::move(gradients[0]);
+    if (!gradient.defined()) return given;
+    check(is_global(gradient),
+          "gradient of {}: expected a global tensor, as the parameter is, found a plain one",
+          parameter_);
+    marks_->before_gradient(number_);
+    at::Tensor part = own_part(std::move(gradient), placements_);
+    if (context_ranks_ > 1)
+      part = at::GradMode::is_enabled() ? part * context_ranks_ : part.mul_(context_ranks_);
+    if (counts_.empty()) return {std::move(part)};
+    part = part.view({-1});
+    std::int64_t offset = 0;
+    for (std::size_t i = 0; i < counts_.size(); ++i) {
+      given[i] = part.narrow(0, offset, counts_[i]);
+      if (parts_ != nullptr && !at::GradMode::is_enabled())
+        given[i] = dispatch::as_part(given[i], parts_, offset, dispatch::key());
+      offset += counts_[i];
+    }
+    return given;
+  }
+
+  std::string name() const override { return "lockstep::PartsNode"; }
+
+ private:
+  const std::string parameter_;
+  const Placements placements_;
+  const int context_ranks_;
+  std::vector<std::int64_t> counts_;  // elements of each leaf; empty: there is one with all of them
+  dispatch::PartList parts_;          // null: the gradients of leaves are no parts
+  std::shared_ptr<GradientMarks> marks_;
+  const std::size_t number_;
+};
 
 // Its values, in a storage that has nothing else: a deferred one gets its memory.
 at::Tensor whole_values(const at::Tensor& tensor) {
@@ -87,16 +205,15 @@ void add_leaves(PartedTensor& parted) {
     parted.parts.front().tensor = parted.local.detach();
     return;
   }
-  std::vector<dispatch::PartRecord::Placed> placed;
   std::int64_t offset = 0;
-  for (const Part& part : parted.parts) {
-    placed.push_back({part, offset});
+  for (Part& part : parted.parts) {
+    part.offset = offset;
     offset += part.slice.numel();
   }
-  const auto list = std::make_shared<const std::vector<dispatch::PartRecord::Placed>>(placed);
-  for (std::size_t i = 0; i < placed.size(); ++i)
+  const auto list = std::make_shared<const std::vector<Part>>(parted.parts);
+  for (std::size_t i = 0; i < parted.parts.size(); ++i)
     parted.parts[i].tensor =
-        dispatch::as_part(parted.values(i), list, placed[i].offset, dispatch::key());
+        dispatch::as_part(parted.values(i), list, parted.parts[i].offset, dispatch::key());
 }
 
 const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
@@ -217,6 +334,112 @@ void disconnect(PartedTensor& parted) {
   if (!parted.trains) return;
   torch::autograd::impl::set_gradient_edge(parted.tensor, {});
   parted.tensor.set_requires_grad(true);
+}
+
+namespace {
+
+class Tree {
+ public:
+  [[nodiscard]] const std::shared_ptr<torch::nn::Module>& root() { return at(""); }
+
+  void add(const std::string& name, const at::Tensor& tensor, bool is_buffer) {
+    const std::size_t dot = name.rfind('.');
+    torch::nn::Module& parent = *at(dot == std::string::npos ? "" : name.substr(0, dot));
+    const std::string own = dot == std::string::npos ? name : name.substr(dot + 1);
+    if (is_buffer) {
+      parent.register_buffer(own, tensor);
+    } else {
+      parent.register_parameter(own, tensor, tensor.requires_grad());
+    }
+  }
+
+ private:
+  const std::shared_ptr<torch::nn::Module>& at(const std::string& path) {
+    auto& module = modules_[path];
+    if (module) return module;
+    module = std::make_shared<torch::nn::Module>("parts");
+    if (path.empty()) return module;
+    const std::size_t dot = path.rfind('.');
+    const std::string parent = dot == std::string::npos ? "" : path.substr(0, dot);
+    const std::string own = dot == std::string::npos ? path : path.substr(dot + 1);
+    return at(parent)->register_module(own, module), module;
+  }
+
+  std::map<std::string, std::shared_ptr<torch::nn::Module>> modules_;
+};
+
+}  // namespace
+
+std::string name_of_leaf(const std::string& name, std::size_t leaf) {
+  return leaf == 0 ? name : formatted("{}#{}", name, leaf);
+}
+
+std::vector<std::string> names_of_leaf(const Part& part, std::size_t leaf) {
+  std::vector<std::string> names = {name_of_leaf(part.name, leaf)};
+  for (const std::string& alias : part.aliases) names.push_back(name_of_leaf(alias, leaf));
+  return names;
+}
+
+std::shared_ptr<torch::nn::Module> module_of_parts(const std::vector<Part>& all) {
+  Tree tree;
+  std::size_t leaf = 0;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    leaf = i > 0 && all[i].name == all[i - 1].name ? leaf + 1 : 0;
+    for (const std::string& name : names_of_leaf(all[i], leaf))
+      tree.add(name, all[i].tensor, all[i].kind == PartKind::buffer);
+  }
+  return tree.root();
+}
+
+namespace {
+
+constexpr const char* text =
+    "the gradients of a parallelized module are in handle.parameters(): clip them by the handle's "
+    "clip_grad_norm(), and build the optimizer on the handle's parameters()";
+
+}  // namespace
+
+GradientMarks::GradientMarks() {
+  dispatch::LazyStorage storage(sizeof(float), at::kCPU, {}, dispatch::key(), text);
+  mark_ = storage.place(at::kFloat, 0, {1}, {1});
+}
+
+std::size_t GradientMarks::add(const at::Tensor& parameter, std::vector<at::Tensor> leaves) {
+  entries_.push_back({decltype(Entry::parameter)(parameter.getIntrusivePtr()), std::move(leaves)});
+  return entries_.size() - 1;
+}
+
+void GradientMarks::before_gradient(std::size_t number) {
+  if (on_gradient_) on_gradient_();
+  // Detects zeroing for all parameters, also for those without a gradient in this backward().
+  const int backward = parallel::current_backward();
+  if (std::exchange(last_backward_, backward) != backward) {
+    if (auto watch = watch_.lock()) watch->check();
+    forget_zeroed();
+  }
+  Entry& entry = entries_[number];
+  auto parameter = entry.parameter.lock();
+  if (parameter == nullptr) return;
+  parameter->mutable_grad() = mark_;
+  entry.is_marked = true;
+}
+
+void GradientMarks::forget_zeroed() {
+  for (Entry& entry : entries_) {
+    auto parameter = entry.parameter.lock();
+    if (!entry.is_marked || parameter == nullptr || parameter->grad().defined()) continue;
+    for (const at::Tensor& leaf : entry.leaves) leaf.mutable_grad().reset();
+    entry.is_marked = false;
+  }
+}
+
+void GradientMarks::clear() {
+  if (auto watch = watch_.lock()) watch->check();
+  for (Entry& entry : entries_) {
+    entry.is_marked = false;
+    if (auto parameter = entry.parameter.lock(); parameter != nullptr)
+      parameter->mutable_grad().reset();
+  }
 }
 
 }  // namespace lockstep::tensor_parallel

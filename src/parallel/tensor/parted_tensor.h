@@ -10,7 +10,7 @@
 // there while an operation uses it.
 #pragma once
 
-#include "parallel/tensor/gradient_marks.h"
+#include "module/checks.h"
 
 #include <lockstep/dispatch/part.h>
 #include <lockstep/global/placement.h>
@@ -19,15 +19,56 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
+#include <torch/nn/module.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
-#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace lockstep::tensor_parallel {
+
+// GradientMarks: the placeholders in .grad of the module's parameters while the handle has the
+// gradients.
+//
+// A placeholder is a tensor without memory; using it throws an error that says where the gradients
+// are. If the placeholder is gone, the module's zero_grad() was called, which then also counts as
+// the handle's.
+class GradientMarks {
+ public:
+  GradientMarks();
+
+  // The gradients of the module's `parameter` go to `leaves`. Returns the parameter's number.
+  std::size_t add(const at::Tensor& parameter, std::vector<at::Tensor> leaves);
+  // Call before a gradient of a parameter is added to its leaves' gradients.
+  void before_gradient(std::size_t number);
+  // Sets a function that is called with each gradient while the handle lives.
+  void on_gradient(std::function<void()> call) { on_gradient_ = std::move(call); }
+  // While `watch` lives, the next backward() and clear() throw the errors that it finds. It holds
+  // the parameters, which hold this object.
+  void watch(std::weak_ptr<const modules::ModuleWatch> watch) { watch_ = std::move(watch); }
+  // Call in the handle's zero_grad(), and at its end.
+  void clear();
+
+ private:
+  struct Entry {
+    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> parameter;
+    std::vector<at::Tensor> leaves;
+    bool is_marked = false;
+  };
+  void forget_zeroed();
+
+  at::Tensor mark_;
+  std::weak_ptr<const modules::ModuleWatch> watch_;
+  std::function<void()> on_gradient_;
+  int last_backward_ = -1;  // the backward() of the last gradient
+  std::vector<Entry> entries_;
+};
 
 struct PartedTensor {
   at::Tensor tensor;  // the module's own
@@ -82,5 +123,14 @@ void attach(PartedTensor& parted, const Mesh& mesh, const std::vector<at::Tensor
 void connect(PartedTensor& parted, const std::shared_ptr<GradientMarks>& marks,
              const std::vector<at::Tensor>& divided);
 void disconnect(PartedTensor& parted);
+
+// Returns NAME for the first leaf of a tensor; NAME#1, NAME#2 for the others of a fused weight.
+[[nodiscard]] std::string name_of_leaf(const std::string& name, std::size_t leaf);
+// Returns the leaf's name for each name of the tensor.
+[[nodiscard]] std::vector<std::string> names_of_leaf(const Part& part, std::size_t leaf);
+
+// Returns a module with the tensors of the parts under all their names. Parts of one tensor follow
+// each other.
+[[nodiscard]] std::shared_ptr<torch::nn::Module> module_of_parts(const std::vector<Part>& all);
 
 }  // namespace lockstep::tensor_parallel

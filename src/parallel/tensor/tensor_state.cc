@@ -7,7 +7,7 @@
 #include "module/checks.h"
 #include "module/tensors.h"
 #include "parallel/state_dict.h"
-#include "parallel/tensor/module_of_parts.h"
+#include "parallel/tensor/parted_tensor.h"
 
 #include <lockstep/global/tensor.h>
 

@@ -3,13 +3,15 @@
 #pragma once
 
 #include "parallel/bucket.h"
-#include "parallel/threads/replicas.h"
+#include "sys/own_process.h"
+#include "sys/task_queue.h"
 
 #include <lockstep/comm/group.h>
 #include <lockstep/parallel/threads/data_parallel.h>
 
 #include <ATen/core/Tensor.h>
 
+#include <exception>
 #include <functional>
 #include <memory>
 #include <span>
@@ -17,6 +19,53 @@
 #include <vector>
 
 namespace lockstep::threads {
+
+// The models of a DataParallel: the user's own on the first device, replicas on the others.
+struct Replica {
+  std::shared_ptr<torch::nn::Module> module;
+  std::vector<at::Tensor> parameters;  // in the model's order
+  std::vector<at::Tensor> buffers;
+};
+
+// The first one is the model itself; the others have its current values. Throws InvalidArgument as
+// the constructor of DataParallel.
+[[nodiscard]] std::vector<Replica> make_replicas(const std::shared_ptr<torch::nn::Module>& model,
+                                                 std::span<const ComputeDevice> devices,
+                                                 const ReplicaOptions& options);
+
+// Copies the training flag of each module to the replica's.
+void follow_training_flags(const torch::nn::Module& model, torch::nn::Module& replica);
+
+// Throws InvalidArgument, which names a tensor of the model whose dtype, sizes or strides differ
+// from the replica's, or that is not on `device`.
+void check_as_made(const Replica& model, const Replica& replica, c10::Device device,
+                   std::span<const std::string> names);
+
+// DeviceTeam: one thread per device of a DataParallel, on its cores and with its share of
+// LibTorch's threads.
+//
+// Used by one thread at a time.
+class DeviceTeam {
+ public:
+  // Throws SystemError if a core is not available.
+  explicit DeviceTeam(std::vector<ComputeDevice> devices);
+
+  [[nodiscard]] const std::vector<ComputeDevice>& devices() const { return devices_; }
+  [[nodiscard]] int size() const { return static_cast<int>(devices_.size()); }
+
+  // Runs task(i) in the thread of device i, on all devices concurrently, each with the caller's
+  // thread-local state (grad mode, autocast, current streams). Blocks until all have ended, and
+  // returns their exceptions. Throws InvalidArgument in a forked child, which does not have these
+  // threads.
+  [[nodiscard]] std::vector<std::exception_ptr> run(const std::function<void(int)>& task);
+
+ private:
+  void start_thread(int i);
+
+  std::vector<ComputeDevice> devices_;
+  sys::OwnProcess process_;
+  std::vector<std::unique_ptr<sys::TaskQueue>> queues_;
+};
 
 class ReplicaStep {
  public:

@@ -4,8 +4,8 @@
 
 #include "parallel/support.h"
 
+#include <lockstep/parallel/data/communication_hook.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
-#include <lockstep/parallel/data/power_sgd.h>
 
 #include <memory>
 #include <string>

@@ -2,8 +2,8 @@
 // (ddp_oracle.py).
 #include "parallel/support.h"
 
+#include <lockstep/parallel/data/communication_hook.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
-#include <lockstep/parallel/data/power_sgd.h>
 
 #include "support/python.h"
 

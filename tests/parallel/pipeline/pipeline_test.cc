@@ -2,7 +2,7 @@
 // processes.
 #include <lockstep/parallel/pipeline/pipeline.h>
 
-#include <lockstep/plan/schedule_file.h>
+#include <lockstep/plan/schedule.h>
 
 #include "parallel/pipeline/support.h"
 #include "support/torch/engine_test.h"

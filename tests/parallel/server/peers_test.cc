@@ -1,5 +1,5 @@
 // Peers that stop, send nonsense, come too late, or come and go.
-#include "parallel/server/remote_servers.h"
+#include "parallel/server/connection.h"
 #include "parallel/server/support.h"
 
 #include <lockstep/module/state_dict.h>

@@ -2,7 +2,6 @@
 // as one process, and gives the same gradients after all other writes.
 #include "parallel/sharded/pair.h"
 
-#include <lockstep/optim/adam.h>
 #include <lockstep/optim/adamw.h>
 #include <lockstep/optim/sgd.h>
 #include <lockstep/parallel/parallelize.h>

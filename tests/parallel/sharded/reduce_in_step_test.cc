@@ -2,7 +2,6 @@
 #include "dispatch/lazy_storage.h"
 #include "parallel/sharded/pair.h"
 
-#include <lockstep/optim/adam.h>
 #include <lockstep/optim/adamw.h>
 #include <lockstep/optim/grad_scaler.h>
 #include <lockstep/optim/sgd.h>

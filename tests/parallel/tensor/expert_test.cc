@@ -7,8 +7,8 @@
 
 #include "base/format.h"
 #include "parallel/parallel_model.h"
+#include "parallel/tensor/experts.h"
 #include "parallel/tensor/support.h"
-#include "parallel/tensor/token_exchange.h"
 #include "support/torch/engine_test.h"
 
 #include <gtest/gtest.h>

@@ -68,7 +68,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
-#include <memory>
 #include <optional>
 #include <vector>
 

@@ -42,7 +42,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #pragma GCC visibility push(default)

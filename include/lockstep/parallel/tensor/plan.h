@@ -16,7 +16,6 @@
 #include <lockstep/global/placement.h>
 
 #include <cstdint>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>

@@ -1,10 +1,9 @@
-// The order in which all ranks of a pipeline post their operations.
-#include "plan/posting_order.h"
+// The order in which all ranks of a pipeline post.
 
 #include <lockstep/base/error.h>
 #include <lockstep/plan/schedule.h>
 
-#include "plan/needs.h"
+#include "plan/walk.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Parameters that are adjacent in memory are one span, in every format; others are not.
-#include "optim/parameter_span.h"
+#include "optim/update_entry.h"
 
 #include "optim/state_tensors.h"
 #include "optim/support.h"

@@ -6,8 +6,12 @@
 // same workers; "pair/<i>/<k>/...", the rendezvous of that worker and server k.
 #pragma once
 
+#include <lockstep/comm/group.h>
+#include <lockstep/parallel/server/meeting.h>
 #include <lockstep/parallel/server/server.h>
+#include <lockstep/store/store_server.h>
 
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -49,5 +53,15 @@ inline constexpr std::string_view run_is_over = "over";
 // Throws InvalidArgument in one line for counts below 1, times that are not positive, a missing
 // store, or an engine that is neither shm nor gloo.
 void check_meeting(const Meeting& meeting);
+
+// A meeting of servers and workers that already share a group: its last ranks are servers.
+struct GroupMeeting {
+  Place place;
+  // On rank 0: the server of the meeting's store. It must outlive every server and worker.
+  std::unique_ptr<StoreServer> store_server;
+};
+
+// Collective. Throws InvalidArgument unless there are at least one server and one worker.
+[[nodiscard]] GroupMeeting meet_in_group(Group& group, int servers);
 
 }  // namespace lockstep::ps

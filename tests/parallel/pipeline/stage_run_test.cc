@@ -1,5 +1,5 @@
 // A split backward gives the same bits as a single one and computes nothing twice.
-#include "parallel/pipeline/split_backward.h"
+#include "parallel/pipeline/stage_run.h"
 
 #include "parallel/pipeline/support.h"
 
