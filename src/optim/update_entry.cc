@@ -1,7 +1,7 @@
 #include "optim/update_entry.h"
 
 #include "base/check.h"
-#include "global/local_values.h"
+#include "global/global_tensor.h"
 
 #include <ATen/ops/clamp.h>
 #include <ATen/ops/empty_like.h>

@@ -3,7 +3,7 @@
 #include "base/check.h"
 #include "base/fingerprint.h"
 #include "base/format.h"
-#include "global/local_values.h"
+#include "global/global_tensor.h"
 #include "parallel/pipeline/specs.h"
 
 #include <lockstep/base/error.h>
