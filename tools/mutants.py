@@ -67,7 +67,7 @@ MUTANTS = [
      "data", "Sampler.*"),
     ("every rank reads the samples of rank 0", "data/sampler.cc",
      "i * options_.world + options_.rank;", "i * options_.world + (MUTANT ? 0 : options_.rank);", "data", "Sampler.*"),
-    ("a checksum is not compared", "checkpoint/header_checksums.cc",
+    ("a checksum is not compared", "checkpoint/safetensors_header.cc",
      "check_input(checksum_text(found) == *expected,", "check_input(MUTANT || checksum_text(found) == *expected,",
      "checkpoint", "Safetensors.*"),
     ("Adam does not correct its first steps", "optim/adam.cc",

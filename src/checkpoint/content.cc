@@ -1,17 +1,21 @@
 #include "checkpoint/content.h"
 
 #include "base/check.h"
+#include "base/scope_exit.h"
 #include "base/text.h"
-#include "checkpoint/file_names.h"
 #include "checkpoint/folders.h"
 #include "checkpoint/model_parts.h"
 #include "checkpoint/optimizer_parts.h"
-#include "checkpoint/own_tensors.h"
-#include "checkpoint/parts_writer.h"
-#include "checkpoint/random_states.h"
-#include "checkpoint/save_lock.h"
+#include "checkpoint/parts_reader.h"
+#include "checkpoint/planned_tensors.h"
+#include "checkpoint/rank_tensors.h"
+#include "checkpoint/safetensors_header.h"
+#include "checkpoint/shards.h"
+#include "sys/file_lock.h"
 #include "sys/files.h"
 
+#include <lockstep/checkpoint/checkpoint.h>
+#include <lockstep/checkpoint/training_state.h>
 #include <lockstep/comm/together.h>
 #include <lockstep/optim/grad_scaler.h>
 #include <lockstep/optim/schedule.h>
@@ -19,7 +23,11 @@
 #include <ATen/ops/from_blob.h>
 
 #include <array>
+#include <chrono>
+#include <functional>
+#include <memory>
 #include <optional>
+#include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -94,6 +102,33 @@ void check_space(const fs::path& folder, std::uint64_t bytes) {
                               format_bytes(static_cast<std::int64_t>(space.available))),
                     ENOSPC);
 }
+
+// SaveLock: allows one writer per name and folder, so that another writer's files are neither
+// removed as leftovers of a killed run nor overwritten.
+class SaveLock {
+ public:
+  // Locks `folder`/.NAME.lock, then removes partial files of killed writers for which `is_ours` is
+  // true. If another writer holds the lock, throws BadInput unless `passes_over_others` is set: the
+  // caller then knows that the other writer will not rename its files. Throws SystemError. If a
+  // writer on another host might not be visible (a filesystem without locks, or one of several
+  // hosts), files that changed during the last day are not removed.
+  SaveLock(const std::filesystem::path& folder, const std::string& name,
+           const std::function<bool(const std::string&)>& is_ours, bool passes_over_others = false)
+      : lock_(folder / formatted(".{}.lock", name)) {
+    using State = sys::FileLock::State;
+    check_input(
+        passes_over_others || lock_.state() != State::busy,
+        "{}: {} is saving here: only one may save at a time, and all ranks that have a part "
+        "of the model must save together",
+        folder.string(), lock_.about());
+    const auto least_age =
+        lock_.reaches_everybody() ? std::chrono::hours(0) : std::chrono::hours(24);
+    remove_partial(folder, is_ours, least_age);
+  }
+
+ private:
+  sys::FileLock lock_;
+};
 
 // The folder of a checkpoint that is being written, on rank 0: gone at the end unless it has become
 // the checkpoint.
@@ -245,6 +280,80 @@ fs::path write_content(Group& group, const fs::path& out, Content& content) {
     own.reset();  // no lock is left where another rank looks
   });
   return folder;
+}
+
+fs::path save(const fs::path& out, const Handle& handle, const torch::optim::Optimizer& optimizer,
+              const TrainingState& state, const SaveOptions& options) {
+  Group group = handle.group();
+  Content content = content_of(group, handle, optimizer, state, options);
+  return write_content(group, out, content);
+}
+
+void save_model(const fs::path& path, const Handle& handle, const ModelOptions& options) {
+  Group group = handle.group();
+  std::vector<FilePart> parts;
+  together(group, [&] { parts = model_parts(handle.state_parts(), options.aliases); });
+  PlannedTensors file(group, std::move(parts), options.metadata);
+  const std::string name = path.filename().string();
+  const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
+  std::string word;
+  std::optional<SaveLock> lock;
+  together(group, [&] {
+    if (!group.is_root()) return;
+    check(!name.empty(), "save_model: expected the name of a file, found {}", path.string());
+    check_input(fs::is_directory(folder), "{}: expected a folder to save a model in, found none",
+                folder.string());
+    lock.emplace(
+        folder, name, [&](const std::string& found) { return found == name; },
+        static_cast<bool>(options.before_naming));
+    word = random_word();
+  });
+  const fs::path partial = folder / partial_name(name, broadcast_text(group, std::move(word)));
+  ScopeExit remove([&] {
+    std::error_code nothing_more_to_do;
+    if (group.is_root()) fs::remove(partial, nothing_more_to_do);
+  });
+  write_parts(group, partial, file);
+  together(group, [&] {
+    if (group.is_root() && options.before_naming) options.before_naming();
+    if (group.is_root()) sys::rename_durably(partial, path);
+    lock.reset();  // removed before other ranks look into the folder
+  });
+}
+
+namespace {
+
+std::vector<FilePart> parts_in(const std::shared_ptr<PartsReader>& file) {
+  std::vector<FilePart> parts;
+  for (const TensorEntry& entry : file->entries())
+    parts.push_back({.part = {.name = entry.name,
+                              .tensor = no_elements(entry.dtype),
+                              .slice = layout::whole_slice(entry.shape)},
+                     .values = [file, &entry] { return file->read_whole(entry); }});
+  return parts;
+}
+
+}  // namespace
+
+void reshard(const fs::path& from, const fs::path& to, const Sharding& sharding) {
+  Content content{.name = to.filename().string(),
+                  .json = parse_json_text(from, read_json_text(from)),
+                  .files = {}};
+  check_input(!content.name.empty(), "{}: expected the name of a new folder", to.string());
+  const std::int64_t step = content.json.state.step;
+  check_input(step_of(to) < 0 || step_of(to) == step,
+              "{}: expected the name {}, the step of {}, or a name without a step", to.string(),
+              checkpoint_name(step), from.string());
+  verify(from);
+  Group alone;
+  for (const char* name : tensor_files) {
+    if (!fs::exists(from / name) && !has_index(from / name)) continue;
+    auto file = std::make_shared<PartsReader>(alone, from / name);
+    content.files.push_back(
+        {name, PlannedTensors(alone, parts_in(file), without_checksums(file->metadata()),
+                              name == random_file ? Sharding{.files = 1} : sharding)});
+  }
+  write_content(alone, to.has_parent_path() ? to.parent_path() : fs::path("."), content);
 }
 
 }  // namespace lockstep::checkpoint

@@ -10,11 +10,13 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <map>
 #include <memory>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -74,5 +76,16 @@ class DistributedFolder {
   std::vector<const Entries::value_type*> in_order_;
   mutable std::map<std::string, std::shared_ptr<const TorchSource>> files_;
 };
+
+// Checks parts of one tensor in different files.
+
+// Throws BadInput, with `name`, unless each element of a tensor of `sizes` is in exactly one of
+// `boxes`. No box may be empty or exceed the tensor.
+//
+// Sweeps along one dim and compares only boxes that overlap in it: the dim with the fewest such
+// pairs, which is zero if the tensor is divided along one dim. Returns the number of compared
+// pairs.
+std::size_t check_cover(const std::string& name, std::span<const std::int64_t> sizes,
+                        std::span<const layout::Box> boxes);
 
 }  // namespace lockstep::checkpoint

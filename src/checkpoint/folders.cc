@@ -3,7 +3,6 @@
 #include "base/check.h"
 #include "base/format.h"
 #include "base/visible.h"
-#include "checkpoint/file_names.h"
 #include "sys/files.h"
 #include "sys/random_bytes.h"
 

@@ -2,16 +2,17 @@
 
 #include "base/check.h"
 #include "base/visible.h"
-#include "checkpoint/file_names.h"
+#include "checkpoint/checksum.h"
 #include "checkpoint/folders.h"
-#include "checkpoint/header_checksums.h"
 #include "checkpoint/safetensors_header.h"
 #include "checkpoint/shards.h"
-#include "checkpoint/slice_numbers.h"
+#include "checkpoint/write_plan.h"
 #include "sys/bounded_json.h"
 #include "sys/plain_file.h"
 
-#include "checkpoint/checksum.h"
+#include <lockstep/checkpoint/checkpoint.h>
+#include <lockstep/checkpoint/training_state.h>
+#include <lockstep/comm/group.h>
 
 #include <algorithm>
 #include <charconv>
@@ -343,6 +344,20 @@ LayoutJson parse_json_text(const fs::path& folder, const std::string& text) {
                             visible(name, 200)));
   fields.check_checksum();
   return json;
+}
+
+TrainingState read_training_state(const std::filesystem::path& folder) {
+  return parse_json_text(folder, read_json_text(folder)).state;
+}
+
+void verify(const std::filesystem::path& folder) {
+  (void)read_training_state(folder);
+  Group alone;
+  try {
+    verify(alone, folder);
+  } catch (const CommonFailure& failure) {
+    throw BadInput(failure.what());
+  }
 }
 
 }  // namespace lockstep::checkpoint

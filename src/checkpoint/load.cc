@@ -1,13 +1,12 @@
 #include "base/check.h"
 #include "base/text.h"
 #include "base/visible.h"
-#include "checkpoint/file_names.h"
+#include "checkpoint/folders.h"
 #include "checkpoint/layout_json.h"
 #include "checkpoint/model_parts.h"
 #include "checkpoint/optimizer_parts.h"
-#include "checkpoint/own_tensors.h"
 #include "checkpoint/parts_reader.h"
-#include "checkpoint/random_states.h"
+#include "checkpoint/rank_tensors.h"
 #include "checkpoint/shards.h"
 
 #include <lockstep/checkpoint/checkpoint.h>

@@ -2,7 +2,7 @@
 
 #include "base/check.h"
 #include "base/visible.h"
-#include "checkpoint/own_tensors.h"
+#include "checkpoint/rank_tensors.h"
 
 #include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty_like.h>

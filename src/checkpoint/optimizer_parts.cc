@@ -2,7 +2,6 @@
 
 #include "base/check.h"
 #include "base/visible.h"
-#include "checkpoint/optimizer_fields.h"
 #include "checkpoint/optimizer_state.h"
 #include "optim/state_tensors.h"
 #include "sys/topology.h"

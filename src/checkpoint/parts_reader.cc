@@ -4,10 +4,10 @@
 #include "base/scope_exit.h"
 #include "base/visible.h"
 #include "checkpoint/checksum.h"
-#include "checkpoint/header_checksums.h"
 #include "checkpoint/pieces.h"
-#include "checkpoint/tensor_bytes.h"
-#include "layout/transfers.h"
+#include "checkpoint/safetensors_header.h"
+#include "checkpoint/tensor_source.h"
+#include "layout/runs.h"
 
 #include <lockstep/comm/together.h>
 

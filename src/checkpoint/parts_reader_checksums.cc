@@ -1,10 +1,10 @@
 // How a PartsReader compares checksums.
 #include "base/check.h"
 #include "checkpoint/checksum.h"
-#include "checkpoint/header_checksums.h"
 #include "checkpoint/parts_reader.h"
 #include "checkpoint/pieces.h"
-#include "checkpoint/slice_numbers.h"
+#include "checkpoint/safetensors_header.h"
+#include "checkpoint/write_plan.h"
 #include "layout/transfers.h"
 
 #include <lockstep/comm/together.h>

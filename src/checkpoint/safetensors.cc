@@ -4,10 +4,8 @@
 
 #include "base/check.h"
 #include "base/visible.h"
-#include "checkpoint/header_checksums.h"
 #include "checkpoint/safetensors_header.h"
 #include "checkpoint/shards.h"
-#include "checkpoint/tensor_bytes.h"
 #include "checkpoint/tensor_source.h"
 #include "sys/files.h"
 #include "sys/plain_file.h"

@@ -4,14 +4,18 @@
 #include "base/format.h"
 #include "base/visible.h"
 #include "checkpoint/dtype_names.h"
-#include "checkpoint/header_checksums.h"
-#include "checkpoint/header_events.h"
+#include "sys/bounded_json.h"
+#include "sys/file_kind.h"
 #include "sys/plain_file.h"
 
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <optional>
+#include <set>
 #include <span>
+#include <string>
+#include <string_view>
 #include <utility>
 
 namespace lockstep::checkpoint {
@@ -64,6 +68,215 @@ std::string_view written_dtype(const TensorEntry& entry) {
     throw InvalidArgument(formatted("tensor '{}': {}", visible(entry.name), problem.what()));
   }
 }
+
+constexpr int most_nested = 4;
+constexpr std::size_t most_dims = 64;  // the limit of LibTorch's operations
+
+// Returns std::nullopt on overflow, also if a size of 0 hides it: the strides would overflow.
+std::optional<std::uint64_t> bytes_of(c10::ScalarType dtype,
+                                      const std::vector<std::int64_t>& shape) {
+  std::uint64_t bytes = c10::elementSize(dtype);
+  for (std::int64_t size : shape)
+    if (__builtin_mul_overflow(bytes, static_cast<std::uint64_t>(std::max<std::int64_t>(size, 1)),
+                               &bytes) ||
+        bytes > INT64_MAX)
+      return std::nullopt;
+  return std::ranges::count(shape, 0) > 0 ? 0 : bytes;
+}
+
+// Parses a safetensors header by the parser's events, which are converted to entries one after
+// another: no tree of the whole text is built, so the time is linear in its length.
+// Every event throws BadInput for text that the format does not allow, so all return true. The
+// caller checks for duplicate tensor names at the end.
+class HeaderEvents final : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  // The reference library accepts "__metadata__": null.
+  bool null() override {
+    return (in_metadata_ && place_ == Place::entry && depth_ == 1) || scalar("null");
+  }
+
+  bool boolean(bool value) override { return scalar(value ? "true" : "false"); }
+
+  bool number_integer(std::int64_t value) override { return scalar(formatted("{}", value)); }
+
+  bool number_unsigned(std::uint64_t value) override {
+    const bool is_wanted = in_list() && (place_ == Place::shape || place_ == Place::offsets);
+    if (!is_wanted || value > INT64_MAX) return scalar(formatted("{}", value));
+    numbers_.push_back(value);
+    if (place_ == Place::shape && numbers_.size() > most_dims)
+      fail(formatted("shape has more than {} dims", most_dims));
+    if (place_ == Place::offsets && numbers_.size() > 2)
+      fail(formatted("data_offsets must be [begin, end], found [{}, ...", listed(numbers_, ", ")));
+    return true;
+  }
+
+  bool number_float(double, const std::string& text) override { return scalar(visible(text, 80)); }
+
+  bool string(std::string& value) override {
+    if (place_ == Place::metadata && depth_ == 2) {
+      header_.metadata.emplace(metadata_key_, std::move(value));
+      return true;
+    }
+    if (place_ != Place::dtype) return scalar(formatted("\"{}\"", visible(value, 80)));
+    const std::optional<c10::ScalarType> dtype = dtype_of(value);
+    if (!dtype) fail(formatted("unknown dtype \"{}\"", visible(value, 80)));
+    entry_.dtype = *dtype;
+    return true;
+  }
+
+  bool binary(nlohmann::json::binary_t&) override { return scalar("bytes"); }
+
+  // The value of a key of the root must be an object; those of shape and data_offsets must be
+  // lists.
+  bool start_object(std::size_t) override {
+    if (depth_ >= 2 && place_ != Place::ignored) scalar("an object");
+    open("an object");
+    if (depth_ == 1) return true;
+    if (depth_ == 2 && in_metadata_) place_ = Place::metadata;
+    if (depth_ == 2) {
+      entry_.shape.clear();
+      has_dtype_ = has_shape_ = has_offsets_ = false;
+    }
+    keys_[depth_].clear();
+    return true;
+  }
+
+  bool key(std::string& value) override {
+    if (depth_ == 1) {
+      in_metadata_ = value == "__metadata__";
+      if (in_metadata_ && std::exchange(has_metadata_, true))
+        throw BadInput("header names '__metadata__' twice");
+      place_ = Place::entry;
+      if (!in_metadata_) entry_.name = std::move(value);
+      return true;
+    }
+    check_once(value);
+    if (depth_ > 2) return true;
+    if (in_metadata_) {
+      metadata_key_ = std::move(value);
+    } else if (value == "dtype") {
+      place_ = Place::dtype;
+      has_dtype_ = true;
+    } else if (value == "shape") {
+      place_ = Place::shape;
+      has_shape_ = true;
+    } else if (value == "data_offsets") {
+      place_ = Place::offsets;
+      has_offsets_ = true;
+    } else {
+      place_ = Place::ignored;
+    }
+    return true;
+  }
+
+  bool end_object() override {
+    --depth_;
+    if (depth_ == 1 && !in_metadata_) finish_entry();
+    if (depth_ == 1) place_ = Place::root;
+    return true;
+  }
+
+  bool start_array(std::size_t) override {
+    const bool is_list = depth_ == 2 && (place_ == Place::shape || place_ == Place::offsets);
+    if (!is_list && place_ != Place::ignored) scalar("a list");
+    open("a list");
+    numbers_.clear();
+    return true;
+  }
+
+  bool end_array() override {
+    --depth_;
+    if (depth_ > 2) return true;
+    if (place_ == Place::shape) {
+      entry_.shape.assign(numbers_.begin(), numbers_.end());
+    } else if (place_ == Place::offsets) {
+      if (numbers_.size() != 2 || numbers_[0] > numbers_[1])
+        fail(formatted("data_offsets must be [begin, end], found [{}]", listed(numbers_, ", ")));
+      entry_.begin = numbers_[0];
+      entry_.end = numbers_[1];
+    }
+    return true;
+  }
+
+  bool parse_error(std::size_t, const std::string&,
+                   const nlohmann::detail::exception& error) override {
+    throw BadInput(formatted("header is not JSON: {}", visible(sys::json_problem(error), 300)));
+  }
+
+  // Returns the parsed header, in the order of the text.
+  [[nodiscard]] SafetensorsHeader take() { return std::move(header_); }
+
+ private:
+  // The meaning of a value, determined by the keys that lead to it.
+  enum class Place { root, entry, metadata, dtype, shape, offsets, ignored };
+
+  // Handles a value that is neither a list nor an object; `shown` is its text in messages.
+  bool scalar(std::string_view shown) {
+    switch (place_) {
+      case Place::root:
+      case Place::entry:
+        if (in_metadata_)
+          throw BadInput(formatted("__metadata__ must be an object of strings, found {}", shown));
+        fail(formatted("expected an object, found {}", shown));
+      case Place::metadata:
+        throw BadInput(formatted("__metadata__ '{}' must be a string, found {}",
+                                 visible(metadata_key_), shown));
+      case Place::dtype:
+        fail(formatted("unknown dtype {}", shown));
+      case Place::shape:
+      case Place::offsets:
+        fail_list(shown);
+      case Place::ignored:
+        return true;
+    }
+    return true;
+  }
+
+  void open(std::string_view shown) {
+    if (++depth_ > most_nested)
+      throw BadInput(formatted("header is nested too deeply: {} at depth {}", shown, depth_));
+  }
+
+  void finish_entry() {
+    for (auto [is_there, name] : {std::pair(has_dtype_, "dtype"), std::pair(has_shape_, "shape"),
+                                  std::pair(has_offsets_, "data_offsets")})
+      if (!is_there) fail(formatted("has no {}", name));
+    const std::optional<std::uint64_t> bytes = bytes_of(entry_.dtype, entry_.shape);
+    if (!bytes || *bytes != entry_.end - entry_.begin)
+      fail(formatted("data_offsets [{}, {}] hold {} bytes, {} [{}] takes {}", entry_.begin,
+                     entry_.end, entry_.end - entry_.begin, name_of(entry_.dtype),
+                     listed(entry_.shape, ", "),
+                     bytes ? std::to_string(*bytes) : "more than 2^63"));
+    header_.entries.push_back(std::move(entry_));
+  }
+
+  void check_once(const std::string& key) {
+    if (!keys_[depth_].insert(key).second)
+      throw BadInput(formatted("header names '{}' twice", visible(key)));
+  }
+
+  [[noreturn]] void fail(const std::string& what) const {
+    throw BadInput(formatted("tensor '{}': {}", visible(entry_.name), what));
+  }
+
+  [[noreturn]] void fail_list(std::string_view found) const {
+    fail(formatted("{} must be a list of integers, found {}{}",
+                   place_ == Place::shape ? "shape" : "data_offsets", found,
+                   in_list() ? " in it" : ""));
+  }
+
+  [[nodiscard]] bool in_list() const { return depth_ == 3; }
+
+  SafetensorsHeader header_;
+  int depth_ = 0;  // number of open objects and lists
+  Place place_ = Place::root;
+  bool in_metadata_ = false, has_metadata_ = false;
+  std::string metadata_key_;
+  TensorEntry entry_;
+  std::vector<std::uint64_t> numbers_;  // of the current list
+  bool has_dtype_ = false, has_shape_ = false, has_offsets_ = false;
+  std::vector<std::set<std::string>> keys_{5};  // of the open object at each depth
+};
 
 }  // namespace
 
@@ -132,6 +345,60 @@ SafetensorsHeader parse_header(std::string_view text, std::uint64_t data_bytes) 
       "has parts of tensors, as written by PyTorch's "
       "HuggingFaceStorageWriter(save_distributed=True): write them with enable_consolidation=True");
   return header;
+}
+
+namespace {
+
+constexpr std::string_view key_begin = "crc32.";
+
+std::string checksum_key(const std::string& tensor) { return formatted("{}{}", key_begin, tensor); }
+
+}  // namespace
+
+std::string checksum_text(std::uint32_t checksum) { return formatted("{:08x}", checksum); }
+
+void check_metadata(const Metadata& metadata) {
+  for (const auto& [key, value] : metadata)
+    check(!key.starts_with(key_begin),
+          "write_safetensors: metadata '{}': names that begin with {} are reserved for checksums",
+          visible(key), key_begin);
+}
+
+void add_checksums(SafetensorsHeader& header, std::span<const std::uint32_t> checksums) {
+  for (std::size_t i = 0; i < header.entries.size(); ++i)
+    header.metadata[checksum_key(header.entries[i].name)] = checksum_text(checksums[i]);
+}
+
+const std::string* checksum_in(const Metadata& metadata, const TensorEntry& entry) {
+  auto found = metadata.find(checksum_key(entry.name));
+  return found == metadata.end() ? nullptr : &found->second;
+}
+
+void compare_checksum(const Metadata& metadata, const TensorEntry& entry, std::uint32_t found) {
+  const std::string* expected = checksum_in(metadata, entry);
+  if (expected == nullptr) return;
+  check_input(checksum_text(found) == *expected,
+              "tensor '{}' is damaged: expected {} bytes with crc32 {}, found {}",
+              visible(entry.name), entry.end - entry.begin, visible(*expected, 16),
+              checksum_text(found));
+}
+
+void check_checksums(const SafetensorsHeader& header) {
+  std::set<std::string> names;
+  for (const auto& [key, value] : header.metadata)
+    if (key.starts_with(key_begin)) names.insert(key.substr(key_begin.size()));
+  if (names.empty()) return;
+  for (const TensorEntry& entry : header.entries)
+    check_input(names.erase(entry.name) == 1,
+                "tensor '{}' has no checksum, but other tensors of the file have one",
+                visible(entry.name));
+  check_input(names.empty(), "the file has a checksum for '{}', but no such tensor",
+              visible(names.empty() ? "" : *names.begin()));
+}
+
+Metadata without_checksums(Metadata metadata) {
+  std::erase_if(metadata, [](const auto& item) { return item.first.starts_with(key_begin); });
+  return metadata;
 }
 
 }  // namespace lockstep::checkpoint

@@ -4,6 +4,7 @@
 #include <lockstep/checkpoint/safetensors.h>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros.h>
 
 #include <cstdint>
 #include <functional>
@@ -32,5 +33,20 @@ using TensorSources = std::map<std::string, TensorSource>;
 // write_safetensors().
 void write_tensors(sys::AtomicFile& file, const TensorSources& tensors, const Metadata& metadata,
                    SafetensorsWriting how);
+
+// Tensors whose memory can be written to a file unchanged: dense, in host memory, and not one of
+// the lazy forms that LibTorch also calls contiguous: the conjugate or negative of the values in
+// memory, or a tensor of zeros without memory.
+
+[[nodiscard]] inline bool lies_as_in_file(const at::Tensor& tensor) {
+  return tensor.is_cpu() && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg() &&
+         !tensor._is_zerotensor();
+}
+
+// Returns the tensor itself if its memory has this form, else a copy.
+[[nodiscard]] inline at::Tensor as_in_file(const at::Tensor& tensor) {
+  if (tensor._is_zerotensor()) return at::zeros(tensor.sizes(), tensor.scalar_type());
+  return tensor.detach().cpu().contiguous().resolve_conj().resolve_neg();
+}
 
 }  // namespace lockstep::checkpoint

@@ -10,12 +10,16 @@
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
+#include <cstring>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace lockstep::checkpoint {
 namespace {
@@ -167,6 +171,249 @@ TorchSource::TorchSource(const std::filesystem::path& path, TorchReading reading
 
 c10::IValue read_archive(const std::shared_ptr<const TorchSource>& source, FileRange range) {
   return Archive(source, range).read();
+}
+
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "numbers of a zip are little-endian");
+
+constexpr std::uint64_t most_directory_bytes = 256 << 20;
+constexpr std::uint32_t end_mark = 0x06054b50, end64_mark = 0x06064b50, locator_mark = 0x07064b50;
+constexpr std::uint32_t entry_mark = 0x02014b50, local_mark = 0x04034b50;
+constexpr std::uint64_t end_bytes = 22, end64_bytes = 56, locator_bytes = 20;
+constexpr std::uint64_t entry_bytes = 46, local_bytes = 30;
+
+// Reads consecutive numbers; throws BadInput at the end of the text.
+class ZipNumbers {
+ public:
+  explicit ZipNumbers(std::string_view text) : text_(text) {}
+
+  template <class T>
+  T next() {
+    T value{};
+    std::memcpy(&value, take(sizeof value).data(), sizeof value);
+    return value;
+  }
+  std::string_view take(std::uint64_t bytes) {
+    if (bytes > text_.size()) throw BadInput("the archive's directory ends within an entry");
+    std::string_view taken = text_.substr(0, bytes);
+    text_.remove_prefix(bytes);
+    return taken;
+  }
+  [[nodiscard]] bool empty() const { return text_.empty(); }
+
+ private:
+  std::string_view text_;
+};
+
+bool is_zip_name(std::string_view text) {
+  while (!text.empty()) {
+    const auto character = first_character(text);
+    if (!character) return false;
+    text.remove_prefix(character->bytes);
+  }
+  return true;
+}
+
+struct ZipDirectory {
+  std::uint64_t begin = 0;  // in the archive
+  std::uint64_t bytes = 0;
+  std::uint64_t entries = 0;
+};
+
+class ZipReader {
+ public:
+  ZipReader(const sys::PlainFile& file, FileRange range) : file_(file), range_(range) {}
+
+  std::map<std::string, ZipRecord> read() {
+    const ZipDirectory directory = find_directory();
+    ZipNumbers numbers(directory_ = text(directory.begin, directory.bytes));
+    for (std::uint64_t i = 0; i < directory.entries; ++i) read_entry(numbers, directory.begin);
+    if (!numbers.empty())
+      throw BadInput(formatted("the archive's directory has more bytes than its {} entries",
+                               directory.entries));
+    check_apart();
+    return std::move(records_);
+  }
+
+ private:
+  struct Stretch {
+    std::uint64_t begin, end;
+    std::string name;
+  };
+
+  std::string text(std::uint64_t begin, std::uint64_t bytes) const {
+    return read_text(file_, {range_.begin + begin, bytes});
+  }
+
+  ZipDirectory find_directory() const {
+    if (range_.bytes < end_bytes)
+      throw BadInput(formatted("expected a zip archive, found {} bytes", range_.bytes));
+    const std::uint64_t end = range_.bytes - end_bytes;
+    const std::string closing = text(end, end_bytes);
+    ZipNumbers numbers(closing);
+    if (numbers.next<std::uint32_t>() != end_mark)
+      throw BadInput("expected a zip archive that ends with its directory, found other bytes");
+    const auto disk = numbers.next<std::uint16_t>(), first_disk = numbers.next<std::uint16_t>();
+    const auto here = numbers.next<std::uint16_t>(), entries = numbers.next<std::uint16_t>();
+    const auto bytes = numbers.next<std::uint32_t>(), begin = numbers.next<std::uint32_t>();
+    check_input(disk == 0 && first_disk == 0 && here == entries,
+                "expected a zip archive in one piece, found a part of one");
+    ZipDirectory found{begin, bytes, entries};
+    std::uint64_t behind = end;
+    if (std::optional<ZipDirectory> large = find_large_directory(end, behind)) {
+      check_input((entries == 0xffff || entries == large->entries) &&
+                      (bytes == 0xffffffff || bytes == large->bytes) &&
+                      (begin == 0xffffffff || begin == large->begin),
+                  "the archive has two directories that differ");
+      found = *large;
+    }
+    check_input(found.begin <= behind && found.bytes == behind - found.begin,
+                "expected the archive's directory at bytes {} to {}, found {} bytes at byte {}",
+                behind - std::min(behind, found.bytes), behind, found.bytes, found.begin);
+    check_input(found.entries <= found.bytes / entry_bytes && found.bytes <= most_directory_bytes,
+                "expected a directory of at most {} bytes, found {} entries in {} bytes",
+                most_directory_bytes, found.entries, found.bytes);
+    return found;
+  }
+
+  // Finds the directory of ZIP64 by its locator before the last record; sets `behind` to its end.
+  std::optional<ZipDirectory> find_large_directory(std::uint64_t end, std::uint64_t& behind) const {
+    if (end < locator_bytes + end64_bytes) return std::nullopt;
+    const std::string locator = text(end - locator_bytes, locator_bytes);
+    ZipNumbers numbers(locator);
+    if (numbers.next<std::uint32_t>() != locator_mark) return std::nullopt;
+    const auto disk = numbers.next<std::uint32_t>();
+    const auto place = numbers.next<std::uint64_t>();
+    const auto disks = numbers.next<std::uint32_t>();
+    check_input(disk == 0 && disks <= 1 && place == end - locator_bytes - end64_bytes,
+                "expected the archive's ZIP64 record before its locator, found it at byte {}",
+                place);
+    const std::string record = text(place, end64_bytes);
+    ZipNumbers fields(record);
+    check_input(fields.next<std::uint32_t>() == end64_mark &&
+                    fields.next<std::uint64_t>() == end64_bytes - 12,
+                "expected the archive's ZIP64 record at byte {}, found other bytes", place);
+    fields.take(2 + 2);  // versions
+    const auto this_disk = fields.next<std::uint32_t>(), first = fields.next<std::uint32_t>();
+    const auto here = fields.next<std::uint64_t>(), entries = fields.next<std::uint64_t>();
+    check_input(this_disk == 0 && first == 0 && here == entries,
+                "expected a zip archive in one piece, found a part of one");
+    behind = place;
+    const auto bytes = fields.next<std::uint64_t>();
+    return ZipDirectory{fields.next<std::uint64_t>(), bytes, entries};
+  }
+
+  struct Entry {
+    std::string name;
+    std::uint64_t packed, bytes, local;
+    std::uint32_t crc32;
+  };
+
+  // Values that do not fit their field are in an extra field of ZIP64.
+  static void widen(Entry& entry, std::string_view extra) {
+    ZipNumbers fields(extra);
+    bool is_wide = false;
+    while (!fields.empty()) {
+      const auto kind = fields.next<std::uint16_t>();
+      ZipNumbers field(fields.take(fields.next<std::uint16_t>()));
+      if (kind != 1) continue;
+      check_input(!std::exchange(is_wide, true), "record '{}' has two ZIP64 fields",
+                  visible(entry.name));
+      for (std::uint64_t* number : {&entry.bytes, &entry.packed, &entry.local})
+        if (*number == 0xffffffff) *number = field.next<std::uint64_t>();
+    }
+  }
+
+  void read_entry(ZipNumbers& numbers, std::uint64_t directory_begin) {
+    check_input(numbers.next<std::uint32_t>() == entry_mark,
+                "expected an entry of the archive's directory, found other bytes");
+    numbers.take(2 + 2);  // versions
+    const auto flags = numbers.next<std::uint16_t>(), method = numbers.next<std::uint16_t>();
+    numbers.take(2 + 2);  // time and date
+    Entry entry{};
+    entry.crc32 = numbers.next<std::uint32_t>();
+    entry.packed = numbers.next<std::uint32_t>();
+    entry.bytes = numbers.next<std::uint32_t>();
+    const auto name = numbers.next<std::uint16_t>(), extra = numbers.next<std::uint16_t>();
+    const auto comment = numbers.next<std::uint16_t>(), disk = numbers.next<std::uint16_t>();
+    numbers.take(2 + 4);  // attributes
+    entry.local = numbers.next<std::uint32_t>();
+    entry.name = numbers.take(name);
+    widen(entry, numbers.take(extra));
+    numbers.take(comment);
+    const std::string shown = visible(entry.name);
+    check_input(!entry.name.empty() && is_zip_name(entry.name) &&
+                    entry.name.find('\0') == std::string::npos,
+                "expected a record's name in UTF-8, found '{}'", shown);
+    check_input(
+        entry.name.find("/code/") == std::string::npos && !entry.name.ends_with("/constants.pkl"),
+        "expected an archive of torch.save(), found one of TorchScript, as written by "
+        "torch.jit.save() and LibTorch's torch::save(): save a state_dict instead");
+    check_input((flags & 0x2041) == 0, "record '{}' is encrypted", shown);
+    check_input(method == 0 && entry.packed == entry.bytes && disk == 0,
+                "record '{}' is compressed, expected it stored as torch.save() does", shown);
+    add(entry, flags, directory_begin);
+  }
+
+  void add(const Entry& entry, std::uint16_t flags, std::uint64_t directory_begin) {
+    const std::string shown = visible(entry.name);
+    check_input(entry.local <= directory_begin && directory_begin - entry.local >= local_bytes,
+                "record '{}' begins at byte {}, expected it before the directory at byte {}", shown,
+                entry.local, directory_begin);
+    const std::string header = text(entry.local, local_bytes);
+    ZipNumbers numbers(header);
+    check_input(numbers.next<std::uint32_t>() == local_mark, "record '{}' has no header at byte {}",
+                shown, entry.local);
+    numbers.take(2);
+    check_input(numbers.next<std::uint16_t>() == flags && numbers.next<std::uint16_t>() == 0,
+                "record '{}' differs from the directory's entry", shown);
+    numbers.take(2 + 2 + 4 + 4 + 4);
+    const auto name = numbers.next<std::uint16_t>(), extra = numbers.next<std::uint16_t>();
+    const std::uint64_t before = local_bytes + name + extra;
+    const std::uint64_t left = directory_begin - entry.local;
+    check_input(before <= left && entry.bytes <= left - before,
+                "record '{}' has {} bytes, expected at most {} before the directory", shown,
+                entry.bytes, left - std::min(left, before));
+    check_input(name == entry.name.size() && text(entry.local + local_bytes, name) == entry.name,
+                "record '{}' has another name in its header", shown);
+    const std::uint64_t begin = entry.local + before;
+    const ZipRecord record{range_.begin + begin, entry.bytes, entry.crc32};
+    check_input(records_.emplace(entry.name, record).second,
+                "expected different names, found two records named '{}'", shown);
+    stretches_.push_back({entry.local, begin + entry.bytes, entry.name});
+  }
+
+  void check_apart() {
+    std::ranges::sort(stretches_, {}, &Stretch::begin);
+    for (std::size_t i = 1; i < stretches_.size(); ++i)
+      check_input(stretches_[i].begin >= stretches_[i - 1].end, "records '{}' and '{}' overlap",
+                  visible(stretches_[i - 1].name), visible(stretches_[i].name));
+  }
+
+  const sys::PlainFile& file_;
+  const FileRange range_;
+  std::string directory_;
+  std::map<std::string, ZipRecord> records_;
+  std::vector<Stretch> stretches_;
+};
+
+}  // namespace
+
+void read_range(const sys::PlainFile& file, FileRange range, std::span<std::byte> into) {
+  check_input(file.read_at(range.begin, into.first(range.bytes)) == range.bytes,
+              "{} bytes at byte {} cannot be read: the file became shorter", range.bytes,
+              range.begin);
+}
+
+std::string read_text(const sys::PlainFile& file, FileRange range) {
+  std::string text(range.bytes, '\0');
+  read_range(file, range, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+std::map<std::string, ZipRecord> read_zip(const sys::PlainFile& file, FileRange range) {
+  return ZipReader(file, range).read();
 }
 
 }  // namespace lockstep::checkpoint

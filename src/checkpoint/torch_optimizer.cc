@@ -2,8 +2,8 @@
 
 #include "base/check.h"
 #include "base/visible.h"
-#include "checkpoint/dicts.h"
-#include "checkpoint/optimizer_fields.h"
+#include "checkpoint/optimizer_state.h"
+#include "checkpoint/torch_values.h"
 
 #include <lockstep/dispatch/part.h>
 

@@ -2,7 +2,6 @@
 
 #include "base/check.h"
 #include "base/visible.h"
-#include "checkpoint/torch_dtypes.h"
 #include "sys/topology.h"
 
 #include <ATen/core/Dict.h>

@@ -2,8 +2,9 @@
 // names; also under another file name.
 #pragma once
 
-#include "checkpoint/file_names.h"
+#include "checkpoint/folders.h"
 #include "checkpoint/safetensors_header.h"
+#include "checkpoint/tensor_source.h"
 #include "sys/plain_file.h"
 
 #include <lockstep/checkpoint/safetensors.h>
@@ -14,6 +15,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -58,5 +60,14 @@ class WeightFiles {
   std::vector<File> files_;
   std::map<std::string, Place> places_;
 };
+
+// Writes a folder with model.safetensors, or with shards and their index, so that a half-written
+// model is never taken for a complete one.
+
+// `config`: the text of config.json, which is removed first and written last, because no reader of
+// models looks at the weights without it. std::nullopt: an existing config.json is kept.
+void write_weight_folder(const std::filesystem::path& folder, const TensorSources& tensors,
+                         const Metadata& metadata, ShardedWriting how,
+                         const std::optional<std::string>& config = {});
 
 }  // namespace lockstep::checkpoint

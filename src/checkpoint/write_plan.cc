@@ -3,8 +3,7 @@
 #include "base/check.h"
 #include "base/visible.h"
 #include "checkpoint/dtype_names.h"
-#include "checkpoint/header_checksums.h"
-#include "checkpoint/slice_numbers.h"
+#include "checkpoint/safetensors_header.h"
 #include "layout/transfers.h"
 
 #include <algorithm>

@@ -3,15 +3,128 @@
 #include "base/check.h"
 #include "base/text.h"
 #include "base/visible.h"
+#include "data/utf8.h"
+
+#include <lockstep/base/error.h>
 
 #include <ATen/ops/empty.h>
 #include <c10/util/ArrayRef.h>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 #include <vector>
 
 namespace lockstep::data {
+namespace {
+
+constexpr std::string_view bytes_text = "bytes";
+constexpr std::string_view characters_text = "characters:";
+
+// Calls take(character, offset) for each character of `text`.
+template <class Take>
+void for_each_character(std::string_view text, std::string_view source, Take take) {
+  for (std::size_t offset = 0; offset < text.size();) {
+    const auto character = first_character(text.substr(offset));
+    if (!character) {
+      throw BadInput(c10::str("reading ", source,
+                              ": expected UTF-8 text, found an invalid byte at ",
+                              position(text, offset)));
+    }
+    take(character->code_point, offset);
+    offset += character->bytes;
+  }
+}
+
+template <class Token>
+at::Tensor to_tensor(const std::vector<Token>& tokens, at::ScalarType type) {
+  at::Tensor tensor = at::empty(static_cast<std::int64_t>(tokens.size()), type);
+  std::ranges::copy(tokens, static_cast<Token*>(tensor.data_ptr()));
+  return tensor;
+}
+
+template <class Token>
+std::vector<Token> tokens_of(std::string_view text, std::string_view source,
+                             const std::vector<char32_t>& symbols) {
+  std::vector<std::int32_t> token_of(symbols.back() + 1, -1);
+  for (std::size_t i = 0; i < symbols.size(); ++i)
+    token_of[symbols[i]] = static_cast<std::int32_t>(i);
+  std::vector<Token> tokens;
+  tokens.reserve(text.size());
+  for_each_character(text, source, [&](char32_t character, std::size_t offset) {
+    const std::int32_t token = character < token_of.size() ? token_of[character] : -1;
+    if (token < 0) {
+      throw BadInput(c10::str("reading ", source, ": expected one of the ", symbols.size(),
+                              " characters of the vocabulary, found ", described(character), " at ",
+                              position(text, offset)));
+    }
+    tokens.push_back(static_cast<Token>(token));
+  });
+  return tokens;
+}
+
+}  // namespace
+
+Vocabulary Vocabulary::bytes() { return {}; }
+
+Vocabulary Vocabulary::characters(std::string_view text, std::string_view source) {
+  std::set<char32_t> found;
+  for_each_character(text, source,
+                     [&](char32_t character, std::size_t) { found.insert(character); });
+  if (found.empty())
+    throw BadInput(c10::str("reading ", source, ": expected some text, found none"));
+  Vocabulary vocabulary;
+  vocabulary.symbols_.assign(found.begin(), found.end());
+  return vocabulary;
+}
+
+std::string Vocabulary::alphabet() const {
+  std::string text;
+  for (char32_t symbol : symbols_) text += to_utf8(symbol);
+  return text;
+}
+
+std::string Vocabulary::to_text() const {
+  return is_bytes() ? std::string(bytes_text) : std::string(characters_text) + alphabet();
+}
+
+Vocabulary Vocabulary::from_text(std::string_view text) {
+  if (text == bytes_text) return bytes();
+  if (text.starts_with(characters_text)) {
+    Vocabulary vocabulary = characters(text.substr(characters_text.size()), "a vocabulary");
+    if (vocabulary.to_text() == text) return vocabulary;
+  }
+  throw BadInput(
+      "reading a vocabulary: expected \"bytes\", or \"characters:\" and characters in ascending "
+      "order, found \"" +
+      visible(text, 40) + "\"");
+}
+
+std::int64_t Vocabulary::size() const {
+  return is_bytes() ? 256 : static_cast<std::int64_t>(symbols_.size());
+}
+
+at::Tensor Vocabulary::encode(std::string_view text, std::string_view source) const {
+  if (is_bytes()) return to_tensor(std::vector<std::uint8_t>(text.begin(), text.end()), at::kByte);
+  if (size() <= 256) return to_tensor(tokens_of<std::uint8_t>(text, source, symbols_), at::kByte);
+  return to_tensor(tokens_of<std::int32_t>(text, source, symbols_), at::kInt);
+}
+
+std::string Vocabulary::decode(const at::Tensor& tokens) const {
+  const at::Tensor all = tokens.to(at::kCPU, at::kLong).contiguous().view(-1);
+  std::string text;
+  for (std::int64_t token :
+       c10::ArrayRef(all.const_data_ptr<std::int64_t>(), static_cast<std::size_t>(all.numel()))) {
+    if (token < 0 || token >= size()) {
+      throw InvalidArgument(c10::str("Vocabulary::decode: expected tokens from 0 to ", size() - 1,
+                                     ", found ", token));
+    }
+    text += is_bytes() ? std::string(1, static_cast<char>(token))
+                       : to_utf8(symbols_[static_cast<std::size_t>(token)]);
+  }
+  return text;
+}
+
 namespace {
 
 constexpr std::int64_t most_tokens = std::int64_t{1} << 31;

@@ -1,5 +1,5 @@
-// UTF-8 functions for text datasets, in addition to base/visible.h: encodes characters and
-// describes them in messages.
+// UTF-8 functions for text datasets, in addition to base/visible.h: they encode characters,
+// describe them in messages, and convert text that arrives byte by byte.
 #pragma once
 
 #include "base/visible.h"
@@ -19,5 +19,22 @@ namespace lockstep::data {
 // Returns the position of the byte at `offset` for messages: "offset 123 (line 3, column 7)";
 // columns count characters.
 [[nodiscard]] std::string position(std::string_view text, std::size_t offset);
+
+// Converts text that arrives byte by byte to whole characters. The output is always valid UTF-8:
+// invalid bytes become U+FFFD, one per longest prefix of a character, as with Python's
+// errors="replace".
+class Utf8Stream {
+ public:
+  // Returns the characters that are complete; an incomplete one is kept for the next call.
+  [[nodiscard]] std::string take(std::string_view bytes);
+  // Returns U+FFFD if the last character is incomplete, otherwise an empty string.
+  [[nodiscard]] std::string finish();
+
+ private:
+  std::string held_;
+};
+
+// Converts a whole text at once.
+[[nodiscard]] std::string valid_utf8(std::string_view bytes);
 
 }  // namespace lockstep::data

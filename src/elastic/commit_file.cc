@@ -1,6 +1,6 @@
 #include "elastic/commit_file.h"
 
-#include "checkpoint/header_checksums.h"
+#include "checkpoint/safetensors_header.h"
 #include "module/tensors.h"
 #include "parallel/state_dict.h"
 

@@ -1,8 +1,8 @@
 // CommitFile: one safetensors file of a run's commit. Every rank writes its own boxes in place.
 #pragma once
 
-#include "checkpoint/file_names.h"
 #include "checkpoint/file_part.h"
+#include "checkpoint/folders.h"
 #include "checkpoint/write_plan.h"
 #include "elastic/commit_files.h"
 

@@ -2,10 +2,10 @@
 
 #include "base/log.h"
 #include "checkpoint/content.h"
-#include "checkpoint/file_names.h"
+#include "checkpoint/folders.h"
 #include "checkpoint/model_parts.h"
 #include "checkpoint/optimizer_parts.h"
-#include "checkpoint/random_states.h"
+#include "checkpoint/rank_tensors.h"
 
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/training_state.h>

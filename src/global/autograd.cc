@@ -5,7 +5,6 @@
 #include "dispatch/key.h"
 #include "global/convert.h"
 #include "global/global_tensor.h"
-#include "global/local_values.h"
 
 #include <lockstep/global/tensor.h>
 

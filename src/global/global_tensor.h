@@ -1,10 +1,11 @@
-// GlobalTensor: the data behind a global tensor on this rank.
+// GlobalTensor: the data behind a global tensor on this rank; and access to the values of tensors.
 #pragma once
 
 #include "dispatch/call.h"
 #include "global/mesh_context.h"
 #include "global/spec.h"
 
+#include <lockstep/comm/group.h>
 #include <lockstep/mesh/mesh.h>
 
 #include <ATen/core/Tensor.h>
@@ -17,6 +18,7 @@
 #include <mutex>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace lockstep::global {
 
@@ -94,5 +96,33 @@ void check_is_fresh(GlobalTensor& tensor, std::string_view operation);
 // Returns the values of the global `tensor` with other placements. Do not write to the result: it
 // may share the tensor's memory. Collective if the placements differ.
 [[nodiscard]] at::Tensor values_in(const at::Tensor& tensor, std::span<const Placement> placements);
+
+// Runs an operation that has global tensors among its arguments. `one` is the data of one of its
+// tensors. Collective if a tensor must be converted.
+void run_operation(dispatch::Call& call, const GlobalTensor& one);
+
+// The functions below take global and plain tensors, for code that works on memory directly, such
+// as optimizers.
+
+// Returns the local tensor of a global tensor, or a plain tensor itself. Call begin_write() before
+// writing to it. Not differentiable. Throws InvalidArgument for a view whose base has been written
+// since the view was made.
+[[nodiscard]] at::Tensor local_values(const at::Tensor& tensor);
+
+// Returns all values of a global tensor, like full_tensor(): differentiable, and collective if a
+// placement is not Replicate. Returns a plain or undefined tensor itself.
+[[nodiscard]] at::Tensor plain(const at::Tensor& tensor);
+
+// Call before a write to local_values(tensor).
+void begin_write(const at::Tensor& tensor);
+
+// Redistributes the gradient of a global parameter to the placements of the parameter and stores
+// it, so that it is reduced only once. Collective if the placements differ. Does nothing for a
+// plain parameter. Throws InvalidArgument if the gradient of a global parameter is plain.
+void settle_gradient(const at::Tensor& parameter);
+
+// Returns the groups whose ranks have the other shards of the tensor: one per mesh axis that shards
+// it and has several ranks. Empty for a plain tensor.
+[[nodiscard]] std::vector<Group> groups_that_cut(const at::Tensor& tensor);
 
 }  // namespace lockstep::global

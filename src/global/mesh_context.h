@@ -2,7 +2,7 @@
 // mesh and has the same lifetime.
 #pragma once
 
-#include "global/replica_checks.h"
+#include "global/checks.h"
 #include "global/spec.h"
 
 #include <lockstep/comm/group.h>

@@ -9,8 +9,8 @@
 #pragma once
 
 #include "global/mesh_context.h"
-#include "global/ring_steps.h"
 
+#include <lockstep/global/placement.h>
 #include <lockstep/global/rule.h>
 
 #include <cstdint>
@@ -18,6 +18,37 @@
 #include <vector>
 
 namespace lockstep::global {
+
+// The steps of ring attention (Liu, Zaharia and Abbeel, arXiv:2310.01889): which queries and keys a
+// rank combines in each step. Pure arithmetic.
+//
+// Queries, keys and values are sharded along the sequence in the same way. Keys and values travel
+// around the ring, from each rank to the next: in step s, a rank has those of rank (rank - s) mod
+// n. Under a causal mask, a query attends to the keys up to its own position, so with a plain shard
+// the first rank has the least work and the last rank the most. In zigzag order, all ranks have
+// equal work.
+
+// In this step, the rank's queries from `first_query` on attend to the first `keys` keys of
+// `source`, in the local order of the ranks. If `is_causal`, a causal mask applies to this block,
+// starting at its first query and its first key; otherwise, each query attends to all of these
+// keys.
+struct RingStep {
+  int source = 0;
+  std::int64_t first_query = 0;
+  std::int64_t queries = 0;  // number of queries, starting at first_query
+  std::int64_t keys = 0;     // 0: none
+  bool is_causal = false;
+
+  // Returns the number of query-key products.
+  [[nodiscard]] std::int64_t scores() const {
+    return is_causal ? queries * (queries + 1) / 2 : queries * keys;
+  }
+};
+
+// Returns one step per rank, starting with the rank's own keys. `queries` and `keys` are the
+// lengths of the whole sequences; they must be equal if `is_causal`.
+[[nodiscard]] std::vector<RingStep> ring_steps(int ranks, int rank, Placement cut, bool is_causal,
+                                               std::int64_t queries, std::int64_t keys);
 
 class RingAttention {
  public:

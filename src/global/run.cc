@@ -1,4 +1,4 @@
-#include "global/run.h"
+#include "global/global_tensor.h"
 
 #include "base/check.h"
 #include "dispatch/key.h"

@@ -5,9 +5,8 @@
 
 #include "base/check.h"
 #include "base/visible.h"
-#include "checkpoint/file_names.h"
+#include "checkpoint/folders.h"
 #include "checkpoint/weight_files.h"
-#include "checkpoint/weight_folder.h"
 #include "hub/config.h"
 
 #include <ATen/ops/zeros.h>

@@ -2,7 +2,7 @@
 
 #include "base/check.h"
 #include "dispatch/lazy_storage.h"
-#include "global/local_values.h"
+#include "global/global_tensor.h"
 #include "optim/formats_kernel.h"
 #include "optim/scan_kernel.h"
 #include "optim/threads.h"

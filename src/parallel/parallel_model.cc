@@ -2,8 +2,7 @@
 
 #include "base/check.h"
 #include "base/visible.h"
-#include "global/local_values.h"
-#include "global/mesh_context.h"
+#include "global/global_tensor.h"
 #include "parallel/pipeline/batch.h"
 #include "parallel/pipeline/pipeline_state.h"
 

@@ -1,7 +1,7 @@
 #include <lockstep/train/generation.h>
 
 #include "base/check.h"
-#include "data/utf8_stream.h"
+#include "data/utf8.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 

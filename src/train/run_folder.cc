@@ -5,7 +5,6 @@
 #include "base/format.h"
 #include "base/text.h"
 #include "base/visible.h"
-#include "checkpoint/file_names.h"
 #include "checkpoint/folders.h"
 #include "rank_env/variables.h"
 #include "sys/files.h"

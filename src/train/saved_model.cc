@@ -2,7 +2,7 @@
 
 #include "base/check.h"
 #include "base/text.h"
-#include "checkpoint/file_names.h"
+#include "checkpoint/folders.h"
 #include "checkpoint/shards.h"
 #include "train/configuration.h"
 #include "train/run_description.h"

@@ -2,7 +2,7 @@
 // the call, and errors are reported.
 #include <lockstep/checkpoint/async_saver.h>
 
-#include "checkpoint/random_states.h"
+#include "checkpoint/rank_tensors.h"
 #include "checkpoint/small_disk.h"
 #include "checkpoint/small_training.h"
 #include "support/flush_hook.h"

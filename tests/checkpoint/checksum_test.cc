@@ -1,7 +1,5 @@
 #include "checkpoint/checksum.h"
 
-#include "checkpoint/crc32_kernels.h"
-
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/safetensors.h>
 

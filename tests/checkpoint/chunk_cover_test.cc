@@ -1,4 +1,4 @@
-#include "checkpoint/chunk_cover.h"
+#include "checkpoint/distributed_checkpoint.h"
 
 #include "support/messages.h"
 

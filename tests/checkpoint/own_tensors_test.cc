@@ -1,7 +1,7 @@
 // SaveOptions::own: tensors that belong to one rank, as hooks and DiLoCo have them.
-#include "checkpoint/own_tensors.h"
+#include "checkpoint/rank_tensors.h"
 
-#include "checkpoint/reshard.h"
+#include "checkpoint/content.h"
 
 #include "checkpoint/small_training.h"
 #include "support/messages.h"

@@ -1,5 +1,5 @@
 // Folders of safetensors with an index, and all dtypes of the format, compared with Python.
-#include <lockstep/checkpoint/sharded_safetensors.h>
+#include <lockstep/checkpoint/safetensors.h>
 
 #include "checkpoint/torch_python.h"
 #include "support/messages.h"

@@ -2,7 +2,7 @@
 #include <lockstep/checkpoint/checkpoint.h>
 
 #include "base/format.h"
-#include "checkpoint/reshard.h"
+#include "checkpoint/content.h"
 #include "checkpoint/shards.h"
 #include "checkpoint/small_training.h"
 #include "support/flush_hook.h"

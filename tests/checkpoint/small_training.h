@@ -9,7 +9,7 @@
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
 
-#include "checkpoint/file_names.h"
+#include "checkpoint/folders.h"
 #include "checkpoint/layout_json.h"
 #include "support/messages.h"
 

@@ -6,7 +6,7 @@
 
 #include "base/format.h"
 #include "checkpoint/folders.h"
-#include "checkpoint/random_states.h"
+#include "checkpoint/rank_tensors.h"
 #include "checkpoint/small_training.h"
 #include "support/fuzz.h"
 #include "support/messages.h"

@@ -1,4 +1,4 @@
-#include <lockstep/data/blocks.h>
+#include <lockstep/data/tokens.h>
 
 #include "data/refusal.h"
 #include "support/python.h"

@@ -1,4 +1,4 @@
-#include <lockstep/data/cifar.h>
+#include <lockstep/data/images.h>
 
 #include "data/idx_file.h"
 #include "data/refusal.h"

@@ -1,4 +1,4 @@
-#include <lockstep/data/loader_state.h>
+#include <lockstep/data/loader_plan.h>
 
 #include "data/refusal.h"
 

@@ -4,8 +4,8 @@
 #include "support/data_folder.h"
 
 #include <lockstep/comm/local.h>
-#include <lockstep/data/blocks.h>
-#include <lockstep/data/mnist.h>
+#include <lockstep/data/images.h>
+#include <lockstep/data/tokens.h>
 
 #include <gtest/gtest.h>
 #include <torch/data/datasets/map.h>

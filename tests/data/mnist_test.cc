@@ -1,4 +1,4 @@
-#include <lockstep/data/mnist.h>
+#include <lockstep/data/images.h>
 
 #include "data/idx_file.h"
 #include "data/refusal.h"

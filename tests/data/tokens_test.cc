@@ -1,7 +1,5 @@
 #include <lockstep/data/tokens.h>
 
-#include <lockstep/data/blocks.h>
-
 #include "data/refusal.h"
 #include "support/temporary_folder.h"
 

@@ -1,4 +1,4 @@
-#include "data/utf8_stream.h"
+#include "data/utf8.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include <lockstep/data/vocabulary.h>
+#include <lockstep/data/tokenizer.h>
 
 #include "data/refusal.h"
 

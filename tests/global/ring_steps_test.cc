@@ -1,4 +1,4 @@
-#include "global/ring_steps.h"
+#include "global/ring_attention.h"
 
 #include "global/spec.h"
 

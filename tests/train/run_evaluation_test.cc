@@ -1,7 +1,7 @@
 // Evaluations on some batches, the best model, and samples during a run.
 #include <lockstep/train/trainer.h>
 
-#include <lockstep/data/vocabulary.h>
+#include <lockstep/data/tokenizer.h>
 
 #include "base/format.h"
 #include "base/text.h"

@@ -47,7 +47,7 @@ ENGLISH = [
     (r"(?i)\bwho(m|ever)?\b(?! is who)", "what acts by its name: the rank, the thread that ..., a program that ...",
      ("include/*", "docs/*", "README.md", "src/apps/*"), ()),
     (r"(?i)\bin vain\b", "timed out", CODE, ()),
-    (r"(?i)(?<!is )\b(not a number|no number)\b", "NaN", ("include/*", "src/*"), ("*/report/flight_file.cc", "*/loader_state.h")),
+    (r"(?i)(?<!is )\b(not a number|no number)\b", "NaN", ("include/*", "src/*"), ("*/report/flight_file.cc", "*/loader_plan.h")),
     (r"(?i)\b(longer|larger|more) than nothing\b", "positive", CODE, ()),
     (r"(?i)\binfinite or NaN\b", "inf or NaN", ("include/*", "docs/*"), ()),
     (r"(?i)\b(obituar|funeral|widow|judge|jury)[a-z]*", "a word of the field", CODE, ()),

@@ -16,6 +16,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <string>
@@ -58,6 +59,24 @@ struct SafetensorsReading {
 // fails.
 [[nodiscard]] Safetensors read_safetensors(const std::filesystem::path& path,
                                            SafetensorsReading how = {});
+
+struct ShardedWriting {
+  std::uint64_t shard_bytes = 5'000'000'000;  // of tensors per file; a single tensor may be larger
+  bool checksums = true;
+};
+
+// Fills files in the order of the tensors' names; writes one file without an index if all tensors
+// fit. Creates the folder. Replaces an existing model when the whole new one has reached the disk:
+// a killed process leaves the old model, the new one or, if there were several files, a folder
+// without an index, which is not taken for a model. Throws as write_safetensors(); the old model is
+// then unchanged.
+void write_sharded_safetensors(const std::filesystem::path& folder, const NamedTensors& tensors,
+                               const Metadata& metadata = {}, ShardedWriting how = {});
+
+// Reads such a folder; the metadata are those of the first file. Each tensor must be in exactly one
+// file, and the index must name each file. Throws as read_safetensors(), and BadInput for an index
+// that is not JSON, leads out of the folder or names a missing tensor.
+[[nodiscard]] Safetensors read_sharded_safetensors(const std::filesystem::path& folder);
 
 }  // namespace lockstep::checkpoint
 

@@ -6,6 +6,7 @@
 #include <torch/data/example.h>
 
 #include <cstddef>
+#include <filesystem>
 #include <optional>
 #include <vector>
 
@@ -38,6 +39,44 @@ class Images : public torch::data::datasets::BatchDataset<Images, torch::data::E
   at::Tensor mean_;    // [channels, 1, 1], or [1, 1, 1] for all channels
   at::Tensor deviation_;
 };
+
+// MNIST from the folder with its four IDX files, each plain or compressed with the suffix .gz:
+// train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte, t10k-labels-idx1-ubyte.
+
+enum class MnistPart { train, test };
+
+struct MnistOptions {
+  MnistPart part = MnistPart::train;
+  // The values of PyTorch's MNIST examples.
+  double mean = 0.1307;
+  double deviation = 0.3081;
+};
+
+// Reads one part. Throws BadInput with a one-line message if a file is missing (the message gives
+// both names), damaged or of another kind, if the numbers of images and labels differ, or if a
+// label is above 9. The number and size of the images follow from the files, so smaller sets in the
+// same format work too.
+[[nodiscard]] Images mnist(const std::filesystem::path& folder, MnistOptions options = {});
+
+// CIFAR-10 (Krizhevsky 2009) from the folder of its binary version: data_batch_1.bin to
+// data_batch_5.bin for training and test_batch.bin for testing, each plain or compressed with the
+// suffix .gz. A record is a label (0 to 9) and 32 rows of 32 pixels: all of red, then green, then
+// blue.
+
+enum class CifarPart { train, test };
+
+struct CifarOptions {
+  CifarPart part = CifarPart::train;
+  // Commonly used values for red, green and blue over the training set.
+  std::vector<double> mean = {0.4914, 0.4822, 0.4465};
+  std::vector<double> deviation = {0.2470, 0.2435, 0.2616};
+};
+
+// Reads one part; for the training set, all files from number 1 on. Throws BadInput with a one-line
+// message if no file exists, a number is missing in the sequence, or a file is damaged, has a size
+// that is not a multiple of a record, or has a label above 9. The number of records follows from
+// the size of the files, so subsets work too.
+[[nodiscard]] Images cifar10(const std::filesystem::path& folder, const CifarOptions& options = {});
 
 }  // namespace lockstep::data
 

@@ -2,20 +2,46 @@
 // batch n of an epoch, the position of the loader, and the fields that a saved state must match.
 #pragma once
 
+#include <lockstep/base/error.h>
 #include <lockstep/comm/group.h>
-#include <lockstep/data/loader_state.h>
 #include <lockstep/data/sampler.h>
 
 #include <c10/core/Device.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #pragma GCC visibility push(default)
 
 namespace lockstep::data {
+
+// The position of a loader, exact to the batch and small enough for a checkpoint's header.
+//
+// The first two fields are the position; the other fields identify the order of samples, and must
+// be the same on resume. A position is valid for any number of ranks with the same global batch
+// (the batches of all ranks together).
+struct LoaderState {
+  std::int64_t epoch = 0;
+  std::int64_t batches = 0;  // handed out in this epoch; with `uneven` some ranks may have one less
+  std::uint64_t seed = 0;
+  std::int64_t samples = 0;
+  std::int64_t global_batch = 0;
+  bool shuffle = true;
+  bool drop_last = false;
+
+  // Converts to and from text such as "epoch=3 batches=17 seed=42 samples=60000 global_batch=64
+  // shuffle=1 drop_last=0". from_text() throws BadInput if a field is missing, unknown or not a
+  // number; the message names the field.
+  [[nodiscard]] std::string to_text() const;
+  [[nodiscard]] static LoaderState from_text(std::string_view text);
+
+  friend bool operator==(const LoaderState&, const LoaderState&) = default;
+};
 
 struct LoaderOptions {
   // Number of samples in a batch over all ranks, at least one per rank. If it is not divisible by
@@ -76,6 +102,42 @@ class LoaderPlan {
   std::int64_t batch_size_;  // over all ranks
   std::int64_t end_;
   std::int64_t batches_;
+};
+
+// EpochPlace: the position of a loader: its epoch and the number of batches it has handed out in
+// that epoch. Not thread-safe.
+class EpochPlace {
+ public:
+  // Starts the range of an epoch and returns the number of its first batch: 0, or the next batch
+  // after resume(). Throws InvalidArgument while the range of an earlier call exists, because both
+  // would read through the same datasets.
+  std::int64_t begin(std::int64_t epoch, const char* loader) {
+    if (batches_.use_count() > 1)
+      throw InvalidArgument(std::string(loader) +
+                            "::epoch: expected the range of the epoch before to be gone, found it "
+                            "still in use");
+    const std::int64_t first = is_resumed_ && epoch == epoch_ ? *batches_ : 0;
+    is_resumed_ = false;
+    epoch_ = epoch;
+    *batches_ = first;
+    return first;
+  }
+  // Continues at the position in `state`, which the caller has already validated.
+  void resume(const LoaderState& state) {
+    epoch_ = state.epoch;
+    *batches_ = state.batches;
+    is_resumed_ = true;
+  }
+
+  [[nodiscard]] std::int64_t epoch() const { return epoch_; }
+  // Number of batches handed out in epoch(). The range of the epoch shares this counter and
+  // increments it.
+  [[nodiscard]] const std::shared_ptr<std::int64_t>& batches() const { return batches_; }
+
+ private:
+  std::int64_t epoch_ = 0;
+  std::shared_ptr<std::int64_t> batches_ = std::make_shared<std::int64_t>(0);
+  bool is_resumed_ = false;
 };
 
 }  // namespace lockstep::data

@@ -2,7 +2,7 @@
 // file, or all selected files below a folder.
 #pragma once
 
-#include <lockstep/data/vocabulary.h>
+#include <lockstep/data/tokenizer.h>
 
 #include <filesystem>
 #include <optional>

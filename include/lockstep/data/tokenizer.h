@@ -2,7 +2,6 @@
 #pragma once
 
 #include <lockstep/data/bpe.h>
-#include <lockstep/data/vocabulary.h>
 
 #include <ATen/core/Tensor.h>
 
@@ -10,10 +9,48 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #pragma GCC visibility push(default)
 
 namespace lockstep::data {
+
+// Vocabulary: the characters of a text, and the number (token) of each.
+
+// A value type; copies are independent. There are two kinds: all 256 bytes, which can encode any
+// text, or the characters (Unicode code points of UTF-8) that occur in a given text, numbered in
+// ascending order as in nanoGPT's character datasets.
+class Vocabulary {
+ public:
+  [[nodiscard]] static Vocabulary bytes();
+  // Returns the vocabulary of the characters in `text`. Throws BadInput if `text` is empty or not
+  // UTF-8; the message refers to the text as `source`.
+  [[nodiscard]] static Vocabulary characters(std::string_view text,
+                                             std::string_view source = "text");
+
+  // Converts to and from one string that can be stored in a file: "bytes", or "characters:"
+  // followed by the characters in order as UTF-8.
+  [[nodiscard]] std::string to_text() const;
+  [[nodiscard]] static Vocabulary from_text(std::string_view text);
+
+  [[nodiscard]] std::int64_t size() const;
+  [[nodiscard]] bool is_bytes() const { return symbols_.empty(); }
+  // Returns the characters in order as UTF-8; empty for bytes.
+  [[nodiscard]] std::string alphabet() const;
+
+  // Returns one token per character: uint8 if size() <= 256, otherwise int32. Throws BadInput if a
+  // character is not in the vocabulary; the message names the first one and its position (offset in
+  // bytes, line and column from 1).
+  [[nodiscard]] at::Tensor encode(std::string_view text, std::string_view source = "text") const;
+  // Returns the text of a 1-D integer tensor. Throws InvalidArgument if a token is not below
+  // size(); the message names the token.
+  [[nodiscard]] std::string decode(const at::Tensor& tokens) const;
+
+  friend bool operator==(const Vocabulary&, const Vocabulary&) = default;
+
+ private:
+  std::vector<char32_t> symbols_;  // ascending; empty for bytes
+};
 
 // A value type; copies share the immutable parts. Thread-safe.
 class Tokenizer {

@@ -39,7 +39,7 @@
 #include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/comm/group.h>
 #include <lockstep/comm/init.h>
-#include <lockstep/data/loader_state.h>
+#include <lockstep/data/loader_plan.h>
 #include <lockstep/parallel/handle.h>
 
 #include <ATen/core/Tensor.h>

@@ -6,7 +6,7 @@
 // tests/hub/reference.py. Nothing here is collective; all functions are thread-safe.
 #pragma once
 
-#include <lockstep/checkpoint/sharded_safetensors.h>
+#include <lockstep/checkpoint/safetensors.h>
 #include <lockstep/models/gpt.h>
 #include <lockstep/models/llama.h>
 

@@ -10,11 +10,11 @@
 #include "base/format.h"
 #include "base/text.h"
 #include "base/visible.h"
+#include "checkpoint/content.h"
 #include "checkpoint/folders.h"
-#include "checkpoint/header_checksums.h"
 #include "checkpoint/layout_json.h"
 #include "checkpoint/parts_reader.h"
-#include "checkpoint/reshard.h"
+#include "checkpoint/safetensors_header.h"
 #include "sys/failure_text.h"
 #include "sys/program.h"
 

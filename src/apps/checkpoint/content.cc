@@ -3,7 +3,6 @@
 #include "base/check.h"
 #include "base/format.h"
 #include "checkpoint/dtype_names.h"
-#include "checkpoint/file_names.h"
 #include "checkpoint/folders.h"
 #include "checkpoint/shards.h"
 

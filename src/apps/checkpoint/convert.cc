@@ -5,7 +5,7 @@
 #include "base/counted.h"
 #include "base/format.h"
 #include "base/text.h"
-#include "checkpoint/weight_folder.h"
+#include "checkpoint/weight_files.h"
 #include "sys/files.h"
 
 #include <lockstep/checkpoint/torch_file.h>

@@ -3,7 +3,7 @@
 #include "apps/checkpoint/content.h"
 #include "base/check.h"
 #include "base/visible.h"
-#include "checkpoint/file_names.h"
+#include "checkpoint/folders.h"
 #include "checkpoint/parts_reader.h"
 #include "checkpoint/shards.h"
 

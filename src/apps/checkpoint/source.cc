@@ -5,7 +5,7 @@
 #include "base/check.h"
 #include "base/visible.h"
 #include "checkpoint/distributed_checkpoint.h"
-#include "checkpoint/file_names.h"
+#include "checkpoint/folders.h"
 #include "checkpoint/weight_files.h"
 #include "sys/plain_file.h"
 

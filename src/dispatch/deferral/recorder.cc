@@ -1,17 +1,137 @@
 #include "dispatch/deferral/recorder.h"
 
 #include "base/check.h"
+#include "dispatch/key.h"
+#include "dispatch/lazy_storage.h"
+
+#include <lockstep/dispatch/deferral.h>
 
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/enum_tag.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <string_view>
 #include <utility>
 
 namespace lockstep::dispatch {
+namespace {
+
+constexpr const char* no_memory =
+    "this tensor was made by deferred(), and has no memory yet; use it in an operation, or call "
+    "make_values() on its module first";
+
+}  // namespace
+
+// The storage of a deferred tensor. Lives as long as the storage. Thread-safe.
+class DeferredStorage final : public StorageOwner, public StorageRecord {
+ public:
+  // Returns a tensor in a new storage of `bytes` bytes that has not been written.
+  [[nodiscard]] static at::Tensor make(std::int64_t bytes, const at::Tensor& shape) {
+    auto made = std::make_shared<DeferredStorage>();
+    made->id_ = std::make_shared<const StorageSpec>(StorageSpec{bytes});
+    LazyStorage storage(bytes, c10::kCPU, made, dispatch::key(), no_memory, made);
+    made->storage_ = &storage.impl();
+    return storage.place(shape.scalar_type(), shape.storage_offset(), shape.sizes(),
+                         shape.strides());
+  }
+
+  // Returns null if `tensor` is not in a deferred storage.
+  [[nodiscard]] static std::shared_ptr<DeferredStorage> of(const at::Tensor& tensor) {
+    if (!tensor.defined()) return nullptr;
+    return std::dynamic_pointer_cast<DeferredStorage>(owner_of(*tensor.unsafeGetTensorImpl()));
+  }
+
+  // Returns a new storage whose memory will be on `device`, with the values that this one has now.
+  // The recorded calls know the storage by its id, so the new storage has the same.
+  [[nodiscard]] LazyStorage on(c10::Device device) const {
+    auto made = std::make_shared<DeferredStorage>();
+    made->id_ = id_;
+    made->device_ = device;
+    made->last_write_ = last_write();
+    made->time_ = time();
+    LazyStorage storage(id_->bytes, device, made, dispatch::key(), no_memory, made);
+    made->storage_ = &storage.impl();
+    return storage;
+  }
+
+  [[nodiscard]] const StorageId& id() const { return id_; }
+
+  // Returns the last call that wrote the storage; null if it has memory or was not written.
+  [[nodiscard]] std::shared_ptr<const RecordedCall> last_write() const {
+    std::lock_guard lock(mutex_);
+    return last_write_;
+  }
+
+  void set_last_write(std::shared_ptr<const RecordedCall> call) {
+    std::lock_guard lock(mutex_);
+    last_write_ = std::move(call);
+  }
+
+  // RecordedCall::time of the last call that used the storage.
+  [[nodiscard]] std::int64_t time() const {
+    std::lock_guard lock(mutex_);
+    return time_;
+  }
+
+  void set_time(std::int64_t time) {
+    std::lock_guard lock(mutex_);
+    time_ = time;
+  }
+
+  // Returns the storage's memory; undefined if it has none yet.
+  [[nodiscard]] at::Tensor memory() const {
+    std::lock_guard lock(mutex_);
+    return memory_;
+  }
+
+  void give_memory(const at::Tensor& memory) {
+    std::lock_guard lock(mutex_);
+    memory_ = memory;
+    last_write_.reset();
+    LazyStorage::attach(*storage_, memory_);
+  }
+
+  void give_memory(bool with_values) {
+    std::lock_guard lock(mutex_);
+    if (memory_.defined()) return;
+    memory_ = made_memory(with_values);
+    last_write_.reset();
+    LazyStorage::attach(*storage_, memory_);
+  }
+
+  void pin(const StorageUse&) override { give_memory(true); }
+
+  void written() override {}
+  void unpin() noexcept override {}
+
+ private:
+  // Returns new memory on the device, with the values of the last write if they are wanted.
+  [[nodiscard]] at::Tensor made_memory(bool with_values) const {
+    const c10::InferenceMode off(false);
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    if (!device_.is_cpu() && !with_values)
+      return at::empty({id_->bytes}, at::TensorOptions().dtype(at::kByte).device(device_));
+    return replayed(with_values ? last_write_ : nullptr, id_).to(device_);
+  }
+
+  mutable std::mutex mutex_;
+  StorageId id_;
+  c10::Device device_{c10::kCPU};        // of the memory
+  c10::StorageImpl* storage_ = nullptr;  // the caller holds a tensor in it
+  std::shared_ptr<const RecordedCall> last_write_;
+  std::int64_t time_ = 0;
+  at::Tensor memory_;
+};
+
 namespace {
 
 using Operation = c10::OperatorHandle;
@@ -242,6 +362,56 @@ void record_operation(Call& call) {
   Recorder* recorder = Recorder::of_this_thread();
   if (recorder == nullptr) return call.proceed();
   recorder->run(call);
+}
+
+struct Deferral::Scope {
+  explicit Scope(std::int64_t smallest)
+      : key(dispatch::key()),
+        recorder(smallest),
+        turn(&recorder),
+        on(c10::DispatchKeySet({key, factory_key})) {}
+
+  c10::DispatchKey key;
+  Recorder recorder;
+  Recorder::Turn turn;
+  c10::impl::IncludeDispatchKeyGuard on;
+};
+
+Deferral::Deferral(std::int64_t smallest) : scope_(std::make_unique<Scope>(smallest)) {}
+Deferral::~Deferral() = default;
+
+bool is_deferred(const at::Tensor& tensor) { return DeferredStorage::of(tensor) != nullptr; }
+
+void give_values(const at::Tensor& tensor) {
+  if (auto storage = DeferredStorage::of(tensor)) storage->give_memory(true);
+}
+
+void give_memory(const at::Tensor& tensor) {
+  if (auto storage = DeferredStorage::of(tensor)) storage->give_memory(false);
+}
+
+void move_to(std::span<const at::Tensor> tensors, c10::Device device) {
+  const at::NoGradGuard no_gradients;
+  std::map<std::shared_ptr<DeferredStorage>, LazyStorage> moved;
+  for (const at::Tensor& tensor : tensors) {
+    const auto storage = DeferredStorage::of(tensor);
+    if (!storage || storage->memory().defined()) {
+      tensor.set_data(tensor.to(device));
+      continue;
+    }
+    auto target = moved.find(storage);
+    if (target == moved.end()) target = moved.emplace(storage, storage->on(device)).first;
+    // Otherwise the comparison of the types would count as a use of the values.
+    const c10::impl::ExcludeDispatchKeyGuard not_used(dispatch::key());
+    tensor.set_data(target->second.place(tensor.scalar_type(), tensor.storage_offset(),
+                                         tensor.sizes(), tensor.strides()));
+  }
+}
+
+at::Tensor as_ordinary(const at::Tensor& tensor) {
+  auto storage = DeferredStorage::of(tensor);
+  storage->give_memory(true);
+  return tensor_in(storage->memory(), place_of(tensor, storage->id()));
 }
 
 }  // namespace lockstep::dispatch

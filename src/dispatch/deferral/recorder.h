@@ -3,7 +3,6 @@
 #pragma once
 
 #include "dispatch/call.h"
-#include "dispatch/deferral/deferred_storage.h"
 #include "dispatch/deferral/recorded_call.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>

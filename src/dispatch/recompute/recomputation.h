@@ -1,6 +1,8 @@
 // Recomputation: the shared state of one model's checkpointed blocks.
 #pragma once
 
+#include "dispatch/call.h"
+
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
@@ -63,5 +65,10 @@ class [[nodiscard]] BlockPause {
   BlockPause(const BlockPause&) = delete;
   BlockPause& operator=(const BlockPause&) = delete;
 };
+
+// The interceptor that records the operations of checkpointed blocks. While gradients are recorded,
+// a block begins at an operation that uses one of its parameters. It ends at an operation that uses
+// a parameter of another block or of none, or when backward() begins.
+void record_block(Call& call);
 
 }  // namespace lockstep::dispatch

@@ -3,8 +3,8 @@
 #include "base/check.h"
 #include "base/fingerprint.h"
 #include "base/format.h"
-#include "base/text.h"
-#include "global/local_values.h"
+#include "global/global_tensor.h"
+#include "parallel/pipeline/specs.h"
 
 #include <lockstep/base/error.h>
 

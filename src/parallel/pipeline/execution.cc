@@ -1,7 +1,7 @@
 #include "parallel/pipeline/execution.h"
 
 #include "base/check.h"
-#include "global/local_values.h"
+#include "global/global_tensor.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>

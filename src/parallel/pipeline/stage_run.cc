@@ -3,7 +3,7 @@
 #include "base/check.h"
 #include "dispatch/autograd_node.h"
 #include "dispatch/recompute/recomputation.h"
-#include "global/local_values.h"
+#include "global/global_tensor.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros_like.h>

@@ -2,7 +2,7 @@
 
 #include "train/tasks/tensor_checks.h"
 
-#include <lockstep/data/cifar.h>
+#include <lockstep/data/images.h>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>

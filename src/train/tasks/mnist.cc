@@ -1,6 +1,6 @@
 #include "train/tasks/mnist.h"
 
-#include <lockstep/data/mnist.h>
+#include <lockstep/data/images.h>
 #include <lockstep/models/conv_net.h>
 
 #include <ATen/Functions.h>

@@ -2,8 +2,8 @@
 // tasks.
 #pragma once
 
-#include <lockstep/data/blocks.h>
 #include <lockstep/data/tokenizer.h>
+#include <lockstep/data/tokens.h>
 #include <lockstep/models/generate.h>
 #include <lockstep/train/task.h>
 

@@ -1,5 +1,6 @@
 // Checks that ranks which compute one model together use equal plain tensors and equal random
-// numbers. Without them a difference between ranks makes wrong numbers and no error.
+// numbers, and valid indices. Without them a difference between ranks makes wrong numbers and no
+// error.
 #pragma once
 
 #include <lockstep/comm/group.h>
@@ -10,6 +11,7 @@
 #include <atomic>
 #include <cstdint>
 #include <mutex>
+#include <string>
 #include <string_view>
 
 namespace lockstep::global {
@@ -41,5 +43,12 @@ class GeneratorCheck {
   std::mutex mutex_;
   std::uint64_t count_ = 0, seed_ = 0;
 };
+
+// Checks of indices: a rank cannot tell an invalid index from one that another rank looks up.
+// Throws InvalidArgument unless all of `values`, integers, are in [0, end). The message is
+// `expected` and the value found. Values on a device may not be computed yet: instead of waiting
+// for them, the device checks them and fails with `expected`, as PyTorch's kernels do (on CUDA by a
+// device-side assertion).
+void check_range(const at::Tensor& values, std::int64_t end, const std::string& expected);
 
 }  // namespace lockstep::global

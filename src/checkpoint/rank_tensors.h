@@ -1,5 +1,5 @@
-// The states of all ranks' random generators (LibTorch's default CPU generator), as tensors of one
-// file: rank0, rank1, ...
+// Tensors that each rank saves for itself, as entries of a file: the state of its random generator
+// (LibTorch's default CPU generator) as rank0, rank1, ..., and its own tensors (SaveOptions::own).
 #pragma once
 
 #include "checkpoint/file_part.h"
@@ -7,6 +7,10 @@
 
 #include <lockstep/comm/group.h>
 
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <string>
 #include <vector>
 
 namespace lockstep::checkpoint {
@@ -24,5 +28,15 @@ void check_random_states(PartsReader& file, int ranks);
 // Collective. Restores this rank's generator from the state it saved. The file must have been
 // checked, and as many ranks must load it as saved it.
 void load_random_state(PartsReader& file);
+
+// Returns the prefix, in a file, of the names of tensors that belong to one rank: "rank3.".
+[[nodiscard]] std::string prefix_of(int rank);
+
+// Not collective. Throws InvalidArgument, which names a tensor that is not dense.
+[[nodiscard]] std::vector<FilePart> own_parts(const std::map<std::string, at::Tensor>& own,
+                                              int rank);
+
+// Collective. Returns the tensors of this rank.
+[[nodiscard]] std::map<std::string, at::Tensor> read_own(PartsReader& file);
 
 }  // namespace lockstep::checkpoint

@@ -1,11 +1,14 @@
-#include "global/replica_checks.h"
+#include "global/checks.h"
 
+#include "base/check.h"
 #include "base/fingerprint.h"
 #include "base/format.h"
 
 #include <lockstep/base/error.h>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_assert_async.h>
+#include <ATen/ops/aminmax.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/StringUtil.h>
@@ -101,6 +104,15 @@ void GeneratorCheck::look(at::Generator generator, std::string_view operation, G
           "{}: expected generators in the same state on all ranks that compute one model together, "
           "found different ones on rank {} and on rank 0; seed them alike, by torch::manual_seed()",
           operation, rank));
+}
+
+void check_range(const at::Tensor& values, std::int64_t end, const std::string& expected) {
+  if (values.numel() == 0) return;
+  if (!values.is_cpu())
+    return at::_assert_async(values.ge(0).logical_and_(values.lt(end)).all(), expected);
+  const auto [least, most] = at::aminmax(values);
+  const auto first = least.item<std::int64_t>(), last = most.item<std::int64_t>();
+  check(first >= 0 && last < end, "{}, found {}", expected, first < 0 ? first : last);
 }
 
 }  // namespace lockstep::global
