@@ -7,7 +7,7 @@
 #include "checkpoint/pieces.h"
 #include "checkpoint/safetensors_header.h"
 #include "checkpoint/tensor_source.h"
-#include "layout/runs.h"
+#include "layout/transfers.h"
 
 #include <lockstep/comm/together.h>
 

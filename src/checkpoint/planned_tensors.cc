@@ -6,9 +6,8 @@
 #include "checkpoint/safetensors_header.h"
 #include "checkpoint/shards.h"
 #include "checkpoint/tensor_source.h"
-#include "layout/runs.h"
+#include "layout/transfers.h"
 #include "sys/files.h"
-#include "sys/positioned_file.h"
 #include "sys/streaming_copy.h"
 
 #include <lockstep/comm/together.h>

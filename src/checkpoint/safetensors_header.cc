@@ -5,7 +5,6 @@
 #include "base/visible.h"
 #include "checkpoint/dtype_names.h"
 #include "sys/bounded_json.h"
-#include "sys/file_kind.h"
 #include "sys/plain_file.h"
 
 #include <nlohmann/json.hpp>

@@ -2,7 +2,6 @@
 
 #include "base/check.h"
 #include "data/index_tensor.h"
-#include "sys/file_kind.h"
 #include "sys/files.h"
 #include "sys/mapped_file.h"
 #include "sys/plain_file.h"

@@ -5,7 +5,7 @@
 #include "dispatch/call.h"
 #include "dispatch/deferral/recorder.h"
 #include "dispatch/lazy_storage.h"
-#include "dispatch/part_record.h"
+#include "dispatch/part.h"
 #include "dispatch/recompute/recomputation.h"
 
 #include <lockstep/base/error.h>

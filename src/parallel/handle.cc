@@ -2,7 +2,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
-#include "comm/backend/one_line.h"
+#include "base/text.h"
 #include "module/checks.h"
 #include "module/tensors.h"
 #include "parallel/bucket.h"

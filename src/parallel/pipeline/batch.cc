@@ -4,7 +4,6 @@
 #include "base/fingerprint.h"
 #include "base/format.h"
 #include "global/global_tensor.h"
-#include "parallel/pipeline/specs.h"
 
 #include <lockstep/base/error.h>
 

@@ -3,7 +3,6 @@
 #include "base/check.h"
 #include "base/format.h"
 #include "base/text.h"
-#include "comm/backend/one_line.h"
 #include "comm/init/backends.h"
 
 #include <lockstep/store/prefix_store.h>

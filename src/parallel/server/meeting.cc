@@ -7,7 +7,7 @@
 #include "base/text.h"
 #include "comm/init/backends.h"
 #include "comm/init/run_store.h"
-#include "rank_env/agent_watch.h"
+#include "rank_env/rank_ends.h"
 #include "rank_env/rank_info.h"
 #include "sys/heap.h"
 #include "sys/own_process.h"

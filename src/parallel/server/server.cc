@@ -5,7 +5,7 @@
 #include "base/log.h"
 #include "base/scope_exit.h"
 #include "base/visible.h"
-#include "comm/backend/one_line.h"
+#include "base/text.h"
 #include "parallel/server/connection.h"
 #include "parallel/server/meeting.h"
 #include "parallel/server/server_state.h"

@@ -3,8 +3,7 @@
 #include "base/check.h"
 #include "base/scope_exit.h"
 #include "base/text.h"
-#include "comm/backend/one_line.h"
-#include "comm/backend/reduction.h"
+#include "comm/backend/tensors.h"
 #include "parallel/handle_state.h"
 
 #include <ATen/core/grad_mode.h>

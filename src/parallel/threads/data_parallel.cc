@@ -3,7 +3,7 @@
 #include "base/check.h"
 #include "base/fingerprint.h"
 #include "base/format.h"
-#include "comm/backend/one_line.h"
+#include "base/text.h"
 #include "dispatch/thread_generator.h"
 #include "module/checks.h"
 #include "module/tensors.h"

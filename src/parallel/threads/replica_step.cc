@@ -3,7 +3,7 @@
 #include "base/check.h"
 #include "base/format.h"
 #include "base/scope_exit.h"
-#include "comm/backend/one_line.h"
+#include "base/text.h"
 #include "dispatch/lazy_storage.h"
 #include "module/checks.h"
 #include "module/tensors.h"

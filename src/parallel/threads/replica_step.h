@@ -4,7 +4,7 @@
 
 #include "parallel/bucket.h"
 #include "sys/own_process.h"
-#include "sys/task_queue.h"
+#include "sys/thread.h"
 
 #include <lockstep/comm/group.h>
 #include <lockstep/parallel/threads/data_parallel.h>
