@@ -3,7 +3,7 @@
 #include "base/check.h"
 #include "serve.h"
 
-#include "apps/bench/optimizer/work.h"
+#include "apps/bench/optimizer/optimizer.h"
 #include "sys/program.h"
 
 #include <ATen/Parallel.h>

@@ -2,7 +2,7 @@
 // first losses, and the bytes that this rank holds.
 #include "serve.h"
 
-#include "apps/bench/step/work.h"
+#include "apps/bench/step/step.h"
 #include "matmul/matmul.h"
 #include "sys/program.h"
 

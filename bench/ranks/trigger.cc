@@ -7,7 +7,7 @@
 #include "dispatch/key.h"
 
 #include "apps/bench/spread.h"
-#include "apps/bench/step/training.h"
+#include "apps/bench/step/step.h"
 #include "sys/program.h"
 
 #include <lockstep/base/deadline.h>

@@ -1,8 +1,5 @@
 // The values that benchmarks compute from their measurements.
 #include "apps/bench/collectives/kinds.h"
-#include "apps/bench/collectives/summary.h"
-#include "apps/bench/collectives/values.h"
-#include "apps/bench/memory/resident.h"
 #include "apps/bench/spread.h"
 
 #include <lockstep/base/error.h>
@@ -149,31 +146,6 @@ TEST(Spread, IsOfQuartiles) {
   EXPECT_DOUBLE_EQ(found.p50, 2);
   EXPECT_DOUBLE_EQ(found.p75, 3);
   EXPECT_DOUBLE_EQ(found.max, 4);
-}
-
-TEST(Resident, ReadsWhatLinuxPrints) {
-  const std::string text =
-      "560000000000-7ffd00000000 ---p 00000000 00:00 0                 [rollup]\n"
-      "Rss:                9000 kB\n"
-      "Pss:                5000 kB\n"
-      "Pss_Dirty:          4100 kB\n"
-      "Pss_Anon:           3000 kB\n"
-      "Pss_File:           1500 kB\n"
-      "Pss_Shmem:           500 kB\n";
-  Resident found = parse_resident(text);
-  EXPECT_EQ(found.pss, 5000 * 1024);
-  EXPECT_EQ(found.anonymous, 3000 * 1024);
-  EXPECT_EQ(found.files, 1500 * 1024);
-  EXPECT_EQ(found.shared, 500 * 1024);
-  EXPECT_THROW((void)parse_resident("Rss: 1 kB\n"), BadInput);
-  EXPECT_THROW((void)parse_resident(text.substr(0, text.size() - 20)), BadInput);
-}
-
-TEST(Resident, SeesMemoryThatIsTouched) {
-  Resident before = resident_now();
-  std::vector<char> touched(32 << 20, 1);
-  EXPECT_GT(resident_now().pss - before.pss, 31 << 20);
-  EXPECT_EQ(touched.back(), 1);
 }
 
 }  // namespace

@@ -4,7 +4,6 @@
 #include "apps/bench/memory/memory.h"
 #include "apps/bench/optimizer/optimizer.h"
 #include "apps/bench/step/step.h"
-#include "apps/bench/step/training.h"
 #include "base/format.h"
 #include "base/text.h"
 #include "comm/init/backends.h"

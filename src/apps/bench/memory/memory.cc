@@ -1,12 +1,12 @@
 #include "apps/bench/memory/memory.h"
 
-#include "apps/bench/memory/resident.h"
 #include "apps/bench/spread.h"
-#include "apps/bench/step/training.h"
+#include "apps/bench/step/step.h"
 #include "apps/bench/together.h"
 #include "base/format.h"
 #include "sys/failure_text.h"
 #include "sys/heap.h"
+#include "sys/process_info.h"
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/parallel/sharded/deferred.h>
@@ -70,7 +70,7 @@ double seconds_of_step(Training& training) {
 // Reads the PSS between two barriers, so that no rank is touching shared pages meanwhile.
 std::int64_t pss_together(Group world) {
   world.barrier().wait();
-  std::int64_t pss = resident_now().pss;
+  std::int64_t pss = sys::proportional_bytes();
   world.barrier().wait();
   return pss;
 }
