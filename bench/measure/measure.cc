@@ -3,7 +3,6 @@
 #include "measure/memory.h"
 #include "measure/optimizer.h"
 #include "measure/step.h"
-#include "measure/training.h"
 
 #include <ATen/Parallel.h>
 

@@ -1,12 +1,12 @@
 #include "measure/memory.h"
 
 #include "apps/bench/spread.h"
+#include "measure/step.h"
 #include "apps/bench/together.h"
 #include "base/format.h"
-#include "measure/resident.h"
-#include "measure/training.h"
 #include "sys/failure_text.h"
 #include "sys/heap.h"
+#include "sys/process_info.h"
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/parallel/sharded/deferred.h>
@@ -70,7 +70,7 @@ double seconds_of_step(Training& training) {
 // Reads the PSS between two barriers, so that no rank is touching shared pages meanwhile.
 std::int64_t pss_together(Group world) {
   world.barrier().wait();
-  std::int64_t pss = resident_now().pss;
+  std::int64_t pss = sys::proportional_bytes();
   world.barrier().wait();
   return pss;
 }

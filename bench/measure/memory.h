@@ -1,5 +1,5 @@
-// `lockstep-measure memory`: the memory of a rank in each of our modes, by the library's counters
-// and by Linux, next to the expected value.
+// `lockstep-measure memory`: the memory of a rank in each of our modes, by the library's counters and
+// by Linux, next to the expected value.
 #pragma once
 
 #include "measure/models.h"
@@ -13,7 +13,7 @@
 namespace lockstep::bench {
 
 struct MemoryOptions {
-  std::vector<std::string> modes = {};  // modes of training.h; empty: all
+  std::vector<std::string> modes = {};  // modes of step.h; empty: all
   std::vector<std::string> dtypes{"float32", "bfloat16"};
   ModelSize size{.width = 512, .depth = 8, .rows = 4};  // of the mlp
   bool deferred = false;                                // make the model by deferred()

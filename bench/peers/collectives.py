@@ -19,7 +19,7 @@ from common import emit, group
 # One rank may return before the others have begun, so a barrier precedes each call.
 ROOTED = {"broadcast", "reduce", "gather", "scatter"}
 ELEMENT_BYTES = 4
-PERIOD, RANK_STEP = 4093, 4096  # of the values: src/apps/bench/collectives/values.cc
+PERIOD, RANK_STEP = 4093, 4096  # of the values: src/apps/bench/collectives/kinds.cc
 
 
 def input_values(rank, begin, end):

@@ -91,7 +91,7 @@ static void take_turn(enum op op, long bytes, int uncounted, int calls, FILE* ou
   free(times);
 }
 
-/* The values of src/apps/bench/collectives/values.cc, which differ by rank and position. */
+/* The values of src/apps/bench/collectives/kinds.cc, which differ by rank and position. */
 enum { PERIOD = 4093, RANK_STEP = 4096 };
 
 static float input_value(int of_rank, long position) { return (float)(position % PERIOD + RANK_STEP * of_rank); }

@@ -4,14 +4,13 @@
 //   check OP BYTES MEMORY               creates the tensors and checks the call: {"checked": true}
 //   run OP BYTES MEMORY UNCOUNTED N     {"ns": [...]}: time of each of N calls on these tensors
 //   bound BYTES                         {"spans": [[begin, end], ...]}: seconds of passes of each
-//                                       kind over this rank's share (collectives/memory_bound.h)
+//                                       kind over this rank's share (collectives/host_bounds.h)
 //   machine                             {"core_to_core_s": ...}, measured by rank 0
 #include "base/check.h"
 #include "serve.h"
 
 #include "apps/bench/collectives/calls.h"
-#include "apps/bench/collectives/core_to_core.h"
-#include "apps/bench/collectives/memory_bound.h"
+#include "apps/bench/collectives/host_bounds.h"
 #include "sys/program.h"
 
 #include <lockstep/base/deadline.h>

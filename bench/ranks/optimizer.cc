@@ -3,7 +3,7 @@
 #include "base/check.h"
 #include "serve.h"
 
-#include "measure/optimizer_work.h"
+#include "measure/optimizer.h"
 #include "sys/program.h"
 
 #include <ATen/Parallel.h>

@@ -3,7 +3,7 @@
 #include "serve.h"
 
 #include "matmul/matmul.h"
-#include "measure/training.h"
+#include "measure/step.h"
 #include "sys/program.h"
 
 #include <lockstep/comm/init.h>

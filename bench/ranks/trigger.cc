@@ -7,7 +7,7 @@
 #include "dispatch/key.h"
 
 #include "apps/bench/spread.h"
-#include "measure/training.h"
+#include "measure/step.h"
 #include "sys/program.h"
 
 #include <lockstep/base/deadline.h>

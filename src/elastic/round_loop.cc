@@ -3,28 +3,57 @@
 #include "base/check.h"
 #include "base/counted.h"
 #include "base/environment.h"
-#include "base/format.h"
 #include "base/log.h"
 #include "base/scope_exit.h"
 #include "comm/init/init.h"
-#include "elastic/agent_process.h"
-#include "elastic/warm_up.h"
+#include "base/text.h"
 #include "parallel/handle_state.h"
 #include "rank_env/commit_folder.h"
 #include "rank_env/rank_ends.h"
 #include "rank_env/rank_info.h"
 #include "rank_env/variables.h"
+#include "sys/files.h"
 
 #include <lockstep/comm/together.h>
 
-#include <chrono>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/zeros.h>
+#include <torch/optim/adamw.h>
+#include <unistd.h>
+
 #include <exception>
 #include <filesystem>
+#include <limits>
+#include <sstream>
 #include <thread>
 #include <utility>
+#include <vector>
 
 namespace lockstep {
 namespace {
+
+// Returns the agent's pid, also if wrapper processes lie between, or the parent's pid if the
+// descriptor of the agent is closed.
+int agent_process() {
+  const auto descriptor = environment::integer(rank_env::variable::agent_descriptor, 0,
+                                               std::numeric_limits<int>::max());
+  if (!descriptor) return ::getppid();
+  try {
+    std::istringstream lines(sys::read_file(formatted("/proc/self/fdinfo/{}", *descriptor)));
+    for (std::string word; lines >> word;)
+      if (word == "Pid:" && lines >> word)
+        if (const auto pid = parse_integer(word); pid && *pid > 0) return static_cast<int>(*pid);
+  } catch (const SystemError&) {
+    // The descriptor is closed.
+  }
+  return ::getppid();
+}
 
 constexpr const char* done_mark = "done";
 constexpr const char* over_mark = "over";  // value: number of the round whose body has returned
@@ -183,6 +212,9 @@ std::optional<std::string> run_round(const LoopOptions& options, const Rounds& r
   }
 }
 
+constexpr auto between_questions = std::chrono::milliseconds(50);
+constexpr auto after_an_error = std::chrono::seconds(1);
+
 }  // namespace
 
 Round::Round(Group group, const Rounds* rounds, RoundWatch* watch, RoundTimes times)
@@ -262,6 +294,93 @@ bool run_rounds(const LoopOptions& options, const std::function<void(Round&)>& b
     if (!place) return false;
     times.placed();
   }
+}
+
+RoundWatch::RoundWatch(std::function<std::optional<std::string>()> ended)
+    : ended_(std::move(ended)), thread_("round watch", [this] { look_until_stopped(); }) {}
+
+RoundWatch::~RoundWatch() {
+  {
+    Lock lock(mutex_);
+    is_stopped_ = true;
+    group_.reset();
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void RoundWatch::watch(const Group& group) {
+  Lock lock(mutex_);
+  group_ = group;
+}
+
+void RoundWatch::watch(std::function<void(std::string_view)> abort) {
+  Lock lock(mutex_);
+  abort_ = std::move(abort);
+}
+
+std::string RoundWatch::end() const {
+  Lock lock(mutex_);
+  return end_;
+}
+
+void RoundWatch::look_until_stopped() {
+  std::optional<std::string> end;
+  Duration pause = between_questions;
+  for (;;) {
+    {
+      Lock lock(mutex_);
+      changed_.wait_for(lock.native(), pause,
+                        [&]() LOCKSTEP_REQUIRES(mutex_) { return is_stopped_; });
+      if (is_stopped_) return;
+    }
+    try {
+      pause = between_questions;
+      end = ended_();
+    } catch (const Error&) {
+      pause = after_an_error;
+    }
+    if (!end) continue;
+    std::optional<Group> group;
+    std::function<void(std::string_view)> abort;
+    {
+      Lock lock(mutex_);
+      end_ = *end;
+      group = group_;
+      abort = abort_;
+    }
+    has_ended_.store(true, std::memory_order_release);
+    if (is_orderly(*end)) return;
+    if (!group) continue;  // not made yet: try again
+    const std::string reason = formatted("the round has ended: {}", *end);
+    try {
+      group->abort(reason);
+    } catch (const Error&) {
+      // The group is dead already.
+    }
+    if (abort) abort(reason);
+    return;
+  }
+}
+
+void warm_up() {
+  constexpr std::int64_t rows = 2, heads = 2, block = 8, width = 16, words = 32;
+  const auto parameter = [](at::IntArrayRef sizes) {
+    return at::full(sizes, 0.01).requires_grad_(true);
+  };
+  std::vector<at::Tensor> parameters{parameter({words, width}), parameter({width, width}),
+                                     parameter({width}), parameter({words, width})};
+  const at::Tensor ids = at::zeros({rows, block}, at::kLong);
+  at::Tensor x = at::embedding(parameters[0], ids);
+  x = at::layer_norm(x, {width}, parameters[2], parameters[2]);
+  const at::Tensor q = x.view({rows, block, heads, width / heads}).transpose(1, 2);
+  x = at::scaled_dot_product_attention(q, q, q, std::nullopt, 0.0, true)
+          .transpose(1, 2)
+          .reshape({rows, block, width});
+  x = at::gelu(at::linear(x, parameters[1], parameters[2]));
+  const at::Tensor logits = at::linear(x, parameters[3]).view({rows * block, words});
+  at::cross_entropy_loss(logits, ids.view({rows * block})).backward();
+  torch::optim::AdamW(parameters).step();
 }
 
 }  // namespace lockstep

@@ -1,11 +1,12 @@
 // The loop of an elastic program: one pass per round, each with its own group.
 #pragma once
 
+#include "base/format.h"
+#include "base/mutex.h"
 #include "elastic/commits.h"
 #include "elastic/round_fence.h"
-#include "elastic/round_times.h"
-#include "elastic/round_watch.h"
 #include "elastic/rounds.h"
+#include "sys/thread.h"
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
@@ -13,14 +14,89 @@
 #include <lockstep/comm/init.h>
 #include <lockstep/parallel/handle.h>
 
+#include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace lockstep {
+
+// Measures where the time goes between the loss of a rank and the first step of the next round, as
+// seen by one process.
+class RoundTimes {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // Calls in chronological order. A process that was started for a round begins with placed().
+  void lost() { lost_ = Clock::now(); }  // the body of the last round has ended
+  // The last round's group, model and optimizer are destroyed.
+  void left() { left_ = Clock::now(); }
+  void placed() {  // the next round is known
+    placed_ = Clock::now();
+    if (lost_ == Clock::time_point()) lost_ = left_ = placed_;
+  }
+  void joined() { joined_ = restored_ = Clock::now(); }  // the group is made
+  void restored() { restored_ = Clock::now(); }          // model and optimizer are restored
+
+  // The text for the first commit of the round: "leave=3ms wait=41ms join=12ms restore=25ms
+  // step=9ms".
+  [[nodiscard]] std::string text() const {
+    return formatted("leave={}ms wait={}ms join={}ms restore={}ms step={}ms", between(lost_, left_),
+                     between(left_, placed_), between(placed_, joined_),
+                     between(joined_, restored_), between(restored_, Clock::now()));
+  }
+
+ private:
+  static std::int64_t between(Clock::time_point from, Clock::time_point to) {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(to - from).count();
+  }
+
+  Clock::time_point lost_, left_, placed_, joined_, restored_;
+};
+
+// RoundWatch: a thread that reads from the store that the round has ended. If a worker was lost, it
+// aborts the group, so that no rank waits for the deadline of a collective. If the round ends in
+// order, the loop sees it at its next commit.
+class RoundWatch {
+ public:
+  // `ended` calls Rounds::ended() on a copy of Rounds that only this thread uses. Errors of the
+  // store are ignored, because training does not need it.
+  explicit RoundWatch(std::function<std::optional<std::string>()> ended);
+  ~RoundWatch();
+  RoundWatch(const RoundWatch&) = delete;
+  RoundWatch& operator=(const RoundWatch&) = delete;
+
+  // Sets the group to abort.
+  void watch(const Group& group);
+  // Sets a function that aborts the strategy's own groups with a reason: their ranks may wait for
+  // live peers, while these wait for the lost rank. The watch's thread calls it.
+  void watch(std::function<void(std::string_view)> abort);
+  // Returns the reason why the round ended; empty while it continues.
+  [[nodiscard]] std::string end() const;
+  [[nodiscard]] bool has_ended() const { return has_ended_.load(std::memory_order_acquire); }
+
+ private:
+  void look_until_stopped();
+
+  const std::function<std::optional<std::string>()> ended_;
+  mutable Mutex mutex_;
+  std::condition_variable changed_;
+  bool is_stopped_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  std::optional<Group> group_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::function<void(std::string_view)> abort_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::string end_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::atomic<bool> has_ended_{false};
+  sys::Thread thread_;
+};
+
+// Runs forward, backward and an update of a small model of common layers, so that threads, kernels
+// and dispatch tables exist. Local. Draws no random numbers.
+void warm_up();
 
 // Thrown by Round::commit() on all ranks if the round has ended in order.
 class RoundEnded : public Error {

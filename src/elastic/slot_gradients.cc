@@ -3,7 +3,6 @@
 #include "base/check.h"
 #include "dispatch/lazy_storage.h"
 #include "elastic/slot_layout.h"
-#include "elastic/slot_tree.h"
 #include "parallel/backward_hooks.h"
 #include "parallel/parallel_model.h"
 #include "parallel/sharded/lazy_gradients.h"

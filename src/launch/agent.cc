@@ -6,7 +6,6 @@
 #include "launch/node_messages.h"
 #include "launch/node_ranks.h"
 #include "launch/output_relay.h"
-#include "launch/poller.h"
 #include "launch/rank_processes.h"
 #include "launch/round_session.h"
 #include "launch/round_source.h"

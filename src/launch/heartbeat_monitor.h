@@ -18,10 +18,21 @@ class HeartbeatMonitor {
   HeartbeatMonitor(Duration lost_after, Duration longest_pause)
       : lost_after_(lost_after), longest_pause_(longest_pause) {}
 
-  void note(const std::string& heartbeat, Time now);
+  void note(const std::string& heartbeat, Time now) {
+    if (changed_at_ && heartbeat_ == heartbeat) return;
+    heartbeat_ = heartbeat;
+    changed_at_ = now;
+    lost_ = false;
+  }
   // Returns true once, and again only after the heartbeat has changed. Returns false before the
   // first note().
-  [[nodiscard]] bool lost(Time now);
+  [[nodiscard]] bool lost(Time now) {
+    const bool was_stopped = last_look_ && now - *last_look_ > longest_pause_;
+    if (was_stopped && changed_at_) changed_at_ = now;
+    last_look_ = now;
+    if (lost_ || !changed_at_ || now - *changed_at_ < lost_after_) return false;
+    return lost_ = true;
+  }
 
  private:
   std::string heartbeat_;

@@ -3,7 +3,7 @@
 
 #include "base/text.h"
 #include "launch/agent.h"
-#include "launch/poller.h"
+#include "launch/signals.h"
 #include "sys/file_descriptor.h"
 
 #include <lockstep/base/deadline.h>

@@ -8,7 +8,6 @@
 #include <cerrno>
 
 namespace lockstep::launch {
-
 namespace {
 
 bool is_ignored(int signal) {

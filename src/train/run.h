@@ -131,7 +131,6 @@ class Run {
   // nevertheless. Collective.
   [[nodiscard]] bool may_fail(const std::function<void()>& action);
 
-  // Defined in run_resume.cc:
   // Returns the state from which the run continues, or std::nullopt if the run begins. Collective.
   [[nodiscard]] std::optional<checkpoint::TrainingState> shared_state();
   [[nodiscard]] std::optional<checkpoint::TrainingState> committed_state(
@@ -149,7 +148,7 @@ class Run {
   void say_resumed(const checkpoint::TrainingState& state);
   [[nodiscard]] std::string command_to_go_on() const;
 
-  // Defined in run_evaluation.cc:
+  // Defined in run_report.cc:
   [[nodiscard]] Evaluator::Options how_to_evaluate();
   void evaluate_now();
   // Calls Task::sample(), which a signal interrupts.
@@ -163,7 +162,6 @@ class Run {
   void export_model(const std::string& name, const std::optional<Evaluation>& evaluation,
                     bool is_partial);
 
-  // Defined in run_report.cc:
   [[nodiscard]] MetricsRow row() const;
   void finish_well();
   void say_end(const Report& report);

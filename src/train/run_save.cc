@@ -1,12 +1,53 @@
-// Saving a run, and handling write errors.
+// Saving a run, handling write errors, and resuming a run from a checkpoint or an earlier round:
+// checks and messages.
+#include "base/check.h"
+#include "base/counted.h"
 #include "base/format.h"
+#include "base/text.h"
+#include "base/visible.h"
+#include "checkpoint/folders.h"
+#include "train/configuration.h"
+#include "train/device.h"
 #include "train/run.h"
-#include "train/run_description.h"
+#include "train/strategies.h"
 
 #include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/comm/together.h>
 
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
 namespace lockstep::train {
+namespace {
+
+const std::string& text_in(const checkpoint::Metadata& progress, const std::string& name) {
+  auto found = progress.find(name);
+  check_input(found != progress.end(), "expected progress.{}, found none", name);
+  return found->second;
+}
+
+constexpr double infinite = std::numeric_limits<double>::infinity();
+
+// Returns a number from `least` to 10^15, or any number if `least` is not given.
+double number_in(const checkpoint::Metadata& progress, const std::string& name,
+                 double least = -infinite) {
+  const std::string& text = text_in(progress, name);
+  if (text == "inf" && least == -infinite) return infinite;
+  std::optional<double> value = parse_number(text);
+  check_input(value.has_value() && *value >= least && (least == -infinite || *value <= 1e15),
+              "progress.{}: expected a number, found '{}'", name, visible(text));
+  return *value;
+}
+
+std::string entry_of(const checkpoint::Metadata& entries, const std::string& name) {
+  const auto found = entries.find(name);
+  return found == entries.end() ? std::string() : found->second;
+}
+
+}  // namespace
 
 bool Run::may_fail(const std::function<void()>& action) {
   if (options_.on_save_error == OnSaveError::stop) {
@@ -94,6 +135,128 @@ checkpoint::TrainingState Run::state() const {
     state.progress["loss_scale_steps"] = formatted("{}", scaler_.state().good_steps);
   }
   return state;
+}
+
+std::optional<checkpoint::TrainingState> Run::shared_state() {
+  std::string folder;
+  together(world_, [&] {
+    if (!world_.is_root()) return;
+    auto found = is_continued_ ? folder_.newest_checkpoint() : folder_.find_checkpoint();
+    if (found) folder = found->string();
+  });
+  folder = broadcast_text(world_, std::move(folder));
+  if (auto committed = committed_state(folder)) return committed;
+  if (folder.empty()) return std::nullopt;
+  folder_.verify(world_, folder);
+  begins_from_ = folder;
+  return checkpoint::read_training_state(world_, folder);
+}
+
+// Returns the state that the last round has committed in memory, or std::nullopt if a checkpoint is
+// newer, which may happen with several hosts.
+std::optional<checkpoint::TrainingState> Run::committed_state(
+    const std::filesystem::path& checkpoint) {
+  if (!has_round()) return std::nullopt;
+  const std::filesystem::path committed = in_.round->commits().newest();
+  if (committed.empty()) return std::nullopt;
+  checkpoint::TrainingState state = checkpoint::read_training_state(world_, committed);
+  if (!checkpoint.empty() && checkpoint::step_of(checkpoint) > state.step) return std::nullopt;
+  begins_from_ = committed;
+  return state;
+}
+
+void Run::restore_task(const checkpoint::TrainingState& state) {
+  check_same_model(configuration_, state);
+  in_file(begins_from_ / "layout.json", [&] { task_.restore(kept_description(state.progress)); });
+}
+
+void Run::check_same_data(const checkpoint::TrainingState& state) const {
+  if (options_.allow_other_data) return;
+  const std::string& before = text_in(state.progress, "data_fingerprint");
+  check_input(
+      before == data_fingerprint_,
+      "{}: expected the data that the checkpoint was made with ({}), found other data ({}); "
+      "--allow-other-data goes on with it",
+      configuration_.data_text(), visible(before), data_fingerprint_);
+}
+
+void Run::restore(const checkpoint::TrainingState& state) {
+  together(world_, [&] {
+    check_progress(state);
+    in_file(begins_from_ / "layout.json", [&] { restore_progress(state); });
+  });
+  step_ = state.step;
+  if (begins_from_ == checkpoint_folder(step_)) saved_step_ = step_;
+  model_.load(begins_from_);
+  // If the mesh differs, the saved per-rank states belong to ranks that computed other parts.
+  const checkpoint::Metadata own = configuration_.kept();
+  if (state.ranks != model_.facts().processes ||
+      entry_of(state.config, "mesh") != entry_of(own, "mesh"))
+    seed_generators(model_.device(),
+                    seed_of_rank(options_.seed + step_, model_.facts().random_stream));
+  restore_best(state);
+}
+
+// Counts steps that were begun but are not in the state from which the round continues.
+void Run::count_lost_steps() {
+  if (!has_round() || !in_.round->has_agent()) return;
+  std::int64_t begun = *in_.begun;
+  world_.all_reduce(at::from_blob(&begun, {1}, at::kLong), Op::max, {.tag = "steps begun"}).wait();
+  numbers_[lost_steps] += static_cast<double>(std::max<std::int64_t>(0, begun - step_));
+  *in_.begun = step_;
+}
+
+void Run::check_progress(const checkpoint::TrainingState& state) const {
+  check_input(state.step <= steps_,
+              "--resume: the checkpoint is at step {} already, expected --{} that make more steps "
+              "than that, found {}",
+              state.step, options_.steps > 0 ? "steps" : "epochs",
+              options_.steps > 0 ? options_.steps : options_.epochs);
+}
+
+void Run::restore_progress(const checkpoint::TrainingState& state) {
+  seconds_before_ = number_in(state.progress, "seconds", 0);
+  numbers_ = state.numbers;
+  stopping_.best = number_in(state.progress, "best");
+  stopping_.waited = static_cast<std::int64_t>(number_in(state.progress, "waited", 0));
+  left_out_ = state.progress.contains(left_out_loss);
+  if (left_out_) loss_ = number_in(state.progress, left_out_loss);
+  // If a run changes to float16 from another precision, it begins with a new scale.
+  if (!scaler_.enabled() || !state.progress.contains("loss_scale")) return;
+  scaler_.load_state(
+      {.scale = number_in(state.progress, "loss_scale"),
+       .good_steps = static_cast<std::int64_t>(number_in(state.progress, "loss_scale_steps", 0))});
+}
+
+std::filesystem::path Run::checkpoint_folder(std::int64_t step) const {
+  return std::filesystem::path(options_.out) / checkpoint::checkpoint_name(step);
+}
+
+void Run::say_notices() {
+  if (!world_.is_root()) return;
+  for (const std::string& line : folder_.take_notices()) progress_.say(line);
+}
+
+void Run::say_round() {
+  if (!world_.is_root()) return;
+  progress_.say(formatted("round {}: goes on at step {} of {} on {}", in_.round->number(), step_,
+                          steps_, counted(world_.size(), "rank")));
+}
+
+void Run::say_resumed(const checkpoint::TrainingState& state) {
+  if (!world_.is_root()) return;
+  progress_.say(formatted("resumed at step {} of {}", step_, steps_));
+  std::string changes = changes_since(configuration_, model_.facts().processes, state);
+  if (state.progress.at("data_fingerprint") != data_fingerprint_)
+    changes += formatted("{}the data itself", changes.empty() ? "" : ", ");
+  if (!changes.empty()) progress_.say(formatted("changed since the checkpoint: {}", changes));
+}
+
+std::string Run::command_to_go_on() const {
+  std::string command = resume_command(configuration_, "--resume");
+  const bool are_started_here = options_.ranks > 0 || usual_ranks(options_) > 1;
+  if (world_.size() > 1 && !are_started_here) command += " (by the same launcher)";
+  return command;
 }
 
 }  // namespace lockstep::train

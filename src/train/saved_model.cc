@@ -5,10 +5,8 @@
 #include "checkpoint/folders.h"
 #include "checkpoint/shards.h"
 #include "train/configuration.h"
-#include "train/run_description.h"
-#include "train/tasks/gpt.h"
 #include "train/tasks/known.h"
-#include "train/tasks/llama.h"
+#include "train/tasks/language_models.h"
 
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/module/state_dict.h>

@@ -1,10 +1,19 @@
 #include "train/strategies.h"
 
 #include "base/check.h"
+#include "parallel/handle_state.h"
 
+#include <lockstep/elastic/slot_gradients.h>
 #include <lockstep/parallel/threads/data_parallel.h>
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <optional>
 #include <span>
+#include <utility>
 
 namespace lockstep::train {
 namespace {
@@ -75,12 +84,172 @@ class DeviceStrategy : public TrainedModel {
   TaskReplicas replicas_;
 };
 
+std::vector<at::Tensor> copies_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> copies;
+  for (const at::Tensor& tensor : tensors) copies.push_back(tensor.clone());
+  return copies;
+}
+
+void copy_into(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from) {
+  at::NoGradGuard no_gradients;
+  for (std::size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
+}
+
+// Returns true if all slots have equally many rows. The mean over slots then equals the mean over
+// rows, without a factor that would be rounded.
+bool are_equal(const std::vector<Batch>& parts, std::int64_t slots) {
+  return std::ssize(parts) == slots && std::ranges::all_of(parts, [&](const Batch& part) {
+           return part.data.size(0) == parts.front().data.size(0);
+         });
+}
+
+// The handle of a model copy that no strategy trains: SlotGradients sums the gradients of the
+// copies.
+class CopyState : public parallel::WholeModuleState {
+ public:
+  // `model` is composed of the ranks of one copy, and must outlive this object; `all` are the ranks
+  // of all copies.
+  CopyState(Group all, const ParallelModel& model)
+      : WholeModuleState(
+            std::move(all), model.named_parameters(), [&model] { return model.parts_to_load(); },
+            Holds::parts),
+        model_(model) {
+    aborts(of(model));
+  }
+
+  void zero_grad(bool set_to_none) override { of(model_).zero_grad(set_to_none); }
+  [[nodiscard]] double seconds_waited() const override { return of(model_).seconds_waited(); }
+  [[nodiscard]] StepTiming timing() const override { return of(model_).timing(); }
+
+ private:
+  const ParallelModel& model_;
+};
+
+// --elastic: a training whose results are bitwise equal for any number of ranks
+// (lockstep/elastic/slot_gradients.h). Every rank gets the whole batch and computes its own slots,
+// alone or with the ranks of its copy of the model (--mesh tp). A rank has the whole model, or the
+// parts that tensor parallelism and --shard give it. The slots are divided among the learners: the
+// ranks that have the same place in each copy of the model.
+class ElasticStrategy : public TrainedModel {
+ public:
+  ElasticStrategy(const Configuration& configuration, Group world)
+      : TrainedModel(configuration, std::move(world)) {
+    facts_.takes_all_rows = true;
+  }
+
+  [[nodiscard]] at::Tensor backward(const StepRows& rows, optim::GradScaler& scaler) override;
+  [[nodiscard]] std::vector<std::pair<std::string, std::string>> results() override;
+
+ private:
+  Handle& make_handle(const std::shared_ptr<torch::nn::Module>& module) override;
+  // The handles do not average gradients.
+  [[nodiscard]] double backward_slot(const Batch& rows, double share, std::int64_t step,
+                                     std::int64_t slot, optim::GradScaler& scaler);
+  void pass_for_others(const Batch& rows, optim::GradScaler& scaler);
+  [[nodiscard]] bool is_divided() const { return level_of(options_).has_value(); }
+  void begin_buffers();
+  void end_buffers();
+
+  // Handle over all ranks: of this rank's whole model, or of the parts that this rank owns.
+  std::optional<Handle> copy_;
+  std::optional<SlotGradients> slots_;
+  std::vector<at::Tensor> buffers_;  // this rank's part of the module's buffers
+  std::vector<at::Tensor> before_;   // values at the beginning of the step
+  std::vector<at::Tensor> after_;    // values after slot 0, on the rank that computes it
+};
+
+// Traffic in the groups of axes is not counted.
+std::vector<std::pair<std::string, std::string>> ElasticStrategy::results() {
+  if (!options_.mesh.empty()) return {};
+  return TrainedModel::results();
+}
+
+Handle& ElasticStrategy::make_handle(const std::shared_ptr<torch::nn::Module>& module) {
+  Handle* handle = nullptr;
+  if (is_divided()) {
+    handle = &TrainedModel::make_handle(module);
+    slots_.emplace(options_.slots, model_);
+  } else {
+    compose(module, mesh_.sub_mesh({std::string(tensor_axis)}));
+    handle = &copy_.emplace(HandleState::handle_of(std::make_shared<CopyState>(world_, model_)));
+    slots_.emplace(facts_.learners, options_.slots, handle->parameters());
+  }
+  for (const Part& part : handle->state_parts())
+    if (part.kind == PartKind::buffer) buffers_.push_back(part.tensor);
+  return *handle;
+}
+
+// Each slot starts with the buffers from the beginning of the step, and the next step starts with
+// the buffers after slot 0. Otherwise, batch statistics would depend on the number of slots per
+// rank.
+void ElasticStrategy::begin_buffers() {
+  before_ = copies_of(buffers_);
+  after_.clear();
+}
+
+void ElasticStrategy::end_buffers() {
+  if (buffers_.empty()) return;
+  if (facts_.learners.is_root()) copy_into(buffers_, after_);
+  for (const at::Tensor& buffer : buffers_)
+    facts_.learners.broadcast(buffer, 0, {.tag = "buffers"}).wait();
+}
+
+double ElasticStrategy::backward_slot(const Batch& rows, double share, std::int64_t step,
+                                      std::int64_t slot, optim::GradScaler& scaler) {
+  copy_into(buffers_, before_);
+  const auto of_step = static_cast<std::int64_t>(stream_seed(options_.seed, step));
+  torch::manual_seed(seed_of_rank(of_step, static_cast<int>(slot)));
+  const auto loss = backward_part(rows, share, scaler).item<double>();
+  if (slot == 0) after_ = copies_of(buffers_);
+  return loss;
+}
+
+// Ranks that shard the model must call it equally often. This call makes up for a missing slot.
+void ElasticStrategy::pass_for_others(const Batch& rows, optim::GradScaler& scaler) {
+  copy_into(buffers_, before_);
+  static_cast<void>(backward_part(rows, 1, scaler));
+  slots_->drop();
+}
+
+at::Tensor ElasticStrategy::backward(const StepRows& rows_of_step, optim::GradScaler& scaler) {
+  const auto& [batch, of_all, step] = rows_of_step;
+  const std::int64_t slots = options_.slots;
+  const std::vector<Batch> parts = micro_batches(batch, slots);
+  const bool is_mean = are_equal(parts, slots);
+  const auto rows = static_cast<double>(batch.data.size(0));
+  slots_->reset();
+  begin_buffers();
+  std::vector<double> losses;
+  const std::int64_t passes = is_divided() ? slots_->most() : slots_->end() - slots_->begin();
+  std::optional<NoSync> alone = model_.no_sync();
+  for (std::int64_t pass = 0; pass < passes; ++pass) {
+    const std::int64_t slot = slots_->begin() + pass;
+    const bool is_own = slot < slots_->end();
+    double loss = 0;
+    if (is_own && slot < std::ssize(parts)) {
+      const Batch& part = parts[static_cast<std::size_t>(slot)];
+      const double share = is_mean ? 1 : static_cast<double>(part.data.size(0)) / rows;
+      loss = backward_slot(part, share, step, slot, scaler);
+    } else if (is_divided()) {
+      pass_for_others(parts.front(), scaler);
+    }
+    if (!is_own) continue;
+    slots_->take(slot);
+    losses.push_back(loss);
+  }
+  alone.reset();
+  const double divisor = is_mean ? static_cast<double>(slots) : 1;
+  slots_->reduce(divisor);
+  end_buffers();
+  return at::scalar_tensor(tree_sum(slots_->gather(losses)) / divisor, at::kDouble);
+}
+
 }  // namespace
 
 std::unique_ptr<TrainedModel> make_trained_model(const Configuration& configuration,
                                                  const Group& world) {
   const Options& options = configuration.options;
-  if (options.elastic) return make_elastic(configuration, world);
+  if (options.elastic) return std::make_unique<ElasticStrategy>(configuration, world);
   if (has_own_copies(options)) return make_own_copies(configuration, world);
   if (options.strategy == StrategyKind::dp)
     return std::make_unique<DeviceStrategy>(configuration, world);

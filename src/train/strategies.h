@@ -1,5 +1,5 @@
 // The strategies other than the default of TrainedModel: --elastic, --local-sgd and --diloco,
-// --strategy dp and ps. Each is a TrainedModel in its own source file; their options are in
+// --strategy dp and ps. Each is a TrainedModel; their options are in
 // strategy_options.cc. A run without these options needs only make_trained_model().
 #pragma once
 
@@ -23,13 +23,6 @@ namespace lockstep::train {
 // outlive the model.
 [[nodiscard]] std::unique_ptr<TrainedModel> make_trained_model(const Configuration& configuration,
                                                                const Group& world);
-
-// Defined in elastic_strategy.cc: a training whose results are bitwise equal for any number of
-// ranks (lockstep/elastic/slot_gradients.h). Every rank gets the whole batch and computes its own
-// slots, alone or with the ranks of its copy of the model (--mesh tp). A rank has the whole model,
-// or the parts that tensor parallelism and --shard give it.
-[[nodiscard]] std::unique_ptr<TrainedModel> make_elastic(const Configuration& configuration,
-                                                         const Group& world);
 
 // Defined in own_copies_strategy.cc, for --local-sgd and --diloco: each rank trains its own copy.
 // At steps where the model is evaluated or saved, the module temporarily has the combined model of

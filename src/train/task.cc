@@ -1,6 +1,9 @@
 #include <lockstep/train/task.h>
 
+#include <lockstep/train/epoch_batches.h>
+
 #include "base/check.h"
+#include "base/counted.h"
 #include "base/fingerprint.h"
 #include "checkpoint/checksum.h"
 
@@ -45,6 +48,13 @@ std::string fingerprint_of_tensors(std::initializer_list<at::Tensor> tensors) {
 std::uint64_t stream_seed(std::int64_t seed, std::int64_t stream) {
   return mix_bits(static_cast<std::uint64_t>(seed) * 0x9e3779b97f4a7c15u +
                   static_cast<std::uint64_t>(stream));
+}
+
+void detail::check_samples(std::optional<std::size_t> samples, int ranks) {
+  check_input(samples.has_value(), "expected a training set that knows its size, found none");
+  check_input(*samples >= static_cast<std::size_t>(ranks),
+              "expected a training sample for each rank, found {} for {}",
+              counted(static_cast<std::int64_t>(*samples), "sample"), counted(ranks, "rank"));
 }
 
 }  // namespace lockstep::train

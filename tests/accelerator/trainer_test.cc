@@ -3,10 +3,10 @@
 #include "dispatch/thread_generator.h"
 #include "support/accelerator/expectations.h"
 #include "support/accelerator/tensors.h"
-#include "train/evaluate_saved.h"
+#include "train/evaluator.h"
 #include "train/messages.h"
 #include "train/runs.h"
-#include "train/tasks/gpt.h"
+#include "train/tasks/language_models.h"
 
 #include <array>
 #include <cmath>

@@ -1,7 +1,5 @@
 // The values that benchmarks compute from their measurements.
 #include "apps/bench/collectives/kinds.h"
-#include "apps/bench/collectives/summary.h"
-#include "apps/bench/collectives/values.h"
 #include "apps/bench/spread.h"
 
 #include <lockstep/base/error.h>

@@ -79,39 +79,32 @@ TEST_F(LostRank, TheOthersNameItWithinASecondAndNothingIsLeft) {
   EXPECT_EQ(test::shared_files(), shared_before);
 }
 
-TEST_F(LostRank, WhenTheAgentIsKilledAllRanksEndWithinASecond) {
-  const auto shared_before = test::shared_files();
-  Started run = start_lockstep({"run", "-n", "3", loop});
-  const std::vector<pid_t> pids = await_ranks(run, 3);
-  ASSERT_EQ(pids.size(), 3U) << content(run.error);
+// Kills the agent and expects all ranks to end within `limit`.
+void expect_end_with_agent(Started run, int ranks, Duration limit) {
+  const std::vector<pid_t> pids = await_ranks(run, ranks);
+  ASSERT_EQ(std::ssize(pids), ranks) << content(run.error);
   std::vector<sys::FileDescriptor> ends;
   for (pid_t pid : pids) ends.push_back(sys::open_pidfd(pid));
   run.process.send(SIGKILL);
-  const Deadline second = Deadline::after(1s);
-  for (const sys::FileDescriptor& end : ends)
-    EXPECT_TRUE(sys::wait_ready(end.get(), POLLIN, second));
+  const Deadline soon = Deadline::after(limit);
+  for (std::size_t rank = 0; rank < ends.size(); ++rank) {
+    const bool has_ended = sys::wait_ready(ends[rank].get(), POLLIN, soon);
+    EXPECT_TRUE(has_ended) << "pid " << pids[rank];
+    if (!has_ended) ::kill(pids[rank], SIGKILL);
+  }
+}
+
+TEST_F(LostRank, WhenTheAgentIsKilledAllRanksEndWithinASecond) {
+  const auto shared_before = test::shared_files();
+  expect_end_with_agent(start_lockstep({"run", "-n", "3", loop}), 3, 1s);
   EXPECT_EQ(test::shared_files(), shared_before);
 }
 
 // A wrapper script between the agent and the rank; "$0" is the rank's program.
-class WrappedRank : public testing::TestWithParam<const char*> {
-  void SetUp() override {
-    if (!std::filesystem::exists(loop)) GTEST_SKIP() << "all_reduce_loop was not built";
-  }
-};
+struct WrappedRank : LostRank, testing::WithParamInterface<const char*> {};
 
 TEST_P(WrappedRank, EndsWithTheAgentToo) {
-  Started run = start_lockstep({"run", "-n", "2", "sh", "-c", GetParam(), loop});
-  const std::vector<pid_t> pids = await_ranks(run, 2);
-  ASSERT_EQ(pids.size(), 2U) << content(run.error);
-  std::vector<sys::FileDescriptor> ends;
-  for (pid_t pid : pids) ends.push_back(sys::open_pidfd(pid));
-  run.process.send(SIGKILL);
-  const Deadline soon = Deadline::after(2s);
-  for (std::size_t rank = 0; rank < ends.size(); ++rank) {
-    EXPECT_TRUE(sys::wait_ready(ends[rank].get(), POLLIN, soon)) << "pid " << pids[rank];
-    ::kill(pids[rank], SIGKILL);
-  }
+  expect_end_with_agent(start_lockstep({"run", "-n", "2", "sh", "-c", GetParam(), loop}), 2, 2s);
 }
 
 INSTANTIATE_TEST_SUITE_P(Wrappers, WrappedRank,

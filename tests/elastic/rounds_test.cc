@@ -7,6 +7,7 @@
 #include "elastic/small_agent.h"
 #include "support/messages.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/ones.h>
 
 #include <gtest/gtest.h>
@@ -199,6 +200,12 @@ TEST(InPlace, WithoutAnAgentThereIsOneRoundAndErrorsAreThrown) {
   EXPECT_FALSE(message_of<PeerLost>([] {
                  (void)run_rounds({}, [](Round&) { throw PeerLost("rank 1 is gone"); });
                }).empty());
+}
+
+TEST(WarmUp, DrawsNoRandomNumbers) {
+  const at::Tensor before = at::detail::getDefaultCPUGenerator().get_state();
+  warm_up();
+  EXPECT_TRUE(at::equal(before, at::detail::getDefaultCPUGenerator().get_state()));
 }
 
 }  // namespace

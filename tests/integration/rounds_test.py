@@ -6,11 +6,9 @@ parameters must equal those of an undisturbed run, and its environment must be t
 """
 import os
 import pathlib
-import signal
 import tempfile
-import time
 
-from support import Process, end_all, example, expect, expect_words, lockstep, run, shown, skip
+from support import end_all, example, expect, expect_words, lockstep, run, shown, skip
 
 DDP = '''
 import os, pathlib, signal, sys, time
@@ -144,26 +142,6 @@ def rendezvous(folder):
     shown("a rank dies while the others wait for it in init()", seconds)
 
 
-def killed_from_outside(folder):
-    """A stopped rank is replaced, also by the agent's --hung-after."""
-    marks = folder / "marks"
-    marks.mkdir()
-    script = (f"echo $$ > {marks}/$LOCKSTEP_ROUND.$RANK; [ $LOCKSTEP_ROUND = 2 ] || exec sleep 60;"
-              f"exec {example('01_hello_ranks')}")
-    agent = Process([lockstep(), "run", "-n", "2", "--max-restarts", "5", "--hung-after", "1s", "sh", "-c", script])
-    for number, sent in enumerate((signal.SIGKILL, signal.SIGSTOP)):
-        mark, end = marks / f"{number}.1", time.monotonic() + 20
-        while not (mark.exists() and mark.read_text()):
-            expect(time.monotonic() < end, f"round {number} did not begin within 20 s")
-            time.sleep(0.02)
-        os.kill(int(mark.read_text()), sent)
-    code, output, seconds = agent.finish()
-    expect(code == 0, f"exit code {code}", output)
-    expect_words(output, r"was killed by signal 9 \(SIGKILL\)", "was stopped for 1s",
-                 "hello from rank 1 of 2 on engine shm")
-    shown("a rank was killed, then one was stopped", seconds)
-
-
 def cannot_start(folder):
     """An error that every rank would meet again uses no restarts, and is shown once."""
     train = [lockstep(), "train", "gpt", "--data", str(folder / "missing"), "--out", str(folder / "out")]
@@ -180,7 +158,6 @@ def main():
     with tempfile.TemporaryDirectory(prefix="lockstep-rounds-") as name:
         folder = pathlib.Path(name)
         rendezvous(folder)
-        killed_from_outside(folder)
         cannot_start(folder)
         if python() is None:
             skip("no Python with torch: set LOCKSTEP_PYTHON")

@@ -28,13 +28,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-std::multiset<std::string> lines_of(const std::string& text) {
-  std::multiset<std::string> lines;
-  std::istringstream stream(text);
-  for (std::string line; std::getline(stream, line);) lines.insert(line);
-  return lines;
-}
-
 TEST(Agent, EveryRankRunsWithItsNumber) {
   for (int ranks : {1, 2, 3, 8}) {
     const Ran ran = run_agent(shells(ranks, "echo $RANK of $WORLD_SIZE"));

@@ -5,7 +5,6 @@
 
 #include <chrono>
 #include <set>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -32,10 +31,7 @@ inline std::vector<WorkerSpec> elastic_nodes(int nodes, int least, int ranks,
 
 inline std::multiset<std::string> lines_of(const std::vector<NodeRan>& nodes) {
   std::multiset<std::string> lines;
-  for (const NodeRan& node : nodes) {
-    std::istringstream text(node.output);
-    for (std::string line; std::getline(text, line);) lines.insert(line);
-  }
+  for (const NodeRan& node : nodes) lines.merge(lines_of(node.output));
   return lines;
 }
 

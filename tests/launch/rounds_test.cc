@@ -32,13 +32,6 @@ WorkerSpec restarting(int ranks, int max_restarts, std::string script) {
   return spec;
 }
 
-std::multiset<std::string> lines_of(const std::string& text) {
-  std::multiset<std::string> lines;
-  std::istringstream stream(text);
-  for (std::string line; std::getline(stream, line);) lines.insert(line);
-  return lines;
-}
-
 constexpr const char* says_where =
     "echo $LOCKSTEP_ROUND/$RANK/$TORCHELASTIC_RESTART_COUNT/$TORCHELASTIC_MAX_RESTARTS; ";
 

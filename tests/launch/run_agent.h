@@ -2,6 +2,8 @@
 #pragma once
 
 #include <chrono>
+#include <set>
+#include <sstream>
 #include <string>
 #include <utility>
 
@@ -58,6 +60,13 @@ inline std::string all_come(int ranks, const std::string& folder) {
   return ": > " + folder + "/at$LOCKSTEP_ROUND.$RANK; " +
          until("[ $(ls " + folder + " | grep -c \"^at$LOCKSTEP_ROUND[.]\") -ge " +
                std::to_string(ranks) + " ]");
+}
+
+inline std::multiset<std::string> lines_of(const std::string& text) {
+  std::multiset<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.insert(line);
+  return lines;
 }
 
 // A run that takes longer than this did not end by itself, but by a timeout or by its own `sleep

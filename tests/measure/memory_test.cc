@@ -1,12 +1,8 @@
 // lockstep-measure memory: counters agree with the formulas, and resident memory is measured.
 #include "measure/measure.h"
-#include "measure/resident.h"
-
-#include <lockstep/base/error.h>
 
 #include <set>
 #include <string>
-#include <vector>
 
 namespace lockstep {
 namespace {
@@ -48,31 +44,6 @@ TEST_F(MeasureMemory, PagesAreMeasured) {
                 2 * row.at("pss_bytes").get<double>() + (1 << 20));
       EXPECT_GT(row.at("p50_s"), 0) << row;
     }
-}
-
-TEST(Resident, ReadsWhatLinuxPrints) {
-  const std::string text =
-      "560000000000-7ffd00000000 ---p 00000000 00:00 0                 [rollup]\n"
-      "Rss:                9000 kB\n"
-      "Pss:                5000 kB\n"
-      "Pss_Dirty:          4100 kB\n"
-      "Pss_Anon:           3000 kB\n"
-      "Pss_File:           1500 kB\n"
-      "Pss_Shmem:           500 kB\n";
-  bench::Resident found = bench::parse_resident(text);
-  EXPECT_EQ(found.pss, 5000 * 1024);
-  EXPECT_EQ(found.anonymous, 3000 * 1024);
-  EXPECT_EQ(found.files, 1500 * 1024);
-  EXPECT_EQ(found.shared, 500 * 1024);
-  EXPECT_THROW((void)bench::parse_resident("Rss: 1 kB\n"), BadInput);
-  EXPECT_THROW((void)bench::parse_resident(text.substr(0, text.size() - 20)), BadInput);
-}
-
-TEST(Resident, SeesMemoryThatIsTouched) {
-  bench::Resident before = bench::resident_now();
-  std::vector<char> touched(32 << 20, 1);
-  EXPECT_GT(bench::resident_now().pss - before.pss, 31 << 20);
-  EXPECT_EQ(touched.back(), 1);
 }
 
 }  // namespace

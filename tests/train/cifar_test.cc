@@ -1,4 +1,4 @@
-#include "train/tasks/cifar.h"
+#include "train/tasks/images.h"
 
 #include "support/temporary_folder.h"
 #include "train/messages.h"

@@ -3,7 +3,7 @@
 #include "support/temporary_folder.h"
 #include "train/mesh_runs.h"
 #include "train/runs.h"
-#include "train/tasks/gpt.h"
+#include "train/tasks/language_models.h"
 
 #include <lockstep/checkpoint/training_state.h>
 

@@ -8,7 +8,7 @@
 #include "support/temporary_folder.h"
 #include "train/mesh_runs.h"
 #include "train/messages.h"
-#include "train/tasks/gpt.h"
+#include "train/tasks/language_models.h"
 
 #include <lockstep/train/generation.h>
 #include <lockstep/train/saved_model.h>

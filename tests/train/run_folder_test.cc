@@ -1,6 +1,6 @@
 // The folder of a run: a run begins in it or resumes, and handles earlier files.
 #include "train/run_folder.h"
-#include "train/run_description.h"
+#include "train/configuration.h"
 
 #include <lockstep/base/error.h>
 

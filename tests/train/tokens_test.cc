@@ -1,10 +1,9 @@
 // --vocabulary bpe and tokens: a gpt on byte pairs and on token files.
-#include "train/tasks/gpt.h"
+#include "train/tasks/language_models.h"
 
 #include "support/small_bpe.h"
 #include "support/temporary_folder.h"
 #include "support/torch/allocations.h"
-#include "train/evaluate_saved.h"
 #include "train/evaluator.h"
 #include "train/messages.h"
 #include "train/runs.h"

@@ -41,7 +41,7 @@ NOUNS = [
     (r"(?i)\bquiet[_ ]number", "high number (of a descriptor)", CODE, ()),
     (r"(?<![a-z-])[Mm]achines?(?![a-z_])", "host", ("include/*",), ()),
     (r"[0-9}] ?[kKMGT]B\b(?!/s)", "KiB, MiB or GiB, as format_bytes() does", CODE,
-     ("src/base/text.*", "src/sys/process_info.cc", "src/sys/topology.cc", "bench/measure/resident.cc")),
+     ("src/base/text.*", "src/sys/process_info.cc", "src/sys/topology.cc")),
 ]
 ENGLISH = [
     (r"(?i)\bwho(m|ever)?\b(?! is who)", "what acts by its name: the rank, the thread that ..., a program that ...",

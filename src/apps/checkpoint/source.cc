@@ -1,18 +1,22 @@
 #include "apps/checkpoint/source.h"
 
-#include "apps/checkpoint/content.h"
 #include "apps/checkpoint/state_dicts.h"
 #include "base/check.h"
+#include "base/format.h"
 #include "base/visible.h"
 #include "checkpoint/distributed_checkpoint.h"
 #include "checkpoint/folders.h"
+#include "checkpoint/dtype_names.h"
+#include "checkpoint/shards.h"
 #include "checkpoint/weight_files.h"
 #include "sys/plain_file.h"
 
 #include <lockstep/checkpoint/torch_file.h>
 
+#include <algorithm>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <utility>
 
 namespace lockstep::apps {
@@ -41,14 +45,8 @@ Source of_checkpoint(const fs::path& folder) {
   const auto model = std::make_shared<const WeightFiles>(folder);
   Source source{.kind = formatted("the checkpoint {}", folder.string()),
                 .model = sources_in(model),
-                .optimizer = {},
                 .metadata = model->metadata(),
-                .training = checkpoint::read_training_state(folder),
-                .config = {},
-                .has_more = false,
-                .value = nullptr,
-                .assumed = {},
-                .left_out = {}};
+                .training = checkpoint::read_training_state(folder)};
   const std::string optimizer = checkpoint::optimizer_file;
   if (fs::exists(folder / optimizer) || fs::exists(folder / (optimizer + ".index.json")))
     source.optimizer = sources_in(std::make_shared<const WeightFiles>(folder, optimizer));
@@ -75,28 +73,13 @@ Source of_weights(const fs::path& folder) {
   const auto files = std::make_shared<const WeightFiles>(folder);
   return {.kind = "a folder of safetensors",
           .model = sources_in(files),
-          .optimizer = {},
           .metadata = files->metadata(),
-          .training = {},
-          .config = config_in(folder),
-          .has_more = false,
-          .value = nullptr,
-          .assumed = {},
-          .left_out = {}};
+          .config = config_in(folder)};
 }
 
 Source of_safetensors(const fs::path& path) {
   const auto file = one_file(path);
-  return {.kind = "a safetensors file",
-          .model = sources_in(file),
-          .optimizer = {},
-          .metadata = file->metadata(),
-          .training = {},
-          .config = {},
-          .has_more = false,
-          .value = nullptr,
-          .assumed = {},
-          .left_out = {}};
+  return {.kind = "a safetensors file", .model = sources_in(file), .metadata = file->metadata()};
 }
 
 // Finds model and optimizer in nested dicts.
@@ -112,16 +95,7 @@ void divide(const StateDicts& all, const SourceOptions& options, Source& source)
 
 Source of_torch_file(const fs::path& path, const SourceOptions& options) {
   const c10::IValue value = checkpoint::read_torch_file(path, {.map = true});
-  Source source{.kind = "a file of torch.save()",
-                .model = {},
-                .optimizer = {},
-                .metadata = {},
-                .training = {},
-                .config = {},
-                .has_more = false,
-                .value = [value] { return c10::IValue(value); },
-                .assumed = {},
-                .left_out = {}};
+  Source source{.kind = "a file of torch.save()", .value = [value] { return c10::IValue(value); }};
   divide(StateDicts(path, value), options, source);
   return source;
 }
@@ -130,15 +104,7 @@ Source of_distributed(const fs::path& folder, const SourceOptions& options) {
   auto from = std::make_shared<const checkpoint::DistributedFolder>(
       folder, checkpoint::TorchReading{.map = true});
   Source source{.kind = "a distributed checkpoint of PyTorch",
-                .model = {},
-                .optimizer = {},
-                .metadata = {},
-                .training = {},
-                .config = {},
-                .has_more = false,
-                .value = [folder] { return checkpoint::read_distributed_checkpoint(folder); },
-                .assumed = {},
-                .left_out = {}};
+                .value = [folder] { return checkpoint::read_distributed_checkpoint(folder); }};
   divide(StateDicts(folder, from), options, source);
   return source;
 }
@@ -181,6 +147,53 @@ Source source_at(const fs::path& path, const SourceOptions& options) {
   }
   if (is_weight_folder(path)) return of_weights(path);
   return of_checkpoint(one_at(path));
+}
+
+namespace fs = std::filesystem;
+
+bool is_checkpoint(const fs::path& path) { return fs::exists(path / checkpoint::layout_file); }
+
+std::vector<fs::path> all_at(const fs::path& path) {
+  check_input(fs::exists(path), "{}: expected a run, a checkpoint or a file, found nothing",
+              path.string());
+  if (!fs::is_directory(path) || is_checkpoint(path)) return {path};
+  std::vector<fs::path> folders = checkpoint::list_checkpoints(path);
+  const auto is_file_of_tensors = [](const fs::directory_entry& entry) {
+    return entry.path().extension() == ".safetensors";
+  };
+  check_input(!folders.empty(), "{}: expected a checkpoint in this folder, found none{}",
+              path.string(),
+              std::ranges::any_of(fs::directory_iterator(path), is_file_of_tensors)
+                  ? "; it has safetensors files without an index: name one of them"
+                  : "");
+  return folders;
+}
+
+fs::path one_at(const fs::path& path) { return all_at(path).back(); }
+
+std::vector<fs::path> tensor_files_of(const fs::path& path) {
+  if (!fs::is_directory(path)) {
+    const std::string text = path.string();
+    const bool is_index = text.ends_with(checkpoint::index_end);
+    return {is_index ? text.substr(0, text.size() - std::string_view(checkpoint::index_end).size())
+                     : text};
+  }
+  std::vector<fs::path> files;
+  for (const char* name : checkpoint::tensor_files)
+    if (fs::exists(path / name) || checkpoint::has_index(path / name)) files.push_back(path / name);
+  return files;
+}
+
+std::uint64_t bytes_of(const fs::path& path) {
+  if (!fs::is_directory(path)) return fs::file_size(path);
+  std::uint64_t bytes = 0;
+  for (const auto& entry : fs::directory_iterator(path))
+    if (entry.is_regular_file()) bytes += entry.file_size();
+  return bytes;
+}
+
+std::string kind_of(const checkpoint::TensorEntry& entry) {
+  return formatted("{} [{}]", checkpoint::name_of(entry.dtype), listed(entry.shape, ", "));
 }
 
 }  // namespace lockstep::apps

@@ -4,7 +4,7 @@
 #include "train/program.h"
 #include "train/progress.h"
 
-#include "train/evaluate_saved.h"
+#include "train/evaluator.h"
 
 #include <lockstep/comm/device.h>
 

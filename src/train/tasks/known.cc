@@ -1,12 +1,9 @@
 #include "train/tasks/known.h"
 
 #include "base/text.h"
-#include "train/tasks/cifar.h"
-#include "train/tasks/gpt.h"
-#include "train/tasks/llama.h"
+#include "train/tasks/images.h"
+#include "train/tasks/language_models.h"
 #include "train/tasks/mlp.h"
-#include "train/tasks/mnist.h"
-#include "train/tasks/moe.h"
 
 #include <lockstep/base/error.h>
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "apps/bench/collectives/kinds.h"
-#include "apps/bench/collectives/values.h"
 
 #include <lockstep/comm/group.h>
 
@@ -21,7 +20,7 @@ class MeasuredCalls {
  public:
   MeasuredCalls(Group group, Collective op, std::int64_t bytes, Memory memory);
 
-  // Makes one call with the values of values.h and checks its result. If a value is wrong, throws
+  // Makes one call with the values of kinds.h and checks its result. If a value is wrong, throws
   // Error with its position on the rank that found it.
   void check_result();
   // Makes `uncounted` calls and then `calls` timed calls. Returns the nanoseconds of each timed

@@ -33,7 +33,7 @@ struct CollectivesOptions {
 // Throws UsageError for options that are invalid for every number of ranks.
 void check_options(const CollectivesOptions& options);
 
-// Measures, and prints on rank 0. Collective over `world`. Each operation is checked (values.h) on
+// Measures, and prints on rank 0. Collective over `world`. Each operation is checked (kinds.h) on
 // each backend, size and kind of memory before it is timed. Throws Error if a result is wrong, and
 // BadInput if the tensors do not fit into free memory.
 void measure_collectives(const CollectivesOptions& options, Group world);

@@ -1,17 +1,217 @@
-// Messages of several ranks about one failure, and the part of them that is shown.
 #include "launch/output_relay.h"
 
+#include "launch/run_agent.h"
 #include "launch/run_report.h"
-
-#include <gtest/gtest.h>
-
-#include <fstream>
-
+#include "launch/signals.h"
 #include "support/temporary_folder.h"
+#include "sys/file_descriptor.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <fstream>
+#include <string>
+#include <string_view>
 
 namespace lockstep::launch {
 namespace {
 
+// A printer on a file; streams 0 and 1 belong to rank 0, 2 and 3 to rank 1.
+struct PrinterTest : testing::Test {
+  sys::FileDescriptor file{::memfd_create("printed", MFD_CLOEXEC)};
+  Sink sink{file.get()};
+  OpenLine open;
+  Printer printer{sink, open, PrefixStyle::rank};
+
+  std::string printed() const {
+    std::string text(1 << 20, '\0');
+    text.resize(static_cast<std::size_t>(::pread(file.get(), text.data(), text.size(), 0)));
+    return text;
+  }
+};
+
+TEST_F(PrinterTest, EachLineGetsItsRank) {
+  printer.print(0, 0, "a\nb\n");
+  printer.print(2, 1, "c\n");
+  EXPECT_EQ(printed(), "[rank 0] a\n[rank 0] b\n[rank 1] c\n");
+}
+
+TEST_F(PrinterTest, AnUnfinishedLineIsContinuedByItsOwnStream) {
+  printer.print(0, 0, "a");
+  printer.print(0, 0, "b\nc");
+  printer.print(0, 0, "\n");
+  EXPECT_EQ(printed(), "[rank 0] ab\n[rank 0] c\n");
+}
+
+TEST_F(PrinterTest, AnotherStreamBeginsOnANewLine) {
+  printer.print(0, 0, "Password: ");
+  printer.print(2, 1, "hello\n");
+  printer.print(0, 0, "more\n");
+  printer.print(1, 0, "x");
+  printer.say("lockstep run: words");
+  EXPECT_EQ(
+      printed(),
+      "[rank 0] Password: \n[rank 1] hello\n[rank 0] more\n[rank 0] x\nlockstep run: words\n");
+}
+
+TEST_F(PrinterTest, ProgressBarsStayOnTheirLine) {
+  printer.print(0, 0, "10%\r20%\r\nend\n");
+  EXPECT_EQ(printed(), "[rank 0] 10%\r[rank 0] 20%\r\n[rank 0] end\n");
+}
+
+TEST_F(PrinterTest, WithoutPrefixesBytesAreUnchanged) {
+  Printer plain(sink, open, PrefixStyle::none);
+  const std::string bytes("\0\r\nx", 4);
+  plain.print(0, 0, bytes);
+  plain.print(2, 1, "y");
+  plain.print(0, 0, "z");
+  EXPECT_EQ(printed(), bytes + "yz");
+}
+
+TEST(Unfinished, BeginsAfterTheLastLineEnd) {
+  EXPECT_EQ(unfinished(""), 0U);
+  EXPECT_EQ(unfinished("abc"), 0U);
+  EXPECT_EQ(unfinished("abc\n"), 4U);
+  EXPECT_EQ(unfinished("a\nbc"), 2U);
+  EXPECT_EQ(unfinished("a\rbc"), 2U);
+  EXPECT_EQ(unfinished("a\nb\r"), 2U);  // the '\n' of "\r\n" may follow
+}
+
+struct SinkTest : testing::Test {
+  SinkTest() {
+    int ends[2];
+    EXPECT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+    read_end.reset(ends[0]);
+    write_end.reset(ends[1]);
+  }
+  std::string read_some() {
+    std::string text(1 << 17, '\0');
+    const ssize_t size = ::read(read_end.get(), text.data(), text.size());
+    text.resize(size > 0 ? static_cast<std::size_t>(size) : 0);
+    return text;
+  }
+  sys::FileDescriptor read_end, write_end;
+  SignalActions actions;
+};
+
+TEST_F(SinkTest, AReaderThatWaitsDoesNotBlockTheWriterAndLosesNothing) {
+  Sink sink(write_end.get());
+  std::string sent;
+  for (int i = 0; i < 40'000; ++i) sent += std::to_string(i) + "\n";
+  sink.write(sent);  // more than a pipe holds, and the pipe is in blocking mode
+  EXPECT_GT(sink.pending(), 0U);
+  std::string received;
+  while (received.size() < sent.size()) {
+    received += read_some();
+    sink.flush();
+  }
+  EXPECT_EQ(received, sent);
+  EXPECT_EQ(sink.pending(), 0U);
+  EXPECT_EQ(::fcntl(write_end.get(), F_GETFL) & O_NONBLOCK,
+            0);  // the flags of the shell's terminal are unchanged
+}
+
+TEST_F(SinkTest, IsFullBeforeItTakesMuchMemory) {
+  Sink sink(write_end.get());
+  EXPECT_FALSE(sink.full());
+  sink.write(std::string(2 << 20, 'x'));
+  EXPECT_TRUE(sink.full());
+}
+
+TEST_F(SinkTest, AReaderThatHasGoneIsRememberedAndNoLongerWrittenTo) {
+  Sink sink(write_end.get());
+  read_end.reset();
+  sink.write("lost\n");
+  EXPECT_EQ(sink.lost(), EPIPE);
+  sink.write(std::string(2 << 20, 'x'));
+  EXPECT_EQ(sink.pending(), 0U);
+}
+
+TEST_F(SinkTest, KnowsWhenTwoDescriptorsAreOnePlace) {
+  const sys::FileDescriptor again(::dup(write_end.get()));
+  const sys::FileDescriptor file(::memfd_create("other", MFD_CLOEXEC));
+  EXPECT_TRUE(Sink(write_end.get()).same_place(Sink(again.get())));
+  EXPECT_FALSE(Sink(write_end.get()).same_place(Sink(file.get())));
+}
+
+TEST(Sink, AClosedDescriptorIsLostFromTheStart) {
+  Sink sink(-1);
+  EXPECT_EQ(sink.lost(), EBADF);
+  sink.write("nothing happens");
+}
+
+using Lines = std::vector<std::string>;
+
+TEST(LastLines, KeepsTheNewestInOrder) {
+  LastLines last;
+  for (int i = 0; i < 30; ++i) last.add(0, "line " + std::to_string(i) + "\n");
+  EXPECT_EQ(last.lines(3), (Lines{"line 27", "line 28", "line 29"}));
+  EXPECT_EQ(last.lines(100).size(), 30U);
+}
+
+TEST(LastLines, NothingPrintedIsNoLine) { EXPECT_EQ(LastLines().lines(5), Lines{}); }
+
+TEST(LastLines, AnUnfinishedLineCountsAndEmptyOnesStay) {
+  LastLines last;
+  last.add(0, "a\n\nb");
+  EXPECT_EQ(last.lines(9), (Lines{"a", "", "b"}));
+}
+
+TEST(LastLines, StreamsDoNotRunIntoEachOther) {
+  LastLines last;
+  last.add(0, "output");
+  last.add(1, "error\n");
+  last.add(0, " goes on\n");
+  EXPECT_EQ(last.lines(9), (Lines{"output", "error", " goes on"}));
+}
+
+TEST(LastLines, AProgressBarShowsItsLastState) {
+  LastLines last;
+  last.add(0, "\r10%\r20%\r30%\ndone\r\n");
+  EXPECT_EQ(last.lines(9), (Lines{"30%", "done"}));
+}
+
+TEST(LastLines, BinaryAndEndlessOutputAreMadeFit) {
+  LastLines last;
+  last.add(0, std::string("a\x1b[31mb\0c\n", 9));
+  last.add(0, std::string(1 << 20, 'x'));
+  const Lines lines = last.lines(9);
+  ASSERT_FALSE(lines.empty());
+  EXPECT_LT(lines.back().size(), 600U);
+  EXPECT_TRUE(lines.back().ends_with("x..."));
+
+  LastLines binary;
+  binary.add(0, std::string("a\x1b[31mb\0c\n", 9));
+  EXPECT_EQ(binary.lines(1), (Lines{"a\\x1b[31mb\\x00c"}));
+}
+
+using namespace std::chrono_literals;
+
+// All hot spares have the same rank, -1.
+TEST(RankOutput, LinesOfProcessesInReserveAreKeptApart) {
+  const Screen screen;
+  Sink sink(screen.descriptor());
+  OpenLine open;
+  Printer printer(sink, open, PrefixStyle::rank);
+  SharedFailures failures;
+  RankOutput one(-1, printer, printer, failures, {}), other(-1, printer, printer, failures, {});
+  const auto writes = [](RankOutput& output, std::string_view text) {
+    ASSERT_EQ(::write(output.rank_error(), text.data(), text.size()), std::ssize(text));
+    output.read(1, Clock::now());
+    output.show_unfinished(Clock::now() + 1s);
+  };
+  writes(one, "a question: ");
+  writes(other, "another: ");
+  writes(other, "goes on\n");
+  writes(one, "next\n");
+  EXPECT_EQ(screen.text(), "[reserve] a question: \n[reserve] another: goes on\n[reserve] next\n");
+}
+
+// Messages of several ranks about one failure, and the part of them that is shown.
 const std::string sentence = "after 1s: rank 3 never called all_reduce #7 that ranks 0-2 wait in";
 
 std::string marked(int rank) {

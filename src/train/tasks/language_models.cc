@@ -1,4 +1,4 @@
-#include "train/tasks/moe.h"
+#include "train/tasks/language_models.h"
 
 #include "base/check.h"
 #include "train/tasks/tensor_checks.h"
@@ -6,6 +6,111 @@
 #include <lockstep/parallel/model_plans.h>
 
 namespace lockstep::train {
+
+void GptTask::declare_shape(Settings& settings) {
+  constexpr double most_dropout = 0.99;
+  settings.add({.name = "dropout",
+                .help = "share of activations that are dropped",
+                .most = most_dropout,
+                .scope = Scope::model},
+               dropout_);
+}
+
+void GptTask::check_shape(const std::function<std::string(const char*)>& option) const {
+  check_input(width_ % heads_ == 0, "{} {} is not a multiple of {} {}", option("width"), width_,
+              option("heads"), heads_);
+}
+
+double GptTask::parameters() const {
+  auto width = static_cast<double>(width_);
+  auto rows_of_embeddings = static_cast<double>(tokens_known() + block_);
+  double block = (3 + 1 + 4 + 4) * width * width + 2 * width;  // linear layers, and two norms
+  return static_cast<double>(layers_) * block + rows_of_embeddings * width + width;
+}
+
+models::GptOptions GptTask::model_options() const {
+  return {.layers = layers_,
+          .heads = heads_,
+          .width = width_,
+          .block = block_,
+          .vocabulary = tokens_known(),
+          .dropout = dropout_};
+}
+
+void GptTask::check_tensors(const checkpoint::NamedTensors& tensors) const {
+  check_entry("layers", layers_, count_layers(tensors, "transformer.h.", ".ln_1.weight"));
+  check_entry("width", width_, size_in(tensors, "transformer.wte.weight", 1));
+  check_entry("block", block_, size_in(tensors, "transformer.wpe.weight", 0));
+  check_vocabulary(size_in(tensors, "transformer.wte.weight", 0));
+  auto width = static_cast<double>(width_);
+  check_elements(tensors, static_cast<double>(layers_) * 12 * width * width);
+}
+
+ParallelPlan GptTask::parallel_plan() const {
+  if (!model_.is_empty()) return lockstep::parallel_plan(model_);
+  const models::GptOptions options = model_options();
+  return {.tensor = gpt_tensor_plan(options), .blocks = {"transformer.h.*"}, .heads = heads_};
+}
+
+void LlamaTask::declare_shape(Settings& settings) {
+  constexpr double most_sizes = 10'000, most_width = 1 << 20;
+  settings.add({.name = "key-value-heads",
+                .help = "heads of keys and values, which share queries; 0: as many as --heads",
+                .most = most_sizes,
+                .scope = Scope::shape},
+               key_value_heads_);
+  settings.add({.name = "hidden",
+                .help = "features inside the feed-forward layers; 0: 8/3 of --width",
+                .most = most_width,
+                .scope = Scope::shape},
+               hidden_);
+}
+
+void LlamaTask::check_shape(const std::function<std::string(const char*)>& option) const {
+  check_input(width_ % (2 * heads_) == 0, "{} {} is not a multiple of 2 * {} {}", option("width"),
+              width_, option("heads"), heads_);
+  check_input(key_value_heads_ == 0 || heads_ % key_value_heads_ == 0,
+              "{} {} is not a multiple of {} {}", option("heads"), heads_,
+              option("key-value-heads"), key_value_heads_);
+}
+
+models::LlamaOptions LlamaTask::model_options() const {
+  return {.layers = layers_,
+          .heads = heads_,
+          .key_value_heads = key_value_heads_ > 0 ? key_value_heads_ : heads_,
+          .width = width_,
+          .hidden = hidden_ > 0 ? hidden_ : (width_ * 8 / 3 + 7) / 8 * 8,
+          .block = block_,
+          .vocabulary = tokens_known()};
+}
+
+double LlamaTask::parameters() const {
+  const models::LlamaOptions options = model_options();
+  const auto width = static_cast<double>(width_), hidden = static_cast<double>(options.hidden);
+  const double keys =
+      width * static_cast<double>(options.key_value_heads) / static_cast<double>(heads_);
+  const double block = 2 * width * width + 2 * width * keys + 3 * width * hidden + 2 * width;
+  return static_cast<double>(layers_) * block +
+         2 * static_cast<double>(options.vocabulary) * width + width;
+}
+
+ParallelPlan LlamaTask::parallel_plan() const {
+  if (!model_.is_empty()) return lockstep::parallel_plan(model_);
+  const models::LlamaOptions options = model_options();
+  return {.tensor = llama_tensor_plan(options),
+          .blocks = {"model.layers.*"},
+          .heads = options.key_value_heads};
+}
+
+void LlamaTask::check_tensors(const checkpoint::NamedTensors& tensors) const {
+  check_entry("layers", layers_, count_layers(tensors, "model.layers.", ".input_layernorm.weight"));
+  check_entry("width", width_, size_in(tensors, "model.embed_tokens.weight", 1));
+  check_vocabulary(size_in(tensors, "model.embed_tokens.weight", 0));
+  check_entry("hidden", model_options().hidden,
+              size_in(tensors, "model.layers.0.mlp.gate_proj.weight", 0));
+  const auto width = static_cast<double>(width_);
+  check_elements(tensors, static_cast<double>(layers_) * 2 * width * width);
+}
 
 void MoeTask::declare_shape(Settings& settings) {
   constexpr double most_experts = 10'000, most_weight = 1e6, most_dropout = 0.99;
@@ -85,17 +190,6 @@ models::MoeOptions MoeTask::model_options() const {
   return options;
 }
 
-std::shared_ptr<torch::nn::Module> MoeTask::make_model() {
-  model_ = models::Moe(model_options());
-  return model_.ptr();
-}
-
-Replica MoeTask::make_replica() const {
-  models::Moe model(model_options());
-  return {model.ptr(),
-          [model](const Batch& batch) mutable { return model->loss(batch.data, batch.target); }};
-}
-
 void MoeTask::check_tensors(const checkpoint::NamedTensors& tensors) const {
   check_entry("layers", layers_, count_layers(tensors, "transformer.h.", ".ln_1.weight"));
   check_entry("width", width_, size_in(tensors, "transformer.wte.weight", 1));
@@ -115,13 +209,6 @@ ParallelPlan MoeTask::parallel_plan() const {
           .blocks = {"transformer.h.*"},
           .heads = heads_,
           .experts = experts_};
-}
-
-at::Tensor MoeTask::loss(const Batch& batch) { return model_->loss(batch.data, batch.target); }
-
-at::Tensor MoeTask::generate(const at::Tensor& ids, std::int64_t count,
-                             const models::GenerateOptions& options) {
-  return model_->generate(ids, count, options);
 }
 
 }  // namespace lockstep::train

@@ -1,11 +1,17 @@
-// The rate at which the ranks of a host move bytes when they read as much as they write. An
-// in-place all_reduce must do that, so it gives a lower bound of its time.
+// What this host can do at best: the latency between its cores, and the rate of its memory.
 #pragma once
 
 #include <cstdint>
 #include <span>
 
 namespace lockstep::apps {
+
+// Returns the median latency in seconds between two cores that this process may use, measured with
+// two threads; 0 if there is only one core. Blocks for some milliseconds.
+[[nodiscard]] double core_to_core_seconds();
+
+// The rate at which the ranks of a host move bytes when they read as much as they write. An
+// in-place all_reduce must do that, so it gives a lower bound of its time.
 
 // The kind of instructions in a pass. The fastest kind differs among processors and sizes.
 struct PassKind {
