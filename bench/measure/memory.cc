@@ -1,9 +1,9 @@
 #include "measure/memory.h"
 
 #include "apps/bench/spread.h"
-#include "measure/step.h"
 #include "apps/bench/together.h"
 #include "base/format.h"
+#include "measure/step.h"
 #include "sys/failure_text.h"
 #include "sys/heap.h"
 #include "sys/process_info.h"

@@ -1,5 +1,5 @@
-// `lockstep-measure memory`: the memory of a rank in each of our modes, by the library's counters and
-// by Linux, next to the expected value.
+// `lockstep-measure memory`: the memory of a rank in each of our modes, by the library's counters
+// and by Linux, next to the expected value.
 #pragma once
 
 #include "measure/models.h"

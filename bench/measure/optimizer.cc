@@ -57,7 +57,7 @@ void take_turn(Contender& contender, int steps) {
 // Returns the ratio of two times: the time that the memory pass needs to move the contender's
 // bytes, and the contender's own time.
 std::optional<apps::Spread> share_of_bound(const Contender& contender,
-                                     const std::vector<Contender>& contenders) {
+                                           const std::vector<Contender>& contenders) {
   for (const Contender& memory : contenders) {
     if (memory.name != "memory") continue;
     std::vector<double> shares;

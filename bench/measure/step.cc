@@ -76,7 +76,8 @@ void run_rounds(std::vector<MeasuredMode>& modes, const StepOptions& options, co
       take_turn(world, modes[(i + round) % modes.size()], options.steps);
   for (MeasuredMode& mode : modes) {
     std::int64_t own[] = {mode.work->training().held_bytes()};
-    for (const auto& rank : apps::gathered(world, own)) mode.bytes = std::max(mode.bytes, rank.front());
+    for (const auto& rank : apps::gathered(world, own))
+      mode.bytes = std::max(mode.bytes, rank.front());
   }
 }
 
@@ -138,8 +139,9 @@ void print_table(const StepOptions& options, const std::string& optimizer, int r
   print_to(stdout, "{:<18}{:>10}{:>10}{:>10}\n", "cpu of rank 0, p50", "forward", "backward",
            "update");
   for (const MeasuredMode& mode : modes)
-    print_to(stdout, "{:<18}{:>10.4f}{:>10.4f}{:>10.4f}\n", mode.name, apps::spread_of(mode.forward).p50,
-             apps::spread_of(mode.backward).p50, apps::spread_of(mode.update).p50);
+    print_to(stdout, "{:<18}{:>10.4f}{:>10.4f}{:>10.4f}\n", mode.name,
+             apps::spread_of(mode.forward).p50, apps::spread_of(mode.backward).p50,
+             apps::spread_of(mode.update).p50);
   print_to(stdout, "\n");
 }
 

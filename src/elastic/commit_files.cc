@@ -2,11 +2,11 @@
 
 #include "base/check.h"
 #include "base/text.h"
-#include "sys/file_descriptor.h"
-#include "sys/mapped_file.h"
 #include "checkpoint/safetensors_header.h"
 #include "module/tensors.h"
 #include "parallel/state_dict.h"
+#include "sys/file_descriptor.h"
+#include "sys/mapped_file.h"
 
 #include <lockstep/comm/together.h>
 

@@ -12,8 +12,8 @@
 // only after all ranks have marked the other buffer.
 #pragma once
 
-#include "checkpoint/folders.h"
 #include "checkpoint/file_part.h"
+#include "checkpoint/folders.h"
 #include "checkpoint/write_plan.h"
 #include "sys/file_descriptor.h"
 

@@ -4,11 +4,11 @@
 #include "base/format.h"
 #include "base/log.h"
 #include "checkpoint/content.h"
+#include "checkpoint/file_part.h"
 #include "checkpoint/folders.h"
 #include "checkpoint/model_parts.h"
 #include "checkpoint/optimizer_parts.h"
 #include "checkpoint/rank_tensors.h"
-#include "checkpoint/file_part.h"
 #include "sys/topology.h"
 
 #include <lockstep/base/error.h>

@@ -4,9 +4,9 @@
 #include "base/counted.h"
 #include "base/format.h"
 #include "base/text.h"
-#include "checkpoint/weight_files.h"
 #include "base/visible.h"
 #include "checkpoint/optimizer_state.h"
+#include "checkpoint/weight_files.h"
 #include "sys/files.h"
 
 #include <lockstep/checkpoint/checkpoint.h>
