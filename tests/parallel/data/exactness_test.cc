@@ -41,7 +41,8 @@ std::vector<std::vector<at::Tensor>> one_process(const Problem& problem, int ran
 void expect_equal(const std::vector<at::Tensor>& expected, DistributedDataParallel& ddp,
                   const std::string& where) {
   std::size_t i = 0;
-  for (const auto& [name, tensor, aliases, slice, kind, shard_group] : ddp.named_parameters()) {
+  for (const auto& [name, tensor, aliases, slice, kind, shard_group, offset] :
+       ddp.named_parameters()) {
     if (!tensor.requires_grad()) continue;
     EXPECT_TRUE(same_bits(tensor.grad(), expected[i])) << where << ", " << name;
     ++i;

@@ -41,7 +41,7 @@ struct Step {
 };
 
 void keep_gradients(const std::string& name, const Handle& handle, Gradients& results) {
-  for (const auto& [parameter, tensor, aliases, slice, kind, shard_group] :
+  for (const auto& [parameter, tensor, aliases, slice, kind, shard_group, offset] :
        handle.named_parameters()) {
     auto& list = results[name + " " + parameter];
     if (!tensor.grad().defined()) continue;

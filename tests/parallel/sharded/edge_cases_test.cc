@@ -163,7 +163,7 @@ TEST_P(ShardedEdgeCase, UnusedParametersMayBeAllowed) {
   run(
       [](Pair& pair, Group group) {
         pair.layer(0).forward(Pair::input()).sum().backward();
-        for (const auto& [name, tensor, aliases, slice, kind, shard_group] :
+        for (const auto& [name, tensor, aliases, slice, kind, shard_group, offset] :
              pair.sharded->named_parameters())
           EXPECT_EQ(tensor.grad().defined(), name.starts_with("0.")) << name;
         if (GetParam() == ShardLevel::full) return;  // a gather is collective
@@ -171,7 +171,7 @@ TEST_P(ShardedEdgeCase, UnusedParametersMayBeAllowed) {
         at::Tensor y = pair.layer(0).forward(Pair::input());
         if (group.is_root()) y = pair.layer(1).forward(y);
         y.sum().backward();
-        for (const auto& [name, tensor, aliases, slice, kind, shard_group] :
+        for (const auto& [name, tensor, aliases, slice, kind, shard_group, offset] :
              pair.sharded->named_parameters())
           EXPECT_TRUE(tensor.grad().defined()) << name;
       },

@@ -62,7 +62,7 @@ TEST(ShardedHandle, SlicesOfAUnitLieSideBySideAndSoDoTheirGradients) {
     image_loss(model->forward(values({4, 32}, group.rank()))).backward();
     const char* end = nullptr;
     const char* end_of_gradient = nullptr;
-    for (const auto& [name, tensor, aliases, slice, kind, shard_group] :
+    for (const auto& [name, tensor, aliases, slice, kind, shard_group, offset] :
          sharded.named_parameters()) {
       if (tensor.numel() == 0) continue;
       auto begin = static_cast<const char*>(tensor.const_data_ptr());
@@ -105,7 +105,7 @@ TEST(ShardedHandle, ClipsTheNormOfAllShardsTogether) {
         auto sharded = fully_shard(model, group);
         (model->forward(values({4, 7}, 1)).square().sum() * 3).backward();
         EXPECT_NEAR(sharded.clip_grad_norm(0.5, norm_type), expected, expected * 1e-6);
-        for (const auto& [name, tensor, aliases, slice, kind, shard_group] :
+        for (const auto& [name, tensor, aliases, slice, kind, shard_group, offset] :
              sharded.named_parameters()) {
           at::Tensor whole = name == "weight" ? plain->weight.grad() : plain->bias.grad();
           at::Tensor part = whole.view({-1}).narrow(0, slice.range.begin, slice.range.length());

@@ -243,7 +243,7 @@ TEST_P(ShardedMixedPrecision, AUnitMayComputeInADtypeOfItsOwn) {
         loss.backward();
         expected.backward();
         auto named = plain->named_parameters();
-        for (const auto& [name, tensor, aliases, slice, kind, shard_group] :
+        for (const auto& [name, tensor, aliases, slice, kind, shard_group, offset] :
              sharded.named_parameters()) {
           at::Tensor gradient =
               named[name].grad().view({-1}).narrow(0, slice.range.begin, slice.range.length());
@@ -288,7 +288,7 @@ TEST(ShardedMixedPrecisionOfComplexNumbers, LeavesThemAsTheyAre) {
           model, group,
           {.level = level, .compute_dtype = at::kBFloat16, .reduce_dtype = at::kBFloat16});
       parameter.abs().square().sum().backward();
-      const auto [name, tensor, aliases, slice, kind, shard_group] =
+      const auto [name, tensor, aliases, slice, kind, shard_group, offset] =
           sharded.named_parameters().front();
       EXPECT_EQ(tensor.grad().scalar_type(), at::kComplexFloat);
       at::Tensor expected = 2 * z.narrow(0, slice.range.begin, slice.range.length());

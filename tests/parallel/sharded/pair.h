@@ -36,7 +36,7 @@ struct Pair {
 // computed the same.
 inline void expect_same_gradients(Pair& pair) {
   auto named = pair.plain->named_parameters();
-  for (const auto& [name, tensor, aliases, slice, kind, shard_group] :
+  for (const auto& [name, tensor, aliases, slice, kind, shard_group, offset] :
        pair.sharded->named_parameters()) {
     ASSERT_TRUE(tensor.grad().defined()) << name;
     at::Tensor whole = named[name].grad().reshape({-1});

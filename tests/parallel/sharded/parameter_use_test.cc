@@ -133,7 +133,7 @@ TEST_P(ShardedParameterUse, SeveralDtypesAndEmptyParameters) {
       for (int step = 0; step < 2; ++step) {
         sharded.zero_grad();
         (a.sum() * b.sum() * scalar * counts.sum() + none.sum()).backward();
-        for (const auto& [name, tensor, aliases, slice, kind, shard_group] :
+        for (const auto& [name, tensor, aliases, slice, kind, shard_group, offset] :
              sharded.named_parameters()) {
           EXPECT_EQ(tensor.grad().defined(), name != "counts");
           if (name != "a") continue;

@@ -43,7 +43,7 @@ TEST_P(SliceWrite, FromTheParameterItselfTakesItsMemoryAway) {
   run([](Pair& pair, Group) {
     torch::NoGradGuard no_grad;
     pair.use();
-    for (const auto& [name, tensor, aliases, slice, kind, shard_group] :
+    for (const auto& [name, tensor, aliases, slice, kind, shard_group, offset] :
          pair.sharded->named_parameters()) {
       at::Tensor whole = pair.model->named_parameters()[name];
       auto read_and_write = [&] {

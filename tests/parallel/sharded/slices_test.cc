@@ -61,7 +61,7 @@ TEST_P(ShardedSlices, ElementsAreNotMixedOnSeveralRanks) {
           for (int backwards : {1, 2}) {  // averages of the first are moved for the second
             for (int i = 0; i < backwards; ++i) backward_of_both(pair, i);
             auto before = gradients_of(pair.sharded->parameters());
-            for (const auto& [name, tensor, aliases, slice, kind, shard_group] :
+            for (const auto& [name, tensor, aliases, slice, kind, shard_group, offset] :
                  pair.sharded->named_parameters()) {
               for (const auto& mix : ways_of_mixing()) {
                 if (group.size() == 1) continue;
@@ -180,7 +180,7 @@ TEST_P(ShardedSlices, WeightDecayGoesByTheShapesOfTheWhole) {
     auto groups =
         optim::decay_groups(pair.sharded->named_parameters(), torch::optim::AdamWOptions(0.1), 0.5);
     std::vector<std::string> decayed;
-    for (const auto& [name, tensor, aliases, slice, kind, shard_group] :
+    for (const auto& [name, tensor, aliases, slice, kind, shard_group, offset] :
          pair.sharded->named_parameters())
       for (const at::Tensor& one : groups[0].params())
         if (one.is_same(tensor)) decayed.push_back(name);
