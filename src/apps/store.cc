@@ -9,6 +9,7 @@
 #include <lockstep/store/secret.h>
 #include <lockstep/store/store_server.h>
 
+#include <algorithm>
 #include <optional>
 
 #include <poll.h>
@@ -66,8 +67,7 @@ int serve_until_told(const StoreServer& server, launch::SignalQueue& signals) {
   while (server.serves()) {
     pollfd entry{signals.descriptor(), POLLIN, 0};
     if (::poll(&entry, 1, look_milliseconds) <= 0) continue;
-    for (const int signal : signals.take())
-      if (signal != SIGUSR1 && signal != SIGUSR2 && signal != SIGTSTP) return 0;
+    if (std::ranges::any_of(signals.take(), launch::asks_to_stop)) return 0;
   }
   return 1;
 }

@@ -122,33 +122,17 @@ SharedFile SharedFile::open(const fs::path& path) {
 }
 
 SharedFile::SharedFile(const sys::FileDescriptor& file, fs::path path, std::size_t bytes)
-    : data_(mapped(file, path, bytes)), bytes_(bytes), path_(std::move(path)) {
+    : data_(mapped(file, path, bytes), Unmap{bytes}), path_(std::move(path)) {
   struct stat found {};
   if (::fstat(file.get(), &found) == 0) inode_ = found.st_ino;
 }
 
-SharedFile::SharedFile(SharedFile&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)),
-      bytes_(std::exchange(other.bytes_, 0)),
-      path_(std::move(other.path_)),
-      inode_(other.inode_) {}
-
-SharedFile& SharedFile::operator=(SharedFile&& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(bytes_, other.bytes_);
-  std::swap(path_, other.path_);
-  std::swap(inode_, other.inode_);
-  return *this;
-}
+void Unmap::operator()(std::byte* data) const { ::munmap(data, bytes); }
 
 bool SharedFile::is_intact() const {
   struct stat found {};
   return data_ == nullptr || (::lstat(path_.c_str(), &found) == 0 && found.st_ino == inode_ &&
-                              found.st_size == static_cast<off_t>(bytes_));
-}
-
-SharedFile::~SharedFile() {
-  if (data_ != nullptr) ::munmap(data_, bytes_);
+                              found.st_size == static_cast<off_t>(bytes()));
 }
 
 fs::path buffer_name(int buffer) { return buffer == 0 ? "a" : "b"; }

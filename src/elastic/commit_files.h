@@ -25,11 +25,18 @@
 #include <compare>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace lockstep {
+
+// Unmaps memory of `bytes` bytes.
+struct Unmap {
+  std::size_t bytes = 0;
+  void operator()(std::byte* data) const;
+};
 
 // Shared memory: a file that several processes map and write. Its space is reserved at creation, so
 // that a full disk causes an error then, and no SIGBUS later.
@@ -39,12 +46,9 @@ class SharedFile {
   // Throws SystemError, which names the file, if there is no room or no permission.
   [[nodiscard]] static SharedFile make(const std::filesystem::path& path, std::size_t bytes);
   [[nodiscard]] static SharedFile open(const std::filesystem::path& path);
-  SharedFile(SharedFile&& other) noexcept;
-  SharedFile& operator=(SharedFile&& other) noexcept;
-  ~SharedFile();
 
-  [[nodiscard]] std::byte* data() const { return data_; }
-  [[nodiscard]] std::size_t bytes() const { return bytes_; }
+  [[nodiscard]] std::byte* data() const { return data_.get(); }
+  [[nodiscard]] std::size_t bytes() const { return data_.get_deleter().bytes; }
   // Returns false if another program has removed, replaced or truncated the file: writes to it are
   // then lost or raise SIGBUS. Returns true for an object without a file.
   [[nodiscard]] bool is_intact() const;
@@ -52,8 +56,7 @@ class SharedFile {
  private:
   SharedFile(const sys::FileDescriptor& file, std::filesystem::path path, std::size_t bytes);
 
-  std::byte* data_ = nullptr;
-  std::size_t bytes_ = 0;
+  std::unique_ptr<std::byte, Unmap> data_;
   std::filesystem::path path_;
   std::uint64_t inode_ = 0;
 };

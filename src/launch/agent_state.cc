@@ -1,5 +1,7 @@
 #include "launch/agent_state.h"
 
+#include "launch/signals.h"
+
 #include <csignal>
 
 namespace lockstep::launch {
@@ -38,9 +40,7 @@ void AgentStateMachine::left() {
 }
 
 void AgentStateMachine::signalled(int signal, Time now) {
-  const bool asks_to_stop = signal == SIGINT || signal == SIGTERM || signal == SIGHUP ||
-                            signal == SIGQUIT || signal == SIGPIPE;
-  if (!asks_to_stop) {
+  if (!asks_to_stop(signal)) {
     send_ = signal;
   } else if (state_ == State::running) {
     state_ = State::stopping;

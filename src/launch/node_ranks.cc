@@ -27,10 +27,6 @@ namespace {
 
 constexpr std::chrono::seconds first_line_after{1}, between_lines{10};
 
-bool asks_for_the_end(int signal) {
-  return signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT;
-}
-
 // All other threads block the signal, so it is delivered to this thread.
 void let_it_have_its_effect(int signal) {
   sigset_t one, before;
@@ -83,7 +79,7 @@ void WaitingLines::run() {
 void WaitingLines::take_signals() {
   for (int signal : signals_->take()) {
     const std::string waited_for = what();
-    if (asks_for_the_end(signal) && !waited_for.empty())
+    if (asks_to_stop(signal) && !waited_for.empty())
       say_(formatted("{} came while waiting for {}; no rank has been started",
                      sys::signal_name(signal), waited_for));
     let_it_have_its_effect(signal);

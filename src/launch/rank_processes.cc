@@ -21,6 +21,7 @@
 #include <filesystem>
 #include <functional>
 #include <set>
+#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -147,12 +148,9 @@ Finding look_at(const std::string& file) {
 std::vector<std::string> candidates(const std::string& name, std::string_view path) {
   if (name.find('/') != std::string::npos) return {name};
   std::vector<std::string> files;
-  while (!path.empty()) {
-    const std::size_t end = path.find(':');
-    const std::string folder(path.substr(0, end));
+  std::istringstream folders{std::string(path)};
+  for (std::string folder; std::getline(folders, folder, ':');)
     files.push_back((folder.empty() ? "." : folder) + "/" + name);
-    path.remove_prefix(end == std::string_view::npos ? path.size() : end + 1);
-  }
   files.push_back("./" + name);
   return files;
 }

@@ -3,6 +3,7 @@
 #include "base/counted.h"
 #include "base/format.h"
 #include "base/text.h"
+#include "launch/signals.h"
 #include "sys/program.h"
 
 #include <csignal>
@@ -21,11 +22,6 @@ constexpr std::chrono::milliseconds notice_of_a_round{100};
 // The new rank's first step comes before the start of the next process in reserve.
 constexpr std::chrono::milliseconds until_the_round_is_under_way{250};
 constexpr std::chrono::seconds first_waiting_line{1}, next_waiting_line{10}, next_spare_line{60};
-
-bool asks_to_stop(int signal) {
-  return signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT ||
-         signal == SIGPIPE;
-}
 
 std::string time_of_day() {
   const std::time_t now = std::time(nullptr);

@@ -4,14 +4,10 @@
 #include "base/text.h"
 #include "launch/environment.h"
 #include "sys/bounded_json.h"
-#include "sys/file_descriptor.h"
+#include "sys/plain_file.h"
 #include "sys/topology.h"
 
 #include <lockstep/base/error.h>
-
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -21,6 +17,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <sstream>
 #include <string>
 #include <utility>
 
@@ -121,12 +118,10 @@ constexpr std::chrono::milliseconds coarseness{50};
 FlightFolder::FlightFolder(const Environment& environment, const std::string& log_folder,
                            const std::string& run_id)
     : begin_(fs::file_time_type::clock::now() - coarseness) {
-  const auto given = std::find_if(environment.begin(), environment.end(), [](const auto& entry) {
-    return entry.first == variable::flight_folder && !entry.second.empty();
-  });
+  const std::string_view given = value_of(environment, variable::flight_folder);
   std::error_code ignored;
-  if (given != environment.end()) {
-    path_ = given->second;
+  if (!given.empty()) {
+    path_ = given;
   } else if (!log_folder.empty()) {
     path_ = fs::absolute(log_folder, ignored).string();
   } else {
@@ -176,17 +171,13 @@ constexpr std::size_t most_bytes = 1 << 20;
 constexpr sys::JsonLimits limits{.depth = 8, .members = 1000, .values = 10'000};
 constexpr std::size_t most_lines = 40;
 
-// Returns an empty string if there is no such file. Opens without blocking, because the path may be
-// a FIFO.
+// Returns an empty string if there is no such file.
 std::string content_of(const std::string& file) {
-  const sys::FileDescriptor open(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  struct stat found = {};
-  if (!open || ::fstat(open.get(), &found) != 0 || !S_ISREG(found.st_mode)) return "";
-  std::string content(most_bytes + 1, '\0');
-  const ssize_t size = ::pread(open.get(), content.data(), content.size(), 0);
-  if (size <= 0 || static_cast<std::size_t>(size) > most_bytes) return "";
-  content.resize(static_cast<std::size_t>(size));
-  return content;
+  try {
+    return sys::read_plain_file(file, most_bytes);
+  } catch (const Error&) {
+    return "";
+  }
 }
 
 // Returns null if the text is not an error file.
@@ -208,11 +199,8 @@ std::string text_at(const json& object, const char* name) {
 
 std::vector<std::string> lines_of(std::string_view text) {
   std::vector<std::string> lines;
-  while (!text.empty()) {
-    const std::size_t end = text.find('\n');
-    lines.emplace_back(text.substr(0, end));
-    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
-  }
+  std::istringstream stream{std::string(text)};
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
   if (lines.size() > most_lines) lines.erase(lines.begin(), lines.end() - most_lines);
   return lines;
 }

@@ -14,6 +14,12 @@
 
 namespace lockstep::launch {
 
+// Returns true for signals that ask a program to end. SIGPIPE: the reader of its output has gone.
+[[nodiscard]] inline bool asks_to_stop(int signal) {
+  return signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT ||
+         signal == SIGPIPE;
+}
+
 // Blocks the signals that an agent forwards, in the calling thread, until destroyed; threads that
 // are started meanwhile inherit the mask. If SIGHUP was ignored (nohup), it stays ignored. SIGINT
 // does not: scripts start background jobs with SIGINT ignored and may still want to interrupt them.

@@ -344,16 +344,22 @@ const std::string& described(const checkpoint::Metadata& metadata, const std::st
   return found->second;
 }
 
-void restore_model(Configuration& configuration, const checkpoint::Metadata& metadata) {
+void in_metadata(const std::function<void()>& read) {
   try {
-    for (const Settings::Entry& entry : configuration.settings().entries())
-      if (is_of_model(entry))
-        configuration.settings().set(entry.name, described(metadata, entry.name));
-    configuration.task().restore(metadata);
+    read();
   } catch (const BadInput& error) {
     std::string what = error.what();
     throw BadInput(what.starts_with("metadata: ") ? what : "metadata: " + what);
   }
+}
+
+void restore_model(Configuration& configuration, const checkpoint::Metadata& metadata) {
+  in_metadata([&] {
+    for (const Settings::Entry& entry : configuration.settings().entries())
+      if (is_of_model(entry))
+        configuration.settings().set(entry.name, described(metadata, entry.name));
+    configuration.task().restore(metadata);
+  });
 }
 
 void keep_description(checkpoint::Metadata& progress, const Task& task) {

@@ -106,6 +106,8 @@ struct CommandLine {
 
 // Calls `read` and prepends the file's name to the message of a BadInput.
 void in_file(const std::filesystem::path& file, const std::function<void()>& read);
+// Calls `read` and prepends "metadata: " to the message of a BadInput, unless it is there already.
+void in_metadata(const std::function<void()>& read);
 
 // Throws if the task or a setting of Scope::shape differs from the checkpoint; other settings may
 // change.

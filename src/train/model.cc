@@ -322,13 +322,7 @@ void TrainedModel::load(const std::filesystem::path& folder) {
   const bool is_same_kind =
       kind_before != state.progress.end() && kind_before->second == facts_.kind;
   if (!is_same_kind || state.ranks != facts_.processes) return;
-  together(world_, [&] {
-    try {
-      take_own(own);
-    } catch (const BadInput& error) {
-      throw BadInput(formatted("{}: {}", folder.string(), error.what()));
-    }
-  });
+  together(world_, [&] { in_file(folder, [&] { take_own(own); }); });
 }
 
 // Traffic in groups of several axes is not counted, nor is that of fully_shard().

@@ -11,6 +11,7 @@
 #include <array>
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <span>
 
 namespace lockstep::train {
@@ -139,13 +140,7 @@ std::string duration_text(double seconds) {
 }
 
 std::string progress_text(const MetricsRow& row) {
-  std::string text = formatted("step {}/{}  loss {}", row.step, row.steps, loss_text(row.loss));
-  if (row.val_loss) text += formatted("  val_loss {}", loss_text(*row.val_loss));
-  if (row.accuracy) text += formatted("  accuracy {:.4f}", *row.accuracy);
-  for (const std::string& figure :
-       {rate_text(row), memory_text(row), waiting_text(row), left_text(row)})
-    if (!figure.empty()) text += between + figure;
-  return text;
+  return evaluation_line(row, {.columns = std::numeric_limits<int>::max()});
 }
 
 std::string progress_line(const MetricsRow& row, LineLook look) {

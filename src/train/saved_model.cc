@@ -29,15 +29,6 @@ std::int64_t described_step(const checkpoint::Metadata& metadata) {
   return *step;
 }
 
-std::shared_ptr<Task> described_task(const checkpoint::Metadata& metadata) {
-  try {
-    return make_task(described(metadata, "task"));
-  } catch (const BadInput& error) {
-    std::string what = error.what();
-    throw BadInput(what.starts_with("metadata: ") ? what : "metadata: " + what);
-  }
-}
-
 // Sets a path of a task if the task has this setting.
 void set_path(Task& task, const std::string& name, const std::string& path) {
   Settings own(task.name());
@@ -48,27 +39,24 @@ void set_path(Task& task, const std::string& name, const std::string& path) {
 
 SavedModel described_model(const fs::path& file, const fs::path& bpe) {
   checkpoint::Safetensors content = checkpoint::read_safetensors(file);
-  try {
-    std::shared_ptr<Task> task = described_task(content.metadata);
-    Configuration configuration(*task, task->defaults());
+  SavedModel saved;
+  saved.file = file;
+  in_file(file, [&] {
+    in_metadata([&] { saved.task = make_task(described(content.metadata, "task")); });
+    Configuration configuration(*saved.task, saved.task->defaults());
     restore_model(configuration, content.metadata);
-    SavedModel saved{.file = file,
-                     .task = task,
-                     .step = described_step(content.metadata),
-                     .tokenizer = std::nullopt,
-                     .tensors = std::move(content.tensors),
-                     .metadata = std::move(content.metadata)};
-    task->check_tensors(saved.tensors);
-    if (auto text = std::dynamic_pointer_cast<TextTask>(task)) {
-      std::string tables = bpe.string();
-      if (tables.empty()) tables = paths_of_run(saved)["bpe"];
-      if (!bpe.empty() || fs::exists(tables)) set_path(*task, "bpe", tables);
-      saved.tokenizer = text->tokenizer();
-    }
-    return saved;
-  } catch (const BadInput& error) {
-    throw BadInput(file.string() + ": " + error.what());
-  }
+    saved.step = described_step(content.metadata);
+    saved.tensors = std::move(content.tensors);
+    saved.metadata = std::move(content.metadata);
+    saved.task->check_tensors(saved.tensors);
+    const auto text = std::dynamic_pointer_cast<TextTask>(saved.task);
+    if (text == nullptr) return;
+    std::string tables = bpe.string();
+    if (tables.empty()) tables = paths_of_run(saved)["bpe"];
+    if (!bpe.empty() || fs::exists(tables)) set_path(*saved.task, "bpe", tables);
+    saved.tokenizer = text->tokenizer();
+  });
+  return saved;
 }
 
 }  // namespace
@@ -111,14 +99,12 @@ std::map<std::string, std::string> paths_of_run(const SavedModel& saved) {
 }
 
 void load_into(torch::nn::Module& module, const SavedModel& saved) {
-  try {
+  in_file(saved.file, [&] {
     for (const auto& [name, tensor] : saved.tensors)
       check_input(!tensor.is_floating_point() || at::isfinite(tensor).all().item<bool>(),
                   "tensor {}: expected finite numbers, found inf or NaN", name);
     load_state_dict(module, saved.tensors);
-  } catch (const BadInput& error) {
-    throw BadInput(saved.file.string() + ": " + error.what());
-  }
+  });
 }
 
 SavedLanguageModel language_model_of(const SavedModel& saved) {

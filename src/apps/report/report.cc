@@ -48,8 +48,8 @@ class GroupHistory {
     const FlightFile* file = nullptr;
     const FlightGroup* group = nullptr;
     int number = 0;  // rank in the group
-    Line collectives;
-    std::map<int, Line> sends, receives;  // by the peer's rank
+    Line collectives = {};
+    std::map<int, Line> sends = {}, receives = {};  // by the peer's rank
   };
   // A call in which some ranks wait, and the ranks that have not made it.
   struct Open {
@@ -106,12 +106,7 @@ GroupHistory::GroupHistory(const std::vector<FlightFile>& files,
     const FlightGroup& group = file.groups[one.group];
     members_ = group.members;
     const auto place = std::find(members_.begin(), members_.end(), file.rank);
-    Part part{.file = &file,
-              .group = &group,
-              .number = static_cast<int>(place - members_.begin()),
-              .collectives = {},
-              .sends = {},
-              .receives = {}};
+    Part part{.file = &file, .group = &group, .number = static_cast<int>(place - members_.begin())};
     for (std::size_t index : one.calls) {
       const FlightCall& call = file.calls[index];
       if (call.progress == "refused") continue;
