@@ -7,14 +7,12 @@
 #include "checkpoint/model_parts.h"
 #include "checkpoint/optimizer_parts.h"
 #include "checkpoint/parts_reader.h"
-#include "checkpoint/planned_tensors.h"
 #include "checkpoint/rank_tensors.h"
 #include "checkpoint/safetensors_header.h"
 #include "checkpoint/shards.h"
 #include "sys/file_lock.h"
 #include "sys/files.h"
 
-#include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/comm/together.h>
 #include <lockstep/optim/grad_scaler.h>
@@ -24,13 +22,10 @@
 
 #include <array>
 #include <chrono>
-#include <functional>
 #include <memory>
 #include <optional>
-#include <string>
 #include <system_error>
 #include <utility>
-#include <vector>
 
 namespace lockstep::checkpoint {
 namespace {

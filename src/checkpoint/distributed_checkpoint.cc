@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "base/visible.h"
+#include "checkpoint/folders.h"
 #include "checkpoint/torch_values.h"
 #include "module/tensors.h"
 
@@ -11,10 +12,8 @@
 #include <algorithm>
 #include <numeric>
 #include <optional>
-#include <set>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 namespace lockstep::checkpoint {
 namespace {
@@ -253,15 +252,13 @@ DistributedFolder::DistributedFolder(fs::path folder, TorchReading how)
     : folder_(std::move(folder)), how_(how) {
   const fs::path path = folder_ / metadata_name;
   std::string text = sys::read_plain_file(path, Pickle::most_bytes);
-  try {
+  in_file(path, [&] {
     const Pickle pickle(std::move(text), metadata_globals(), most_values);
     read_tensors(pickle, pickle.root());
     read_places(pickle, pickle.root());
     read_paths(pickle, pickle.root());
     check_complete();
-  } catch (const BadInput& problem) {
-    throw BadInput(formatted("{}: {}", path.string(), problem.what()));
-  }
+  });
 }
 
 void DistributedFolder::read_tensors(const Pickle& pickle, Ref metadata) {

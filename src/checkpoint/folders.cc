@@ -1,20 +1,15 @@
 #include "checkpoint/folders.h"
 
 #include "base/check.h"
-#include "base/format.h"
 #include "base/visible.h"
 #include "sys/files.h"
 #include "sys/random_bytes.h"
-
-#include <lockstep/base/error.h>
 
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
 #include <fstream>
 #include <span>
-#include <string>
-#include <string_view>
 #include <system_error>
 
 namespace lockstep::checkpoint {

@@ -1,6 +1,9 @@
 // The names of checkpoint folders, and of the files in and beside them.
 #pragma once
 
+#include "base/format.h"
+
+#include <lockstep/base/error.h>
 #include <lockstep/checkpoint/training_state.h>
 
 #include <array>
@@ -10,6 +13,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace lockstep::checkpoint {
 
@@ -37,6 +41,16 @@ inline constexpr const char* layout_file = "layout.json";
 
 // Beside the folders: contains the name of the newest one.
 inline constexpr const char* latest_file = "LATEST";
+
+// Returns the result of `read`; adds the path of the file to the front of its BadInput errors.
+template <class Read>
+decltype(auto) in_file(const std::filesystem::path& file, Read&& read) {
+  try {
+    return std::forward<Read>(read)();
+  } catch (const BadInput& problem) {
+    throw BadInput(formatted("{}: {}", file.string(), problem.what()));
+  }
+}
 
 // Returns the step in a checkpoint folder's name, or -1 for any other name.
 [[nodiscard]] std::int64_t step_of(const std::filesystem::path& folder);

@@ -11,13 +11,11 @@
 #include "sys/plain_file.h"
 
 #include <lockstep/checkpoint/checkpoint.h>
-#include <lockstep/checkpoint/training_state.h>
 #include <lockstep/comm/group.h>
 
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
-#include <span>
 #include <string_view>
 #include <utility>
 
@@ -152,12 +150,7 @@ class JsonFields {
 };
 
 void check_text(const std::string& key, const std::string& text) {
-  try {
-    (void)nlohmann::json(text).dump();
-  } catch (const nlohmann::json::exception&) {
-    throw InvalidArgument(
-        formatted("checkpoint: {} must be UTF-8, found '{}'", key, visible(text)));
-  }
+  check(is_utf8(text), "checkpoint: {} must be UTF-8, found '{}'", key, visible(text));
 }
 
 nlohmann::json texts_of(const char* key, const Metadata& texts) {
@@ -252,11 +245,7 @@ std::string file_checksum(const fs::path& file) {
   if (file.string().ends_with(index_end))
     return text_checksum(sys::read_plain_file(file, most_bytes));
   sys::PlainFile opened(file);
-  try {
-    return text_checksum(read_header_text(opened));
-  } catch (const BadInput& problem) {
-    throw BadInput(formatted("{}: {}", file.string(), problem.what()));
-  }
+  return in_file(file, [&] { return text_checksum(read_header_text(opened)); });
 }
 
 bool has_file(const LayoutJson& json, const std::string& name) {

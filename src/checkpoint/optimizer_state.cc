@@ -9,11 +9,8 @@
 
 #include <ATen/ops/scalar_tensor.h>
 #include <c10/util/Type.h>
-#include <torch/optim/optimizer.h>
 
-#include <cstdint>
 #include <typeinfo>
-#include <utility>
 
 namespace lockstep::checkpoint {
 namespace {

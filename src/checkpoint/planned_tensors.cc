@@ -19,10 +19,7 @@
 #include <algorithm>
 #include <exception>
 #include <functional>
-#include <span>
-#include <string>
 #include <utility>
-#include <vector>
 
 namespace lockstep::checkpoint {
 namespace {

@@ -7,8 +7,6 @@
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
-#include <string>
-
 namespace lockstep::checkpoint {
 namespace {
 

@@ -7,33 +7,20 @@
 #include "sys/bounded_json.h"
 #include "sys/plain_file.h"
 
+#include <ATen/ops/empty.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <optional>
 #include <set>
-#include <span>
-#include <string>
-#include <string_view>
 #include <utility>
 
 namespace lockstep::checkpoint {
 namespace {
 
-std::string quoted(const std::string& text) {
-  try {
-    return nlohmann::json(text).dump();
-  } catch (const nlohmann::json::exception&) {
-    throw InvalidArgument(formatted(
-        "write_safetensors: names and metadata must be UTF-8, found '{}'", visible(text)));
-  }
-}
-
-std::string quoted_object(const std::map<std::string, std::string>& members) {
-  std::string text;
-  for (const auto& [key, value] : members)
-    text += formatted("{}{}:{}", text.empty() ? '{' : ',', quoted(key), quoted(value));
-  return text + '}';
+void check_utf8(const std::string& text) {
+  check(is_utf8(text), "write_safetensors: names and metadata must be UTF-8, found '{}'",
+        visible(text));
 }
 
 void check_names_differ(const std::vector<TensorEntry>& entries) {
@@ -279,21 +266,35 @@ class HeaderEvents final : public nlohmann::json_sax<nlohmann::json> {
 
 }  // namespace
 
+at::Tensor new_tensor(const TensorEntry& entry) {
+  try {
+    return at::empty(entry.shape, at::TensorOptions(entry.dtype));
+  } catch (const std::exception&) {  // c10::Error, with a stack trace
+    throw BadInput(formatted("tensor '{}': its {} bytes could not be allocated",
+                             visible(entry.name), entry.end - entry.begin));
+  }
+}
+
 std::string format_header(const SafetensorsHeader& header) {
-  std::string text = "{";
-  auto next = [&] {
-    if (text.size() > 1) text += ',';
-  };
-  if (!header.metadata.empty()) text += "\"__metadata__\":" + quoted_object(header.metadata);
+  nlohmann::ordered_json object = nlohmann::ordered_json::object();
+  for (const auto& [key, value] : header.metadata) {
+    check_utf8(key);
+    check_utf8(value);
+  }
+  if (!header.metadata.empty()) object["__metadata__"] = header.metadata;
+  // Appended without a search for an entry of the same name, which would take quadratic time.
+  auto& members = object.get_ref<nlohmann::ordered_json::object_t&>();
+  members.reserve(members.size() + header.entries.size());
   for (const TensorEntry& entry : header.entries) {
     check(entry.name != "__metadata__",
           "write_safetensors: a tensor cannot be called __metadata__");
-    next();
-    text +=
-        formatted(R"({}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", quoted(entry.name),
-                  written_dtype(entry), listed(entry.shape, ","), entry.begin, entry.end);
+    check_utf8(entry.name);
+    members.emplace_back(entry.name,
+                         nlohmann::ordered_json{{"dtype", written_dtype(entry)},
+                                                {"shape", entry.shape},
+                                                {"data_offsets", {entry.begin, entry.end}}});
   }
-  text += '}';
+  std::string text = object.dump();
   text.append((8 - text.size() % 8) % 8, ' ');
   check(text.size() <= max_header_bytes,
         "write_safetensors: {} tensors take a header of {} bytes, the format has at most {}",

@@ -4,6 +4,7 @@
 
 #include <lockstep/checkpoint/safetensors.h>
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
@@ -27,6 +28,10 @@ struct TensorEntry {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
 };
+
+// Returns a new tensor on the CPU for the values of the entry. Throws BadInput if its memory cannot
+// be allocated.
+[[nodiscard]] at::Tensor new_tensor(const TensorEntry& entry);
 
 struct SafetensorsHeader {
   std::vector<TensorEntry> entries;  // in the order of their bytes

@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "base/format.h"
 #include "base/visible.h"
+#include "checkpoint/folders.h"
 #include "sys/bounded_json.h"
 #include "sys/plain_file.h"
 
@@ -15,15 +16,6 @@ namespace {
 
 namespace fs = std::filesystem;
 constexpr std::uint64_t most_index_bytes = 256 << 20;
-
-nlohmann::json parsed(const fs::path& index) {
-  const std::string text = sys::read_plain_file(index, most_index_bytes);
-  try {
-    return sys::parse_json(text);
-  } catch (const BadInput& error) {
-    throw BadInput(formatted("{}: {}", index.string(), error.what()));
-  }
-}
 
 }  // namespace
 
@@ -71,7 +63,8 @@ WeightMap read_weight_map(const fs::path& index) {
   const auto fail = [&](const std::string& what) {
     throw BadInput(formatted("{}: {}", index.string(), what));
   };
-  const nlohmann::json json = parsed(index);
+  const std::string text = sys::read_plain_file(index, most_index_bytes);
+  const nlohmann::json json = in_file(index, [&] { return sys::parse_json(text); });
   if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object() ||
       json["weight_map"].empty())
     fail("expected an object with a weight_map of tensors and files");

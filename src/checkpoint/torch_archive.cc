@@ -11,12 +11,8 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdint>
 #include <cstring>
-#include <map>
 #include <optional>
-#include <span>
-#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -206,15 +202,6 @@ class ZipNumbers {
   std::string_view text_;
 };
 
-bool is_zip_name(std::string_view text) {
-  while (!text.empty()) {
-    const auto character = first_character(text);
-    if (!character) return false;
-    text.remove_prefix(character->bytes);
-  }
-  return true;
-}
-
 struct ZipDirectory {
   std::uint64_t begin = 0;  // in the archive
   std::uint64_t bytes = 0;
@@ -343,9 +330,9 @@ class ZipReader {
     widen(entry, numbers.take(extra));
     numbers.take(comment);
     const std::string shown = visible(entry.name);
-    check_input(!entry.name.empty() && is_zip_name(entry.name) &&
-                    entry.name.find('\0') == std::string::npos,
-                "expected a record's name in UTF-8, found '{}'", shown);
+    check_input(
+        !entry.name.empty() && is_utf8(entry.name) && entry.name.find('\0') == std::string::npos,
+        "expected a record's name in UTF-8, found '{}'", shown);
     check_input(
         entry.name.find("/code/") == std::string::npos && !entry.name.ends_with("/constants.pkl"),
         "expected an archive of torch.save(), found one of TorchScript, as written by "

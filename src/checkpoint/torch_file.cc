@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "base/visible.h"
+#include "checkpoint/folders.h"
 #include "checkpoint/torch_archive.h"
 #include "checkpoint/torch_values.h"
 #include "sys/files.h"
@@ -52,12 +53,7 @@ class Pickler {
   }
 
   void text(std::string_view value) {
-    for (std::string_view rest = value; !rest.empty();) {
-      const auto character = first_character(rest);
-      check(character.has_value(), "write_torch_file: strings must be UTF-8, found '{}'",
-            visible(value));
-      rest.remove_prefix(character->bytes);
-    }
+    check(is_utf8(value), "write_torch_file: strings must be UTF-8, found '{}'", visible(value));
     check(value.size() <= UINT32_MAX, "write_torch_file: a string of {} bytes is too long",
           value.size());
     number('X', static_cast<std::uint32_t>(value.size()));
@@ -273,11 +269,7 @@ void write_torch_file(const std::filesystem::path& path, const c10::IValue& valu
 
 c10::IValue read_torch_file(const std::filesystem::path& path, TorchReading how) {
   const auto source = std::make_shared<const TorchSource>(path, how);
-  try {
-    return read_archive(source, {0, source->file.size()});
-  } catch (const BadInput& problem) {
-    throw BadInput(formatted("{}: {}", path.string(), problem.what()));
-  }
+  return in_file(path, [&] { return read_archive(source, {0, source->file.size()}); });
 }
 
 NamedTensors tensors_in(const c10::IValue& value) { return Flattened().take(value); }

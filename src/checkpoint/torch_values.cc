@@ -4,12 +4,9 @@
 #include "base/visible.h"
 #include "sys/topology.h"
 
-#include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
-#include <ATen/core/jit_type.h>
 #include <ATen/ops/empty.h>
 
-#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <utility>

@@ -3,11 +3,8 @@
 #include "base/check.h"
 #include "base/visible.h"
 #include "checkpoint/checksum.h"
-#include "checkpoint/folders.h"
-#include "checkpoint/safetensors_header.h"
 #include "checkpoint/shards.h"
 #include "sys/files.h"
-#include "sys/plain_file.h"
 
 #include <ATen/ops/empty.h>
 
@@ -16,7 +13,6 @@
 #include <set>
 #include <span>
 #include <utility>
-#include <vector>
 
 namespace lockstep::checkpoint {
 
@@ -41,14 +37,12 @@ WeightFiles WeightFiles::of_file(const fs::path& path) {
 
 WeightFiles::File WeightFiles::open(const fs::path& path) {
   sys::PlainFile file(path);
-  try {
+  return in_file(path, [&]() -> File {
     std::string text = read_header_text(file);
     const std::uint64_t begin = sizeof(std::uint64_t) + text.size();
     SafetensorsHeader header = parse_header(text, file.size() - begin);
     return {std::move(file), std::move(header), begin};
-  } catch (const BadInput& problem) {
-    throw BadInput(formatted("{}: {}", path.string(), problem.what()));
-  }
+  });
 }
 
 void WeightFiles::add(std::size_t file) {
@@ -61,15 +55,15 @@ void WeightFiles::add(std::size_t file) {
 }
 
 void WeightFiles::read_index(const fs::path& index) {
-  const checkpoint::WeightMap map = checkpoint::read_weight_map(index);
-  const std::vector<fs::path> paths = checkpoint::files_of(map, index);
-  std::vector<checkpoint::SafetensorsHeader> headers;
+  const WeightMap map = read_weight_map(index);
+  const std::vector<fs::path> paths = files_of(map, index);
+  std::vector<SafetensorsHeader> headers;
   for (const fs::path& path : paths) {
     files_.push_back(open(path));
     add(files_.size() - 1);
     headers.push_back(files_.back().header);
   }
-  checkpoint::check_indexed(map, index, headers, paths);
+  check_indexed(map, index, headers, paths);
 }
 
 std::vector<std::string> WeightFiles::names() const {
@@ -89,21 +83,24 @@ const fs::path& WeightFiles::file_of(const std::string& name) const {
   return files_[places_.at(name).file].file.path();
 }
 
-at::Tensor WeightFiles::read(const std::string& name) const {
+void WeightFiles::check_fit_memory() const {
+  std::uint64_t bytes = 0;
+  for (const File& file : files_) bytes += file.file.size();
+  sys::check_fits_memory(files_.front().file.path(), bytes);
+}
+
+at::Tensor WeightFiles::read(const std::string& name, bool verify) const {
   const File& file = files_[places_.at(name).file];
   const TensorEntry& entry = this->entry(name);
-  at::Tensor tensor = at::empty(entry.shape, at::TensorOptions(entry.dtype));
-  std::span<std::byte> bytes(static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes());
-  check_input(file.file.read_at(file.data_begin + entry.begin, bytes) == bytes.size(),
-              "{}: tensor '{}' cannot be read: the file became shorter", file.file.path().string(),
-              visible(name));
-  try {
-    if (checksum_in(file.header.metadata, entry) != nullptr)
+  return in_file(file.file.path(), [&] {
+    at::Tensor tensor = new_tensor(entry);
+    std::span<std::byte> bytes(static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes());
+    check_input(file.file.read_at(file.data_begin + entry.begin, bytes) == bytes.size(),
+                "tensor '{}' cannot be read: the file became shorter", visible(name));
+    if (verify && checksum_in(file.header.metadata, entry) != nullptr)
       compare_checksum(file.header.metadata, entry, crc32_of(bytes));
-  } catch (const BadInput& problem) {
-    throw BadInput(formatted("{}: {}", file.file.path().string(), problem.what()));
-  }
-  return tensor;
+    return tensor;
+  });
 }
 
 namespace {
@@ -189,11 +186,13 @@ void write_sharded_safetensors(const fs::path& folder, const NamedTensors& tenso
   write_weight_folder(folder, sources_of(tensors), metadata, how);
 }
 
-Safetensors read_sharded_safetensors(const fs::path& folder) {
-  const WeightFiles files(folder);
-  Safetensors found;
-  for (const std::string& name : files.names()) found.tensors.emplace(name, files.read(name));
-  found.metadata = files.metadata();
+Safetensors read_safetensors(const fs::path& path, SafetensorsReading how) {
+  const WeightFiles files(path.parent_path(), path.filename().string());
+  Safetensors found{.tensors = {}, .metadata = files.metadata()};
+  if (!how.tensors) return found;
+  files.check_fit_memory();
+  for (const std::string& name : files.names())
+    found.tensors.emplace(name, files.read(name, how.verify));
   return found;
 }
 

@@ -37,9 +37,11 @@ class WeightFiles {
   // Returns the file with the tensor, for messages.
   [[nodiscard]] const std::filesystem::path& file_of(const std::string& name) const;
 
-  // Reads one tensor as it is in the file. Throws BadInput if the file became shorter or the
-  // checksum is wrong.
-  [[nodiscard]] at::Tensor read(const std::string& name) const;
+  // Throws BadInput if the files are larger than the host's memory.
+  void check_fit_memory() const;
+  // Reads one tensor as it is in the file. Throws BadInput if the file became shorter or, with
+  // `verify`, the checksum is wrong.
+  [[nodiscard]] at::Tensor read(const std::string& name, bool verify = true) const;
 
  private:
   WeightFiles() = default;

@@ -3,12 +3,10 @@
 #include "base/check.h"
 #include "base/visible.h"
 #include "checkpoint/dtype_names.h"
-#include "checkpoint/safetensors_header.h"
 #include "layout/transfers.h"
 
 #include <algorithm>
 #include <functional>
-#include <map>
 #include <numeric>
 #include <string>
 #include <utility>

@@ -1,6 +1,6 @@
 #include "data/bigram.h"
 
-#include <lockstep/base/error.h>
+#include "base/check.h"
 
 #include <cmath>
 #include <span>
@@ -12,20 +12,15 @@ namespace {
 
 std::vector<std::int64_t> checked(const at::Tensor& tokens, std::int64_t vocabulary,
                                   const char* name) {
-  if (tokens.dim() != 1 || tokens.is_floating_point()) {
-    throw InvalidArgument(c10::str("bigram_cross_entropy: expected ", name,
-                                   " to be integers of one dim, found ", tokens.scalar_type(), " ",
-                                   tokens.sizes()));
-  }
+  check(tokens.dim() == 1 && !tokens.is_floating_point(),
+        "bigram_cross_entropy: expected {} to be integers of one dim, found {} [{}]", name,
+        c10::toString(tokens.scalar_type()), listed(tokens.sizes(), ", "));
   const at::Tensor wide = tokens.to(at::kLong).contiguous();
   const auto* begin = wide.const_data_ptr<std::int64_t>();
   std::vector<std::int64_t> values(begin, begin + wide.numel());
-  for (std::int64_t value : values) {
-    if (value < 0 || value >= vocabulary) {
-      throw InvalidArgument(
-          c10::str("bigram_cross_entropy: expected tokens below ", vocabulary, ", found ", value));
-    }
-  }
+  for (std::int64_t value : values)
+    check(value >= 0 && value < vocabulary,
+          "bigram_cross_entropy: expected tokens below {}, found {}", vocabulary, value);
   return values;
 }
 
@@ -35,12 +30,11 @@ double bigram_cross_entropy(const at::Tensor& train, const at::Tensor& validatio
                             std::int64_t vocabulary, double smoothing) {
   const std::vector<std::int64_t> seen = checked(train, vocabulary, "train");
   const std::vector<std::int64_t> tested = checked(validation, vocabulary, "validation");
-  if (tested.size() < 2 || !(smoothing > 0)) {
-    throw InvalidArgument(
-        c10::str("bigram_cross_entropy: expected at least two validation tokens and smoothing "
-                 "above 0, found ",
-                 tested.size(), " and ", smoothing));
-  }
+  check(
+      tested.size() >= 2 && smoothing > 0,
+      "bigram_cross_entropy: expected at least two validation tokens and smoothing above 0, found "
+      "{} and {}",
+      tested.size(), smoothing);
   std::unordered_map<std::int64_t, std::int64_t> pairs;
   std::vector<std::int64_t> firsts(static_cast<std::size_t>(vocabulary));
   for (std::size_t i = 0; i + 1 < seen.size(); ++i) {

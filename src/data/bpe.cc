@@ -15,13 +15,10 @@
 #include <array>
 #include <limits>
 #include <map>
-#include <optional>
 #include <queue>
-#include <string_view>
 #include <system_error>
 #include <unordered_map>
 #include <unordered_set>
-#include <utility>
 #include <vector>
 
 namespace lockstep::data {

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
@@ -63,16 +62,6 @@ void GzipReader::refuse(int error, const std::string& message) const {
 
 namespace {
 
-struct ElementType {
-  std::uint8_t code;
-  at::ScalarType type;
-};
-constexpr std::array<ElementType, 6> element_types = {{{0x08, at::kByte},
-                                                       {0x09, at::kChar},
-                                                       {0x0b, at::kShort},
-                                                       {0x0c, at::kInt},
-                                                       {0x0d, at::kFloat},
-                                                       {0x0e, at::kDouble}}};
 using Magic = std::array<std::uint8_t, 4>;
 
 constexpr std::uint8_t byte_code = 0x08;
@@ -93,16 +82,6 @@ std::string hexadecimal(std::span<const std::uint8_t> bytes) {
                  found);
 }
 
-at::ScalarType type_of(const GzipReader& reader, const Magic& magic) {
-  const auto* type = std::ranges::find(element_types, magic[2], &ElementType::code);
-  if (magic[0] != 0 || magic[1] != 0 || type == element_types.end() || magic[3] == 0) {
-    refuse(reader,
-           "an IDX file (first bytes 00 00, a type of 08, 09 or 0b to 0e, the number of dims)",
-           hexadecimal(magic));
-  }
-  return type->type;
-}
-
 std::vector<std::int64_t> read_sizes(GzipReader& reader, std::size_t dims) {
   std::vector<std::uint8_t> bytes(dims * 4);
   if (std::size_t found = reader.read(std::as_writable_bytes(std::span(bytes)));
@@ -114,10 +93,9 @@ std::vector<std::int64_t> read_sizes(GzipReader& reader, std::size_t dims) {
   return sizes;
 }
 
-std::int64_t byte_count(const GzipReader& reader, const std::vector<std::int64_t>& sizes,
-                        std::size_t element_bytes) {
+std::int64_t byte_count(const GzipReader& reader, const std::vector<std::int64_t>& sizes) {
   constexpr std::int64_t most = std::int64_t{1} << 42;
-  auto count = static_cast<std::int64_t>(element_bytes);
+  std::int64_t count = 1;
   for (std::int64_t size : sizes) {
     size = std::max<std::int64_t>(size, 1);  // check the other sizes even if one is 0
     if (count > most / size) {
@@ -150,14 +128,6 @@ std::vector<std::byte> read_elements(GzipReader& reader, std::int64_t expected) 
   return bytes;
 }
 
-void swap_to_host(std::vector<std::byte>& bytes, std::size_t element_bytes) {
-  if (std::endian::native == std::endian::big) return;
-  for (std::size_t i = 0; i < bytes.size(); i += element_bytes) {
-    std::reverse(bytes.begin() + static_cast<std::ptrdiff_t>(i),
-                 bytes.begin() + static_cast<std::ptrdiff_t>(i + element_bytes));
-  }
-}
-
 at::Tensor read(const std::filesystem::path& file, std::optional<Magic> expected,
                 const char* kind) {
   GzipReader reader(file);
@@ -166,16 +136,16 @@ at::Tensor read(const std::filesystem::path& file, std::optional<Magic> expected
       found < magic.size()) {
     refuse(reader, "an IDX file (four bytes or more)", c10::str(found, " bytes"));
   }
-  const at::ScalarType type = type_of(reader, magic);
+  if (magic[0] != 0 || magic[1] != 0 || magic[2] != byte_code || magic[3] == 0)
+    refuse(reader, "an IDX file of bytes (first bytes 00 00 08, the number of dims)",
+           hexadecimal(magic));
   if (expected && magic != *expected) {
     refuse(reader, c10::str("an IDX file of ", kind, " (first bytes ", hexadecimal(*expected), ")"),
            hexadecimal(magic));
   }
   const std::vector<std::int64_t> sizes = read_sizes(reader, magic[3]);
-  const std::size_t element_bytes = c10::elementSize(type);
-  std::vector<std::byte> bytes = read_elements(reader, byte_count(reader, sizes, element_bytes));
-  if (element_bytes > 1) swap_to_host(bytes, element_bytes);
-  at::Tensor tensor = at::empty(sizes, type);
+  const std::vector<std::byte> bytes = read_elements(reader, byte_count(reader, sizes));
+  at::Tensor tensor = at::empty(sizes, at::kByte);
   if (!bytes.empty()) std::memcpy(tensor.data_ptr(), bytes.data(), bytes.size());
   return tensor;
 }

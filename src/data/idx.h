@@ -1,6 +1,6 @@
-// IDX files, the format of MNIST and related datasets: 00 00, one byte for the element type, one
+// IDX files of bytes, the format of MNIST and related datasets: 00 00, 08 for the element type, one
 // byte for the number of dims, each size as four big-endian bytes, then the elements in row-major
-// order, big-endian (http://yann.lecun.com/exdb/mnist).
+// order (http://yann.lecun.com/exdb/mnist).
 //
 // Plain and gzip-compressed files are distinguished by their first bytes, not by their names.
 // Throws BadInput with a one-line message (file, expected, found) if a file is missing, has another
@@ -19,7 +19,7 @@ struct gzFile_s;
 
 namespace lockstep::data {
 
-// Reads any IDX file: uint8, int8, int16, int32, float or double; at least one dim.
+// Reads a file of bytes, uint8, with at least one dim.
 [[nodiscard]] at::Tensor read_idx(const std::filesystem::path& file);
 
 // Reads a file of images: uint8 [count, rows, columns].

@@ -5,14 +5,11 @@
 #include "data/index_tensor.h"
 #include "sys/plain_file.h"
 
-#include <lockstep/base/error.h>
-
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 
 #include <array>
 #include <cstring>
-#include <optional>
 #include <span>
 #include <string>
 
@@ -23,10 +20,8 @@ at::Tensor of_channels(const char* what, const std::vector<double>& numbers,
                        const at::Tensor& pixels) {
   const auto count = static_cast<std::int64_t>(numbers.size());
   const std::int64_t channels = pixels.dim() == 3 ? 1 : pixels.size(1);
-  if (count != 1 && count != channels) {
-    throw InvalidArgument(c10::str("Images: expected one ", what, " or ", channels,
-                                   ", one for each channel, found ", count));
-  }
+  check(count == 1 || count == channels,
+        "Images: expected one {} or {}, one for each channel, found {}", what, channels, count);
   return at::tensor(numbers, at::kFloat).view({count, 1, 1});
 }
 
@@ -35,14 +30,12 @@ at::Tensor of_channels(const char* what, const std::vector<double>& numbers,
 Images::Images(at::Tensor pixels, const at::Tensor& labels, const std::vector<double>& mean,
                const std::vector<double>& deviation)
     : pixels_(std::move(pixels)) {
-  if ((pixels_.dim() != 3 && pixels_.dim() != 4) || pixels_.scalar_type() != at::kByte ||
-      labels.dim() != 1 || labels.is_floating_point() || labels.size(0) != pixels_.size(0)) {
-    throw InvalidArgument(
-        c10::str("Images: expected bytes [count, channels, height, width] or [count, height, "
-                 "width] and count labels, found ",
-                 pixels_.scalar_type(), " ", pixels_.sizes(), " and ", labels.scalar_type(), " ",
-                 labels.sizes()));
-  }
+  check((pixels_.dim() == 3 || pixels_.dim() == 4) && pixels_.scalar_type() == at::kByte &&
+            labels.dim() == 1 && !labels.is_floating_point() && labels.size(0) == pixels_.size(0),
+        "Images: expected bytes [count, channels, height, width] or [count, height, width] and "
+        "count labels, found {} [{}] and {} [{}]",
+        c10::toString(pixels_.scalar_type()), listed(pixels_.sizes(), ", "),
+        c10::toString(labels.scalar_type()), listed(labels.sizes(), ", "));
   labels_ = labels.to(at::kLong);
   mean_ = of_channels("mean", mean, pixels_);
   deviation_ = of_channels("deviation", deviation, pixels_);
@@ -62,54 +55,50 @@ std::optional<std::size_t> Images::size() const {
 
 namespace {
 
-std::filesystem::path find(const std::filesystem::path& folder, const std::string& name) {
-  for (const std::string& candidate : {name, name + ".gz"}) {
-    if (std::filesystem::exists(folder / candidate)) return folder / candidate;
-  }
-  throw BadInput("reading MNIST in " + folder.string() + ": expected " + name + " or " + name +
-                 ".gz, found neither");
+namespace fs = std::filesystem;
+
+// Returns the file, plain or compressed, if there is one.
+std::optional<fs::path> find(const fs::path& folder, const std::string& name) {
+  for (const std::string& candidate : {name, name + ".gz"})
+    if (fs::exists(folder / candidate)) return folder / candidate;
+  return std::nullopt;
 }
 
-void check_labels(const at::Tensor& labels, const std::filesystem::path& file) {
+fs::path find_mnist(const fs::path& folder, const std::string& name) {
+  const std::optional<fs::path> file = find(folder, name);
+  check_input(file.has_value(), "reading MNIST in {}: expected {} or {}.gz, found neither",
+              folder.string(), name, name);
+  return *file;
+}
+
+void check_labels(const at::Tensor& labels, const fs::path& file) {
   if (labels.numel() == 0) return;
-  const std::int64_t at = labels.argmax().item<std::int64_t>();
+  const auto at = labels.argmax().item<std::int64_t>();
   const int largest = labels[at].item<std::uint8_t>();
-  if (largest > 9) {
-    throw BadInput(c10::str("reading ", file.string(), ": expected labels 0 to 9, found ", largest,
-                            " at index ", at));
-  }
+  check_input(largest <= 9, "reading {}: expected labels 0 to 9, found {} at index {}",
+              file.string(), largest, at);
 }
 
 }  // namespace
 
-Images mnist(const std::filesystem::path& folder, MnistOptions options) {
+Images mnist(const fs::path& folder, MnistOptions options) {
   const std::string part = options.part == MnistPart::train ? "train" : "t10k";
-  const std::filesystem::path image_file = find(folder, part + "-images-idx3-ubyte");
-  const std::filesystem::path label_file = find(folder, part + "-labels-idx1-ubyte");
+  const fs::path image_file = find_mnist(folder, part + "-images-idx3-ubyte");
+  const fs::path label_file = find_mnist(folder, part + "-labels-idx1-ubyte");
   at::Tensor images = read_idx_images(image_file);
   const at::Tensor labels = read_idx_labels(label_file);
-  if (images.size(0) != labels.size(0)) {
-    throw BadInput(c10::str("reading ", label_file.string(), ": expected ", images.size(0),
-                            " labels as there are images in ", image_file.string(), ", found ",
-                            labels.size(0)));
-  }
+  check_input(images.size(0) == labels.size(0),
+              "reading {}: expected {} labels as there are images in {}, found {}",
+              label_file.string(), images.size(0), image_file.string(), labels.size(0));
   check_labels(labels, label_file);
   return Images(std::move(images), labels, {options.mean}, {options.deviation});
 }
 
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr std::int64_t channels = 3, side = 32, pixels = channels * side * side;
 constexpr std::int64_t record = 1 + pixels;
 constexpr int last_batch = 5;
-
-std::optional<fs::path> find_batch(const fs::path& folder, const std::string& name) {
-  for (const std::string& candidate : {name, name + ".gz"})
-    if (fs::exists(folder / candidate)) return folder / candidate;
-  return std::nullopt;
-}
 
 std::vector<fs::path> files_of(const fs::path& folder, CifarPart part) {
   std::vector<std::string> names{"test_batch.bin"};
@@ -121,7 +110,7 @@ std::vector<fs::path> files_of(const fs::path& folder, CifarPart part) {
   std::vector<fs::path> files;
   std::string missing;
   for (const std::string& name : names) {
-    std::optional<fs::path> file = find_batch(folder, name);
+    std::optional<fs::path> file = find(folder, name);
     check_input(!file || missing.empty(),
                 "reading CIFAR-10 in {}: expected {} or {}.gz before {}, found neither",
                 folder.string(), missing, missing, name);
@@ -155,11 +144,7 @@ at::Tensor records_of(const fs::path& file) {
               size);
   at::Tensor records = at::empty({size / record, record}, at::kByte);
   std::memcpy(records.data_ptr(), bytes.data(), bytes.size());
-  const at::Tensor labels = records.select(1, 0);
-  const auto at = labels.argmax().item<std::int64_t>();
-  const int largest = labels[at].item<std::uint8_t>();
-  check_input(largest <= 9, "reading {}: expected labels 0 to 9, found {} at index {}",
-              file.string(), largest, at);
+  check_labels(records.select(1, 0), file);
   return records;
 }
 

@@ -1,6 +1,6 @@
 #include "data/index_tensor.h"
 
-#include <lockstep/base/error.h>
+#include "base/check.h"
 
 namespace lockstep::data {
 
@@ -9,10 +9,7 @@ at::Tensor index_tensor(c10::ArrayRef<std::size_t> indices, std::size_t size,
   at::Tensor tensor = at::empty(static_cast<std::int64_t>(indices.size()), at::kLong);
   auto* values = tensor.mutable_data_ptr<std::int64_t>();
   for (std::size_t index : indices) {
-    if (index >= size) {
-      throw InvalidArgument(
-          c10::str(dataset, ": expected an index below ", size, ", found ", index));
-    }
+    check(index < size, "{}: expected an index below {}, found {}", dataset, size, index);
     *values++ = static_cast<std::int64_t>(index);
   }
   return tensor;

@@ -1,26 +1,24 @@
 #include <lockstep/data/loader_plan.h>
 
-#include <lockstep/base/error.h>
+#include "base/check.h"
+#include "base/visible.h"
+#include "sys/bounded_json.h"
 
 #include <algorithm>
-#include <charconv>
-#include <map>
-#include <sstream>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
 
 namespace lockstep::data {
 namespace {
 
 Sampler sampler_for(std::int64_t samples, const LoaderOptions& options) {
-  if (options.batch_size < 1 || options.workers < 0 || options.prefetch < 1) {
-    throw InvalidArgument(
-        c10::str("loader: expected batch_size >= 1, workers >= 0 and prefetch >= 1, found ",
-                 options.batch_size, ", ", options.workers, " and ", options.prefetch));
-  }
-  if (options.batch_size < options.group.size()) {
-    throw InvalidArgument(
-        c10::str("loader: expected a batch_size of at least the number of ranks, ",
-                 options.group.size(), ", found ", options.batch_size));
-  }
+  check(options.batch_size >= 1 && options.workers >= 0 && options.prefetch >= 1,
+        "loader: expected batch_size >= 1, workers >= 0 and prefetch >= 1, found {}, {} and {}",
+        options.batch_size, options.workers, options.prefetch);
+  check(options.batch_size >= options.group.size(),
+        "loader: expected a batch_size of at least the number of ranks, {}, found {}",
+        options.group.size(), options.batch_size);
   return Sampler(samples, {.rank = options.group.rank(),
                            .world = options.group.size(),
                            .seed = options.seed,
@@ -43,10 +41,8 @@ std::int64_t own_batches(const Sampler& sampler, const LoaderOptions& options) {
 }
 
 void check_equal(const char* field, std::uint64_t expected, std::uint64_t found) {
-  if (expected != found) {
-    throw BadInput(
-        c10::str("resuming a loader: expected ", field, " ", expected, ", found ", found));
-  }
+  check_input(expected == found, "resuming a loader: expected {} {}, found {}", field, expected,
+              found);
 }
 
 }  // namespace
@@ -56,12 +52,11 @@ LoaderPlan::LoaderPlan(std::int64_t samples, const LoaderOptions& options)
       batch_size_(options.batch_size),
       end_(batches_of(samples, options)),
       batches_(options.uneven ? own_batches(sampler_, options) : end_) {
-  if (samples == 0) throw BadInput("loader: expected a dataset with samples, found an empty one");
-  if (options.drop_last && batches_ == 0) {
-    throw BadInput(c10::str("loader: expected at least ", batch_size_,
-                            " samples, because drop_last needs a full batch of all ranks (",
-                            options.group.size(), "), found ", samples));
-  }
+  check_input(samples != 0, "loader: expected a dataset with samples, found an empty one");
+  check_input(!options.drop_last || batches_ != 0,
+              "loader: expected at least {} samples, because drop_last needs a full batch of all "
+              "ranks ({}), found {}",
+              batch_size_, options.group.size(), samples);
 }
 
 // The sampler distributes the order in turn: rank r has the positions r, r + ranks, ...
@@ -102,77 +97,63 @@ void LoaderPlan::check(const LoaderState& state) const {
               static_cast<std::uint64_t>(state.global_batch));
   check_equal("shuffle", own.shuffle, state.shuffle);
   check_equal("drop_last", own.drop_last, state.drop_last);
-  if (state.epoch < 0 || state.batches < 0 || state.batches > end_) {
-    throw BadInput(c10::str("resuming a loader: expected an epoch >= 0 and 0 to ", end_,
-                            " batches, found ", state.epoch, " and ", state.batches));
-  }
+  check_input(state.epoch >= 0 && state.batches >= 0 && state.batches <= end_,
+              "resuming a loader: expected an epoch >= 0 and 0 to {} batches, found {} and {}",
+              end_, state.epoch, state.batches);
 }
 
 namespace {
 
-[[noreturn]] void refuse(const std::string& expected, const std::string& found) {
-  throw BadInput("reading a loader state: expected " + expected + ", found " + found);
+// Takes a field out of `fields`, so that the fields left at the end are the unknown ones.
+template <class Value>
+void take(nlohmann::json& fields, const char* name, Value& value) {
+  constexpr bool is_flag = std::is_same_v<Value, bool>;
+  const auto field = fields.find(name);
+  check_input(field != fields.end(), "reading a loader state: expected a field {}, found none",
+              name);
+  bool fits = false;
+  if constexpr (is_flag)
+    fits = field->is_boolean();
+  else
+    fits = field->is_number_unsigned() && std::in_range<Value>(field->get<std::uint64_t>());
+  check_input(fits, "reading a loader state: expected {} to be {}, found {}", name,
+              is_flag ? "true or false" : "a number", visible(field->dump()));
+  value = field->get<Value>();
+  fields.erase(field);
 }
 
-// The fields of one text. take() removes a field, so that the fields left at the end are the
-// unknown ones.
-class Fields {
- public:
-  explicit Fields(std::string_view text) {
-    std::istringstream stream{std::string(text)};
-    for (std::string word; stream >> word;) {
-      const std::size_t equals = word.find('=');
-      if (equals == std::string::npos) refuse("name=number", "\"" + word + "\"");
-      values_[word.substr(0, equals)] = word.substr(equals + 1);
-    }
+nlohmann::json fields_in(std::string_view text) {
+  try {
+    return sys::parse_json(text);
+  } catch (const BadInput& error) {
+    throw BadInput(formatted("reading a loader state: {}", error.what()));
   }
-
-  template <class Number>
-  void take(const std::string& name, Number& number) {
-    const auto field = values_.find(name);
-    if (field == values_.end()) refuse("a field " + name, "none");
-    const std::string text = field->second;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-    if (error != std::errc() || end != text.data() + text.size())
-      refuse(name + " to be a number", "\"" + text + "\"");
-    values_.erase(field);
-  }
-
-  void take(const std::string& name, bool& flag) {
-    int number = 0;
-    take(name, number);
-    if (number != 0 && number != 1) refuse(name + " to be 0 or 1", std::to_string(number));
-    flag = number == 1;
-  }
-
-  void check_empty() const {
-    if (!values_.empty()) refuse("no other fields", values_.begin()->first);
-  }
-
- private:
-  std::map<std::string, std::string> values_;
-};
+}
 
 }  // namespace
 
 std::string LoaderState::to_text() const {
-  std::ostringstream text;
-  text << "epoch=" << epoch << " batches=" << batches << " seed=" << seed << " samples=" << samples
-       << " global_batch=" << global_batch << " shuffle=" << shuffle << " drop_last=" << drop_last;
-  return text.str();
+  return nlohmann::ordered_json{
+      {"epoch", epoch},        {"batches", batches},           {"seed", seed},
+      {"samples", samples},    {"global_batch", global_batch}, {"shuffle", shuffle},
+      {"drop_last", drop_last}}
+      .dump();
 }
 
 LoaderState LoaderState::from_text(std::string_view text) {
-  Fields fields(text);
+  nlohmann::json fields = fields_in(text);
+  check_input(fields.is_object(), "reading a loader state: expected an object, found {}",
+              visible(text));
   LoaderState state;
-  fields.take("epoch", state.epoch);
-  fields.take("batches", state.batches);
-  fields.take("seed", state.seed);
-  fields.take("samples", state.samples);
-  fields.take("global_batch", state.global_batch);
-  fields.take("shuffle", state.shuffle);
-  fields.take("drop_last", state.drop_last);
-  fields.check_empty();
+  take(fields, "epoch", state.epoch);
+  take(fields, "batches", state.batches);
+  take(fields, "seed", state.seed);
+  take(fields, "samples", state.samples);
+  take(fields, "global_batch", state.global_batch);
+  take(fields, "shuffle", state.shuffle);
+  take(fields, "drop_last", state.drop_last);
+  check_input(fields.empty(), "reading a loader state: expected no other fields, found {}",
+              fields.empty() ? std::string() : visible(fields.begin().key()));
   return state;
 }
 

@@ -1,6 +1,6 @@
 #include <lockstep/data/sampler.h>
 
-#include <lockstep/base/error.h>
+#include "base/check.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 
@@ -8,13 +8,12 @@ namespace lockstep::data {
 namespace {
 
 std::int64_t size_for(std::int64_t samples, const SamplerOptions& options) {
-  if (samples < 0 || options.rank < 0 || options.rank >= options.world ||
-      (options.drop_last && options.uneven)) {
-    throw InvalidArgument(c10::str(
-        "Sampler: expected samples >= 0, rank in [0, world) and not both drop_last and uneven, ",
-        "found samples ", samples, ", rank ", options.rank, ", world ", options.world,
-        ", drop_last ", options.drop_last, ", uneven ", options.uneven));
-  }
+  check(
+      samples >= 0 && options.rank >= 0 && options.rank < options.world &&
+          !(options.drop_last && options.uneven),
+      "Sampler: expected samples >= 0, rank in [0, world) and not both drop_last and uneven, found "
+      "samples {}, rank {}, world {}, drop_last {:d}, uneven {:d}",
+      samples, options.rank, options.world, options.drop_last, options.uneven);
   const std::int64_t whole = samples / options.world;
   const std::int64_t left = samples % options.world;
   if (options.drop_last || left == 0) return whole;

@@ -2,9 +2,6 @@
 
 #include "base/check.h"
 
-#include <algorithm>
-#include <limits>
-
 namespace lockstep::data {
 
 StreamPlan::StreamPlan(const StreamOptions& options)

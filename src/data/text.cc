@@ -1,9 +1,10 @@
 #include <lockstep/data/text.h>
 
-#include <lockstep/base/error.h>
-
+#include "base/check.h"
 #include "base/text.h"
 #include "sys/plain_file.h"
+
+#include <lockstep/base/error.h>
 
 #include <algorithm>
 #include <new>
@@ -98,10 +99,8 @@ std::string read_text(const fs::path& path, const std::vector<std::string>& exte
 }
 
 Text load_text(const fs::path& path, const TextOptions& options) {
-  if (!(options.validation >= 0 && options.validation < 1)) {
-    throw InvalidArgument(
-        c10::str("load_text: expected a validation part in [0, 1), found ", options.validation));
-  }
+  check(options.validation >= 0 && options.validation < 1,
+        "load_text: expected a validation part in [0, 1), found {}", options.validation);
   const std::string all = read_text(path, options.extensions);
   Text result{vocabulary_for(all, path.string(), options), {}, {}};
   const at::Tensor tokens = result.vocabulary.encode(all, path.string());

@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <set>
 #include <utility>
-#include <vector>
 
 namespace lockstep::data {
 namespace {
@@ -26,11 +25,9 @@ template <class Take>
 void for_each_character(std::string_view text, std::string_view source, Take take) {
   for (std::size_t offset = 0; offset < text.size();) {
     const auto character = first_character(text.substr(offset));
-    if (!character) {
-      throw BadInput(c10::str("reading ", source,
-                              ": expected UTF-8 text, found an invalid byte at ",
-                              position(text, offset)));
-    }
+    if (!character)
+      throw BadInput(formatted("reading {}: expected UTF-8 text, found an invalid byte at {}",
+                               source, position(text, offset)));
     take(character->code_point, offset);
     offset += character->bytes;
   }
@@ -53,14 +50,23 @@ std::vector<Token> tokens_of(std::string_view text, std::string_view source,
   tokens.reserve(text.size());
   for_each_character(text, source, [&](char32_t character, std::size_t offset) {
     const std::int32_t token = character < token_of.size() ? token_of[character] : -1;
-    if (token < 0) {
-      throw BadInput(c10::str("reading ", source, ": expected one of the ", symbols.size(),
-                              " characters of the vocabulary, found ", described(character), " at ",
-                              position(text, offset)));
-    }
+    if (token < 0)
+      throw BadInput(formatted(
+          "reading {}: expected one of the {} characters of the vocabulary, found {} at {}", source,
+          symbols.size(), described(character), position(text, offset)));
     tokens.push_back(static_cast<Token>(token));
   });
   return tokens;
+}
+
+std::vector<std::int64_t> list_of(const char* who, const at::Tensor& tokens, std::int64_t size) {
+  const at::Tensor all = tokens.to(at::kCPU, at::kLong).contiguous().view(-1);
+  const auto* first = all.const_data_ptr<std::int64_t>();
+  std::vector<std::int64_t> list(first, first + all.numel());
+  for (std::int64_t token : list)
+    check(token >= 0 && token < size, "{}: expected tokens from 0 to {}, found {}", who, size - 1,
+          token);
+  return list;
 }
 
 }  // namespace
@@ -71,8 +77,7 @@ Vocabulary Vocabulary::characters(std::string_view text, std::string_view source
   std::set<char32_t> found;
   for_each_character(text, source,
                      [&](char32_t character, std::size_t) { found.insert(character); });
-  if (found.empty())
-    throw BadInput(c10::str("reading ", source, ": expected some text, found none"));
+  check_input(!found.empty(), "reading {}: expected some text, found none", source);
   Vocabulary vocabulary;
   vocabulary.symbols_.assign(found.begin(), found.end());
   return vocabulary;
@@ -111,17 +116,10 @@ at::Tensor Vocabulary::encode(std::string_view text, std::string_view source) co
 }
 
 std::string Vocabulary::decode(const at::Tensor& tokens) const {
-  const at::Tensor all = tokens.to(at::kCPU, at::kLong).contiguous().view(-1);
   std::string text;
-  for (std::int64_t token :
-       c10::ArrayRef(all.const_data_ptr<std::int64_t>(), static_cast<std::size_t>(all.numel()))) {
-    if (token < 0 || token >= size()) {
-      throw InvalidArgument(c10::str("Vocabulary::decode: expected tokens from 0 to ", size() - 1,
-                                     ", found ", token));
-    }
+  for (std::int64_t token : list_of("Vocabulary::decode", tokens, size()))
     text += is_bytes() ? std::string(1, static_cast<char>(token))
                        : to_utf8(symbols_[static_cast<std::size_t>(token)]);
-  }
   return text;
 }
 
@@ -145,16 +143,6 @@ at::Tensor numbers_in(std::string_view text, std::string_view source, std::int64
   at::Tensor tensor = at::empty({static_cast<std::int64_t>(tokens.size())}, at::kLong);
   std::ranges::copy(tokens, tensor.data_ptr<std::int64_t>());
   return tensor;
-}
-
-std::vector<std::int64_t> list_of(const at::Tensor& tokens, std::int64_t size) {
-  const at::Tensor all = tokens.to(at::kCPU, at::kLong).contiguous().view(-1);
-  const auto* first = all.const_data_ptr<std::int64_t>();
-  std::vector<std::int64_t> list(first, first + all.numel());
-  for (std::int64_t token : list)
-    lockstep::check(token >= 0 && token < size,
-                    "Tokenizer::decode: expected tokens from 0 to {}, found {}", size - 1, token);
-  return list;
 }
 
 }  // namespace
@@ -195,7 +183,7 @@ at::Tensor Tokenizer::encode(std::string_view text, std::string_view source) con
 
 std::string Tokenizer::decode(const at::Tensor& tokens) const {
   if (vocabulary_) return vocabulary_->decode(tokens);
-  const std::vector<std::int64_t> list = list_of(tokens, size_);
+  const std::vector<std::int64_t> list = list_of("Tokenizer::decode", tokens, size_);
   std::string text;
   if (!bpe_) {
     for (std::int64_t token : list) text += formatted(" {}", token);

@@ -27,9 +27,8 @@ namespace fs = std::filesystem;
 static_assert(std::endian::native == std::endian::little, "token files are little-endian");
 
 std::int64_t bytes_of(at::ScalarType dtype, const char* function) {
-  lockstep::check(dtype == at::kUInt16 || dtype == at::kUInt32,
-                  "{}: expected the dtype UInt16 or UInt32, found {}", function,
-                  c10::toString(dtype));
+  check(dtype == at::kUInt16 || dtype == at::kUInt32,
+        "{}: expected the dtype UInt16 or UInt32, found {}", function, c10::toString(dtype));
   return static_cast<std::int64_t>(c10::elementSize(dtype));
 }
 
@@ -105,10 +104,9 @@ at::Tensor map_tokens(const fs::path& file, at::ScalarType dtype, std::int64_t v
 
 void write_tokens(const fs::path& file, const at::Tensor& tokens, at::ScalarType dtype) {
   const std::int64_t element = bytes_of(dtype, "write_tokens");
-  lockstep::check(
-      tokens.dim() == 1 && at::isIntegralType(tokens.scalar_type(), /*includeBool=*/false),
-      "write_tokens: expected integers of one dim, found {} with {} dims",
-      c10::toString(tokens.scalar_type()), tokens.dim());
+  check(tokens.dim() == 1 && at::isIntegralType(tokens.scalar_type(), /*includeBool=*/false),
+        "write_tokens: expected integers of one dim, found {} with {} dims",
+        c10::toString(tokens.scalar_type()), tokens.dim());
   check_below(tokens, 0, (std::int64_t{1} << 8 * element) - 1, "writing " + file.string());
   const at::Tensor host = tokens.to(at::kCPU).to(dtype).contiguous();
   sys::AtomicFile::write(
@@ -117,22 +115,20 @@ void write_tokens(const fs::path& file, const at::Tensor& tokens, at::ScalarType
 
 namespace {
 
-void check(const char* who, const at::Tensor& tokens, std::int64_t block) {
-  if (tokens.dim() != 1 || tokens.is_floating_point() || block < 1) {
-    throw InvalidArgument(c10::str(who, ": expected integers of one dim and a block >= 1, found ",
-                                   tokens.scalar_type(), " ", tokens.sizes(), " and ", block));
-  }
+void check_block(const char* who, const at::Tensor& tokens, std::int64_t block) {
+  check(tokens.dim() == 1 && !tokens.is_floating_point() && block >= 1,
+        "{}: expected integers of one dim and a block >= 1, found {} [{}] and {}", who,
+        c10::toString(tokens.scalar_type()), listed(tokens.sizes(), ", "), block);
 }
 
 }  // namespace
 
 RandomBlocks::RandomBlocks(at::Tensor tokens, std::int64_t block)
     : tokens_(std::move(tokens)), block_(block) {
-  check("RandomBlocks", tokens_, block_);
-  if (tokens_.size(0) <= block_) {
-    throw BadInput(c10::str("RandomBlocks: expected a text of more than ", block_,
-                            " tokens (the block), found ", tokens_.size(0)));
-  }
+  check_block("RandomBlocks", tokens_, block_);
+  check_input(tokens_.size(0) > block_,
+              "RandomBlocks: expected a text of more than {} tokens (the block), found {}", block_,
+              tokens_.size(0));
 }
 
 torch::data::Example<> RandomBlocks::draw(std::int64_t rows, at::Generator generator, int rank,
@@ -147,11 +143,9 @@ torch::data::Example<> RandomBlocks::draw(std::int64_t rows, at::Generator gener
 
 SequentialBlocks::SequentialBlocks(at::Tensor tokens, std::int64_t block)
     : tokens_(std::move(tokens)), block_(block) {
-  check("SequentialBlocks", tokens_, block_);
-  if (tokens_.size(0) < 2) {
-    throw BadInput(c10::str("SequentialBlocks: expected a text of two tokens or more, found ",
-                            tokens_.size(0)));
-  }
+  check_block("SequentialBlocks", tokens_, block_);
+  check_input(tokens_.size(0) >= 2,
+              "SequentialBlocks: expected a text of two tokens or more, found {}", tokens_.size(0));
 }
 
 torch::data::Example<> SequentialBlocks::get_batch(c10::ArrayRef<std::size_t> indices) {

@@ -1,6 +1,6 @@
 #include <lockstep/data/torch_sampler.h>
 
-#include <lockstep/base/error.h>
+#include "base/check.h"
 
 #include <torch/serialize/archive.h>
 
@@ -32,9 +32,8 @@ std::vector<Field> fields(const Sampler& sampler) {
 
 std::int64_t read(torch::serialize::InputArchive& archive, const std::string& key) {
   c10::IValue value;
-  if (!archive.try_read(key, value) || !value.isInt()) {
-    throw BadInput("loading a TorchSampler: expected an integer named " + key + ", found none");
-  }
+  check_input(archive.try_read(key, value) && value.isInt(),
+              "loading a TorchSampler: expected an integer named {}, found none", key);
   return value.toInt();
 }
 
@@ -85,17 +84,14 @@ void TorchSampler::save(torch::serialize::OutputArchive& archive) const {
 void TorchSampler::load(torch::serialize::InputArchive& archive) {
   for (const auto& [key, expected] : fields(state_->sampler)) {
     const std::int64_t found = read(archive, key);
-    if (found != expected) {
-      throw BadInput(
-          c10::str("loading a TorchSampler: expected ", key, " ", expected, ", found ", found));
-    }
+    check_input(found == expected, "loading a TorchSampler: expected {} {}, found {}", key,
+                expected, found);
   }
   const std::int64_t epoch = read(archive, "epoch");
   const std::int64_t index = read(archive, "index");
-  if (index < 0 || index > state_->sampler.size()) {
-    throw BadInput(c10::str("loading a TorchSampler: expected an index from 0 to ",
-                            state_->sampler.size(), ", found ", index));
-  }
+  check_input(index >= 0 && index <= state_->sampler.size(),
+              "loading a TorchSampler: expected an index from 0 to {}, found {}",
+              state_->sampler.size(), index);
   *state_ =
       State{.sampler = state_->sampler, .epoch = epoch, .index = static_cast<std::size_t>(index)};
 }

@@ -94,10 +94,4 @@ std::string Utf8Stream::finish() {
   return was_cut ? std::string(replacement) : std::string();
 }
 
-std::string valid_utf8(std::string_view bytes) {
-  Utf8Stream stream;
-  std::string text = stream.take(bytes);
-  return text + stream.finish();
-}
-
 }  // namespace lockstep::data

@@ -34,7 +34,4 @@ class Utf8Stream {
   std::string held_;
 };
 
-// Converts a whole text at once.
-[[nodiscard]] std::string valid_utf8(std::string_view bytes);
-
 }  // namespace lockstep::data

@@ -1,7 +1,6 @@
 #include "dispatch/lazy_storage.h"
 
 #include "base/check.h"
-#include "dispatch/call.h"
 
 #include <c10/core/StorageImpl.h>
 #include <c10/util/SmallVector.h>
@@ -9,7 +8,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <memory>
 #include <typeinfo>
 #include <utility>
 

@@ -15,7 +15,6 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
-#include <memory>
 #include <string_view>
 #include <typeinfo>
 #include <unordered_set>

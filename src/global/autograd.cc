@@ -9,7 +9,6 @@
 #include <lockstep/global/tensor.h>
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cumprod_backward.h>
 #include <ATen/ops/cumprod_backward_native.h>
@@ -246,43 +245,24 @@ at::Tensor one_hot(const at::Tensor& classes, std::int64_t count) {
   return classes.new_zeros(sizes).scatter(-1, classes.unsqueeze(-1), 1);
 }
 
-// From LibTorch 2.15 on, its formula reads the memory of its argument.
-template <typename Compute>
-at::Tensor of_whole(const at::Tensor& values, const Compute& compute) {
-  if (global_of(values) == nullptr) return compute(values);
-  const Mesh mesh = mesh_of(values);
-  const Placements whole(mesh.axes().size());
-  return from_local(compute(local_tensor(redistribute(values, whole))), mesh, whole);
-}
+double whole_of(double which) { return which; }
+at::Tensor whole_of(const at::Tensor& which) { return plain(which); }
 
 using Dim = std::optional<std::int64_t>;
+template <typename Which>
+using Quantile = at::Tensor(const at::Tensor&, Which, Dim, bool, c10::string_view);
 
-at::Tensor quantiles(const at::Tensor& values, const at::Tensor& which, Dim dim, bool keepdim,
-                     c10::string_view interpolation) {
-  return of_whole(values, [&](const at::Tensor& whole) {
-    return at::native::quantile(whole, plain(which), dim, keepdim, interpolation);
-  });
-}
-
-at::Tensor quantile(const at::Tensor& values, double which, Dim dim, bool keepdim,
-                    c10::string_view interpolation) {
-  return of_whole(values, [&](const at::Tensor& whole) {
-    return at::native::quantile(whole, which, dim, keepdim, interpolation);
-  });
-}
-
-at::Tensor nan_quantiles(const at::Tensor& values, const at::Tensor& which, Dim dim, bool keepdim,
-                         c10::string_view interpolation) {
-  return of_whole(values, [&](const at::Tensor& whole) {
-    return at::native::nanquantile(whole, plain(which), dim, keepdim, interpolation);
-  });
-}
-
-at::Tensor nan_quantile(const at::Tensor& values, double which, Dim dim, bool keepdim,
-                        c10::string_view interpolation) {
-  return of_whole(values, [&](const at::Tensor& whole) {
-    return at::native::nanquantile(whole, which, dim, keepdim, interpolation);
-  });
+// From LibTorch 2.15 on, its formula `compute` reads the memory of its argument.
+template <typename Which, Quantile<Which>* compute>
+at::Tensor quantile_of_whole(const at::Tensor& values, Which which, Dim dim, bool keepdim,
+                             c10::string_view interpolation) {
+  if (global_of(values) == nullptr)
+    return compute(values, whole_of(which), dim, keepdim, interpolation);
+  const Mesh mesh = mesh_of(values);
+  const Placements whole(mesh.axes().size());
+  return from_local(compute(local_tensor(redistribute(values, whole)), whole_of(which), dim,
+                            keepdim, interpolation),
+                    mesh, whole);
 }
 
 void replace_for(torch::Library& library) {
@@ -291,10 +271,11 @@ void replace_for(torch::Library& library) {
   library.impl("trace_backward", &gradient_of_trace);
   library.impl("cumprod_backward", &gradient_of_products);
   library.impl("one_hot", &one_hot);
-  library.impl("quantile", &quantiles);
-  library.impl("quantile.scalar", &quantile);
-  library.impl("nanquantile", &nan_quantiles);
-  library.impl("nanquantile.scalar", &nan_quantile);
+  using Tensor = const at::Tensor&;
+  library.impl("quantile", &quantile_of_whole<Tensor, at::native::quantile>);
+  library.impl("quantile.scalar", &quantile_of_whole<double, at::native::quantile>);
+  library.impl("nanquantile", &quantile_of_whole<Tensor, at::native::nanquantile>);
+  library.impl("nanquantile.scalar", &quantile_of_whole<double, at::native::nanquantile>);
 }
 
 }  // namespace

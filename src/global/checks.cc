@@ -16,7 +16,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <string>
 
 namespace lockstep::global {
 namespace {

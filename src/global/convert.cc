@@ -3,7 +3,6 @@
 #include "base/check.h"
 #include "dispatch/lazy_storage.h"
 #include "global/mesh_context.h"
-#include "global/spec.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>

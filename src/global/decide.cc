@@ -2,7 +2,6 @@
 
 #include "base/check.h"
 #include "base/log.h"
-#include "global/arguments.h"
 #include "global/choose.h"
 #include "global/convert.h"
 
@@ -12,8 +11,6 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <mutex>
-#include <optional>
 #include <set>
 
 namespace lockstep::global {

@@ -25,7 +25,6 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <exception>
 #include <functional>
 #include <limits>

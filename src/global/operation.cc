@@ -55,19 +55,14 @@ RuleTable make_table() {
   add_matmul_rules(table);
   add_reduction_rules(table);
   add_view_rules(table);
-  add_diagonal_rules(table);
   add_joining_rules(table);
   add_indexing_rules(table);
-  add_softmax_rules(table);
-  add_nll_loss_rules(table);
   add_loss_rules(table);
-  add_vocabulary_rules(table);
   add_normalization_rules(table);
   add_batch_norm_rules(table);
   add_random_rules(table);
   add_attention_rules(table);
   add_convolution_rules(table);
-  add_factory_rules(table);
   return table;
 }
 

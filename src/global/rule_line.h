@@ -44,20 +44,14 @@ void add_pointwise_rules(RuleTable& table);
 void add_matmul_rules(RuleTable& table);
 void add_reduction_rules(RuleTable& table);
 void add_view_rules(RuleTable& table);
-void add_diagonal_rules(RuleTable& table);
 void add_joining_rules(RuleTable& table);
 void add_indexing_rules(RuleTable& table);
-void add_softmax_rules(RuleTable& table);
-void add_nll_loss_rules(RuleTable& table);
 void add_loss_rules(RuleTable& table);
-// Call after add_indexing_rules(), to which it adds sharding of a table's rows.
-void add_vocabulary_rules(RuleTable& table);
 void add_normalization_rules(RuleTable& table);
 void add_batch_norm_rules(RuleTable& table);
 void add_random_rules(RuleTable& table);
 void add_attention_rules(RuleTable& table);
 void add_convolution_rules(RuleTable& table);
-void add_factory_rules(RuleTable& table);
 
 // Returns the rule of element-wise operations: operands are broadcast, and results have the
 // broadcast sizes.

@@ -1,6 +1,5 @@
 #include <lockstep/hub/language_model.h>
 
-#include <lockstep/checkpoint/safetensors.h>
 #include <lockstep/module/state_dict.h>
 
 #include "base/check.h"

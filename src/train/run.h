@@ -14,7 +14,7 @@
 
 #include <lockstep/checkpoint/async_saver.h>
 #include <lockstep/checkpoint/training_state.h>
-#include <lockstep/data/device_copies.h>
+#include <lockstep/data/batches.h>
 #include <lockstep/optim/grad_scaler.h>
 #include <lockstep/train/task.h>
 #include <lockstep/train/trainer.h>

@@ -49,16 +49,16 @@ TEST(ShardedSafetensors, AreWrittenWithTheIndexOfTheHubs) {
   }
 }
 )");
-  const Safetensors found = read_sharded_safetensors(at);
+  const Safetensors found = read_safetensors(at / "model.safetensors");
   expect_equal(found.tensors, some_tensors());
   EXPECT_EQ(found.metadata, (Metadata{{"format", "pt"}}));
   // A tensor larger than the limit gets its own shard.
   write_sharded_safetensors(at, some_tensors(), {}, {.shard_bytes = 1});
   EXPECT_EQ(file_names_at(at).size(), 5u);
-  expect_equal(read_sharded_safetensors(at).tensors, some_tensors());
+  expect_equal(read_safetensors(at / "model.safetensors").tensors, some_tensors());
   write_sharded_safetensors(at, some_tensors());
   EXPECT_EQ(file_names_at(at), (std::set<std::string>{"model.safetensors"}));
-  expect_equal(read_sharded_safetensors(at).tensors, some_tensors());
+  expect_equal(read_safetensors(at / "model.safetensors").tensors, some_tensors());
 }
 
 TEST(ShardedSafetensors, AreRefusedInOneLine) {
@@ -69,7 +69,7 @@ TEST(ShardedSafetensors, AreRefusedInOneLine) {
   auto refusal = [&](const std::string& from, const std::string& to) {
     std::string changed = text;
     sys::AtomicFile::write(index, changed.replace(changed.find(from), from.size(), to));
-    return test::message_of<BadInput>([&] { (void)read_sharded_safetensors(at); });
+    return test::message_of<BadInput>([&] { (void)read_safetensors(at / "model.safetensors"); });
   };
   const std::string shard = "model-00001-of-00002.safetensors";
   for (const auto& [from, to, expected] : std::vector<std::array<std::string, 3>>{

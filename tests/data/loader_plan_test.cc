@@ -1,8 +1,7 @@
-#include <lockstep/data/loader_plan.h>
-
 #include "data/refusal.h"
 
 #include <lockstep/comm/local.h>
+#include <lockstep/data/loader_plan.h>
 
 #include <gtest/gtest.h>
 
@@ -156,6 +155,48 @@ TEST(LoaderPlan, APlaceAtTheEndOfAnUnevenEpochHoldsForAnyRanks) {
           }
         }
       }
+}
+
+constexpr LoaderState some{.epoch = 3,
+                           .batches = 17,
+                           .seed = ~std::uint64_t{0},
+                           .samples = 60000,
+                           .global_batch = 64,
+                           .shuffle = false,
+                           .drop_last = true};
+constexpr const char* some_text =
+    R"({"epoch":3,"batches":17,"seed":18446744073709551615,"samples":60000,"global_batch":64,)"
+    R"("shuffle":false,"drop_last":true})";
+
+TEST(LoaderState, GoesThroughText) {
+  EXPECT_EQ(some.to_text(), some_text);
+  EXPECT_EQ(LoaderState::from_text(some_text), some);
+  EXPECT_EQ(LoaderState::from_text(LoaderState().to_text()), LoaderState());
+}
+
+std::string refusal_of(const std::string& text) {
+  return refusal([&] { (void)LoaderState::from_text(text); });
+}
+
+std::string with(const std::string& from, const std::string& to) {
+  std::string text = some_text;
+  return text.replace(text.find(from), from.size(), to);
+}
+
+TEST(LoaderState, RefusesOtherText) {
+  EXPECT_EQ(refusal_of("{}"), "reading a loader state: expected a field epoch, found none");
+  EXPECT_EQ(refusal_of("[3]"), "reading a loader state: expected an object, found [3]");
+  EXPECT_EQ(refusal_of("").find("reading a loader state: parse error"), 0u) << refusal_of("");
+  EXPECT_EQ(refusal_of(with("{", R"({"rank":0,)")),
+            "reading a loader state: expected no other fields, found rank");
+  EXPECT_EQ(refusal_of(with(":3,", R"(:"3x",)")),
+            "reading a loader state: expected epoch to be a number, found \"3x\"");
+  for (const char* number : {"-1", "1.5", "9223372036854775808"})
+    EXPECT_EQ(
+        refusal_of(with("17", number)),
+        std::string("reading a loader state: expected batches to be a number, found ") + number);
+  EXPECT_EQ(refusal_of(with("true", "2")),
+            "reading a loader state: expected drop_last to be true or false, found 2");
 }
 
 }  // namespace

@@ -51,11 +51,13 @@ struct SafetensorsReading {
 };
 
 // Reads the whole file into new CPU tensors, and the metadata without checksums. If the file does
-// not exist, reads the shards that PATH.index.json names, as on the model hubs. Checks the header
-// before allocating anything, in time linear in its length: every length, name, dtype, shape and
-// offset, and that the data are covered exactly once. Throws BadInput, which names the file, the
-// tensor, and the expected and found values; also for overwritten bytes, a pipe or a device, and a
-// file larger than the host's memory. Throws SystemError if the file cannot be opened or the disk
+// not exist, reads the shards that PATH.index.json names, as on the model hubs; each tensor must be
+// in exactly one of them, and the metadata are those of the first. Checks the header before
+// allocating anything, in time linear in its length: every length, name, dtype, shape and offset,
+// and that the data are covered exactly once. Throws BadInput, which names the file, the tensor,
+// and the expected and found values; also for a tensor that differs from its checksum, a pipe or a
+// device, a file larger than the host's memory, and an index that is not JSON, leads out of the
+// folder or names a missing tensor. Throws SystemError if the file cannot be opened or the disk
 // fails.
 [[nodiscard]] Safetensors read_safetensors(const std::filesystem::path& path,
                                            SafetensorsReading how = {});
@@ -65,18 +67,13 @@ struct ShardedWriting {
   bool checksums = true;
 };
 
-// Fills files in the order of the tensors' names; writes one file without an index if all tensors
-// fit. Creates the folder. Replaces an existing model when the whole new one has reached the disk:
-// a killed process leaves the old model, the new one or, if there were several files, a folder
-// without an index, which is not taken for a model. Throws as write_safetensors(); the old model is
-// then unchanged.
+// Writes FOLDER/model.safetensors or its shards. Fills files in the order of the tensors' names;
+// writes one file without an index if all tensors fit. Creates the folder. Replaces an existing
+// model when the whole new one has reached the disk: a killed process leaves the old model, the new
+// one or, if there were several files, a folder without an index, which is not taken for a model.
+// Throws as write_safetensors(); the old model is then unchanged.
 void write_sharded_safetensors(const std::filesystem::path& folder, const NamedTensors& tensors,
                                const Metadata& metadata = {}, ShardedWriting how = {});
-
-// Reads such a folder; the metadata are those of the first file. Each tensor must be in exactly one
-// file, and the index must name each file. Throws as read_safetensors(), and BadInput for an index
-// that is not JSON, leads out of the folder or names a missing tensor.
-[[nodiscard]] Safetensors read_sharded_safetensors(const std::filesystem::path& folder);
 
 }  // namespace lockstep::checkpoint
 

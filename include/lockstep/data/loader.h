@@ -12,7 +12,6 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/data/batches.h>
-#include <lockstep/data/device_copies.h>
 #include <lockstep/data/loader_plan.h>
 #include <lockstep/data/prefetcher.h>
 

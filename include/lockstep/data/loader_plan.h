@@ -34,9 +34,9 @@ struct LoaderState {
   bool shuffle = true;
   bool drop_last = false;
 
-  // Converts to and from text such as "epoch=3 batches=17 seed=42 samples=60000 global_batch=64
-  // shuffle=1 drop_last=0". from_text() throws BadInput if a field is missing, unknown or not a
-  // number; the message names the field.
+  // Converts to and from JSON such as {"epoch":3,"batches":17,"seed":42,"samples":60000,
+  // "global_batch":64,"shuffle":true,"drop_last":false}. from_text() throws BadInput if a field is
+  // missing, unknown or of another type; the message names the field.
   [[nodiscard]] std::string to_text() const;
   [[nodiscard]] static LoaderState from_text(std::string_view text);
 
@@ -57,7 +57,7 @@ struct LoaderOptions {
   bool pin_memory = false;
   // If not the CPU: the workers copy the batches to this device, through pinned memory and on a
   // stream of the loader's own, and a batch is handed out after the current stream of the program
-  // was ordered after its copy (device_copies.h). Use the batch on that stream.
+  // was ordered after its copy (batches.h). Use the batch on that stream.
   std::optional<c10::Device> device = std::nullopt;
   bool shuffle = true;  // draw a new order in each epoch
   // How to handle a tail that does not make a full batch on every rank. By default it is padded as

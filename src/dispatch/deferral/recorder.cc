@@ -16,8 +16,6 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
-#include <map>
-#include <memory>
 #include <mutex>
 #include <string_view>
 #include <utility>

@@ -14,7 +14,6 @@
 #include <algorithm>
 #include <optional>
 #include <string_view>
-#include <utility>
 
 namespace lockstep::dispatch {
 

@@ -1,7 +1,6 @@
 #include "dispatch/recompute/region.h"
 
 #include "base/check.h"
-#include "dispatch/call.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>

@@ -214,29 +214,6 @@ Rule whole_self(const RuleCall& call) {
   return rule;
 }
 
-}  // namespace
-
-void add_indexing_rules(RuleTable& table) {
-  table["embedding"] = embedding;
-  table["embedding_dense_backward"] = embedding_backward;
-  table["index_select"] = index_select;
-  table["gather"] = [](const RuleCall& call) { return aligned(call, 1); };
-  for (const char* name : {"scatter", "scatter_", "scatter_add", "scatter_add_"})
-    table[name] = [](const RuleCall& call) { return aligned(call, 0); };
-  table["index"] = index;
-  for (const char* name :
-       {"index_put", "index_put_", "_index_put_impl_", "index_add", "index_add_", "index_fill",
-        "index_fill_", "index_copy", "index_copy_", "put_", "masked_scatter", "masked_scatter_"})
-    table[name] = whole_self;
-  table["masked_scatter_backward"] = masked_scatter_backward;
-  table["take"] = take;
-  table["masked_select"] = table["nonzero"] = chosen_by_values;
-}
-
-namespace {
-
-using torch::jit::Stack;
-
 bool cuts_rows(const Placements& placements) {
   return std::ranges::any_of(placements, [](Placement one) { return one.is_shard_of(0); });
 }
@@ -277,7 +254,21 @@ Rule cut_embedding_backward(Rule rule, const RuleCall& call) {
 
 }  // namespace
 
-void add_vocabulary_rules(RuleTable& table) {
+void add_indexing_rules(RuleTable& table) {
+  table["embedding"] = embedding;
+  table["embedding_dense_backward"] = embedding_backward;
+  table["index_select"] = index_select;
+  table["gather"] = [](const RuleCall& call) { return aligned(call, 1); };
+  for (const char* name : {"scatter", "scatter_", "scatter_add", "scatter_add_"})
+    table[name] = [](const RuleCall& call) { return aligned(call, 0); };
+  table["index"] = index;
+  for (const char* name :
+       {"index_put", "index_put_", "_index_put_impl_", "index_add", "index_add_", "index_fill",
+        "index_fill_", "index_copy", "index_copy_", "put_", "masked_scatter", "masked_scatter_"})
+    table[name] = whole_self;
+  table["masked_scatter_backward"] = masked_scatter_backward;
+  table["take"] = take;
+  table["masked_select"] = table["nonzero"] = chosen_by_values;
   const char* name = "embedding_dense_backward";
   table[name] = [before = table.at(name)](const RuleCall& call) {
     return cut_embedding_backward(before(call), call);

@@ -74,28 +74,6 @@ Rule loss(const RuleCall& call, std::size_t self, std::size_t reduction, bool is
   return rule;
 }
 
-}  // namespace
-
-void add_loss_rules(RuleTable& table) {
-  for (const char* name : {"mse_loss", "smooth_l1_loss", "huber_loss"}) {
-    table[name] = [](const RuleCall& call) { return loss(call, 0, 2, false); };
-    table[std::string(name) + "_backward"] = [](const RuleCall& call) {
-      return loss(call, 1, 3, true);
-    };
-  }
-  table["binary_cross_entropy"] = [](const RuleCall& call) { return loss(call, 0, 3, false); };
-  table["binary_cross_entropy_with_logits"] = [](const RuleCall& call) {
-    return loss(call, 0, 4, false);
-  };
-  table["binary_cross_entropy_backward"] = [](const RuleCall& call) {
-    return loss(call, 1, 4, true);
-  };
-}
-
-namespace {
-
-using torch::jit::Stack;
-
 constexpr std::int64_t ignored_here = -100;
 
 // Operands by argument: self [n, c, ...] or [c], target [n, ...], weight [c]. Numbers for the
@@ -265,7 +243,20 @@ Rule nll_loss_backward(const RuleCall& call) {
 
 }  // namespace
 
-void add_nll_loss_rules(RuleTable& table) {
+void add_loss_rules(RuleTable& table) {
+  for (const char* name : {"mse_loss", "smooth_l1_loss", "huber_loss"}) {
+    table[name] = [](const RuleCall& call) { return loss(call, 0, 2, false); };
+    table[std::string(name) + "_backward"] = [](const RuleCall& call) {
+      return loss(call, 1, 3, true);
+    };
+  }
+  table["binary_cross_entropy"] = [](const RuleCall& call) { return loss(call, 0, 3, false); };
+  table["binary_cross_entropy_with_logits"] = [](const RuleCall& call) {
+    return loss(call, 0, 4, false);
+  };
+  table["binary_cross_entropy_backward"] = [](const RuleCall& call) {
+    return loss(call, 1, 4, true);
+  };
   table["nll_loss_forward"] = table["nll_loss2d_forward"] = nll_loss;
   table["nll_loss_backward"] = table["nll_loss2d_backward"] = nll_loss_backward;
 }

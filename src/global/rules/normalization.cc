@@ -156,19 +156,6 @@ Rule rms_norm_backward(const RuleCall& call) {
   return rule;
 }
 
-}  // namespace
-
-void add_normalization_rules(RuleTable& table) {
-  table["native_layer_norm"] = layer_norm;
-  table["native_layer_norm_backward"] = layer_norm_backward;
-  table["native_group_norm"] = group_norm;
-  table["native_group_norm_backward"] = group_norm_backward;
-  table["_fused_rms_norm"] = rms_norm;
-  table["_fused_rms_norm_backward"] = rms_norm_backward;
-}
-
-namespace {
-
 using torch::jit::Stack;
 
 // Returns the mesh axes that shard a dim of operand 0.
@@ -252,7 +239,13 @@ Rule safe_softmax(const RuleCall& call) {
 
 }  // namespace
 
-void add_softmax_rules(RuleTable& table) {
+void add_normalization_rules(RuleTable& table) {
+  table["native_layer_norm"] = layer_norm;
+  table["native_layer_norm_backward"] = layer_norm_backward;
+  table["native_group_norm"] = group_norm;
+  table["native_group_norm_backward"] = group_norm_backward;
+  table["_fused_rms_norm"] = rms_norm;
+  table["_fused_rms_norm_backward"] = rms_norm_backward;
   table["_softmax"] =
       table["_softmax_backward_data"] = [](const RuleCall& call) { return softmax(call, false); };
   table["_log_softmax"] = table["_log_softmax_backward_data"] = [](const RuleCall& call) {

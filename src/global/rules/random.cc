@@ -139,22 +139,6 @@ Rule multinomial(const RuleCall& call) {
   return rule;
 }
 
-}  // namespace
-
-void add_random_rules(RuleTable& table) {
-  for (const char* name : {"bernoulli_", "uniform_", "normal_", "random_", "exponential_",
-                           "log_normal_", "cauchy_", "geometric_"})
-    table[name] = [](const RuleCall& call) {
-      return call.size() == 1 ? fill(call) : draw_from(call);
-    };
-  for (const char* name : {"rand_like", "randn_like", "randint_like"}) table[name] = draw_like;
-  table["native_dropout"] = dropout;
-  table["bernoulli"] = draw_from;
-  table["multinomial"] = multinomial;
-}
-
-namespace {
-
 // Only sizes, dtype and device of self are used: a Partial self gives a replicated result.
 Rule like(const RuleCall& call) {
   Rule rule = same_sizes(call, {});
@@ -191,7 +175,16 @@ Rule of_sizes(const RuleCall& call, bool has_strides) {
 
 }  // namespace
 
-void add_factory_rules(RuleTable& table) {
+void add_random_rules(RuleTable& table) {
+  for (const char* name : {"bernoulli_", "uniform_", "normal_", "random_", "exponential_",
+                           "log_normal_", "cauchy_", "geometric_"})
+    table[name] = [](const RuleCall& call) {
+      return call.size() == 1 ? fill(call) : draw_from(call);
+    };
+  for (const char* name : {"rand_like", "randn_like", "randint_like"}) table[name] = draw_like;
+  table["native_dropout"] = dropout;
+  table["bernoulli"] = draw_from;
+  table["multinomial"] = multinomial;
   for (const char* name : {"empty_like", "zeros_like", "ones_like", "full_like"})
     table[name] = like;
   for (const char* name : {"new_empty", "new_zeros", "new_ones", "new_full"})

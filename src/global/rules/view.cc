@@ -275,29 +275,6 @@ Rule repeat(const RuleCall& call) {
   return moved(call, labels, from, sizes, std::move(rule));
 }
 
-}  // namespace
-
-void add_view_rules(RuleTable& table) {
-  for (const char* name : {"alias", "detach", "lift_fresh", "contiguous"}) table[name] = same;
-  table["t"] = table["transpose"] = transpose;
-  table["permute"] = permute;
-  table["unsqueeze"] = unsqueeze;
-  table["squeeze"] = squeeze;
-  table["expand"] = expand;
-  table["select"] = select;
-  table["slice"] = slice;
-  table["slice_backward"] = table["select_backward"] = slice_backward;
-  table["view"] = table["_unsafe_view"] = table["_reshape_alias"] = view;
-  table["repeat"] = repeat;
-  table["roll"] = [](const RuleCall& call) {
-    return same_sizes(call, dims_in(call.argument(2), call.dim(0)));
-  };
-}
-
-namespace {
-
-using Sizes = std::vector<std::int64_t>;
-
 // Two dims of a matrix, counted from the front, and the length of its diagonal.
 struct Diagonal {
   Diagonal(const RuleCall& call, const Sizes& sizes, std::size_t offset)
@@ -425,7 +402,21 @@ Rule constant_pad(const RuleCall& call) {
 
 }  // namespace
 
-void add_diagonal_rules(RuleTable& table) {
+void add_view_rules(RuleTable& table) {
+  for (const char* name : {"alias", "detach", "lift_fresh", "contiguous"}) table[name] = same;
+  table["t"] = table["transpose"] = transpose;
+  table["permute"] = permute;
+  table["unsqueeze"] = unsqueeze;
+  table["squeeze"] = squeeze;
+  table["expand"] = expand;
+  table["select"] = select;
+  table["slice"] = slice;
+  table["slice_backward"] = table["select_backward"] = slice_backward;
+  table["view"] = table["_unsafe_view"] = table["_reshape_alias"] = view;
+  table["repeat"] = repeat;
+  table["roll"] = [](const RuleCall& call) {
+    return same_sizes(call, dims_in(call.argument(2), call.dim(0)));
+  };
   table["diagonal"] = table["diagonal_copy"] = diagonal;
   table["diagonal_backward"] = diagonal_backward;
   table["diag_embed"] = diag_embed;

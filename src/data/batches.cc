@@ -1,4 +1,4 @@
-#include <lockstep/data/device_copies.h>
+#include <lockstep/data/batches.h>
 
 #include "comm/backend/accelerator.h"
 
