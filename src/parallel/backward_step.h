@@ -53,7 +53,7 @@
 
 namespace lockstep::parallel {
 
-// The statements of a rank about a step, 0 or 1 each; their sum over the ranks counts the ranks that
+// The statements of a rank about a step, 0 or 1 each; the sum over the ranks counts the ranks that
 // made them.
 class StepStatus {
  public:
