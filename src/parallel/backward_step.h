@@ -53,8 +53,8 @@
 
 namespace lockstep::parallel {
 
-// What ranks say of a step beside its gradients: on one rank 0 or 1; added up over the ranks, how
-// many of them said so.
+// The statements of a rank about a step, 0 or 1 each; the sum over the ranks counts the ranks that
+// made them.
 class StepStatus {
  public:
   StepStatus() = default;

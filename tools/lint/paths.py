@@ -68,7 +68,7 @@ PATHS = [
          ["CommandOptions", "launch/agent/Agent", "RoundSource", "RoundSession", "RankProcesses", "Guard", "RankSpec",
           "Process"],
          also=("src/apps/commands.h",)),
-    Path("one parameter through fully_shard() and AdamW", 24, "modules",
+    Path("one parameter through fully_shard() and AdamW", 23, "modules",
          ("dispatch", "layout", "optim", "parallel"),
          ["parallel/sharded/fully_shard", "check_memory", "plan_units", "names_path",
           "whole_slice", "Unit::take_parameters", "UnitStorage::make_shard", "Unsharder::pin", "dispatch/intercept",
