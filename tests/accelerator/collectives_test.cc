@@ -232,6 +232,28 @@ TEST_F(Collectives, OfAGroupKeepTensorsThatAnotherStreamWaitsFor) {
   });
 }
 
+// A thread that saves during training has such a group.
+TEST_F(Collectives, OfTheGroupInHostMemoryRunOnAnotherThread) {
+  run_ranks(2, [](Group group, c10::Device device) {
+    Group on_host = host_memory_group(group);
+    ASSERT_FALSE(has_streams(on_host));
+    EXPECT_EQ(on_host.rank(), group.rank());
+    const auto refusal = test::message_of<InvalidArgument>(
+        [&] { on_host.all_reduce(at::ones({1}, device)).wait(); });
+    EXPECT_NE(refusal.find("takes tensors in the CPU's memory"), std::string::npos) << refusal;
+    std::jthread other([&on_host] {
+      for (int i = 0; i < 20; ++i) {
+        const auto values = at::ones({1000});
+        on_host.all_reduce(values).wait();
+        EXPECT_EQ(values.sum().item<float>(), 2000);
+      }
+    });
+    auto values = at::ones({1000}, device);
+    for (int i = 0; i < 10; ++i) group.all_reduce(values).wait();
+    EXPECT_EQ(values.max().item<float>(), 1024);
+  });
+}
+
 // A tensor may go, or change its stream, before the device has used it.
 TEST_F(Collectives, OfAGroupKeepTheirTensors) {
   run_ranks(2, [](Group group, c10::Device device) {

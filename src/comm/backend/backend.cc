@@ -3,6 +3,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/format.h"
+#include "comm/call/all_ranks.h"
 #include "sys/own_process.h"
 
 namespace lockstep {
@@ -18,6 +19,10 @@ void Backend::check_process() const {
       formatted("{}: a group of process {} is not usable in its child {}; ranks are started "
                 "before init()",
                 name(), process_, sys::own_process()));
+}
+
+std::shared_ptr<Backend> Backend::on_host(std::string_view name) {
+  return subset(all_ranks(size_), name);
 }
 
 DType dtype_of(at::ScalarType dtype) {

@@ -104,6 +104,12 @@ bool has_streams(const Group& group) {
   return group.state_->has_backend() && group.state_->backend()->has_streams();
 }
 
+Group host_memory_group(const Group& group) {
+  auto name = formatted("{}/host#{}", group.name(), group.state_->next_part());
+  Group(group).barrier({.tag = "host_memory_group"}).wait();
+  return Group(group.state_->on_host(std::move(name)));
+}
+
 std::shared_ptr<Backend> make_backend(std::string_view name, std::shared_ptr<Store> store, int rank,
                                       int size, const BackendOptions& options) {
   if (options.c10d) return make_c10d(name, std::move(store), rank, size, options);

@@ -138,7 +138,14 @@ std::shared_ptr<BlockingEngine> C10dRunner::subset(std::span<const int> ranks,
                                                    const std::string& name, int rank,
                                                    Duration timeout) {
   auto size = static_cast<int>(ranks.size());
-  return std::make_shared<C10dRunner>(engine_->make_group(name, rank, size, timeout), rank, size);
+  return std::make_shared<C10dRunner>(engine_->make_group(name, rank, size, timeout), rank, size,
+                                      options_);
+}
+
+std::shared_ptr<BlockingEngine> C10dRunner::on_host(const std::string& name, Duration timeout) {
+  if (!has_streams()) return nullptr;
+  return std::make_shared<C10dRunner>(options_.make_on_host(name, rank_, size_, timeout), rank_,
+                                      size_, options_);
 }
 
 }  // namespace lockstep::c10d_engine
