@@ -45,7 +45,8 @@ std::shared_ptr<Backend> make_c10d(std::string_view name, std::shared_ptr<Store>
                             .address = options.address,
                             .device = options.device,
                             .custom = options.c10d,
-                            .custom_streams = options.c10d_streams});
+                            .custom_streams = options.c10d_streams,
+                            .float_sums = options.float_sums});
 }
 
 std::shared_ptr<Backend> make_hierarchical(std::string_view name, std::shared_ptr<Store> store,

@@ -82,6 +82,7 @@ class DeviceWork final : public c10d::Work {
   Omission omission_;
 };
 
+// Rounds at every addition, as an engine may.
 template <typename Value>
 void add_up(const std::vector<RankBytes>& parts) {
   std::vector<Value> sum(parts.front().input_bytes / sizeof(Value));
@@ -104,6 +105,10 @@ CollectiveKernel sum_of(at::ScalarType dtype) {
       return &add_up<std::int32_t>;
     case at::kLong:
       return &add_up<std::int64_t>;
+    case at::kBFloat16:
+      return &add_up<c10::BFloat16>;
+    case at::kHalf:
+      return &add_up<c10::Half>;
     default:
       TORCH_CHECK(false, "the simulated accelerator cannot add ", dtype);
   }

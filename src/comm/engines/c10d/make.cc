@@ -33,7 +33,7 @@ std::shared_ptr<Backend> make(std::string_view name, std::shared_ptr<Store> stor
   };
   auto runner = std::make_shared<C10dRunner>(
       std::move(engine), rank, size,
-      RunnerOptions{.make_on_host = std::move(make_on_host)});
+      RunnerOptions{.float_sums = options.float_sums, .make_on_host = std::move(make_on_host)});
   return sys::make_shared_of_process<BlockingBackend>(
       std::move(runner), std::move(store), GroupNames(), rank, size, options.join_timeout);
 }

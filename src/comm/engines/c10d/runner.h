@@ -30,6 +30,7 @@ namespace lockstep::c10d_engine {
 
 // What a runner and those of its subgroups have in common.
 struct RunnerOptions {
+  bool float_sums = false;  // InitOptions::float_sums
   // Makes the engine of on_host().
   std::function<std::shared_ptr<Engine>(const std::string& name, int rank, int size,
                                         Duration timeout)>
@@ -87,6 +88,8 @@ class C10dRunner final : public BlockingEngine {
   void barrier(const PostedCall& call);
   void message(const PostedCall& call);
 
+  // Returns true if the engine adds the values of this call. The sums of others are composed here.
+  [[nodiscard]] bool summed_by_engine(const PostedCall& call) const;
   // Returns every rank's input.
   std::vector<at::Tensor> all_inputs(const PostedCall& call);
   // Sends each rank its part of the input; returns every rank's values of this rank's part. The
