@@ -13,6 +13,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <exception>
@@ -165,6 +166,11 @@ std::shared_ptr<Communicator> communicator_of(const std::string& name, int size)
   return communicator;
 }
 
+std::array<std::atomic<int>, device_count>& communicator_counts() {
+  static std::array<std::atomic<int>, device_count> counts{};
+  return counts;
+}
+
 int next_number() {
   static std::atomic<int> number{0};
   return ++number;
@@ -173,7 +179,9 @@ int next_number() {
 class DeviceBackend final : public c10d::Backend {
  public:
   DeviceBackend(std::string name, int rank, int size, c10::Device device, Omission omission)
-      : Backend(rank, size), name_(std::move(name)), device_(device), omission_(omission) {}
+      : Backend(rank, size), name_(std::move(name)), device_(device), omission_(omission) {
+    (void)channel("all", size);
+  }
 
   const std::string getBackendName() const override { return "sim"; }
 
@@ -344,6 +352,7 @@ class DeviceBackend final : public c10d::Backend {
     const std::lock_guard lock(mutex_);
     const auto found = channels_.find(what);
     if (found != channels_.end()) return found->second;
+    ++communicator_counts().at(device_.index());
     Channel made{communicator_of(name_ + " " + what, size), new_stream(device_)};
     return channels_.emplace(what, made).first->second;
   }
@@ -359,6 +368,8 @@ class DeviceBackend final : public c10d::Backend {
 };
 
 }  // namespace
+
+int communicators_of(c10::Device device) { return communicator_counts().at(device.index()); }
 
 MakeC10dBackend make_backends(c10::Device device, Omission omission) {
   return [device, omission](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
