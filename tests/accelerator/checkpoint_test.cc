@@ -7,7 +7,6 @@
 #include "accelerator/small_training.h"
 #include "support/accelerator/expectations.h"
 #include "support/flush_hook.h"
-#include "support/messages.h"
 #include "support/temporary_folder.h"
 
 #include <torch/optim/adamw.h>
@@ -239,8 +238,8 @@ TEST_F(AsyncSaves, ThatFailAreReportedOnAllRanksAndTheNextOneSucceeds) {
     trained.train();
     trained.save_by(saver, out.path());
     trained.train();
-    test::expect_words(test::message_of<CommonFailure>([&] { saver.wait(); }),
-                       {"Input/output error"});
+    test::expect_contains(test::message_of<CommonFailure>([&] { saver.wait(); }),
+                          "Input/output error");
     group.barrier().wait();
     is_broken = false;
     group.barrier().wait();
