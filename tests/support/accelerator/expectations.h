@@ -15,6 +15,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -46,7 +47,9 @@ void run_ranks(int size, const RankBody& body, Omission omission = Omission::non
 
 // Leaves out each wait of a host's streams in turn. `is_right()` runs the program and says whether
 // its numbers are right. Fails if a wait was left out that made them wrong without a report, or if
-// no wait is needed. Returns how many were reported.
-int expect_dropped_waits_found(int host, const std::function<bool()>& is_right);
+// no wait is needed. Returns how many were reported. If there are more than `most` waits, leaves
+// out that many of them, which a seed draws.
+int expect_dropped_waits_found(int host, const std::function<bool()>& is_right,
+                               int most = std::numeric_limits<int>::max());
 
 }  // namespace lockstep::test::accelerator
