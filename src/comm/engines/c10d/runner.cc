@@ -7,6 +7,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -54,6 +55,8 @@ std::shared_ptr<Launched> C10dRunner::launch(const PostedCall& call) {
   const auto& tensor = call.input.defined() ? call.input : call.output;
   const bool is_on_host = tensor.defined() && tensor.is_cpu();
   const auto stream = stream_of(call, device);
+  at::RecordFunction recorded(at::RecordScope::USER_SCOPE);  // for LibTorch's profiler, and NVTX
+  if (recorded.isActive()) recorded.before(std::string(name_of(call.collective)));
   auto there = is_on_host ? copied_to(device, call, stream) : call;
   auto launched = std::make_shared<Launched>(
       streams.getStream(device), std::vector{call.input, call.output, there.input, there.output});
