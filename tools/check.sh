@@ -100,12 +100,13 @@ lint_sources() {
   build_precompiled_headers debug
   python3 tools/lint/alone.py build/debug || status=1
   build_preset without_libtorch || status=1
+  compile_for_cuda || [ $? -eq 77 ] || status=1   # 77: no headers
   build_preset tidy lockstep_precompiled_header
   python3 tools/lint/tidy.py "$tool" build/tidy || status=1
   return $status
 }
 
-# What no build without CUDA compiles.
+# What no build without CUDA compiles, against each version of LibTorch.
 compile_for_cuda() {
   ensure_ready
   "$(any_python)" tools/cuda.py "$(default_compiler)" "$(libtorch_folder)" .cache/cuda

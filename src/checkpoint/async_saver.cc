@@ -32,16 +32,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Its kernels and those of the training's groups would wait for each other on the GPU, in an order
-// that ranks do not share.
-const Group& of_host_memory(const Group& group) {
-  check(!has_streams(group),
-        "AsyncSaver: on the backend {}, a thread that saves during training may block training for "
-        "ever; use checkpoint::save(), or init() with the backend shm",
-        group.backend());
-  return group;
-}
-
 // One name on all ranks of the saver's group, and as many ranks: then they are the same ones.
 void check_same_ranks(Group& group, const Group& of) {
   const auto own = static_cast<std::int64_t>(fingerprint(of.name()));
@@ -63,7 +53,9 @@ void check_same_ranks(Group& group, const Group& of) {
 
 // Invariant: while `writing`, the thread alone uses `content`, `snapshot` and `error`.
 struct AsyncSaver::State {
-  explicit State(const Group& of) : group(of_host_memory(of).split(0)) {}
+  // In host memory: kernels of this group and of the training's groups would wait for each other on
+  // the GPU, in an order that ranks do not share.
+  explicit State(const Group& of) : group(host_memory_group(of)) {}
 
   // Where the one that is there is too small; not both at once.
   void make_room(std::size_t wanted) {

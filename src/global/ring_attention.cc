@@ -4,11 +4,13 @@
 
 #include <ATen/OpMathType.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/logaddexp.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <chrono>
 #include <limits>
 #include <mutex>
@@ -163,18 +165,30 @@ struct KeysAndValues {
 
 RingAttention::RingAttention(MeshContext& context, int axis, Placement cut, bool is_causal,
                              std::int64_t queries, std::int64_t keys, Kernel run,
-                             std::size_t arguments)
+                             std::size_t arguments, AttentionForm form)
     : context_(context),
       axis_(axis),
       cut_(cut),
       keys_(keys),
       run_(std::move(run)),
-      arguments_(arguments) {
+      arguments_(arguments),
+      form_(form) {
   const AxisPlace place = context.place()[static_cast<std::size_t>(axis)];
   steps_ = ring_steps(place.size, place.coordinate, cut, is_causal, queries, keys);
 }
 
-// Schema: query, key, value, dropout_p, is_causal, attn_mask, scale -> output, logsumexp
+at::Tensor RingAttention::plain_sums(const at::Tensor& sums, std::int64_t tokens) const {
+  return (form_.has_last_dim ? sums.squeeze(-1) : sums).narrow(2, 0, tokens);
+}
+
+at::Tensor RingAttention::kernel_sums(const at::Tensor& sums) const {
+  const std::int64_t over = sums.size(2) % form_.alignment;
+  const at::Tensor aligned =
+      over == 0 ? sums.contiguous() : at::constant_pad_nd(sums, {0, form_.alignment - over});
+  return form_.has_last_dim ? aligned.unsqueeze(-1) : aligned;
+}
+
+// Schema: query, key, value, ... -> output, logsumexp, ...
 void RingAttention::forward(Stack& stack) const {
   const auto items = torch::jit::last(stack, arguments_);
   Stack given(items.begin(), items.end());
@@ -187,6 +201,7 @@ void RingAttention::forward(Stack& stack) const {
   Ring ring(*this);
   KeysAndValues now(given[1].toTensor(), given[2].toTensor());
   const std::int64_t a_token = KeysAndValues::a_token(given[1].toTensor(), given[2].toTensor());
+  Stack others(form_.results - 2);
   for (std::size_t s = 0; s < steps_.size(); ++s) {
     const RingStep& step = steps_[s];
     Ring::Passing next;
@@ -197,12 +212,14 @@ void RingAttention::forward(Stack& stack) const {
       call[0] = rows_from(query, step.first_query, step.queries);
       call[1] = rows_from(now.key, 0, step.keys);
       call[2] = rows_from(now.value, 0, step.keys);
-      call[4] = step.is_causal;
+      call[form_.causal] = step.is_causal;
+      if (form_.keeps_sums) call[*form_.keeps_sums] = true;
       run_(call);
+      std::copy(call.begin() + 2, call.end(), others.begin());
       ring.count(step, query);
       at::Tensor of_output = rows_from(output, step.first_query, step.queries);
       at::Tensor of_sums = rows_from(sums, step.first_query, step.queries);
-      const at::Tensor more = call[1].toTensor().to(wide);
+      const at::Tensor more = plain_sums(call[1].toTensor(), step.queries).to(wide);
       const at::Tensor both = at::logaddexp(of_sums, more);
       of_output.mul_((of_sums - both).exp_().unsqueeze(-1))
           .addcmul_(call[0].toTensor().to(wide), (more - both).exp_().unsqueeze(-1));
@@ -212,17 +229,20 @@ void RingAttention::forward(Stack& stack) const {
       now = KeysAndValues(ring.wait(std::move(next)), now, ring.tokens_of(steps_[s + 1].source));
   }
   stack.emplace_back(output.to(query.scalar_type()));
-  stack.emplace_back(std::move(sums));
+  // The memory-efficient kernel returns no tokens then.
+  if (form_.alignment > 1 && !given[*form_.keeps_sums].toBool()) sums = sums.narrow(2, 0, 0);
+  stack.emplace_back(form_.has_last_dim ? sums.unsqueeze(-1) : sums);
+  stack.insert(stack.end(), others.begin(), others.end());
 }
 
-// Schema: grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, attn_mask, scale ->
-// the gradients of query, key and value
+// Schema: grad_out, query, key, value, ... -> the gradients of query, key and value
 void RingAttention::backward(Stack& stack) const {
   const auto items = torch::jit::last(stack, arguments_);
   Stack given(items.begin(), items.end());
   torch::jit::drop(stack, arguments_);
   const at::Tensor query = dense(given[1].toTensor());
   const at::Tensor key = given[2].toTensor(), value = given[3].toTensor();
+  const at::Tensor sums = plain_sums(given[form_.sums].toTensor(), query.size(2));
   const at::ScalarType wide = at::toOpMathType(query.scalar_type());
   at::Tensor of_query = zeros_like_result(query, wide);
   Ring ring(*this);
@@ -241,11 +261,18 @@ void RingAttention::backward(Stack& stack) const {
     gradients = KeysAndValues(std::move(own), now, ring.tokens_of(step.source));
     if (step.keys > 0 && query.numel() > 0) {
       Stack call = given;
-      for (std::size_t i : {0, 1, 4, 5})
+      for (std::size_t i : {std::size_t{0}, std::size_t{1}, form_.sums - 1})
         call[i] = rows_from(given[i].toTensor(), step.first_query, step.queries).contiguous();
+      call[form_.sums] = kernel_sums(rows_from(sums, step.first_query, step.queries));
       call[2] = rows_from(now.key, 0, step.keys).contiguous();
       call[3] = rows_from(now.value, 0, step.keys).contiguous();
-      call[7] = step.is_causal;
+      call[form_.causal] = step.is_causal;
+      if (form_.longest) {
+        call[*form_.longest] = step.queries;
+        call[*form_.longest + 1] = step.keys;
+      }
+      if (form_.gradient_mask)
+        call[*form_.gradient_mask] = c10::List<bool>({true, true, true, false});
       run_(call);
       rows_from(of_query, step.first_query, step.queries).add_(call[0].toTensor());
       rows_from(gradients.key, 0, step.keys).copy_(call[1].toTensor());
@@ -264,6 +291,7 @@ void RingAttention::backward(Stack& stack) const {
   stack.emplace_back(of_query.to(query.scalar_type()));
   stack.emplace_back(gradients.key.to(key.scalar_type()));
   stack.emplace_back(gradients.value.to(value.scalar_type()));
+  if (form_.gradient_mask) stack.emplace_back(at::Tensor());  // the mask's
 }
 
 }  // namespace lockstep::global

@@ -15,6 +15,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
 namespace lockstep::global {
@@ -50,6 +51,24 @@ struct RingStep {
 [[nodiscard]] std::vector<RingStep> ring_steps(int ranks, int rank, Placement cut, bool is_causal,
                                                std::int64_t queries, std::int64_t keys);
 
+// Where one of LibTorch's attention kernels has its arguments and results, as numbers. All of them
+// have query, key and value in a row, first in forward and second in backward, and is_causal. The
+// first results are output and logsumexp, or the gradients; of the others, the caller gets those of
+// one step.
+struct AttentionForm {
+  std::size_t causal = 0;
+  // Forward.
+  std::size_t results = 2;
+  std::optional<std::size_t> keeps_sums = {};  // argument: whether logsumexp is computed
+  // Backward.
+  std::size_t sums = 5;                           // argument: logsumexp; the output is before it
+  std::optional<std::size_t> longest = {};        // argument: number of queries; keys are after it
+  std::optional<std::size_t> gradient_mask = {};  // argument: which gradients are computed
+  // The tokens of the kernel's logsumexp are rounded up to a multiple; it may have a last dim of 1.
+  std::int64_t alignment = 1;
+  bool has_last_dim = false;
+};
+
 class RingAttention {
  public:
   using Kernel = std::function<void(torch::jit::Stack& stack)>;
@@ -57,14 +76,18 @@ class RingAttention {
   // For an axis whose placement `cut` shards the tokens, which are dim 2. `run` calls LibTorch's
   // kernel for the operation with `arguments` arguments. The context must outlive this object.
   RingAttention(MeshContext& context, int axis, Placement cut, bool is_causal, std::int64_t queries,
-                std::int64_t keys, Kernel run, std::size_t arguments);
+                std::int64_t keys, Kernel run, std::size_t arguments, AttentionForm form);
 
-  // Run _scaled_dot_product_flash_attention_for_cpu and its backward on the stack. Collective.
+  // Run the kernel, or its backward, on the stack. Collective.
   void forward(torch::jit::Stack& stack) const;
   void backward(torch::jit::Stack& stack) const;
 
  private:
   class Ring;
+
+  // Returns the logsumexp of a step as [rows, heads, tokens], and as the kernel has it.
+  [[nodiscard]] at::Tensor plain_sums(const at::Tensor& sums, std::int64_t tokens) const;
+  [[nodiscard]] at::Tensor kernel_sums(const at::Tensor& sums) const;
 
   MeshContext& context_;
   int axis_;
@@ -72,6 +95,7 @@ class RingAttention {
   std::int64_t keys_;
   Kernel run_;
   std::size_t arguments_;
+  AttentionForm form_;
   std::vector<RingStep> steps_;
 };
 

@@ -1,5 +1,6 @@
 #include "train/metrics.h"
 
+#include "base/check.h"
 #include "base/format.h"
 #include "sys/bounded_json.h"
 #include "sys/file_descriptor.h"
@@ -12,6 +13,7 @@
 
 #include <ATen/ops/tensor.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
+#include <torch/csrc/profiler/stubs/base.h>
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -99,8 +101,9 @@ std::set<ActivityType> activities_of(c10::DeviceType device) {
   return activities;
 }
 
-profiler::ProfilerConfig trace_config() {
-  return profiler::ProfilerConfig(profiler::ProfilerState::KINETO);
+profiler::ProfilerConfig trace_config(bool gives_ranges) {
+  return profiler::ProfilerConfig(gives_ranges ? profiler::ProfilerState::NVTX
+                                               : profiler::ProfilerState::KINETO);
 }
 
 }  // namespace
@@ -221,8 +224,13 @@ std::filesystem::path trace_file(const std::filesystem::path& file, int rank, in
 }
 
 Trace::Trace(const Options& options, const Group& world, c10::DeviceType device)
-    : device_(device), steps_(options.trace_steps) {
-  if (!options.trace.empty()) file_ = trace_file(options.trace, world.rank(), world.size());
+    : gives_ranges_(options.trace == trace_as_ranges),
+      device_(device),
+      steps_(options.trace_steps) {
+  check_input(!gives_ranges_ || torch::profiler::impl::cudaStubs()->enabled(),
+              "--trace {}: this LibTorch has no CUDA", trace_as_ranges);
+  if (!options.trace.empty() && !gives_ranges_)
+    file_ = trace_file(options.trace, world.rank(), world.size());
 }
 
 Trace::~Trace() {
@@ -231,13 +239,13 @@ Trace::~Trace() {
 
 void Trace::start() {
   const std::set<ActivityType> activities = activities_of(device_);
-  profiler::prepareProfiler(trace_config(), activities);
-  profiler::enableProfiler(trace_config(), activities);
+  profiler::prepareProfiler(trace_config(gives_ranges_), activities);
+  profiler::enableProfiler(trace_config(gives_ranges_), activities);
   is_recording_ = true;
 }
 
 void Trace::begin_step() {
-  if (!file_.empty() && step_++ == left_out_of_traces) start();
+  if ((gives_ranges_ || !file_.empty()) && step_++ == left_out_of_traces) start();
 }
 
 bool Trace::is_complete() const { return is_recording_ && step_ == left_out_of_traces + steps_; }
@@ -247,6 +255,7 @@ void Trace::write() {
   if (!is_recording_) return;
   is_recording_ = false;
   const std::unique_ptr<profiler::ProfilerResult> result = profiler::disableProfiler();
+  if (gives_ranges_) return;
   std::error_code error;
   std::filesystem::remove(file_, error);
   result->save(file_.string());

@@ -26,6 +26,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #pragma GCC visibility push(default)
 
@@ -112,10 +113,12 @@ class Pace {
 
 // Records some steps of a rank as a Chrome trace (--trace FILE), by LibTorch's profiler:
 // operations, kernels of a GPU, and the spans "data", "forward", "backward", "communication" (time
-// blocked in it) and "update". Only one trace per process can record at a time.
+// blocked in it) and "update". `--trace nvtx` gives them to NVIDIA's Nsight as NVTX ranges instead.
+// Only one trace per process can record at a time.
 class Trace {
  public:
-  // Records nothing if the options do not ask for a trace.
+  // Records nothing if the options do not ask for a trace. Throws BadInput for NVTX in a LibTorch
+  // without CUDA.
   Trace(const Options& options, const Group& world, c10::DeviceType device);
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;
@@ -132,12 +135,16 @@ class Trace {
  private:
   void start();
 
-  std::filesystem::path file_;  // this rank's file; empty: no trace
+  std::filesystem::path file_;  // this rank's file; empty: no trace, or NVTX ranges
+  bool gives_ranges_ = false;   // NVTX
   c10::DeviceType device_;
   std::int64_t steps_ = 0;  // to record
   std::int64_t step_ = 0;   // number of steps that have begun
   bool is_recording_ = false;
 };
+
+// The value of --trace for NVTX ranges.
+inline constexpr std::string_view trace_as_ranges = "nvtx";
 
 // Returns the file of one rank: FILE, or with several ranks "trace.rank1.json".
 [[nodiscard]] std::filesystem::path trace_file(const std::filesystem::path& file, int rank,

@@ -183,7 +183,7 @@ void declare_looks(Settings& settings, Options& o, bool makes_samples) {
                o.log_every);
   settings.add({.name = "trace",
                 .help = "file for a Chrome trace of some steps (of each rank: trace.rank0.json), "
-                        "for chrome://tracing or Perfetto",
+                        "for chrome://tracing or Perfetto; nvtx: NVTX ranges for Nsight instead",
                 .value_name = "FILE",
                 .scope = Scope::start},
                o.trace);

@@ -6,15 +6,20 @@
 
 #include "accelerator/small_training.h"
 #include "support/accelerator/expectations.h"
+#include "support/flush_hook.h"
 #include "support/temporary_folder.h"
 
 #include <torch/optim/adamw.h>
 
+#include <atomic>
+#include <cerrno>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -49,6 +54,9 @@ struct Trained {
   }
   fs::path save(const fs::path& out) const {
     return checkpoint::save(out, handle, *adamw, {.step = step});
+  }
+  void save_by(checkpoint::AsyncSaver& saver, const fs::path& out) const {
+    (void)saver.save(out, handle, *adamw, {.step = step});
   }
 
   int rank;
@@ -95,6 +103,40 @@ TEST_P(Checkpoints, AreTheFilesOfTheCpu) {
   const test::TemporaryFolder out;
   run_ranks(ranks, [&](const Group& group, c10::Device device) {
     save_twice(GetParam(), group, device, out.path());
+  });
+  for (const char* name : {"step-00000002", "step-00000004"})
+    expect_same_values(out / name, of_cpu / name);
+}
+
+// A disk that writes nothing until it is opened.
+class SlowDisk {
+ public:
+  void open() { opened_.set_value(); }
+
+ private:
+  std::promise<void> opened_;
+  test::FlushHook hook_{[disk = opened_.get_future().share()](const std::string&) {
+    disk.wait();
+    return 0;
+  }};
+};
+
+TEST_P(Checkpoints, AreSavedWhileTrainingContinues) {
+  const test::TemporaryFolder of_cpu, out;
+  run_as_threads(
+      ranks, [&](const Group& group) { save_twice(GetParam(), group, c10::kCPU, of_cpu.path()); });
+  std::optional<SlowDisk> disk(std::in_place);
+  run_ranks(ranks, [&](Group group, c10::Device device) {
+    checkpoint::AsyncSaver saver(group);
+    Trained trained(GetParam(), group, device);
+    trained.train();
+    trained.save_by(saver, out.path());
+    trained.train();
+    EXPECT_TRUE(saver.is_writing());
+    group.barrier().wait();
+    if (group.is_root()) disk->open();
+    saver.wait();
+    (void)trained.save(out.path());
   });
   for (const char* name : {"step-00000002", "step-00000004"})
     expect_same_values(out / name, of_cpu / name);
@@ -150,16 +192,62 @@ TEST_F(CheckpointMeshes, GoOnOnAnotherMesh) {
       EXPECT_NEAR(losses[step], expected[step], 1e-10 * std::abs(expected[step]))
           << test::text_of(from) << " to " << test::text_of(to) << ", step " << step;
   }
-  expect_no_faults_but(Fault::order);  // of the pipeline: docs/gpu.md
 }
 
-// The saving thread and the training thread would launch collectives in an order that differs
-// between ranks.
-TEST_F(CheckpointMeshes, AreNotSavedDuringTraining) {
-  run_ranks(ranks, [](const Group& group, c10::Device) {
-    const auto refusal =
-        test::message_of<InvalidArgument>([&] { checkpoint::AsyncSaver saver(group); });
-    EXPECT_NE(refusal.find("use checkpoint::save()"), std::string::npos) << refusal;
+class AsyncSaves : public AcceleratorTest {};
+
+TEST_F(AsyncSaves, OfTwoSaversAreWrittenAtOnce) {
+  const test::TemporaryFolder of_cpu, out;
+  const std::vector<Level> levels = {std::nullopt, ShardLevel::full};
+  const auto folder_of = [](const Level& level) { return level ? "full" : "ddp"; };
+  run_as_threads(ranks, [&](const Group& group) {
+    for (const Level& level : levels)
+      save_twice(level, group, c10::kCPU, of_cpu / folder_of(level));
+  });
+  std::optional<SlowDisk> disk(std::in_place);
+  run_ranks(ranks, [&](Group group, c10::Device device) {
+    std::vector<std::unique_ptr<Trained>> all;
+    std::vector<std::unique_ptr<checkpoint::AsyncSaver>> savers;
+    for (const Level& level : levels) {
+      all.push_back(std::make_unique<Trained>(level, group, device));
+      savers.push_back(std::make_unique<checkpoint::AsyncSaver>(group));
+      all.back()->train();
+      all.back()->save_by(*savers.back(), out / folder_of(level));
+    }
+    for (const auto& trained : all) trained->train();
+    for (const auto& saver : savers) EXPECT_TRUE(saver->is_writing());
+    group.barrier().wait();
+    if (group.is_root()) disk->open();
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      savers[i]->wait();
+      (void)all[i]->save(out / folder_of(levels[i]));
+    }
+  });
+  for (const Level& level : levels)
+    for (const char* name : {"step-00000002", "step-00000004"})
+      expect_same_values(out / folder_of(level) / name, of_cpu / folder_of(level) / name);
+}
+
+TEST_F(AsyncSaves, ThatFailAreReportedOnAllRanksAndTheNextOneSucceeds) {
+  const test::TemporaryFolder out;
+  std::atomic<bool> is_broken{true};
+  const test::FlushHook disk([&](const std::string&) { return is_broken ? EIO : 0; });
+  run_ranks(ranks, [&](Group group, c10::Device device) {
+    checkpoint::AsyncSaver saver(group);
+    Trained trained(ShardLevel::full, group, device);
+    trained.train();
+    trained.save_by(saver, out.path());
+    trained.train();
+    test::expect_contains(test::message_of<CommonFailure>([&] { saver.wait(); }),
+                          "Input/output error");
+    group.barrier().wait();
+    is_broken = false;
+    group.barrier().wait();
+    trained.save_by(saver, out.path());
+    saver.wait();
+    Trained next(ShardLevel::full, group, device);
+    next.load(out.path());
+    EXPECT_EQ(next.step, 2 * steps_at_once);
   });
 }
 

@@ -2,7 +2,9 @@
 // them.
 #include <lockstep/base/error.h>
 #include <lockstep/comm/device.h>
+#include <lockstep/store/memory_store.h>
 
+#include "comm/init/backends.h"
 #include "parallel/support.h"
 #include "support/accelerator/communicator.h"
 #include "support/accelerator/expectations.h"
@@ -19,6 +21,7 @@
 
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -231,6 +234,55 @@ TEST_F(Collectives, OfAGroupKeepTensorsThatAnotherStreamWaitsFor) {
       EXPECT_EQ(next.sum().item<float>(), 0);
       work.synchronize();
     }
+  });
+}
+
+// 257 is no bfloat16: an engine that rounds at every addition never leaves 256.
+TEST_F(Collectives, OfAGroupSumInTheDtypeUnlessFloatSumsAreAsked) {
+  for (const bool float_sums : {false, true}) {
+    const auto store = std::make_shared<MemoryStore>();
+    run_ranks(3, [&](const Group& world, c10::Device device) {
+      const BackendOptions options{.c10d = make_backends(device),
+                                   .c10d_streams = true,
+                                   .float_sums = float_sums,
+                                   .device = device};
+      Group group(make_backend("sim", store, world.rank(), 3, options), "sums",
+                  std::chrono::seconds(20));
+      const auto own = [&](at::ScalarType dtype, float first, float others) {
+        const float value = group.rank() == 0 ? first : others;
+        return at::full({1000}, value, at::TensorOptions(device).dtype(dtype));
+      };
+      const auto sum = own(at::kBFloat16, 256, 1), on_root = own(at::kBFloat16, 256, 1);
+      group.all_reduce(sum).wait();
+      group.reduce(on_root).wait();
+      EXPECT_EQ(sum.max().item<float>(), float_sums ? 258 : 256);
+      if (group.is_root()) EXPECT_EQ(on_root.max().item<float>(), float_sums ? 258 : 256);
+      const auto mean = own(at::kHalf, 30000, 30000);  // three of them are more than a half holds
+      group.all_reduce(mean, Op::average).wait();
+      EXPECT_EQ(mean.max().item<float>(), 30000);
+    });
+  }
+}
+
+// A thread that saves during training has such a group.
+TEST_F(Collectives, OfTheGroupInHostMemoryRunOnAnotherThread) {
+  run_ranks(2, [](Group group, c10::Device device) {
+    Group on_host = host_memory_group(group);
+    ASSERT_FALSE(has_streams(on_host));
+    EXPECT_EQ(on_host.rank(), group.rank());
+    const auto refusal = test::message_of<InvalidArgument>(
+        [&] { on_host.all_reduce(at::ones({1}, device)).wait(); });
+    EXPECT_NE(refusal.find("takes tensors in the CPU's memory"), std::string::npos) << refusal;
+    std::jthread other([&on_host] {
+      for (int i = 0; i < 20; ++i) {
+        const auto values = at::ones({1000});
+        on_host.all_reduce(values).wait();
+        EXPECT_EQ(values.sum().item<float>(), 2000);
+      }
+    });
+    auto values = at::ones({1000}, device);
+    for (int i = 0; i < 10; ++i) group.all_reduce(values).wait();
+    EXPECT_EQ(values.max().item<float>(), 1024);
   });
 }
 

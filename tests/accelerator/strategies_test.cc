@@ -42,6 +42,7 @@ class Strategies : public AcceleratorTest, public testing::WithParamInterface<Ca
       model->to(device);
       test::Composed composed(model, std::move(world), how);
       const auto optimizer = test::parity_optimizer(at::kDouble, composed.all().parameters());
+      const int communicators = communicators_of(device);
       for (int step = 0; step < compared_steps; ++step) {
         const test::TokenBatch batch(step % 7, test::rows_of_step);
         composed.all().zero_grad();
@@ -50,6 +51,7 @@ class Strategies : public AcceleratorTest, public testing::WithParamInterface<Ca
         optimizer->step();
         EXPECT_NEAR(loss, expected.at(step), tolerance * std::abs(expected.at(step))) << step;
       }
+      EXPECT_EQ(communicators_of(device), communicators) << "made in a step";
       for (const auto& parameter : composed.all().parameters())
         EXPECT_EQ(parameter.device(), device);
     });

@@ -10,8 +10,6 @@
 #include "support/temporary_folder.h"
 #include "support/torch/ranks.h"
 
-#include <lockstep/comm/backend.h>
-
 #include <gtest/gtest.h>
 
 #include <array>
@@ -23,9 +21,7 @@
 #include <fstream>
 #include <iterator>
 #include <memory>
-#include <span>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -250,31 +246,6 @@ TEST(AsyncSaver, WhereOneRankHasNoThreadAllAreTold) {
     });
     EXPECT_EQ(names_in(out.path()), (std::vector<std::string>{"step-00000001", "step-00000002"}));
   }
-}
-
-class NamedNccl final : public Backend {
- public:
-  NamedNccl() : Backend(0, 2) {}
-  [[nodiscard]] std::string_view name() const override { return "nccl"; }
-  [[nodiscard]] bool has_streams() const override { return true; }
-  void post(const Call&) override { ADD_FAILURE() << "nothing is sent"; }
-  void wait(CallId) override {}
-  [[nodiscard]] bool done(CallId) override { return true; }
-  [[nodiscard]] at::Tensor empty_shared(at::IntArrayRef sizes,
-                                        const at::TensorOptions& options) override {
-    return at::empty(sizes, options);
-  }
-  [[nodiscard]] std::shared_ptr<Backend> subset(std::span<const int>, std::string_view) override {
-    return std::make_shared<NamedNccl>();
-  }
-  void abort(std::string_view) override {}
-};
-
-TEST(AsyncSaver, AGroupOfNcclIsRefused) {
-  const Group group(std::make_shared<NamedNccl>(), "world", std::chrono::seconds(1));
-  test::expect_words(
-      test::message_of<InvalidArgument>([&] { AsyncSaver saver(group); }),
-      {"on the backend nccl, a thread that saves during training may block training for ever"});
 }
 
 TEST(AsyncSaver, AHandleOfAnotherGroupIsRefused) {

@@ -9,11 +9,15 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <ATen/record_function.h>
+#include <torch/csrc/profiler/stubs/base.h>
+
 #include <sys/stat.h>
 
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <map>
 #include <string>
@@ -199,6 +203,51 @@ TEST_P(TracedRanks, ShowWhereAStepsTimeGoes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, TracedRanks, testing::Values(1, 3));
+
+// Takes the place of LibTorch's calls of NVTX.
+class SeenRanges final : public torch::profiler::impl::ProfilerStubs {
+ public:
+  SeenRanges() { torch::profiler::impl::registerCUDAMethods(this); }
+  ~SeenRanges() override {
+    torch::profiler::impl::registerCUDAMethods(const_cast<ProfilerStubs*>(before_));
+  }
+  SeenRanges(const SeenRanges&) = delete;
+  SeenRanges& operator=(const SeenRanges&) = delete;
+  void record(c10::DeviceIndex*, torch::profiler::impl::ProfilerVoidEventStub*,
+              std::int64_t*) const override {}
+  float elapsed(const torch::profiler::impl::ProfilerVoidEventStub*,
+                const torch::profiler::impl::ProfilerVoidEventStub*) const override {
+    return 0;
+  }
+  void mark(const char*) const override {}
+  void rangePush(const char* name) const override { names_.emplace_back(name); }
+  void rangePop() const override { names_.emplace_back("end"); }
+  [[nodiscard]] bool enabled() const override { return true; }
+  void onEachDevice(std::function<void(int)>) const override {}
+  void synchronize() const override {}
+  [[nodiscard]] const std::vector<std::string>& names() const { return names_; }
+
+ private:
+  const ProfilerStubs* before_ = torch::profiler::impl::cudaStubs();
+  mutable std::vector<std::string> names_;
+};
+
+TEST(Trace, GivesRangesToNsight) {
+  RunSetup options;
+  options.trace = trace_as_ranges;
+  options.trace_steps = 2;
+  if (!torch::profiler::impl::cudaStubs()->enabled())
+    EXPECT_EQ(test::message_of([&] { Trace(options, Group(), c10::kCPU); }),
+              "--trace nvtx: this LibTorch has no CUDA");
+  const SeenRanges seen;
+  Trace trace(options, Group(), c10::kCPU);
+  for (int step = 0; step < 5; ++step) {
+    trace.begin_step();
+    { RECORD_USER_SCOPE("update"); }
+    if (trace.is_complete()) trace.write();
+  }
+  EXPECT_EQ(seen.names(), (std::vector<std::string>{"update", "end", "update", "end"}));
+}
 
 // A trace does not affect the training; a run that ends early writes the steps it has.
 TEST(Trace, OfAShortRunIsWrittenAtItsEnd) {

@@ -13,9 +13,9 @@
 // have, each copies its share. The memory of the copy is reused by the next save.
 //
 // Only one save is written at a time: save() waits for the previous one. A thread of each rank
-// writes, using a separate group, so it does not disturb operations of the training's groups. With
-// NCCL, two groups that are used concurrently may deadlock: such a group is refused. If a rank is
-// lost while it writes, the other ranks' saves end with PeerLost.
+// writes, using a separate group in host memory (host_memory_group() of comm/device.h), so it does
+// not disturb operations of the training's groups. If a rank is lost while it writes, the other
+// ranks' saves end with PeerLost.
 //
 // The next save() (before it begins) or wait() throws errors of the writing, the same on all ranks,
 // as checkpoint::save() does. The saver stays usable after a CommonFailure, but not after an error
@@ -35,8 +35,8 @@ namespace lockstep::checkpoint {
 
 class AsyncSaver {
  public:
-  // Collective; blocks. Pass the group of the handles to save: handle.group(). Throws
-  // InvalidArgument on all ranks for an NCCL group: use checkpoint::save().
+  // Collective; blocks. Pass the group of the handles to save: handle.group(). On NCCL, throws
+  // BadInput on all ranks in a build without Gloo: use checkpoint::save().
   explicit AsyncSaver(const Group& group);
   // Blocks until the current save is written. Logs its error if no call has thrown it.
   ~AsyncSaver();

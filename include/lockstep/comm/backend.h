@@ -98,6 +98,10 @@ class Backend {
   [[nodiscard]] virtual std::shared_ptr<Backend> subset(std::span<const int> ranks,
                                                         std::string_view name) = 0;
 
+  // Returns the backend of a new group of all ranks of this one, for tensors of the host: its
+  // operations are no work of a device's streams. As subset(), which does it unless has_streams().
+  [[nodiscard]] virtual std::shared_ptr<Backend> on_host(std::string_view name);
+
   // Kills the group on all ranks that can still be reached; waits end with Aborted and `reason`.
   virtual void abort(std::string_view reason) = 0;
 

@@ -25,10 +25,12 @@ namespace lockstep {
 // the world and for each subgroup, on all ranks of the group, each time with a separate store. May
 // block until all ranks have joined, at most `timeout`.
 //
-// Its allreduce and reduce perform sums and averages of float, double, int and long. All other
-// reductions, reduce_scatter, and every reduction in half precision (accumulated in float) are
-// composed of its allgather (small tensors), alltoall_base and gather. All other collectives move
-// bytes (broadcast, allgather, gather, scatter, alltoall_base, send, recv, barrier).
+// Its allreduce and reduce perform sums and averages of float, double, int and long, and those of
+// bfloat16 and half if it works on streams (below) and InitOptions::float_sums is not set. All
+// other reductions, reduce_scatter, and sums in half precision on other backends (accumulated in
+// float) are composed of its allgather (small tensors), alltoall_base and gather. All other
+// collectives move bytes (broadcast, allgather, gather, scatter, alltoall_base, send, recv,
+// barrier).
 //
 // Device tensors are passed as they are; the current stream of the calling thread is ordered after
 // the work that the posting thread had queued. An error of the backend becomes PeerLost. Its

@@ -23,6 +23,11 @@ class Group;
 // backends, which work in host memory, and for a group of one rank.
 [[nodiscard]] bool has_streams(const Group& group);
 
+// Collective; blocks. Returns a group of the same ranks for tensors in host memory. Its collectives
+// are no work of a device's streams, so another thread may call them during training. If
+// has_streams(group), the new group works over Gloo: throws BadInput in a build without Gloo.
+[[nodiscard]] Group host_memory_group(const Group& group);
+
 }  // namespace lockstep
 
 #pragma GCC visibility pop

@@ -220,6 +220,7 @@ class Group {
 
  private:
   friend bool has_streams(const Group& group);
+  friend Group host_memory_group(const Group& group);
   friend std::string write_flight_record(const Group& group, const std::string& folder);
 
   std::shared_ptr<GroupState> state_;

@@ -33,6 +33,11 @@ struct InitOptions {
   MakeC10dBackend c10d = {};
   // That engine works on streams of the rank's device, and does not block the host (c10d.h).
   bool c10d_streams = false;
+  // nccl, and an engine with c10d_streams, sum bfloat16 and half as the engine does: NCCL rounds on
+  // the way, so results may depend on the number of ranks and on its algorithm. If true, such sums
+  // are in float and rounded once, as on the other engines: each rank receives every rank's values
+  // of its share, sums them and gives the result to all.
+  bool float_sums = false;
   // The device of this rank, which device() returns and which becomes the current device of the
   // calling thread: "cpu", "cuda" or "cuda:1". Empty: LOCKSTEP_DEVICE, else the GPU with this
   // rank's number among the ranks of its host, or the CPU if this process sees no GPU. Two ranks

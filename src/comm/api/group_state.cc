@@ -124,6 +124,12 @@ std::shared_ptr<GroupState> GroupState::part(std::span<const int> ranks, std::st
                                       timeout(), recorder_);
 }
 
+std::shared_ptr<GroupState> GroupState::on_host(std::string name) const {
+  auto backend = has_backend() ? this->backend()->on_host(name) : nullptr;
+  return std::make_shared<GroupState>(
+      std::move(backend), names_.part(all_ranks(size()), std::move(name)), timeout(), recorder_);
+}
+
 std::uint64_t GroupState::post_to_backend(Call& call) {
   const auto channel = channel_of(call.collective, call.root, rank());
   auto& count = counts_.at(channel.index_at(rank()));

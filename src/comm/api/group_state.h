@@ -55,6 +55,8 @@ class GroupState : public std::enable_shared_from_this<GroupState> {
   // Returns the group of `ranks`, which include this rank. As Backend::subset().
   [[nodiscard]] std::shared_ptr<GroupState> part(std::span<const int> ranks,
                                                  std::string name) const;
+  // Returns the group of all ranks for tensors of the host. As Backend::on_host().
+  [[nodiscard]] std::shared_ptr<GroupState> on_host(std::string name) const;
 
   Work post(Call call, const CallOptions& options, std::source_location where);
   // As the functions of Work, for a group with a backend.

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/format.h"
+#include "comm/call/record.h"
 #include "sys/own_process.h"
 
 #include <limits>
@@ -21,6 +22,10 @@ void Backend::check_process() const {
       formatted("{}: a group of process {} is not usable in its child {}; ranks are started "
                 "before init()",
                 name(), process_, sys::own_process()));
+}
+
+std::shared_ptr<Backend> Backend::on_host(std::string_view name) {
+  return subset(all_ranks(size_), name);
 }
 
 DType dtype_of(at::ScalarType dtype) {

@@ -25,6 +25,10 @@ constexpr Duration shortest_pause = std::chrono::microseconds(5);
 constexpr Duration longest_pause = std::chrono::microseconds(200);
 constexpr Duration between_looks = std::chrono::milliseconds(100);
 
+int place_in(std::span<const int> ranks, int rank) {
+  return static_cast<int>(std::ranges::find(ranks, rank) - ranks.begin());
+}
+
 void check_device(const Call& call, BlockingEngine& engine) {
   const auto& tensor = call.input.defined() ? call.input : call.output;
   if (!tensor.defined()) return;
@@ -194,14 +198,24 @@ void BlockingBackend::fail(FailureKind kind, const CallRecord& call, std::string
 
 std::shared_ptr<Backend> BlockingBackend::subset(std::span<const int> ranks,
                                                  std::string_view name) {
-  auto place = static_cast<int>(std::ranges::find(ranks, rank()) - ranks.begin());
-  auto size = static_cast<int>(ranks.size());
   std::string group(name);
   if (auto other = engine_->backend_of(ranks, group)) return other;
-  auto engine = engine_->subset(ranks, group, place, join_timeout_);
-  return sys::make_shared_of_process<BlockingBackend>(std::move(engine), store_,
-                                                      group_.part(ranks, std::move(group)), place,
-                                                      size, join_timeout_, watch_);
+  auto engine = engine_->subset(ranks, group, place_in(ranks, rank()), join_timeout_);
+  return part(std::move(engine), ranks, std::move(group));
+}
+
+std::shared_ptr<Backend> BlockingBackend::on_host(std::string_view name) {
+  std::string group(name);
+  auto engine = engine_->on_host(group, join_timeout_);
+  if (!engine) return Backend::on_host(name);
+  return part(std::move(engine), all_ranks(size()), std::move(group));
+}
+
+std::shared_ptr<Backend> BlockingBackend::part(std::shared_ptr<BlockingEngine> engine,
+                                               std::span<const int> ranks, std::string name) const {
+  return sys::make_shared_of_process<BlockingBackend>(
+      std::move(engine), store_, group_.part(ranks, std::move(name)), place_in(ranks, rank()),
+      static_cast<int>(ranks.size()), join_timeout_, watch_);
 }
 
 }  // namespace lockstep

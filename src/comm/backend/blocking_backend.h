@@ -31,6 +31,7 @@
 #include <map>
 #include <memory>
 #include <shared_mutex>
+#include <span>
 #include <string>
 
 namespace lockstep {
@@ -56,6 +57,7 @@ class BlockingBackend final : public Backend {
   }
   [[nodiscard]] std::shared_ptr<Backend> subset(std::span<const int> ranks,
                                                 std::string_view name) override;
+  [[nodiscard]] std::shared_ptr<Backend> on_host(std::string_view name) override;
   void abort(std::string_view reason) override;
 
  private:
@@ -63,6 +65,10 @@ class BlockingBackend final : public Backend {
     std::shared_mutex mutex;  // shared: a call uses the backend; exclusive: the backend ends
     bool is_over = false;
   };
+
+  // Returns the backend of a new group of `ranks`, which `engine` joins.
+  [[nodiscard]] std::shared_ptr<Backend> part(std::shared_ptr<BlockingEngine> engine,
+                                              std::span<const int> ranks, std::string name) const;
 
   // Runs on a queue: performs the call, or follows it if it was launched. Reports to the backend
   // unless it is gone.

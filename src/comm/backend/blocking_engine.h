@@ -69,6 +69,12 @@ class BlockingEngine {
   [[nodiscard]] virtual std::shared_ptr<BlockingEngine> subset(std::span<const int> ranks,
                                                                const std::string& name, int rank,
                                                                Duration timeout) = 0;
+  // If it has_streams(), makes an engine of the same ranks that uses no stream of a device, for
+  // tensors of the host in the group `name`, and blocks as subset(). Else returns null.
+  [[nodiscard]] virtual std::shared_ptr<BlockingEngine> on_host(const std::string& /*name*/,
+                                                                Duration /*timeout*/) {
+    return nullptr;
+  }
   // Returns a backend if another engine performs all operations of such a subgroup, else null.
   [[nodiscard]] virtual std::shared_ptr<Backend> backend_of(std::span<const int> /*ranks*/,
                                                             const std::string& /*name*/) {

@@ -45,7 +45,8 @@ std::shared_ptr<Backend> make_c10d(std::string_view name, std::shared_ptr<Store>
                             .address = options.address,
                             .device = options.device,
                             .custom = options.c10d,
-                            .custom_streams = options.c10d_streams});
+                            .custom_streams = options.c10d_streams,
+                            .float_sums = options.float_sums});
 }
 
 std::shared_ptr<Backend> make_hierarchical(std::string_view name, std::shared_ptr<Store> store,
@@ -102,6 +103,12 @@ bool has_streams(std::string_view name) { return name == "nccl"; }
 
 bool has_streams(const Group& group) {
   return group.state_->has_backend() && group.state_->backend()->has_streams();
+}
+
+Group host_memory_group(const Group& group) {
+  auto name = formatted("{}/host#{}", group.name(), group.state_->next_part());
+  Group(group).barrier({.tag = "host_memory_group"}).wait();
+  return Group(group.state_->on_host(std::move(name)));
 }
 
 std::shared_ptr<Backend> make_backend(std::string_view name, std::shared_ptr<Store> store, int rank,

@@ -25,6 +25,7 @@ struct BackendOptions {
   std::string address = "127.0.0.1";    // gloo: of this machine, as its peers reach it
   MakeC10dBackend c10d = {};            // the engine, which `name` only names
   bool c10d_streams = false;            // and works on streams of `device`
+  bool float_sums = false;              // InitOptions::float_sums
   std::vector<std::string> hosts = {};  // hierarchical: of each rank
   std::vector<int> world_ranks = {};    // shm: of these ranks, where they are a part of the world
   std::optional<c10::Device> device = {};  // of this rank, if it is not the CPU

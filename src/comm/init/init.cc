@@ -260,6 +260,7 @@ Group init_at(const rank_env::RankInfo& info, const InitOptions& options,
       .arena_tensors = options.arena_tensors,
       .c10d = options.c10d,
       .c10d_streams = options.c10d_streams,
+      .float_sums = options.float_sums,
       .hosts = world_info.hosts,
       .device = device};
   if (!world_info.is_one_host()) backend.address = address_of_this_host(*info.rendezvous);

@@ -1,5 +1,5 @@
-// Rules of scaled dot-product attention: rows and heads may be sharded, features may not. On the
-// CPU, the tokens of queries, keys and values may be sharded in the same way.
+// Rules of scaled dot-product attention: rows and heads may be sharded, features may not. The
+// tokens of queries, keys and values may be sharded in the same way (ring_attention.h).
 #include "global/ring_attention.h"
 #include "global/rule_line.h"
 #include "global/rules/dims.h"
@@ -59,15 +59,22 @@ void lay_features_side_by_side(Rule& rule, std::size_t arguments) {
 }
 
 // Adds the choice that shards tokens in the same way as those of the queries. `first` is the
-// operand of the query, and `causal` is the argument for a causal mask.
-void add_cut_tokens(const RuleCall& call, Rule& rule, std::size_t first, std::size_t causal,
-                    bool is_masked, void (RingAttention::*run)(torch::jit::Stack&) const) {
+// operand of the query, and `mask` is the argument of a mask.
+void add_cut_tokens(const RuleCall& call, Rule& rule, std::size_t first, int mask,
+                    const AttentionForm& form) {
   const std::int64_t queries = call.sizes(first)[2], keys = call.sizes(first + 1)[2];
-  const bool is_causal = call.argument(causal).toBool();
-  if (is_masked || (is_causal && queries != keys)) return;
+  const bool is_causal = call.argument(form.causal).toBool();
+  const bool is_masked = mask >= 0 && call.operand_of(mask) >= 0;
+  if (is_masked || (is_causal && queries != keys) || queries % form.alignment != 0) return;
+  const auto run = first == 0 ? &RingAttention::forward : &RingAttention::backward;
+  const std::size_t of_tokens = first == 0 ? 2 : 3;
   for (Placement now : call.operands()[first].placements) {
     if (!now.is_shard_of(2) || now.parts() != 1) continue;
-    RuleChoice choice{Placements(call.size(), now), Placements(rule.results.size(), now)};
+    RuleChoice choice;
+    for (std::size_t i = 0; i < call.size(); ++i)
+      choice.operands.push_back(call.sizes(i).size() > 2 ? now : Placement(Replicate()));
+    choice.results.assign(rule.results.size(), Replicate());
+    std::fill_n(choice.results.begin(), of_tokens, now);
     choice.once = true;
     rule.more.push_back(std::move(choice));
   }
@@ -76,7 +83,7 @@ void add_cut_tokens(const RuleCall& call, Rule& rule, std::size_t first, std::si
     for (std::size_t axis = 0; axis < cuts.size(); ++axis) {
       if (!cuts[axis].is_shard_of(2)) continue;
       const RingAttention ring(*plan.context, static_cast<int>(axis), cuts[axis], is_causal,
-                               queries, keys, plan.operation, arguments);
+                               queries, keys, plan.operation, arguments, form);
       plan.kernel = [ring, run](torch::jit::Stack& stack) { (ring.*run)(stack); };
       return;
     }
@@ -92,7 +99,7 @@ Rule flash(const RuleCall& call) {
   rule.results = {{sizes, dims, strides_of(sizes)},
                   {{sizes.begin(), sizes.end() - 1}, {dims.begin(), dims.end() - 1}}};
   lay_features_side_by_side(rule, call.arguments());
-  add_cut_tokens(call, rule, 0, 4, call.operand_of(5) >= 0, &RingAttention::forward);
+  add_cut_tokens(call, rule, 0, 5, {.causal = 4});
   return rule;
 }
 
@@ -102,7 +109,7 @@ Rule flash_backward(const RuleCall& call) {
   for (std::size_t i : {1, 2, 3})
     rule.results.push_back({call.sizes(i), rule.operands[i], strides_of(call.sizes(i))});
   lay_features_side_by_side(rule, call.arguments());
-  add_cut_tokens(call, rule, 1, 7, call.operand_of(8) >= 0, &RingAttention::backward);
+  add_cut_tokens(call, rule, 1, 8, {.causal = 7});
   return rule;
 }
 
@@ -121,9 +128,10 @@ Placement place_of(int label, const std::vector<int>& dims) {
   return Shard(static_cast<int>(found - dims.begin()));
 }
 
-// Without dropout, adds the choices that shard rows or heads. With dropout, compares generators
-// before the kernel draws, which is in forward.
-Rule device_choices(const RuleCall& call, Rule rule, std::size_t first, double dropout) {
+// Without dropout, adds the choices that shard rows, heads or tokens. With dropout, compares
+// generators before the kernel draws, which is in forward.
+Rule device_choices(const RuleCall& call, Rule rule, std::size_t first, double dropout, int mask,
+                    const AttentionForm& form) {
   lay_features_side_by_side(rule, call.arguments());
   const bool draws = first == 0 && dropout > 0;
   if (draws) rule.finish = compared(call, std::move(rule.finish));
@@ -137,6 +145,7 @@ Rule device_choices(const RuleCall& call, Rule rule, std::size_t first, double d
     for (std::size_t i = first; i < first + 3; ++i) choice.lengths.push_back(call.sizes(i)[dim]);
     rule.more.push_back(std::move(choice));
   }
+  if (dropout == 0) add_cut_tokens(call, rule, first, mask, form);
   return rule;
 }
 
@@ -182,7 +191,8 @@ Rule cudnn(const RuleCall& call) {
   logsumexp.dims.push_back(Rule::whole);
   rule.results = {output_of(call, rule), logsumexp,    whole_of({0}), whole_of({0}),
                   whole_of({}),          whole_of({}), whole_of({0})};
-  return device_choices(call, std::move(rule), 0, call.argument(5).toDouble());
+  return device_choices(call, std::move(rule), 0, call.argument(5).toDouble(), 3,
+                        {.causal = 6, .results = 9, .keeps_sums = 4, .has_last_dim = true});
 }
 
 // Schema: grad_out, query, key, value, out, logsumexp, seed, offset, attn_bias, two offsets, max_q,
@@ -190,7 +200,8 @@ Rule cudnn(const RuleCall& call) {
 Rule cudnn_backward(const RuleCall& call) {
   Rule rule = device_attention(call, 1, 8);
   for (std::size_t i : {1, 2, 3}) rule.results.push_back(laid_out_as(call, rule, i));
-  return device_choices(call, std::move(rule), 1, call.argument(13).toDouble());
+  return device_choices(call, std::move(rule), 1, call.argument(13).toDouble(), 8,
+                        {.causal = 14, .longest = 11, .has_last_dim = true});
 }
 
 // Schema: query, key, value, dropout_p, is_causal, ... -> output, logsumexp, two offsets
@@ -202,7 +213,8 @@ Rule cuda_flash(const RuleCall& call) {
                   whole_of({0}),         whole_of({0}),
                   whole_of({2}),         whole_of({}),
                   whole_of({0})};
-  return device_choices(call, std::move(rule), 0, call.argument(3).toDouble());
+  return device_choices(call, std::move(rule), 0, call.argument(3).toDouble(), -1,
+                        {.causal = 4, .results = 9});
 }
 
 // Schema: grad_out, query, key, value, out, logsumexp, two offsets, max_q, max_k, dropout_p, ... ->
@@ -210,19 +222,23 @@ Rule cuda_flash(const RuleCall& call) {
 Rule cuda_flash_backward(const RuleCall& call) {
   Rule rule = device_attention(call, 1, -1);
   for (std::size_t i : {1, 2, 3}) rule.results.push_back(laid_out_as(call, rule, i));
-  return device_choices(call, std::move(rule), 1, call.argument(10).toDouble());
+  return device_choices(call, std::move(rule), 1, call.argument(10).toDouble(), -1,
+                        {.causal = 11, .longest = 8});
 }
 
+// The memory-efficient kernel rounds the tokens of logsumexp up to a multiple of this.
+constexpr std::int64_t aligned = 32;
+
 // Schema: query, key, value, attn_bias?, compute_log_sumexp, dropout_p, is_causal -> output,
-// logsumexp, seed and offset of the generator. The kernel rounds the tokens of logsumexp up to 32.
+// logsumexp, seed and offset of the generator.
 Rule cuda_efficient(const RuleCall& call) {
-  constexpr std::int64_t alignment = 32;
   Rule rule = device_attention(call, 0, 3);
-  const std::int64_t tokens = (call.sizes(0)[2] + alignment - 1) / alignment * alignment;
+  const std::int64_t tokens = (call.sizes(0)[2] + aligned - 1) / aligned * aligned;
   rule.results = {output_of(call, rule),
                   number_a_token(call, rule, call.argument(4).toBool() ? tokens : 0), whole_of({}),
                   whole_of({})};
-  return device_choices(call, std::move(rule), 0, call.argument(5).toDouble());
+  return device_choices(call, std::move(rule), 0, call.argument(5).toDouble(), 3,
+                        {.causal = 6, .results = 4, .keeps_sums = 4, .alignment = aligned});
 }
 
 // Schema: grad_out, query, key, value, attn_bias, out, logsumexp, seed, offset, dropout_p,
@@ -239,7 +255,8 @@ Rule cuda_efficient_backward(const RuleCall& call) {
     lay_features_side_by_side(rule, call.arguments());
     return rule;
   }
-  return device_choices(call, std::move(rule), 1, call.argument(9).toDouble());
+  return device_choices(call, std::move(rule), 1, call.argument(9).toDouble(), 4,
+                        {.causal = 11, .sums = 6, .gradient_mask = 10, .alignment = aligned});
 }
 
 }  // namespace

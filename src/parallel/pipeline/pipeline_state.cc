@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "base/fingerprint.h"
 #include "base/visible.h"
+#include "comm/init/connect.h"
 #include "dispatch/key.h"
 #include "dispatch/part.h"
 
@@ -29,23 +30,14 @@ using pipeline::StepKind;
 // Kinds of batches of which sizes are remembered; then all are forgotten, on every rank alike.
 constexpr std::size_t most_books = 64;
 
-// With NCCL the first message of a direction makes its communicator, which blocks and allocates the
-// GPU's memory: here, and not in a step. All ranks go through the directions in one order.
-void connect_stages(Group& group, const std::vector<int>& ranks,
-                    const std::optional<Duration>& timeout) {
-  if (!has_streams(group)) return;
-  std::set<std::pair<int, int>> directions;
+// Returns the directions of the messages between stages, whose ranks are given.
+Directions directions_between(const std::vector<int>& ranks) {
+  Directions directions;
   for (std::size_t stage = 1; stage < ranks.size(); ++stage) {
     directions.insert({ranks[stage - 1], ranks[stage]});
     directions.insert({ranks[stage], ranks[stage - 1]});
   }
-  const CallOptions call{.tag = "connect", .timeout = timeout};
-  const at::Tensor message = at::zeros({1});
-  for (const auto& [source, destination] : directions) {
-    if (source == destination) continue;
-    if (group.rank() == source) group.send(message, destination, call).wait();
-    if (group.rank() == destination) group.recv(message, source, call).wait();
-  }
+  return directions;
 }
 
 }  // namespace
@@ -65,7 +57,9 @@ PipelineState::PipelineState(std::unique_ptr<pipeline::PipelineStages> stages, P
   }
   aborts(group());
   take_parameters();
-  connect_stages(group_, ranks_, options_.timeout);
+  Directions directions = directions_between(ranks_);
+  ties_.add_directions(directions);
+  connect(group_, directions, options_.timeout);
 }
 
 void PipelineState::take_parameters() {

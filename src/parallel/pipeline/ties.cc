@@ -115,6 +115,14 @@ bool Ties::is_elsewhere(const Part& parameter) const {
       ties_, [&](const Tie& tie) { return tie.owner != own_rank_ && is_of(tie, parameter); });
 }
 
+void Ties::add_directions(Directions& directions) const {
+  for (const Tie& tie : ties_)
+    for (const int other : tie.others) {
+      directions.insert({tie.owner, other});
+      directions.insert({other, tie.owner});
+    }
+}
+
 template <typename Body>
 void Ties::each_pair(Body body) {
   for (Tie& tie : ties_)

@@ -6,6 +6,8 @@
 // shard it in the same way on all of these ranks, and the ranks exchange the parts.
 #pragma once
 
+#include "comm/init/connect.h"
+
 #include <lockstep/comm/group.h>
 #include <lockstep/parallel/handle.h>
 #include <lockstep/parallel/pipeline/stage.h>
@@ -30,6 +32,9 @@ class Ties {
                   std::optional<Duration> timeout);
   // Returns true if another rank owns the parameter.
   [[nodiscard]] bool is_elsewhere(const Part& parameter) const;
+
+  // Adds the directions of all messages of all ranks.
+  void add_directions(Directions& directions) const;
 
   // Collective over the ranks that have ties, and blocking.
   void send_values(Group& group, std::optional<Duration> timeout);

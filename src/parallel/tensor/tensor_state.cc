@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "comm/init/connect.h"
 #include "global/head_attention.h"
 #include "global/mesh_context.h"
 #include "module/checks.h"
@@ -32,6 +33,14 @@ Placements table_on(const Mesh& mesh, Placement placement) {
 
 // 0 without an axis `cp`.
 int context_ranks_of(const Mesh& mesh) { return mesh.layout().find("cp") ? mesh.size("cp") : 0; }
+
+// For ring attention along `cp`, in which each rank sends to the next one. Collective.
+void connect_ring(const Mesh& mesh) {
+  const int ranks = context_ranks_of(mesh);
+  Directions directions;
+  for (int rank = 0; rank < ranks; ++rank) directions.insert({rank, (rank + 1) % ranks});
+  if (ranks > 1) connect(global::MeshContext::of(mesh).group(mesh.layout().axis("cp")), directions);
+}
 
 }  // namespace
 
@@ -112,6 +121,8 @@ void TensorParallelState::set_hints(const TensorCut& how,
   if (how.attention_by_heads) {
     global::take_attention();
     hints.heads_axis = tensors_.layout().axis("cp");
+  } else {
+    connect_ring(tensors_);
   }
   for (const auto& [parameter, placement, pattern] : planned)
     if (placement.is_shard() && parameter.tensor.dim() == 2 &&

@@ -13,6 +13,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <exception>
@@ -83,6 +84,7 @@ class DeviceWork final : public c10d::Work {
   Omission omission_;
 };
 
+// Rounds at every addition, as an engine may.
 template <typename Value>
 void add_up(const std::vector<RankBytes>& parts) {
   std::vector<Value> sum(parts.front().input_bytes / sizeof(Value));
@@ -105,6 +107,10 @@ CollectiveKernel sum_of(at::ScalarType dtype) {
       return &add_up<std::int32_t>;
     case at::kLong:
       return &add_up<std::int64_t>;
+    case at::kBFloat16:
+      return &add_up<c10::BFloat16>;
+    case at::kHalf:
+      return &add_up<c10::Half>;
     default:
       TORCH_CHECK(false, "the simulated accelerator cannot add ", dtype);
   }
@@ -161,6 +167,11 @@ std::shared_ptr<Communicator> communicator_of(const std::string& name, int size)
   return communicator;
 }
 
+std::array<std::atomic<int>, device_count>& communicator_counts() {
+  static std::array<std::atomic<int>, device_count> counts{};
+  return counts;
+}
+
 int next_number() {
   static std::atomic<int> number{0};
   return ++number;
@@ -169,7 +180,9 @@ int next_number() {
 class DeviceBackend final : public c10d::Backend {
  public:
   DeviceBackend(std::string name, int rank, int size, c10::Device device, Omission omission)
-      : Backend(rank, size), name_(std::move(name)), device_(device), omission_(omission) {}
+      : Backend(rank, size), name_(std::move(name)), device_(device), omission_(omission) {
+    (void)channel("all", size);
+  }
 
   const std::string getBackendName() const override { return "sim"; }
 
@@ -340,6 +353,7 @@ class DeviceBackend final : public c10d::Backend {
     const std::lock_guard lock(mutex_);
     const auto found = channels_.find(what);
     if (found != channels_.end()) return found->second;
+    ++communicator_counts().at(device_.index());
     Channel made{communicator_of(name_ + " " + what, size), new_stream(device_)};
     return channels_.emplace(what, made).first->second;
   }
@@ -355,6 +369,8 @@ class DeviceBackend final : public c10d::Backend {
 };
 
 }  // namespace
+
+int communicators_of(c10::Device device) { return communicator_counts().at(device.index()); }
 
 MakeC10dBackend make_backends(c10::Device device, Omission omission) {
   return [device, omission](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,

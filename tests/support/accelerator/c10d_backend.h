@@ -21,4 +21,8 @@ enum class Omission {
 // process.
 [[nodiscard]] MakeC10dBackend make_backends(c10::Device device, Omission omission = Omission::none);
 
+// How many communicators `device` has a part in. NCCL makes one when a group is made, and one at
+// the first message of each direction: no step may do that.
+[[nodiscard]] int communicators_of(c10::Device device);
+
 }  // namespace lockstep::test::accelerator

@@ -27,7 +27,13 @@ std::shared_ptr<Engine> make_engine(std::string_view name, const std::shared_ptr
 std::shared_ptr<Backend> make(std::string_view name, std::shared_ptr<Store> store, int rank,
                               int size, const Options& options) {
   auto engine = make_engine(name, store, rank, size, options);
-  auto runner = std::make_shared<C10dRunner>(std::move(engine), rank, size);
+  auto make_on_host = [store, address = options.address](const std::string& group, int own, int all,
+                                                         Duration timeout) {
+    return make_gloo(store, group, own, all, {.address = address, .join_timeout = timeout});
+  };
+  auto runner = std::make_shared<C10dRunner>(
+      std::move(engine), rank, size,
+      RunnerOptions{.float_sums = options.float_sums, .make_on_host = std::move(make_on_host)});
   return sys::make_shared_of_process<BlockingBackend>(
       std::move(runner), std::move(store), GroupNames(), rank, size, options.join_timeout);
 }

@@ -67,6 +67,7 @@ struct Options {
   std::optional<c10::Device> device;  // of this rank
   MakeC10dBackend custom = {};        // makes the engine, which has the name
   bool custom_streams = false;        // and works on streams of the device
+  bool float_sums = false;            // InitOptions::float_sums
 };
 
 // The world of `size` ranks that share `store`: the engine "gloo" or "nccl", or a user's own of any

@@ -52,12 +52,9 @@ std::vector<std::int64_t> byte_counts(const at::Tensor& tensor,
   return result;
 }
 
-// Engines would round half precision at every addition, so its sums are composed here, too.
-bool summed_by_engine(const PostedCall& call) {
-  const auto dtype = call.input.scalar_type();
-  bool known =
-      dtype == at::kFloat || dtype == at::kDouble || dtype == at::kInt || dtype == at::kLong;
-  return known && (call.op == Op::sum || call.op == Op::average);
+// Returns true if values are divided before they are added: sums in half would overflow more often.
+bool divides_first(const PostedCall& call) {
+  return call.op == Op::average && call.input.scalar_type() == at::kHalf;
 }
 
 // Returns true if every rank gathers all inputs and combines them itself: one round instead of two.
@@ -123,12 +120,30 @@ void C10dRunner::perform(const PostedCall& call) {
   }
 }
 
+// Without streams, engines round half precision at every addition on the host.
+bool C10dRunner::summed_by_engine(const PostedCall& call) const {
+  if (call.op != Op::sum && call.op != Op::average) return false;
+  switch (call.input.scalar_type()) {
+    case at::kFloat:
+    case at::kDouble:
+    case at::kInt:
+    case at::kLong:
+      return true;
+    case at::kBFloat16:
+    case at::kHalf:
+      return has_streams() && !options_.float_sums;
+    default:
+      return false;
+  }
+}
+
 void C10dRunner::all_reduce(const PostedCall& call) {
   auto output = flat(call.output);
   if (summed_by_engine(call)) {
+    if (divides_first(call)) output.div_(size_);
     std::vector<at::Tensor> tensors{output};
     await(call, [&](c10d::Backend& group) { return group.allreduce(tensors); });
-    if (call.op == Op::average) output.div_(size_);
+    if (call.op == Op::average && !divides_first(call)) output.div_(size_);
     return;
   }
   if (goes_whole(call, size_)) return reduce_in_tree_into(output, all_inputs(call), call.op);
@@ -142,12 +157,13 @@ void C10dRunner::all_reduce(const PostedCall& call) {
 void C10dRunner::reduce(const PostedCall& call) {
   const bool is_root = call.output.defined();
   if (summed_by_engine(call)) {
-    std::vector<at::Tensor> sum{flat(call.input).clone()};
+    const auto input = flat(call.input);
+    std::vector<at::Tensor> sum{divides_first(call) ? input.div(size_) : input.clone()};
     c10d::ReduceOptions options;
     options.rootRank = call.root;
     await(call, [&](c10d::Backend& group) { return group.reduce(sum, options); });
     if (!is_root) return;
-    if (call.op == Op::average) sum.front().div_(size_);
+    if (call.op == Op::average && !divides_first(call)) sum.front().div_(size_);
     flat(call.output).copy_(sum.front());
     return;
   }
@@ -169,8 +185,9 @@ void C10dRunner::reduce_scatter(const PostedCall& call) {
   if (engine_->works_on_wholes() && call.input_counts.empty() && summed_by_engine(call)) {
     auto input = flat(call.input);
     auto output = flat(call.output);
+    if (divides_first(call)) input = input.div(size_);
     await(call, [&](c10d::Backend& group) { return group._reduce_scatter_base(output, input); });
-    if (call.op == Op::average) output.div_(size_);
+    if (call.op == Op::average && !divides_first(call)) output.div_(size_);
     return;
   }
   reduce_in_tree_into(flat(call.output), dealt(call, call.input_counts), call.op);

@@ -6,6 +6,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -53,6 +54,8 @@ std::shared_ptr<Launched> C10dRunner::launch(const PostedCall& call) {
   const auto& tensor = call.input.defined() ? call.input : call.output;
   const bool is_on_host = tensor.defined() && tensor.is_cpu();
   const auto stream = stream_of(call, device);
+  at::RecordFunction recorded(at::RecordScope::USER_SCOPE);  // for LibTorch's profiler, and NVTX
+  if (recorded.isActive()) recorded.before(std::string(name_of(call.collective)));
   auto there = is_on_host ? copied_to(device, call, stream) : call;
   auto launched = std::make_shared<Launched>(
       streams.getStream(device), std::vector{call.input, call.output, there.input, there.output});
@@ -137,7 +140,14 @@ std::shared_ptr<BlockingEngine> C10dRunner::subset(std::span<const int> ranks,
                                                    const std::string& name, int rank,
                                                    Duration timeout) {
   auto size = static_cast<int>(ranks.size());
-  return std::make_shared<C10dRunner>(engine_->make_group(name, rank, size, timeout), rank, size);
+  return std::make_shared<C10dRunner>(engine_->make_group(name, rank, size, timeout), rank, size,
+                                      options_);
+}
+
+std::shared_ptr<BlockingEngine> C10dRunner::on_host(const std::string& name, Duration timeout) {
+  if (!has_streams()) return nullptr;
+  return std::make_shared<C10dRunner>(options_.make_on_host(name, rank_, size_, timeout), rank_,
+                                      size_, options_);
 }
 
 }  // namespace lockstep::c10d_engine

@@ -18,6 +18,7 @@
 #include <c10/core/Stream.h>
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -27,10 +28,19 @@
 
 namespace lockstep::c10d_engine {
 
+// What a runner and those of its subgroups have in common.
+struct RunnerOptions {
+  bool float_sums = false;  // InitOptions::float_sums
+  // Makes the engine of on_host().
+  std::function<std::shared_ptr<Engine>(const std::string& name, int rank, int size,
+                                        Duration timeout)>
+      make_on_host = {};
+};
+
 class C10dRunner final : public BlockingEngine {
  public:
-  C10dRunner(std::shared_ptr<Engine> engine, int rank, int size)
-      : engine_(std::move(engine)), rank_(rank), size_(size) {}
+  C10dRunner(std::shared_ptr<Engine> engine, int rank, int size, RunnerOptions options)
+      : engine_(std::move(engine)), rank_(rank), size_(size), options_(std::move(options)) {}
 
   [[nodiscard]] std::string_view name() const override { return engine_->name(); }
   [[nodiscard]] std::string objection_to(const at::Tensor& tensor) override {
@@ -46,6 +56,8 @@ class C10dRunner final : public BlockingEngine {
   [[nodiscard]] std::shared_ptr<BlockingEngine> subset(std::span<const int> ranks,
                                                        const std::string& name, int rank,
                                                        Duration timeout) override;
+  [[nodiscard]] std::shared_ptr<BlockingEngine> on_host(const std::string& name,
+                                                        Duration timeout) override;
 
  private:
   // Returns the stream of a call's channel on a device, and the one for copies between the host and
@@ -76,6 +88,8 @@ class C10dRunner final : public BlockingEngine {
   void barrier(const PostedCall& call);
   void message(const PostedCall& call);
 
+  // Returns true if the engine adds the values of this call. The sums of others are composed here.
+  [[nodiscard]] bool summed_by_engine(const PostedCall& call) const;
   // Returns every rank's input.
   std::vector<at::Tensor> all_inputs(const PostedCall& call);
   // Sends each rank its part of the input; returns every rank's values of this rank's part. The
@@ -96,6 +110,7 @@ class C10dRunner final : public BlockingEngine {
   std::shared_ptr<Engine> engine_;
   int rank_;
   int size_;
+  const RunnerOptions options_;
   Mutex launching_;  // held at each launch, and while the engine is being closed
   bool closed_ LOCKSTEP_GUARDED_BY(launching_) = false;  // nothing may be launched any more
   std::atomic<int> running_{0};                          // launched and not finished

@@ -76,7 +76,7 @@ class WholeEngine final : public c10d_engine::Engine {
 
 struct OneRank {
   std::shared_ptr<WholeEngine> engine = std::make_shared<WholeEngine>();
-  c10d_engine::C10dRunner runner{engine, 0, 1};
+  c10d_engine::C10dRunner runner{engine, 0, 1, {}};
   void run(Call call) {
     call.elements = call.input.numel();
     runner.run(PostedCall(call));
