@@ -32,7 +32,7 @@
 
 #include <lockstep/checkpoint/safetensors.h>
 #include <lockstep/comm/group.h>
-#include <lockstep/parallel/model_plans.h>
+#include <lockstep/parallel/parallel_plan.h>
 #include <lockstep/train/generation.h>
 #include <lockstep/train/options.h>
 #include <lockstep/train/settings.h>
@@ -148,7 +148,7 @@ class Task {
   // Called after make_model(). The default returns none, and dp is then refused.
   [[nodiscard]] virtual Replica make_replica() const { return {}; }
   // Returns the information about the model that parallelize() needs
-  // (lockstep/parallel/model_plans.h): the modules that are units of --shard, and the fields that
+  // (lockstep/parallel/parallel_plan.h): the modules that are units of --shard, and the fields that
   // --mesh tp, cp and pp need; an axis whose field is missing is refused. Called after check().
   // Pieces and their loss are needed after make_model(); the loss must equal loss() for the output
   // of the last piece. The default makes the model a single unit, which suits small models only.
