@@ -310,7 +310,7 @@ void Meeting::send(int socket, const Greeting& ours) const {
 void Meeting::take(int rank, Caller caller, Received received) {
   peers_[rank] = {caller.pid, std::move(caller.process), std::move(caller.socket),
                   std::make_shared<sys::SharedMemory>(sys::SharedMemory::open(
-                      std::move(received.arena), received.greeting.arena_bytes))};
+                      std::move(received.arena), received.greeting.arena_bytes, rank))};
 }
 
 int Meeting::check_greeting(const Greeting& theirs, int expected) const {
