@@ -16,6 +16,7 @@
 
 #include <cerrno>
 #include <climits>
+#include <cstdint>
 #include <ctime>
 #include <limits>
 #include <utility>
@@ -36,11 +37,37 @@ FileDescriptor nameless_memory(const char* label) {
   return file;
 }
 
+// Bits 21 to 27 of an address change different bits of the hash, so addresses that differ in
+// nothing else have different hashes. The step is a multiple of a large page, and not a power of
+// two: the step and the distance of two tensors, which often is one, must not add up to the period.
+constexpr std::size_t place_period = std::size_t{256} << 20;
+constexpr std::size_t place_step = std::size_t{90} << 20;
+
+// Maps the file `place` steps after a multiple of the period; anywhere if there is not enough
+// address space to choose.
+void* map_at_place(int file, std::size_t bytes, int place) {
+  constexpr int protection = PROT_READ | PROT_WRITE, flags = MAP_SHARED | MAP_NORESERVE;
+  constexpr int reserving = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  const std::size_t whole_pages = (bytes + page - 1) / page * page;
+  void* range = mmap(nullptr, whole_pages + place_period, PROT_NONE, reserving, -1, 0);
+  if (range == MAP_FAILED) return mmap(nullptr, bytes, protection, flags, file, 0);
+  const std::size_t wanted = static_cast<std::size_t>(place) * place_step;
+  const std::size_t found = reinterpret_cast<std::uintptr_t>(range) % place_period;
+  const std::size_t before = (wanted + place_period - found) % place_period;
+  auto* begin = static_cast<std::byte*>(range) + before;
+  munmap(range, before);
+  munmap(begin + whole_pages, place_period - before);
+  void* address = mmap(begin, bytes, protection, flags | MAP_FIXED, file, 0);
+  if (address == MAP_FAILED) munmap(begin, bytes);
+  return address;
+}
+
 }  // namespace
 
-SharedMemory::SharedMemory(FileDescriptor file, std::size_t bytes) : file_(std::move(file)) {
-  const int protection = PROT_READ | PROT_WRITE;
-  void* address = mmap(nullptr, bytes, protection, MAP_SHARED | MAP_NORESERVE, file_.get(), 0);
+SharedMemory::SharedMemory(FileDescriptor file, std::size_t bytes, int place)
+    : file_(std::move(file)) {
+  void* address = map_at_place(file_.get(), bytes, place);
   if (address == MAP_FAILED) {
     throw SystemError(
         "mapping " + format_bytes(static_cast<std::int64_t>(bytes)) + " of shared memory", errno);
@@ -67,7 +94,7 @@ std::size_t SharedMemory::address_space(std::size_t wanted) {
   return wanted;
 }
 
-SharedMemory SharedMemory::create(const char* label, std::size_t bytes) {
+SharedMemory SharedMemory::create(const char* label, std::size_t bytes, int place) {
   FileDescriptor file = nameless_memory(label);
   const ErrorInsteadOfSignal quiet(SIGXFSZ);
   if (ftruncate(file.get(), static_cast<off_t>(bytes)) != 0) {
@@ -79,10 +106,10 @@ SharedMemory SharedMemory::create(const char* label, std::size_t bytes) {
   // A peer that maps the memory must never access it beyond the end of a truncated file.
   if (fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
     throw SystemError("sealing shared memory", errno);
-  return SharedMemory(std::move(file), bytes);
+  return {std::move(file), bytes, place};
 }
 
-SharedMemory SharedMemory::open(FileDescriptor file, std::size_t bytes) {
+SharedMemory SharedMemory::open(FileDescriptor file, std::size_t bytes, int place) {
   struct stat status {};
   if (fstat(file.get(), &status) != 0)
     throw SystemError("looking at a peer's shared memory", errno);
@@ -91,7 +118,7 @@ SharedMemory SharedMemory::open(FileDescriptor file, std::size_t bytes) {
   const int seals = fcntl(file.get(), F_GET_SEALS);
   check_input(seals >= 0 && (seals & F_SEAL_SHRINK) != 0,
               "shared memory of a peer: expected memory that cannot shrink");
-  SharedMemory memory(std::move(file), bytes);
+  SharedMemory memory(std::move(file), bytes, place);
   madvise(memory.data(), bytes, MADV_DONTDUMP);
   return memory;
 }

@@ -27,12 +27,12 @@ class SharedMemory {
   // space.
   [[nodiscard]] static std::size_t address_space(std::size_t wanted);
   // Creates zeroed memory of at most most_bytes(). Reserves only address space: a page is allocated
-  // on first access. `label` appears in /proc/PID/maps.
-  static SharedMemory create(const char* label, std::size_t bytes);
+  // on first access. `label` appears in /proc/PID/maps. `place`: see the constructor.
+  static SharedMemory create(const char* label, std::size_t bytes, int place = 0);
   // Maps memory that another process created. Throws BadInput unless it has at least `bytes` bytes
   // and cannot shrink. The mapping is not included in core dumps of this process, only in core
   // dumps of the owner.
-  static SharedMemory open(FileDescriptor file, std::size_t bytes);
+  static SharedMemory open(FileDescriptor file, std::size_t bytes, int place = 0);
 
   [[nodiscard]] std::byte* data() const { return memory_.get(); }
   [[nodiscard]] std::size_t bytes() const { return memory_ ? memory_.get_deleter().bytes : 0; }
@@ -50,7 +50,11 @@ class SharedMemory {
   [[nodiscard]] std::size_t resident_bytes() const;
 
  private:
-  SharedMemory(FileDescriptor file, std::size_t bytes);
+  // AMD's processors predict the way of a line in the first cache from a hash of address bits 12 to
+  // 27. Two lines of one set with the same hash evict each other, and a loop over both takes up to
+  // eight times as long. Mappings with different places (of 128) have different hashes at equal
+  // offsets.
+  SharedMemory(FileDescriptor file, std::size_t bytes, int place);
 
   FileDescriptor file_;
   MappedMemory memory_;

@@ -150,10 +150,10 @@ std::string bytes_text(std::size_t bytes) { return format_bytes(static_cast<std:
 
 }  // namespace
 
-Arena::Arena(std::size_t bytes)
+Arena::Arena(std::size_t bytes, int rank)
     : users_limit_(sys::users_limit_of_freed_memory()),
-      memory_(
-          sys::SharedMemory::create("lockstep-arena", bytes / Allocator::page * Allocator::page)),
+      memory_(sys::SharedMemory::create("lockstep-arena", bytes / Allocator::page * Allocator::page,
+                                        rank)),
       allocator_(reserved_bytes, memory_.bytes()) {}
 
 std::byte* Arena::allocate(std::size_t bytes, std::string_view advice) {

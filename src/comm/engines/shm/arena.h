@@ -117,8 +117,9 @@ class Arena {
   // The first bytes, initially zero and never handed out: the control page (peers.h).
   static constexpr std::size_t reserved_bytes = 4096;
 
-  // `bytes` of address space; pages become resident when they are first touched.
-  explicit Arena(std::size_t bytes);
+  // `bytes` of address space; pages become resident when they are first touched. The rank of the
+  // owner is the place of the mapping (sys::SharedMemory).
+  explicit Arena(std::size_t bytes, int rank = 0);
 
   [[nodiscard]] std::byte* data() const { return memory_.data(); }
   [[nodiscard]] std::size_t bytes() const { return memory_.bytes(); }

@@ -21,7 +21,7 @@ std::shared_ptr<Arena> make_arena(const EndpointOptions& options, int rank, int 
   check(size <= kernels::max_ranks, "shared memory: expected at most {} ranks, found {}",
         kernels::max_ranks, size);
   check(rank >= 0 && rank < size, "shared memory: expected a rank below {}, found {}", size, rank);
-  return sys::make_shared_of_process<Arena>(options.arena_bytes);
+  return sys::make_shared_of_process<Arena>(options.arena_bytes, rank);
 }
 
 std::string prefix_of_round(Store& store, int rank) {

@@ -282,7 +282,7 @@ class Meeting {
   void take(int rank, Caller caller, Received received) {
     peers_[rank] = {caller.pid, std::move(caller.process), std::move(caller.socket),
                     std::make_shared<sys::SharedMemory>(sys::SharedMemory::open(
-                        std::move(received.arena), received.greeting.arena_bytes))};
+                        std::move(received.arena), received.greeting.arena_bytes, rank))};
   }
 
   // `expected`: the rank at the other end, -1 if it is unknown.

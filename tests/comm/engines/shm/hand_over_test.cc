@@ -7,9 +7,12 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 
 #include <sys/resource.h>
 
@@ -86,6 +89,31 @@ TEST(HandOver, MapsEveryArenaEverywhere) {
     EXPECT_FALSE(peers.locate(reinterpret_cast<std::byte*>(&outside), 4).is_somewhere());
     run(endpoint.world(), barrier_call());
   });
+}
+
+// Returns the value by which the first cache of AMD's processors predicts the way of a line. Lines
+// of one set that have the same value evict each other.
+unsigned way_tag(const std::byte* address) {
+  const auto value = reinterpret_cast<std::uintptr_t>(address);
+  unsigned tag = 0;
+  for (auto [one, other] :
+       {std::pair{12, 27}, {13, 26}, {14, 25}, {15, 20}, {16, 21}, {17, 22}, {18, 23}, {19, 24}})
+    tag = tag << 1 | ((value >> one ^ value >> other) & 1);
+  return tag;
+}
+
+TEST(HandOver, MapsArenasSoThatEqualOffsetsDoNotShareAWayOfTheCache) {
+  run_as_rank_threads(
+      5,
+      [](Endpoint& endpoint) {
+        const auto& peers = endpoint.peers();
+        for (std::size_t offset = 0; offset < peers.arena()->bytes(); offset += 64 << 10) {
+          std::set<unsigned> tags;
+          for (int rank = 0; rank < 5; ++rank) tags.insert(way_tag(peers.base(rank) + offset));
+          ASSERT_EQ(tags.size(), 5U) << "offset " << offset;
+        }
+      },
+      hurried());
 }
 
 TEST(ArenaBytes, RefusesMoreThanAFileMayHave) {
